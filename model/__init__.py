@@ -1,0 +1,1 @@
+"""The network, and nothing else: no data, no optimizer, no files."""

@@ -1,0 +1,1 @@
+"""Everything around the network: configuration, data, training, checkpoints, commands."""
