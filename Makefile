@@ -1,0 +1,63 @@
+# Two commands on a fresh machine: `make train` and `make test`. Both set up .venv first, if anything changed.
+#
+#   make setup         .venv with the pinned packages (PYTHON=python3.12 chooses the interpreter)
+#   make train         pretrain a small model on built-in text; ARGS="--seed 1" adds arguments
+#   make test          every test: the quick ones, then those marked slow
+#   make test-quick    only the quick ones
+#   make lint          ruff and mypy
+#   make constraints   write constraints.txt again from the newest versions that pyproject.toml allows
+#   make clean         remove .venv and caches; data/, runs/ and hf/ stay
+
+SHELL := /bin/bash
+PYTHON ?= python3
+ARGS ?=
+PYTEST_ARGS ?=
+
+VENV := .venv
+ACTIVATE := . $(VENV)/bin/activate
+# The stamp's name holds a checksum of what was installed and where: an unchanged file with a new date (a fresh
+# checkout) installs nothing, and a moved or copied folder does not use another folder's environment.
+STAMP := $(VENV)/.setup-$(shell { cat pyproject.toml constraints.txt; pwd; } | cksum | cut -d ' ' -f 1)
+
+.PHONY: setup train test test-quick test-slow lint constraints clean
+.DEFAULT_GOAL := setup
+
+setup: $(STAMP)
+
+$(STAMP):
+	@command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON) here; install Python 3.11 or newer, or name one: make setup PYTHON=/path/to/python3"; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: $(PYTHON) is $$($(PYTHON) -V 2>&1); Python 3.11 or newer is needed: make setup PYTHON=python3.11"; exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "error: $(PYTHON) cannot create environments; on Debian and Ubuntu: apt-get install python3-venv"; exit 2; }
+	@command -v g++ >/dev/null || { echo "error: no g++; torch.compile and DeepSpeed's optimizers are compiled with it: apt-get install g++"; exit 2; }
+	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' || echo "note: the Python headers are missing, so torch.compile and CPU offload will not work: apt-get install python3-dev"
+	@grep -qsF "$(CURDIR)/$(VENV)" $(VENV)/bin/activate && $(VENV)/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "creating $(VENV)"; $(PYTHON) -m venv --clear $(VENV); }
+	@echo "installing the packages pinned in constraints.txt (the first time takes minutes)"
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --constraint constraints.txt
+	@rm -f $(VENV)/.setup-* && touch $@
+
+train: setup
+	$(ACTIVATE) && deepspeed pretrain/main.py --ds_config ds_configs/zero2.json $(ARGS)
+
+test: test-quick test-slow
+
+test-quick: setup
+	$(ACTIVATE) && python -m pytest -m "not slow" --durations 10 $(PYTEST_ARGS)
+
+# pytest ends with 5 when it finds no test at all, which is no failure while nothing is marked slow.
+test-slow: setup
+	$(ACTIVATE) && python -m pytest -m slow --durations 10 $(PYTEST_ARGS) || test $$? -eq 5
+
+lint: setup
+	$(ACTIVATE) && ruff check . && ruff format --check . && mypy
+
+# In an environment of its own, so that only what the project asks for is listed. Left out: the project itself,
+# torch's build suffix (+cpu, +cu130), and the CUDA libraries, which torch pins and only some machines have.
+constraints:
+	$(PYTHON) -m venv --clear build/constraints
+	build/constraints/bin/python -m pip install --quiet --editable '.[dev]'
+	{ sed -n '/^#/p' constraints.txt; build/constraints/bin/python -m pip freeze --exclude-editable | sed 's/^\(torch==[^+]*\)+.*/\1/' | grep -Ev '^(nvidia-|cuda-|triton|pip==|setuptools==)'; } > build/constraints.txt
+	mv build/constraints.txt constraints.txt
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
