@@ -1,0 +1,40 @@
+"""The feed-forward network of a block: gated (SwiGLU) or plain (MLP)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.config import ModelConfig
+from model.linears import column_linear, row_linear
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+}
+
+
+class FeedForward(nn.Module):
+    """swiglu: down(activation(gate(x)) * up(x)) (arXiv 2002.05202, eq. 6); mlp: down(activation(up(x)))."""
+
+    gate: nn.Module | None
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.activation = _ACTIVATIONS[config.activation]
+        if config.ffn == "swiglu":
+            self.gate = column_linear(config.d_model, config.ffn_width, config.ffn_bias)
+        else:
+            self.gate = None
+        self.up = column_linear(config.d_model, config.ffn_width, config.ffn_bias)
+        self.down = row_linear(config.ffn_width, config.d_model, config.ffn_bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[B, T, d] -> [B, T, d]."""
+        if self.gate is None:
+            return self.down(self.activation(self.up(hidden)))
+        return self.down(self.activation(self.gate(hidden)) * self.up(hidden))

@@ -1,0 +1,59 @@
+"""Head schedules: one head count per layer, written ``3x2,6x2,8x2,12x6`` (heads x layers)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from itertools import groupby
+
+from model.errors import UserError
+
+HeadSchedule = tuple[int, ...]
+
+
+def parse_heads(text: str) -> HeadSchedule:
+    """Read a head schedule: comma-separated terms ``h`` (one layer) or ``hxN`` (N layers of h heads).
+
+    ``"3x2,6,12"`` is ``(3, 3, 6, 12)``. Blanks around terms are ignored.
+    Raises UserError for anything else: an empty term, a non-number, or a number below 1.
+    """
+    schedule: list[int] = []
+    for term in text.split(","):
+        heads, times, layers = term.strip().partition("x")
+        counts = [heads.strip(), layers.strip()] if times else [heads.strip(), "1"]
+        # isascii: str.isdigit accepts superscripts and other digits that int() refuses or that nobody meant
+        if not all(count.isascii() and count.isdigit() and int(count) >= 1 for count in counts):
+            raise UserError(
+                f"heads: {term.strip()!r} in {text!r} is not a head count; "
+                "write h or hxN with positive integers, for example 3x2,6x2,8x2,12x6"
+            )
+        schedule += [int(counts[0])] * int(counts[1])
+    return tuple(schedule)
+
+
+def format_heads(heads: Iterable[int]) -> str:
+    """Write a schedule run-length encoded (a run of one is bare): ``parse_heads(format_heads(s)) == s``."""
+    runs = [(count, len(list(run))) for count, run in groupby(heads)]
+    return ",".join(f"{count}x{length}" if length > 1 else f"{count}" for count, length in runs)
+
+
+def uniform(heads: int, num_layers: int) -> HeadSchedule:
+    """The same head count in every layer."""
+    return (heads,) * num_layers
+
+
+def ascending(multiset: Iterable[int]) -> HeadSchedule:
+    """Few (wide) heads first: the order of the Prism Transformer (arXiv 2606.27449)."""
+    return tuple(sorted(multiset))
+
+
+def descending(multiset: Iterable[int]) -> HeadSchedule:
+    """Many (narrow) heads first: the control that has the same mean head count as ``ascending``."""
+    return tuple(sorted(multiset, reverse=True))
+
+
+def shuffled(multiset: Iterable[int], seed: int) -> HeadSchedule:
+    """The multiset in a seeded random order, which depends on the counts and the seed only."""
+    heads = sorted(multiset)
+    random.Random(seed).shuffle(heads)
+    return tuple(heads)

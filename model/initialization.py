@@ -1,0 +1,67 @@
+"""Seeded weights that do not depend on ranks, devices, dtypes, ZeRO stages or the order of parameters."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from model.config import ModelConfig
+from model.roles import ParameterRole, parameter_roles
+from model.transformer import Transformer
+
+Gather = Callable[[nn.Parameter], AbstractContextManager[Any]]
+
+
+def initialize(model: Transformer, seed: int, gather: Gather = nullcontext) -> None:
+    """Give every parameter its initial value, in place.
+
+    gather(parameter) is a context manager in which the parameter has its full shape and after which what was
+    written to it stays; the default suits parameters that are whole. For ZeRO-3 it is
+    ``lambda p: deepspeed.zero.GatheredParameters(p, modifier_rank=0)``.
+    """
+    roles = parameter_roles(model)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            with gather(parameter):
+                value = initial_value(name, roles[name], parameter.shape, model.config, seed)
+                parameter.copy_(value)  # to the parameter's dtype and device
+
+
+def initial_value(
+    name: str, role: ParameterRole, shape: Sequence[int], config: ModelConfig, seed: int
+) -> Tensor:
+    """The full initial tensor of one parameter, fp32 on the CPU; a pure function of its arguments.
+
+    Norm weights are 1 and biases 0. Everything else is normal with std init_std, or init_std / sqrt(2L) for
+    the projections that write into the residual stream, o and down (GPT-2; nanoGPT; the Prism paper leaves
+    it open). Padded vocabulary rows are 0, and only the real ones are drawn, because a draw of another size
+    need not begin with the same numbers.
+    """
+    if role.kind == "norm":
+        return torch.ones(*shape, device="cpu", dtype=torch.float32)
+    value = torch.zeros(*shape, device="cpu", dtype=torch.float32)
+    if role.kind == "bias":
+        return value
+    std = config.init_std
+    if role.part == "o" or name.endswith(".ffn.down.weight"):
+        std /= math.sqrt(2 * config.num_layers)
+    has_vocabulary_rows = role.part == "output" or name == "token_embedding.weight"
+    rows = config.vocab_size if has_vocabulary_rows else shape[0]
+    drawn = torch.empty(rows, *shape[1:], device="cpu", dtype=torch.float32)
+    drawn.normal_(0.0, std, generator=_generator(name, seed))
+    value[:rows] = drawn
+    return value
+
+
+def _generator(name: str, seed: int) -> torch.Generator:
+    """A CPU generator for (seed, name); sha256 because Python's hash() differs from process to process."""
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    generator = torch.Generator(device="cpu")
+    generator.manual_seed(int.from_bytes(digest[:8], "big") >> 1)  # 63 bits
+    return generator

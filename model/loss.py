@@ -1,0 +1,69 @@
+"""Mean cross entropy in nats per token that never holds the logits in fp32 as a whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+IGNORED_LABEL = -100
+
+# Logits are taken to fp32 this many elements at a time (64 MiB). At a vocabulary of 50,304 and 8 sequences
+# of 1,024 bf16 tokens that saves 1.6 GB of fp32 logits in the forward pass and as much for their gradient.
+CHUNK_ELEMENTS = 2**24
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
+    """Mean over the tokens with a label of -log softmax(logits[:vocab_size])[label], in nats.
+
+    logits: [..., columns] of any float dtype, columns >= vocab_size; the padded columns beyond vocab_size
+    take no part in the softmax and get a gradient of exactly zero. labels: [...] int64 below vocab_size, or
+    -100 for tokens that do not count. Returns a scalar, computed in fp32 (fp64 for fp64 logits); 0 if no
+    token counts. The gradient has the dtype of the logits.
+    """
+    return _CrossEntropy.apply(logits.flatten(0, -2), labels.flatten(), vocab_size)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Keeps the logits and one log-sum-exp per token; backward makes the softmax again, chunk by chunk."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
+        counted = labels != IGNORED_LABEL  # [N]
+        targets = labels.where(counted, 0)  # any valid column: what it yields is masked out
+        normalizers, losses = [], []
+        for rows in _chunks(logits):
+            chunk = _widen(logits[rows, :vocab_size])
+            normalizer = chunk.logsumexp(dim=-1)  # [n]
+            losses.append(normalizer - chunk.gather(1, targets[rows, None]).squeeze(1))
+            normalizers.append(normalizer)
+        # clamp: a batch without any counted token has loss 0, not 0/0 (and no host sync to find out)
+        count = counted.sum().clamp(min=1)
+        ctx.save_for_backward(logits, targets, counted, torch.cat(normalizers), count)
+        ctx.vocab_size = vocab_size
+        return torch.cat(losses).where(counted, 0).sum() / count
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        logits, targets, counted, normalizers, count = ctx.saved_tensors
+        weights = (gradients[0] / count).where(counted, 0)  # [N]
+        result = torch.empty_like(logits)
+        result[:, ctx.vocab_size :] = 0
+        for rows in _chunks(logits):
+            # d loss / d logits = (softmax - one hot) * weight
+            chunk = (_widen(logits[rows, : ctx.vocab_size]) - normalizers[rows, None]).exp_()
+            index = targets[rows, None]
+            chunk.scatter_(1, index, chunk.gather(1, index) - 1)
+            result[rows, : ctx.vocab_size] = chunk.mul_(weights[rows, None])
+        return result, None, None
+
+
+def _chunks(logits: Tensor) -> list[slice]:
+    """Slices of the rows of logits [N, columns], at most CHUNK_ELEMENTS elements (or one row) each."""
+    rows = max(1, CHUNK_ELEMENTS // logits.shape[1])
+    return [slice(start, start + rows) for start in range(0, logits.shape[0], rows)]
+
+
+def _widen(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()

@@ -1,0 +1,48 @@
+"""RMSNorm and LayerNorm over the last dimension, with a weight and an optional bias, in fp32 inside."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.config import ModelConfig
+
+
+class Norm(nn.Module):
+    """What both norms share: a weight [d] that starts at 1 and, if asked, a bias [d] that starts at 0."""
+
+    bias: nn.Parameter | None
+
+    def __init__(self, width: int, eps: float, bias: bool) -> None:
+        super().__init__()
+        self.width = width
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+        if bias:
+            self.bias = nn.Parameter(torch.zeros(width))
+        else:
+            self.register_parameter("bias", None)
+
+
+class RMSNorm(Norm):
+    """x / sqrt(mean(x^2) + eps) * weight (+ bias): root mean square norm (arXiv 1910.07467, eq. 4)."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., d] -> [..., d], same dtype; torch computes bf16 inputs in fp32 and rounds once."""
+        normed = F.rms_norm(hidden, (self.width,), self.weight, self.eps)
+        return normed if self.bias is None else normed + self.bias
+
+
+class LayerNorm(Norm):
+    """(x - mean) / sqrt(var + eps) * weight (+ bias): layer norm (arXiv 1607.06450)."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., d] -> [..., d], same dtype; torch computes bf16 inputs in fp32 and rounds once."""
+        return F.layer_norm(hidden, (self.width,), self.weight, self.bias, self.eps)
+
+
+def build_norm(config: ModelConfig) -> Norm:
+    """The norm that the config asks for, over d_model."""
+    kind = RMSNorm if config.norm == "rmsnorm" else LayerNorm
+    return kind(config.d_model, config.norm_eps, config.norm_bias)

@@ -1,0 +1,286 @@
+"""Named configs: the rows of the papers, their controls, and tiny ones for laptops and tests.
+
+``python -m model.presets`` lists them; ``python -m model.presets NAME --plot heads.png`` draws a schedule.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from model.config import ModelConfig, block
+from model.errors import UserError, closest
+from model.heads import ascending, descending, format_heads, parse_heads, shuffled, uniform
+
+GPT2_VOCABULARY = 50257
+
+
+@dataclass(frozen=True)
+class Scale:
+    """One column of the Prism paper's table (arXiv 2606.27449, models and training)."""
+
+    d_model: int
+    """Width of the residual stream."""
+    ffn_width: int
+    """Gated feed-forward width, about 8/3 d; the paper's parameter counts imply it. 16 divides each."""
+    uniform: str
+    """The baseline's head schedule."""
+    prism: str
+    """The ascending head schedule."""
+
+
+SCALES = {
+    "124m": Scale(768, 2048, "12x12", "3x2,6x2,8x2,12x6"),
+    "354m": Scale(1024, 2736, "16x24", "4x3,8x3,16x18"),
+    "757m": Scale(1536, 4096, "16x24", "6x3,12x3,16x18"),
+}
+
+# The ablation at 124M, in the paper's order of gain; its eighth row is prism-124m.
+ABLATION = {
+    "config-1-124m": "3,6,8,12x9",
+    "config-2-124m": "6x2,8x2,12x8",
+    "config-3-124m": "4x2,8x2,12x8",
+    "config-4-124m": "6x4,12x8",
+    "config-5-124m": "2,4,6,8,12x8",
+    "config-6-124m": "3x2,6x2,12x8",
+    "prism-124m": SCALES["124m"].prism,
+    "config-7-124m": "2x2,4x2,8x2,12x6",
+}
+
+# The head-progression note: 4 layers, rows by total head count (about 45, 90, 180).
+PROGRESSIONS = {
+    "45": ("3,6,12,24", "12x4"),
+    "90": ("6,12,24,48", "24x4"),
+    "180": ("12,24,48,96", "48x4"),
+}
+
+# arXiv 2605.10504 gives the sizes 270M and 0.7B, not the shapes; these are ours. Both widths make the gated
+# feed-forward (8/3 d) exactly as large as the plain one (4 d), so the matched blocks differ in kind only.
+MATCHED_270M = {"d_model": 960, "heads": uniform(15, 20)}
+MATCHED_700M = {"d_model": 1536, "heads": uniform(24, 22)}
+
+TINY: dict[str, Any] = {"vocab_size": 4096, "context_length": 256, "d_model": 192}
+TINY_PRISM = parse_heads("3x2,6x2,12x4")
+NANO: dict[str, Any] = {"vocab_size": 260, "context_length": 64, "d_model": 48}
+
+
+def _scale_presets() -> dict[str, ModelConfig]:
+    """Schedules of arXiv 2606.27449 and their controls: llama block, tied (the norm is our choice)."""
+
+    def build(size: str, heads: Sequence[int]) -> ModelConfig:
+        scale = SCALES[size]
+        return block(
+            "llama",
+            vocab_size=GPT2_VOCABULARY,
+            context_length=1024,
+            d_model=scale.d_model,
+            ffn_width=scale.ffn_width,
+            heads=heads,
+        )
+
+    presets = {}
+    for kind in ("uniform", "prism"):
+        for size, scale in SCALES.items():
+            presets[f"{kind}-{size}"] = build(size, parse_heads(getattr(scale, kind)))
+    presets.update({name: build("124m", parse_heads(heads)) for name, heads in ABLATION.items()})
+    # The controls that the paper leaves out: the same multiset in other orders, and a uniform schedule whose
+    # mean is closest to the ascending one's 8.83 (9 does not divide 768).
+    multiset = parse_heads(SCALES["124m"].prism)
+    presets["descending-124m"] = build("124m", descending(multiset))
+    presets["shuffled-124m"] = build("124m", shuffled(multiset, seed=0))
+    presets["uniform-8-124m"] = build("124m", uniform(8, 12))
+    return presets
+
+
+def _matched_presets() -> dict[str, ModelConfig]:
+    """GPT-2 and LLaMA blocks of the same size, and all sixteen mixtures between them (arXiv 2605.10504)."""
+
+    def build(kind: str, shape: dict[str, Any], **switches: Any) -> ModelConfig:
+        gated = {"gpt2": "mlp", "llama": "swiglu"}[kind] if "ffn" not in switches else switches["ffn"]
+        d_model = shape["d_model"]
+        ffn_width = d_model * 8 // 3 if gated == "swiglu" else 4 * d_model
+        sizes = {"vocab_size": GPT2_VOCABULARY, "context_length": 1024, "ffn_width": ffn_width}
+        return block(kind, **{**sizes, **shape, **switches})
+
+    presets = {
+        "gpt2-270m": build("gpt2", MATCHED_270M),
+        "llama-270m": build("llama", MATCHED_270M),
+        "gpt2-700m": build("gpt2", MATCHED_700M),
+        "llama-700m": build("llama", MATCHED_700M),
+    }
+    for norm, bias, ffn, positions in itertools.product(
+        ("layernorm", "rmsnorm"), ("bias", "nobias"), ("mlp", "swiglu"), ("learned", "rope")
+    ):
+        presets[f"matched-{norm}-{bias}-{ffn}-{positions}-270m"] = build(
+            "gpt2",
+            MATCHED_270M,
+            norm=norm,
+            norm_bias=bias == "bias",
+            attention_bias="all" if bias == "bias" else "none",
+            ffn_bias=bias == "bias",
+            ffn=ffn,
+            activation="gelu_tanh" if ffn == "mlp" else "silu",
+            positions=positions,
+        )
+    return presets
+
+
+def _progression_presets() -> dict[str, ModelConfig]:
+    """The nine rows of the head-progression note, as published (no attention scale) and with 1/sqrt(d_h)."""
+    presets = {}
+    for total, (rising, constant) in PROGRESSIONS.items():
+        rows = {
+            "ascending": ascending(parse_heads(rising)),
+            "constant": parse_heads(constant),
+            "descending": descending(parse_heads(rising)),
+        }
+        for order, heads in rows.items():
+            config = block(
+                "gptneo",
+                vocab_size=GPT2_VOCABULARY,
+                context_length=2048,
+                d_model=768,
+                ffn_width=3072,
+                heads=heads,
+            )
+            presets[f"headprog-{order}-{total}"] = config
+            presets[f"headprog-{order}-{total}-scaled"] = config.replace(attention_scale="sqrt_head_dim")
+    return presets
+
+
+def _tiny_presets() -> dict[str, ModelConfig]:
+    """Small enough to train on two CPU cores (tiny; prism-tiny is the default run) or inside a test (nano).
+
+    The vocabulary sizes are placeholders; a run replaces them by its tokenizer's.
+    """
+    schedules = {
+        "prism-tiny": TINY_PRISM,
+        "uniform-tiny": uniform(12, 8),
+        "descending-tiny": descending(TINY_PRISM),
+        "shuffled-tiny": shuffled(TINY_PRISM, seed=0),
+    }
+    presets = {name: block("llama", **TINY, ffn_width=512, heads=heads) for name, heads in schedules.items()}
+    windows = [64 if layer % 2 else None for layer in range(8)]
+    presets["gpt2-tiny"] = block("gpt2", **TINY, ffn_width=768, heads=uniform(12, 8))
+    presets["gptneo-tiny"] = block(
+        "gptneo", **TINY, ffn_width=768, heads=uniform(12, 8), local_window=windows
+    )
+    presets["prism-nano"] = block("llama", **NANO, ffn_width=128, heads=(2, 3, 4, 4))
+    presets["gpt2-nano"] = block("gpt2", **NANO, ffn_width=192, heads=uniform(4, 4))
+    return presets
+
+
+_PRESETS = {**_scale_presets(), **_matched_presets(), **_progression_presets(), **_tiny_presets()}
+
+
+def preset_names() -> list[str]:
+    """Every preset's name, in the order of the listing."""
+    return list(_PRESETS)
+
+
+def preset(name: str) -> ModelConfig:
+    """The config of that name; raises UserError, naming the closest one, if there is none."""
+    if name not in _PRESETS:
+        hint = closest(name, _PRESETS) or "; `python -m model.presets` lists them"
+        raise UserError(f"model: no preset {name!r}{hint}")
+    return _PRESETS[name]
+
+
+# ---------------------------------------------------------------------- command
+
+
+def table(names: Sequence[str]) -> str:
+    """An aligned text table of presets: sizes, schedule, exact parameters, training FLOPs per token."""
+    rows = [("name", "layers", "d_model", "heads", "head dims", "parameters", "padded", "FLOPs/token")]
+    for name in names:
+        config = preset(name)
+        head_dims = format_heads(config.layer_head_dim(layer) for layer in range(config.num_layers))
+        rows.append(
+            (
+                name,
+                str(config.num_layers),
+                str(config.d_model),
+                format_heads(config.heads),
+                head_dims,
+                f"{config.num_parameters():,}",
+                f"{config.num_parameters(padded=True):,}",
+                f"{config.flops_per_token():,}",
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    left_aligned = {0, 3, 4}
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if column in left_aligned else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def plot(name: str, path: str) -> None:
+    """Draw the preset's heads per layer (bars) and head dim (line); the suffix of *path* is the format.
+
+    Raises UserError if the file cannot be written.
+    """
+    config = preset(name)
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    layers = range(config.num_layers)
+    figure, heads_axis = plt.subplots(figsize=(8, 4), layout="constrained")
+    heads_axis.bar(layers, config.heads, color="tab:blue", label="heads")
+    heads_axis.set(xlabel="layer", ylabel="heads", title=f"{name}: {format_heads(config.heads)}")
+    heads_axis.set_xticks(layers)
+    head_dim_axis = heads_axis.twinx()
+    head_dims = [config.layer_head_dim(layer) for layer in layers]
+    head_dim_axis.plot(layers, head_dims, color="tab:orange", marker="o", label="head dim")
+    head_dim_axis.set_ylabel("head dim")
+    head_dim_axis.set_ylim(bottom=0)
+    # Above the axes: inside, a legend would cover bars for one schedule or another.
+    figure.legend(loc="outside lower center", ncols=2)
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:  # ValueError: a format that matplotlib does not know
+        raise UserError(f"--plot: cannot write {path!r}: {error}".replace("\n", " ")) from error
+    finally:
+        plt.close(figure)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """List presets, or show one; returns the exit code (2 for bad input)."""
+    parser = argparse.ArgumentParser(prog="python -m model.presets", description="List the model presets.")
+    parser.add_argument("name", nargs="?", help="show this preset only")
+    parser.add_argument(
+        "--plot", metavar="FILE", help="draw the preset's head schedule, for example heads.png"
+    )
+    parser.add_argument("--json", action="store_true", help="print the preset's config as JSON")
+    options = parser.parse_args(arguments)
+    try:
+        if options.name is None and (options.plot or options.json):
+            raise UserError("name: --plot and --json need the name of a preset")
+        names = [options.name] if options.name is not None else preset_names()
+        if options.json:
+            print(json.dumps(preset(options.name).to_json(), indent=2))
+        else:
+            print(table(names))
+        if options.plot:
+            plot(options.name, options.plot)
+            if not options.json:
+                print(f"wrote {options.plot}")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""What every parameter is, decided by the module that owns it.
+
+Never by shape: under ZeRO-3 every parameter is flat, so "decay what has two dimensions" would decay nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from model.attention import Attention
+from model.feedforward import FeedForward
+from model.linears import is_embedding, is_linear
+from model.norms import Norm
+from model.transformer import Transformer
+
+Kind = Literal["matrix", "bias", "norm", "embedding"]
+Part = Literal["q", "k", "v", "o", "ffn", "norm", "embedding", "output"]
+_PROJECTIONS: tuple[Part, ...] = ("q", "k", "v", "o")
+
+
+@dataclass(frozen=True)
+class ParameterRole:
+    """What one parameter is."""
+
+    kind: Kind
+    """matrix (weight of a linear layer), bias (of a linear layer or norm), norm (its weight) or embedding."""
+    part: Part
+    """The piece of the network it belongs to; output is an untied head, embedding tokens or positions."""
+    layer: int | None
+    """0-based layer, None outside the layers."""
+
+
+def parameter_roles(model: Transformer) -> dict[str, ParameterRole]:
+    """The role of every parameter by its name, in the order of named_parameters.
+
+    Raises TypeError for a parameter whose module is of no known type: a new layer must say what it is.
+    """
+    parts: dict[nn.Module, Part] = {}
+    for module in model.modules():
+        if isinstance(module, Attention):
+            parts.update({getattr(module, part): part for part in _PROJECTIONS})
+        elif isinstance(module, FeedForward):
+            parts.update(dict.fromkeys(module.children(), "ffn"))
+        elif isinstance(module, Norm):
+            parts[module] = "norm"
+        elif is_embedding(module):
+            parts[module] = "embedding"
+    if model.output is not None:
+        parts[model.output] = "output"
+    layers = {child: layer for layer, block in enumerate(model.layers) for child in block.modules()}
+
+    owners = {
+        (f"{prefix}.{name}" if prefix else name): (module, name)
+        for prefix, module in model.named_modules()
+        for name, _ in module.named_parameters(recurse=False)
+    }
+    roles = {}
+    for name, _ in model.named_parameters():
+        module, own_name = owners[name]
+        if module not in parts:
+            raise TypeError(f"{name}: a {type(module).__name__} has no known role")
+        roles[name] = ParameterRole(_kind(module, own_name), parts[module], layers.get(module))
+    return roles
+
+
+def _kind(module: nn.Module, own_name: str) -> Kind:
+    if own_name == "bias":
+        return "bias"
+    if isinstance(module, Norm):
+        return "norm"
+    if is_embedding(module):
+        return "embedding"
+    if is_linear(module):
+        return "matrix"
+    raise TypeError(f"a {type(module).__name__} has a parameter {own_name!r} of no known kind")

@@ -1,0 +1,55 @@
+"""Rotary position embedding (RoFormer, arXiv 2104.09864), one table per distinct head dim.
+
+Pairs are (i, i + d_h/2), the "rotate half" convention of Hugging Face's Llama, so its weights fit unchanged.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+Table = tuple[Tensor, Tensor]  # cosines and sines, each [length, 1, d_h / 2]
+
+
+class RotaryTables:
+    """Cosine and sine tables, made on first use for a head dim and shared by all layers that have it.
+
+    Not a module and no buffers, on purpose: casting the model to bf16 must not round the tables (at position
+    1000 a bf16 angle is wrong by several radians), and they are not part of a checkpoint.
+    """
+
+    def __init__(self, context_length: int, base: float) -> None:
+        self.context_length = context_length
+        self.base = base
+        self._tables: dict[tuple[int, torch.device, torch.dtype], Table] = {}
+
+    def get(self, head_dim: int, length: int, device: torch.device, dtype: torch.dtype) -> Table:
+        """Cosines and sines [length, 1, head_dim / 2] for positions 0 … length-1.
+
+        They are fp32 (fp64 if *dtype*, the model's, is): the angle of position p and pair i is
+        p * base^(-2i / head_dim), computed on the CPU so that every device has the same table.
+        """
+        precision = torch.float64 if dtype == torch.float64 else torch.float32
+        key = (head_dim, device, precision)
+        if key not in self._tables:
+            # Not an inference tensor, even if an evaluation in inference mode comes first: training saves it.
+            with torch.inference_mode(False), torch.no_grad():
+                cosines, sines = _table(self.context_length, head_dim, self.base, precision)
+                self._tables[key] = (cosines.to(device), sines.to(device))
+        cosines, sines = self._tables[key]
+        return cosines[:length], sines[:length]
+
+
+def _table(length: int, head_dim: int, base: float, precision: torch.dtype) -> Table:
+    exponents = torch.arange(0, head_dim, 2, device="cpu", dtype=precision) / head_dim
+    positions = torch.arange(length, device="cpu", dtype=precision)
+    angles = torch.outer(positions, 1.0 / base**exponents).unsqueeze(1)  # [length, 1, d_h / 2]
+    return angles.cos(), angles.sin()
+
+
+def rotate(heads: Tensor, table: Table) -> Tensor:
+    """Rotate every pair of q or k [B, T, h, d_h] by its position's angle, in the table's precision."""
+    cosines, sines = table
+    first, second = heads.chunk(2, dim=-1)  # each [B, T, h, d_h / 2]
+    rotated = torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
+    return rotated.to(heads.dtype)

@@ -1,0 +1,99 @@
+"""The network: embedding, pre-norm blocks, final norm, output head, loss."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from model.attention import Attention, local_mask
+from model.config import ModelConfig
+from model.errors import UserError
+from model.feedforward import FeedForward
+from model.linears import column_linear, position_embedding, token_embedding
+from model.loss import cross_entropy
+from model.norms import build_norm
+from model.rotary import RotaryTables, Table
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + ffn(norm(x))."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.attention_norm = build_norm(config)
+        self.attention = Attention(config, layer)
+        self.ffn_norm = build_norm(config)
+        self.ffn = FeedForward(config)
+
+    def forward(self, hidden: Tensor, table: Table | None, mask: Tensor | None) -> Tensor:
+        """Hidden [B, T, d] -> [B, T, d]; table and mask as in Attention.forward."""
+        hidden = hidden + self.attention(self.attention_norm(hidden), table, mask)
+        return hidden + self.ffn(self.ffn_norm(hidden))
+
+
+class Transformer(nn.Module):
+    """A decoder language model built from a ModelConfig; see there for every switch.
+
+    Its weights are torch's defaults until model.initialization.initialize gives them theirs.
+    checkpoint_activations keeps only each block's input and runs the block again in the backward pass.
+    """
+
+    def __init__(self, config: ModelConfig, *, checkpoint_activations: bool = False) -> None:
+        super().__init__()
+        self.config = config
+        self.checkpoint_activations = checkpoint_activations
+        rows = config.padded_vocab_size()
+        self.token_embedding = token_embedding(rows, config.d_model)
+        self.position_embedding: nn.Embedding | None = None
+        self.rotary: RotaryTables | None = None
+        if config.positions == "learned":
+            self.position_embedding = position_embedding(config.context_length, config.d_model)
+        else:
+            self.rotary = RotaryTables(config.context_length, config.rope_base)
+        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
+        self.final_norm = build_norm(config)
+        self.output: nn.Module | None = None
+        if not config.tie_embeddings:
+            self.output = column_linear(config.d_model, rows, bias=False)
+
+    def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Tokens [B, T] int64 -> logits [B, T, vocab_size], or with labels the mean loss, a scalar in nats.
+
+        labels [B, T] int64: the token that follows each position (already shifted by the caller), -100 where
+        nothing is to be predicted. T may be at most context_length; UserError otherwise.
+        """
+        length = tokens.shape[1]
+        if length > self.config.context_length:
+            raise UserError(f"tokens: {length} positions exceed context_length {self.config.context_length}")
+        hidden = self.token_embedding(tokens)  # [B, T, d]
+        if self.position_embedding is not None:
+            hidden = hidden + self.position_embedding(torch.arange(length, device=tokens.device))
+        hidden = self._run_layers(hidden)
+        hidden = self.final_norm(hidden)
+        if self.output is not None:
+            logits = self.output(hidden)  # [B, T, padded vocabulary]
+        else:
+            logits = self.token_embedding(hidden, as_output=True)
+        if labels is None:
+            return logits[..., : self.config.vocab_size]
+        return cross_entropy(logits, labels, self.config.vocab_size)
+
+    def _run_layers(self, hidden: Tensor) -> Tensor:
+        length, device = hidden.shape[1], hidden.device
+        # Layers with the same window share one mask.
+        windows = {self.config.layer_window(layer) for layer in range(self.config.num_layers)}
+        masks = {window: local_mask(length, window, device) for window in windows}
+        for layer, block in enumerate(self.layers):
+            mask = masks[self.config.layer_window(layer)]
+            table = None
+            if self.rotary is not None:
+                head_dim = self.config.layer_head_dim(layer)
+                table = self.rotary.get(head_dim, length, device, hidden.dtype)
+            if self.checkpoint_activations and torch.is_grad_enabled():
+                hidden = cast(Tensor, checkpoint(block, hidden, table, mask, use_reentrant=False))
+            else:
+                hidden = block(hidden, table, mask)
+        return hidden
