@@ -32,7 +32,7 @@ $(STAMP):
 	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' || echo "note: the Python headers are missing, so torch.compile and CPU offload will not work: apt-get install python3-dev"
 	@grep -qsF "$(CURDIR)/$(VENV)" $(VENV)/bin/activate && $(VENV)/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "creating $(VENV)"; $(PYTHON) -m venv --clear $(VENV); }
 	@echo "installing the packages pinned in constraints.txt (the first time takes minutes)"
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --constraint constraints.txt
+	PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --constraint constraints.txt
 	@rm -f $(VENV)/.setup-* && touch $@
 
 train: setup
