@@ -1,0 +1,105 @@
+"""Which corpus each sequence of a blended run comes from: exactly by weight, in O(log corpora) a sequence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+from model.errors import UserError
+
+_TOLERANCE = Fraction(1, 10**6)  # "0.333333" three times is meant as thirds
+
+
+def parse_blend(text: str) -> list[tuple[str, Fraction]]:
+    """Parse ``"a:0.7,b:0.3"`` (or ``"a:2/3,b:1/3"``, or one folder without a weight) into (folder, weight).
+
+    Raises UserError for an unreadable or non-positive weight, and weights that do not sum to 1.
+    """
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise UserError(
+            "data: no corpus given; valid: FOLDER or FOLDER:WEIGHT,FOLDER:WEIGHT,… with weights summing to 1"
+        )
+    if len(parts) == 1 and not _has_weight(parts[0]):
+        return [(parts[0], Fraction(1))]
+    blend = []
+    for part in parts:
+        folder, colon, weight = part.rpartition(":")
+        if not colon or not folder:
+            raise UserError(
+                f"data: {part!r} has no weight; valid in a blend: FOLDER:WEIGHT, such as {part}:0.5"
+            )
+        blend.append((folder, _weight(weight, folder)))
+    total = sum((weight for _, weight in blend), Fraction(0))
+    if abs(total - 1) > _TOLERANCE:
+        share = ",".join(f"{folder}:{_plain(weight / total)}" for folder, weight in blend)
+        raise UserError(
+            f"data: the weights of {text!r} sum to {_plain(total)}, not to 1; in the same ratio: {share}"
+        )
+    return blend
+
+
+def _plain(value: Fraction) -> str:
+    """A fraction as people write it: decimals where they are exact, else a ratio."""
+    decimal = f"{float(value):.6g}"
+    return decimal if Fraction(decimal) == value else str(value)
+
+
+def _has_weight(part: str) -> bool:
+    try:
+        Fraction(part.rpartition(":")[2])
+    except (ValueError, ZeroDivisionError):
+        return False
+    return ":" in part
+
+
+def _weight(text: str, folder: str) -> Fraction:
+    try:
+        weight = Fraction(text.strip())
+    except (ValueError, ZeroDivisionError):
+        weight = Fraction(0)
+    if weight <= 0:
+        raise UserError(
+            f"data: {text!r} is no weight for {folder!r}; valid: a positive number such as 0.3 or 1/3"
+        )
+    return weight
+
+
+class BlendSplitter:
+    """Assigns sequence n of the blend to (corpus, number within that corpus).
+
+    A balanced binary tree over the corpora: each node with integer weights a and b sends round(n·a / (a+b))
+    of its first n sequences left (Bresenham's line), the rest right. After any n sequences corpus i has got
+    n·w_i up to rounding (½ per level of the tree): it never drifts, and nothing but n is needed to know it.
+    """
+
+    def __init__(self, weights: Sequence[Fraction | int | float]) -> None:
+        # str() first: a float stands for the decimal that the user wrote, not for its binary neighbour.
+        fractions = [
+            Fraction(str(weight)) if isinstance(weight, float) else Fraction(weight) for weight in weights
+        ]
+        if not fractions or min(fractions) <= 0:
+            raise UserError(
+                f"data: blend weights {[str(w) for w in fractions]}; valid: one or more positive numbers"
+            )
+        scale = math.lcm(*(fraction.denominator for fraction in fractions))
+        whole = [int(fraction * scale) for fraction in fractions]
+        common = math.gcd(*whole)
+        self._prefix = [0]
+        for weight in whole:
+            self._prefix.append(self._prefix[-1] + weight // common)
+
+    def __call__(self, number: int) -> tuple[int, int]:
+        """(index of the corpus, number of the sequence within it) for sequence *number* ≥ 0."""
+        prefix, low, high = self._prefix, 0, len(self._prefix) - 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            left, both = prefix[middle] - prefix[low], prefix[high] - prefix[low]
+            before = (number * left + both // 2) // both
+            after = ((number + 1) * left + both // 2) // both
+            if after > before:
+                number, high = before, middle
+            else:
+                number, low = number - before, middle
+        return low, number

@@ -1,0 +1,222 @@
+"""Megatron's ``.bin/.idx`` corpus format: a writer and a memory-mapped reader.
+
+The ``.bin`` file is the documents' tokens, back to back. The ``.idx`` file is, little-endian: the magic
+``MMIDIDX\\0\\0``, a uint64 version (1), a uint8 dtype code, uint64 counts of sequences S and of document
+boundaries D, then int32 sequence lengths [S], int64 byte offsets [S] and int64 document boundaries [D]
+(indices of sequences, starting with 0). It is the format of megatron.core.datasets.indexed_dataset, written
+here byte for byte as its builder does (the tests compare both ways); importing that module costs seconds and
+PyTorch in every process that only wants to read tokens.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from array import array
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from model.errors import UserError
+
+MAGIC = b"MMIDIDX\x00\x00"
+HEADER = struct.Struct("<9sQBQQ")
+# Codes of megatron.core.datasets.indexed_dataset.DType that hold tokens.
+DTYPE_OF_CODE: dict[int, type[np.integer[Any]]] = {
+    1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16,
+}  # fmt: skip
+CODE_OF_DTYPE = {np.dtype(dtype): code for code, dtype in DTYPE_OF_CODE.items()}
+_CHECK_CHUNK = 1 << 20  # sequences verified at a time: bounds the memory of opening a large corpus
+
+
+def token_dtype(vocab_size: int) -> np.dtype[Any]:
+    """The type that Megatron's tools choose for a vocabulary: uint16 below 65,500 tokens, else int32."""
+    return np.dtype(np.uint16) if vocab_size < 65500 else np.dtype(np.int32)
+
+
+def bin_path(prefix: str | os.PathLike[str]) -> Path:
+    """The token file of the corpus *prefix*."""
+    return Path(os.fspath(prefix) + ".bin")
+
+
+def idx_path(prefix: str | os.PathLike[str]) -> Path:
+    """The index file of the corpus *prefix*."""
+    return Path(os.fspath(prefix) + ".idx")
+
+
+class IndexedWriter:
+    """Writes documents to ``PREFIX.bin`` and, when closed, ``PREFIX.idx``; both are synced to disk.
+
+    Memory: 4 bytes a document.
+    """
+
+    def __init__(self, prefix: str | os.PathLike[str], dtype: np.dtype[Any]) -> None:
+        self.prefix = Path(prefix)
+        self.dtype = np.dtype(dtype)
+        self.num_tokens = 0
+        self._lengths = array("i")
+        self._stream = bin_path(prefix).open("wb")
+
+    @property
+    def num_documents(self) -> int:
+        """Documents written so far."""
+        return len(self._lengths)
+
+    def add_document(self, tokens: Any) -> None:
+        """Append one document: a sequence of token ids that fit the dtype (else UserError)."""
+        values = np.asarray(tokens, dtype=np.int64)
+        limits = np.iinfo(self.dtype)
+        if values.size and (values.min() < limits.min or values.max() > limits.max):
+            raise UserError(
+                f"tokens: an id in {values.min()}..{values.max()} does not fit {self.dtype}; "
+                f"valid: {limits.min}..{limits.max}"
+            )
+        self._stream.write(values.astype(self.dtype).tobytes())
+        self._lengths.append(values.size)
+        self.num_tokens += values.size
+
+    def close(self) -> None:
+        """Write the index and sync both files."""
+        _sync_and_close(self._stream)
+        lengths = np.frombuffer(self._lengths, dtype=np.int32) if self._lengths else np.empty(0, np.int32)
+        ends = np.cumsum(lengths, dtype=np.int64) * self.dtype.itemsize
+        offsets = np.concatenate([np.zeros(1, np.int64), ends])[:-1]
+        boundaries = np.arange(lengths.size + 1, dtype=np.int64)
+        stream = idx_path(self.prefix).open("wb")
+        stream.write(HEADER.pack(MAGIC, 1, CODE_OF_DTYPE[self.dtype], lengths.size, boundaries.size))
+        for values in (lengths.astype("<i4"), offsets.astype("<i8"), boundaries.astype("<i8")):
+            stream.write(values.tobytes())
+        _sync_and_close(stream)
+
+    def abort(self) -> None:
+        """Close the token file and write no index."""
+        self._stream.close()
+
+    def __enter__(self) -> IndexedWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+
+def _sync_and_close(stream: Any) -> None:
+    stream.flush()
+    os.fsync(stream.fileno())
+    stream.close()
+
+
+class IndexedTokens:
+    """Memory-mapped reader of one ``.bin/.idx`` pair, seen as one stream of ``num_tokens`` tokens.
+
+    Raises UserError if a file is missing, the index is not one, or the two do not belong together.
+    """
+
+    def __init__(self, prefix: str | os.PathLike[str]) -> None:
+        self.prefix = os.fspath(prefix)
+        index_file, token_file = idx_path(prefix), bin_path(prefix)
+        for path in (index_file, token_file):
+            if not path.is_file():
+                raise UserError(
+                    f"corpus: {str(path)!r} is missing; needed: a Megatron .bin file and its .idx"
+                )
+        raw = (
+            np.memmap(index_file, mode="r", dtype=np.uint8)
+            if index_file.stat().st_size
+            else np.empty(0, np.uint8)
+        )
+        if raw.size < HEADER.size or bytes(raw[: len(MAGIC)]) != MAGIC:
+            raise UserError(
+                f"corpus: {str(index_file)!r} is not a Megatron index (it must start with MMIDIDX)"
+            )
+        _, version, code, num_sequences, num_boundaries = HEADER.unpack(bytes(raw[: HEADER.size]))
+        if version != 1 or code not in DTYPE_OF_CODE:
+            raise UserError(
+                f"corpus: {str(index_file)!r} has version {version} and dtype code {code}; "
+                f"valid: version 1 and an integer code of {sorted(DTYPE_OF_CODE)}"
+            )
+        expected = HEADER.size + 12 * num_sequences + 8 * num_boundaries
+        # A multimodal index has one more byte a sequence at its end; its tokens read the same.
+        if raw.size not in (expected, expected + num_sequences):
+            raise UserError(
+                f"corpus: {str(index_file)!r} is truncated or damaged: {raw.size} bytes, "
+                f"but its header announces {expected}"
+            )
+        self.dtype = np.dtype(DTYPE_OF_CODE[code])
+        start = HEADER.size
+        self.lengths = np.frombuffer(raw, dtype="<i4", count=num_sequences, offset=start)
+        """Tokens of each sequence [S], int32; a sequence is a document unless the tool split sentences."""
+        self._offsets = np.frombuffer(raw, dtype="<i8", count=num_sequences, offset=start + 4 * num_sequences)
+        self.boundaries = np.frombuffer(
+            raw, dtype="<i8", count=num_boundaries, offset=start + 12 * num_sequences
+        )
+        """Sequence index at which each document begins, and S [documents + 1], int64."""
+        self.num_documents = max(0, num_boundaries - 1)
+        self.num_tokens = self._check_offsets(index_file)
+        size = token_file.stat().st_size
+        if size != self.num_tokens * self.dtype.itemsize:
+            kind = (
+                "truncated" if size < self.num_tokens * self.dtype.itemsize else "longer than its index says"
+            )
+            raise UserError(
+                f"corpus: {str(token_file)!r} is {kind} (or the .idx is another corpus's): {size} bytes, "
+                f"but the index announces {self.num_tokens} tokens of {self.dtype.itemsize} bytes"
+            )
+        if num_boundaries and (self.boundaries[0] != 0 or self.boundaries[-1] != num_sequences):
+            raise UserError(
+                f"corpus: {str(index_file)!r} is damaged: its documents do not cover its sequences"
+            )
+        self._tokens = np.memmap(token_file, mode="r", dtype=self.dtype) if size else np.empty(0, self.dtype)
+
+    def _check_offsets(self, index_file: Path) -> int:
+        """Check that the sequences lie back to back (so that the file is one stream); return the token
+        count."""
+        total = 0
+        for start in range(0, self.lengths.size, _CHECK_CHUNK):
+            lengths = self.lengths[start : start + _CHECK_CHUNK].astype(np.int64)
+            ends = np.cumsum(lengths) + total
+            offsets = self._offsets[start : start + _CHECK_CHUNK]
+            if lengths.min() < 0 or not np.array_equal(offsets, (ends - lengths) * self.dtype.itemsize):
+                raise UserError(
+                    f"corpus: {str(index_file)!r} is damaged: its sequences do not lie back to back"
+                )
+            total = int(ends[-1])
+        return total
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """Tokens ``start … start + count - 1`` of the stream, int64 [count]."""
+        if start < 0 or count < 0 or start + count > self.num_tokens:
+            raise IndexError(f"tokens {start}..{start + count} of a stream of {self.num_tokens}")
+        return np.asarray(self._tokens[start : start + count], dtype=np.int64)
+
+    def check_vocabulary(self, tokens: np.ndarray, vocab_size: int) -> None:
+        """Raise UserError if *tokens*, read from this stream, has ids outside 0 … vocab_size - 1."""
+        lowest, highest = int(tokens.min(initial=0)), int(tokens.max(initial=0))
+        if lowest < 0 or highest >= vocab_size:
+            raise UserError(
+                f"corpus: {self.prefix!r} has token {lowest if lowest < 0 else highest}, which its tokenizer "
+                f"does not have; valid: 0..{vocab_size - 1}"
+            )
+
+    def document(self, index: int) -> np.ndarray:
+        """All tokens of document *index*, int64."""
+        first, last = int(self.boundaries[index]), int(self.boundaries[index + 1])
+        if first == last:
+            return np.empty(0, np.int64)
+        start = int(self._offsets[first]) // self.dtype.itemsize
+        return self.read(start, int(self.lengths[first:last].sum(dtype=np.int64)))
+
+    def counts(self, vocab_size: int, chunk: int = 1 << 22) -> np.ndarray:
+        """How often each token occurs, int64 [vocab_size]. Raises UserError for ids beyond the vocabulary."""
+        total = np.zeros(vocab_size, np.int64)
+        for start in range(0, self.num_tokens, chunk):
+            tokens = self._tokens[start : start + chunk]
+            self.check_vocabulary(tokens, vocab_size)
+            total += np.bincount(tokens, minlength=vocab_size)
+        return total

@@ -1,0 +1,251 @@
+"""Corpus folders -> training sequences and validation windows.
+
+The order of training sequences is a function of (seed, sequence number, blend) and of nothing else: not of
+batch size, ranks, workers, restarts or the length of the run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model.errors import UserError
+from pretrain.data.blend import BlendSplitter, parse_blend
+from pretrain.data.indexed import IndexedTokens
+from pretrain.data.permutation import Permutation
+from pretrain.data.prepare import FORMAT_VERSION, META_FILE
+from pretrain.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_hash
+
+__all__ = ["Corpus", "TrainingSequences", "ValidationSequences", "parse_blend", "unigram_entropy"]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """An opened corpus folder."""
+
+    folder: Path
+    meta: dict[str, Any]
+    """``meta.json``."""
+    tokenizer: Tokenizer
+    training: IndexedTokens
+    validation: IndexedTokens
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str]) -> Corpus:
+        """Open a folder written by ``prepare``; raises UserError if it is not one or a file of it is
+        damaged."""
+        root = Path(folder)
+        if not root.is_dir():
+            raise UserError(
+                f"data: {str(root)!r} is no folder; valid: one written by python -m pretrain.prepare"
+            )
+        try:
+            meta = json.loads((root / META_FILE).read_text("utf-8"))
+            version, expected_hash = meta["format_version"], meta["tokenizer"]["hash"]
+            expected_tokens = {name: meta[name]["tokens"] for name in ("training", "validation")}
+        except FileNotFoundError:
+            raise UserError(
+                f"data: {str(root)!r} has no {META_FILE}; "
+                "valid: a folder written by python -m pretrain.prepare"
+            ) from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"data: {str(root / META_FILE)!r} is damaged ({type(error).__name__}: {error}); "
+                "prepare the corpus again"
+            ) from None
+        if version != FORMAT_VERSION:
+            raise UserError(
+                f"data: {str(root)!r} has format version {version}; valid: {FORMAT_VERSION}; "
+                "prepare the corpus again"
+            )
+        if not (root / "tokenizer").is_dir():
+            raise UserError(f"data: {str(root)!r} has no tokenizer folder; prepare the corpus again")
+        tokenizer = load_tokenizer(root / "tokenizer")
+        if tokenizer_hash(tokenizer) != expected_hash:
+            raise UserError(
+                f"data: the tokenizer in {str(root)!r} is not the one the corpus was made with "
+                f"({meta['tokenizer'].get('name')}); prepare the corpus again"
+            )
+        tokenizer.name = meta["tokenizer"].get("name", tokenizer.name)
+        streams = {name: IndexedTokens(root / name) for name in expected_tokens}
+        for name, stream in streams.items():
+            if stream.num_tokens != expected_tokens[name]:
+                raise UserError(
+                    f"data: {str(root / name)!r} has {stream.num_tokens} tokens, but {META_FILE} says "
+                    f"{expected_tokens[name]}; the files are of different corpora"
+                )
+        return cls(root, meta, tokenizer, streams["training"], streams["validation"])
+
+    @property
+    def name(self) -> str:
+        """Name of the folder."""
+        return self.folder.resolve().name
+
+
+def _windows(stream: IndexedTokens, context_length: int, name: str) -> int:
+    """Number of windows of T+1 tokens at stride T: consecutive ones share a token, and no label is shared."""
+    if context_length < 1:
+        raise UserError(f"context_length: {context_length} is out of range; valid: 1 or more")
+    windows = (stream.num_tokens - 1) // context_length
+    if windows < 1:
+        raise UserError(
+            f"data: {name} has {stream.num_tokens} tokens, fewer than one window of {context_length + 1}; "
+            f"valid: more text, or a context_length of at most {max(0, stream.num_tokens - 1)}"
+        )
+    return windows
+
+
+def _read_window(stream: IndexedTokens, window: int, context_length: int, vocab_size: int) -> np.ndarray:
+    tokens = stream.read(window * context_length, context_length + 1)
+    stream.check_vocabulary(tokens, vocab_size)
+    return tokens
+
+
+@lru_cache(maxsize=64)
+def _epoch_order(size: int, seed: int, corpus_index: int, epoch: int) -> Permutation:
+    return Permutation(size, f"training windows: seed {seed}, corpus {corpus_index}, epoch {epoch}")
+
+
+class TrainingSequences:
+    """The endless stream of training sequences of a run: corpora blended by weight, each epoch newly
+    shuffled.
+
+    Windows are T+1 tokens at stride T over a corpus's concatenated training documents: T inputs, and T labels
+    one further. Every token is a label exactly once an epoch, except the corpus's very first (nothing comes
+    before it) and the fewer than T tokens after the last whole window. Raises UserError for a corpus shorter
+    than a window and for corpora with different tokenizers.
+    """
+
+    def __init__(
+        self,
+        corpora_and_weights: Iterable[tuple[Corpus, Fraction | int | float]],
+        context_length: int,
+        seed: int,
+    ) -> None:
+        pairs = list(corpora_and_weights)
+        self.corpora = [corpus for corpus, _ in pairs]
+        self.weights = [weight for _, weight in pairs]
+        self.context_length = context_length
+        self.seed = seed
+        self._split = BlendSplitter(self.weights)
+        self.windows = [
+            _windows(corpus.training, context_length, f"{corpus.name}/training") for corpus in self.corpora
+        ]
+        """Windows of each corpus."""
+        first = self.corpora[0]
+        for corpus in self.corpora[1:]:
+            if corpus.meta["tokenizer"]["hash"] != first.meta["tokenizer"]["hash"]:
+                raise UserError(
+                    f"data: {corpus.name} was made with the tokenizer {corpus.tokenizer.name}, "
+                    f"{first.name} with {first.tokenizer.name}; valid: corpora of one tokenizer"
+                )
+
+    @property
+    def windows_per_epoch(self) -> int:
+        """Windows of all corpora together: for a single corpus, the sequences after which each has come
+        once."""
+        return sum(self.windows)
+
+    def locate(self, number: int) -> tuple[int, int, int]:
+        """(corpus index, epoch of that corpus, window) of sequence *number* ≥ 0."""
+        if number < 0:
+            raise IndexError(f"sequence {number}")
+        index, local = self._split(number)
+        epoch, position = divmod(local, self.windows[index])
+        return index, epoch, _epoch_order(self.windows[index], self.seed, index, epoch)(position)
+
+    def sequence(self, number: int) -> np.ndarray:
+        """Sequence *number* since the start of the run: int64 [T + 1], inputs [:-1] and labels [1:]."""
+        index, _, window = self.locate(number)
+        corpus = self.corpora[index]
+        return _read_window(corpus.training, window, self.context_length, corpus.tokenizer.vocab_size)
+
+    def batch_of(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
+        """The sequences of these numbers, int64 [len(numbers), T + 1]."""
+        batch = np.empty((len(numbers), self.context_length + 1), np.int64)
+        for row, number in enumerate(numbers):
+            batch[row] = self.sequence(int(number))
+        return batch
+
+    def batch(self, first: int, count: int) -> np.ndarray:
+        """Sequences ``first … first + count - 1``, int64 [count, T + 1]."""
+        return self.batch_of(range(first, first + count))
+
+    def describe(self) -> str:
+        """One line a corpus: name, share, documents, tokens, windows an epoch."""
+        total = sum(Fraction(str(weight)) for weight in self.weights)
+        lines = []
+        for corpus, weight, windows in zip(self.corpora, self.weights, self.windows, strict=True):
+            share = (
+                "" if len(self.corpora) == 1 else f"{float(Fraction(str(weight)) / total):.1%} of the blend, "
+            )
+            lines.append(
+                f"{corpus.name}: {share}{corpus.training.num_documents:,} training documents, "
+                f"{corpus.training.num_tokens:,} tokens, {windows:,} windows of {self.context_length}"
+            )
+        return "\n".join(lines)
+
+
+class ValidationSequences:
+    """A fixed set of windows of a corpus's validation split: evenly spaced, no label twice.
+
+    *count* windows are taken, or as many as there are if that is fewer (None: all).
+    """
+
+    def __init__(self, corpus: Corpus, context_length: int, count: int | None = None) -> None:
+        if count is not None and count < 1:
+            raise UserError(f"validation windows: {count} is out of range; valid: 1 or more")
+        self.corpus = corpus
+        self.context_length = context_length
+        available = _windows(corpus.validation, context_length, f"{corpus.name}/validation")
+        self.count = available if count is None else min(count, available)
+        """Number of windows in the set."""
+        self._windows = [number * available // self.count for number in range(self.count)]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def batch(self, first: int, count: int) -> np.ndarray:
+        """Windows ``first … first + count - 1`` of the set, int64 [count, T + 1]; IndexError beyond the
+        set."""
+        if first < 0 or first + count > self.count:
+            raise IndexError(f"validation windows {first}..{first + count} of {self.count}")
+        vocab_size = self.corpus.tokenizer.vocab_size
+        windows = self._windows[first : first + count]
+        rows = [
+            _read_window(self.corpus.validation, window, self.context_length, vocab_size)
+            for window in windows
+        ]
+        return np.stack(rows) if rows else np.empty((0, self.context_length + 1), np.int64)
+
+    def label_bytes(self) -> int:
+        """UTF-8 bytes of text that all labels of the set stand for (end-of-document tokens have none).
+
+        bits per byte = (sum of the labels' losses in nats) / ln 2 / label_bytes().
+        """
+        sizes = self.corpus.tokenizer.token_bytes()
+        return sum(int(sizes[self.batch(number, 1)[0, 1:]].sum()) for number in range(self.count))
+
+
+def unigram_entropy(corpus: Corpus) -> tuple[float, float]:
+    """What guessing by token frequency alone costs: (nats per token, bits per byte) on the validation split.
+
+    It is the cross-entropy of the validation tokens under the frequencies of the training tokens, with one
+    added to every count so that a token never seen in training costs something finite. A model that learns
+    ends far below.
+    """
+    vocab_size = corpus.tokenizer.vocab_size
+    training = corpus.training.counts(vocab_size) + 1
+    validation = corpus.validation.counts(vocab_size)
+    nats = float(-(validation * np.log(training / training.sum())).sum())
+    text_bytes = int((validation * corpus.tokenizer.token_bytes()).sum())
+    return nats / int(validation.sum()), nats / math.log(2) / text_bytes

@@ -1,0 +1,346 @@
+"""Text <-> token ids: SentencePiece models trained here, and any Hugging Face tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model.errors import UserError
+
+END_OF_DOCUMENT = "<|endoftext|>"
+SENTENCEPIECE_FILE = "tokenizer.model"
+# The training options that shape a trained model; part of the cache key of the built-in corpus.
+SENTENCEPIECE_OPTIONS: dict[str, Any] = {
+    "model_type": "bpe",
+    "byte_fallback": True,
+    "normalization_rule_name": "identity",
+    "add_dummy_prefix": False,
+    "remove_extra_whitespaces": False,
+    # Runs of spaces become pieces: the standard library takes 3.4 bytes a token with them at 4,096 pieces.
+    "allow_whitespace_only_pieces": True,
+    # Characters beyond this share of the text are spelled in bytes, which costs little and saves pieces.
+    "character_coverage": 0.9999,
+    "unk_id": 0, "eos_id": 1, "eos_piece": END_OF_DOCUMENT, "bos_id": -1, "pad_id": -1,
+    # Text is handed over in chunks far below this; the default would drop long lines.
+    "max_sentence_length": 1 << 20,
+    # Written into the model file: fixed, so that the file does not depend on the machine. The pieces do not
+    # either.
+    "num_threads": 2,
+}  # fmt: skip
+_CHUNK = 4000  # characters per "sentence" handed to the trainer
+_SPACE = "\u2581"  # how SentencePiece writes a space inside a piece
+_BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
+_HUB_FILES = ["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"]
+
+
+class Tokenizer(ABC):
+    """Text to token ids and back. Instances are read-only and may be shared by threads."""
+
+    name: str
+    """Short name for messages and ``meta.json``."""
+    vocab_size: int
+    """Number of token ids: they are 0 … vocab_size - 1."""
+    end_of_document: int
+    """Id of the token that is put after every document."""
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """Ids of *text*, without any special token added."""
+
+    @abstractmethod
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """``[encode(text) for text in texts]``, on several threads."""
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """Text of *ids*; special tokens give no text, incomplete UTF-8 gives U+FFFD. UserError for unknown
+        ids."""
+
+    @abstractmethod
+    def token_bytes(self) -> np.ndarray:
+        """UTF-8 bytes of text that each token stands for, int64 [vocab_size]; special tokens 0.
+
+        Summed over the encoding of a text this is the text's UTF-8 length, so that loss in nats per token
+        becomes bits per byte exactly.
+        """
+
+    @abstractmethod
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the files that :func:`load_tokenizer` reads into *folder*, creating it."""
+
+    @abstractmethod
+    def content_hash(self) -> str:
+        """Hexadecimal SHA-256 of what determines the ids; unchanged by saving and loading."""
+
+    def _checked(self, ids: Sequence[int] | np.ndarray) -> list[int]:
+        plain = [int(i) for i in ids]
+        if plain and not (min(plain) >= 0 and max(plain) < self.vocab_size):
+            wrong = next(i for i in plain if not 0 <= i < self.vocab_size)
+            raise UserError(
+                f"tokens: id {wrong} is beyond the vocabulary of {self.name}; valid: 0..{self.vocab_size - 1}"
+            )
+        return plain
+
+
+def tokenizer_hash(tokenizer: Tokenizer) -> str:
+    """Hexadecimal SHA-256 that is equal for tokenizers that give the same ids."""
+    return tokenizer.content_hash()
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """A SentencePiece model. Those trained by :meth:`train` decode what they encode, for any UTF-8 text.
+
+    SentencePiece writes a space as U+2581 inside pieces, so that a U+2581 in the text would decode to a
+    space. Here it is spelled by its three byte tokens, as any character outside the vocabulary is; these
+    decode to U+2581.
+    """
+
+    def __init__(self, model: bytes, name: str | None = None) -> None:
+        import sentencepiece
+
+        try:
+            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except (RuntimeError, OSError) as error:
+            raise UserError("tokenizer: not a SentencePiece model, or a damaged one") from error
+        self._model = model
+        processor = self._processor
+        self.vocab_size = processor.vocab_size()
+        self.name = name or f"sentencepiece-{self.vocab_size}"
+        self.end_of_document = processor.eos_id()
+        if self.end_of_document < 0:
+            raise UserError(f"tokenizer: {self.name} has no end-of-sentence token; needed to end documents")
+        self._bytes_of_space_mark = [processor.piece_to_id(f"<0x{byte:02X}>") for byte in _SPACE.encode()]
+        # Models that add a space before the text, or that lack bytes, are used as they are: splitting their
+        # text at U+2581 would give other ids than the library does.
+        adds_space = processor.encode("a", out_type=str)[0].startswith(_SPACE)
+        has_bytes = all(map(processor.is_byte, self._bytes_of_space_mark))
+        self._spells_space_mark = has_bytes and not adds_space
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int, name: str | None = None) -> SentencePieceTokenizer:
+        """Train byte-fallback BPE on *texts*: the same texts in the same order give the same model file.
+
+        Texts are held in memory by the trainer: hand over a sample of a large corpus (``prepare.py`` does).
+        Raises UserError if the vocabulary cannot have *vocab_size* entries.
+        """
+        import sentencepiece
+
+        model = io.BytesIO()
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=_sentences(texts), model_writer=model, vocab_size=vocab_size, minloglevel=2,
+                **SENTENCEPIECE_OPTIONS,
+            )  # fmt: skip
+        except (RuntimeError, OSError) as error:
+            raise UserError(
+                f"train_tokenizer: {vocab_size} entries cannot be trained: {_reason(error)}"
+            ) from error
+        return cls(model.getvalue(), name)
+
+    def encode(self, text: str) -> list[int]:
+        if self._spells_space_mark and _SPACE in text:
+            first, *rest = (self._processor.encode(part) for part in text.split(_SPACE))
+            return list(first) + [token for part in rest for token in (*self._bytes_of_space_mark, *part)]
+        return self._processor.encode(text)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        plain = [text if not (self._spells_space_mark and _SPACE in text) else "" for text in texts]
+        encoded = self._processor.encode(plain, num_threads=os.cpu_count() or 1)
+        return [
+            ids if text is same else self.encode(text)
+            for ids, text, same in zip(encoded, texts, plain, strict=True)
+        ]
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        processor = self._processor
+        # The library would write the unknown token as U+2047.
+        return processor.decode(
+            [i for i in self._checked(ids) if not (processor.is_control(i) or processor.is_unknown(i))]
+        )
+
+    def token_bytes(self) -> np.ndarray:
+        processor = self._processor
+        sizes = np.zeros(self.vocab_size, np.int64)
+        for token in range(self.vocab_size):
+            if processor.is_byte(token):
+                sizes[token] = 1
+            elif not (processor.is_control(token) or processor.is_unknown(token)):
+                sizes[token] = len(processor.id_to_piece(token).replace(_SPACE, " ").encode())
+        return sizes
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        Path(folder, SENTENCEPIECE_FILE).write_bytes(self._model)
+
+    def content_hash(self) -> str:
+        return hashlib.sha256(self._model).hexdigest()
+
+
+def _sentences(texts: Iterable[str]) -> Iterator[str]:
+    """Chunks of the texts that the trainer keeps whole: cut after a line where one ends in time.
+
+    The trainer takes U+2581 for a space and drops sentences with NUL, so these end a chunk and are left out.
+    """
+    for text in texts:
+        for part in re.split("[\0\u2581]", text):
+            start = 0
+            while start < len(part):
+                end = start + _CHUNK
+                cut = part.rfind("\n", start, end) if end < len(part) else -1
+                end = (
+                    cut if cut > start else end
+                )  # the newline opens the next chunk: the trainer drops trailing ones
+                yield part[start:end]
+                start = end
+
+
+def _reason(error: Exception) -> str:
+    """The part of SentencePiece's message that helps: what is behind its source location and assertion."""
+    text = " ".join(str(error).split()).split("] ", 1)[-1]
+    return text or type(error).__name__
+
+
+class HuggingFaceTokenizer(Tokenizer):
+    """A Hugging Face tokenizer, run by the ``tokenizers`` library: the ids are the library's own.
+
+    Special tokens spelled out in the text are taken as such, if the tokenizer has them as added tokens.
+    """
+
+    def __init__(self, backend: Any, name: str, end_of_document: str | None = None) -> None:
+        self._backend = backend
+        backend.no_padding()
+        backend.no_truncation()
+        self.name = name
+        self._vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(self._vocabulary.values()) + 1
+        candidates = (
+            [end_of_document] if end_of_document else [END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>"]
+        )
+        found = [token for token in candidates if token in self._vocabulary]
+        if not found:
+            raise UserError(
+                f"tokenizer: {name} has no end-of-document token ({', '.join(candidates)}); "
+                "valid: eos_token in its tokenizer_config.json"
+            )
+        self._end_text = found[0]
+        self.end_of_document = self._vocabulary[found[0]]
+
+    @classmethod
+    def from_folder(cls, folder: str | os.PathLike[str], name: str | None = None) -> HuggingFaceTokenizer:
+        """Read ``tokenizer.json``, or byte-level BPE from ``vocab.json`` and ``merges.txt`` as GPT-2 has
+        it."""
+        import tokenizers
+
+        root = Path(folder)
+        try:
+            if (root / "tokenizer.json").is_file():
+                backend = tokenizers.Tokenizer.from_file(str(root / "tokenizer.json"))
+            elif (root / "vocab.json").is_file() and (root / "merges.txt").is_file():
+                model = tokenizers.models.BPE.from_file(str(root / "vocab.json"), str(root / "merges.txt"))
+                backend = tokenizers.Tokenizer(model)
+                backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+                backend.decoder = tokenizers.decoders.ByteLevel()
+            else:
+                raise UserError(
+                    f"tokenizer: {str(root)!r} holds no tokenizer; valid: a folder with tokenizer.model, "
+                    "tokenizer.json, or vocab.json and merges.txt"
+                )
+            config_file = root / "tokenizer_config.json"
+            config = json.loads(config_file.read_text("utf-8")) if config_file.is_file() else {}
+        except UserError:
+            raise
+        except Exception as error:  # the library raises bare Exception
+            raise UserError(f"tokenizer: {str(root)!r} cannot be read: {_reason(error)}") from error
+        end = config.get("eos_token")
+        end = end.get("content") if isinstance(end, dict) else end
+        return cls(backend, name or config.get("name_or_path") or root.resolve().name, end)
+
+    @classmethod
+    def from_hub(cls, name: str) -> HuggingFaceTokenizer:
+        """Fetch the tokenizer files of the hub repository *name* (or take them from the local cache)."""
+        import huggingface_hub
+
+        try:
+            folder = huggingface_hub.snapshot_download(name, allow_patterns=_HUB_FILES)
+        except Exception as error:  # no network, no such name, not a name: one answer for the user
+            raise UserError(
+                f"tokenizer: {name!r} is no local folder and cannot be fetched from the Hugging Face hub "
+                f"({type(error).__name__}); valid: a folder with tokenizer.model, tokenizer.json, "
+                "or vocab.json and merges.txt, or a hub name while online"
+            ) from error
+        return cls.from_folder(folder, name)
+
+    def encode(self, text: str) -> list[int]:
+        return self._backend.encode(text, add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [item.ids for item in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        plain = [i for i in self._checked(ids) if i != self.end_of_document]
+        return self._backend.decode(plain, skip_special_tokens=True)
+
+    def token_bytes(self) -> np.ndarray:
+        """See the base class. Raises UserError for tokenizers whose tokens do not spell the text exactly."""
+        definition = json.loads(self._backend.to_str())
+        added = {item["id"]: item for item in definition.get("added_tokens") or []}
+        byte_level = '"ByteLevel"' in json.dumps([definition.get("pre_tokenizer"), definition.get("decoder")])
+        if not byte_level and not definition["model"].get("byte_fallback"):
+            raise UserError(
+                f"tokenizer: the bytes of {self.name}'s tokens are not defined (its model is "
+                f"{definition['model'].get('type')}); valid: byte-level or byte-fallback BPE"
+            )
+        sizes = np.zeros(self.vocab_size, np.int64)
+        for piece, token in self._vocabulary.items():
+            if token == self.end_of_document or (token in added and added[token]["special"]):
+                continue
+            if token in added:
+                sizes[token] = len(piece.encode())
+            elif byte_level:
+                sizes[token] = len(piece)  # one letter of GPT-2's alphabet stands for one byte
+            else:
+                sizes[token] = 1 if _BYTE_PIECE.fullmatch(piece) else len(piece.replace(_SPACE, " ").encode())
+        return sizes
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        Path(folder, "tokenizer.json").write_text(self._backend.to_str(pretty=True), "utf-8")
+        # Keys as transformers writes them, so that the folder loads there as well.
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": self._end_text,
+            "name_or_path": self.name,
+        }  # fmt: skip
+        Path(folder, "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+
+    def content_hash(self) -> str:
+        definition = json.dumps(json.loads(self._backend.to_str()), sort_keys=True)
+        return hashlib.sha256(f"{definition}\n{self._end_text}".encode()).hexdigest()
+
+
+def load_tokenizer(source: str | os.PathLike[str]) -> Tokenizer:
+    """The tokenizer in a folder (or ``.model`` file), else the one of that name on the Hugging Face hub.
+
+    Raises UserError if there is none.
+    """
+    path = Path(source)
+    if path.is_file():
+        if path.suffix != ".model":
+            raise UserError(
+                f"tokenizer: {str(path)!r} is a file; valid: a folder, or a SentencePiece .model file"
+            )
+        return SentencePieceTokenizer(path.read_bytes())
+    if (path / SENTENCEPIECE_FILE).is_file():
+        return SentencePieceTokenizer((path / SENTENCEPIECE_FILE).read_bytes())
+    if path.is_dir():
+        return HuggingFaceTokenizer.from_folder(path)
+    return HuggingFaceTokenizer.from_hub(os.fspath(source))
