@@ -1,0 +1,169 @@
+"""What this machine can do: its device, whether bf16 is fast on it, and the peak that MFU refers to."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import re
+import time
+from pathlib import Path
+
+import torch
+
+TERA = 1e12
+
+# Dense matrix products with 16-bit inputs, in FLOP/s, without sparsity, from the makers' data sheets. The
+# first pattern that matches the device's name wins, so variants stand before their family.
+GPU_PEAKS_16_BIT: tuple[tuple[str, float], ...] = (
+    (r"\bGB200\b", 2500 * TERA),
+    (r"\bB200\b", 2250 * TERA),
+    (r"\bH200 NVL\b", 835 * TERA),
+    (r"\bG?H200\b", 989 * TERA),
+    (r"\bH100 NVL\b", 835 * TERA),
+    (r"\bH100 PCIe\b", 756 * TERA),
+    (r"\bH[18]00\b", 989 * TERA),
+    (r"\bA[18]00\b", 312 * TERA),
+    (r"\bL40S\b", 362 * TERA),
+    (r"\bL40\b", 181 * TERA),
+    (r"\bL4\b", 121 * TERA),
+    (r"\bA40\b", 150 * TERA),
+    (r"\bA30\b", 165 * TERA),
+    (r"\bA10\b", 125 * TERA),
+    (r"\bRTX A6000\b", 155 * TERA),
+    (r"\bRTX 4090\b", 165 * TERA),
+    (r"\bRTX 3090\b", 71 * TERA),
+    (r"\bMI300X\b", 1307 * TERA),
+    (r"\bMI250X?\b", 191 * TERA),  # one of the two dies of a card, which is what a rank gets
+)
+# Volta and Turing have no bf16; their tensor cores take fp16 only.
+GPU_PEAKS_FP16_ONLY: tuple[tuple[str, float], ...] = ((r"\bV100\b", 125 * TERA), (r"\bT4\b", 65 * TERA))
+
+CPU_BF16_FLAGS = ("amx_bf16", "avx512_bf16")
+
+
+def detect_device() -> torch.device:
+    """Return this rank's device: the GPU of its LOCAL_RANK if there is one, else the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    return torch.device("cuda", local_rank % torch.cuda.device_count())
+
+
+def describe_device(device: torch.device) -> str:
+    """Return one line: ``"NVIDIA H200, 139.8 GiB"`` or ``"AMD EPYC, 2 cores, 2 threads"``."""
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        return f"{properties.name}, {properties.total_memory / 2**30:.1f} GiB"
+    cores = available_cores()
+    threads = torch.get_num_threads()
+    return f"{_cpu_name()}, {cores} core{'s' * (cores != 1)}, {threads} thread{'s' * (threads != 1)}"
+
+
+def available_cores() -> int:
+    """Return how many cores this process may use, which a batch system may have limited."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def supports_bf16(device: torch.device) -> tuple[bool, str]:
+    """Return whether the device computes bf16 products in hardware, and why (not), for the run's log."""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        # A GPU that emulates bf16 also "supports" it, at a fraction of its fp32 speed.
+        with torch.cuda.device(device):
+            supported = torch.cuda.is_bf16_supported(including_emulation=False)
+        return supported, f"{name} has {'' if supported else 'no '}bf16 units"
+    if device.type != "cpu":
+        return False, f"bf16 is not tried on {device.type}"
+    flags = _cpu_flags()
+    if flags is None:
+        return False, f"this system ({platform.system()}) does not list its CPU's features"
+    found = [flag for flag in CPU_BF16_FLAGS if flag in flags]
+    if found:
+        return True, f"the CPU has {found[0]}"
+    return False, f"the CPU has neither {' nor '.join(CPU_BF16_FLAGS)}"
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
+    """Return the device's peak in FLOP/s for dense matrix products in *dtype*, and the figure's source.
+
+    For a known GPU it is the data sheet's; otherwise a matrix product is timed for about half a second, on
+    the CPU with the current number of threads. A second call for the same answer costs nothing.
+    """
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        known = data_sheet_peak(name, dtype)
+        if known is not None:
+            return known, f"data sheet of {name}, dense {_name(dtype)}"
+    return _measured_peak(device, dtype, torch.get_num_threads())
+
+
+def data_sheet_peak(name: str, dtype: torch.dtype) -> float | None:
+    """Return the dense peak of the GPU called *name*, or None if it is unknown or *dtype* is not 16-bit."""
+    tables: tuple[tuple[str, float], ...] = ()
+    if dtype in (torch.bfloat16, torch.float16):
+        tables = GPU_PEAKS_16_BIT
+    if dtype == torch.float16:
+        tables += GPU_PEAKS_FP16_ONLY
+    return next((peak for pattern, peak in tables if re.search(pattern, name)), None)
+
+
+@functools.cache
+def _measured_peak(device: torch.device, dtype: torch.dtype, threads: int) -> tuple[float, str]:
+    """Time square matrix products for about half a second and return the fastest one's rate."""
+    size = 8192 if device.type == "cuda" else 1024
+    # A generator of its own: measuring must not move the run's random numbers.
+    generator = torch.Generator().manual_seed(0)
+    left = torch.randn(size, size, generator=generator).to(device, dtype)
+    right = torch.randn(size, size, generator=generator).to(device, dtype)
+    out = torch.empty(size, size, device=device, dtype=dtype)
+
+    def seconds() -> float:
+        began = time.perf_counter()
+        torch.mm(left, right, out=out)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - began
+
+    seconds()  # the first product picks kernels and touches memory
+    deadline = time.perf_counter() + 0.5
+    # The fastest, not the mean: the peak is what the device can do when nothing else disturbs it.
+    fastest = seconds()
+    while time.perf_counter() < deadline:
+        fastest = min(fastest, seconds())
+    where = (
+        describe_device(device) if device.type == "cuda" else f"{threads} CPU thread{'s' * (threads != 1)}"
+    )
+    source = f"measured: a {size} × {size} {_name(dtype)} matrix product on {where}"
+    return 2 * size**3 / fastest, source
+
+
+def _name(dtype: torch.dtype) -> str:
+    """Return the usual short name of a dtype."""
+    return {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}.get(dtype, str(dtype))
+
+
+@functools.cache
+def _cpu_info() -> str | None:
+    """Return Linux's description of the CPU, or None on another system."""
+    try:
+        return Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        return None
+
+
+def _cpu_flags() -> frozenset[str] | None:
+    """Return the CPU's feature flags, or None where the system does not list them."""
+    info = _cpu_info()
+    if info is None:
+        return None
+    line = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", info, re.MULTILINE)
+    return frozenset(line.group(1).split()) if line else frozenset()
+
+
+def _cpu_name() -> str:
+    """Return the CPU's model name, or its architecture where the system does not give one."""
+    line = re.search(r"^model name\s*:\s*(.+)$", _cpu_info() or "", re.MULTILINE)
+    return line.group(1).strip() if line else (platform.processor() or platform.machine() or "CPU")
