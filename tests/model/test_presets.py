@@ -1,0 +1,155 @@
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from model import presets
+from model.errors import UserError
+from model.presets import ABLATION, preset, preset_names
+from model.transformer import Transformer
+
+ROWS, PADDED_ROWS = 50_257, 50_304
+
+
+def hand_count(rows, d, ffn, layers):
+    # llama block: q, k, v, o; gate, up, down; two norm weights. Then the tied embedding and the final norm.
+    return rows * d + layers * (4 * d * d + 3 * d * ffn + 2 * d) + d
+
+
+def test_parameter_counts_by_hand():
+    # 124M: 50,257*768 = 38,597,376; a layer 4*768^2 + 3*768*2048 + 2*768
+    #     = 2,359,296 + 4,718,592 + 1,536 = 7,079,424; twelve of them 84,953,088; final norm 768.
+    assert 38_597_376 + 12 * 7_079_424 + 768 == 123_551_232 == hand_count(ROWS, 768, 2048, 12)
+    assert hand_count(PADDED_ROWS, 768, 2048, 12) == 123_551_232 + 47 * 768 == 123_587_328
+    # 354M: 50,257*1024 = 51,463,168; a layer 4,194,304 + 8,404,992 + 2,048 = 12,601,344 (24 of them); 1,024.
+    assert 51_463_168 + 24 * 12_601_344 + 1_024 == 353_896_448 == hand_count(ROWS, 1024, 2736, 24)
+    assert hand_count(PADDED_ROWS, 1024, 2736, 24) == 353_896_448 + 47 * 1024 == 353_944_576
+    # 757M: 50,257*1536 = 77,194,752; a layer 9,437,184 + 18,874,368 + 3,072 = 28,314,624 (24 of them); 1,536.
+    assert 77_194_752 + 24 * 28_314_624 + 1_536 == 756_747_264 == hand_count(ROWS, 1536, 4096, 24)
+    assert hand_count(PADDED_ROWS, 1536, 4096, 24) == 756_747_264 + 47 * 1536 == 756_819_456
+    expected = {
+        "124m": (123_551_232, 123_587_328),
+        "354m": (353_896_448, 353_944_576),
+        "757m": (756_747_264, 756_819_456),
+    }
+    for size, (plain, padded) in expected.items():
+        for kind in ("uniform", "prism"):
+            config = preset(f"{kind}-{size}")
+            assert (config.num_parameters(), config.num_parameters(padded=True)) == (plain, padded)
+    # As the paper prints them: 123.6M, 353.9M, 756.8M (the last one with padded rows).
+    assert [f"{expected[size][1] / 1e6:.1f}M" for size in expected] == ["123.6M", "353.9M", "756.8M"]
+
+
+def test_flops_by_hand_and_equal_for_every_schedule_of_a_scale():
+    by_hand = {
+        "124m": 6 * (12 * (2_359_296 + 4_718_592) + 38_597_376) + 12 * 12 * 1024 * 768,
+        "354m": 6 * (24 * (4_194_304 + 8_404_992) + 51_463_168) + 12 * 24 * 1024 * 1024,
+        "757m": 6 * (24 * (9_437_184 + 18_874_368) + 77_194_752) + 12 * 24 * 1024 * 1536,
+    }
+    sizes = dict.fromkeys(by_hand, 0)
+    for name in preset_names():
+        size = name.rsplit("-", 1)[-1]
+        if size in by_hand:
+            sizes[size] += 1
+            assert preset(name).flops_per_token() == by_hand[size], name
+            assert preset(name).num_parameters() == preset(f"uniform-{size}").num_parameters(), name
+    assert sizes == {"124m": 2 + 7 + 3, "354m": 2, "757m": 2}
+
+
+def test_schedules_of_the_papers():
+    for name, heads in {
+        "prism-354m": (4,) * 3 + (8,) * 3 + (16,) * 18,
+        "config-5-124m": (2, 4, 6, 8) + (12,) * 8,
+    }.items():
+        assert preset(name).heads == heads
+    assert len(ABLATION) == 8
+    for name in ABLATION:  # the guideline h_1 <= ... <= h_L = h_base
+        assert list(preset(name).heads) == sorted(preset(name).heads) and preset(name).heads[-1] == 12
+    # head dims as the paper's table has them
+    config = preset("prism-757m")
+    assert {config.layer_head_dim(layer) for layer in range(24)} == {256, 128, 96}
+    for order in ("descending", "shuffled"):
+        assert sorted(preset(f"{order}-124m").heads) == sorted(preset("prism-124m").heads)
+        assert preset(f"{order}-124m").heads != preset("prism-124m").heads
+
+
+def test_head_progression_rows():
+    names = [name for name in preset_names() if name.startswith("headprog-")]
+    assert len(names) == 18
+    assert preset("headprog-ascending-180").heads == (12, 24, 48, 96)
+    assert preset("headprog-descending-45").heads == (24, 12, 6, 3)
+    assert preset("headprog-constant-90").heads == (24, 24, 24, 24)
+    for name in names:
+        # The note's 68.5M: 50,257*768 + 2,048*768 + 4 * (12*768^2 + 768 + 3,072 + 768 + 4*768) + 2*768
+        assert preset(name).num_parameters() == 38_597_376 + 1_572_864 + 4 * 7_085_568 + 1_536 == 68_514_048
+        assert preset(name).local_window == (None, 256, None, 256)
+        scaled = name.endswith("-scaled")
+        assert preset(name).attention_scale == ("sqrt_head_dim" if scaled else "none")
+        if scaled:
+            assert preset(name).difference(preset(name.removesuffix("-scaled"))) == [
+                "attention_scale: sqrt_head_dim != none"
+            ]
+
+
+def test_matched_blocks_differ_in_their_switches_and_hardly_in_size():
+    names = [name for name in preset_names() if name.startswith("matched-")]
+    assert len(names) == 16 and len({preset(name) for name in names}) == 16
+    assert preset("matched-layernorm-bias-mlp-learned-270m") == preset("gpt2-270m")
+    assert preset("matched-rmsnorm-nobias-swiglu-rope-270m") == preset("llama-270m")
+    assert {preset(name).flops_per_token() for name in names} == {preset("gpt2-270m").flops_per_token()}
+    for name in names:
+        assert preset(name).num_parameters() == pytest.approx(270e6, rel=0.005)
+    for name in ("gpt2-700m", "llama-700m"):
+        assert preset(name).num_parameters() == pytest.approx(701e6, rel=0.005)
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_counts_agree_with_the_network_that_is_built(name):
+    config = preset(name)
+    with torch.device("meta"):
+        model = Transformer(config)
+    assert sum(parameter.numel() for parameter in model.parameters()) == config.num_parameters(padded=True)
+
+
+def test_unknown_preset_names_the_closest():
+    with pytest.raises(UserError, match=r"model: no preset 'prism-124'; did you mean 'prism-124m'\?"):
+        preset("prism-124")
+
+
+def run(*arguments):
+    command = [sys.executable, "-m", "model.presets", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_command_lists_presets_and_ends_with_2_on_a_bad_name():
+    result = run()
+    assert result.returncode == 0
+    lines = result.stdout.splitlines()
+    assert len(lines) == 1 + len(preset_names())
+    row = next(line for line in lines if line.startswith("prism-124m ")).split()
+    expected = ["prism-124m", "12", "768", "3x2,6x2,8x2,12x6", "256x2,128x2,96x2,64x6"]
+    assert row == [*expected, "123,551,232", "123,587,328", "854,438,400"]
+    result = run("prims-124m")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == "error: model: no preset 'prims-124m'; did you mean 'prism-124m'?\n"
+
+
+def test_command_plots_and_prints_json(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    image = tmp_path / "heads.png"
+    assert presets.main(["prism-124m", "--plot", str(image)]) == 0
+    assert image.read_bytes().startswith(b"\x89PNG")
+    capsys.readouterr()
+    assert presets.main(["prism-nano", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == preset("prism-nano").to_json()
+
+
+def test_command_refuses_files_it_cannot_write_and_options_without_a_name(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    assert presets.main(["--json"]) == 2
+    assert presets.main(["prism-nano", "--plot", str(tmp_path / "no" / "folder.png")]) == 2
+    assert presets.main(["prism-nano", "--plot", str(tmp_path / "heads.nonsense")]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 3 and all(line.startswith("error: ") for line in errors)

@@ -1,0 +1,72 @@
+import math
+
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from model.presets import preset
+from model.rotary import RotaryTables, rotate
+from model.transformer import Transformer
+
+CPU = torch.device("cpu")
+
+
+def test_rotation_is_by_position_times_frequency():
+    table = RotaryTables(16, base=100.0).get(6, 16, CPU, torch.float64)
+    x = torch.randn(2, 16, 3, 6, dtype=torch.float64)
+    output = rotate(x, table)
+    for position in range(16):
+        for pair in range(3):
+            angle = position * 100.0 ** (-2 * pair / 6)
+            first, second = x[:, position, :, pair], x[:, position, :, pair + 3]
+            expected = first * math.cos(angle) - second * math.sin(angle)
+            torch.testing.assert_close(output[:, position, :, pair], expected, rtol=0, atol=1e-14)
+            expected = second * math.cos(angle) + first * math.sin(angle)
+            torch.testing.assert_close(output[:, position, :, pair + 3], expected, rtol=0, atol=1e-14)
+
+
+def test_tables_are_the_ones_of_hugging_face_llama():
+    config = LlamaConfig(hidden_size=64, num_attention_heads=1, head_dim=64, max_position_embeddings=1024)
+    x = torch.randn(1, 1024, 1, 64)
+    cosines, sines = LlamaRotaryEmbedding(config)(x, torch.arange(1024)[None])
+    expected, _ = apply_rotary_pos_emb(x, x, cosines, sines, unsqueeze_dim=2)
+    output = rotate(x, RotaryTables(1024, 10000.0).get(64, 1024, CPU, torch.float32))
+    assert (output - expected).abs().max() <= 2e-6  # the same fp32 angles; products may be fused or not
+
+
+def test_tables_are_shared_per_head_dim_and_sliced_to_the_length():
+    tables = RotaryTables(32, 10000.0)
+    cosines, sines = tables.get(8, 32, CPU, torch.float32)
+    shorter, _ = tables.get(8, 5, CPU, torch.bfloat16)
+    assert cosines.shape == sines.shape == (32, 1, 4) and shorter.shape == (5, 1, 4)
+    assert shorter.data_ptr() == cosines.data_ptr()
+    assert tables.get(16, 32, CPU, torch.float32)[0].shape == (32, 1, 8)
+
+
+def test_a_cast_of_the_model_leaves_the_tables_in_fp32():
+    model = Transformer(preset("prism-nano"))
+    tokens = torch.arange(64)[None]
+    model(tokens)
+    before = {head_dim: model.rotary.get(head_dim, 64, CPU, torch.float32) for head_dim in (12, 16, 24)}
+    model.bfloat16()
+    model(tokens)
+    for head_dim, table in before.items():
+        after = model.rotary.get(head_dim, 64, CPU, torch.bfloat16)
+        assert after[0].dtype == torch.float32 and torch.equal(after[0], table[0])
+    assert not list(model.buffers()) and not [name for name in model.state_dict() if "rotary" in name]
+
+
+def test_bf16_input_is_rotated_in_fp32_and_rounded_once():
+    table = RotaryTables(1024, 10000.0).get(64, 1024, CPU, torch.bfloat16)
+    x = torch.randn(1, 1024, 2, 64).bfloat16()
+    output = rotate(x, table)
+    assert output.dtype == torch.bfloat16
+    assert torch.equal(output, rotate(x.float(), table).bfloat16())
+
+
+def test_training_works_after_an_evaluation_in_inference_mode():
+    model = Transformer(preset("prism-nano"))
+    tokens = torch.arange(64)[None]
+    with torch.inference_mode():
+        model(tokens)
+    model(tokens, tokens).backward()

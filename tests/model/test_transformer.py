@@ -1,0 +1,363 @@
+"""The whole network against transformers' Llama, GPT-2 and GPT-Neo, and against a plain loop in fp64."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+from model.config import block
+from model.errors import UserError
+from model.initialization import initialize
+from model.presets import preset
+from model.transformer import Transformer
+
+SIZES = {"vocab_size": 260, "context_length": 96, "d_model": 48, "ffn_width": 128}
+# Larger weights than a fresh model has, so that attention is far from uniform and mistakes show.
+LARGE = {"init_std": 0.15}
+
+
+def build(config, seed=0, dtype=torch.float32):
+    """A model whose biases and norm weights are random too: at 0 and 1 they could be left out unnoticed."""
+    model = Transformer(config)
+    initialize(model, seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or name.endswith("bias"):
+                parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
+    return model.to(dtype)
+
+
+def some_tokens(length=96, batch=2):
+    return torch.randint(0, 260, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+def parameters(model):
+    return dict(model.named_parameters())
+
+
+def assert_same_logits(model, reference, tokens):
+    """fp32, at most 1e-5 apart: rounding, at logits that are a few units large."""
+    reference.eval()
+    with torch.no_grad():
+        expected, output = reference(tokens).logits, model(tokens)
+    assert output.shape == expected.shape == (*tokens.shape, 260)
+    assert expected.std() > 0.5  # the comparison is about something
+    assert (output - expected).abs().max().item() <= 1e-5
+
+
+def copy_weights(mine, theirs, names, layers, transposed=()):
+    """Copy between dicts of parameters by pairs (name here, name there), {l} standing for the layer.
+
+    Every parameter of ours must be met, so none can be left at a value that happens to agree.
+    """
+    pairs = {}
+    for here, there in names.items():
+        for layer in range(layers) if "{l}" in here else [0]:
+            pairs[here.format(l=layer)] = there.format(l=layer)
+    assert set(pairs) == set(mine) and set(pairs.values()) <= set(theirs)
+    with torch.no_grad():
+        for here, there in pairs.items():
+            value = mine[here].T if there.endswith(transposed) else mine[here]
+            target = theirs[there]
+            target.copy_(value[: target.shape[0]])  # without padded rows
+
+
+def with_biases(names, modules):
+    """Add the biases of the modules (named as here) to a table of weights."""
+    extra = {
+        here.replace("weight", "bias"): there.replace("weight", "bias")
+        for here, there in names.items()
+        if any(here.endswith(f"{module}.weight") for module in modules)
+    }
+    return {**names, **extra}
+
+
+LLAMA_NAMES = {
+    "token_embedding.weight": "model.embed_tokens.weight",
+    "layers.{l}.attention_norm.weight": "model.layers.{l}.input_layernorm.weight",
+    **{f"layers.{{l}}.attention.{x}.weight": f"model.layers.{{l}}.self_attn.{x}_proj.weight" for x in "qkvo"},
+    "layers.{l}.ffn_norm.weight": "model.layers.{l}.post_attention_layernorm.weight",
+    **{
+        f"layers.{{l}}.ffn.{x}.weight": f"model.layers.{{l}}.mlp.{x}_proj.weight"
+        for x in ("gate", "up", "down")
+    },
+    "final_norm.weight": "model.norm.weight",
+}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("biases", [False, True])
+def test_llama_block_against_transformers(tied, kv_heads, biases):
+    config = block(
+        "llama", **SIZES, **LARGE, heads=(4,) * 3, kv_heads=(kv_heads,) * 3, tie_embeddings=tied,
+        norm_eps=1e-6, rope_base=5000.0, attention_bias="all" if biases else "none", ffn_bias=biases,
+    )  # fmt: skip
+    reference = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=260, hidden_size=48, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
+            num_key_value_heads=kv_heads, max_position_embeddings=96, rms_norm_eps=1e-6,
+            rope_parameters={"rope_type": "default", "rope_theta": 5000.0}, tie_word_embeddings=tied,
+            attention_bias=biases, mlp_bias=biases,
+        )
+    )  # fmt: skip
+    model = build(config)
+    names = LLAMA_NAMES if tied else {**LLAMA_NAMES, "output.weight": "lm_head.weight"}
+    if biases:
+        names = with_biases(names, ["q", "k", "v", "o", "gate", "up", "down"])
+    copy_weights(parameters(model), parameters(reference), names, layers=3)
+    assert_same_logits(model, reference, some_tokens())
+
+
+@pytest.mark.parametrize("head_dim", [8, 20])
+def test_llama_block_with_a_given_head_dim_against_transformers(head_dim):
+    config = block("llama", **SIZES, **LARGE, heads=(6,) * 2, head_dim=(head_dim,) * 2)
+    reference = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=260, hidden_size=48, intermediate_size=128, num_hidden_layers=2, num_attention_heads=6,
+            num_key_value_heads=6, head_dim=head_dim, max_position_embeddings=96, rms_norm_eps=1e-5,
+            tie_word_embeddings=True,
+        )
+    )  # fmt: skip
+    model = build(config)
+    copy_weights(parameters(model), parameters(reference), LLAMA_NAMES, layers=2)
+    assert_same_logits(model, reference, some_tokens())
+
+
+def test_gpt2_block_against_transformers():
+    config = block("gpt2", **SIZES, **LARGE, heads=(4,) * 3)
+    reference = GPT2LMHeadModel(
+        GPT2Config(vocab_size=260, n_positions=96, n_embd=48, n_layer=3, n_head=4, n_inner=128,
+                   layer_norm_epsilon=1e-5)
+    )  # fmt: skip
+    model = build(config)
+    names = {
+        "token_embedding.weight": "transformer.wte.weight",
+        "position_embedding.weight": "transformer.wpe.weight",
+        "layers.{l}.attention_norm.weight": "transformer.h.{l}.ln_1.weight",
+        "layers.{l}.attention.o.weight": "transformer.h.{l}.attn.c_proj.weight",
+        "layers.{l}.ffn_norm.weight": "transformer.h.{l}.ln_2.weight",
+        "layers.{l}.ffn.up.weight": "transformer.h.{l}.mlp.c_fc.weight",
+        "layers.{l}.ffn.down.weight": "transformer.h.{l}.mlp.c_proj.weight",
+        "final_norm.weight": "transformer.ln_f.weight",
+    }
+    names = with_biases(names, ["norm", "o", "up", "down"])
+    mine, theirs = parameters(model), parameters(reference)
+    with torch.no_grad():  # GPT-2 keeps q, k and v in one matrix, [d, 3d]; the rest goes by name
+        for layer in range(3):
+            for own in ("weight", "bias"):
+                joined = torch.cat([mine.pop(f"layers.{layer}.attention.{x}.{own}") for x in "qkv"])
+                target = theirs[f"transformer.h.{layer}.attn.c_attn.{own}"]
+                target.copy_(joined.T if own == "weight" else joined)
+    copy_weights(mine, theirs, names, layers=3, transposed=("c_proj.weight", "c_fc.weight"))
+    assert_same_logits(model, reference, some_tokens())
+
+
+def test_gptneo_block_against_transformers():
+    # Windows of 20 within 96 positions: without them, or one too wide, the logits differ.
+    config = block("gptneo", **SIZES, **LARGE, heads=(4,) * 4, local_window=(None, 20, None, 20))
+    reference = GPTNeoForCausalLM(
+        GPTNeoConfig(vocab_size=260, max_position_embeddings=96, hidden_size=48, num_layers=4, num_heads=4,
+                     intermediate_size=128, attention_types=[[["global", "local"], 2]], window_size=20)
+    )  # fmt: skip
+    model = build(config)
+    names = {
+        "token_embedding.weight": "transformer.wte.weight",
+        "position_embedding.weight": "transformer.wpe.weight",
+        "layers.{l}.attention_norm.weight": "transformer.h.{l}.ln_1.weight",
+        **{
+            f"layers.{{l}}.attention.{x}.weight": f"transformer.h.{{l}}.attn.attention.{x}_proj.weight"
+            for x in "qkv"
+        },
+        "layers.{l}.attention.o.weight": "transformer.h.{l}.attn.attention.out_proj.weight",
+        "layers.{l}.ffn_norm.weight": "transformer.h.{l}.ln_2.weight",
+        "layers.{l}.ffn.up.weight": "transformer.h.{l}.mlp.c_fc.weight",
+        "layers.{l}.ffn.down.weight": "transformer.h.{l}.mlp.c_proj.weight",
+        "final_norm.weight": "transformer.ln_f.weight",
+    }
+    names = with_biases(names, ["norm", "o", "up", "down"])
+    copy_weights(parameters(model), parameters(reference), names, layers=4)
+    assert_same_logits(model, reference, some_tokens())
+
+
+def plain_logits(config, weights, tokens):
+    """The network as loops over sequences, layers and heads: no SDPA, no reshapes, complex rotations."""
+
+    def linear(name, x):
+        y = x @ weights[f"{name}.weight"].T
+        return y + weights[f"{name}.bias"] if f"{name}.bias" in weights else y
+
+    def norm(name, x):
+        if config.norm == "layernorm":
+            x = x - x.mean(-1, keepdim=True)
+        x = x / (x.pow(2).mean(-1, keepdim=True) + config.norm_eps).sqrt() * weights[f"{name}.weight"]
+        return x + weights[f"{name}.bias"] if f"{name}.bias" in weights else x
+
+    def rotated(x):  # [T, d_h]
+        if config.positions != "rope":
+            return x
+        half = x.shape[1] // 2
+        frequencies = torch.tensor(
+            [config.rope_base ** (-i / half) for i in range(half)], dtype=torch.float64
+        )
+        angles = torch.arange(len(x), dtype=torch.float64)[:, None] * frequencies
+        turned = torch.complex(x[:, :half], x[:, half:]) * torch.exp(1j * angles)
+        return torch.cat([turned.real, turned.imag], dim=1)
+
+    activation = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}[
+        config.activation
+    ]
+    rows = []
+    for sequence in tokens:
+        x = weights["token_embedding.weight"][sequence]  # [T, d]
+        if config.positions == "learned":
+            x = x + weights["position_embedding.weight"][: len(sequence)]
+        for layer, heads in enumerate(config.heads):
+            prefix = f"layers.{layer}"
+            width = config.head_dim[layer] if config.head_dim else config.d_model // heads
+            share = heads // (config.kv_heads[layer] if config.kv_heads else heads)
+            window = config.local_window[layer] if config.local_window else None
+            y = norm(f"{prefix}.attention_norm", x)
+            q, k, v = (linear(f"{prefix}.attention.{name}", y) for name in "qkv")
+            outputs = []
+            for head in range(heads):
+                own = slice(head * width, (head + 1) * width)
+                shared = slice(head // share * width, (head // share + 1) * width)
+                scale = 1 / math.sqrt(width) if config.attention_scale == "sqrt_head_dim" else 1.0
+                scores = rotated(q[:, own]) @ rotated(k[:, shared]).T * scale
+                distance = torch.arange(len(x))[:, None] - torch.arange(len(x))
+                hidden = (distance < 0) | (distance >= (window or len(x)))
+                outputs.append(scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v[:, shared])
+            x = x + linear(f"{prefix}.attention.o", torch.cat(outputs, dim=1))
+            y = norm(f"{prefix}.ffn_norm", x)
+            inner = linear(f"{prefix}.ffn.up", y)
+            if config.ffn == "swiglu":
+                inner = activation(linear(f"{prefix}.ffn.gate", y)) * inner
+            else:
+                inner = activation(inner)
+            x = x + linear(f"{prefix}.ffn.down", inner)
+        head = weights.get("output.weight", weights["token_embedding.weight"])
+        rows.append(norm("final_norm", x) @ head[: config.vocab_size].T)
+    return torch.stack(rows)
+
+
+PER_LAYER = {
+    "prism": block("llama", **SIZES, **LARGE, heads=(1, 2, 3, 8, 24)),
+    "descending": block("llama", **SIZES, **LARGE, heads=(24, 8, 2)),
+    "grouped": block("llama", **SIZES, **LARGE, heads=(2, 6, 12), kv_heads=(1, 3, 12)),
+    "head_dim": block("llama", **SIZES, **LARGE, heads=(1, 5, 7), head_dim=(16, 10, 4), kv_heads=(1, 1, 7)),
+    "gptneo": block(
+        "gptneo", **SIZES, **LARGE, heads=(3, 6, 16), local_window=(7, None, 1), tie_embeddings=False
+    ),
+    "mixture": block(
+        "gpt2", **SIZES, **LARGE, heads=(2, 3, 4), norm="rmsnorm", ffn="swiglu", activation="silu",
+        positions="rope", local_window=(None, 9, 200), rope_base=100.0, norm_eps=1e-3,
+    ),
+    "gelu": block("gpt2", **SIZES, **LARGE, heads=(16, 3), activation="gelu"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(PER_LAYER))
+def test_per_layer_heads_against_a_plain_loop_in_fp64(name):
+    config = PER_LAYER[name]
+    model = build(config, dtype=torch.float64)
+    tokens = some_tokens(length=40)
+    weights = dict(model.named_parameters())
+    expected = plain_logits(config, weights, tokens)
+    output = model(tokens)
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-11)  # fp64 rounding at logits of some 10
+    # And the gradients, through the loss of either.
+    labels = some_tokens(length=41)[:, 1:].clone()
+    labels[0, :10] = -100
+    reference = F.cross_entropy(expected.flatten(0, 1), labels.flatten())
+    gradients = torch.autograd.grad(reference, list(weights.values()), allow_unused=True)
+    loss = model(tokens, labels)
+    loss.backward()
+    torch.testing.assert_close(loss, reference, rtol=0, atol=1e-12)
+    for (parameter_name, parameter), gradient in zip(weights.items(), gradients, strict=True):
+        torch.testing.assert_close(
+            parameter.grad, gradient, rtol=0, atol=1e-11, msg=lambda m, n=parameter_name: f"{n}: {m}"
+        )
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_padded_rows_stay_zero(tied):
+    config = preset("prism-nano").replace(tie_embeddings=tied)
+    model = Transformer(config)
+    initialize(model, 0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+    tokens = some_tokens(length=64)
+    padded = [model.token_embedding.weight] + ([] if tied else [model.output.weight])
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(tokens, tokens).backward()
+        for weight in padded:
+            assert weight.grad.shape[0] == 384 and torch.count_nonzero(weight.grad[260:]) == 0
+        optimizer.step()
+    for weight in padded:
+        assert torch.count_nonzero(weight[260:]) == 0
+        assert torch.count_nonzero(weight[:260]) == 260 * 48
+
+
+def test_padded_rows_change_nothing():
+    model = build(preset("prism-nano"))
+    tokens = some_tokens(length=64)
+    logits, loss = model(tokens), model(tokens, tokens)
+    assert logits.shape == (2, 64, 260)
+    torch.testing.assert_close(loss, F.cross_entropy(logits.flatten(0, 1), tokens.flatten()))
+    with torch.no_grad():
+        model.token_embedding.weight[260:] = 7.0
+    assert torch.equal(model(tokens), logits) and torch.equal(model(tokens, tokens), loss)
+
+
+@pytest.mark.parametrize("name", ["prism-nano", "gpt2-nano"])
+def test_activation_checkpointing_changes_no_bit(name):
+    tokens = some_tokens(length=64)
+    gradients = []
+    for checkpointing in (False, True):
+        model = Transformer(preset(name), checkpoint_activations=checkpointing)
+        initialize(model, 0)
+        loss = model(tokens, tokens)
+        loss.backward()
+        gradients.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_bf16_model_stays_close_to_fp32_and_its_loss_is_fp32():
+    tokens = some_tokens(length=64)
+    model = Transformer(preset("prism-nano"))
+    initialize(model, 0)
+    expected = model(tokens, tokens)
+    rounded = model.bfloat16()(tokens, tokens)
+    assert rounded.dtype == torch.float32 and model(tokens).dtype == torch.bfloat16
+    torch.testing.assert_close(rounded, expected, rtol=5e-3, atol=0)
+
+
+def test_overfits_one_batch():
+    model = Transformer(preset("prism-nano"))
+    initialize(model, 0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0, fused=True)
+    stream = some_tokens(length=65)
+    for _ in range(200):
+        optimizer.zero_grad()
+        loss = model(stream[:, :-1], stream[:, 1:])
+        loss.backward()
+        optimizer.step()
+        if loss.item() < 0.05:
+            break
+    assert loss.item() < 0.05
+
+
+def test_too_many_positions_are_refused():
+    with pytest.raises(UserError, match="tokens: 65 positions exceed context_length 64"):
+        Transformer(preset("prism-nano"))(some_tokens(length=65))
