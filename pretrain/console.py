@@ -1,0 +1,160 @@
+"""How a run shows its progress: a bar on a terminal, a line every few seconds in a log."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
+
+from tqdm import tqdm
+
+BAR_FORMAT = "{percentage:3.0f}% |{bar:20}| {desc}"
+
+
+class Console:
+    """Shows the newest value of each figure, and keeps messages apart from them.
+
+    Args:
+        total_steps: the step at which the run ends.
+        start_step: the step from which this session starts (more than 0 after a resume).
+        every_seconds: shortest time between two lines of a log; lines with a validation loss always appear.
+        stream: where to print; standard output by default.
+        interactive: whether to draw a bar; by default when *stream* is a terminal.
+        clock: seconds that only go forward.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        start_step: int = 0,
+        every_seconds: float = 5.0,
+        stream: TextIO | None = None,
+        interactive: bool | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.total_steps = total_steps
+        self.every_seconds = every_seconds
+        self.stream = sys.stdout if stream is None else stream
+        self.clock = clock
+        self.step = start_step
+        self.latest: dict[str, Any] = {}
+        interactive = self.stream.isatty() if interactive is None else interactive
+        self._bar: tqdm[Any] | None = None
+        if interactive:
+            self._bar = tqdm(
+                total=total_steps,
+                initial=start_step,
+                file=self.stream,
+                bar_format=BAR_FORMAT,
+                dynamic_ncols=True,
+                desc="starting",
+            )
+        # The first step compiles and fills caches: the time left is told from what comes after it.
+        self._first: tuple[int, float] | None = None
+        self._printed_at = clock()
+        self._printed_step = start_step
+
+    def update(self, step: int, row: Mapping[str, Any]) -> None:
+        """Take over the figures of *row*; show them if it is time to."""
+        now = self.clock()
+        if self._first is None:
+            self._first = (step, now)
+        self.latest.update(row)
+        advance, self.step = step - self.step, step
+        if self._bar is not None:
+            # tqdm itself redraws at most ten times a second.
+            self._bar.set_description_str(self.line(), refresh=False)
+            self._bar.update(advance)
+        elif "val_loss" in row or now - self._printed_at >= self.every_seconds:
+            self._print_line()
+
+    def message(self, text: str) -> None:
+        """Print *text* above the bar, or as lines of the log."""
+        if self._bar is not None:
+            tqdm.write(text, file=self.stream)
+        else:
+            print(text, file=self.stream)
+        self.stream.flush()
+
+    def close(self) -> None:
+        """Leave the last state on the screen."""
+        if self._bar is not None:
+            self._bar.set_description_str(self.line(), refresh=True)
+            self._bar.close()
+            self._bar = None
+        elif self.step != self._printed_step:
+            self._print_line()
+
+    def seconds_left(self) -> float | None:
+        """Return the time to the last step at this session's pace, validation and saving included."""
+        if self._first is None or self.step <= self._first[0]:
+            return None
+        first_step, first_time = self._first
+        pace = (self.clock() - first_time) / (self.step - first_step)
+        return pace * (self.total_steps - self.step)
+
+    def line(self) -> str:
+        """Return the newest figures in one line, leaving out those that are not known."""
+        width = len(str(self.total_steps))
+        parts = [f"step {self.step:>{width}}/{self.total_steps}"]
+        for key, form in (
+            ("train_loss", "loss {:.4f}"),
+            ("val_loss", "val loss {:.4f}"),
+            ("val_bpb", "{:.4f} bits/byte"),
+        ):
+            if key in self.latest:
+                parts.append(form.format(self.latest[key]))
+        rates = [value for key, value in self.latest.items() if key.startswith("lr/")]
+        if rates:
+            lowest, highest = min(rates), max(rates)
+            parts.append(f"lr {highest:.2e}" if lowest == highest else f"lr {lowest:.2e} to {highest:.2e}")
+        if "grad_norm" in self.latest:
+            parts.append(f"grad norm {self.latest['grad_norm']:.3f}")
+        if "tokens_per_second" in self.latest:
+            parts.append(f"{human_number(self.latest['tokens_per_second'])} tokens/s")
+        if "mfu" in self.latest:
+            parts.append(f"MFU {self.latest['mfu']:.1%}")
+        if self.latest.get("skipped"):
+            parts.append(f"skipped {self.latest['skipped']}")
+        left = self.seconds_left()
+        if left is not None:
+            parts.append(f"{human_seconds(left)} left")
+        return " | ".join(parts)
+
+    def _print_line(self) -> None:
+        print(self.line(), file=self.stream, flush=True)
+        self._printed_at = self.clock()
+        self._printed_step = self.step
+
+
+def human_number(value: float) -> str:
+    """Return *value* with three significant digits and a unit: 987, 4.12k, 1.25M, 3.00B."""
+    if not math.isfinite(value):
+        return str(value)
+    # Rounding first: 999,950 is 1.00M, not 1000k.
+    rounded = float(f"{value:.3g}")
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(rounded) >= size:
+            scaled = rounded / size
+            digits = 2 if abs(scaled) < 10 else 1 if abs(scaled) < 100 else 0
+            return f"{scaled:.{digits}f}{unit}"
+    return f"{rounded:g}"
+
+
+def human_seconds(seconds: float) -> str:
+    """Return a duration as people say it: 42s, 3m20s, 2h05m, 3d04h."""
+    if not math.isfinite(seconds):
+        return str(seconds)
+    whole = max(0, round(seconds))
+    minutes, second = divmod(whole, 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days}d{hour:02d}h"
+    if hours:
+        return f"{hours}h{minute:02d}m"
+    if minutes:
+        return f"{minutes}m{second:02d}s"
+    return f"{second}s"

@@ -1,0 +1,171 @@
+"""Weights & Biases, behind a queue: it never asks, never slows a step, and never ends a run."""
+
+from __future__ import annotations
+
+import os
+import queue
+import secrets
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+Mode = Literal["auto", "online", "offline", "disabled"]
+
+# Online, the last rows may be under way when the training ends. They are on disk then, and can be synced.
+CLOSE_SECONDS = 60.0
+INIT_SECONDS = 30.0
+
+
+class WandbLogger:
+    """Sends rows to wandb from a thread of its own.
+
+    Starting wandb takes a second or more (it starts a service process, and online it talks to a server), so
+    all of its work happens in the thread and rows wait in a queue. The run's id is kept in the folder, and a
+    resumed run continues the same curves.
+
+    Args:
+        folder: the run's folder; wandb's files go to its ``wandb`` folder.
+        mode: ``auto`` is what WANDB_MODE says, else online when logged in, else offline. ``online`` becomes
+            offline when nobody is logged in or the server does not answer.
+        project: the project that the run is filed under.
+        config: what wandb shows as the run's configuration.
+        report: where to say what wandb does; called from the thread.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        mode: Mode = "auto",
+        project: str = "head-schedules",
+        config: Mapping[str, Any] | None = None,
+        report: Callable[[str], None] = print,
+    ) -> None:
+        self.folder = folder
+        self.project = project
+        self.config = dict(config or {})
+        self._report = report
+        self._rows: queue.SimpleQueue[tuple[int, dict[str, Any]] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        if mode == "auto":
+            mode = _mode_from_environment()
+        if mode == "disabled":
+            return
+        self._mode: Mode = mode
+        if mode == "offline":
+            # Before the import reads it: a run that is not to go online sends no error reports either.
+            os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        try:
+            # Here and not in the thread: imports beside the training's own could meet half-loaded modules.
+            import wandb
+        except Exception as error:
+            self._say_failed(error)
+            return
+        self._thread = threading.Thread(target=self._work, args=[wandb], name="wandb", daemon=True)
+        self._thread.start()
+
+    def log(self, step: int, row: Mapping[str, Any]) -> None:
+        """Hand over one row; returns at once."""
+        if self._thread is not None:
+            self._rows.put((step, dict(row)))
+
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:
+        """Wait for wandb to write what it has, but not longer than *timeout* seconds."""
+        if self._thread is None:
+            return
+        self._rows.put(None)
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            self._report(
+                f"wandb    still busy after {timeout:g} s; to send the rest: "
+                f"wandb sync {self.folder}/wandb/*run-*"
+            )
+        self._thread = None
+
+    def _work(self, wandb: ModuleType) -> None:
+        """Start wandb, pass on rows until the end, finish."""
+        try:
+            run = self._start(wandb)
+            while (item := self._rows.get()) is not None:
+                step, row = item
+                # Behind a resumed run's newest step wandb drops rows; they are the same numbers again.
+                run.log(row, step=step)
+            run.finish()
+        except Exception as error:
+            self._say_failed(error)
+
+    def _start(self, wandb: ModuleType) -> Any:
+        """Open the run, online if that is wanted and works."""
+        wandb.setup(settings=wandb.Settings(silent=True))
+        if self._mode != "offline":
+            logged_in = bool(wandb.login(prompt=False, verify=False))
+            if not logged_in:
+                if self._mode == "online":
+                    self._report("wandb    not logged in (wandb login, or WANDB_API_KEY): writing offline")
+                self._mode = "offline"
+        if self._mode != "offline":
+            try:
+                run = self._open(wandb, "online")
+                self._report(f"wandb    {run.url}")
+                return run
+            except Exception as error:
+                self._report(f"wandb    cannot go online ({_first_line(error)}): writing offline")
+                wandb.teardown()  # the service still holds the run that did not start
+        run = self._open(wandb, "offline")
+        self._report(f"wandb    offline; to send it: wandb sync {Path(run.dir).parent}")
+        return run
+
+    def _open(self, wandb: ModuleType, mode: str) -> Any:
+        return wandb.init(
+            project=self.project,
+            name=self.folder.name,
+            id=self._run_id(),
+            resume="allow",
+            dir=str(self.folder),
+            mode=mode,
+            config=self.config,
+            # The console belongs to the run: wandb neither prints nor captures, nor looks for code to send.
+            settings=wandb.Settings(
+                silent=True,
+                console="off",
+                init_timeout=INIT_SECONDS,
+                disable_code=True,
+                disable_git=True,
+                disable_job_creation=True,
+            ),
+        )
+
+    def _run_id(self) -> str:
+        """Return the id of this run folder's wandb run; the first call makes it up."""
+        path = self.folder / "wandb" / "run_id"
+        if path.exists():
+            return path.read_text().strip()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        run_id = secrets.token_hex(4)
+        path.write_text(run_id + "\n")
+        return run_id
+
+    def _say_failed(self, error: Exception) -> None:
+        self._report(
+            f"wandb    stopped ({_first_line(error)}); the run goes on, metrics.jsonl has everything"
+        )
+
+
+def _mode_from_environment() -> Mode:
+    """Return what WANDB_MODE or WANDB_DISABLED ask for, ``auto`` if they are not set."""
+    if os.environ.get("WANDB_DISABLED", "").lower() in ("1", "true"):
+        return "disabled"
+    modes: dict[str, Mode] = {
+        "online": "online",
+        "run": "online",
+        "offline": "offline",
+        "dryrun": "offline",
+        "disabled": "disabled",
+    }
+    return modes.get(os.environ.get("WANDB_MODE", ""), "auto")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
