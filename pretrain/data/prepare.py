@@ -35,6 +35,7 @@ VALIDATION_FRACTION = 0.05
 # The tokenizer learns from at most this much of the training split (a sample by document hash): the trainer
 # holds its text in memory, and its pieces hardly change beyond.
 TOKENIZER_SAMPLE_BYTES = 200_000_000
+MIN_VOCABULARY = 260  # 256 bytes, two special tokens and some text
 _BATCH_CHARACTERS = 1 << 20  # text tokenized at a time: bounds memory, large enough for all threads
 _REPORT_SECONDS = 1.0
 
@@ -81,8 +82,10 @@ def prepare(
     """
     if (tokenizer is None) == (train_tokenizer is None):
         raise UserError("tokenizer: give either a tokenizer or a vocabulary size to train, and not both")
-    if train_tokenizer is not None and not 300 <= train_tokenizer <= 1_000_000:
-        raise UserError(f"train_tokenizer: {train_tokenizer} is out of range; valid: 300 to 1000000 entries")
+    if train_tokenizer is not None and not MIN_VOCABULARY <= train_tokenizer <= 1_000_000:
+        raise UserError(
+            f"train_tokenizer: {train_tokenizer} is out of range; valid: {MIN_VOCABULARY} to 1000000"
+        )
     report = progress or (lambda _: None)
     out = Path(out)
     request = {
@@ -140,7 +143,7 @@ def _already_there(out: Path, request: dict[str, Any]) -> bool:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return False
     try:
-        present = json.loads((out / META_FILE).read_text("utf-8"))["request"]
+        present = dict(json.loads((out / META_FILE).read_text("utf-8"))["request"])
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"out: {str(out)!r} exists and is no corpus; valid: a new folder") from None
     if present == request:

@@ -51,10 +51,11 @@ class Tokenizer(ABC):
     """Number of token ids: they are 0 … vocab_size - 1."""
     end_of_document: int
     """Id of the token that is put after every document."""
+    _token_bytes: np.ndarray | None = None
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """Ids of *text*, without any special token added."""
+        """Ids of *text*, any string that UTF-8 can write, without any special token added."""
 
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -65,13 +66,20 @@ class Tokenizer(ABC):
         """Text of *ids*; special tokens give no text, incomplete UTF-8 gives U+FFFD. UserError for unknown
         ids."""
 
-    @abstractmethod
     def token_bytes(self) -> np.ndarray:
-        """UTF-8 bytes of text that each token stands for, int64 [vocab_size]; special tokens 0.
+        """UTF-8 bytes of text that each token stands for, int64 [vocab_size], read-only; special tokens 0.
 
         Summed over the encoding of a text this is the text's UTF-8 length, so that loss in nats per token
-        becomes bits per byte exactly.
+        becomes bits per byte exactly. Raises UserError for tokenizers whose tokens do not spell their text.
         """
+        if self._token_bytes is None:
+            self._token_bytes = self._count_bytes()
+            self._token_bytes.flags.writeable = False
+        return self._token_bytes
+
+    @abstractmethod
+    def _count_bytes(self) -> np.ndarray:
+        """What :meth:`token_bytes` returns; called once."""
 
     @abstractmethod
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -108,6 +116,8 @@ class SentencePieceTokenizer(Tokenizer):
         import sentencepiece
 
         try:
+            if not model:
+                raise RuntimeError("an empty file is taken for no model at all")
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except (RuntimeError, OSError) as error:
             raise UserError("tokenizer: not a SentencePiece model, or a damaged one") from error
@@ -141,9 +151,7 @@ class SentencePieceTokenizer(Tokenizer):
                 **SENTENCEPIECE_OPTIONS,
             )  # fmt: skip
         except (RuntimeError, OSError) as error:
-            raise UserError(
-                f"train_tokenizer: {vocab_size} entries cannot be trained: {_reason(error)}"
-            ) from error
+            raise UserError(f"train_tokenizer: {vocab_size} entries {_training_problem(error)}") from error
         return cls(model.getvalue(), name)
 
     def encode(self, text: str) -> list[int]:
@@ -167,7 +175,7 @@ class SentencePieceTokenizer(Tokenizer):
             [i for i in self._checked(ids) if not (processor.is_control(i) or processor.is_unknown(i))]
         )
 
-    def token_bytes(self) -> np.ndarray:
+    def _count_bytes(self) -> np.ndarray:
         processor = self._processor
         sizes = np.zeros(self.vocab_size, np.int64)
         for token in range(self.vocab_size):
@@ -203,10 +211,16 @@ def _sentences(texts: Iterable[str]) -> Iterator[str]:
                 start = end
 
 
-def _reason(error: Exception) -> str:
-    """The part of SentencePiece's message that helps: what is behind its source location and assertion."""
-    text = " ".join(str(error).split()).split("] ", 1)[-1]
-    return text or type(error).__name__
+def _training_problem(error: Exception) -> str:
+    """SentencePiece's message in our words: it names its own source lines and options that are not ours."""
+    message = " ".join(str(error).split())
+    if match := re.search(r"too high .* <= (\d+)", message):
+        return f"are too many for so little text; valid: at most {match[1]}, or more text"
+    if match := re.search(r"smaller than required_chars. \d+ vs (\d+)", message):
+        return f"are too few for the characters of this text; valid: more than {match[1]}"
+    if "sentences_.empty()" in message:
+        return "cannot be trained on no text; needed: documents in the training split"
+    return f"cannot be trained: {message}"
 
 
 class HuggingFaceTokenizer(Tokenizer):
@@ -259,7 +273,7 @@ class HuggingFaceTokenizer(Tokenizer):
         except UserError:
             raise
         except Exception as error:  # the library raises bare Exception
-            raise UserError(f"tokenizer: {str(root)!r} cannot be read: {_reason(error)}") from error
+            raise UserError(f"tokenizer: {str(root)!r} cannot be read: {error}") from error
         end = config.get("eos_token")
         end = end.get("content") if isinstance(end, dict) else end
         return cls(backend, name or config.get("name_or_path") or root.resolve().name, end)
@@ -289,8 +303,7 @@ class HuggingFaceTokenizer(Tokenizer):
         plain = [i for i in self._checked(ids) if i != self.end_of_document]
         return self._backend.decode(plain, skip_special_tokens=True)
 
-    def token_bytes(self) -> np.ndarray:
-        """See the base class. Raises UserError for tokenizers whose tokens do not spell the text exactly."""
+    def _count_bytes(self) -> np.ndarray:
         definition = json.loads(self._backend.to_str())
         added = {item["id"]: item for item in definition.get("added_tokens") or []}
         byte_level = '"ByteLevel"' in json.dumps([definition.get("pre_tokenizer"), definition.get("decoder")])

@@ -1,0 +1,151 @@
+"""Corpus files against megatron-core's own reader and builder, and damaged files."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+
+from model.errors import UserError
+from pretrain.data.indexed import IndexedTokens, IndexedWriter, bin_path, idx_path, token_dtype
+
+DOCUMENTS = [[1, 2, 3], [65499], [], [7] * 1000, [0, 5]]
+
+
+def write(prefix, documents=DOCUMENTS, dtype=np.uint16):
+    with IndexedWriter(prefix, dtype) as writer:
+        for document in documents:
+            writer.add_document(document)
+    return prefix
+
+
+@pytest.fixture(scope="module")
+def megatron():
+    return pytest.importorskip("megatron.core.datasets.indexed_dataset")
+
+
+def build_with_megatron(megatron, prefix, documents, dtype):
+    import torch
+
+    builder = megatron.IndexedDatasetBuilder(str(bin_path(prefix)), dtype=dtype)
+    for document in documents:
+        builder.add_item(torch.tensor(document, dtype=torch.int64))
+        builder.end_document()
+    builder.finalize(str(idx_path(prefix)))
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32])
+def test_files_are_those_of_megatrons_builder(megatron, tmp_path, dtype):
+    build_with_megatron(megatron, tmp_path / "theirs", DOCUMENTS, dtype)
+    write(tmp_path / "ours", dtype=dtype)
+    for suffix in (".bin", ".idx"):
+        assert (tmp_path / f"ours{suffix}").read_bytes() == (tmp_path / f"theirs{suffix}").read_bytes()
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32])
+def test_megatrons_corpora_read_back_identically(megatron, tmp_path, dtype):
+    build_with_megatron(megatron, tmp_path / "corpus", DOCUMENTS, dtype)
+    tokens = IndexedTokens(tmp_path / "corpus")
+    assert tokens.dtype == dtype and tokens.num_documents == len(DOCUMENTS)
+    for index, document in enumerate(DOCUMENTS):
+        assert tokens.document(index).tolist() == document
+    stream = [token for document in DOCUMENTS for token in document]
+    assert tokens.read(0, tokens.num_tokens).tolist() == stream
+
+
+def test_documents_of_several_sequences_read_as_one(megatron, tmp_path):
+    """preprocess_data --split-sentences stores a document as several sequences."""
+    builder = megatron.IndexedDatasetBuilder(str(tmp_path / "corpus.bin"), dtype=np.uint16)
+    builder.add_document(np.array([1, 2, 3, 4, 5]), [2, 3])
+    builder.add_document(np.array([6]), [1])
+    builder.finalize(str(tmp_path / "corpus.idx"))
+    tokens = IndexedTokens(tmp_path / "corpus")
+    assert [tokens.document(index).tolist() for index in range(2)] == [[1, 2, 3, 4, 5], [6]]
+
+
+def test_our_corpora_are_read_by_megatron(megatron, small_folder, small):
+    theirs = megatron.IndexedDataset(str(small_folder / "training"), mmap=True)
+    assert len(theirs) == small.training.num_documents
+    for index in range(len(theirs)):
+        np.testing.assert_array_equal(theirs[index], small.training.document(index))
+
+
+def test_dtype_is_the_one_megatron_chooses(megatron):
+    for size in (256, 50257, 65499, 65500, 65536, 128256):
+        assert token_dtype(size) == megatron.DType.optimal_dtype(size)
+
+
+def test_empty_corpus(tmp_path):
+    tokens = IndexedTokens(write(tmp_path / "empty", []))
+    assert (tokens.num_tokens, tokens.num_documents) == (0, 0)
+
+
+def test_tokens_that_do_not_fit_are_refused(tmp_path):
+    for token in (65536, -1):
+        with pytest.raises(UserError, match="does not fit uint16"):
+            write(tmp_path / "corpus", [[1, token]])
+
+
+def test_interrupted_writer_leaves_no_index(tmp_path):
+    with pytest.raises(RuntimeError), IndexedWriter(tmp_path / "corpus", np.dtype(np.uint16)) as writer:
+        writer.add_document([1])
+        raise RuntimeError
+    with pytest.raises(UserError, match=r"corpus\.idx' is missing"):
+        IndexedTokens(tmp_path / "corpus")
+
+
+@pytest.mark.parametrize("kept", [0, 1, -2, -1])
+def test_truncated_bin_is_refused(tmp_path, kept):
+    path = bin_path(write(tmp_path / "corpus"))
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(UserError, match=r"corpus\.bin' is truncated"):
+        IndexedTokens(tmp_path / "corpus")
+
+
+def test_every_truncation_of_an_index_is_refused(tmp_path):
+    path = idx_path(write(tmp_path / "corpus"))
+    data = path.read_bytes()
+    for kept in range(len(data)):
+        path.write_bytes(data[:kept])
+        with pytest.raises(UserError, match=r"corpus\.idx'"):
+            IndexedTokens(tmp_path / "corpus")
+
+
+def test_index_of_another_corpus_is_refused(tmp_path):
+    write(tmp_path / "corpus")
+    write(tmp_path / "other", [[1, 2]])
+    idx_path(tmp_path / "corpus").write_bytes(idx_path(tmp_path / "other").read_bytes())
+    with pytest.raises(UserError, match="longer than its index says"):
+        IndexedTokens(tmp_path / "corpus")
+
+
+@pytest.mark.parametrize(
+    ("offset", "value", "message"),
+    [
+        (0, b"X", "not a Megatron index"),
+        (9, struct.pack("<Q", 2), "version 2"),
+        (17, b"\x06", "dtype code 6"),
+        (17, b"\x63", "dtype code 99"),
+        (18, struct.pack("<Q", 2**60), "truncated or damaged"),
+        (34, struct.pack("<i", 4), "back to back"),
+        (34, struct.pack("<ii", -1, 5), "back to back"),
+        (34 + 4 * 5 + 8, struct.pack("<q", 100), "back to back"),
+        (34 + 12 * 5, struct.pack("<q", 1), "do not cover"),
+        (34 + 12 * 5 + 8 * 5, struct.pack("<q", 4), "do not cover"),
+    ],
+)
+def test_damaged_index_is_refused(tmp_path, offset, value, message):
+    path = idx_path(write(tmp_path / "corpus"))
+    data = bytearray(path.read_bytes())
+    data[offset : offset + len(value)] = value
+    path.write_bytes(bytes(data))
+    with pytest.raises(UserError, match=message):
+        IndexedTokens(tmp_path / "corpus")
+
+
+def test_reading_beyond_the_end_is_an_error(tmp_path):
+    tokens = IndexedTokens(write(tmp_path / "corpus"))
+    for start, count in ((-1, 1), (0, tokens.num_tokens + 1), (tokens.num_tokens, 1)):
+        with pytest.raises(IndexError):
+            tokens.read(start, count)

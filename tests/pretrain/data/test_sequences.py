@@ -1,0 +1,227 @@
+"""Training order, validation windows, opened corpora."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.errors import UserError
+from pretrain.data.indexed import IndexedTokens, IndexedWriter
+from pretrain.data.sequences import Corpus, TrainingSequences, ValidationSequences, unigram_entropy
+
+
+def numbered_corpus(folder: Path, training: int, validation: int = 100, name: str = "numbered") -> Corpus:
+    """A corpus whose training token number i is i, cut into documents of 7 tokens."""
+    folder = folder / name
+    folder.mkdir(parents=True)
+    for split, count in (("training", training), ("validation", validation)):
+        with IndexedWriter(folder / split, np.dtype(np.int32)) as writer:
+            for start in range(0, count, 7):
+                writer.add_document(range(start, min(start + 7, count)))
+    tokenizer = SimpleNamespace(
+        vocab_size=10**6, name="numbers", token_bytes=lambda: np.arange(10**6, dtype=np.int64) % 5
+    )
+    meta = {"tokenizer": {"hash": "numbers"}}
+    return Corpus(
+        folder, meta, tokenizer, IndexedTokens(folder / "training"), IndexedTokens(folder / "validation")
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    tokens=st.integers(2, 700),
+    context_length=st.integers(1, 40),
+    seed=st.integers(0, 5),
+    epoch=st.integers(0, 3),
+)
+def test_every_token_is_a_label_once_an_epoch(tmp_path_factory, tokens, context_length, seed, epoch):
+    if tokens <= context_length:
+        return
+    corpus = numbered_corpus(tmp_path_factory.mktemp("corpus"), tokens)
+    sequences = TrainingSequences([(corpus, 1)], context_length, seed)
+    windows = sequences.windows_per_epoch
+    batch = sequences.batch(epoch * windows, windows)
+    assert batch.shape == (windows, context_length + 1) and batch.dtype == np.int64
+    np.testing.assert_array_equal(batch[:, 1:], batch[:, :1] + np.arange(1, context_length + 1))
+    labels = np.sort(batch[:, 1:].reshape(-1))
+    dropped = (tokens - 1) % context_length
+    np.testing.assert_array_equal(labels, np.arange(1, tokens - dropped))
+
+
+def test_epochs_and_seeds_have_their_own_order(tmp_path):
+    corpus = numbered_corpus(tmp_path, 5000)
+    windows = TrainingSequences([(corpus, 1)], 10, 0).windows_per_epoch
+    orders = [
+        tuple(TrainingSequences([(corpus, 1)], 10, seed).batch(epoch * windows, windows)[:, 0])
+        for seed in (0, 1)
+        for epoch in (0, 1)
+    ]
+    assert len(set(orders)) == 4
+    assert len({tuple(sorted(order)) for order in orders}) == 1
+
+
+def test_sequences_do_not_depend_on_batches_ranks_or_restarts(small):
+    expected = TrainingSequences([(small, 1)], 32, 3).batch(0, 64)
+    for ranks in (1, 2, 4):
+        for micro_batch in (1, 2, 4):
+            rows = []
+            for first in range(0, 64, ranks * micro_batch):
+                for rank in range(ranks):  # as a rank of a fresh process would ask
+                    fresh = TrainingSequences([(small, 1)], 32, 3)
+                    rows.append(fresh.batch(first + rank * micro_batch, micro_batch))
+            np.testing.assert_array_equal(np.concatenate(rows), expected)
+    numbers = [5, 63, 5, 0]
+    np.testing.assert_array_equal(TrainingSequences([(small, 1)], 32, 3).batch_of(numbers), expected[numbers])
+
+
+def test_the_order_never_changes(tmp_path):
+    """Resumed and repeated runs rely on these values."""
+    sequences = TrainingSequences([(numbered_corpus(tmp_path, 5000), 1)], 10, 0)
+    assert sequences.batch(0, 6)[:, 0].tolist() == [460, 3770, 1560, 1570, 630, 3910]
+    assert sequences.batch(10**9, 2)[:, 0].tolist() == [2930, 3930]
+
+
+def test_blends_take_each_corpus_in_its_own_order(tmp_path):
+    one, two = (numbered_corpus(tmp_path, size, name=str(size)) for size in (400, 3000))
+    blend = TrainingSequences([(one, 0.25), (two, 0.75)], 10, 0)
+    places = [blend.locate(number) for number in range(4000)]
+    assert Counter(index for index, _, _ in places) == {0: 1000, 1: 3000}
+    for index, windows in enumerate(blend.windows):
+        of_corpus = [(epoch, window) for corpus, epoch, window in places if corpus == index]
+        for epoch in range(len(of_corpus) // windows):
+            seen = of_corpus[epoch * windows : (epoch + 1) * windows]
+            assert {number for number, _ in seen} == {epoch}
+            assert sorted(window for _, window in seen) == list(range(windows))
+    assert blend.windows_per_epoch == sum(blend.windows) == 39 + 299
+    assert "25.0% of the blend" in blend.describe() and "3,000 tokens, 299 windows of 10" in blend.describe()
+
+
+def test_bad_training_corpora_are_refused(tmp_path, small):
+    corpus = numbered_corpus(tmp_path, 20)
+    assert TrainingSequences([(corpus, 1)], 19, 0).windows_per_epoch == 1
+    with pytest.raises(UserError, match=r"20 tokens, fewer than one window of 21; .* at most 19"):
+        TrainingSequences([(corpus, 1)], 20, 0)
+    with pytest.raises(UserError, match="context_length: 0"):
+        TrainingSequences([(corpus, 1)], 0, 0)
+    with pytest.raises(UserError, match="valid: corpora of one tokenizer"):
+        TrainingSequences([(corpus, 1), (small, 1)], 8, 0)
+    with pytest.raises(UserError, match="positive"):
+        TrainingSequences([], 8, 0)
+    with pytest.raises(IndexError):
+        TrainingSequences([(corpus, 1)], 8, 0).sequence(-1)
+
+
+def test_tokens_beyond_the_vocabulary_are_refused(tmp_path):
+    corpus = numbered_corpus(tmp_path, 50)
+    corpus.tokenizer.vocab_size = 40
+    with pytest.raises(UserError, match=r"has token 4\d, which its tokenizer does not have; valid: 0..39"):
+        TrainingSequences([(corpus, 1)], 10, 0).batch(0, 4)
+    with pytest.raises(UserError, match="has token 49"):
+        corpus.training.counts(40)
+
+
+@settings(max_examples=60, deadline=None)
+@given(tokens=st.integers(2, 500), context_length=st.integers(1, 30), count=st.none() | st.integers(1, 60))
+def test_validation_windows_are_spread_and_share_no_label(tmp_path_factory, tokens, context_length, count):
+    if tokens <= context_length:
+        return
+    corpus = numbered_corpus(tmp_path_factory.mktemp("corpus"), 10, tokens)
+    validation = ValidationSequences(corpus, context_length, count)
+    available = (tokens - 1) // context_length
+    assert len(validation) == (available if count is None else min(count, available))
+    batch = validation.batch(0, len(validation))
+    labels = batch[:, 1:].reshape(-1)
+    assert len(set(labels.tolist())) == labels.size
+    starts = batch[:, 0] // context_length
+    gaps = np.diff([*starts, available])
+    assert starts[0] == 0 and gaps.max() - gaps.min() <= 1
+    assert validation.label_bytes() == int((labels % 5).sum())
+
+
+def test_label_bytes_are_those_of_the_decoded_text(small):
+    validation = ValidationSequences(small, 16, None)
+    pieces = [validation.batch(number, 1)[0, 1:] for number in range(len(validation))]
+    text = small.tokenizer.decode(np.concatenate(pieces))
+    assert validation.label_bytes() == len(text.encode())
+
+
+def test_validation_errors(tmp_path, small):
+    with pytest.raises(UserError, match=r"validation has 5 tokens, fewer than one window of 6"):
+        ValidationSequences(numbered_corpus(tmp_path, 100, 5), 5, 1)
+    with pytest.raises(UserError, match="validation windows: 0"):
+        ValidationSequences(small, 16, 0)
+    with pytest.raises(IndexError):
+        ValidationSequences(small, 16, 4).batch(3, 2)
+
+
+def test_unigram_entropy_is_the_cross_entropy_of_token_frequencies(small):
+    nats, bits_per_byte = unigram_entropy(small)
+    training = Counter(small.training.read(0, small.training.num_tokens).tolist())
+    total = small.training.num_tokens + small.tokenizer.vocab_size
+    tokens = small.validation.read(0, small.validation.num_tokens).tolist()
+    losses = [-math.log((training[token] + 1) / total) for token in tokens]
+    assert nats == pytest.approx(sum(losses) / len(losses), rel=1e-12)  # double rounding of a sum
+    assert bits_per_byte == pytest.approx(
+        sum(losses) / math.log(2) / small.meta["validation"]["bytes"], rel=1e-12
+    )
+
+
+@pytest.fixture
+def damaged(small_folder, tmp_path):
+    """A copy of the small corpus to break."""
+    return Path(shutil.copytree(small_folder, tmp_path / "damaged"))
+
+
+def edit_meta(folder: Path, change) -> None:
+    meta = json.loads((folder / "meta.json").read_text())
+    change(meta)
+    (folder / "meta.json").write_text(json.dumps(meta))
+
+
+def swap_splits(folder: Path) -> None:
+    for suffix in ("bin", "idx"):
+        (folder / f"training.{suffix}").rename(folder / "saved")
+        (folder / f"validation.{suffix}").rename(folder / f"training.{suffix}")
+        (folder / "saved").rename(folder / f"validation.{suffix}")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (shutil.rmtree, "is no folder"),
+        (lambda folder: (folder / "meta.json").unlink(), r"has no meta\.json"),
+        (lambda folder: (folder / "meta.json").write_text("{"), "is damaged"),
+        (lambda folder: (folder / "meta.json").write_text("[]"), "is damaged"),
+        (lambda folder: edit_meta(folder, lambda meta: meta.pop("training")), "is damaged"),
+        (
+            lambda folder: edit_meta(folder, lambda meta: meta.update(format_version=9)),
+            "format version 9; valid: 1",
+        ),
+        (
+            lambda folder: edit_meta(folder, lambda meta: meta["tokenizer"].update(hash="0")),
+            "not the one the corpus",
+        ),
+        (lambda folder: shutil.rmtree(folder / "tokenizer"), "has no tokenizer folder"),
+        (
+            lambda folder: (folder / "tokenizer/tokenizer.model").write_bytes(b"x"),
+            "not a SentencePiece model",
+        ),
+        (lambda folder: (folder / "training.bin").write_bytes(b"xx"), r"training\.bin' is truncated"),
+        (lambda folder: (folder / "validation.idx").unlink(), r"validation\.idx' is missing"),
+        (swap_splits, "the files are of different corpora"),
+    ],
+)
+def test_damaged_folders_are_refused_in_one_line(damaged, damage, message):
+    damage(damaged)
+    with pytest.raises(UserError, match=message) as refusal:
+        Corpus.open(damaged)
+    assert "\n" not in str(refusal.value)
