@@ -1,0 +1,63 @@
+"""Entry point: parse, build, train.
+
+    deepspeed pretrain/main.py --ds_config ds_configs/zero2.json [--config RECIPE] [--FIELD VALUE …]
+
+Every rank runs this file. Bad input ends with one line on rank 0 and exit code 2.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+
+# Running a file puts its folder first on sys.path, where pretrain/*.py could shadow libraries; the root belongs there.
+sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from model.errors import UserError  # noqa: E402
+from pretrain.config import exit_with, parse_command_line  # noqa: E402
+
+
+def main(arguments: list[str]) -> None:
+    """Run the training that *arguments* describe.
+
+    Raises:
+        UserError: bad input, a run folder that cannot be used, a checkpoint that cannot be written.
+    """
+    command = parse_command_line(arguments)
+    run = command.run
+    warnings.filterwarnings(
+        "ignore", category=FutureWarning, module="torch"
+    )  # DeepSpeed's calls, not the user's
+    from pretrain.engine import quiet_deepspeed, read_ds_config
+
+    ds_config = read_ds_config(command.ds_config)
+    quiet_deepspeed()
+    from pretrain.report import closing, finished_already, metrics_of, opening
+    from pretrain.run_folder import open_data
+    from pretrain.trainer import Trainer
+    from pretrain.world import start_world
+
+    world = start_world(run.threads, run.deterministic)
+    trainer = Trainer(run, ds_config, open_data(run, world.say), world)
+    if trainer.finished:
+        world.say(*finished_already(trainer, command.ds_config, arguments))
+        return
+    world.say(*opening(trainer))
+    with metrics_of(trainer) as metrics:
+        engine = trainer.fit(metrics)
+    sample = trainer.sample(engine)
+    world.say(*closing(trainer, command.ds_config, arguments, sample))
+
+
+if __name__ == "__main__":
+    rank = int(os.environ.get("RANK", 0))
+    try:
+        main(sys.argv[1:])
+    except UserError as error:
+        exit_with(error, rank)
+    except KeyboardInterrupt:
+        if rank == 0:
+            print("interrupted; the same command continues from the newest checkpoint", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,130 @@
+"""What a run tells the person in front of it: at the start, what it is going to do; at the end, what it did."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import torch
+
+from model.heads import format_heads
+from pretrain.data.sequences import unigram_entropy
+from pretrain.hardware import describe_device, peak_flops
+from pretrain.metrics import Metrics
+
+if TYPE_CHECKING:
+    from pretrain.trainer import Trainer
+
+
+def opening(trainer: Trainer) -> list[str]:
+    """Lines that say what runs where, printed before the first step."""
+    run, model, plan, world = trainer.run, trainer.model_config, trainer.plan, trainer.world
+    where = f"{world.size} rank{'s' * (world.size > 1)}, each on {describe_device(world.device)}"
+    tokens = plan.sequences * model.context_length
+    record = trainer.state.world
+    stage = record["stage"]
+    lines = [
+        f"run      {run.folder}",
+        f"world    {where}",
+        f"engine   ZeRO stage {stage}; {record['dtype']} ({trainer.dtype_reason})",
+        f"model    {run.model}: {model.num_parameters():,} parameters, {model.num_layers} layers, "
+        f"heads {format_heads(model.heads)}, d_model {model.d_model}, context {model.context_length}",
+        *(f"data     {line}" for line in trainer.sequences.describe().splitlines()),
+        f"steps    {run.steps:,} of {tokens:,} tokens = {plan.sequences} sequences "
+        f"({plan.micro_batch} a micro-batch x {plan.accumulation} accumulated x {plan.data_parallel} ranks)",
+    ]
+    if trainer.resumed_from:
+        lines.append(
+            f"resume   from {trainer.resumed_from} (step {trainer.state.step:,}, "
+            f"{trainer.state.sequences:,} sequences seen)"
+        )
+    return lines + [f"note     {note}" for note in trainer.notes]
+
+
+def continue_command(trainer: Trainer, ds_config: str, arguments: list[str], steps: int) -> str:
+    """The command that takes the run further, to *steps*."""
+    launcher = "deepspeed pretrain/main.py"
+    local = int(os.environ.get("LOCAL_SIZE", "1"))
+    if local > 1:
+        launcher = f"deepspeed --num_accelerators {local} pretrain/main.py"
+    kept = _without(arguments, {"--ds_config", "--steps", "--local_rank"})
+    return " ".join([launcher, "--ds_config", ds_config, *kept, "--steps", str(steps)])
+
+
+def _without(arguments: list[str], flags: set[str]) -> list[str]:
+    kept, skip = [], False
+    for argument in arguments:
+        if skip:
+            skip = False
+        elif argument.split("=", 1)[0] in flags:
+            skip = "=" not in argument
+        else:
+            kept.append(argument)
+    return kept
+
+
+def finished_already(trainer: Trainer, ds_config: str, arguments: list[str]) -> list[str]:
+    """Lines for a run that has all its steps."""
+    more = continue_command(trainer, ds_config, arguments, 2 * trainer.state.step)
+    return [f"{trainer.run.folder} is already finished at step {trainer.state.step:,}; to go on: {more}"]
+
+
+def metrics_of(trainer: Trainer) -> Metrics:
+    """The metrics of this session, MFU against the peak of all devices together."""
+    world, run = trainer.world, trainer.run
+    flops = trainer.model_config.flops_per_token()
+    peak = None
+    if world.is_main:
+        per_device, source = peak_flops(world.device, torch.bfloat16 if trainer.bf16 else torch.float32)
+        peak = per_device * world.size
+        world.say(
+            f"MFU      = tokens/s x {flops / 1e6:,.1f} MFLOP per token (6 N_matmul + 12 sum min(T, window) A) / "
+            f"{peak / 1e12:,.3g} TFLOP/s ({source})"
+        )
+    return Metrics(
+        run.folder,
+        total_steps=run.steps,
+        start_step=trainer.state.step,
+        main=world.is_main,
+        flops_per_token=flops,
+        peak_flops=peak,
+        every_seconds=run.logging.seconds,
+        wandb=run.logging.wandb,
+        wandb_project=run.logging.wandb_project,
+        config={
+            "run": run.to_dict(),
+            "model": trainer.model_config.to_json(),
+            "ds_config": trainer.ds_config,
+        },
+    )
+
+
+def closing(trainer: Trainer, ds_config: str, arguments: list[str], sample: str | None) -> list[str]:
+    """Lines printed after the last step: results, a sample, where everything is, what to do next."""
+    run, state = trainer.run, trainer.state
+    lines = [
+        f"finished {state.step:,} steps, {state.tokens:,} tokens in {state.seconds:,.0f} s"
+        + (f"; {state.skipped} updates skipped" if state.skipped else "")
+    ]
+    if trainer.result:
+        lines.append(
+            f"result   validation loss {trainer.result.loss:.4f} nats per token, "
+            f"{trainer.result.bpb:.4f} bits per byte"
+        )
+    corpora = trainer.data.corpora
+    if trainer.result and len(corpora) == 1:
+        nats, bits = unigram_entropy(corpora[0][0])
+        lines.append(
+            f"compare  guessing by token frequency: {nats:.4f} nats per token, {bits:.4f} bits per byte"
+        )
+    if sample is not None:
+        lines += ["sample", *(f"  | {line}" for line in sample.splitlines())]
+    more = continue_command(trainer, ds_config, arguments, 2 * run.steps)
+    return [
+        *lines,
+        f"saved    {run.folder}: config.yaml, metrics.jsonl, tokenizer/, checkpoints/{trainer.store.path(state.step).name}",
+        "next",
+        f"  convert   python -m pretrain.convert {run.folder} --out hf/{run.run_name}",
+        f"  evaluate  python -m pretrain.evaluation {run.folder} --tasks hellaswag,piqa",
+        f"  continue  {more}",
+    ]

@@ -1,0 +1,102 @@
+"""A run's data and folder: what is opened before a model is built."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model.errors import UserError
+from pretrain.checkpoint import write_synced
+from pretrain.config import RunConfig
+from pretrain.data.prepare import prepare_builtin
+from pretrain.data.sequences import Corpus, TrainingSequences, ValidationSequences, parse_blend
+from pretrain.data.tokenizer import Tokenizer
+from pretrain.world import World
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The corpora of a run and their weights."""
+
+    corpora: list[tuple[Corpus, Fraction]]
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that all corpora share."""
+        return self.corpora[0][0].tokenizer
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """Where the tokenizer's files are."""
+        return self.corpora[0][0].folder / "tokenizer"
+
+    def training_sequences(self, context_length: int, seed: int) -> TrainingSequences:
+        """The run's endless stream of sequences."""
+        return TrainingSequences(self.corpora, context_length, seed)
+
+    def validation_windows(self, context_length: int, count: int) -> tuple[np.ndarray, int]:
+        """Held-out windows, shared among the corpora by weight.
+
+        Returns:
+            Token ids [n, T+1] and the UTF-8 bytes of all labels.
+        """
+        total = sum(weight for _, weight in self.corpora)
+        sets = [
+            ValidationSequences(corpus, context_length, max(1, round(count * weight / total)))
+            for corpus, weight in self.corpora
+        ]
+        return np.concatenate([s.batch(0, len(s)) for s in sets]), sum(s.label_bytes() for s in sets)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What identifies the data: a run resumes only on the same."""
+        total = sum(weight for _, weight in self.corpora)
+        return {
+            "tokenizer": self.corpora[0][0].meta["tokenizer"]["hash"],
+            "data": [[corpus.meta["content_hash"], str(weight / total)] for corpus, weight in self.corpora],
+        }
+
+
+def open_data(run: RunConfig, report: Callable[[object], None]) -> RunData:
+    """Open the run's corpora; the built-in one is made first if need be (one process works, the others wait).
+
+    Args:
+        report: is given progress to print.
+
+    Raises:
+        UserError: a folder that is no corpus, weights that are no numbers.
+    """
+    if run.data == "builtin":
+        return RunData([(Corpus.open(prepare_builtin(run.data_root, run.vocab_size, report)), Fraction(1))])
+    return RunData([(Corpus.open(folder), Fraction(weight)) for folder, weight in parse_blend(run.data)])
+
+
+def prepare_run_folder(run: RunConfig, data: RunData, ds_config: dict[str, Any], world: World) -> None:
+    """Write the run's configuration, merged ds_config and tokenizer into its folder. Collective.
+
+    Raises:
+        UserError: on every rank, when the folder cannot be written.
+    """
+    problem = None
+    if world.is_main:
+        try:
+            for name in ("checkpoints", "plots"):
+                (run.folder / name).mkdir(parents=True, exist_ok=True)
+            write_synced(run.folder / "config.yaml", run.to_yaml())
+            write_synced(run.folder / "ds_config.json", json.dumps(ds_config, indent=2) + "\n")
+            if not (run.folder / "tokenizer").exists():
+                partial = run.folder / f".tokenizer.{os.getpid()}"
+                shutil.copytree(data.tokenizer_folder, partial)
+                partial.rename(run.folder / "tokenizer")
+        except OSError as error:
+            problem = f"cannot write {error.filename} ({error.strerror})"
+    problem = world.agree(problem)
+    if problem:
+        raise UserError(f"runs_dir: {problem}; give a folder that can be written with --runs_dir")

@@ -1,0 +1,228 @@
+"""The training loop. Read from top to bottom: set up, resume, train, save."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model.config import ModelConfig
+from model.errors import UserError
+from pretrain.batch import BatchPlan, device_memory, plan_batch
+from pretrain.checkpoint import CheckpointStore, TrainingState
+from pretrain.config import RunConfig
+from pretrain.data.prefetch import BatchPrefetcher
+from pretrain.engine import build_engine, merge_ds_config, resolve_bf16
+from pretrain.generate import generate
+from pretrain.metrics import Metrics
+from pretrain.optimizer import set_learning_rates
+from pretrain.resume import check_resume
+from pretrain.run_folder import RunData, prepare_run_folder
+from pretrain.schedule import LearningRateSchedule
+from pretrain.step_log import StepLog
+from pretrain.validation import Validation, ValidationResult
+from pretrain.world import World
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Trainer:
+    """One session of a run: from a checked configuration to a trained, saved model.
+
+    Args:
+        run: the run's configuration.
+        ds_config: contents of the ds_config file, its "auto" values still in place.
+        data: the run's corpora.
+        world: this process among the others.
+
+    Raises:
+        UserError: anything in the configuration or the run folder that cannot be used. Nothing has been written then.
+    """
+
+    def __init__(self, run: RunConfig, ds_config: dict[str, Any], data: RunData, world: World) -> None:
+        self.run, self.data, self.world = run, data, world
+        self.schedule = LearningRateSchedule(run.schedule, run.steps)
+        self.model_config: ModelConfig = run.build_model_config(data.tokenizer.vocab_size)
+        self.sequences = data.training_sequences(self.model_config.context_length, run.seed)
+        self.bf16, self.dtype_reason = resolve_bf16(run, ds_config, world.device)
+        self.store = CheckpointStore(run.folder, run.checkpoint, world)
+        self.result: ValidationResult | None = None
+        self.data_seconds = 0.0
+
+        found = self.store.newest_sound()
+        if found and run.resume == "never":
+            raise UserError(
+                f"resume: {run.folder} already holds a checkpoint ({found[0].name}); give --name for a new run, "
+                "or --resume auto to continue it"
+            )
+        self.resumed_from: Path | None = found[0] if found else None
+        saved = found[1] if found else TrainingState()
+        self.plan = self._plan(saved)
+        self.ds_config = merge_ds_config(ds_config, run, self.plan, self.bf16)
+        identity: dict[str, Any] = {
+            "run": run.to_dict(),
+            "model": self.model_config.to_json(),
+            "data": data.fingerprint(),
+            "world": self._world_record(),
+            "micro_batch": self.plan.micro_batch,
+        }
+        self.notes = [f"{line}; continuing from {found[0].name}" for line in found[2]] if found else []
+        if found:
+            self.notes += check_resume(saved, run, self.model_config, identity["data"], identity["world"])
+        self.state = dataclasses.replace(saved, **identity)
+
+    def _plan(self, saved: TrainingState) -> BatchPlan:
+        """The batch plan; a micro-batch chosen by an earlier session is kept, so that its numbers go on."""
+        return plan_batch(
+            self.run.global_batch_tokens,
+            self.run.micro_batch or saved.micro_batch or None,
+            self.model_config,
+            self.world.size,
+            device_memory(self.world.device, self.world.local_size),
+            self.world.device.type,
+        )
+
+    def _world_record(self) -> dict[str, Any]:
+        zero = self.ds_config["zero_optimization"]
+        return self.world.record() | {
+            "stage": zero["stage"],
+            "dtype": "bf16" if self.bf16 else "fp32",
+            "offload": zero.get("offload_optimizer", {}).get("device", "none"),
+        }
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has all its steps."""
+        return self.state.step >= self.run.steps
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Label tokens of all ranks in one optimizer step."""
+        return self.plan.sequences * self.model_config.context_length
+
+    def fit(self, metrics: Metrics) -> Any:
+        """Train to the last step, validating and saving on the way. Collective.
+
+        Returns:
+            The engine, which holds the trained model.
+
+        Raises:
+            UserError: a checkpoint could not be written, or too many updates in a row were skipped.
+        """
+        run, state = self.run, self.state
+        prepare_run_folder(run, self.data, self.ds_config, self.world)
+        engine = build_engine(run, self.model_config, self.ds_config, self.world.device)
+        if self.resumed_from:
+            self.store.load(engine, self.resumed_from)
+        validation = self._validation()
+        log = StepLog(metrics, self.world, self.tokens_per_step, state.seconds)
+        base = state.sequences
+        engine.train()
+
+        with BatchPrefetcher(lambda index: self._micro_batch(base, index), start=0) as batches:
+            while not self.finished:
+                rates = set_learning_rates(
+                    engine.optimizer, self.schedule, run.optimizer.learning_rate, state.step
+                )
+                loss = self._forward_backward(engine, batches)
+                self._count(applied=engine.was_step_applied())
+                row = {"tokens": state.tokens, "skipped": state.skipped}
+                row |= {f"lr/{name}": rate for name, rate in rates.items()}
+                log.add(state.step, loss, engine.get_global_grad_norm(), row)
+                if state.skipped_in_a_row >= run.max_skipped_steps:
+                    log.flush()
+                    raise UserError(self._too_many_skips())
+
+                if validation and self._due(run.validation.every):
+                    with metrics.pause():
+                        self.result = validation.run(engine)
+                    log.flush({"val_loss": self.result.loss, "val_bpb": self.result.bpb})
+                elif self._due(run.logging.every):
+                    log.flush()
+                if self._due(run.checkpoint.every):
+                    log.flush()
+                    state.seconds = log.seconds
+                    with metrics.pause():
+                        self.store.save(engine, state, run.folder / "tokenizer")
+            self.data_seconds = batches.wait_seconds
+        return engine
+
+    def _due(self, every: int) -> bool:
+        """Whether something done every so many steps (0: at the last only) is to be done now."""
+        return self.finished or (every > 0 and self.state.step % every == 0)
+
+    def _micro_batch(self, base: int, index: int) -> Batch:
+        """This rank's *index*-th micro-batch of the session: inputs and labels, int64 [B, T] each.
+
+        A function of the number of sequences consumed before (*base*), so neither ranks nor restarts change the order.
+        """
+        B, ranks = self.plan.micro_batch, self.plan.data_parallel
+        rows = self.sequences.batch(base + (index * ranks + self.world.rank) * B, B)
+        tokens = torch.from_numpy(rows)
+        inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        if self.world.device.type == "cuda":
+            inputs, labels = inputs.pin_memory(), labels.pin_memory()
+        return inputs, labels
+
+    def _forward_backward(self, engine: Any, batches: BatchPrefetcher[Batch]) -> Tensor:
+        """One optimizer step's micro-batches; DeepSpeed updates the weights after the last.
+
+        Returns:
+            This rank's mean loss, on the device.
+        """
+        total = torch.zeros((), device=self.world.device)
+        for _ in range(self.plan.accumulation):
+            inputs, labels = next(batches)
+            loss = engine(
+                inputs.to(self.world.device, non_blocking=True),
+                labels.to(self.world.device, non_blocking=True),
+            )
+            total += loss.detach().float()
+            # 1 + 0 * loss is exactly 1 for a finite loss and NaN for any other: a bad loss makes every gradient NaN,
+            # and DeepSpeed skips the update on all ranks, without this rank having to look at the loss.
+            engine.backward(loss * (1 + 0 * loss.detach()))
+            engine.step()
+        return total / self.plan.accumulation
+
+    def _count(self, applied: bool) -> None:
+        """Move the state past one attempted step. Data and learning rate go on even if the update was skipped."""
+        state = self.state
+        state.step += 1
+        state.sequences += self.plan.sequences
+        state.tokens += self.tokens_per_step
+        state.skipped += not applied
+        state.skipped_in_a_row = 0 if applied else state.skipped_in_a_row + 1
+
+    def _too_many_skips(self) -> str:
+        steps = self.store.steps()
+        kept = f"the checkpoint of step {steps[-1]} is kept" if steps else "there is no checkpoint yet"
+        return (
+            f"max_skipped_steps: {self.state.skipped_in_a_row} updates in a row were skipped for a non-finite "
+            f"loss or gradient, up to step {self.state.step}; {kept}; a lower learning rate may help"
+        )
+
+    def _validation(self) -> Validation | None:
+        if not self.run.validation.every:
+            return None
+        windows, label_bytes = self.data.validation_windows(
+            self.model_config.context_length, self.run.validation.sequences
+        )
+        return Validation(windows, label_bytes, self.plan.micro_batch, self.world)
+
+    def sample(self, engine: Any, tokens: int = 96) -> str:
+        """A document the trained model makes up from nothing (temperature 0.8, top-p 0.95). Collective."""
+        engine.eval()
+        ids = generate(
+            engine,
+            [self.data.tokenizer.end_of_document],
+            min(tokens, self.model_config.context_length),
+            self.model_config.context_length,
+            temperature=0.8,
+            top_p=0.95,
+            seed=self.run.seed,
+            device=self.world.device,
+        )
+        return self.data.tokenizer.decode(ids)
