@@ -235,3 +235,25 @@ def test_tokenizers_that_lose_text_have_no_byte_counts(tmp_path):
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "</s>": 1}, unk_token="a"))
     with pytest.raises(UserError, match="byte-level or byte-fallback"):
         HuggingFaceTokenizer(words, "words").token_bytes()
+
+
+def test_byte_fallback_tokenizers_of_hugging_face_count_bytes():
+    """The kind that Llama and its relatives have: a space is U+2581, unknown characters are byte tokens."""
+    tokenizers = pytest.importorskip("tokenizers")
+    pieces = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a", "\u2581a", "é"]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    model = tokenizers.models.BPE(vocabulary, [("\u2581", "a")], unk_token="<unk>", byte_fallback=True)
+    backend = tokenizers.Tokenizer(model)
+    backend.normalizer = tokenizers.normalizers.Replace(" ", "\u2581")
+    backend.decoder = tokenizers.decoders.Sequence(
+        [
+            tokenizers.decoders.Replace("\u2581", " "),
+            tokenizers.decoders.ByteFallback(),
+            tokenizers.decoders.Fuse(),
+        ]
+    )
+    backend.add_special_tokens(["<unk>", "</s>"])
+    tokenizer = HuggingFaceTokenizer(backend, "llama-like")
+    assert tokenizer.end_of_document == 1
+    assert tokenizer.token_bytes()[vocabulary["\u2581a"]] == 2
+    check(tokenizer, "a aé\n😀  b")
