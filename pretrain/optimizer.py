@@ -52,7 +52,12 @@ def build_optimizer(
 
     DeepSpeedCPUAdam is compiled at its first use (about a minute; it needs g++ and ninja).
     """
-    arguments = {"lr": config.learning_rate, "betas": config.betas, "eps": config.eps, "weight_decay": 0.0}
+    arguments: dict[str, Any] = {
+        "lr": config.learning_rate,
+        "betas": config.betas,
+        "eps": config.eps,
+        "weight_decay": 0.0,
+    }
     if offload:
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 

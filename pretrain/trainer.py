@@ -129,7 +129,7 @@ class Trainer:
                 )
                 loss = self._forward_backward(engine, batches)
                 self._count(applied=engine.was_step_applied())
-                row = {"tokens": state.tokens, "skipped": state.skipped}
+                row: dict[str, Any] = {"tokens": state.tokens, "skipped": state.skipped}
                 row |= {f"lr/{name}": rate for name, rate in rates.items()}
                 log.add(state.step, loss, engine.get_global_grad_norm(), row)
                 if state.skipped_in_a_row >= run.max_skipped_steps:

@@ -18,7 +18,7 @@ from pretrain.data.corpus import TextFiles
 from pretrain.data.prepare import prepare, prepare_builtin
 from pretrain.data.sequences import Corpus
 from pretrain.data.tokenizer import load_tokenizer
-from tests.pretrain.data.conftest import SMALL_VOCABULARY, small_paths
+from tests.pretrain.conftest import SMALL_VOCABULARY, small_paths
 
 ROOT = Path(__file__).parents[3]
 

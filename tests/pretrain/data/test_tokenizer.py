@@ -16,7 +16,7 @@ from pretrain.data.tokenizer import (
     load_tokenizer,
     tokenizer_hash,
 )
-from tests.pretrain.data.conftest import SMALL_VOCABULARY, WIKITEXT, small_paths
+from tests.pretrain.conftest import SMALL_VOCABULARY, WIKITEXT, small_paths
 
 # What SentencePiece, its byte fallback, or our handling of U+2581 could mistake for something else.
 SPACES = [

@@ -1,0 +1,86 @@
+"""A whole training session inside a test worker, on the small corpus."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from model.errors import UserError
+from pretrain.config import RunConfig, parse_command_line
+from pretrain.engine import quiet_deepspeed, read_ds_config
+from pretrain.metrics import Metrics, read_metrics
+from pretrain.run_folder import open_data
+from pretrain.trainer import Trainer
+from pretrain.world import start_world
+
+ROOT = Path(__file__).resolve().parents[2]
+# Figures that differ from run to run, because they are times.
+TIMES = {"seconds", "tokens_per_second", "mfu"}
+
+
+def nano_arguments(data: Path, runs: Path, *more: str) -> list[str]:
+    """Arguments of a run of a few seconds: 8 sequences of 64 tokens a step, 12 steps."""
+    defaults = {
+        "model": "prism-nano",
+        "data": data,
+        "runs_dir": runs,
+        "name": "nano",
+        "steps": 12,
+        "global_batch_tokens": 512,
+        "micro_batch": 2,
+        "precision": "fp32",
+        "optimizer.learning_rate": "1e-3",
+        "validation.every": 4,
+        "validation.sequences": 10,
+        "checkpoint.every": 4,
+        "logging.every": 3,
+        "logging.wandb": "disabled",
+    }
+    flags = [
+        part
+        for name, value in defaults.items()
+        if f"--{name}" not in more
+        for part in (f"--{name}", str(value))
+    ]
+    return [*flags, *more]
+
+
+def nano_run(data: Path, runs: Path, *more: str) -> RunConfig:
+    """The RunConfig of nano_arguments."""
+    return parse_command_line(nano_arguments(data, runs, *more)).run
+
+
+def session(run: RunConfig, stage: int = 2, **changes: Any) -> tuple[list[str], str | None]:
+    """Train *run* in this worker to its end.
+
+    Returns:
+        The notes of a resume, and the line of the UserError that ended the session, if one did.
+    """
+    run = replace(run, **changes)
+    quiet_deepspeed()
+    world = start_world(threads=None, deterministic=False)
+    try:
+        trainer = Trainer(
+            run,
+            read_ds_config(str(ROOT / f"ds_configs/zero{stage}.json")),
+            open_data(run, lambda progress: None),
+            world,
+        )
+        if not trainer.finished:
+            with Metrics(
+                run.folder,
+                total_steps=run.steps,
+                start_step=trainer.state.step,
+                main=world.is_main,
+                wandb="disabled",
+            ) as metrics:
+                trainer.fit(metrics)
+    except UserError as error:
+        return [], str(error)
+    return trainer.notes, None
+
+
+def curve(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a run's metrics without the times: equal rows mean bit-identical numbers."""
+    return [{key: value for key, value in row.items() if key not in TIMES} for row in read_metrics(folder)]
