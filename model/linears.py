@@ -14,7 +14,8 @@ class TokenEmbedding(nn.Embedding):
     """Token embedding that can also serve as the output head, so that tied models call one module twice.
 
     The head goes through this module's own forward, not through its weight from outside: under ZeRO-3 a
-    weight is only whole while the module that owns it runs.
+    weight is whole only while the module that owns it runs. (DeepSpeed 0.19 patches attribute access to catch
+    other uses; this way nothing depends on that.)
     """
 
     def forward(self, input: Tensor, as_output: bool = False) -> Tensor:

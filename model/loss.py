@@ -9,9 +9,12 @@ from torch import Tensor
 
 IGNORED_LABEL = -100
 
-# Logits are taken to fp32 this many elements at a time (64 MiB). At a vocabulary of 50,304 and 8 sequences
-# of 1,024 bf16 tokens that saves 1.6 GB of fp32 logits in the forward pass and as much for their gradient.
-CHUNK_ELEMENTS = 2**24
+# Logits are taken to fp32 this many elements at a time, by device type. On a GPU (64 MiB) that saves 1.6 GB
+# of fp32 logits in the forward pass, and as much for their gradient, at a vocabulary of 50,304 and 8
+# sequences of 1,024 bf16 tokens. On a CPU it also keeps a chunk in the cache: forward and backward of 2,048
+# bf16 tokens at a vocabulary of 4,096 took 25 ms on two cores, 57 ms with the GPU's value (torch's own cross
+# entropy, with the cast: 50 ms).
+CHUNK_ELEMENTS = {"cpu": 2**18, "cuda": 2**24}
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
@@ -61,7 +64,8 @@ class _CrossEntropy(torch.autograd.Function):
 
 def _chunks(logits: Tensor) -> list[slice]:
     """Slices of the rows of logits [N, columns], at most CHUNK_ELEMENTS elements (or one row) each."""
-    rows = max(1, CHUNK_ELEMENTS // logits.shape[1])
+    elements = CHUNK_ELEMENTS.get(logits.device.type, CHUNK_ELEMENTS["cuda"])
+    rows = max(1, elements // logits.shape[1])
     return [slice(start, start + rows) for start in range(0, logits.shape[0], rows)]
 
 
