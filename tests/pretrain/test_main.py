@@ -1,0 +1,176 @@
+"""The program as a user starts it: real processes, exit codes, and what is printed."""
+
+import random
+import shutil
+import signal
+import subprocess
+
+import pytest
+
+from pretrain.metrics import read_metrics
+from tests.launch import launch, start
+from tests.pretrain.training import ROOT, curve, nano_arguments
+
+
+def lines_of_error(output: str) -> list[str]:
+    return [line for line in output.splitlines() if line.startswith("error: ")]
+
+
+def assert_refused(finished, message):
+    """Exit code 2 and exactly one line, without a traceback."""
+    assert finished.returncode == 2, finished.output
+    assert len(lines_of_error(finished.output)) == 1 and message in lines_of_error(finished.output)[0]
+    assert "Traceback" not in finished.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ds_config", "ds_configs/zero4.json"], "ds_config: cannot read 'ds_configs/zero4.json'"),
+        (["--model", "prism-1b"], "'prism-1b'"),
+        (["--heads", "5x6"], "heads"),
+        (["--data", "nowhere"], "data: 'nowhere' is no folder"),
+    ],
+)
+def test_bad_input(small_folder, tmp_path, arguments, message):
+    finished = launch(
+        nano_arguments(small_folder, tmp_path, "--ds_config", "ds_configs/zero2.json", *arguments)
+    )
+    assert_refused(finished, message)
+    assert not (tmp_path / "nano").exists()
+
+
+def test_launcher_trains_to_the_end_and_the_same_command_says_so(small_folder, tmp_path):
+    arguments = ["--ds_config", "ds_configs/zero2.json", *nano_arguments(small_folder, tmp_path)]
+    first = launch(arguments, 2, launcher="deepspeed")
+    assert first.returncode == 0, first.output
+    for text in (
+        "12/12",
+        "val loss",
+        "bits/byte",
+        "lr 1.0",
+        "grad norm",
+        "tokens/s",
+        "MFU",
+        "left",
+        "sample",
+        "guessing by token frequency",
+        "python -m pretrain.convert",
+        "--steps 24",
+        f"run      {tmp_path}/nano",
+        "2 ranks",
+    ):
+        assert text in first.output, first.output
+    assert first.output.count("step 12/12") == 1  # only rank 0 prints
+    again = launch(arguments, 2)
+    assert again.returncode == 0 and "is already finished at step 12" in again.output
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_kill_9_at_any_step_and_the_same_command_again(small_folder, tmp_path, seed):
+    """Real processes, killed without warning; the curve must not show it."""
+    common = ["--ds_config", "ds_configs/zero1.json", "--logging.every", "1", "--logging.seconds", "0"]
+    whole = launch([*nano_arguments(small_folder, tmp_path, "--name", "whole"), *common], 2)
+    assert whole.returncode == 0, whole.output
+    broken = [*nano_arguments(small_folder, tmp_path, "--name", "broken"), *common]
+    step = random.Random(seed).randint(5, 11)
+    with start(broken, 2) as running:
+        running.wait_for(f"step {step:>2}/12")
+        running.kill(rank=seed)
+        running.wait(60)
+    resumed = launch(broken, 2)
+    assert resumed.returncode == 0, resumed.output
+    assert "resume   from" in resumed.output
+    assert curve(tmp_path / "broken") == curve(tmp_path / "whole")
+
+
+def test_diverged_run_stops_and_keeps_its_checkpoint(small_folder, tmp_path):
+    arguments = nano_arguments(
+        small_folder,
+        tmp_path,
+        "--steps",
+        "40",
+        "--optimizer.learning_rate",
+        "1e30",
+        "--schedule.warmup",
+        "0.9",
+        "--max_skipped_steps",
+        "3",
+        "--checkpoint.every",
+        "1",
+        "--ds_config",
+        "ds_configs/zero2.json",
+    )
+    finished = launch(arguments)
+    assert_refused(finished, "max_skipped_steps: 3 updates in a row were skipped")
+    assert "is kept" in finished.output
+    rows = read_metrics(tmp_path / "nano")
+    assert rows[-1]["skipped"] == 3
+
+
+def test_full_disk(small_folder, tmp_path):
+    """A real one: a small tmpfs."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = shutil.which("mount") and subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=3500k", "tmpfs", str(disk)], capture_output=True
+    )
+    if not mounted or mounted.returncode:
+        pytest.skip("needs the right to mount a tmpfs")
+    try:
+        finished = launch(
+            nano_arguments(
+                small_folder, disk, "--ds_config", "ds_configs/zero2.json", "--checkpoint.keep_last", "5"
+            )
+        )
+        assert_refused(finished, "No space left on device")
+        assert "the checkpoint of step 4 stays" in finished.output
+        assert [path.name for path in (disk / "nano/checkpoints").iterdir()] == ["step_000004"]
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_interrupt_says_how_to_go_on(small_folder, tmp_path):
+    arguments = nano_arguments(
+        small_folder,
+        tmp_path,
+        "--steps",
+        "100000",
+        "--logging.every",
+        "1",
+        "--logging.seconds",
+        "0",
+        "--ds_config",
+        "ds_configs/zero2.json",
+    )
+    with start(arguments) as running:
+        running.wait_for("step      8/")
+        running.kill(signal_number=signal.SIGINT)
+        finished = running.wait(60)
+    assert finished.returncode == 130 and "the same command continues" in finished.output
+    assert "Traceback" not in finished.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [2, 3])
+def test_offloading_follows_the_fused_optimizer(small_folder, tmp_path, stage):
+    """DeepSpeedCPUAdam (compiled at first use) against torch's fused AdamW, in fp32."""
+    for name in (f"zero{stage}", f"zero{stage}_offload"):
+        finished = launch(
+            [
+                *nano_arguments(small_folder, tmp_path, "--name", name),
+                "--ds_config",
+                f"ds_configs/{name}.json",
+            ],
+            timeout=600,
+        )
+        assert finished.returncode == 0, finished.output
+    plain, offloaded = (curve(tmp_path / name) for name in (f"zero{stage}", f"zero{stage}_offload"))
+    for row, other in zip(plain, offloaded, strict=True):
+        assert other["train_loss"] == pytest.approx(row["train_loss"], rel=1e-5)
+        assert other["grad_norm"] == pytest.approx(row["grad_norm"], rel=1e-4)
+
+
+def test_help_names_the_recipes():
+    shown = subprocess.run(["python", "pretrain/main.py", "--help"], cwd=ROOT, capture_output=True, text=True)
+    assert shown.returncode == 0 and "757m" in shown.stdout and "--global_batch_tokens" in shown.stdout
