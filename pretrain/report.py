@@ -120,9 +120,10 @@ def closing(trainer: Trainer, ds_config: str, arguments: list[str], sample: str 
     if sample is not None:
         lines += ["sample", *(f"  | {line}" for line in sample.splitlines())]
     more = continue_command(trainer, ds_config, arguments, 2 * run.steps)
+    newest = trainer.store.path(state.step).name
     return [
         *lines,
-        f"saved    {run.folder}: config.yaml, metrics.jsonl, tokenizer/, checkpoints/{trainer.store.path(state.step).name}",
+        f"saved    {run.folder}: config.yaml, metrics.jsonl, tokenizer/, checkpoints/{newest}",
         "next",
         f"  convert   python -m pretrain.convert {run.folder} --out hf/{run.run_name}",
         f"  evaluate  python -m pretrain.evaluation {run.folder} --tasks hellaswag,piqa",
