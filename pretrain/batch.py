@@ -75,7 +75,9 @@ def activation_bytes(model: ModelConfig) -> int:
     output (4 A_l), the FFN's hidden activations (4 widths gated, 2 plain); once, the logits in 2 and 4 bytes twice.
     """
     hidden = (4 if model.ffn == "swiglu" else 2) * model.ffn_width
-    layers = sum(6 * model.d_model + 4 * model.attention_width(l) + hidden for l in range(model.num_layers))
+    layers = sum(
+        6 * model.d_model + 4 * model.attention_width(layer) + hidden for layer in range(model.num_layers)
+    )
     return model.context_length * (2 * layers + 10 * model.padded_vocab_size())
 
 

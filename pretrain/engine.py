@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +172,11 @@ def build_engine(
 
 
 def quiet_deepspeed() -> None:
-    """Keep DeepSpeed's informational lines out of the log; warnings and errors stay."""
+    """Keep DeepSpeed's informational lines out of the log; warnings and errors stay. Call it before DeepSpeed loads."""
+    if not torch.cuda.is_available():
+        os.environ.setdefault(
+            "DS_ACCELERATOR", "cpu"
+        )  # told, it does not warn on every rank that it had to guess
     from deepspeed.utils import logger
 
     logger.setLevel(logging.WARNING)

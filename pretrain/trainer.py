@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ class Trainer:
         self.bf16, self.dtype_reason = resolve_bf16(run, ds_config, world.device)
         self.store = CheckpointStore(run.folder, run.checkpoint, world)
         self.result: ValidationResult | None = None
-        self.data_seconds = 0.0
+        self.data_share = 0.0
 
         found = self.store.newest_sound()
         if found and run.resume == "never":
@@ -60,6 +61,7 @@ class Trainer:
             )
         self.resumed_from: Path | None = found[0] if found else None
         saved = found[1] if found else TrainingState()
+        self.world = world = _keep_threads(world, run, saved)
         self.plan = self._plan(saved)
         self.ds_config = merge_ds_config(ds_config, run, self.plan, self.bf16)
         identity: dict[str, Any] = {
@@ -147,7 +149,7 @@ class Trainer:
                     state.seconds = log.seconds
                     with metrics.pause():
                         self.store.save(engine, state, run.folder / "tokenizer")
-            self.data_seconds = batches.wait_seconds
+            self.data_share = batches.wait_seconds / max(metrics.throughput.seconds, 1e-9)
         return engine
 
     def _due(self, every: int) -> bool:
@@ -226,3 +228,13 @@ class Trainer:
             device=self.world.device,
         )
         return self.data.tokenizer.decode(ids)
+
+
+def _keep_threads(world: World, run: RunConfig, saved: TrainingState) -> World:
+    """The thread count a CPU run was started with, unless the user asks for another: the bits depend on it."""
+    threads = saved.world.get("threads")
+    asked = run.threads is not None or "OMP_NUM_THREADS" in os.environ
+    if asked or threads in (None, world.threads) or world.device.type != "cpu":
+        return world
+    torch.set_num_threads(threads)
+    return dataclasses.replace(world, threads=threads)

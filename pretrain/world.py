@@ -117,6 +117,8 @@ def start_world(threads: int | None, deterministic: bool) -> World:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     if not dist.is_initialized():
+        # A shared-memory all-reduce for inference on CPUs, which training never calls; DeepSpeed would compile it now.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         os.environ.setdefault("MASTER_PORT", "29500" if size > 1 else str(_free_port()))
         deepspeed.init_distributed(
             dist_backend="nccl" if device.type == "cuda" else "gloo",
