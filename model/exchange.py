@@ -32,8 +32,9 @@ Span = tuple[int, int]
 class Form(Protocol):
     """One way to hold whole heads. Widths: c_q and c_k columns of a rank; a group's are r times as many."""
 
-    spans: list[Span]
-    """Query positions [start, stop) that this rank attends for, in the order of its rows."""
+    @property
+    def spans(self) -> list[Span]:
+        """Query positions [start, stop) that this rank attends for, in the order of its rows."""
 
     def scatter(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Own columns [B, T, c_q or c_k] -> the group's columns: query rows of this rank, and keys and values."""

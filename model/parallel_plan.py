@@ -43,10 +43,14 @@ def choose_form(ranks: int, batch: int, length: int, layer: int) -> FormName:
         return "batch"
     if length % (2 * ranks) == 0:
         return "query"
-    lower, upper = batch // ranks * ranks, (batch // ranks + 1) * ranks
-    raise UserError(
+    raise _cannot_split(batch, length, layer, ranks, ranks)
+
+
+def _cannot_split(batch: int, length: int, layer: int, ranks: int, multiple: int) -> UserError:
+    lower, upper = batch // multiple * multiple, (batch // multiple + 1) * multiple
+    return UserError(
         f"micro_batch: {batch} sequences of {length} tokens cannot be shared by the {ranks} ranks that split the "
-        f"heads of layer {layer}; micro_batch must be a multiple of {ranks} (nearest: "
+        f"heads of layer {layer}; micro_batch must be a multiple of {multiple} (nearest: "
         f"{f'{lower} or ' if lower else ''}{upper}), or context_length one of {2 * ranks}"
     )
 
@@ -79,11 +83,26 @@ def check_tensor_parallel(
             )
 
 
+def split_multiple(config: ModelConfig, tensor_parallel: int) -> int:
+    """The number that a micro-batch of full sequences must be a multiple of, so that every layer's ranks can split it.
+
+    1 where all layers have whole heads or can use the query form.
+    """
+    shares = {
+        head_groups(config.layer_kv_heads(layer), tensor_parallel)[1] for layer in range(config.num_layers)
+    }
+    return math.lcm(*(ranks for ranks in shares if ranks > 1 and config.context_length % (2 * ranks)))
+
+
 def check_split(config: ModelConfig, tensor_parallel: int, micro_batch: int) -> None:
     """Refuse a micro-batch that some layer's ranks can split in neither form; UserError names the valid ones."""
+    multiple = split_multiple(config, tensor_parallel)
+    if micro_batch % multiple == 0:
+        return
     for layer in range(config.num_layers):
         _, ranks = head_groups(config.layer_kv_heads(layer), tensor_parallel)
-        choose_form(ranks, micro_batch, config.context_length, layer)
+        if micro_batch % ranks and config.context_length % (2 * ranks):
+            raise _cannot_split(micro_batch, config.context_length, layer, ranks, multiple)
 
 
 def _nearest_divisors(number: int, wanted: int) -> str:

@@ -15,7 +15,7 @@ from model.config import ModelConfig
 from model.errors import UserError
 from model.feedforward import FeedForward
 from model.linears import column_linear, enter_columns, position_embedding, token_embedding
-from model.loss import cross_entropy, parallel_cross_entropy
+from model.loss import IGNORED_LABEL, cross_entropy, parallel_cross_entropy
 from model.norms import build_norm
 from model.parallel_plan import check_tensor_parallel
 from model.process_grid import grid
@@ -80,8 +80,11 @@ class Transformer(nn.Module):
         if length > self.config.context_length:
             raise UserError(f"tokens: {length} positions exceed context_length {self.config.context_length}")
         if self.grid.sequence_parallel and length % self.grid.tensor_parallel:
-            # Sampling, at any length. Positions at the end are seen by none of the others.
-            return self.forward(F.pad(tokens, (0, -length % self.grid.tensor_parallel)))[:, :length]
+            # Sampling, at any length. Positions added at the end are seen by none of the others.
+            added = (0, -length % self.grid.tensor_parallel)
+            if labels is not None:
+                return self.forward(F.pad(tokens, added), F.pad(labels, added, value=IGNORED_LABEL))
+            return self.forward(F.pad(tokens, added))[:, :length]
         hidden = self.token_embedding(tokens)  # [B, T, d]
         if self.position_embedding is not None:
             hidden = hidden + self.position_embedding(torch.arange(length, device=tokens.device))

@@ -26,6 +26,7 @@ SILENT = {
     "data",
     "vocab_size",
     "micro_batch",
+    "tensor_parallel",
 }
 
 
@@ -53,12 +54,14 @@ def check_resume(
             f"resume: {run.folder} holds another run ({'; '.join(refused)}); give --name for a new run, "
             "or the settings it was started with"
         )
-    shape = {key: (saved.world.get(key), world[key]) for key in ("ranks", "stage", "offload", "dtype")}
+    keys = ("ranks", "tensor_parallel", "stage", "offload", "dtype")
+    old_world = {"tensor_parallel": 1} | saved.world  # early checkpoints do not say
+    shape = {key: (old_world.get(key), world[key]) for key in keys}
     changed = [f"{key}: {old} != {new}" for key, (old, new) in shape.items() if old != new]
     if changed:
         raise UserError(
             f"resume: the checkpoint in {run.folder} was written by another world ({'; '.join(changed)}); "
-            "continue with the same number of ranks, ZeRO stage, offloading and dtype"
+            "continue with the same number of ranks, tensor_parallel, ZeRO stage, offloading and dtype"
         )
     return _notes(saved, run, world)
 

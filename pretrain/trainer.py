@@ -12,6 +12,8 @@ from torch import Tensor
 
 from model.config import ModelConfig
 from model.errors import UserError
+from model.parallel_plan import check_tensor_parallel
+from model.process_grid import grid
 from pretrain.batch import BatchPlan, device_memory, plan_batch
 from pretrain.checkpoint import CheckpointStore, TrainingState
 from pretrain.config import RunConfig
@@ -47,6 +49,9 @@ class Trainer:
         self.run, self.data, self.world = run, data, world
         self.schedule = LearningRateSchedule(run.schedule, run.steps)
         self.model_config: ModelConfig = run.build_model_config(data.tokenizer.vocab_size)
+        check_tensor_parallel(
+            self.model_config, world.tensor_parallel, sequence_parallel=grid().sequence_parallel
+        )
         self.sequences = data.training_sequences(self.model_config.context_length, run.seed)
         self.bf16, self.dtype_reason = resolve_bf16(run, ds_config, world.device)
         self.store = CheckpointStore(run.folder, run.checkpoint, world)
@@ -82,9 +87,10 @@ class Trainer:
             self.run.global_batch_tokens,
             self.run.micro_batch or saved.micro_batch or None,
             self.model_config,
-            self.world.size,
+            self.world.data_parallel,
             device_memory(self.world.device, self.world.local_size),
             self.world.device.type,
+            self.world.tensor_parallel,
         )
 
     def _world_record(self) -> dict[str, Any]:
@@ -162,7 +168,7 @@ class Trainer:
         A function of the number of sequences consumed before (*base*), so neither ranks nor restarts change the order.
         """
         B, ranks = self.plan.micro_batch, self.plan.data_parallel
-        rows = self.sequences.batch(base + (index * ranks + self.world.rank) * B, B)
+        rows = self.sequences.batch(base + (index * ranks + self.world.data_rank) * B, B)
         tokens = torch.from_numpy(rows)
         inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         if self.world.device.type == "cuda":
