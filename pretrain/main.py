@@ -30,13 +30,13 @@ def main(arguments: list[str]) -> None:
     """
     command = parse_command_line(arguments)
     run = command.run
-    warnings.filterwarnings(
-        "ignore", category=FutureWarning, module="torch"
-    )  # DeepSpeed's calls, not the user's
+    # DeepSpeed's own calls; nothing a user of this program could change.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
     from pretrain.engine import quiet_deepspeed, read_ds_config
 
     ds_config = read_ds_config(command.ds_config)
     quiet_deepspeed()
+    from pretrain.plots import draw_runs
     from pretrain.report import closing, finished_already, metrics_of, opening
     from pretrain.run_folder import open_data
     from pretrain.trainer import Trainer
@@ -50,6 +50,8 @@ def main(arguments: list[str]) -> None:
     world.say(*opening(trainer))
     with metrics_of(trainer) as metrics:
         engine = trainer.fit(metrics)
+    if world.is_main:
+        draw_runs([run.folder], run.folder / "plots" / "training.png")
     sample = trainer.sample(engine)
     world.say(*closing(trainer, command.ds_config, arguments, sample))
 
