@@ -223,16 +223,18 @@ class Trainer:
     def sample(self, engine: Any, tokens: int = 96) -> str:
         """A document the trained model makes up from nothing (temperature 0.8, top-p 0.95). Collective."""
         engine.eval()
-        ids = generate(
-            engine,
-            [self.data.tokenizer.end_of_document],
-            min(tokens, self.model_config.context_length),
-            self.model_config.context_length,
-            temperature=0.8,
-            top_p=0.95,
-            seed=self.run.seed,
-            device=self.world.device,
-        )
+        # Every length is another shape; compiling each would take longer than sampling.
+        with torch.compiler.set_stance("force_eager" if self.run.compile else "default"):
+            ids = generate(
+                engine,
+                [self.data.tokenizer.end_of_document],
+                min(tokens, self.model_config.context_length),
+                self.model_config.context_length,
+                temperature=0.8,
+                top_p=0.95,
+                seed=self.run.seed,
+                device=self.world.device,
+            )
         return self.data.tokenizer.decode(ids)
 
 

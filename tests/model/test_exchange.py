@@ -26,7 +26,7 @@ SHAPE = {"vocab_size": 260, "context_length": 24, "ffn_width": 48}
 GROUPED = block(
     "llama", **SHAPE, d_model=48, heads=(3, 4, 6, 2, 1), kv_heads=(3, 2, 3, 2, 1), tie_embeddings=False
 )
-WINDOWS = block("gptneo", **SHAPE, d_model=48, heads=(3, 4, 6, 2, 1), local_window=(None, 5, 1, 9, 23))
+WINDOWS = block("gptneo", **SHAPE, d_model=48, heads=(3, 4, 6, 2, 1), local_window=(5, None, 1, 9, 3))
 WIDE = block(
     "llama", **SHAPE, d_model=24, heads=(1, 2, 5), head_dim=(12, 24, 12)
 )  # the width follows the heads

@@ -27,13 +27,17 @@ ARCHITECTURE = [
 ]
 
 
-def train(tensor_parallel, stage, precision="fp32", sequence_parallel=False, model="prism-nano"):
+def train(
+    tensor_parallel, stage, precision="fp32", sequence_parallel=False, model="prism-nano", compiled=False
+):
     """Train on random tokens; losses, norms, and this rank's parameters in full, in the order of the model."""
     import deepspeed
 
     quiet_deepspeed()
     world = start_world(None, False, tensor_parallel, sequence_parallel)
-    run = parse_command_line(["--model", model, "--precision", precision, *SETTINGS, *ARCHITECTURE]).run
+    run = parse_command_line(
+        ["--model", model, "--precision", precision, *SETTINGS, *ARCHITECTURE, "--compile", str(compiled)]
+    ).run
     config = run.build_model_config(300)
     plan = plan_batch(64, 2, config, world.data_parallel, 1 << 30, "cpu", tensor_parallel)
     ds_config = read_ds_config(str(ROOT / f"ds_configs/zero{stage}.json"))
@@ -206,3 +210,20 @@ def sample(sequence_parallel):
 def test_sampling_gives_the_same_tokens(sequence_parallel):
     for alone, together in run_distributed(sample, 4, sequence_parallel):
         assert alone == together
+
+
+@pytest.mark.slow
+def test_compiled_blocks_train_alike(reference):
+    """Fusing changes rounding: the design's bound. Both forms of the exchange are compiled (B = 2; r = 2 and 4)."""
+    losses, norms, _ = reference
+    for found, found_norms, _ in run_distributed(
+        train, 4, 4, 2, "fp32", False, "prism-nano", compiled=True, timeout=400
+    ):
+        assert found == pytest.approx(losses, rel=1e-6)
+        assert found_norms == pytest.approx(norms, rel=1e-6)
+
+
+def test_compiling_is_refused_at_stage_3(small_folder, tmp_path):
+    run = nano_run(small_folder, tmp_path, "--compile", "true")
+    [(error, _)] = run_distributed(refusal, 1, run, 3, timeout=120)
+    assert error == "compile: true is not valid at ZeRO stage 3; use stage 1 or 2, or leave it out"
