@@ -24,6 +24,7 @@ from torch import Tensor
 
 from model.config import ModelConfig
 from model.errors import UserError
+from model.process_grid import whole_model
 from model.roles import parameter_roles, shard_dimension
 from model.transformer import Transformer
 from pretrain.checkpoint import ENGINE_FOLDER, TrainingState, read_state
@@ -66,7 +67,7 @@ class ParameterSpec:
 
 def parameter_specs(config: ModelConfig) -> dict[str, ParameterSpec]:
     """Every parameter of a model by name, in the model's order. No memory is allocated for them."""
-    with torch.device("meta"):
+    with torch.device("meta"), whole_model():
         model = Transformer(config)
     roles = parameter_roles(model)
     return {

@@ -7,6 +7,7 @@ written under a hidden name, synced, and renamed when every rank has finished; `
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -93,14 +94,9 @@ class _HashingFile:
             except OSError as error:
                 self.error = error
         if self.error is not None and hasattr(self, "_file"):
-            self._abandon()
+            with contextlib.suppress(OSError):  # the first error is the one to report
+                self._file.close()
         return {"bytes": self.bytes, "xxh3_128": self._hash.hexdigest()}
-
-    def _abandon(self) -> None:
-        try:
-            self._file.close()
-        except OSError:
-            pass  # the first error is the one to report
 
 
 class RecordingCheckpointEngine(TorchCheckpointEngine):

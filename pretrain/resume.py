@@ -26,6 +26,7 @@ SILENT = {
     "data",
     "vocab_size",
     "micro_batch",
+    "tensor_parallel",
 }
 
 

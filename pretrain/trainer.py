@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from model.config import ModelConfig
 from model.errors import UserError
+from model.parallel_plan import check_tensor_parallel
+from model.process_grid import grid
 from pretrain.batch import BatchPlan, device_memory, plan_batch
 from pretrain.checkpoint import CheckpointStore, TrainingState, has_engine_files
 from pretrain.config import RunConfig
@@ -49,11 +52,14 @@ class Trainer:
         self.run, self.data, self.world = run, data, world
         self.schedule = LearningRateSchedule(run.schedule, run.steps)
         self.model_config: ModelConfig = run.build_model_config(data.tokenizer.vocab_size)
+        check_tensor_parallel(
+            self.model_config, world.tensor_parallel, sequence_parallel=grid().sequence_parallel
+        )
         self.sequences = data.training_sequences(self.model_config.context_length, run.seed)
         self.bf16, self.dtype_reason = resolve_bf16(run, ds_config, world.device)
         self.store = CheckpointStore(run.folder, run.checkpoint, world)
         self.result: ValidationResult | None = None
-        self.data_seconds = 0.0
+        self.data_share = 0.0
 
         found = self.store.newest_sound()
         if found and run.resume == "never":
@@ -63,6 +69,7 @@ class Trainer:
             )
         self.resumed_from: Path | None = found[0] if found else None
         saved = found[1] if found else TrainingState()
+        self.world = world = _keep_threads(world, run, saved)
         self.plan = self._plan(saved)
         self.ds_config = merge_ds_config(ds_config, run, self.plan, self.bf16)
         identity: dict[str, Any] = {
@@ -87,15 +94,16 @@ class Trainer:
 
         Unless it no longer divides what a rank has per step, because there are more ranks now.
         """
-        per_rank = self.run.global_batch_tokens // (self.model_config.context_length * self.world.size)
+        per_rank = self.run.global_batch_tokens // (self.model_config.context_length * self.world.data_parallel)
         kept = saved.micro_batch if saved.micro_batch and per_rank % saved.micro_batch == 0 else None
         return plan_batch(
             self.run.global_batch_tokens,
             self.run.micro_batch or kept,
             self.model_config,
-            self.world.size,
+            self.world.data_parallel,
             device_memory(self.world.device, self.world.local_size),
             self.world.device.type,
+            self.world.tensor_parallel,
         )
 
     def _world_record(self) -> dict[str, Any]:
@@ -163,7 +171,7 @@ class Trainer:
                     state.seconds = log.seconds
                     with metrics.pause():
                         self.store.save(engine, state, run.folder / "tokenizer")
-            self.data_seconds = batches.wait_seconds
+            self.data_share = batches.wait_seconds / max(metrics.throughput.seconds, 1e-9)
         return engine
 
     def _due(self, every: int) -> bool:
@@ -176,7 +184,7 @@ class Trainer:
         A function of the number of sequences consumed before (*base*), so neither ranks nor restarts change the order.
         """
         B, ranks = self.plan.micro_batch, self.plan.data_parallel
-        rows = self.sequences.batch(base + (index * ranks + self.world.rank) * B, B)
+        rows = self.sequences.batch(base + (index * ranks + self.world.data_rank) * B, B)
         tokens = torch.from_numpy(rows)
         inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         if self.world.device.type == "cuda":
@@ -242,3 +250,18 @@ class Trainer:
             device=self.world.device,
         )
         return self.data.tokenizer.decode(ids)
+
+
+def _keep_threads(world: World, run: RunConfig, saved: TrainingState) -> World:
+    """The thread count a CPU run was started with, unless the user asks for another: the bits depend on it.
+
+    With another number of ranks they differ anyway, and the cores are shared anew.
+    """
+    threads = saved.world.get("threads")
+    asked = run.threads is not None or "OMP_NUM_THREADS" in os.environ
+    if saved.world.get("ranks") != world.size:
+        return world
+    if asked or threads in (None, world.threads) or world.device.type != "cpu":
+        return world
+    torch.set_num_threads(threads)
+    return dataclasses.replace(world, threads=threads)
