@@ -11,11 +11,14 @@ from pretrain.checkpoint import verify
 from tests.distributed import run_distributed
 from tests.pretrain.shapes import (
     ODD_MODEL,
+    SEQUENCES,
+    VOCABULARY_ROWS,
     Shape,
     build,
     contents,
     differences,
     fit,
+    joined,
     load_and_gather,
     newest,
     same_bits,
@@ -51,8 +54,11 @@ def load(source, shape, folder):
     """Load a copy of a saved run in another shape and save it again under *folder*/again."""
     copy = folder / "copy"
     shutil.copytree(source.run.folder, copy / source.run.folder.name)
-    run = replace(source.run, runs_dir=str(copy), precision=shape.precision)
-    return run_distributed(load_and_gather, shape.ranks, run, shape, folder / "again", timeout=120)[0]
+    run = replace(
+        source.run, runs_dir=str(copy), precision=shape.precision, tensor_parallel=shape.tensor_parallel
+    )
+    results = run_distributed(load_and_gather, shape.ranks, run, shape, folder / "again", timeout=120)
+    return joined(results, VOCABULARY_ROWS)
 
 
 def check_loaded(source, shape, folder):
@@ -65,7 +71,7 @@ def check_loaded(source, shape, folder):
         assert same_bits(tensors["weight"], before[name]["fp32"].to(tensors["weight"].dtype)), name
     assert found["groups"] == source.reference["groups"]
     assert found["steps"] == source.reference["steps"] == {3}
-    assert found["counters"] == (3, 24, 0)
+    assert found["counters"] == (3, 3 * SEQUENCES, 0)
     if source.shape != shape:
         assert found["notes"][0].startswith("reshaped from ")
 
@@ -98,6 +104,23 @@ def test_canonical_is_what_the_engine_held(saved, shape):
     ids=str,
 )
 def test_loaded_is_what_was_saved(saved, tmp_path, source, target):
+    check_loaded(saved(source), target, tmp_path)
+
+
+def tensor_parallel(ranks, t, stage, precision="fp32"):
+    return Shape(ranks, stage, precision, tensor_parallel=t)
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        (tensor_parallel(3, 3, 1, "bf16"), Shape(2, 3, "bf16")),
+        (Shape(2, 2), tensor_parallel(3, 3, 3)),
+    ],
+    ids=str,
+)
+def test_tensor_parallel(saved, tmp_path, source, target):
+    assert differences(contents(saved(source).checkpoint), saved(source).reference["parameters"]) == []
     check_loaded(saved(source), target, tmp_path)
 
 
