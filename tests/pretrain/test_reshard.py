@@ -124,6 +124,29 @@ def test_tensor_parallel(saved, tmp_path, source, target):
     check_loaded(saved(source), target, tmp_path)
 
 
+# Degrees that do not divide the odd model's widths, with data parallelism beside them: the small preset instead.
+GRIDS = [
+    Shape(2, 2),
+    tensor_parallel(2, 2, 1),
+    tensor_parallel(4, 2, 3),
+    tensor_parallel(4, 2, 2),
+    tensor_parallel(4, 4, 1),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_tensor_and_data_parallel(small_folder, tmp_path, precision):
+    """Each grid's checkpoint is what its engine held; each loads the one before, all the way round."""
+    grids = [shape._replace(precision=precision) for shape in GRIDS]
+    plain = ["--global_batch_tokens", str(64 * SEQUENCES), "--micro_batch", "2"]
+    runs = [train(small_folder, tmp_path / str(shape), shape, *plain) for shape in grids]
+    for source in runs:
+        assert differences(contents(source.checkpoint), source.reference["parameters"]) == []
+    for source, shape in zip(runs, grids[1:] + grids[:1], strict=True):
+        check_loaded(source, shape, tmp_path / f"to-{shape}")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("target", SHAPES, ids=str)
 @pytest.mark.parametrize("source", SHAPES, ids=str)
