@@ -206,8 +206,8 @@ def test_offloaded(saved, tmp_path, offloaded):
     check_loaded(saved(Shape(2, 3)), offloaded, tmp_path / "to")
 
 
-# All changes of stage, ranks up and down, and back to the first shape.
-CHAIN = [(1, 1), (2, 2), (1, 3), (2, 1), (2, 3), (1, 2), (1, 1)]
+# Ranks, tensor-parallel degree and stage: every change of stage, the others up and down, back to the first.
+CHAIN = [(1, 1, 1), (2, 1, 2), (1, 1, 3), (2, 2, 1), (2, 1, 3), (2, 2, 2), (1, 1, 1)]
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-6), ("bf16", 1e-3)])
@@ -219,13 +219,15 @@ def test_the_curve_goes_on(small_folder, tmp_path, precision, tolerance):
 
     unchanged, moved = make("unchanged"), make("moved")
     assert run_distributed(session, 1, unchanged, 1, timeout=120)[0] == ([], None)
-    for leg, (ranks, stage) in enumerate(CHAIN[:-1]):
-        stops = run_distributed(interrupted, ranks, moved, 2 * leg + 2, ranks, stage, timeout=120)
+    for leg, (ranks, t, stage) in enumerate(CHAIN[:-1]):
+        run = replace(moved, tensor_parallel=t)
+        stops = run_distributed(interrupted, ranks, run, 2 * leg + 2, ranks, stage, timeout=120)
         assert set(stops) == {"stopped"}
-    ranks, stage = CHAIN[-1]
-    notes, error = run_distributed(session, ranks, moved, stage, timeout=120)[0]
+    notes, error = run_distributed(session, 1, moved, 1, timeout=120)[0]
     assert error is None
-    assert notes == [f"reshaped from 1 rank, ZeRO 2, {precision} to 1 rank, ZeRO 1, {precision}"]
+    assert notes == [
+        f"reshaped from 2 ranks (2 tensor-parallel), ZeRO 2, {precision} to 1 rank, ZeRO 1, {precision}"
+    ]
     expected, found = curve(unchanged.folder), curve(moved.folder)
     assert [row["step"] for row in found] == list(range(1, 2 * len(CHAIN) + 1))
     for a, b in zip(expected, found, strict=True):
