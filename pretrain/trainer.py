@@ -94,7 +94,8 @@ class Trainer:
 
         Unless it no longer divides what a rank has per step, because there are more ranks now.
         """
-        per_rank = self.run.global_batch_tokens // (self.model_config.context_length * self.world.data_parallel)
+        sequences = self.run.global_batch_tokens // self.model_config.context_length
+        per_rank = sequences // self.world.data_parallel
         kept = saved.micro_batch if saved.micro_batch and per_rank % saved.micro_batch == 0 else None
         return plan_batch(
             self.run.global_batch_tokens,
