@@ -73,11 +73,15 @@ def check_resume(
         A line for each setting that changed and may.
 
     Raises:
-        UserError: another model, tokenizer, data or seed (all differences named).
+        UserError: another model, tokenizer, data, seed or choice of decayed parameters (all differences named).
     """
     refused = ModelConfig.from_json(saved.model).difference(model)
     if saved.run.get("seed", run.seed) != run.seed:
         refused.append(f"seed: {saved.run['seed']} != {run.seed}")
+    # It decides which optimizer group a parameter is in, and DeepSpeed pairs groups by position without a look.
+    decayed = saved.run.get("optimizer", {}).get("decay_embeddings", run.optimizer.decay_embeddings)
+    if decayed != run.optimizer.decay_embeddings:
+        refused.append(f"optimizer.decay_embeddings: {decayed} != {run.optimizer.decay_embeddings}")
     refused += [
         f"{key}: {saved.data.get(key)} != {value}"
         for key, value in data.items()

@@ -150,6 +150,7 @@ def test_no_sound_checkpoint_is_refused(small_folder, tmp_path):
     [
         (["--heads", "4x4"], ["heads"]),
         (["--architecture.norm", "layernorm", "--seed", "9"], ["norm", "seed: 1 != 9"]),
+        (["--optimizer.decay_embeddings", "true"], ["optimizer.decay_embeddings: False != True"]),
         (["--resume", "never"], ["already holds a checkpoint (step_000012)"]),
     ],
 )
