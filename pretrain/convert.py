@@ -54,11 +54,12 @@ def run_convert(arguments: Sequence[str]) -> None:
 
 def _to_hugging_face(options: argparse.Namespace) -> None:
     # Imported here: these load torch and DeepSpeed, and a mistyped flag should be answered at once.
-    from pretrain.engine import quiet_deepspeed
+    from pretrain.hf.quiet import quiet_libraries
+
+    quiet_libraries()
     from pretrain.hf.export_folder import export_run
     from pretrain.hf.run_source import RunSource
 
-    quiet_deepspeed()
     source = RunSource.open(options.run, options.step)
     written = export_run(
         source,

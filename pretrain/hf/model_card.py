@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from model.heads import format_heads
+from pretrain.data.blend import parse_blend
 from pretrain.hf.comparison import Comparison
 from pretrain.hf.formats import Export
 from pretrain.hf.run_source import RunSource
@@ -16,7 +18,7 @@ _USAGE = """\
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-tokenizer = AutoTokenizer.from_pretrained("{name}")
+tokenizer = AutoTokenizer.from_pretrained("{name}"{remote})
 model = AutoModelForCausalLM.from_pretrained("{name}"{remote})
 inputs = tokenizer("Once upon a time", return_tensors="pt")
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))
@@ -53,7 +55,7 @@ def model_card(source: RunSource, export: Export, comparison: Comparison, name: 
         rows["attention windows"] = ", ".join(str(window or "full") for window in model.local_window)
     metrics = source.last_metrics()
     training = {
-        "data": f"{run.get('data', 'unknown')} (content {', '.join(h[:12] for h, _ in state.data.get('data', []))})",
+        "data": _data(run.get("data", "builtin"), state.data.get("data", [])),
         "steps": f"{state.step:,}" + (f" ({state.skipped} updates skipped)" if state.skipped else ""),
         "tokens": f"{state.tokens:,}",
         "seed": run.get("seed"),
@@ -79,6 +81,15 @@ def model_card(source: RunSource, export: Export, comparison: Comparison, name: 
     if export.notes:
         parts.append("## Padding\n\n```\n" + "\n".join(export.notes) + "\n```\n")
     return "\n".join(parts)
+
+
+def _data(spec: str, contents: list[list[str]]) -> str:
+    """Names (not paths) of the corpora with their shares, and what identifies their contents."""
+    named = [("Python's standard library", 1)] if spec == "builtin" else parse_blend(spec)
+    names = [
+        Path(folder).name + (f" ({weight})" if len(named) > 1 else "") for folder, weight in named
+    ]
+    return f"{', '.join(names)}; content {', '.join(content[:12] for content, _ in contents)}"
 
 
 def _table(rows: dict[str, Any]) -> str:

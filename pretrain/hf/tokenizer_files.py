@@ -110,11 +110,12 @@ def check_tokenizer(folder: Path, tokenizer: Tokenizer, texts: Iterable[str]) ->
     """
     from transformers import AutoTokenizer
 
-    theirs = AutoTokenizer.from_pretrained(folder)
+    # trust_remote_code: AutoTokenizer looks at config.json first, and would ask about the architecture's code there.
+    theirs = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
     compared = 0
     for text in texts:
         ours = tokenizer.encode(text)
-        if theirs.encode(text, add_special_tokens=False) != ours:
+        if theirs.encode(text, add_special_tokens=False, verbose=False) != ours:
             raise UserError(f"tokenizer: the exported tokenizer gives other ids than {tokenizer.name} for {text!r:.80}")
         compared += len(ours)
     if theirs.eos_token_id != tokenizer.end_of_document:
