@@ -65,7 +65,7 @@ MATCHED_270M = {"d_model": 960, "heads": uniform(15, 20)}
 MATCHED_700M = {"d_model": 1536, "heads": uniform(24, 22)}
 
 TINY: dict[str, Any] = {"vocab_size": 4096, "context_length": 256, "d_model": 192}
-TINY_PRISM = parse_heads("3x2,6x2,12x4")
+TINY_PRISM = parse_heads("3,6x2,12x3")
 NANO: dict[str, Any] = {"vocab_size": 260, "context_length": 64, "d_model": 48}
 
 
@@ -160,15 +160,15 @@ def _tiny_presets() -> dict[str, ModelConfig]:
     """
     schedules = {
         "prism-tiny": TINY_PRISM,
-        "uniform-tiny": uniform(12, 8),
+        "uniform-tiny": uniform(12, 6),
         "descending-tiny": descending(TINY_PRISM),
         "shuffled-tiny": shuffled(TINY_PRISM, seed=0),
     }
     presets = {name: block("llama", **TINY, ffn_width=512, heads=heads) for name, heads in schedules.items()}
-    windows = [64 if layer % 2 else None for layer in range(8)]
-    presets["gpt2-tiny"] = block("gpt2", **TINY, ffn_width=768, heads=uniform(12, 8))
+    windows = [64 if layer % 2 else None for layer in range(6)]
+    presets["gpt2-tiny"] = block("gpt2", **TINY, ffn_width=768, heads=uniform(12, 6))
     presets["gptneo-tiny"] = block(
-        "gptneo", **TINY, ffn_width=768, heads=uniform(12, 8), local_window=windows
+        "gptneo", **TINY, ffn_width=768, heads=uniform(12, 6), local_window=windows
     )
     presets["prism-nano"] = block("llama", **NANO, ffn_width=128, heads=(2, 3, 4, 4))
     presets["gpt2-nano"] = block("gpt2", **NANO, ffn_width=192, heads=uniform(4, 4))

@@ -14,7 +14,6 @@ writes those).
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
@@ -25,6 +24,7 @@ from torch import Tensor
 
 from model.config import ModelConfig
 from model.errors import UserError
+from model.process_grid import whole_model
 from model.roles import parameter_roles, shard_dimension
 from model.transformer import Transformer
 from pretrain.checkpoint import ENGINE_FOLDER, TrainingState, read_state
@@ -32,7 +32,7 @@ from pretrain.deepspeed_shards import MASTERS, MOMENTS, DeepSpeedShards
 
 CANONICAL_FOLDER = "canonical"
 INDEX = "index.json"
-FORMAT = 1
+INDEX_FORMAT = 1
 
 
 class AdamState(TypedDict):
@@ -67,7 +67,7 @@ class ParameterSpec:
 
 def parameter_specs(config: ModelConfig) -> dict[str, ParameterSpec]:
     """Every parameter of a model by name, in the model's order. No memory is allocated for them."""
-    with torch.device("meta"):
+    with torch.device("meta"), whole_model():
         model = Transformer(config)
     roles = parameter_roles(model)
     return {
@@ -237,9 +237,9 @@ class _FolderSource:
         path = folder / INDEX
         try:
             index = json.loads(path.read_text(encoding="utf-8"))
-            if index["format"] != FORMAT:
+            if index["format"] != INDEX_FORMAT:
                 raise UserError(
-                    f"checkpoint: {path} has format {index['format']}, this version reads {FORMAT}"
+                    f"checkpoint: {path} has format {index['format']}, this version reads {INDEX_FORMAT}"
                 )
             self.steps: dict[str, int] = {name: entry["step"] for name, entry in index["parameters"].items()}
             self.files: dict[str, str] = {name: entry["file"] for name, entry in index["parameters"].items()}
@@ -308,8 +308,3 @@ def _check_names(folder: Path, found: set[str], wanted: set[str]) -> None:
 def _tuples(settings: dict[str, Any]) -> dict[str, Any]:
     """JSON has lists where optimizers have tuples (betas)."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
-
-
-def size_of(spec: ParameterSpec) -> int:
-    """Bytes of one fp32 tensor of a parameter."""
-    return 4 * math.prod(spec.shape)

@@ -1,7 +1,7 @@
-"""Reads the files that DeepSpeed's ZeRO optimizers write, one parameter at a time, without a process group or GPU.
+"""Reads the files of DeepSpeed's ZeRO optimizers, one parameter at a time, without a process group or GPU.
 
-Stages 1 and 2 (DeepSpeedZeroOptimizer, and BF16_Optimizer, which is stage 1 in bf16 with fp32 gradients) and stage 3,
-on the device or offloaded to the host, for any number of data-parallel and tensor-parallel ranks.
+Stages 1 and 2 (DeepSpeedZeroOptimizer, and BF16_Optimizer, which is stage 1 in bf16 with fp32 gradients) and
+stage 3, on the device or offloaded to the host, for any number of data- and tensor-parallel ranks.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class DeepSpeedShards:
             source = flat[piece.offset : piece.offset + piece.numel]
             if source.numel() != piece.numel:
                 raise UserError(
-                    f"checkpoint: {key} of {name} is cut short on data-parallel rank {piece.rank} in {self.folder}"
+                    f"checkpoint: {key} of {name} is cut short on rank {piece.rank} in {self.folder}"
                 )
             part.copy_(source)
             self._touched += source.nbytes
@@ -226,7 +226,7 @@ class DeepSpeedShards:
             self.stage == 3 and numbers != sorted(numbers, key=lambda n: n[1])
         ):
             raise UserError(
-                f"checkpoint: {self.folder} has {len(shapes)} flat tensors for {len(numbers)} of the optimizer's"
+                f"checkpoint: {self.folder} has {len(shapes)} groups of parameters, Adam has {len(numbers)}"
             )
         return [
             FlatGroup(group, number, {name: tuple(shape) for name, shape in parameters.items()})
@@ -244,13 +244,13 @@ class DeepSpeedShards:
                 found = _masters(optimizer)[index].numel()
                 if wanted != found:
                     raise UserError(
-                        f"checkpoint: a flat tensor in {self.folder} has {found} elements where its parameters "
-                        f"make {wanted}; weights swapped to NVMe are not read"
+                        f"checkpoint: a flat tensor in {self.folder} has {found} elements where its "
+                        f"parameters make {wanted}; weights swapped to NVMe are not read"
                     )
                 pieces |= sliced_pieces(index, numels, self.data_parallel)
             else:
-                # Masters are stored without the padding at the end, moments with it, and only the last ranks are
-                # padded: the first rank's part has its full length unless it is the only one with elements.
+                # Masters are stored without the padding at the end, moments with it, and only the last ranks
+                # are padded: the first one's part has its full length unless no other has elements.
                 partition = _masters(optimizer)[index].numel()
                 pieces |= contiguous_pieces(index, numels, paddings[index] if paddings else None, partition)
         return pieces

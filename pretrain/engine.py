@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from model.config import ModelConfig
 from model.errors import UserError
 from model.initialization import initialize
+from model.process_grid import deepspeed_mpu
 from model.transformer import Transformer
 from pretrain.batch import BatchPlan
 from pretrain.config import RunConfig
@@ -141,7 +143,7 @@ def _check_zero_section(section: dict[str, Any]) -> None:
 def build_engine(
     run: RunConfig, model_config: ModelConfig, merged: dict[str, Any], device: torch.device
 ) -> Any:
-    """Build the seeded model, its optimizer and the engine around them.
+    """Build the seeded model (this rank's part of it, on a grid with t > 1), its optimizer and the engine around them.
 
     Args:
         merged: the result of merge_ds_config.
@@ -154,7 +156,10 @@ def build_engine(
 
     zero = merged["zero_optimization"]
     partitioned = zero["stage"] == 3
-    with deepspeed.zero.Init(config_dict_or_path=merged) if partitioned else contextlib.nullcontext():
+    mpu = deepspeed_mpu()
+    # Stage 3 partitions over the ranks that hold the same shard; without an mpu over all ranks.
+    over = {"mpu": mpu, "data_parallel_group": mpu.get_data_parallel_group()} if mpu else {}
+    with deepspeed.zero.Init(config_dict_or_path=merged, **over) if partitioned else contextlib.nullcontext():
         network = Transformer(model_config, checkpoint_activations=run.activation_checkpointing)
     if partitioned:
         initialize(
@@ -165,13 +170,17 @@ def build_engine(
     offload = zero.get("offload_optimizer", {}).get("device", "none") != "none"
     optimizer = build_optimizer(parameter_groups(network, run.optimizer), run.optimizer, offload)
     engine, _, _, _ = deepspeed.initialize(
-        model=network, optimizer=optimizer, config=merged, dist_init_required=False
+        model=network, optimizer=optimizer, config=merged, dist_init_required=False, mpu=mpu
     )
     return engine
 
 
 def quiet_deepspeed() -> None:
-    """Keep DeepSpeed's informational lines out of the log; warnings and errors stay."""
+    """Keep DeepSpeed's informational lines out of the log; warnings and errors stay. Call it before DeepSpeed loads."""
+    if not torch.cuda.is_available():
+        os.environ.setdefault(
+            "DS_ACCELERATOR", "cpu"
+        )  # told, it does not warn on every rank that it had to guess
     from deepspeed.utils import logger
 
     logger.setLevel(logging.WARNING)

@@ -115,7 +115,7 @@ class Throughput:
     Args:
         flops_per_token: training FLOPs per token.
         peak_flops: peak of all devices together, in FLOP/s.
-        window: number of steps that the figures are taken over.
+        window: number of the latest counts that the figures are taken over.
         clock: seconds that only go forward.
     """
 
@@ -142,7 +142,7 @@ class Throughput:
         return self.clock() - self._began - self._paused
 
     def add(self, tokens: int) -> None:
-        """Count a finished step of *tokens* tokens (of all ranks)."""
+        """Count *tokens* tokens (of all ranks) as done at this moment: those of a step, or of several read at once."""
         self._tokens += tokens
         self._steps.append((self.seconds, self._tokens))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from model.heads import format_heads
-from pretrain.data.sequences import unigram_entropy
+from pretrain.data.sequences import Corpus, unigram_entropy
 from pretrain.hardware import describe_device, peak_flops
 from pretrain.metrics import Metrics
 
@@ -20,6 +20,8 @@ def opening(trainer: Trainer) -> list[str]:
     """Lines that say what runs where, printed before the first step."""
     run, model, plan, world = trainer.run, trainer.model_config, trainer.plan, trainer.world
     where = f"{world.size} rank{'s' * (world.size > 1)}, each on {describe_device(world.device)}"
+    if world.tensor_parallel > 1:
+        where += f"; {world.tensor_parallel} tensor-parallel x {world.data_parallel} data-parallel"
     tokens = plan.sequences * model.context_length
     record = trainer.state.world
     stage = record["stage"]
@@ -30,6 +32,7 @@ def opening(trainer: Trainer) -> list[str]:
         f"model    {run.model}: {model.num_parameters():,} parameters, {model.num_layers} layers, "
         f"heads {format_heads(model.heads)}, d_model {model.d_model}, context {model.context_length}",
         *(f"data     {line}" for line in trainer.sequences.describe().splitlines()),
+        *(f"source   {_source(corpus)}" for corpus, _ in trainer.data.corpora),
         f"steps    {run.steps:,} of {tokens:,} tokens = {plan.sequences} sequences "
         f"({plan.micro_batch} a micro-batch x {plan.accumulation} accumulated x {plan.data_parallel} ranks)",
     ]
@@ -39,6 +42,16 @@ def opening(trainer: Trainer) -> list[str]:
             f"{trainer.state.sequences:,} sequences seen)"
         )
     return lines + [f"note     {note}" for note in trainer.notes]
+
+
+def _source(corpus: Corpus) -> str:
+    """Where a corpus's text came from, with the hash that says it is the same text."""
+    meta = corpus.meta
+    name = meta["source"]["name"]
+    if "python" in meta["source"]:
+        name = f"standard library of Python {meta['source']['python']}"
+    skipped = ", ".join(f"{count} {reason}" for reason, count in meta["skipped"].items())
+    return f"{name}, content {meta['content_hash'][:12]}" + (f", files skipped: {skipped}" if skipped else "")
 
 
 def continue_command(trainer: Trainer, ds_config: str, arguments: list[str], steps: int) -> str:
@@ -105,6 +118,7 @@ def closing(trainer: Trainer, ds_config: str, arguments: list[str], sample: str 
     lines = [
         f"finished {state.step:,} steps, {state.tokens:,} tokens in {state.seconds:,.0f} s"
         + (f"; {state.skipped} updates skipped" if state.skipped else "")
+        + f"; {trainer.data_share:.2%} of this session's training time spent waiting for data"
     ]
     if trainer.result:
         lines.append(
@@ -120,9 +134,10 @@ def closing(trainer: Trainer, ds_config: str, arguments: list[str], sample: str 
     if sample is not None:
         lines += ["sample", *(f"  | {line}" for line in sample.splitlines())]
     more = continue_command(trainer, ds_config, arguments, 2 * run.steps)
+    newest = trainer.store.path(state.step).name
     return [
         *lines,
-        f"saved    {run.folder}: config.yaml, metrics.jsonl, tokenizer/, checkpoints/{trainer.store.path(state.step).name}",
+        f"saved    {run.folder}: config.yaml, metrics.jsonl, tokenizer/, checkpoints/{newest}",
         "next",
         f"  convert   python -m pretrain.convert {run.folder} --out hf/{run.run_name}",
         f"  evaluate  python -m pretrain.evaluation {run.folder} --tasks hellaswag,piqa",

@@ -47,17 +47,16 @@ class StepLog:
     def flush(self, extra: dict[str, Any] | None = None) -> None:
         """Read all noted figures at once and write their rows, the newest with *extra* and the throughput. Collective.
 
-        ``train_loss`` is the mean over all ranks, ``grad_norm`` the global norm before clipping.
+        ``train_loss`` is the mean over the data-parallel ranks, ``grad_norm`` the global norm before clipping.
         """
         if not self._rows:
             return
-        losses = self.world.sum(torch.stack(self._losses).double()) / self.world.size
-        norms = [float(norm) for norm in self._norms]
-        losses_read = losses.tolist()  # waits for the device
-        for _ in self._rows:
-            self.metrics.throughput.add(self.tokens_per_step)
+        losses = self.world.sum(torch.stack(self._losses).double()) / self.world.data_parallel
+        norms = [torch.as_tensor(norm, dtype=torch.float64, device=losses.device) for norm in self._norms]
+        losses_read, norms_read = torch.stack([losses, torch.stack(norms)]).tolist()  # waits for the device
+        self.metrics.throughput.add(self.tokens_per_step * len(self._rows))
         last = {"seconds": round(self.seconds, 3), **self.metrics.throughput.rates(), **(extra or {})}
         for index, (step, row) in enumerate(self._rows):
-            figures = {**row, "train_loss": losses_read[index], "grad_norm": norms[index]}
+            figures = {**row, "train_loss": losses_read[index], "grad_norm": norms_read[index]}
             self.metrics.log(step, figures | last if index == len(self._rows) - 1 else figures)
         self._rows, self._losses, self._norms = [], [], []

@@ -6,12 +6,11 @@ import torch
 from model.initialization import initialize
 from model.presets import preset
 from model.transformer import Transformer
-from pretrain.config import OptimizerConfig, parse_command_line
-from pretrain.engine import build_engine, merge_ds_config, read_ds_config
 from pretrain.batch import plan_batch
+from pretrain.config import OptimizerConfig, ScheduleConfig, parse_command_line
+from pretrain.engine import build_engine, merge_ds_config, read_ds_config
 from pretrain.optimizer import build_optimizer, parameter_groups, set_learning_rates
 from pretrain.schedule import LearningRateSchedule
-from pretrain.config import ScheduleConfig
 from tests.distributed import run_distributed
 
 

@@ -59,7 +59,7 @@ def session(run: RunConfig, stage: int = 2, **changes: Any) -> tuple[list[str], 
     """
     run = replace(run, **changes)
     quiet_deepspeed()
-    world = start_world(threads=None, deterministic=False)
+    world = start_world(None, False, run.tensor_parallel, run.sequence_parallel)
     try:
         trainer = Trainer(
             run,

@@ -1,0 +1,156 @@
+"""The loop itself: what it asks of the device, of the data, and that it learns."""
+
+import traceback
+from pathlib import Path
+
+import pytest
+import torch
+
+from pretrain.config import parse_command_line
+from pretrain.data.sequences import Corpus, TrainingSequences, unigram_entropy
+from tests.distributed import run_distributed
+from tests.pretrain.training import ROOT, curve, nano_run, session
+
+READS = ("item", "tolist", "__bool__", "__float__", "__int__", "cpu", "numpy")
+
+
+def session_counting_reads(run):
+    """Train, and note which lines of ours read a tensor's value (on a GPU each waits for the device)."""
+    reads = []
+    originals = {name: getattr(torch.Tensor, name) for name in READS}
+
+    def counting(name):
+        def read(self, *args, **kwargs):
+            frames = [f for f in traceback.extract_stack() if not f.filename.endswith("test_trainer.py")]
+            if str(ROOT / "pretrain") in frames[-1].filename or str(ROOT / "model") in frames[-1].filename:
+                reads.append(f"{Path(frames[-1].filename).name}:{frames[-1].name}")
+            return originals[name](self, *args, **kwargs)
+
+        return read
+
+    for name in READS:
+        setattr(torch.Tensor, name, counting(name))
+    try:
+        assert session(run) == ([], None)
+    finally:
+        for name, original in originals.items():
+            setattr(torch.Tensor, name, original)
+    return reads
+
+
+def test_no_read_of_ours_between_logs(small_folder, tmp_path):
+    """Six more steps between two logs must not mean one more read."""
+    counts = {}
+    for steps in (6, 12):
+        run = nano_run(
+            small_folder,
+            tmp_path,
+            "--name",
+            f"n{steps}",
+            "--steps",
+            str(steps),
+            "--logging.every",
+            "100",
+            "--validation.every",
+            "0",
+            "--checkpoint.every",
+            "0",
+        )
+        reads = run_distributed(session_counting_reads, 1, run, timeout=120)[0]
+        assert "step_log.py:flush" in reads  # the counting works
+        counts[steps] = reads
+    assert counts[6] == counts[12], counts
+
+
+def session_recording_sequences(run):
+    """Train, and return the numbers of the sequences this rank read."""
+    numbers = []
+    original = TrainingSequences.sequence
+
+    def sequence(self, number):
+        numbers.append(number)
+        return original(self, number)
+
+    TrainingSequences.sequence = sequence
+    try:
+        assert session(run)[1] is None
+    finally:
+        TrainingSequences.sequence = original
+    return numbers
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_each_sequence_is_read_once_in_order(small_folder, tmp_path, ranks):
+    run = nano_run(small_folder, tmp_path, "--steps", "5", "--validation.every", "0")
+    per_rank = run_distributed(session_recording_sequences, ranks, run, timeout=120)
+    ahead = 2 * 2  # batches the prefetcher may have made beyond the end
+    numbers = sorted(number for rank in per_rank for number in rank)
+    assert numbers[:40] == list(range(40))
+    assert len(numbers) <= 40 + ranks * (ahead + 2) and len(set(numbers)) == len(numbers)
+
+
+def test_curve_is_the_same_under_1_and_2_ranks_and_every_stage(small_folder, tmp_path):
+    """The whole program, validation included, within the design's 1e-6 in fp32."""
+    curves = {}
+    for ranks, stage in ((1, 2), (2, 1), (2, 2), (2, 3)):
+        run = nano_run(
+            small_folder, tmp_path, "--name", f"r{ranks}z{stage}", "--optimizer.learning_rate", "2e-4"
+        )
+        assert run_distributed(session, ranks, run, stage, timeout=120)[0] == ([], None)
+        curves[ranks, stage] = curve(run.folder)
+    reference = curves.pop((1, 2))
+    for name, rows in curves.items():
+        for row, expected in zip(rows, reference, strict=True):
+            assert row == pytest.approx(expected, rel=1e-6), name
+
+
+def test_it_learns(small_folder, tmp_path):
+    run = nano_run(
+        small_folder,
+        tmp_path,
+        "--steps",
+        "250",
+        "--optimizer.learning_rate",
+        "1e-2",
+        "--validation.every",
+        "250",
+        "--checkpoint.every",
+        "0",
+    )
+    run_distributed(session, 1, run, timeout=120)
+    last = curve(run.folder)[-1]
+    nats, bits = unigram_entropy(Corpus.open(small_folder))
+    assert last["val_loss"] < nats - 0.1
+    # Both figures describe the same windows, so their ratio is that of tokens to bytes, as the unigram's is.
+    assert last["val_bpb"] / last["val_loss"] == pytest.approx(bits / nats, rel=0.1)
+
+
+def test_activation_checkpointing_changes_no_number(small_folder, tmp_path):
+    curves = []
+    for name in ("false", "true"):
+        run = nano_run(
+            small_folder, tmp_path, "--name", name, "--activation_checkpointing", name, "--steps", "4"
+        )
+        run_distributed(session, 1, run, timeout=120)
+        curves.append(curve(run.folder))
+    assert curves[0] == curves[1]
+
+
+def test_a_run_is_extended(small_folder, tmp_path):
+    run = nano_run(small_folder, tmp_path, "--steps", "3")
+    run_distributed(session, 1, run, timeout=120)
+    notes, error = run_distributed(session, 1, run, timeout=120, steps=5)[0]
+    assert error is None and "steps changed: 3 -> 5" in notes
+    assert [row["step"] for row in curve(run.folder)] == [1, 2, 3, 4, 5]
+
+
+def test_default_run_is_the_documented_one():
+    command = parse_command_line([])
+    assert (command.run.data, command.run.model, command.ds_config) == (
+        "builtin",
+        "prism-tiny",
+        "ds_configs/zero2.json",
+    )
+    config = command.run.build_model_config()
+    assert list(config.heads) == sorted(config.heads) and len(set(config.heads)) > 1  # progressive
+    assert 2e6 < config.num_parameters() < 9e6
