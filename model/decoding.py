@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,7 +11,7 @@ from torch import Tensor
 from model.attention import Attention
 from model.errors import UserError
 from model.rotary import Table, rotate
-from model.transformer import Transformer
+from model.transformer import Block, Transformer
 
 
 class CachedDecoder:
@@ -27,7 +29,7 @@ class CachedDecoder:
         self.network = network
         self.length = 0
         """Tokens seen so far."""
-        weight = network.token_embedding.weight
+        weight = next(network.parameters())
         config = network.config
         self._cache: list[tuple[Tensor, Tensor]] = []
         for layer in range(config.num_layers):
@@ -52,7 +54,8 @@ class CachedDecoder:
         hidden = network.token_embedding(tokens)  # [B, n, d]
         if network.position_embedding is not None:
             hidden = hidden + network.position_embedding(torch.arange(start, end, device=tokens.device))
-        for layer, block in enumerate(network.layers):
+        for layer, module in enumerate(network.layers):
+            block = cast(Block, module)
             table = None
             if network.rotary is not None:
                 head_dim = config.layer_head_dim(layer)

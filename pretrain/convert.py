@@ -2,6 +2,7 @@
 
 Reads any checkpoint (ZeRO stage, data- and tensor-parallel size) on one machine without a GPU, writes safetensors,
 configuration, tokenizer and model card, loads the folder afresh and compares its logits with our model's.
+``--from_hf DIR --out runs/NAME`` is the way back: a run to continue pretraining from.
 """
 
 from __future__ import annotations
@@ -20,14 +21,21 @@ DTYPE_NAMES = ("float32", "bfloat16", "float16")
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = Parser(prog="python -m pretrain.convert", description=__doc__.split("\n\n")[0], allow_abbrev=False)
+    parser = Parser(
+        prog="python -m pretrain.convert", description=__doc__.split("\n\n")[0], allow_abbrev=False
+    )
     parser.add_argument("run", nargs="?", metavar="RUN", help="a run's folder, such as runs/NAME")
+    parser.add_argument(
+        "--from_hf", metavar="DIR", help="the way back: make a run of this Llama, GPT-2 or native folder"
+    )
     parser.add_argument("--out", metavar="DIR", help="folder to write")
-    parser.add_argument("--step", type=int, metavar="N", help="which checkpoint (default: the newest sound one)")
+    parser.add_argument(
+        "--step", type=int, metavar="N", help="which checkpoint (default: the newest sound one)"
+    )
     parser.add_argument(
         "--format", default="auto",
-        help="native: our architecture, shipped as remote code; llama: plain LlamaForCausalLM, zero-padded where layers "
-        "differ; auto (default): plain Llama or GPT-2 for models that are one, else native",
+        help="native: our architecture, shipped as remote code; llama: plain LlamaForCausalLM, zero-padded where "
+        "layers differ; auto (default): plain Llama or GPT-2 for models that are one, else native",
     )  # fmt: skip
     parser.add_argument("--dtype", default="float32", help=f"of the weights: {', '.join(DTYPE_NAMES)}")
     parser.add_argument("--license", default="apache-2.0", help="for the model card (default: %(default)s)")
@@ -42,6 +50,8 @@ def run_convert(arguments: Sequence[str]) -> None:
         UserError: bad input, or an export that does not compute what the run's model computes.
     """
     options = build_parser().parse_args(arguments)
+    if options.from_hf is not None:
+        return _from_hugging_face(options)
     if options.run is None:
         raise UserError("run: missing; give the folder of a run, such as runs/NAME")
     if options.out is None:
@@ -75,6 +85,28 @@ def _to_hugging_face(options: argparse.Namespace) -> None:
         print(f"padding  {note}")
     code = "; needs trust_remote_code=True" if written.export.format == "native" else "; no remote code"
     print(f"ready    {written.folder}: {written.export.config.architectures[0]}{code}")
+
+
+def _from_hugging_face(options: argparse.Namespace) -> None:
+    if options.run is not None:
+        raise UserError(f"run: {options.run!r} was given beside --from_hf; give one of them")
+    if options.out is None:
+        raise UserError("out: missing; give the run's folder to write, such as --out runs/NAME")
+    from pretrain.hf.quiet import quiet_libraries
+
+    quiet_libraries()
+    from pretrain.hf.import_folder import import_folder
+
+    imported = import_folder(Path(options.from_hf), Path(options.out))
+    for note in imported.notes:
+        print(f"note     {note}")
+    print(f"logits   {imported.comparison}")
+    print(f"ready    {imported.folder}: {imported.model.num_parameters():,} parameters, step 0")
+    print(
+        "next     python -m pretrain.prepare --text … "
+        f"--tokenizer {imported.folder}/tokenizer --out data/NAME\n"
+        f"         deepspeed pretrain/main.py --config {imported.folder}/config.yaml --data data/NAME"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

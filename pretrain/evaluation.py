@@ -1,6 +1,6 @@
-"""Zero-shot scores of a run or an exported folder: ``python -m pretrain.evaluation DIR|runs/NAME --tasks hellaswag,piqa``.
+"""Zero-shot scores of a run or an export: ``python -m pretrain.evaluation DIR|runs/NAME --tasks hellaswag,piqa``.
 
-Several ranks share the work when started by a launcher: ``deepspeed --num_accelerators 2 --module pretrain.evaluation …``.
+Several ranks share the work: ``deepspeed --num_accelerators 2 --module pretrain.evaluation …``.
 Without internet: ``python -m pretrain.evaluation save --tasks papers --data_dir DIR`` on a machine that has it, then
 ``--data_dir DIR`` here.
 """
@@ -35,23 +35,38 @@ def build_parser() -> argparse.ArgumentParser:
         "for machines without internet.",
         allow_abbrev=False,
     )
-    parser.add_argument("model", metavar="DIR|RUN", help="an exported folder, or a run's folder such as runs/NAME")
+    parser.add_argument(
+        "model", metavar="DIR|RUN", help="an exported folder, or a run's folder such as runs/NAME"
+    )
     parser.add_argument(
         "--tasks", default="papers", metavar="A,B",
         help="lm-eval's task names, or papers: hellaswag, piqa, winogrande, arc_easy, blimp, wikitext (default)",
     )  # fmt: skip
-    parser.add_argument("--data_dir", metavar="DIR", help="read the tasks' data sets from here instead of the hub")
-    parser.add_argument("--step", type=int, metavar="N", help="which checkpoint of a run (default: the newest sound one)")
-    parser.add_argument("--limit", type=int, metavar="N", help="at most N items of each task, for a first look")
     parser.add_argument(
-        "--batch_tokens", type=int, metavar="N", help="tokens of a forward pass (default: by the device's memory)"
+        "--data_dir", metavar="DIR", help="read the tasks' data sets from here instead of the hub"
+    )
+    parser.add_argument(
+        "--step", type=int, metavar="N", help="which checkpoint of a run (default: the newest sound one)"
+    )
+    parser.add_argument(
+        "--limit", type=int, metavar="N", help="at most N items of each task, for a first look"
+    )
+    parser.add_argument(
+        "--batch_tokens",
+        type=int,
+        metavar="N",
+        help="tokens of a forward pass (default: by the device's memory)",
     )
     parser.add_argument(
         "--dtype", help=f"to compute in: {', '.join(DTYPES)} (default: as exported; float32 for a run)"
     )
-    parser.add_argument("--out", metavar="FILE", help="where to write the results as JSON (default: inside the folder)")
     parser.add_argument(
-        "--wandb", default="auto", help="for a run: auto (as the run was), online, offline, disabled (default: auto)"
+        "--out", metavar="FILE", help="where to write the results as JSON (default: inside the folder)"
+    )
+    parser.add_argument(
+        "--wandb",
+        default="auto",
+        help="for a run: auto (as the run was), online, offline, disabled (default: auto)",
     )
     return parser
 
@@ -75,7 +90,9 @@ def run_evaluation(arguments: Sequence[str]) -> None:
     tasks = resolve_tasks(options.tasks.split(","), manager)
     data_dir = Path(options.data_dir) if options.data_dir else None
     if data_dir is not None and not data_dir.is_dir():
-        raise UserError(f"data_dir: {str(data_dir)!r} is no folder; python -m pretrain.evaluation save writes one")
+        raise UserError(
+            f"data_dir: {str(data_dir)!r} is no folder; python -m pretrain.evaluation save writes one"
+        )
     rank = _join_ranks()
     model, step = open_model(options)
     results = run_tasks(model, tasks, manager, data_dir, options.limit)
@@ -83,7 +100,9 @@ def run_evaluation(arguments: Sequence[str]) -> None:
         return
     print(table(results))
     if model.truncated:
-        print(f"note: {model.truncated:,} texts were longer than the context of {model.max_length} and cut on the left")
+        print(
+            f"note: {model.truncated:,} texts were longer than the context of {model.max_length} and cut on the left"
+        )
     out = _out_file(options, step)
     _write(out, options, step, tasks, results, headline(results))
     print(f"wrote {out}")
@@ -102,7 +121,9 @@ def run_save(arguments: Sequence[str]) -> None:
     parser = Parser(
         prog="python -m pretrain.evaluation save", description="Save tasks' data sets.", allow_abbrev=False
     )
-    parser.add_argument("--tasks", default="papers", metavar="A,B", help="as for the evaluation (default: %(default)s)")
+    parser.add_argument(
+        "--tasks", default="papers", metavar="A,B", help="as for the evaluation (default: %(default)s)"
+    )
     parser.add_argument("--data_dir", metavar="DIR", help="folder to write")
     options = parser.parse_args(arguments)
     if options.data_dir is None:
@@ -156,10 +177,14 @@ def open_model(options: argparse.Namespace) -> tuple[ZeroShotModel, int | None]:
     if is_run(options.model):
         source = RunSource.open(options.model, options.step, report=lambda line: print(line, file=sys.stderr))
         ours = source.load_model().to(device, dtype or torch.float32)
-        model = ZeroShotModel(ours, source.tokenizer, source.model.context_length, device, options.batch_tokens)
+        model = ZeroShotModel(
+            ours, source.tokenizer, source.model.context_length, device, options.batch_tokens
+        )
         return model, source.state.step
     if options.step is not None:
-        raise UserError(f"step: {options.step} was given, but {options.model!r} is no run's folder; leave it out")
+        raise UserError(
+            f"step: {options.step} was given, but {options.model!r} is no run's folder; leave it out"
+        )
     theirs = load_exported(options.model, dtype or "auto").to(device)
     tokenizer = exported_tokenizer(options.model)
     if tokenizer.vocab_size > theirs.config.vocab_size:
@@ -225,7 +250,9 @@ def _log_to_wandb(options: argparse.Namespace, step: int, figures: dict[str, flo
 
     logged = RunSource.open(options.model, step, report=lambda line: None).state.run.get("logging", {})
     mode = logged.get("wandb", "auto") if options.wandb == "auto" else options.wandb
-    logger = WandbLogger(Path(options.model), mode=mode, project=logged.get("wandb_project", "head-schedules"))
+    logger = WandbLogger(
+        Path(options.model), mode=mode, project=logged.get("wandb_project", "head-schedules")
+    )
     logger.log(step + 1, {f"evaluation/{name}": value for name, value in figures.items()})
     logger.close()
 
@@ -233,7 +260,9 @@ def _log_to_wandb(options: argparse.Namespace, step: int, figures: dict[str, flo
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; 0, or 2 after printing ``error: …`` for bad input."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    given = [argument for argument in given if not argument.startswith("--local_rank")]  # a launcher's addition
+    given = [
+        argument for argument in given if not argument.startswith("--local_rank")
+    ]  # a launcher's addition
     try:
         if given[:1] == ["save"]:
             run_save(given[1:])

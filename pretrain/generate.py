@@ -94,7 +94,7 @@ def cached(network: Transformer) -> Predict:
     """Run only the new tokens of our own model. Past context_length every window is new: recomputed."""
     from model.decoding import CachedDecoder
 
-    device = network.token_embedding.weight.device
+    device = next(network.parameters()).device
     context_length = network.config.context_length
     decoder = CachedDecoder(network)
     beyond = recomputed(network, context_length, device)
@@ -135,11 +135,17 @@ def build_parser() -> argparse.ArgumentParser:
     from pretrain.prepare import _Parser as Parser
 
     parser = Parser(
-        prog="python -m pretrain.generate", description="Continue a text with a trained model.", allow_abbrev=False
+        prog="python -m pretrain.generate",
+        description="Continue a text with a trained model.",
+        allow_abbrev=False,
     )
-    parser.add_argument("model", metavar="DIR|RUN", help="an exported folder, or a run's folder such as runs/NAME")
+    parser.add_argument(
+        "model", metavar="DIR|RUN", help="an exported folder, or a run's folder such as runs/NAME"
+    )
     parser.add_argument("--prompt", default="", help="text to continue; without it, a document from nothing")
-    parser.add_argument("--tokens", type=int, default=200, metavar="N", help="at most this many (default: %(default)s)")
+    parser.add_argument(
+        "--tokens", type=int, default=200, metavar="N", help="at most this many (default: %(default)s)"
+    )
     parser.add_argument(
         "--temperature", type=float, default=0.8, help="0 takes the most likely token (default: %(default)s)"
     )
@@ -147,8 +153,12 @@ def build_parser() -> argparse.ArgumentParser:
         "--top_p", type=float, default=0.95, help="share of probability to sample from (default: %(default)s)"
     )
     parser.add_argument("--seed", type=int, default=0, help="same seed, same text (default: %(default)s)")
-    parser.add_argument("--step", type=int, metavar="N", help="which checkpoint of a run (default: the newest sound one)")
-    parser.add_argument("--no_cache", action="store_true", help="recompute the whole text for every token (to compare)")
+    parser.add_argument(
+        "--step", type=int, metavar="N", help="which checkpoint of a run (default: the newest sound one)"
+    )
+    parser.add_argument(
+        "--no_cache", action="store_true", help="recompute the whole text for every token (to compare)"
+    )
     return parser
 
 
@@ -205,7 +215,9 @@ def open_model(folder: str, step: int | None, cache: bool = True) -> tuple[Predi
     if cache:
         return cached_exported(network), exported_tokenizer(folder)
     length = network.config.max_position_embeddings
-    return recomputed(lambda window: network(window, use_cache=False).logits, length, device), exported_tokenizer(folder)
+    return recomputed(
+        lambda window: network(window, use_cache=False).logits, length, device
+    ), exported_tokenizer(folder)
 
 
 def text_pieces(ids: Iterator[int], tokenizer: Tokenizer) -> Iterator[str]:

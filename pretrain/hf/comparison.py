@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,8 +17,8 @@ from model.transformer import Transformer
 WINDOWS = 3
 KEPT_POSITIONS = 64
 MAX_LENGTH = 2048
-# Largest difference allowed, relative to the largest logit. What is written in fp32 is copied, so that only the order of
-# sums differs. Rounding every weight to bf16 (8 bits) or fp16 (11 bits) moves logits by about 1e-2 and 1e-3.
+# Largest difference allowed, relative to the largest logit. What is written in fp32 is copied, so that only the
+# order of sums differs. Rounding every weight to bf16 (8 bits) or fp16 (11 bits) moves logits by about 1e-2 and 1e-3.
 BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 # Two best tokens nearer than this, relative to the largest logit, are a tie: either may win.
 TIES = {torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -73,7 +74,6 @@ def our_logits(network: Transformer, tokens: np.ndarray) -> Tensor:
         hook.remove()
 
 
-@torch.no_grad()
 def folder_logits(folder: Path, tokens: np.ndarray) -> Callable[[int], Tensor]:
     """Load *folder* as a user would, in fp32.
 
@@ -82,12 +82,21 @@ def folder_logits(folder: Path, tokens: np.ndarray) -> Callable[[int], Tensor]:
     """
     from transformers import AutoModelForCausalLM
 
-    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=True).eval()
+    return model_logits(
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=True).eval(),
+        tokens,
+    )
+
+
+def model_logits(network: Any, tokens: np.ndarray) -> Callable[[int], Tensor]:
+    """The same of a transformers model that is in memory."""
     keep = kept_positions(tokens.shape[1])
 
     def logits(window: int) -> Tensor:
         with torch.no_grad():
-            return network(torch.from_numpy(tokens[window : window + 1]), logits_to_keep=keep, use_cache=False).logits[0]
+            return network(
+                torch.from_numpy(tokens[window : window + 1]), logits_to_keep=keep, use_cache=False
+            ).logits[0]
 
     return logits
 

@@ -113,11 +113,12 @@ class HeadScheduleConfig(PreTrainedConfig):
             for layer, value in enumerate(values):
                 if value != common[name]:
                     overrides.setdefault(layer, {})[name] = value
+        if overrides:
+            fields["per_layer_config"] = overrides
         return cls(
             num_hidden_layers=len(heads),
             layer_types=["full_attention" if window is None else "sliding_attention" for window in windows],
             **common,
-            **({"per_layer_config": overrides} if overrides else {}),
             **fields,
         )
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,18 +11,23 @@ import torch
 from torch import Tensor, nn
 
 from model.errors import UserError
-from pretrain.checkpoint import sync_folder
 from pretrain.data.corpus import BuiltinCorpus
 from pretrain.hf.comparison import MAX_LENGTH, WINDOWS, Comparison, compare, folder_logits, our_logits
 from pretrain.hf.formats import Export, choose_format, has_vocabulary_rows, plan_export
 from pretrain.hf.model_card import model_card
+from pretrain.hf.new_folder import new_folder
 from pretrain.hf.run_source import RunSource
 from pretrain.hf.safetensors_writer import SHARD_BYTES, total_bytes, write_weights
 from pretrain.hf.tokenizer_files import check_tokenizer, write_tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CODE_FILES = ("configuration_head_schedule.py", "modeling_head_schedule.py")
-_TOKENIZER_TEXTS = ("  two  spaces\n\n\ttabs\r\n", "▁ U+2581 ▁▁", "naïve 日本語 \N{GRINNING FACE}", " " * 33 + "x" + "\n" * 9)
+_TOKENIZER_TEXTS = (
+    "  two  spaces\n\n\ttabs\r\n",
+    "▁ U+2581 ▁▁",
+    "naïve 日本語 \N{GRINNING FACE}",
+    " " * 33 + "x" + "\n" * 9,
+)
 
 
 @dataclass(frozen=True)
@@ -70,14 +73,16 @@ def export_run(
         torch_dtype,
     )
     size = total_bytes(export.tensors, torch_dtype)
-    with new_folder(out, overwrite, size) as partial:
+    with new_folder(out, size, overwrite) as partial:
         length = min(source.model.context_length, MAX_LENGTH)
         tokens, text = source.real_tokens(WINDOWS, length)
         report(f"reading  {source.checkpoint.folder}")
         network = source.load_model()
         reference = our_logits(network, tokens)
         report(f"writing  {export.config.architectures[0]}, {dtype}, {size / 1e6:,.1f} MB")
-        write_weights(partial, export.tensors, _weights_of(network, source.model.vocab_size), torch_dtype, shard_bytes)
+        write_weights(
+            partial, export.tensors, _weights_of(network, source.model.vocab_size), torch_dtype, shard_bytes
+        )
         del network  # before the written folder is loaded: never two copies
         write_description(partial, export, source.tokenizer.end_of_document)
         write_tokenizer(
@@ -120,44 +125,3 @@ def _texts() -> Iterator[str]:
         characters += len(document.text)
         if characters > 100_000:
             return
-
-
-@contextmanager
-def new_folder(out: Path, overwrite: bool, needed: int) -> Iterator[Path]:
-    """A folder to fill that becomes *out* when the block ends well, and is removed when it does not.
-
-    Args:
-        needed: bytes that will be written.
-
-    Raises:
-        UserError: *out* exists and is not to be overwritten, or the disk is too small, full or not writable.
-    """
-    if out.exists() and not overwrite:
-        raise UserError(f"out: {str(out)!r} exists already; give another folder, or --overwrite to replace it")
-    if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or (out / "config.json").is_file())):
-        raise UserError(f"out: {str(out)!r} is no exported model and is not overwritten; give another folder")
-    partial = out.parent / f".{out.name}.writing"
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(out.parent).free
-        if free < needed:
-            raise UserError(f"out: no room for {needed / 1e6:,.0f} MB in {str(out.parent)!r}, {free / 1e6:,.0f} MB are free")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        yield partial
-        for path in partial.rglob("*"):
-            if path.is_file():
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())
-        sync_folder(partial)
-        old = out.parent / f".{out.name}.old"
-        shutil.rmtree(old, ignore_errors=True)
-        if out.exists():
-            out.rename(old)
-        partial.rename(out)
-        sync_folder(out.parent)
-        shutil.rmtree(old, ignore_errors=True)
-    except OSError as error:
-        raise UserError(f"out: cannot write {error.filename or out}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)

@@ -24,7 +24,9 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     path = Path(folder) / "config.json"
     if not path.is_file():
         what = "has no config.json" if Path(folder).is_dir() else "does not exist"
-        raise UserError(f"model: {str(folder)!r} {what}; give an exported folder or a run's folder, such as runs/NAME")
+        raise UserError(
+            f"model: {str(folder)!r} {what}; give an exported folder or a run's folder, such as runs/NAME"
+        )
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         config["model_type"]
@@ -36,13 +38,14 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 def load_exported(folder: str | Path, dtype: torch.dtype | str = "auto") -> Any:
     """The transformers model in *folder*, in evaluation mode on the CPU.
 
-    Folders of the native format run this package's own architecture, not the copy that lies in them: what is in a folder
-    may come from anywhere.
+    Folders of the native format run this package's own architecture, not the copy that lies in them: what is in a
+    folder may come from anywhere.
 
     Raises:
         UserError: no model, an architecture that needs code from the folder, weights that are no safetensors.
     """
     config = read_config(folder)
+    network: Any
     try:
         if config["model_type"] == "head_schedule":
             from pretrain.hf.modeling_head_schedule import HeadScheduleForCausalLM
@@ -63,7 +66,9 @@ def load_exported(folder: str | Path, dtype: torch.dtype | str = "auto") -> Any:
         raise
     except Exception as error:  # whatever the library raises for a damaged folder
         reason = " ".join(str(error).split())
-        raise UserError(f"model: {str(folder)!r} cannot be loaded ({type(error).__name__}: {reason:.200})") from error
+        raise UserError(
+            f"model: {str(folder)!r} cannot be loaded ({type(error).__name__}: {reason:.200})"
+        ) from error
     return network.eval()
 
 

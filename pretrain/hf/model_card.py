@@ -26,7 +26,9 @@ print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))
 """
 
 
-def model_card(source: RunSource, export: Export, comparison: Comparison, name: str, license_name: str) -> str:
+def model_card(
+    source: RunSource, export: Export, comparison: Comparison, name: str, license_name: str
+) -> str:
     """Markdown with a YAML header: what the model is, what it was trained on and for how long, how it was checked."""
     model, state, run = source.model, source.state, source.state.run
     layers = range(model.num_layers)
@@ -86,9 +88,7 @@ def model_card(source: RunSource, export: Export, comparison: Comparison, name: 
 def _data(spec: str, contents: list[list[str]]) -> str:
     """Names (not paths) of the corpora with their shares, and what identifies their contents."""
     named = [("Python's standard library", 1)] if spec == "builtin" else parse_blend(spec)
-    names = [
-        Path(folder).name + (f" ({weight})" if len(named) > 1 else "") for folder, weight in named
-    ]
+    names = [Path(folder).name + (f" ({weight})" if len(named) > 1 else "") for folder, weight in named]
     return f"{', '.join(names)}; content {', '.join(content[:12] for content, _ in contents)}"
 
 

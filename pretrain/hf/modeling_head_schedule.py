@@ -150,7 +150,7 @@ class HeadScheduleAttention(nn.Module):
         self.scaling = 1.0 if config.attention_scale == "none" else self.head_dim**-0.5
         self.attention_dropout = config.attention_dropout
         self.is_causal = True
-        sliding = config.layer_types[layer_idx] == "sliding_attention"
+        sliding = (config.layer_types or [])[layer_idx] == "sliding_attention"
         self.sliding_window = layer.sliding_window if sliding else None
         width = layer.num_attention_heads * self.head_dim
         kv_width = layer.num_key_value_heads * self.head_dim
@@ -170,7 +170,12 @@ class HeadScheduleAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Hidden states [B, T, d] -> output [B, T, d] and, with eager attention, weights [B, h, T, S]."""
         batch, length = hidden_states.shape[:2]
-        shape = (batch, length, -1, self.head_dim)  # -1: under tensor parallelism a rank has some of the heads
+        shape = (
+            batch,
+            length,
+            -1,
+            self.head_dim,
+        )  # -1: under tensor parallelism a rank has some of the heads
         query = self.q_proj(hidden_states).view(shape).transpose(1, 2)  # [B, h, T, d_h]
         key = self.k_proj(hidden_states).view(shape).transpose(1, 2)  # [B, kv, T, d_h]
         value = self.v_proj(hidden_states).view(shape).transpose(1, 2)
@@ -211,7 +216,9 @@ class HeadScheduleMLP(nn.Module):
     def forward(self, hidden_states: Tensor) -> Tensor:
         """[B, T, d] -> [B, T, d]."""
         up = self.up_proj(hidden_states)
-        return self.down_proj(self.act_fn(self.gate_proj(hidden_states)) * up if self.gated else self.act_fn(up))
+        return self.down_proj(
+            self.act_fn(self.gate_proj(hidden_states)) * up if self.gated else self.act_fn(up)
+        )
 
 
 class HeadScheduleDecoderLayer(GradientCheckpointingLayer):
@@ -281,7 +288,7 @@ class HeadScheduleModel(HeadSchedulePreTrainedModel):
         self.head_dims = [layer.head_dim for layer in layers]
         self.windows: list[int | None] = [
             layer.sliding_window if layer_type == "sliding_attention" else None
-            for layer, layer_type in zip(layers, config.layer_types, strict=True)
+            for layer, layer_type in zip(layers, config.layer_types or [], strict=True)
         ]
         self.post_init()
 
@@ -332,9 +339,7 @@ class HeadScheduleModel(HeadSchedulePreTrainedModel):
             last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values
         )
 
-    def _positions(
-        self, inputs_embeds: Tensor, attention_mask: Any, past_key_values: Cache | None
-    ) -> Tensor:
+    def _positions(self, inputs_embeds: Tensor, attention_mask: Any, past_key_values: Cache | None) -> Tensor:
         """Position ids [B or 1, T] of the new tokens."""
         length = inputs_embeds.shape[1]
         if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2:
@@ -351,7 +356,7 @@ class HeadScheduleModel(HeadSchedulePreTrainedModel):
     ) -> list[Any]:
         """Each layer's mask, made once for every window that occurs."""
         if isinstance(attention_mask, dict):  # made beforehand by generate(), for compiled decoding
-            return [attention_mask[layer_type] for layer_type in self.config.layer_types]
+            return [attention_mask[layer_type] for layer_type in self.config.layer_types or []]
         masks: dict[int | None, Any] = {}
         for layer, window in enumerate(self.windows):
             if window in masks:
@@ -373,7 +378,7 @@ class HeadScheduleForCausalLM(HeadSchedulePreTrainedModel, GenerationMixin):
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
     _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
-    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}  # noqa: RUF012
+    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}  # type: ignore[dict-item]  # noqa: RUF012
 
     def __init__(self, config: HeadScheduleConfig) -> None:
         super().__init__(config)

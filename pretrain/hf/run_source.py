@@ -107,7 +107,9 @@ class RunSource:
             ids += [*self.tokenizer.encode(document.text), self.tokenizer.end_of_document]
             if len(ids) >= windows * length:
                 break
-        return np.array(ids[: windows * length], np.int64).reshape(windows, length), "Python's standard library"
+        return np.array(ids[: windows * length], np.int64).reshape(
+            windows, length
+        ), "Python's standard library"
 
     def last_metrics(self) -> dict[str, Any]:
         """The newest value of each validation figure at or before this step, from metrics.jsonl."""
@@ -116,9 +118,7 @@ class RunSource:
         if path.is_file():
             for row in _rows(path):
                 if row.get("step", 0) <= self.state.step:
-                    values |= {
-                        key: row[key] for key in ("train_loss", "val_loss", "val_bpb") if key in row
-                    }
+                    values |= {key: row[key] for key in ("train_loss", "val_loss", "val_bpb") if key in row}
         return values
 
 

@@ -1,7 +1,7 @@
 """Weights to safetensors files, one tensor in memory at a time.
 
-The library's own ``save_file`` wants every tensor of a file at once. The format is simple: the header's length (8 bytes,
-little-endian), a JSON header with each tensor's dtype, shape and place, then the bytes.
+The library's own ``save_file`` wants every tensor of a file at once. The format is simple: the header's length (8
+bytes, little-endian), a JSON header with each tensor's dtype, shape and place, then the bytes.
 """
 
 from __future__ import annotations
@@ -107,6 +107,6 @@ def _write_file(
                     f"weights: {' and '.join(tensor.sources)} are not finite in {str(dtype).removeprefix('torch.')}; "
                     "valid: --dtype float32, or an earlier --step if the run has diverged"
                 )
-            file.write(memoryview(value.flatten().view(torch.uint8).numpy()))
+            file.write(value.flatten().view(torch.uint8).numpy().data)
         file.flush()
         os.fsync(file.fileno())

@@ -62,7 +62,7 @@ def byte_fallback_bpe(model: bytes, tokenizer: SentencePieceTokenizer) -> Any:
     import tokenizers
     from sentencepiece import sentencepiece_model_pb2
 
-    proto = sentencepiece_model_pb2.ModelProto()
+    proto: Any = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
     proto.ParseFromString(model)
     if proto.trainer_spec.model_type != proto.trainer_spec.BPE or not proto.trainer_spec.byte_fallback:
         raise UserError(f"tokenizer: {tokenizer.name} is no byte-fallback BPE; only such models are exported")
@@ -95,7 +95,9 @@ def byte_fallback_bpe(model: bytes, tokenizer: SentencePieceTokenizer) -> Any:
     backend.decoder = tokenizers.decoders.Sequence(
         [tokenizers.decoders.ByteFallback(), tokenizers.decoders.Fuse()]
     )
-    backend.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False) for text in special])
+    backend.add_special_tokens(
+        [tokenizers.AddedToken(text, special=True, normalized=False) for text in special]
+    )
     return backend
 
 
@@ -116,10 +118,13 @@ def check_tokenizer(folder: Path, tokenizer: Tokenizer, texts: Iterable[str]) ->
     for text in texts:
         ours = tokenizer.encode(text)
         if theirs.encode(text, add_special_tokens=False, verbose=False) != ours:
-            raise UserError(f"tokenizer: the exported tokenizer gives other ids than {tokenizer.name} for {text!r:.80}")
+            raise UserError(
+                f"tokenizer: the exported tokenizer gives other ids than {tokenizer.name} for {text!r:.80}"
+            )
         compared += len(ours)
     if theirs.eos_token_id != tokenizer.end_of_document:
         raise UserError(
-            f"tokenizer: the exported end-of-document id is {theirs.eos_token_id}, the run's {tokenizer.end_of_document}"
+            f"tokenizer: the exported end-of-document id is {theirs.eos_token_id}, "
+            f"the run's {tokenizer.end_of_document}"
         )
     return compared

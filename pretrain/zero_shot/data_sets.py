@@ -1,8 +1,8 @@
 """Tasks' data sets on machines without internet: saved once where there is some, read from a folder elsewhere.
 
-    DATA_DIR/Rowan/hellaswag/default/        one folder for each (hub name, configuration)
-        validation/…                         as Dataset.save_to_disk writes it, or
-        validation.jsonl, validation.parquet  a file for each split
+DATA_DIR/Rowan/hellaswag/default/        one folder for each (hub name, configuration)
+    validation/…                         as Dataset.save_to_disk writes it, or
+    validation.jsonl, validation.parquet  a file for each split
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ def read_data_set(folder: Path, path: str, name: str | None) -> Any:
                 splits[entry.stem] = readers[entry.suffix](str(entry), keep_in_memory=True)
     except Exception as error:  # damaged files raise whatever their reader does
         reason = " ".join(str(error).split())
-        raise UserError(f"data_dir: {folder} cannot be read ({type(error).__name__}: {reason:.160})") from error
+        raise UserError(
+            f"data_dir: {folder} cannot be read ({type(error).__name__}: {reason:.160})"
+        ) from error
     if not splits:
         raise UserError(
             f"data_dir: no data set {_shown(path, name)} there ({folder} holds no split); on a machine with internet: "
@@ -111,7 +113,8 @@ def read_data_set(folder: Path, path: str, name: str | None) -> Any:
         def __getitem__(self, split: Any) -> Any:
             if split not in self:
                 raise UserError(
-                    f"data_dir: {folder} has no split {split!r}, which lm-eval's task reads; there are {', '.join(self)}"
+                    f"data_dir: {folder} has no split {split!r}, which lm-eval's task reads; "
+                    f"there are {', '.join(self)}"
                 )
             return super().__getitem__(split)
 

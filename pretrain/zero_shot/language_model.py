@@ -112,7 +112,7 @@ class ZeroShotModel(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: Sequence[TokenRequest], disable_tqdm: bool = False, **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        """For (text, context ids, continuation ids) each: log-likelihood of the continuation, and whether it is greedy."""
+        """Of each (text, context, continuation): the continuation's log-likelihood, and whether it is greedy."""
         rows = [self._row(index, context, scored) for index, (_, context, scored) in enumerate(requests)]
         rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         batches = self._batches(rows)

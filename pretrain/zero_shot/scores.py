@@ -31,7 +31,10 @@ def resolve_tasks(names: Sequence[str], manager: TaskManager) -> list[str]:
     tasks: list[str] = []
     for name in (name.strip() for name in names):
         if name and name not in GROUPS and name not in manager.all_tasks:
-            raise UserError(f"tasks: {name!r} is unknown" + (_closest(name, manager) or f"; known groups: {', '.join(GROUPS)}"))
+            raise UserError(
+                f"tasks: {name!r} is unknown"
+                + (_closest(name, manager) or f"; known groups: {', '.join(GROUPS)}")
+            )
         tasks += GROUPS.get(name, (name,) if name else ())
     if not tasks:
         raise UserError("tasks: none given; give names such as hellaswag,piqa or the group papers")
