@@ -238,6 +238,38 @@ class HeadScheduleDecoderLayer(GradientCheckpointingLayer):
         return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
 
 
+def mask_names(config: HeadScheduleConfig) -> list[str]:
+    """For each layer the name of its mask: layers with the same window share one."""
+    return [
+        f"window_{layer.sliding_window}" if kind == "sliding_attention" else "full"
+        for layer, kind in zip(config.per_layer_config, config.layer_types or [], strict=True)
+    ]
+
+
+def create_masks(
+    config: HeadScheduleConfig,
+    inputs_embeds: Tensor,
+    attention_mask: Tensor | None,
+    past_key_values: Cache | None,
+    position_ids: Tensor | None = None,
+    **kwargs: Any,
+) -> dict[str, Any]:
+    """The masks of all layers by name, in the form that the attention implementation wants."""
+    masks: dict[str, Any] = {}
+    for layer, name in enumerate(mask_names(config)):
+        if name not in masks:
+            create = create_causal_mask if name == "full" else create_sliding_window_causal_mask
+            masks[name] = create(
+                config=config.per_layer_config[layer],
+                inputs_embeds=inputs_embeds,
+                attention_mask=attention_mask,
+                past_key_values=past_key_values,
+                position_ids=position_ids,
+                layer_idx=layer,
+            )
+    return masks
+
+
 class HeadSchedulePreTrainedModel(PreTrainedModel):
     """What the models below share."""
 
@@ -284,12 +316,8 @@ class HeadScheduleModel(HeadSchedulePreTrainedModel):
         )
         self.norm = build_norm(config)
         self.gradient_checkpointing = False
-        layers = list(config.per_layer_config)
-        self.head_dims = [layer.head_dim for layer in layers]
-        self.windows: list[int | None] = [
-            layer.sliding_window if layer_type == "sliding_attention" else None
-            for layer, layer_type in zip(layers, config.layer_types or [], strict=True)
-        ]
+        self.head_dims = [layer.head_dim for layer in config.per_layer_config]
+        self.windows = mask_names(config)
         self.post_init()
 
     @merge_with_config_defaults
@@ -324,12 +352,15 @@ class HeadScheduleModel(HeadSchedulePreTrainedModel):
             hidden_states = hidden_states + self.embed_positions(position_ids)
         elif self.rotary_emb is not None:
             rotations = self.rotary_emb(position_ids)
-        masks = self._masks(inputs_embeds, attention_mask, past_key_values, position_ids)
+        if isinstance(attention_mask, dict):  # made beforehand by generate(), for compiled decoding
+            masks = attention_mask
+        else:
+            masks = create_masks(self.config, inputs_embeds, attention_mask, past_key_values, position_ids)
         for layer, block in enumerate(self.layers):
             hidden_states = block(
                 hidden_states,
                 rotation=rotations[self.head_dims[layer]],
-                attention_mask=masks[layer],
+                attention_mask=masks[self.windows[layer]],
                 position_ids=position_ids,
                 past_key_values=past_key_values,
                 use_cache=use_cache,
@@ -347,31 +378,6 @@ class HeadScheduleModel(HeadSchedulePreTrainedModel):
         seen = past_key_values.get_seq_length() if past_key_values is not None else 0
         return (torch.arange(length, device=inputs_embeds.device) + seen).unsqueeze(0)
 
-    def _masks(
-        self,
-        inputs_embeds: Tensor,
-        attention_mask: Any,
-        past_key_values: Cache | None,
-        position_ids: Tensor,
-    ) -> list[Any]:
-        """Each layer's mask, made once for every window that occurs."""
-        if isinstance(attention_mask, dict):  # made beforehand by generate(), for compiled decoding
-            return [attention_mask[layer_type] for layer_type in self.config.layer_types or []]
-        masks: dict[int | None, Any] = {}
-        for layer, window in enumerate(self.windows):
-            if window in masks:
-                continue
-            create = create_causal_mask if window is None else create_sliding_window_causal_mask
-            masks[window] = create(
-                config=self.config.per_layer_config[layer],
-                inputs_embeds=inputs_embeds,
-                attention_mask=attention_mask,
-                past_key_values=past_key_values,
-                position_ids=position_ids,
-                layer_idx=layer,
-            )
-        return [masks[window] for window in self.windows]
-
 
 class HeadScheduleForCausalLM(HeadSchedulePreTrainedModel, GenerationMixin):
     """The decoder with its output head, which is the token embedding when ``tie_word_embeddings`` is set."""
@@ -386,6 +392,11 @@ class HeadScheduleForCausalLM(HeadSchedulePreTrainedModel, GenerationMixin):
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
+
+    @staticmethod
+    def create_masks_for_generate(**kwargs: Any) -> dict[str, Any]:
+        """What generate() calls to make the masks before a compiled forward pass."""
+        return create_masks(**kwargs)
 
     @can_return_tuple
     def forward(
