@@ -21,8 +21,8 @@ from pretrain.world import start_world
 from tests.distributed import run_distributed
 from tests.pretrain.training import ROOT, nano_run
 
-# Odd sizes (norms of 45, biases, 15 positions to a head) so that no ZeRO partition divides evenly; every kind of
-# parameter there is: biases of all projections, norm biases, learned positions, an untied output.
+# Odd sizes, so that ZeRO's partitions do not divide evenly over 2 ranks, and widths that 3 tensor-parallel ranks
+# divide; every kind of parameter: biases of all projections and norms, learned positions, an untied output.
 ODD_MODEL = [
     *("--heads", "3x1,5x1,9x2"),
     *("--architecture.d_model", "45"),
@@ -31,9 +31,13 @@ ODD_MODEL = [
     *("--architecture.norm_bias", "true"),
     *("--architecture.attention_bias", "all"),
     *("--architecture.ffn_bias", "true"),
-    *("--architecture.ffn_width", "61"),
+    *("--architecture.ffn_width", "63"),
     *("--architecture.tie_embeddings", "false"),
+    *("--global_batch_tokens", "768"),
+    *("--micro_batch", "3"),
 ]
+SEQUENCES = 12
+VOCABULARY_ROWS = 640  # 600 rounded up to a multiple of 128; 3 tensor-parallel ranks pad to 768
 
 
 class Shape(NamedTuple):
@@ -44,10 +48,12 @@ class Shape(NamedTuple):
     precision: str = "fp32"
     zero: tuple[tuple[str, Any], ...] = ()
     """Settings of zero_optimization beyond those of ds_configs/zeroN.json."""
+    tensor_parallel: int = 1
 
     def __str__(self) -> str:
         more = "".join(f"-{key}" for key, _ in self.zero)
-        return f"{self.ranks}ranks-zero{self.stage}-{self.precision}{more}"
+        tensor = f"-t{self.tensor_parallel}" if self.tensor_parallel > 1 else ""
+        return f"{self.ranks}ranks{tensor}-zero{self.stage}-{self.precision}{more}"
 
 
 def shape_run(data: Path, runs: Path, shape: Shape, *more: str) -> RunConfig:
@@ -55,13 +61,14 @@ def shape_run(data: Path, runs: Path, shape: Shape, *more: str) -> RunConfig:
     quick = ["--steps", "3", "--validation.every", "0", "--checkpoint.every", "0"]
     kept = [part for flag, value in zip(quick[::2], quick[1::2], strict=True) if flag not in more
             for part in (flag, value)]  # fmt: skip
-    return nano_run(data, runs, "--precision", shape.precision, *kept, *more)
+    flags = ("--precision", shape.precision, "--tensor_parallel", str(shape.tensor_parallel))
+    return nano_run(data, runs, *flags, *kept, *more)
 
 
 def build(run: RunConfig, shape: Shape) -> Trainer:
     """A trainer in this worker."""
     quiet_deepspeed()
-    world = start_world(threads=None, deterministic=False)
+    world = start_world(None, False, run.tensor_parallel)
     ds_config = read_ds_config(str(ROOT / f"ds_configs/zero{shape.stage}.json"))
     ds_config["zero_optimization"] |= dict(shape.zero)
     return Trainer(run, ds_config, open_data(run, lambda progress: None), world)
@@ -78,9 +85,10 @@ def fit(trainer: Trainer) -> Any:
 
 
 def gathered(engine: Any) -> dict[str, dict[str, Any]]:
-    """What the ranks hold together, by parameter: fp32, exp_avg, exp_avg_sq, weight (what the model computes with).
+    """What the data-parallel ranks hold together. Collective.
 
-    And by group: hyperparameters and the step counts of its flat tensors. Collective.
+    By parameter: fp32, exp_avg, exp_avg_sq, weight (what the model computes with) and the dimension that
+    tensor parallelism cuts; the groups' hyperparameters; the step counts of all flat tensors.
     """
     optimizer = engine.optimizer
     if hasattr(optimizer, "_hp_optimizer_states_linked"):
@@ -90,6 +98,10 @@ def gathered(engine: Any) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for name, parameter in engine.module.named_parameters():
         found[name] = {"fp32": safe_get_full_fp32_param(parameter).clone()}
+        # megatron's layers say along which dimension they cut; nothing else is cut.
+        found[name]["dimension"] = (
+            parameter.partition_dim if getattr(parameter, "tensor_model_parallel", False) else None
+        )
         for key in ("exp_avg", "exp_avg_sq"):
             found[name][key] = safe_get_full_optimizer_state(parameter, key).clone()
         with deepspeed.zero.GatheredParameters([parameter], enabled=engine.zero_optimization_stage() == 3):
@@ -106,7 +118,7 @@ def gathered(engine: Any) -> dict[str, dict[str, Any]]:
 def train_and_gather(run: RunConfig, shape: Shape) -> Any:
     """Train a run in this worker to its end, which saves it; what the engine holds then."""
     found = gathered(fit(build(run, shape)))
-    return found if torch.distributed.get_rank() == 0 else None
+    return found if torch.distributed.get_rank() < shape.tensor_parallel else None
 
 
 def load_and_gather(run: RunConfig, shape: Shape, resave: Path) -> Any:
@@ -119,7 +131,27 @@ def load_and_gather(run: RunConfig, shape: Shape, resave: Path) -> Any:
     found = gathered(engine)
     found["notes"] = trainer.notes
     found["counters"] = (engine.global_steps, engine.global_samples, engine.skipped_steps)
-    return found if torch.distributed.get_rank() == 0 else None
+    return found if torch.distributed.get_rank() < shape.tensor_parallel else None
+
+
+def joined(results: list[Any], rows: int) -> Any:
+    """Join what the tensor-parallel ranks hold (the results that are there), the vocabulary cut to *rows*."""
+    parts = [part for part in results if part is not None]
+    whole: Any = dict(parts[0], parameters={})
+    assert all(part["groups"] == whole["groups"] and part["steps"] == whole["steps"] for part in parts)
+    for name, first in parts[0]["parameters"].items():
+        merged = whole["parameters"][name] = {}
+        for key in ("fp32", "exp_avg", "exp_avg_sq", "weight"):
+            shards = [part["parameters"][name][key] for part in parts]
+            if first["dimension"] is None:
+                assert all(same_bits(shard, shards[0]) for shard in shards), f"ranks hold another {name}"
+                merged[key] = shards[0]
+            else:
+                merged[key] = torch.cat(shards, first["dimension"])
+            if name in ("token_embedding.weight", "output.weight"):
+                assert not merged[key][rows:].any()
+                merged[key] = merged[key][:rows]
+    return whole
 
 
 class Saved(NamedTuple):
@@ -137,7 +169,8 @@ class Saved(NamedTuple):
 def train(data: Path, runs: Path, shape: Shape, *more: str) -> Saved:
     """Train a run of 3 steps in a shape."""
     run = shape_run(data, runs, shape, *more)
-    return Saved(run, shape, run_distributed(train_and_gather, shape.ranks, run, shape, timeout=120)[0])
+    results = run_distributed(train_and_gather, shape.ranks, run, shape, timeout=120)
+    return Saved(run, shape, joined(results, VOCABULARY_ROWS))
 
 
 def newest(run_folder: Path) -> Path:

@@ -11,11 +11,14 @@ from pretrain.checkpoint import verify
 from tests.distributed import run_distributed
 from tests.pretrain.shapes import (
     ODD_MODEL,
+    SEQUENCES,
+    VOCABULARY_ROWS,
     Shape,
     build,
     contents,
     differences,
     fit,
+    joined,
     load_and_gather,
     newest,
     same_bits,
@@ -51,8 +54,11 @@ def load(source, shape, folder):
     """Load a copy of a saved run in another shape and save it again under *folder*/again."""
     copy = folder / "copy"
     shutil.copytree(source.run.folder, copy / source.run.folder.name)
-    run = replace(source.run, runs_dir=str(copy), precision=shape.precision)
-    return run_distributed(load_and_gather, shape.ranks, run, shape, folder / "again", timeout=120)[0]
+    run = replace(
+        source.run, runs_dir=str(copy), precision=shape.precision, tensor_parallel=shape.tensor_parallel
+    )
+    results = run_distributed(load_and_gather, shape.ranks, run, shape, folder / "again", timeout=120)
+    return joined(results, VOCABULARY_ROWS)
 
 
 def check_loaded(source, shape, folder):
@@ -65,7 +71,7 @@ def check_loaded(source, shape, folder):
         assert same_bits(tensors["weight"], before[name]["fp32"].to(tensors["weight"].dtype)), name
     assert found["groups"] == source.reference["groups"]
     assert found["steps"] == source.reference["steps"] == {3}
-    assert found["counters"] == (3, 24, 0)
+    assert found["counters"] == (3, 3 * SEQUENCES, 0)
     if source.shape != shape:
         assert found["notes"][0].startswith("reshaped from ")
 
@@ -99,6 +105,46 @@ def test_canonical_is_what_the_engine_held(saved, shape):
 )
 def test_loaded_is_what_was_saved(saved, tmp_path, source, target):
     check_loaded(saved(source), target, tmp_path)
+
+
+def tensor_parallel(ranks, t, stage, precision="fp32"):
+    return Shape(ranks, stage, precision, tensor_parallel=t)
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        (tensor_parallel(3, 3, 1, "bf16"), Shape(2, 3, "bf16")),
+        (Shape(2, 2), tensor_parallel(3, 3, 3)),
+    ],
+    ids=str,
+)
+def test_tensor_parallel(saved, tmp_path, source, target):
+    assert differences(contents(saved(source).checkpoint), saved(source).reference["parameters"]) == []
+    check_loaded(saved(source), target, tmp_path)
+
+
+# Degrees that do not divide the odd model's widths, with data parallelism beside them: the small preset instead.
+GRIDS = [
+    Shape(2, 2),
+    tensor_parallel(2, 2, 1),
+    tensor_parallel(4, 2, 3),
+    tensor_parallel(4, 2, 2),
+    tensor_parallel(4, 4, 1),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_tensor_and_data_parallel(small_folder, tmp_path, precision):
+    """Each grid's checkpoint is what its engine held; each loads the one before, all the way round."""
+    grids = [shape._replace(precision=precision) for shape in GRIDS]
+    plain = ["--global_batch_tokens", str(64 * SEQUENCES), "--micro_batch", "2"]
+    runs = [train(small_folder, tmp_path / str(shape), shape, *plain) for shape in grids]
+    for source in runs:
+        assert differences(contents(source.checkpoint), source.reference["parameters"]) == []
+    for source, shape in zip(runs, grids[1:] + grids[:1], strict=True):
+        check_loaded(source, shape, tmp_path / f"to-{shape}")
 
 
 @pytest.mark.slow
@@ -160,8 +206,8 @@ def test_offloaded(saved, tmp_path, offloaded):
     check_loaded(saved(Shape(2, 3)), offloaded, tmp_path / "to")
 
 
-# All changes of stage, ranks up and down, and back to the first shape.
-CHAIN = [(1, 1), (2, 2), (1, 3), (2, 1), (2, 3), (1, 2), (1, 1)]
+# Ranks, tensor-parallel degree and stage: every change of stage, the others up and down, back to the first.
+CHAIN = [(1, 1, 1), (2, 1, 2), (1, 1, 3), (2, 2, 1), (2, 1, 3), (2, 2, 2), (1, 1, 1)]
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-6), ("bf16", 1e-3)])
@@ -173,13 +219,15 @@ def test_the_curve_goes_on(small_folder, tmp_path, precision, tolerance):
 
     unchanged, moved = make("unchanged"), make("moved")
     assert run_distributed(session, 1, unchanged, 1, timeout=120)[0] == ([], None)
-    for leg, (ranks, stage) in enumerate(CHAIN[:-1]):
-        stops = run_distributed(interrupted, ranks, moved, 2 * leg + 2, ranks, stage, timeout=120)
+    for leg, (ranks, t, stage) in enumerate(CHAIN[:-1]):
+        run = replace(moved, tensor_parallel=t)
+        stops = run_distributed(interrupted, ranks, run, 2 * leg + 2, ranks, stage, timeout=120)
         assert set(stops) == {"stopped"}
-    ranks, stage = CHAIN[-1]
-    notes, error = run_distributed(session, ranks, moved, stage, timeout=120)[0]
+    notes, error = run_distributed(session, 1, moved, 1, timeout=120)[0]
     assert error is None
-    assert notes == [f"reshaped from 1 rank, ZeRO 2, {precision} to 1 rank, ZeRO 1, {precision}"]
+    assert notes == [
+        f"reshaped from 2 ranks (2 tensor-parallel), ZeRO 2, {precision} to 1 rank, ZeRO 1, {precision}"
+    ]
     expected, found = curve(unchanged.folder), curve(moved.folder)
     assert [row["step"] for row in found] == list(range(1, 2 * len(CHAIN) + 1))
     for a, b in zip(expected, found, strict=True):
