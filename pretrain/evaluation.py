@@ -82,11 +82,9 @@ def run_evaluation(arguments: Sequence[str]) -> None:
     from pretrain.hf.quiet import quiet_libraries
 
     quiet_libraries()
-    from lm_eval.tasks import TaskManager
+    from pretrain.zero_shot.scores import headline, resolve_tasks, run_tasks, table, task_manager
 
-    from pretrain.zero_shot.scores import headline, resolve_tasks, run_tasks, table
-
-    manager = TaskManager()
+    manager = task_manager()
     tasks = resolve_tasks(options.tasks.split(","), manager)
     data_dir = Path(options.data_dir) if options.data_dir else None
     if data_dir is not None and not data_dir.is_dir():
@@ -128,11 +126,9 @@ def run_save(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     if options.data_dir is None:
         raise UserError("data_dir: missing; give the folder to write")
-    from lm_eval.tasks import TaskManager
+    from pretrain.zero_shot.scores import resolve_tasks, save_data_sets, task_manager
 
-    from pretrain.zero_shot.scores import resolve_tasks, save_data_sets
-
-    manager = TaskManager()
+    manager = task_manager()
     save_data_sets(resolve_tasks(options.tasks.split(","), manager), manager, Path(options.data_dir), print)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,12 @@ from pretrain.zero_shot.data_sets import local_data_sets, saving_data_sets
 
 # The six tasks of the Prism paper (arXiv 2606.27449).
 GROUPS = {"papers": ("hellaswag", "piqa", "winogrande", "arc_easy", "blimp", "wikitext")}
+
+
+@functools.cache
+def task_manager() -> TaskManager:
+    """lm-eval's tasks by name. Made once: it reads some ten thousand files, which takes seconds."""
+    return TaskManager()
 
 
 def resolve_tasks(names: Sequence[str], manager: TaskManager) -> list[str]:
