@@ -256,7 +256,17 @@ def test_damaged_data_sets_and_missing_splits(folders, tmp_path, capsys):
 
 
 def test_texts_longer_than_the_context_are_cut_and_counted(small_folder, data_dir, tmp_path, capsys):
-    run = trained(small_folder, tmp_path / "runs", "short", "--steps", "1", ranks=1, stage=1).folder
+    run = trained(
+        small_folder,
+        tmp_path / "runs",
+        "short",
+        "--steps",
+        "1",
+        "--architecture.context_length",
+        "16",
+        ranks=1,
+        stage=1,
+    ).folder
     arguments = [str(run), "--tasks", "arc_easy", "--data_dir", str(data_dir), "--wandb", "disabled"]
     assert evaluation.main(arguments) == 0
-    assert "longer than the context of 64" in capsys.readouterr().out
+    assert "longer than the context of 16" in capsys.readouterr().out
