@@ -92,13 +92,15 @@ class Trainer:
     def _plan(self, saved: TrainingState) -> BatchPlan:
         """The batch plan; a micro-batch chosen by an earlier session is kept, so that its numbers go on.
 
-        Unless it no longer divides what a rank has per step, because there are more ranks now.
+        Unless it was chosen for another tensor-parallel degree, or does not divide what a rank has per step now.
         """
-        per_rank = self.run.global_batch_tokens // (self.model_config.context_length * self.world.data_parallel)
-        kept = saved.micro_batch if saved.micro_batch and per_rank % saved.micro_batch == 0 else None
+        sequences = self.run.global_batch_tokens // self.model_config.context_length
+        per_rank = sequences // self.world.data_parallel
+        same_degree = saved.world.get("tensor_parallel", 1) == self.world.tensor_parallel
+        fits = bool(saved.micro_batch) and same_degree and per_rank % saved.micro_batch == 0
         return plan_batch(
             self.run.global_batch_tokens,
-            self.run.micro_batch or kept,
+            self.run.micro_batch or (saved.micro_batch if fits else None),
             self.model_config,
             self.world.data_parallel,
             device_memory(self.world.device, self.world.local_size),
@@ -239,16 +241,18 @@ class Trainer:
     def sample(self, engine: Any, tokens: int = 96) -> str:
         """A document the trained model makes up from nothing (temperature 0.8, top-p 0.95). Collective."""
         engine.eval()
-        ids = generate(
-            engine,
-            [self.data.tokenizer.end_of_document],
-            min(tokens, self.model_config.context_length),
-            self.model_config.context_length,
-            temperature=0.8,
-            top_p=0.95,
-            seed=self.run.seed,
-            device=self.world.device,
-        )
+        # Every length is another shape; compiling each would take longer than sampling.
+        with torch.compiler.set_stance("force_eager" if self.run.compile else "default"):
+            ids = generate(
+                engine,
+                [self.data.tokenizer.end_of_document],
+                min(tokens, self.model_config.context_length),
+                self.model_config.context_length,
+                temperature=0.8,
+                top_p=0.95,
+                seed=self.run.seed,
+                device=self.world.device,
+            )
         return self.data.tokenizer.decode(ids)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pretrain.checkpoint import verify
+from pretrain.reshard import load_resharded
 from tests.distributed import run_distributed
 from tests.pretrain.shapes import (
     ODD_MODEL,
@@ -18,10 +19,12 @@ from tests.pretrain.shapes import (
     contents,
     differences,
     fit,
+    gathered,
     joined,
     load_and_gather,
     newest,
     same_bits,
+    shape_run,
     train,
 )
 from tests.pretrain.test_checkpoint import interrupted
@@ -152,6 +155,27 @@ def test_tensor_and_data_parallel(small_folder, tmp_path, precision):
 @pytest.mark.parametrize("source", SHAPES, ids=str)
 def test_every_shape_loads_every_other(saved, tmp_path, source, target):
     check_loaded(saved(source), target, tmp_path)
+
+
+def train_then_load(run, shape, folder):
+    """Train another run, then load *folder* into its engine."""
+    trainer = build(run, shape)
+    engine = fit(trainer)
+    load_resharded(engine, folder, trainer.world)
+    found = gathered(engine)
+    return found if torch.distributed.get_rank() == 0 else None
+
+
+@pytest.mark.parametrize("shape", [Shape(2, 3, "bf16"), Shape(1, 2, "bf16")], ids=str)
+def test_an_engine_that_has_trained_takes_a_checkpoint(saved, small_folder, tmp_path, shape):
+    """Nothing of the engine's own stays: not in weights that it holds gathered, nor in moments and steps."""
+    source = saved(Shape(2, 1, "bf16"))
+    run = shape_run(small_folder, tmp_path, shape, *ODD_MODEL, "--seed", "9", "--steps", "5")
+    found = run_distributed(train_then_load, shape.ranks, run, shape, source.checkpoint, timeout=120)[0]
+    assert differences(found["parameters"], source.reference["parameters"]) == []
+    for name, tensors in found["parameters"].items():
+        assert same_bits(tensors["weight"], source.reference["parameters"][name]["weight"]), name
+    assert found["groups"] == source.reference["groups"] and found["steps"] == {3}
 
 
 # Settings that move parameters within the files of one stage.
