@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from model.config import ModelConfig
-from pretrain import convert
+from pretrain import convert, generate
 from pretrain.data.sequences import ValidationSequences
 from pretrain.hf import export_folder
 from pretrain.hf.run_source import RunSource
@@ -65,6 +65,25 @@ def test_the_folder_has_everything(native):
 
 
 def test_perplexity_equals_the_trainers_validation_loss(native, prism, small):
+    check_perplexity(native, prism, small)
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_tensor_parallel_zero3_runs(ranks, small_folder, runs, small, tmp_path, capsys):
+    """Two tensor-parallel ranks, alone or twice, with ZeRO-3: three heads are shared by two ranks."""
+    run = trained(
+        small_folder, runs, f"tensor_parallel_{ranks}", "--tensor_parallel", "2", ranks=ranks
+    ).folder
+    assert convert.main([str(run), "--out", str(tmp_path / "hf")]) == 0
+    check_perplexity(tmp_path / "hf", run, small)
+    capsys.readouterr()
+    for folder in (run, tmp_path / "hf"):
+        assert generate.main([str(folder), "--prompt", "def ", "--tokens", "20"]) == 0
+    first, second = capsys.readouterr().out.split("def ")[1:]
+    assert first == second
+
+
+def check_perplexity(native, prism, small):
     """1e-3 nats: the trainer's last validation is of these weights on these windows; only sums differ."""
     windows = ValidationSequences(small, 64, 10)
     batch = torch.from_numpy(windows.batch(0, len(windows)))
