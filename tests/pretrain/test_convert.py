@@ -115,6 +115,7 @@ def test_llama_format_needs_no_remote_code(prism, tmp_path, capsys):
     ).tokenizer.encode("x = 1")
 
 
+@pytest.mark.slow
 def test_gpt2_runs_become_plain_gpt2_and_come_back(small_folder, runs, tmp_path):
     run = trained(small_folder, runs, "gpt2", "--model", "gpt2-nano", ranks=1, stage=1)
     out = tmp_path / "gpt2"
@@ -153,6 +154,7 @@ def test_an_imported_run_continues(native, small_folder, tmp_path):
     assert rows[0]["train_loss"] < math.log(600) - 0.1
 
 
+@pytest.mark.slow
 def test_bf16_states_its_bound(prism, tmp_path, capsys):
     out = tmp_path / "bf16"
     assert convert.main([str(prism), "--out", str(out), "--dtype", "bfloat16"]) == 0
@@ -160,6 +162,7 @@ def test_bf16_states_its_bound(prism, tmp_path, capsys):
     assert AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True).dtype == torch.bfloat16
 
 
+@pytest.mark.slow
 def test_an_earlier_step(prism, tmp_path):
     assert convert.main([str(prism), "--out", str(tmp_path / "hf"), "--step", "8"]) == 0
     assert "| steps | 8 |" in (tmp_path / "hf" / "README.md").read_text()
@@ -291,6 +294,7 @@ def test_pickles_are_read_without_running_them(prism, tmp_path, capsys):
     assert not (tmp_path / "pwned").exists()
 
 
+@pytest.mark.slow
 def test_other_libraries_stay_out_of_a_typing_error():
     """A mistyped flag is answered without loading torch, DeepSpeed or transformers."""
     import subprocess

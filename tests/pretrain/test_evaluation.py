@@ -154,6 +154,7 @@ def test_scores_equal_lm_evals_own_hugging_face_model(folders, data_dir, tmp_pat
         assert value == pytest.approx(results[task][f"{metric},none"], rel=1e-5), name
 
 
+@pytest.mark.slow
 def test_batch_size_changes_no_score(folders, data_dir, tmp_path):
     """1e-5: other batch shapes sum in another order."""
     one = figures(folders["run"], data_dir, tmp_path / "a.json", "--batch_tokens", "1")
@@ -169,6 +170,7 @@ def evaluated(arguments):
     return evaluation.main(arguments)
 
 
+@pytest.mark.slow
 def test_two_ranks_share_the_work(folders, data_dir, tmp_path):
     out = tmp_path / "two.json"
     arguments = [
@@ -193,6 +195,7 @@ def test_random_state_is_left_alone(folders, data_dir, tmp_path):
     assert (random.random(), np.random.rand(), torch.rand(1).item()) == expected
 
 
+@pytest.mark.slow
 def test_data_sets_are_saved_where_there_is_internet_and_read_elsewhere(
     folders, data_dir, tmp_path, monkeypatch, capsys
 ):
@@ -255,6 +258,7 @@ def test_damaged_data_sets_and_missing_splits(folders, tmp_path, capsys):
     assert "cannot be read" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_texts_longer_than_the_context_are_cut_and_counted(small_folder, data_dir, tmp_path, capsys):
     run = trained(
         small_folder,
