@@ -1,11 +1,23 @@
-"""Text from a trained model."""
+"""Text from a trained model: ``python -m pretrain.generate DIR|runs/NAME --prompt "Once upon a time"``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from model.errors import UserError
+
+if TYPE_CHECKING:
+    from model.transformer import Transformer
+    from pretrain.data.tokenizer import Tokenizer
+
+Predict = Callable[[list[int]], Tensor]
+"""All token ids so far -> logits [vocabulary] of the next, fp32 on the CPU."""
 
 
 @torch.no_grad()
@@ -34,13 +46,20 @@ def generate(
     Returns:
         The new token ids, without the prompt.
     """
+    predict = recomputed(logits_of, context_length, device)
+    return list(sample(predict, prompt, count, temperature, top_p, seed))
+
+
+@torch.no_grad()
+def sample(
+    predict: Predict, prompt: Sequence[int], count: int, temperature: float, top_p: float, seed: int
+) -> Iterator[int]:
+    """Yield *count* token ids after *prompt*, one by one; arguments as in generate."""
     generator = torch.Generator().manual_seed(seed)
     tokens = list(prompt)
     for _ in range(count):
-        window = torch.tensor([tokens[-context_length:]], dtype=torch.int64, device=device)
-        logits = logits_of(window)[0, -1].float().cpu()
-        tokens.append(pick(logits, temperature, top_p, generator))
-    return tokens[len(prompt) :]
+        tokens.append(pick(predict(tokens), temperature, top_p, generator))
+        yield tokens[-1]
 
 
 def pick(logits: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> int:
@@ -54,3 +73,185 @@ def pick(logits: Tensor, temperature: float, top_p: float, generator: torch.Gene
         ordered[ordered.cumsum(-1) - ordered >= top_p] = 0
         probabilities = torch.zeros_like(probabilities).scatter_(0, order, ordered)
     return int(torch.multinomial(probabilities, 1, generator=generator))
+
+
+# ---------------------------------------------------------------------- ways to get the next token's logits
+
+
+def recomputed(
+    logits_of: Callable[[Tensor], Tensor], context_length: int, device: torch.device | None = None
+) -> Predict:
+    """Run the last context_length tokens anew for every token: any model, whatever shards it."""
+
+    def predict(tokens: list[int]) -> Tensor:
+        window = torch.tensor([tokens[-context_length:]], dtype=torch.int64, device=device)
+        return logits_of(window)[0, -1].float().cpu()
+
+    return predict
+
+
+def cached(network: Transformer) -> Predict:
+    """Run only the new tokens of our own model. Past context_length every window is new: recomputed."""
+    from model.decoding import CachedDecoder
+
+    device = next(network.parameters()).device
+    context_length = network.config.context_length
+    decoder = CachedDecoder(network)
+    beyond = recomputed(network, context_length, device)
+
+    def predict(tokens: list[int]) -> Tensor:
+        if len(tokens) > context_length:
+            return beyond(tokens)
+        new = torch.tensor([tokens[decoder.length :]], dtype=torch.int64, device=device)
+        return decoder.append(new)[0].float().cpu()
+
+    return predict
+
+
+def cached_exported(network: Any) -> Predict:
+    """The same for a transformers model."""
+    context_length = network.config.max_position_embeddings
+    state: dict[str, Any] = {"cache": None, "length": 0}
+    beyond = recomputed(
+        lambda window: network(window, use_cache=False).logits, context_length, network.device
+    )
+
+    def predict(tokens: list[int]) -> Tensor:
+        if len(tokens) > context_length:
+            return beyond(tokens)
+        new = torch.tensor([tokens[state["length"] :]], dtype=torch.int64, device=network.device)
+        output = network(new, past_key_values=state["cache"], use_cache=True, logits_to_keep=1)
+        state["cache"], state["length"] = output.past_key_values, len(tokens)
+        return output.logits[0, -1].float().cpu()
+
+    return predict
+
+
+# ---------------------------------------------------------------------- command
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    from pretrain.prepare import _Parser as Parser
+
+    parser = Parser(
+        prog="python -m pretrain.generate",
+        description="Continue a text with a trained model.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "model", metavar="DIR|RUN", help="an exported folder, or a run's folder such as runs/NAME"
+    )
+    parser.add_argument("--prompt", default="", help="text to continue; without it, a document from nothing")
+    parser.add_argument(
+        "--tokens", type=int, default=200, metavar="N", help="at most this many (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=0.8, help="0 takes the most likely token (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--top_p", type=float, default=0.95, help="share of probability to sample from (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="same seed, same text (default: %(default)s)")
+    parser.add_argument(
+        "--step", type=int, metavar="N", help="which checkpoint of a run (default: the newest sound one)"
+    )
+    parser.add_argument(
+        "--no_cache", action="store_true", help="recompute the whole text for every token (to compare)"
+    )
+    return parser
+
+
+def run_generate(arguments: Sequence[str]) -> None:
+    """Print the prompt and its continuation as it is sampled, up to the end of the document.
+
+    Raises:
+        UserError: bad input.
+    """
+    options = build_parser().parse_args(arguments)
+    _check(options)
+    from pretrain.hf.quiet import quiet_libraries
+
+    quiet_libraries()
+    predict, tokenizer = open_model(options.model, options.step, cache=not options.no_cache)
+    prompt = tokenizer.encode(options.prompt) or [tokenizer.end_of_document]
+    print(options.prompt, end="", flush=True)
+    ids = sample(predict, prompt, options.tokens, options.temperature, options.top_p, options.seed)
+    for piece in text_pieces(ids, tokenizer):
+        print(piece, end="", flush=True)
+    print()
+
+
+def _check(options: argparse.Namespace) -> None:
+    checks = {
+        "tokens": (options.tokens >= 1, "give a positive number"),
+        "temperature": (0 <= options.temperature < float("inf"), "give zero or a positive number"),
+        "top_p": (0 < options.top_p <= 1, "give a share in (0, 1]"),
+        "seed": (0 <= options.seed < 2**63, "give a number from 0 to 2^63 - 1"),
+    }
+    for name, (valid, advice) in checks.items():
+        if not valid:
+            raise UserError(f"{name}: {getattr(options, name)} is not valid; {advice}")
+
+
+def open_model(folder: str, step: int | None, cache: bool = True) -> tuple[Predict, Tokenizer]:
+    """The next-token function and the tokenizer of an exported folder or a run.
+
+    Raises:
+        UserError: *folder* is neither, or cannot be used.
+    """
+    from pretrain.hf.exported_model import exported_tokenizer, load_exported
+    from pretrain.hf.run_source import RunSource, is_run
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if is_run(folder):
+        source = RunSource.open(folder, step, report=lambda line: print(line, file=sys.stderr))
+        ours = source.load_model().to(device)
+        length = source.model.context_length
+        return cached(ours) if cache else recomputed(ours, length, device), source.tokenizer
+    if step is not None:
+        raise UserError(f"step: {step} was given, but {folder!r} is no run's folder; leave it out")
+    network = load_exported(folder).to(device)
+    if cache:
+        return cached_exported(network), exported_tokenizer(folder)
+    length = network.config.max_position_embeddings
+    return recomputed(
+        lambda window: network(window, use_cache=False).logits, length, device
+    ), exported_tokenizer(folder)
+
+
+def text_pieces(ids: Iterator[int], tokenizer: Tokenizer) -> Iterator[str]:
+    """Text of the tokens as soon as it is certain: a character may be spelled by several tokens.
+
+    Ends at the end of the document.
+    """
+    tokens: list[int] = []
+    shown = 0
+    for token in ids:
+        if token == tokenizer.end_of_document:
+            break
+        tokens.append(token)
+        text = tokenizer.decode(tokens)
+        certain = text.rstrip("\ufffd") if len(text) - len(text.rstrip("\ufffd")) < 4 else text
+        if len(certain) > shown:
+            yield certain[shown:]
+            shown = len(certain)
+    if tokens and len(text := tokenizer.decode(tokens)) > shown:
+        yield text[shown:]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; 0, or 2 after printing ``error: …`` for bad input."""
+    try:
+        run_generate(sys.argv[1:] if arguments is None else arguments)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print()
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -85,7 +85,7 @@ def check_resume(
     refused += [
         f"{key}: {saved.data.get(key)} != {value}"
         for key, value in data.items()
-        if saved.data.get(key) != value
+        if saved.data.get(key, value) != value  # an imported model knows its tokenizer, not the data
     ]
     if refused:
         raise UserError(

@@ -1,0 +1,1 @@
+"""To Hugging Face and back: the exported architecture and the parts of pretrain.convert."""

@@ -1,0 +1,132 @@
+"""Configuration of a decoder whose layers have their own numbers of attention heads.
+
+This file is shipped with exported checkpoints and must not import anything but transformers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+PER_LAYER = ("num_attention_heads", "num_key_value_heads", "head_dim", "sliding_window")
+
+
+class HeadScheduleConfig(PreTrainedConfig):
+    """A pre-norm decoder with per-layer head counts, head dims and attention windows.
+
+    What differs between layers is in the official ``per_layer_config`` (transformers >= 5.15): read
+    ``config.per_layer_config[i].num_attention_heads``, never ``config.num_attention_heads``, which raises
+    when it is not the same for all layers.
+    """
+
+    model_type = "head_schedule"
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 (the base class's form)
+    # Whole heads go to each rank, so the degree must divide every layer's head counts.
+    base_model_tp_plan = {  # noqa: RUF012
+        "layers.*.self_attn.q_proj": "colwise",
+        "layers.*.self_attn.k_proj": "colwise",
+        "layers.*.self_attn.v_proj": "colwise",
+        "layers.*.self_attn.o_proj": "rowwise",
+        "layers.*.mlp.gate_proj": "colwise",
+        "layers.*.mlp.up_proj": "colwise",
+        "layers.*.mlp.down_proj": "rowwise",
+    }
+    base_model_pp_plan = {  # noqa: RUF012
+        "embed_tokens": (["input_ids"], ["inputs_embeds"]),
+        "layers": (["hidden_states", "attention_mask"], ["hidden_states"]),
+        "norm": (["hidden_states"], ["hidden_states"]),
+    }
+
+    vocab_size: int = 50257
+    hidden_size: int = 768
+    intermediate_size: int = 2048
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    num_key_value_heads: int | None = None
+    """As many as num_attention_heads when not given."""
+    head_dim: int | None = None
+    """Width of one head; hidden_size / num_attention_heads when not given."""
+    max_position_embeddings: int = 1024
+    feed_forward: str = "swiglu"
+    """swiglu: down(act(gate(x)) * up(x)); mlp: down(act(up(x)))."""
+    hidden_act: str = "silu"
+    norm: str = "rmsnorm"
+    """rmsnorm or layernorm."""
+    norm_eps: float = 1e-5
+    norm_bias: bool = False
+    attention_bias: str = "none"
+    """none; output: the output projection has a bias; all: q, k, v and the output projection have one."""
+    mlp_bias: bool = False
+    positions: str = "rope"
+    """rope (rotate-half pairs, as Llama) or learned (an embedding of the position)."""
+    rope_theta: float = 10000.0
+    attention_scale: str = "sqrt_head_dim"
+    """sqrt_head_dim: logits are divided by the root of the layer's own head dim; none: they are not."""
+    attention_dropout: float = 0.0
+    sliding_window: int | None = None
+    """Positions a query of a ``sliding_attention`` layer sees, itself included."""
+    layer_types: list[str] | None = None
+    """full_attention or sliding_attention for each layer; all full when not given."""
+    initializer_range: float = 0.02
+    tie_word_embeddings: bool = True
+    use_cache: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.layer_types is None:
+            self.layer_types = ["full_attention"] * self.num_hidden_layers
+        if self.num_key_value_heads is None:
+            self.num_key_value_heads = self.num_attention_heads
+        if self.head_dim is None:
+            self.head_dim = self.hidden_size // self.num_attention_heads
+        super().__post_init__(**kwargs)
+
+    @classmethod
+    def from_layers(
+        cls,
+        *,
+        heads: list[int],
+        kv_heads: list[int],
+        head_dims: list[int],
+        windows: list[int | None],
+        **fields: Any,
+    ) -> HeadScheduleConfig:
+        """Build a configuration from one value per layer; None in *windows* is full attention.
+
+        The most common value becomes the global one, the other layers get a ``per_layer_config`` entry.
+        """
+        sliding = [window for window in windows if window is not None]
+        schedules: dict[str, list[Any]] = {
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads,
+            "head_dim": head_dims,
+            # Layers of full attention take whatever the others have: they do not read it.
+            "sliding_window": [window or most_common(sliding) for window in windows] if sliding else [],
+        }
+        common = {name: most_common(values) for name, values in schedules.items() if values}
+        overrides: dict[int, dict[str, Any]] = {}
+        for name, values in schedules.items():
+            for layer, value in enumerate(values):
+                if value != common[name]:
+                    overrides.setdefault(layer, {})[name] = value
+        if overrides:
+            fields["per_layer_config"] = overrides
+        return cls(
+            num_hidden_layers=len(heads),
+            layer_types=["full_attention" if window is None else "sliding_attention" for window in windows],
+            **common,
+            **fields,
+        )
+
+
+def most_common(values: list[Any]) -> Any:
+    """Return the value that occurs most often, the later one of equals."""
+    counts = Counter(values)
+    return max(reversed(list(counts)), key=counts.__getitem__)
+
+
+__all__ = ["HeadScheduleConfig"]

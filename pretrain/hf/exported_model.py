@@ -1,0 +1,82 @@
+"""An exported folder, opened for use: only safetensors, and never the code that lies in the folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from model.errors import UserError
+from pretrain.data.tokenizer import Tokenizer, load_tokenizer
+from pretrain.hf.tokenizer_files import ORIGINAL_FOLDER
+
+SUPPORTED = ("head_schedule", "llama", "gpt2")
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """config.json of an exported folder.
+
+    Raises:
+        UserError: there is none, or it cannot be read.
+    """
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        what = "has no config.json" if Path(folder).is_dir() else "does not exist"
+        raise UserError(
+            f"model: {str(folder)!r} {what}; give an exported folder or a run's folder, such as runs/NAME"
+        )
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        config["model_type"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"model: {path} cannot be read ({type(error).__name__})") from None
+    return config
+
+
+def load_exported(folder: str | Path, dtype: torch.dtype | str = "auto") -> Any:
+    """The transformers model in *folder*, in evaluation mode on the CPU.
+
+    Folders of the native format run this package's own architecture, not the copy that lies in them: what is in a
+    folder may come from anywhere.
+
+    Raises:
+        UserError: no model, an architecture that needs code from the folder, weights that are no safetensors.
+    """
+    config = read_config(folder)
+    network: Any
+    try:
+        if config["model_type"] == "head_schedule":
+            from pretrain.hf.modeling_head_schedule import HeadScheduleForCausalLM
+
+            network = HeadScheduleForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True)
+        elif "auto_map" in config:
+            raise UserError(
+                f"model: {str(folder)!r} needs code of its own ({config['model_type']}), which is not run; valid: "
+                "folders written by pretrain.convert, and architectures that transformers has"
+            )
+        else:
+            from transformers import AutoModelForCausalLM
+
+            network = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, use_safetensors=True, trust_remote_code=False
+            )
+    except UserError:
+        raise
+    except Exception as error:  # whatever the library raises for a damaged folder
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"model: {str(folder)!r} cannot be loaded ({type(error).__name__}: {reason:.200})"
+        ) from error
+    return network.eval()
+
+
+def exported_tokenizer(folder: str | Path) -> Tokenizer:
+    """The tokenizer of an exported folder: the run's own files if they are there, else tokenizer.json.
+
+    Raises:
+        UserError: there is none, or it is damaged.
+    """
+    original = Path(folder) / ORIGINAL_FOLDER
+    return load_tokenizer(original if original.is_dir() else Path(folder))

@@ -1,0 +1,358 @@
+"""The way back: a Llama, GPT-2 or native Hugging Face folder becomes a run to continue pretraining from.
+
+The run holds one checkpoint, of step 0, in the canonical form: weights without optimizer state.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from torch import Tensor
+
+from model.config import ModelConfig, block
+from model.errors import UserError
+from pretrain.canonical_folder import CanonicalParameter, write_canonical
+from pretrain.checkpoint import TrainingState, write_synced
+from pretrain.data.corpus import BuiltinCorpus
+from pretrain.data.tokenizer import Tokenizer, tokenizer_hash
+from pretrain.hf.comparison import MAX_LENGTH, WINDOWS, Comparison, compare, model_logits, our_logits
+from pretrain.hf.exported_model import SUPPORTED, exported_tokenizer, load_exported, read_config
+from pretrain.hf.formats import ACTIVATIONS, gpt2_sources, has_vocabulary_rows, llama_name, parameter_shapes
+from pretrain.hf.new_folder import new_folder
+from pretrain.hf.run_source import RunSource
+
+# transformers' names of the three activations; gelu_new and gelu_pytorch_tanh are one formula.
+_ACTIVATIONS = {theirs: ours for ours, theirs in ACTIVATIONS.items()} | {
+    "gelu_new": "gelu_tanh",
+    "swish": "silu",
+}
+_BUFFERS = re.compile(r"(.*\.)?(attn\.(masked_)?bias|rotary_emb\.inv_freq)$")
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What an import did."""
+
+    folder: Path
+    model: ModelConfig
+    comparison: Comparison
+    notes: list[str]
+
+
+def import_folder(folder: Path, run_folder: Path) -> Imported:
+    """Make a run from *folder* and compare its logits with the folder's.
+
+    Raises:
+        UserError: an architecture or a setting that we do not have, weights that do not fit, a run folder that exists.
+            No run is left then.
+    """
+    config = read_config(folder)
+    if config["model_type"] not in SUPPORTED:
+        raise UserError(
+            f"from_hf: {str(folder)!r} holds {config['model_type']!r}, which is not supported; "
+            f"valid: {', '.join(SUPPORTED)}"
+        )
+    model, notes = model_config(folder, config["model_type"])
+    tokenizer = exported_tokenizer(folder)
+    rows = model.vocab_size
+    if tokenizer.vocab_size > rows:
+        raise UserError(
+            f"tokenizer: {tokenizer.name} has {tokenizer.vocab_size:,} entries, the model only {rows:,}; put the "
+            f"model's own tokenizer into {str(folder)!r}"
+        )
+    if tokenizer.vocab_size < rows:
+        notes.append(f"{rows - tokenizer.vocab_size} vocabulary rows that no token uses are left out")
+        model = model.replace(vocab_size=tokenizer.vocab_size)
+    tensors = FolderTensors(folder)
+    with new_folder(run_folder, 4 * model.num_parameters(), overwrite=None) as created:
+        (created / "checkpoints").mkdir()
+        tokenizer.save(created / "tokenizer")
+        state = TrainingState(model=model.to_json(), data={"tokenizer": tokenizer_hash(tokenizer)})
+        parameters = (
+            CanonicalParameter(name, _padded(name, tensor, model))
+            for name, tensor in _parameters(model, config["model_type"], tensors)
+        )
+        write_canonical(created / "checkpoints" / "step_000000", state, [], parameters, created / "tokenizer")
+        write_synced(created / "latest", "step_000000\n")
+        write_synced(created / "model.json", json.dumps(model.to_json(), indent=1) + "\n")
+        recipe = {
+            "model": str(run_folder / "model.json"),
+            "name": run_folder.name,
+            "runs_dir": str(run_folder.parent),
+            "recipe": "imported",
+        }
+        write_synced(created / "config.yaml", yaml.safe_dump(recipe, sort_keys=False))
+        comparison = _compare(folder, created, tokenizer, model)
+        if comparison.problem:
+            raise UserError(f"from_hf: {comparison.problem}; nothing was written to {run_folder}")
+    return Imported(run_folder, model, comparison, notes)
+
+
+def _compare(folder: Path, run_folder: Path, tokenizer: Tokenizer, model: ModelConfig) -> Comparison:
+    """Logits of the folder against those of the run, both loaded afresh, one after the other."""
+    length = min(model.context_length, MAX_LENGTH)
+    ids: list[int] = []
+    for document in BuiltinCorpus().documents():
+        ids += tokenizer.encode(document.text[: 8 * WINDOWS * length])
+        if len(ids) >= WINDOWS * length:
+            break
+    tokens = np.array(ids[: WINDOWS * length], np.int64).reshape(WINDOWS, length)
+    network = RunSource.open(run_folder).load_model()
+    reference = our_logits(network, tokens)
+    del network
+    theirs = model_logits(load_exported(folder, torch.float32), tokens)
+    return compare(reference, lambda window: theirs(window)[:, : model.vocab_size], torch.float32)
+
+
+# ---------------------------------------------------------------------- configurations
+
+
+def model_config(folder: Path, model_type: str) -> tuple[ModelConfig, list[str]]:
+    """Our configuration of a folder's model, and notes for people.
+
+    Raises:
+        UserError: a setting that our network does not have.
+    """
+    from transformers import GPT2Config, LlamaConfig
+
+    from pretrain.hf.configuration_head_schedule import HeadScheduleConfig
+
+    kinds: dict[str, tuple[Any, Callable[[Any], tuple[ModelConfig, list[str]]]]] = {
+        "llama": (LlamaConfig, _from_llama),
+        "gpt2": (GPT2Config, _from_gpt2),
+        "head_schedule": (HeadScheduleConfig, _from_native),
+    }
+    kind, convert = kinds[model_type]
+    try:
+        config = kind.from_pretrained(folder)
+    except Exception as error:  # validators raise errors of their own
+        raise UserError(
+            f"from_hf: {folder}/config.json is not valid ({' '.join(str(error).split()):.200})"
+        ) from error
+    return convert(config)
+
+
+def _activation(name: str) -> str:
+    if name not in _ACTIVATIONS:
+        raise UserError(f"from_hf: activation {name!r} is not supported; valid: {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]
+
+
+def _refuse(settings: Mapping[str, Any]) -> None:
+    """Refuse settings that change what the model computes; the values are what they should be instead."""
+    for name, (value, valid) in settings.items():
+        if value != valid:
+            raise UserError(f"from_hf: {name} {value!r} is not supported; valid: {valid!r}")
+
+
+def _schedules(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Schedules in their shortest form: None where they are what is left unsaid."""
+    heads, d_model = model["heads"], model["d_model"]
+    shortest = dict(model)
+    if model["kv_heads"] == heads:
+        shortest["kv_heads"] = None
+    if all(count * dim == d_model for count, dim in zip(heads, model["head_dim"], strict=True)):
+        shortest["head_dim"] = None
+    if "local_window" in model and not any(model["local_window"]):
+        shortest["local_window"] = None
+    return shortest
+
+
+def _from_llama(config: Any) -> tuple[ModelConfig, list[str]]:
+    rope = config.rope_parameters or {}
+    if rope.get("rope_type", "default") != "default":
+        raise UserError(
+            f"from_hf: RoPE scaling {rope['rope_type']!r} is not supported; valid: models without it"
+        )
+    _refuse({"partial_rotary_factor": (rope.get("partial_rotary_factor", 1.0), 1.0)})
+    notes = [f"attention_dropout {config.attention_dropout} is left out"] if config.attention_dropout else []
+    layers = config.num_hidden_layers
+    values = {
+        "vocab_size": config.vocab_size,
+        "context_length": config.max_position_embeddings,
+        "d_model": config.hidden_size,
+        "ffn_width": config.intermediate_size,
+        "heads": (config.num_attention_heads,) * layers,
+        "kv_heads": (config.num_key_value_heads,) * layers,
+        "head_dim": (config.head_dim,) * layers,
+        "activation": _activation(config.hidden_act),
+        "norm_eps": config.rms_norm_eps,
+        "attention_bias": "all" if config.attention_bias else "none",
+        "ffn_bias": config.mlp_bias,
+        "rope_base": float(rope.get("rope_theta", 10000.0)),
+        "tie_embeddings": config.tie_word_embeddings,
+        "init_std": config.initializer_range,
+    }
+    return block("llama", **_schedules(values)), notes
+
+
+def _from_gpt2(config: Any) -> tuple[ModelConfig, list[str]]:
+    _refuse(
+        {
+            "scale_attn_by_inverse_layer_idx": (config.scale_attn_by_inverse_layer_idx, False),
+            "add_cross_attention": (getattr(config, "add_cross_attention", False), False),
+        }
+    )
+    dropouts = {name: getattr(config, name) for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
+    notes = [f"{name} {value} is left out" for name, value in dropouts.items() if value]
+    values = {
+        "vocab_size": config.vocab_size,
+        "context_length": config.n_positions,
+        "d_model": config.n_embd,
+        "ffn_width": config.n_inner or 4 * config.n_embd,
+        "heads": (config.n_head,) * config.n_layer,
+        "activation": _activation(config.activation_function),
+        "norm_eps": config.layer_norm_epsilon,
+        "attention_scale": "sqrt_head_dim" if config.scale_attn_weights else "none",
+        "tie_embeddings": config.tie_word_embeddings,
+        "init_std": config.initializer_range,
+    }
+    return block("gpt2", **values), notes
+
+
+def _from_native(config: Any) -> tuple[ModelConfig, list[str]]:
+    layers = list(config.per_layer_config)
+    values = {
+        "vocab_size": config.vocab_size,
+        "context_length": config.max_position_embeddings,
+        "d_model": config.hidden_size,
+        "ffn_width": config.intermediate_size,
+        "heads": tuple(layer.num_attention_heads for layer in layers),
+        "kv_heads": tuple(layer.num_key_value_heads for layer in layers),
+        "head_dim": tuple(layer.head_dim for layer in layers),
+        "local_window": tuple(
+            layer.sliding_window if kind == "sliding_attention" else None
+            for layer, kind in zip(layers, config.layer_types, strict=True)
+        ),
+        "ffn": config.feed_forward,
+        "activation": _activation(config.hidden_act),
+        "norm": config.norm,
+        "norm_eps": config.norm_eps,
+        "norm_bias": config.norm_bias,
+        "attention_bias": config.attention_bias,
+        "ffn_bias": config.mlp_bias,
+        "positions": config.positions,
+        "rope_base": config.rope_theta,
+        "attention_scale": config.attention_scale,
+        "tie_embeddings": config.tie_word_embeddings,
+        "init_std": config.initializer_range,
+    }
+    return ModelConfig.from_json(_schedules(values)), []
+
+
+# ---------------------------------------------------------------------- tensors
+
+
+class FolderTensors:
+    """The tensors of a folder by name, one at a time: safetensors, or pickles read with an allow-list.
+
+    Raises:
+        UserError: no weights, or files that are missing or damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._places: dict[str, str] = {}
+        for index, single in (
+            ("model.safetensors.index.json", "model.safetensors"),
+            ("pytorch_model.bin.index.json", "pytorch_model.bin"),
+        ):
+            if (folder / index).is_file():
+                files = sorted(
+                    set(json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values())
+                )
+            elif (folder / single).is_file():
+                files = [single]
+            else:
+                continue
+            for file in files:
+                if Path(file).name != file or not (folder / file).is_file():
+                    raise UserError(f"from_hf: {file}, which {index} names, is missing in {str(folder)!r}")
+                self._places.update(dict.fromkeys(self._names(file), file))
+            break
+        else:
+            raise UserError(f"from_hf: {str(folder)!r} holds no model.safetensors (nor pytorch_model.bin)")
+
+    def names(self) -> set[str]:
+        """Every tensor but buffers that are computed."""
+        return {name for name in self._places if not _BUFFERS.match(name)}
+
+    def read(self, name: str) -> Tensor:
+        """One tensor, in fp32."""
+        from safetensors import safe_open
+
+        file = self._places[name]
+        if file.endswith(".bin"):
+            return self._pickled(file)[name].float()
+        with safe_open(self.folder / file, framework="pt") as opened:
+            return opened.get_tensor(name).float()
+
+    def _names(self, file: str) -> list[str]:
+        from safetensors import SafetensorError, safe_open
+
+        if file.endswith(".bin"):
+            return list(self._pickled(file))
+        try:
+            with safe_open(self.folder / file, framework="pt") as opened:
+                return list(opened.keys())
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"from_hf: {self.folder / file} is damaged ({error})") from error
+
+    def _pickled(self, file: str) -> dict[str, Tensor]:
+        try:
+            # weights_only: nothing but tensors comes out of a file that may come from anywhere
+            return torch.load(self.folder / file, map_location="cpu", weights_only=True, mmap=True)
+        except Exception as error:
+            raise UserError(
+                f"from_hf: {self.folder / file} cannot be read ({type(error).__name__})"
+            ) from error
+
+
+def _parameters(model: ModelConfig, model_type: str, tensors: FolderTensors) -> Iterator[tuple[str, Tensor]]:
+    """Our parameters, from the folder's tensors.
+
+    Raises:
+        UserError: tensors are missing, unknown or of the wrong shape.
+    """
+    shapes = parameter_shapes(model)
+    if model_type == "gpt2":
+        wanted = gpt2_sources(model)
+    else:
+        wanted = {llama_name(name): (name,) for name in shapes}
+    # Folders written from the bare decoder (as OpenAI's GPT-2) lack the prefix.
+    there = tensors.names()
+    base = "transformer." if model_type == "gpt2" else "model."
+    stored = {name: name if name in there else name.removeprefix(base) for name in wanted}
+    missing = [name for name, found in stored.items() if found not in there]
+    unknown = there - set(stored.values()) - ({"lm_head.weight"} if model.tie_embeddings else set())
+    if missing or unknown:
+        what = f"lacks {missing[0]}" if missing else f"has {min(unknown)}, which its architecture has not"
+        raise UserError(f"from_hf: {str(tensors.folder)!r} {what}")
+    for name, ours in wanted.items():
+        tensor = tensors.read(stored[name])
+        conv = model_type == "gpt2" and tensor.ndim == 2 and "transformer.h." in name
+        pieces = (tensor.t() if conv else tensor).chunk(len(ours))
+        for our_name, piece in zip(ours, pieces, strict=True):
+            shape = shapes[our_name]
+            value = piece[: shape[0]] if has_vocabulary_rows(our_name) else piece
+            if tuple(value.shape) != shape:
+                raise UserError(
+                    f"from_hf: {name} has shape {list(tensor.shape)}, config.json wants {our_name} {list(shape)}"
+                )
+            yield our_name, value.contiguous()
+
+
+def _padded(name: str, tensor: Tensor, model: ModelConfig) -> Tensor:
+    if not has_vocabulary_rows(name):
+        return tensor
+    padded = tensor.new_zeros(model.padded_vocab_size(), *tensor.shape[1:])
+    padded[: tensor.shape[0]] = tensor
+    return padded

@@ -1,0 +1,100 @@
+"""The README.md of an exported folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from model.heads import format_heads
+from pretrain.data.blend import parse_blend
+from pretrain.hf.comparison import Comparison
+from pretrain.hf.formats import Export
+from pretrain.hf.run_source import RunSource
+
+_USAGE = """\
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{name}"{remote})
+model = AutoModelForCausalLM.from_pretrained("{name}"{remote})
+inputs = tokenizer("Once upon a time", return_tensors="pt")
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))
+```
+"""
+
+
+def model_card(
+    source: RunSource, export: Export, comparison: Comparison, name: str, license_name: str
+) -> str:
+    """Markdown with a YAML header: what the model is, what it was trained on and for how long, how it was checked."""
+    model, state, run = source.model, source.state, source.state.run
+    layers = range(model.num_layers)
+    native = export.format == "native"
+    front: dict[str, Any] = {
+        "license": license_name,
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["pretraining", "head-schedule"] + (["custom_code"] if native else []),
+    }
+    rows = {
+        "parameters": f"{model.num_parameters():,}",
+        "layers": model.num_layers,
+        "heads per layer": format_heads(model.heads),
+        "key/value heads per layer": format_heads(model.layer_kv_heads(layer) for layer in layers),
+        "head dim per layer": format_heads(model.layer_head_dim(layer) for layer in layers),
+        "width": model.d_model,
+        "feed-forward": f"{model.ffn}, {model.activation}, width {model.ffn_width}",
+        "norm": model.norm + (" with bias" if model.norm_bias else ""),
+        "positions": model.positions + (f", base {model.rope_base:g}" if model.positions == "rope" else ""),
+        "context": f"{model.context_length:,} tokens",
+        "vocabulary": f"{model.vocab_size:,} ({source.tokenizer.name})",
+        "embeddings tied": "yes" if model.tie_embeddings else "no",
+    }
+    if model.local_window and any(model.local_window):
+        rows["attention windows"] = ", ".join(str(window or "full") for window in model.local_window)
+    metrics = source.last_metrics()
+    training = {
+        "data": _data(run.get("data", "builtin"), state.data.get("data", [])),
+        "steps": f"{state.step:,}" + (f" ({state.skipped} updates skipped)" if state.skipped else ""),
+        "tokens": f"{state.tokens:,}",
+        "seed": run.get("seed"),
+        "precision": state.world.get("dtype"),
+        "train loss": _number(metrics.get("train_loss"), "nats per token"),
+        "validation loss": _number(metrics.get("val_loss"), "nats per token"),
+        "validation bits per byte": _number(metrics.get("val_bpb"), ""),
+    }
+    if state.run:
+        training["learning rate"] = json.dumps(run.get("optimizer", {}).get("learning_rate"))
+    parts = [
+        "---\n" + yaml.safe_dump(front, sort_keys=False) + "---\n",
+        f"# {name}\n",
+        f"A decoder language model, written as `{export.config.architectures[0]}`"
+        + (" (code in this folder: `trust_remote_code=True`)" if native else "")
+        + ".\n",
+        _USAGE.format(name=name, remote=", trust_remote_code=True" if native else ""),
+        "## Architecture\n\n" + _table(rows),
+        "## Training\n\n" + _table({key: value for key, value in training.items() if value is not None}),
+        "## Check\n\nLogits of this folder, loaded afresh, against the model that was trained, on real tokens: "
+        f"{comparison}.\n",
+    ]
+    if export.notes:
+        parts.append("## Padding\n\n```\n" + "\n".join(export.notes) + "\n```\n")
+    return "\n".join(parts)
+
+
+def _data(spec: str, contents: list[list[str]]) -> str:
+    """Names (not paths) of the corpora with their shares, and what identifies their contents."""
+    named = [("Python's standard library", 1)] if spec == "builtin" else parse_blend(spec)
+    names = [Path(folder).name + (f" ({weight})" if len(named) > 1 else "") for folder, weight in named]
+    return f"{', '.join(names)}; content {', '.join(content[:12] for content, _ in contents)}"
+
+
+def _table(rows: dict[str, Any]) -> str:
+    return "| | |\n|---|---|\n" + "".join(f"| {key} | {value} |\n" for key, value in rows.items())
+
+
+def _number(value: float | None, unit: str) -> str | None:
+    return None if value is None else f"{value:.4f} {unit}".strip()

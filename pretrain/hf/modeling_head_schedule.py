@@ -1,0 +1,442 @@
+"""A decoder whose layers have their own numbers of attention heads, for transformers.
+
+This file is shipped with exported checkpoints and must not import anything but torch and transformers. Parameter
+names are Llama's, so that tools which look for ``q_proj`` or ``down_proj`` (LoRA, quantisation, tensor-parallel
+plans) find them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.generation import GenerationMixin
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import can_return_tuple
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from .configuration_head_schedule import HeadScheduleConfig
+
+Rotation = tuple[Tensor, Tensor]  # cosines and sines, each [B or 1, T, d_h / 2]
+
+
+class HeadScheduleRMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """[..., d] -> [..., d]."""
+        return F.rms_norm(hidden_states, self.weight.shape, self.weight, self.eps)
+
+
+class HeadScheduleBiasedNorm(nn.Module):
+    """RMSNorm with a bias. Its name does not end in RMSNorm, so that no server swaps in a kernel without one."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+        self.eps = eps
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """[..., d] -> [..., d]."""
+        return F.rms_norm(hidden_states, self.weight.shape, self.weight, self.eps) + self.bias
+
+
+def build_norm(config: HeadScheduleConfig) -> nn.Module:
+    """The norm that the configuration asks for, over hidden_size."""
+    if config.norm == "layernorm":
+        return nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
+    kind = HeadScheduleBiasedNorm if config.norm_bias else HeadScheduleRMSNorm
+    return kind(config.hidden_size, config.norm_eps)
+
+
+class HeadScheduleRotaryEmbedding(nn.Module):
+    """Cosines and sines of every position, for each head dim that some layer has.
+
+    The frequencies stay fp32 when the model is cast to a smaller type: at position 1000 a bf16 angle would be wrong
+    by several radians.
+    """
+
+    def __init__(self, config: HeadScheduleConfig) -> None:
+        super().__init__()
+        self.theta = config.rope_theta
+        self.head_dims = sorted({layer.head_dim for layer in config.per_layer_config})
+        for head_dim in self.head_dims:
+            self.register_buffer(f"frequencies_{head_dim}", self.frequencies(head_dim), persistent=False)
+
+    def frequencies(self, head_dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Angle per position of each pair, [head_dim / 2]; computed on the CPU, the same for every device."""
+        exponents = torch.arange(0, head_dim, 2, device="cpu", dtype=dtype) / head_dim
+        return 1.0 / self.theta**exponents
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> HeadScheduleRotaryEmbedding:
+        super()._apply(fn, recurse)
+        for head_dim in self.head_dims:
+            buffer = getattr(self, f"frequencies_{head_dim}")
+            if buffer.device.type != "meta" and buffer.dtype != torch.float32:
+                precision = torch.float64 if buffer.dtype == torch.float64 else torch.float32
+                setattr(
+                    self, f"frequencies_{head_dim}", self.frequencies(head_dim, precision).to(buffer.device)
+                )
+        return self
+
+    @torch.no_grad()
+    def forward(self, position_ids: Tensor) -> dict[int, Rotation]:
+        """Position ids [B or 1, T] -> by head dim, cosines and sines [B or 1, T, head_dim / 2], fp32 (or fp64)."""
+        rotations = {}
+        for head_dim in self.head_dims:
+            frequencies = getattr(self, f"frequencies_{head_dim}")
+            angles = position_ids[..., None].to(frequencies.dtype) * frequencies
+            rotations[head_dim] = (angles.cos(), angles.sin())
+        return rotations
+
+
+def rotate(heads: Tensor, rotation: Rotation) -> Tensor:
+    """Rotate the pairs (i, i + d_h/2) of q or k [B, h, T, d_h] in the rotation's precision."""
+    cosines, sines = (table.unsqueeze(1) for table in rotation)  # [B or 1, 1, T, d_h / 2]
+    first, second = heads.chunk(2, dim=-1)
+    rotated = torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
+    return rotated.to(heads.dtype)
+
+
+def eager_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """Attention written out: q [B, h, T, d_h], k and v [B, kv, S, d_h] -> output [B, T, h, d_h], weights."""
+    key = key.repeat_interleave(module.num_key_value_groups, dim=1)  # type: ignore[arg-type]
+    value = value.repeat_interleave(module.num_key_value_groups, dim=1)  # type: ignore[arg-type]
+    scores = query @ key.transpose(2, 3) * scaling  # [B, h, T, S]
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    softmax_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+    weights = F.softmax(scores, dim=-1, dtype=softmax_dtype).to(query.dtype)
+    weights = F.dropout(weights, p=dropout, training=module.training)
+    return (weights @ value).transpose(1, 2).contiguous(), weights
+
+
+class HeadScheduleAttention(nn.Module):
+    """Causal attention with the layer's own head count, head dim and window."""
+
+    def __init__(self, config: HeadScheduleConfig, layer_idx: int) -> None:
+        super().__init__()
+        layer = config.per_layer_config[layer_idx]
+        self.config = config
+        self.layer_idx = layer_idx
+        self.head_dim = layer.head_dim
+        self.num_key_value_groups = layer.num_attention_heads // layer.num_key_value_heads
+        self.scaling = 1.0 if config.attention_scale == "none" else self.head_dim**-0.5
+        self.attention_dropout = config.attention_dropout
+        self.is_causal = True
+        sliding = (config.layer_types or [])[layer_idx] == "sliding_attention"
+        self.sliding_window = layer.sliding_window if sliding else None
+        width = layer.num_attention_heads * self.head_dim
+        kv_width = layer.num_key_value_heads * self.head_dim
+        qkv_bias = config.attention_bias == "all"
+        self.q_proj = nn.Linear(config.hidden_size, width, bias=qkv_bias)
+        self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=qkv_bias)
+        self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=qkv_bias)
+        self.o_proj = nn.Linear(width, config.hidden_size, bias=config.attention_bias != "none")
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        rotation: Rotation | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Hidden states [B, T, d] -> output [B, T, d] and, with eager attention, weights [B, h, T, S]."""
+        batch, length = hidden_states.shape[:2]
+        shape = (
+            batch,
+            length,
+            -1,
+            self.head_dim,
+        )  # -1: under tensor parallelism a rank has some of the heads
+        query = self.q_proj(hidden_states).view(shape).transpose(1, 2)  # [B, h, T, d_h]
+        key = self.k_proj(hidden_states).view(shape).transpose(1, 2)  # [B, kv, T, d_h]
+        value = self.v_proj(hidden_states).view(shape).transpose(1, 2)
+        if rotation is not None:
+            query, key = rotate(query, rotation), rotate(key, rotation)
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self.layer_idx)
+        attend: Callable[..., tuple[Tensor, Tensor | None]] = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, eager_attention_forward
+        )
+        output, weights = attend(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=self.attention_dropout if self.training else 0.0,
+            scaling=self.scaling,
+            sliding_window=self.sliding_window,
+            **kwargs,
+        )
+        return self.o_proj(output.reshape(batch, length, -1).contiguous()), weights
+
+
+class HeadScheduleMLP(nn.Module):
+    """Gated (swiglu) or plain (mlp) feed-forward network."""
+
+    def __init__(self, config: HeadScheduleConfig) -> None:
+        super().__init__()
+        self.gated = config.feed_forward == "swiglu"
+        width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        if self.gated:
+            self.gate_proj = nn.Linear(width, inner, bias=bias)
+        self.up_proj = nn.Linear(width, inner, bias=bias)
+        self.down_proj = nn.Linear(inner, width, bias=bias)
+        self.act_fn = ACT2FN[config.hidden_act]
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """[B, T, d] -> [B, T, d]."""
+        up = self.up_proj(hidden_states)
+        return self.down_proj(
+            self.act_fn(self.gate_proj(hidden_states)) * up if self.gated else self.act_fn(up)
+        )
+
+
+class HeadScheduleDecoderLayer(GradientCheckpointingLayer):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config: HeadScheduleConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.self_attn = HeadScheduleAttention(config, layer_idx)
+        self.mlp = HeadScheduleMLP(config)
+        self.input_layernorm = build_norm(config)
+        self.post_attention_layernorm = build_norm(config)
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+        """Hidden states [B, T, d] -> [B, T, d]; the other arguments go to the attention."""
+        attended, _ = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
+        hidden_states = hidden_states + attended
+        return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
+
+
+def mask_names(config: HeadScheduleConfig) -> list[str]:
+    """For each layer the name of its mask: layers with the same window share one."""
+    return [
+        f"window_{layer.sliding_window}" if kind == "sliding_attention" else "full"
+        for layer, kind in zip(config.per_layer_config, config.layer_types or [], strict=True)
+    ]
+
+
+def create_masks(
+    config: HeadScheduleConfig,
+    inputs_embeds: Tensor,
+    attention_mask: Tensor | None,
+    past_key_values: Cache | None,
+    position_ids: Tensor | None = None,
+    **kwargs: Any,
+) -> dict[str, Any]:
+    """The masks of all layers by name, in the form that the attention implementation wants."""
+    masks: dict[str, Any] = {}
+    for layer, name in enumerate(mask_names(config)):
+        if name not in masks:
+            create = create_causal_mask if name == "full" else create_sliding_window_causal_mask
+            masks[name] = create(
+                config=config.per_layer_config[layer],
+                inputs_embeds=inputs_embeds,
+                attention_mask=attention_mask,
+                past_key_values=past_key_values,
+                position_ids=position_ids,
+                layer_idx=layer,
+            )
+    return masks
+
+
+class HeadSchedulePreTrainedModel(PreTrainedModel):
+    """What the models below share."""
+
+    config_class = HeadScheduleConfig
+    config: HeadScheduleConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["HeadScheduleDecoderLayer"]  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _supports_flash_attn = True
+    _supports_sdpa = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+    _can_record_outputs = {  # noqa: RUF012
+        "hidden_states": HeadScheduleDecoderLayer,
+        "attentions": HeadScheduleAttention,
+    }
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, HeadScheduleBiasedNorm):
+            init.ones_(module.weight)
+            init.zeros_(module.bias)
+        elif isinstance(module, HeadScheduleRotaryEmbedding):
+            for head_dim in module.head_dims:
+                init.copy_(getattr(module, f"frequencies_{head_dim}"), module.frequencies(head_dim))
+
+
+class HeadScheduleModel(HeadSchedulePreTrainedModel):
+    """The decoder without its output head."""
+
+    def __init__(self, config: HeadScheduleConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_positions: nn.Embedding | None = None
+        self.rotary_emb: HeadScheduleRotaryEmbedding | None = None
+        if config.positions == "learned":
+            self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        else:
+            self.rotary_emb = HeadScheduleRotaryEmbedding(config)
+        self.layers = nn.ModuleList(
+            HeadScheduleDecoderLayer(config, layer) for layer in range(config.num_hidden_layers)
+        )
+        self.norm = build_norm(config)
+        self.gradient_checkpointing = False
+        self.head_dims = [layer.head_dim for layer in config.per_layer_config]
+        self.windows = mask_names(config)
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | dict[str, Tensor] | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """Token ids [B, T] (or their embeddings [B, T, d]) -> last hidden states [B, T, d].
+
+        attention_mask [B, positions so far], 0 where padded on the left. Without position_ids, positions are
+        counted from each sequence's first real token.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give exactly one of input_ids and inputs_embeds")
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        if position_ids is None:
+            position_ids = self._positions(inputs_embeds, attention_mask, past_key_values)
+
+        hidden_states = inputs_embeds
+        rotations: dict[int, Rotation | None] = dict.fromkeys(self.head_dims)
+        if self.embed_positions is not None:
+            hidden_states = hidden_states + self.embed_positions(position_ids)
+        elif self.rotary_emb is not None:
+            rotations = self.rotary_emb(position_ids)
+        if isinstance(attention_mask, dict):  # made beforehand by generate(), for compiled decoding
+            masks = attention_mask
+        else:
+            masks = create_masks(self.config, inputs_embeds, attention_mask, past_key_values, position_ids)
+        for layer, block in enumerate(self.layers):
+            hidden_states = block(
+                hidden_states,
+                rotation=rotations[self.head_dims[layer]],
+                attention_mask=masks[self.windows[layer]],
+                position_ids=position_ids,
+                past_key_values=past_key_values,
+                use_cache=use_cache,
+                **kwargs,
+            )
+        return BaseModelOutputWithPast(
+            last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values
+        )
+
+    def _positions(self, inputs_embeds: Tensor, attention_mask: Any, past_key_values: Cache | None) -> Tensor:
+        """Position ids [B or 1, T] of the new tokens."""
+        length = inputs_embeds.shape[1]
+        if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2:
+            return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
+        seen = past_key_values.get_seq_length() if past_key_values is not None else 0
+        return (torch.arange(length, device=inputs_embeds.device) + seen).unsqueeze(0)
+
+
+class HeadScheduleForCausalLM(HeadSchedulePreTrainedModel, GenerationMixin):
+    """The decoder with its output head, which is the token embedding when ``tie_word_embeddings`` is set."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+    _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
+    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}  # type: ignore[dict-item]  # noqa: RUF012
+
+    def __init__(self, config: HeadScheduleConfig) -> None:
+        super().__init__(config)
+        self.model = HeadScheduleModel(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @staticmethod
+    def create_masks_for_generate(**kwargs: Any) -> dict[str, Any]:
+        """What generate() calls to make the masks before a compiled forward pass."""
+        return create_masks(**kwargs)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Token ids [B, T] -> logits [B, T, vocabulary]; with labels [B, T] (not shifted) also the mean loss.
+
+        logits_to_keep: how many positions from the end get logits (0: all), or a tensor of their indices.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        hidden_states = outputs.last_hidden_state
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(hidden_states[:, keep, :])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.vocab_size, **kwargs)
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+__all__ = ["HeadScheduleForCausalLM", "HeadScheduleModel", "HeadSchedulePreTrainedModel"]

@@ -1,0 +1,130 @@
+"""A run's tokenizer as files that transformers' AutoTokenizer reads, with the same ids."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from model.errors import UserError
+from pretrain.data.tokenizer import SENTENCEPIECE_FILE, SentencePieceTokenizer, Tokenizer
+
+ORIGINAL_FOLDER = "tokenizer"
+"""Subfolder of an export that holds the run's own tokenizer files, for the way back."""
+
+_SPACE = "\u2581"
+
+
+def write_tokenizer(tokenizer: Tokenizer, original: Path, out: Path, context_length: int) -> None:
+    """Write tokenizer.json, tokenizer_config.json and a copy of the run's own files.
+
+    Raises:
+        UserError: a SentencePiece model whose ids cannot be had from a tokenizer.json.
+    """
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        backend = byte_fallback_bpe((original / SENTENCEPIECE_FILE).read_bytes(), tokenizer)
+        (out / "tokenizer.json").write_text(backend.to_str(pretty=True), encoding="utf-8")
+        end = backend.id_to_token(tokenizer.end_of_document)
+        unknown = backend.model.unk_token
+    else:
+        tokenizer.save(out)
+        config = json.loads((out / "tokenizer_config.json").read_text(encoding="utf-8"))
+        end, unknown = config["eos_token"], None
+    shutil.copytree(original, out / ORIGINAL_FOLDER)
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": context_length,
+        # Documents end with this token and begin after it: it is what stands before a text.
+        "bos_token": end,
+        "eos_token": end,
+        "pad_token": end,
+        "padding_side": "left",
+        "clean_up_tokenization_spaces": False,
+        "name_or_path": tokenizer.name,
+    }
+    if unknown is not None:
+        config["unk_token"] = unknown
+    (out / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def byte_fallback_bpe(model: bytes, tokenizer: SentencePieceTokenizer) -> Any:
+    """A ``tokenizers`` BPE with a SentencePiece BPE model's pieces, written with real spaces.
+
+    With real spaces no replacement of U+2581 is needed, and a U+2581 in the text is spelled in bytes, as the run's
+    tokenizer does it. SentencePiece joins the neighbours whose joined piece has the best score; here every way to
+    split a piece is a merge, in the order of the joined pieces' scores.
+
+    Raises:
+        UserError: the model is not BPE, changes its text before splitting it, or has no byte pieces.
+    """
+    import tokenizers
+    from sentencepiece import sentencepiece_model_pb2
+
+    proto: Any = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
+    proto.ParseFromString(model)
+    if proto.trainer_spec.model_type != proto.trainer_spec.BPE or not proto.trainer_spec.byte_fallback:
+        raise UserError(f"tokenizer: {tokenizer.name} is no byte-fallback BPE; only such models are exported")
+    normalizer = proto.normalizer_spec
+    if normalizer.add_dummy_prefix or normalizer.remove_extra_whitespaces or normalizer.precompiled_charsmap:
+        raise UserError(
+            f"tokenizer: {tokenizer.name} changes its text (normalisation or an added space); "
+            "only models without are exported"
+        )
+    kinds = type(proto.pieces[0])
+    vocabulary: dict[str, int] = {}
+    special, plain = [], []
+    for token, piece in enumerate(proto.pieces):
+        text = piece.piece
+        if piece.type in (kinds.CONTROL, kinds.UNKNOWN):
+            special.append(text)
+        elif piece.type != kinds.BYTE:
+            text = text.replace(_SPACE, " ")
+            plain.append((text, piece.score))
+        vocabulary[text] = token
+    usable = {text for text, _ in plain}
+    merges = []
+    for text, _ in sorted(plain, key=lambda item: -item[1]):
+        splits = ((text[:cut], text[cut:]) for cut in range(1, len(text)))
+        merges += [pair for pair in splits if pair[0] in usable and pair[1] in usable]
+    unknown = proto.pieces[proto.trainer_spec.unk_id].piece
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.BPE(vocabulary, merges, unk_token=unknown, byte_fallback=True, fuse_unk=False)
+    )
+    backend.decoder = tokenizers.decoders.Sequence(
+        [tokenizers.decoders.ByteFallback(), tokenizers.decoders.Fuse()]
+    )
+    backend.add_special_tokens(
+        [tokenizers.AddedToken(text, special=True, normalized=False) for text in special]
+    )
+    return backend
+
+
+def check_tokenizer(folder: Path, tokenizer: Tokenizer, texts: Iterable[str]) -> int:
+    """Load the written tokenizer afresh and compare its ids with ours.
+
+    Returns:
+        How many tokens were compared.
+
+    Raises:
+        UserError: they differ.
+    """
+    from transformers import AutoTokenizer
+
+    # trust_remote_code: AutoTokenizer looks at config.json first, and would ask about the architecture's code there.
+    theirs = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    compared = 0
+    for text in texts:
+        ours = tokenizer.encode(text)
+        if theirs.encode(text, add_special_tokens=False, verbose=False) != ours:
+            raise UserError(
+                f"tokenizer: the exported tokenizer gives other ids than {tokenizer.name} for {text!r:.80}"
+            )
+        compared += len(ours)
+    if theirs.eos_token_id != tokenizer.end_of_document:
+        raise UserError(
+            f"tokenizer: the exported end-of-document id is {theirs.eos_token_id}, "
+            f"the run's {tokenizer.end_of_document}"
+        )
+    return compared

@@ -1,0 +1,170 @@
+"""What lm-eval asks of a model: the log-likelihood of texts.
+
+lm-eval sees one process that scores every request. The requests are shared among the ranks in here, in batches that
+are the same number on every rank, so that a model whose forward pass is collective (ZeRO-3) can be evaluated too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lm_eval import utils
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from torch import Tensor
+
+from model.errors import UserError
+from pretrain.data.tokenizer import Tokenizer
+
+# Logits of one batch, fp32 and once more for the softmax, should stay below this on a CPU.
+CPU_LOGIT_BYTES = 1 << 30
+CPU_TOKENS = 8192
+# On a GPU we begin here; a batch that does not fit is halved.
+GPU_TOKENS = 65536
+
+TokenRequest = tuple[Any, list[int], list[int]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sequence to run."""
+
+    index: int
+    """Which request it answers."""
+    inputs: list[int]
+    scored: list[int]
+    """The last of the inputs' successors: the tokens whose log-likelihood is wanted."""
+
+
+class ZeroShotModel(TemplateLM):
+    """A model for lm-eval.
+
+    Args:
+        logits_of: token ids int64 [B, T] on *device* -> logits [B, T, vocabulary].
+        tokenizer: text to ids.
+        max_length: the longest sequence that the model takes; longer texts are cut on the left.
+        batch_tokens: tokens (padding included) of a forward pass; chosen by memory when None.
+        collective: whether a forward pass is collective over the ranks, so that none may make one more or less.
+    """
+
+    def __init__(
+        self,
+        logits_of: Callable[[Tensor], Tensor],
+        tokenizer: Tokenizer,
+        max_length: int,
+        device: torch.device,
+        batch_tokens: int | None = None,
+        collective: bool = False,
+    ) -> None:
+        super().__init__()
+        self.logits_of = logits_of
+        self.text_tokenizer = tokenizer
+        self.max_length = max_length
+        self._device = device
+        self.collective = collective
+        if batch_tokens is None:
+            by_memory = CPU_LOGIT_BYTES // (8 * tokenizer.vocab_size)
+            batch_tokens = GPU_TOKENS if device.type == "cuda" else min(CPU_TOKENS, by_memory)
+        self.batch_tokens = batch_tokens
+        self.truncated = 0
+        """Requests that were longer than the context."""
+
+    @property
+    def eot_token_id(self) -> int:
+        """The token between documents; it also stands before a text that has no context."""
+        return self.text_tokenizer.end_of_document
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        """Ids of a text, nothing added."""
+        return list(self.text_tokenizer.encode(string))
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Log-likelihood of whole texts in nats, in windows of max_length that share no label."""
+        windows: list[TokenRequest] = []
+        owners = []
+        for number, request in enumerate(requests):
+            rolling = utils.get_rolling_token_windows(
+                token_list=self.tok_encode(request.args[0]),
+                prefix_token=self.prefix_token_id,
+                max_seq_len=self.max_length,
+                context_len=1,
+            )
+            for context, continuation in map(utils.make_disjoint_window, rolling):
+                windows.append((None, context, continuation))
+                owners.append(number)
+        totals = [0.0] * len(requests)
+        for number, (score, _) in zip(owners, self._loglikelihood_tokens(windows), strict=True):
+            totals[number] += score
+        return totals
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Not offered: base models of this size are scored by likelihood."""
+        names = {request.task_name for request in requests}
+        raise UserError(
+            f"tasks: {', '.join(sorted(map(str, names)))} lets the model write text; valid: tasks that are scored by "
+            "likelihood, such as the group papers"
+        )
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[TokenRequest], disable_tqdm: bool = False, **kwargs: Any
+    ) -> list[tuple[float, bool]]:
+        """Of each (text, context, continuation): the continuation's log-likelihood, and whether it is greedy."""
+        rows = [self._row(index, context, scored) for index, (_, context, scored) in enumerate(requests)]
+        rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        batches = self._batches(rows)
+        mine = batches[rank::ranks]
+        results = [result for batch in mine for result in self._score(batch)]
+        if self.collective and len(batches) % ranks and rank >= len(batches) % ranks:
+            self._score(batches[0])  # the others make one pass more
+        if ranks > 1:
+            parts: list[Any] = [None] * ranks
+            dist.all_gather_object(parts, results)
+            results = [result for part in parts for result in part]
+        ordered = sorted(results)
+        assert [index for index, *_ in ordered] == list(range(len(requests)))
+        return [(score, greedy) for _, score, greedy in ordered]
+
+    def _row(self, index: int, context: list[int], scored: list[int]) -> Row:
+        whole = context + scored
+        self.truncated += len(whole) > self.max_length + 1
+        inputs = whole[-(self.max_length + 1) : -1]
+        return Row(index, inputs, scored[-len(inputs) :])
+
+    def _batches(self, rows: list[Row]) -> list[list[Row]]:
+        """Rows of similar length together, longest first: a batch that does not fit fails at the start."""
+        batches: list[list[Row]] = []
+        for row in sorted(rows, key=lambda row: (-len(row.inputs), row.index)):
+            if not batches or (len(batches[-1]) + 1) * len(batches[-1][0].inputs) > self.batch_tokens:
+                batches.append([])
+            batches[-1].append(row)
+        return batches
+
+    @torch.no_grad()
+    def _score(self, batch: list[Row]) -> list[tuple[int, float, bool]]:
+        """(request, log-likelihood, greedy) for each row of one forward pass."""
+        tokens = torch.zeros(len(batch), len(batch[0].inputs), dtype=torch.int64)
+        for place, row in enumerate(batch):  # padding on the right: no real token sees it
+            tokens[place, : len(row.inputs)] = torch.tensor(row.inputs)
+        try:
+            logits = self.logits_of(tokens.to(self._device))
+        except torch.OutOfMemoryError:
+            if self.collective or len(batch) == 1:
+                raise
+            logits = None
+        if logits is None:  # outside the handler, whose traceback would keep the batch in memory
+            torch.cuda.empty_cache()
+            half = len(batch) // 2
+            return self._score(batch[:half]) + self._score(batch[half:])
+        results = []
+        for place, row in enumerate(batch):
+            wanted = torch.tensor(row.scored, device=self._device)
+            end = len(row.inputs)
+            own = logits[place, end - len(row.scored) : end].float()  # [scored, vocabulary]
+            likelihoods = own.log_softmax(-1).gather(1, wanted[:, None])
+            greedy = bool((own.argmax(-1) == wanted).all())
+            results.append((row.index, float(likelihoods.double().sum()), greedy))
+        return results

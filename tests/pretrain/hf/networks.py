@@ -1,0 +1,83 @@
+"""Small networks of every block kind and schedule, and their transformers counterparts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from model.config import ModelConfig, block
+from model.initialization import initialize
+from model.transformer import Transformer
+from pretrain.hf.export_folder import write_description
+from pretrain.hf.formats import Export, has_vocabulary_rows, plan_export
+from pretrain.hf.safetensors_writer import write_weights
+
+SIZES: dict[str, Any] = {"vocab_size": 260, "context_length": 64, "d_model": 48}
+LLAMA: dict[str, Any] = {**SIZES, "ffn_width": 128}
+PLAIN: dict[str, Any] = {**SIZES, "ffn_width": 192}
+
+CONFIGS: dict[str, ModelConfig] = {
+    "uniform": block("llama", **LLAMA, heads=(4, 4, 4)),
+    "prism": block("llama", **LLAMA, heads=(2, 3, 4, 4)),
+    "ablation": block("llama", **LLAMA, heads=(1, 2, 4, 6), tie_embeddings=False),
+    "descending": block("llama", **LLAMA, heads=(6, 4, 3, 2)),
+    "grouped": block("llama", **LLAMA, heads=(4, 4, 8), kv_heads=(2, 4, 2)),
+    "head_dim": block("llama", **LLAMA, heads=(2, 3, 4), head_dim=(8, 8, 16)),
+    "gpt2": block("gpt2", **PLAIN, heads=(4, 4)),
+    "gpt2_prism": block("gpt2", **PLAIN, heads=(2, 3, 4)),
+    "gptneo": block("gptneo", **PLAIN, heads=(4, 4, 4), local_window=(None, 16, None)),
+    "gptneo_windows": block("gptneo", **PLAIN, heads=(2, 3, 4), local_window=(None, 16, 5)),
+    "biases": block(
+        "llama", **LLAMA, heads=(2, 3), norm_bias=True, attention_bias="all", ffn_bias=True, activation="gelu"
+    ),
+    "no_bias": block("gpt2", **PLAIN, heads=(2, 3), norm_bias=False, attention_bias="none", ffn_bias=False),
+}
+
+
+def network(name: str, dtype: torch.dtype = torch.float32) -> Transformer:
+    """The network of a config above with weights far from their start, so that every switch shows."""
+    config = CONFIGS[name]
+    result = Transformer(config)
+    initialize(result, seed=1)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for name, parameter in result.named_parameters():
+            noise = torch.empty(parameter.shape).normal_(0, 0.05, generator=generator)
+            if has_vocabulary_rows(name):
+                noise[config.vocab_size :] = 0
+            parameter.add_(noise)
+    return result.to(dtype).eval().requires_grad_(False)
+
+
+def export_of(ours: Transformer, chosen: Any = "native") -> Export:
+    """How the network is exported."""
+    ids = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 1}
+    return plan_export(ours.config, chosen, ids, torch.float32)
+
+
+def weights_of(ours: Transformer) -> Any:
+    """Parameters by name, as the writer asks for them."""
+    parameters = dict(ours.named_parameters())
+    rows = ours.config.vocab_size
+    return lambda name: parameters[name].detach()[: rows if has_vocabulary_rows(name) else None].float()
+
+
+def write_folder(ours: Transformer, folder: Path, chosen: Any = "native") -> Path:
+    """An exported folder without a tokenizer."""
+    export = export_of(ours, chosen)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_weights(folder, export.tensors, weights_of(ours), torch.float32)
+    write_description(folder, export, 1)
+    return folder
+
+
+def tokens(batch: int, length: int, seed: int = 0) -> torch.Tensor:
+    """Random token ids [batch, length]."""
+    return torch.randint(2, 260, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def relative(theirs: torch.Tensor, ours: torch.Tensor) -> float:
+    """Largest difference over the largest logit."""
+    return float((theirs.double() - ours.double()).abs().max() / ours.double().abs().max())

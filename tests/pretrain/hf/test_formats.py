@@ -1,0 +1,99 @@
+"""Which format holds which model; what padding costs; plain Llama and GPT-2 compute the same."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from model.config import block
+from model.errors import UserError
+from pretrain.hf.formats import Padding, choose_format, llama_name, padding_cost, padding_for
+from tests.pretrain.hf.networks import CONFIGS, LLAMA, network, relative, tokens, write_folder
+
+ROPE = ["uniform", "prism", "ablation", "descending", "grouped", "head_dim"]
+
+
+@pytest.mark.parametrize("name", ROPE)
+def test_plain_llama_has_our_logits(name, tmp_path):
+    """1e-5 of the largest logit: q is rescaled by sqrt(D / d_h), which rounds once more."""
+    theirs = AutoModelForCausalLM.from_pretrained(
+        write_folder(network(name), tmp_path / name, "llama")
+    ).eval()
+    assert type(theirs).__name__ == "LlamaForCausalLM"
+    ids = tokens(2, 64)
+    with torch.no_grad():
+        assert relative(theirs(ids).logits, network(name)(ids)) <= 1e-5
+
+
+def test_plain_gpt2_has_our_logits(tmp_path):
+    theirs = AutoModelForCausalLM.from_pretrained(
+        write_folder(network("gpt2"), tmp_path / "g", "gpt2")
+    ).eval()
+    assert type(theirs).__name__ == "GPT2LMHeadModel"
+    ids = tokens(2, 64)
+    with torch.no_grad():
+        assert relative(theirs(ids).logits, network("gpt2")(ids)) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("uniform", "llama"),
+        ("gpt2", "gpt2"),
+        ("prism", "native"),
+        ("grouped", "native"),
+        ("head_dim", "native"),
+        ("gpt2_prism", "native"),
+        ("gptneo", "native"),
+        ("biases", "native"),
+    ],
+)
+def test_auto_is_plain_where_nothing_is_padded(name, expected):
+    assert choose_format(CONFIGS[name], "auto") == expected
+
+
+def test_uniform_fixed_head_dim_and_grouped_queries_are_plain_llama():
+    wide = block("llama", **LLAMA, heads=(4, 4), kv_heads=(2, 2), head_dim=(16, 16))
+    assert choose_format(wide, "auto") == "llama"
+    assert padding_cost(wide, padding_for(wide)) == []
+
+
+def test_padding_is_the_smallest_that_fits():
+    assert padding_for(CONFIGS["prism"]) == Padding(4, 4, 48)  # head dims 24, 16, 12
+    assert padding_for(CONFIGS["head_dim"]) == Padding(4, 4, 16)
+    # Groups of 2, 1 and 4 queries; 4 key/value heads of 4: 16 heads divide 48.
+    assert padding_for(CONFIGS["grouped"]) == Padding(16, 4, 12)
+
+
+def test_heads_are_raised_to_a_divisor_of_the_width():
+    model = block("llama", **LLAMA, heads=(5, 4), head_dim=(8, 8))
+    assert padding_for(model) == Padding(6, 6, 8)
+
+
+def test_cost_of_padding_by_hand():
+    """Prism (2,3,4,4) of width 48 at 4 x 48: attention widths 4 x 48 -> 4 x 192."""
+    model = CONFIGS["prism"]
+    lines = padding_cost(model, padding_for(model))
+    assert "192 -> 768 (4.00x)" in lines[1] and "384 -> 1,536 (4.00x)" in lines[2]
+    # q, k, v and o of each layer grow from 48 x 48 to 48 x 192.
+    extra = 4 * 4 * 48 * (192 - 48)
+    assert f"{model.num_parameters() + extra:,}" in lines[3]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("gpt2", "positions 'learned'"), ("gptneo", "local_window"), ("biases", "norm_bias")]
+)
+def test_llama_refuses_what_it_cannot_hold(name, words):
+    with pytest.raises(UserError, match=words):
+        choose_format(CONFIGS[name], "llama")
+
+
+def test_no_head_count_that_fits():
+    model = block("llama", **LLAMA, heads=(49,), head_dim=(2,))
+    with pytest.raises(UserError, match="divides d_model 48"):
+        padding_for(model)
+
+
+def test_names():
+    assert llama_name("layers.3.attention.q.weight") == "model.layers.3.self_attn.q_proj.weight"
+    assert llama_name("layers.0.ffn_norm.bias") == "model.layers.0.post_attention_layernorm.bias"
+    assert llama_name("output.weight") == "lm_head.weight"

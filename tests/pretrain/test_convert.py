@@ -1,0 +1,319 @@
+"""Runs trained by real ranks become Hugging Face folders that compute the same, or nothing is written."""
+
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from model.config import ModelConfig
+from pretrain import convert, generate
+from pretrain.data.sequences import ValidationSequences
+from pretrain.hf import export_folder
+from pretrain.hf.run_source import RunSource
+from pretrain.metrics import read_metrics
+from tests.pretrain.exports import trained
+
+
+@pytest.fixture(scope="module")
+def runs(small_folder, tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def prism(small_folder, runs):
+    """A Prism model trained by two ranks with ZeRO-3."""
+    return trained(small_folder, runs, "prism").folder
+
+
+@pytest.fixture(scope="module")
+def native(prism, tmp_path_factory):
+    """Its native export."""
+    out = tmp_path_factory.mktemp("hf") / "prism"
+    assert convert.main([str(prism), "--out", str(out)]) == 0
+    return out
+
+
+def failure(capsys, *arguments):
+    """The one line that a command with bad input prints."""
+    capsys.readouterr()
+    assert convert.main([str(argument) for argument in arguments]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_the_folder_has_everything(native):
+    names = {path.name for path in native.iterdir()}
+    assert names == {
+        "README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer",
+        "tokenizer.json", "tokenizer_config.json", "configuration_head_schedule.py", "modeling_head_schedule.py",
+    }  # fmt: skip
+    card = (native / "README.md").read_text()
+    for words in (
+        "license: apache-2.0",
+        "| heads per layer | 2,3,4x2 |",
+        "| steps | 12 |",
+        "small",
+        "custom_code",
+    ):
+        assert words in card
+    assert json.loads((native / "config.json").read_text())["vocab_size"] == 600
+
+
+def test_perplexity_equals_the_trainers_validation_loss(native, prism, small):
+    check_perplexity(native, prism, small)
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_tensor_parallel_zero3_runs(ranks, small_folder, runs, small, tmp_path, capsys):
+    """Two tensor-parallel ranks, alone or twice, with ZeRO-3: three heads are shared by two ranks."""
+    run = trained(
+        small_folder, runs, f"tensor_parallel_{ranks}", "--tensor_parallel", "2", ranks=ranks
+    ).folder
+    assert convert.main([str(run), "--out", str(tmp_path / "hf")]) == 0
+    check_perplexity(tmp_path / "hf", run, small)
+    capsys.readouterr()
+    for folder in (run, tmp_path / "hf"):
+        assert generate.main([str(folder), "--prompt", "def ", "--tokens", "20"]) == 0
+    first, second = capsys.readouterr().out.split("def ")[1:]
+    assert first == second
+
+
+def check_perplexity(native, prism, small):
+    """1e-3 nats: the trainer's last validation is of these weights on these windows; only sums differ."""
+    windows = ValidationSequences(small, 64, 10)
+    batch = torch.from_numpy(windows.batch(0, len(windows)))
+    model = AutoModelForCausalLM.from_pretrained(native, trust_remote_code=True).eval()
+    with torch.no_grad():
+        loss = model(batch, labels=batch).loss.item()
+    expected = [row["val_loss"] for row in read_metrics(prism) if "val_loss" in row][-1]
+    assert loss == pytest.approx(expected, abs=1e-3)
+    assert math.exp(loss) == pytest.approx(math.exp(expected), rel=1e-3)
+
+
+def test_it_generates_through_transformers(native):
+    tokenizer = AutoTokenizer.from_pretrained(native, trust_remote_code=True)
+    model = AutoModelForCausalLM.from_pretrained(native, trust_remote_code=True)
+    batch = tokenizer(["def main(", "import"], return_tensors="pt", padding=True)
+    output = model.generate(**batch, max_new_tokens=8, do_sample=False)
+    assert output.shape[0] == 2 and isinstance(tokenizer.decode(output[1]), str)
+
+
+def test_llama_format_needs_no_remote_code(prism, tmp_path, capsys):
+    out = tmp_path / "llama"
+    assert convert.main([str(prism), "--out", str(out), "--format", "llama"]) == 0
+    printed = capsys.readouterr().out
+    assert "attention width" in printed and "(4.00x)" in printed and "no remote code" in printed
+    model = AutoModelForCausalLM.from_pretrained(out, trust_remote_code=False)
+    assert type(model).__name__ == "LlamaForCausalLM"
+    assert AutoTokenizer.from_pretrained(out, trust_remote_code=False).encode("x = 1") == RunSource.open(
+        prism
+    ).tokenizer.encode("x = 1")
+
+
+@pytest.mark.slow
+def test_gpt2_runs_become_plain_gpt2_and_come_back(small_folder, runs, tmp_path):
+    run = trained(small_folder, runs, "gpt2", "--model", "gpt2-nano", ranks=1, stage=1)
+    out = tmp_path / "gpt2"
+    assert convert.main([str(run.folder), "--out", str(out)]) == 0
+    assert "auto_map" not in json.loads((out / "config.json").read_text())
+    back = tmp_path / "runs" / "back"
+    assert convert.main(["--from_hf", str(out), "--out", str(back)]) == 0
+    same_weights(run.folder, back)
+
+
+def same_weights(one, other):
+    first, second = RunSource.open(one), RunSource.open(other)
+    assert first.model == second.model
+    for name in first.checkpoint.names():
+        assert torch.equal(first.checkpoint.parameter(name), second.checkpoint.parameter(name)), name
+
+
+def test_native_comes_back_bit_equal_and_goes_out_again(native, prism, tmp_path):
+    back, again = tmp_path / "runs" / "back", tmp_path / "again"
+    assert convert.main(["--from_hf", str(native), "--out", str(back)]) == 0
+    same_weights(prism, back)
+    assert convert.main([str(back), "--out", str(again)]) == 0
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        assert (again / name).read_bytes() == (native / name).read_bytes()
+
+
+def test_an_imported_run_continues(native, small_folder, tmp_path):
+    """Training goes on from the imported weights: the first loss is near the last, not that of a new model."""
+    back = tmp_path / "runs" / "back"
+    assert convert.main(["--from_hf", str(native), "--out", str(back)]) == 0
+    run = trained(
+        small_folder, back.parent, "back", "--model", str(back / "model.json"), "--steps", "2",
+        "--logging.every", "1", ranks=1, stage=2,
+    )  # fmt: skip
+    rows = read_metrics(run.folder)
+    assert rows[0]["train_loss"] < math.log(600) - 0.1
+
+
+@pytest.mark.slow
+def test_bf16_states_its_bound(prism, tmp_path, capsys):
+    out = tmp_path / "bf16"
+    assert convert.main([str(prism), "--out", str(out), "--dtype", "bfloat16"]) == 0
+    assert "bound for bfloat16: 5e-02" in capsys.readouterr().out
+    assert AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True).dtype == torch.bfloat16
+
+
+@pytest.mark.slow
+def test_an_earlier_step(prism, tmp_path):
+    assert convert.main([str(prism), "--out", str(tmp_path / "hf"), "--step", "8"]) == 0
+    assert "| steps | 8 |" in (tmp_path / "hf" / "README.md").read_text()
+
+
+def test_an_export_that_computes_something_else_leaves_nothing(prism, tmp_path, capsys, monkeypatch):
+    original = export_folder.write_weights
+
+    def wrong(folder, tensors, source, *more):
+        return original(
+            folder, tensors, lambda name: source(name) * (1.1 if name.endswith(".v.weight") else 1), *more
+        )
+
+    monkeypatch.setattr(export_folder, "write_weights", wrong)
+    assert "logits differ by" in failure(capsys, prism, "--out", tmp_path / "hf")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_folder_is_kept_unless_told(native, prism, tmp_path, capsys):
+    out = shutil.copytree(native, tmp_path / "hf")
+    (out / "README.md").write_text("mine")
+    assert "exists already" in failure(capsys, prism, "--out", out)
+    assert (out / "README.md").read_text() == "mine"
+    assert convert.main([str(prism), "--out", str(out), "--overwrite"]) == 0
+    assert (out / "README.md").read_text() != "mine"
+    other = tmp_path / "precious"
+    other.mkdir()
+    (other / "thesis.txt").write_text("x")
+    assert "no exported model" in failure(capsys, prism, "--out", other, "--overwrite")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "precious"]
+
+
+def test_a_full_disk(prism, tmp_path, capsys, monkeypatch):
+    usage = shutil._ntuple_diskusage(1000, 990, 10)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    assert "no room for" in failure(capsys, prism, "--out", tmp_path / "hf")
+    monkeypatch.undo()
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device", "model.safetensors")
+
+    monkeypatch.setattr(export_folder, "write_weights", full)
+    assert "No space left on device" in failure(capsys, prism, "--out", tmp_path / "hf")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_damaged_checkpoints(prism, tmp_path, capsys):
+    run = shutil.copytree(prism, tmp_path / "run")
+    newest = run / "checkpoints" / "step_000012" / "deepspeed"
+    next(newest.glob("*optim_states.pt")).unlink()
+    assert "is missing" in failure(capsys, run, "--out", tmp_path / "hf", "--step", "12")
+    assert convert.main([str(run), "--out", str(tmp_path / "hf")]) == 0  # falls back, and says so
+    assert "step_000012 is damaged" in capsys.readouterr().out
+    for step in (run / "checkpoints").iterdir():
+        (step / "state.json").write_text("{")
+    assert "every checkpoint" in failure(capsys, run, "--out", tmp_path / "hf2")
+
+
+def test_a_tokenizer_that_does_not_match(prism, tmp_path, capsys, monkeypatch):
+    from pretrain.data.tokenizer import SentencePieceTokenizer
+    from pretrain.hf import run_source
+
+    other = SentencePieceTokenizer.train(["another text, " * 200 + "with other pieces"], 280)
+    monkeypatch.setattr(run_source, "load_tokenizer", lambda folder: other)
+    assert "is not the one that the run was trained with" in failure(capsys, prism, "--out", tmp_path / "hf")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "run: missing"),
+        (["nowhere", "--out", "x"], "does not exist"),
+        (["{tmp}", "--out", "x"], "is no run's folder"),
+        (["{run}"], "out: missing"),
+        (["{run}", "--out", "x", "--step", "7"], "no checkpoint of step 7"),
+        (
+            ["{run}", "--out", "x", "--format", "onnx"],
+            "format: 'onnx' is not valid; give one of auto, native, llama",
+        ),
+        (["{run}", "--out", "x", "--dtype", "int8"], "dtype: 'int8'"),
+        (["{run}", "--out", "x", "--fromat", "llama"], "did you mean '--format'?"),
+        (["{run}", "--from_hf", "{tmp}", "--out", "x"], "give one of them"),
+        (["--from_hf", "{tmp}", "--out", "x"], "has no config.json"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, words, prism, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    filled = [text.format(run=prism, tmp=tmp_path / "empty") for text in arguments]
+    assert words in failure(capsys, *filled)
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model_type": "mamba"}, "holds 'mamba', which is not supported"),
+        (
+            {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+            "RoPE scaling 'linear'",
+        ),
+        ({"hidden_act": "relu"}, "activation 'relu'"),
+        ({"intermediate_size": 100}, "has shape"),
+        ({"num_hidden_layers": 3}, "which its architecture has not"),
+        ({"num_hidden_layers": 5}, "lacks model.layers.4"),
+    ],
+)
+def test_folders_that_cannot_come_in(change, words, prism, tmp_path, capsys):
+    folder = tmp_path / "llama"
+    assert convert.main([str(prism), "--out", str(folder), "--format", "llama"]) == 0
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    assert words in failure(capsys, "--from_hf", folder, "--out", tmp_path / "runs" / "back")
+    assert not (tmp_path / "runs" / "back").exists()
+
+
+def test_pickles_are_read_without_running_them(prism, tmp_path, capsys):
+    """pytorch_model.bin comes in through weights_only; one that would run code is refused."""
+    folder = tmp_path / "llama"
+    assert convert.main([str(prism), "--out", str(folder), "--format", "llama"]) == 0
+    (folder / "model.safetensors").unlink()
+
+    class Evil:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "pwned"), "w"))
+
+    torch.save({"model.embed_tokens.weight": Evil()}, folder / "pytorch_model.bin")
+    assert "cannot be read" in failure(capsys, "--from_hf", folder, "--out", tmp_path / "runs" / "back")
+    assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.slow
+def test_other_libraries_stay_out_of_a_typing_error():
+    """A mistyped flag is answered without loading torch, DeepSpeed or transformers."""
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from pretrain import convert, generate, evaluation\n"
+        "for command in (convert, evaluation): assert command.main(['run', '--tyop']) == 2\n"
+        "assert not {'transformers', 'deepspeed', 'lm_eval', 'wandb', 'datasets'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+
+
+def test_real_tokens_fall_back_to_the_standard_library(prism, tmp_path):
+    run = shutil.copytree(prism, tmp_path / "run")
+    source = RunSource.open(run)
+    held_out, name = source.real_tokens(3, 64)
+    assert "held-out text of small" in name and held_out.shape == (3, 64)
+    source.state.run["data"] = str(tmp_path / "gone")
+    elsewhere, name = source.real_tokens(3, 64)
+    assert "standard library" in name and elsewhere.shape == (3, 64) and elsewhere.dtype == np.int64
+    assert ModelConfig.from_json(source.state.model) == source.model
