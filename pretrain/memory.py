@@ -286,7 +286,7 @@ class States:
     parameters: int
     """Weights in the compute precision: all of the rank's at stages 1 and 2, 1/N of them at stage 3."""
     master: int
-    """fp32 weights of the rank's 1/N (none at stage 3 in fp32, where the parameters themselves serve)."""
+    """fp32 weights of the rank's 1/N, which the optimizer steps; in fp32 runs too."""
     moments: int
     """AdamW's two fp32 moments of the rank's 1/N."""
     gradients: int
@@ -310,9 +310,8 @@ def states(parameters: list[Parameter], zero: ZeroSettings, data_parallel: int) 
     s = zero.compute_bytes
     weights = s * everything
     if zero.stage == 3:
-        persistent = _persistent(parameters, zero) if data_parallel > 1 else 0
-        weights = s * (share + persistent)
-    master = 0 if zero.stage == 3 and not zero.bf16 and not zero.offload_optimizer else FP32_BYTES * share
+        weights = s * (share + _persistent(parameters, zero))
+    master = FP32_BYTES * share
     moments = MOMENTS * FP32_BYTES * share
     gradients = 0
     if zero.stage == 3:
@@ -395,40 +394,57 @@ def memory_plan(
         device=device,
     )
     total = sum(p.elements for p in parameters)
-    largest = max(p.elements for p in parameters)
-    share = -(-total // data_parallel)
     s = zero.compute_bytes
 
     before, during, flattened = _gradients(parameters, zero, data_parallel, accumulation)
-    buffers, lasting_buffers = _buffers(parameters, zero, data_parallel)
-    gathered = 0
-    if zero.stage == 3 and (data_parallel > 1 or zero.offload_parameters):
-        rest = total - _persistent(parameters, zero)
-        gathered = s * min(rest, max(zero.reuse_distance // 2, largest) + zero.prefetch_bucket)
-
+    buffers = _buffers(parameters, zero, data_parallel)
+    lasting = buffers.bucket if zero.stage == 3 else 0
+    gathered = _gathered(parameters, zero)
     embedding = parameters[0].elements * s
-    tied = embedding if config.tie_embeddings else 0
+    tied = embedding if config.tie_embeddings else 0  # the head's gradient waits for the embedding's to be added
     base = kept.device + before
-    phases = {"loss": base + lasting_buffers + gathered + acts.total + max(acts.logits + acts.loss_chunks, embedding)}
-    # Gradients of a layer live on in their bucket or buffer, except BF16_Optimizer's, which pile up one by one.
-    made = 0
-    sizes = layer_elements(config, parameters)
-    layers = 0
+
+    forward = base + lasting + gathered + acts.total
+    phases = {"loss": forward + max(acts.logits + acts.loss_chunks, embedding)}
+
+    hidden = 3 * micro_batch * config.context_length * config.d_model * s
+    by_layer = layer_elements(config, parameters)
+    made = 0 if tied else parameters[-1].elements  # gradients so far
+    layers, whole = 0, gathered
     for layer in reversed(range(config.num_layers)):
-        alive = acts.outside + sum(acts.kept[: layer + 1])
-        if checkpointing:
-            alive += acts.per_layer[layer]
+        below = base + buffers.bucket + whole + acts.outside + tied + sum(acts.kept[:layer])
+        inside = acts.kept[layer] + (acts.per_layer[layer] if checkpointing else 0) + acts.working[layer]
+        # No bucket has been reduced into the rank's partition while all that was made still fits into one.
+        inside += during if made + max(by_layer[layer]) > zero.reduce_bucket else 0
         piled = s * made if zero.whole_gradients and accumulation == 1 else 0
-        moment = base + during + buffers + gathered + alive + acts.working[layer] + tied + piled
-        layers = max(layers, moment + s * max(sizes[layer]))
-        made += sum(sizes[layer])
-        gathered = max(0, gathered - s * sum(sizes[layer]))
+        layers = max(layers, below + inside + piled)
+        made += sum(by_layer[layer])
+        at_end = hidden + during + s * max(by_layer[layer]) + (0 if zero.whole_gradients else buffers.copies)
+        layers = max(layers, below + piled + at_end)
+        whole = max(0, whole - s * sum(by_layer[layer]))
     phases["layers"] = layers
-    last = 2 * tied if config.tie_embeddings else embedding
-    piled = s * total if zero.whole_gradients and accumulation == 1 else last
-    phases["reduction"] = base + during + buffers + max(piled, last)
-    phases["step"] = kept.device + flattened + (0 if zero.stage < 3 else lasting_buffers)
-    return MemoryPlan(kept, acts, buffers, gathered, max(before + during, flattened), phases)
+
+    # At the end the embedding's gradient, with tied embeddings beside the head's, to which it is added.
+    last = tied + embedding
+    piled = s * total if zero.whole_gradients and accumulation == 1 else 0
+    phases["reduction"] = base + during + buffers.bucket + max(last + piled, buffers.copies + embedding + piled)
+    phases["step"] = kept.device + flattened + lasting
+    reported = buffers.bucket + buffers.copies
+    return MemoryPlan(kept, acts, reported, gathered, max(before + during, flattened), phases)
+
+
+def _gathered(parameters: list[Parameter], zero: ZeroSettings) -> int:
+    """Stage 3: bytes of parameters that are whole at the end of the forward pass.
+
+    A parameter stays after its use if it is used again within the reuse distance. From a layer's forward pass to its
+    backward pass, everything above it goes by twice, so the upper half of that distance stays; below that, what is
+    prefetched does, and the largest parameter that is in use.
+    """
+    if zero.stage < 3:
+        return 0
+    rest = sum(p.elements for p in parameters) - _persistent(parameters, zero)
+    largest = max(p.elements for p in parameters)
+    return zero.compute_bytes * min(rest, zero.reuse_distance // 2 + zero.prefetch_bucket + largest)
 
 
 def layer_elements(config: ModelConfig, parameters: list[Parameter]) -> list[list[int]]:
@@ -468,27 +484,31 @@ def _gradients(
     return (partition if accumulation > 1 else 0), partition, partition + FP32_BYTES * group
 
 
-def _buffers(parameters: list[Parameter], zero: ZeroSettings, data_parallel: int) -> tuple[int, int]:
-    """Bytes of reduction buffers during backward, and of those that last.
+@dataclass(frozen=True)
+class Buffers:
+    """Bytes that reducing gradients takes."""
 
-    The bucket is reserved whole. What is reduced at a time is at most a bucket, or one parameter that is larger.
-    """
+    bucket: int
+    """Reserved whole, from the first gradient to the end of the backward pass; at stage 3 for good."""
+    copies: int
+    """Of what is reduced at a time: as much as fits a bucket, or one parameter that is larger."""
+
+
+def _buffers(parameters: list[Parameter], zero: ZeroSettings, data_parallel: int) -> Buffers:
     total = sum(p.elements for p in parameters)
     largest = max(p.elements for p in parameters)
     s = zero.compute_bytes
     if zero.whole_gradients:  # reduced by the engine, groups side by side in one copy unless they are large
-        groups = [sum(p.elements for p in parameters if p.decayed is kind) for kind in (True, False)]
-        copied = total if data_parallel > 1 and groups[0] <= ENGINE_BUCKET else 0
-        return FP32_BYTES * max(copied, largest), 0
+        decayed = sum(p.elements for p in parameters if p.decayed)
+        copied = total if data_parallel > 1 and decayed <= ENGINE_BUCKET else 0
+        return Buffers(0, FP32_BYTES * max(copied, largest))
     reduced = min(total, max(largest, zero.reduce_bucket))
     if zero.stage == 3:
-        bucket = zero.communication_bytes * zero.reduce_bucket
         copies = zero.communication_bytes * reduced if data_parallel > 1 else 0
-        return bucket + copies, bucket
-    bucket = s * zero.reduce_bucket * (2 if zero.overlap else 1)
+        return Buffers(zero.communication_bytes * zero.reduce_bucket, copies)
     copies = 0
     if zero.separate_accumulation:  # flattened as it is, then widened for the reduction
         copies = (s + zero.communication_bytes) * reduced
     elif data_parallel > 1:
         copies = s * reduced
-    return bucket + copies, 0
+    return Buffers(s * zero.reduce_bucket * (2 if zero.overlap else 1), copies)
