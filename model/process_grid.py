@@ -6,9 +6,10 @@ that on a cluster they share a node. At t = 1 there is nothing to lay out, and m
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -51,6 +52,17 @@ _grid: ProcessGrid | None = None
 def grid() -> ProcessGrid:
     """The grid that start_grid laid out; without one, that of t = 1."""
     return _grid or ALONE
+
+
+@contextlib.contextmanager
+def whole_model() -> Iterator[None]:
+    """Models built in this context are whole, whatever the grid: to see what a shard is a part of."""
+    global _grid
+    kept, _grid = _grid, None
+    try:
+        yield
+    finally:
+        _grid = kept
 
 
 def check_world(world_size: int, tensor_parallel: int) -> None:

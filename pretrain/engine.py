@@ -123,6 +123,9 @@ def merge_ds_config(ds_config: dict[str, Any], run: RunConfig, plan: BatchPlan, 
     merged.setdefault("steps_per_print", None)
     # Offloading to the host needs DeepSpeed's own CPU optimizer, which build_optimizer gives it.
     _check_zero_section(merged["zero_optimization"])
+    if run.compile and merged["zero_optimization"]["stage"] == 3:
+        # Its parameter hooks break a block into dozens of frames, and nothing is gained.
+        raise UserError("compile: true is not valid at ZeRO stage 3; use stage 1 or 2, or leave it out")
     return merged
 
 
@@ -167,12 +170,28 @@ def build_engine(
         )
     else:
         initialize(network, run.seed)
+    if run.compile:
+        compile_blocks(network)
     offload = zero.get("offload_optimizer", {}).get("device", "none") != "none"
     optimizer = build_optimizer(parameter_groups(network, run.optimizer), run.optimizer, offload)
     engine, _, _, _ = deepspeed.initialize(
         model=network, optimizer=optimizer, config=merged, dist_init_required=False, mpu=mpu
     )
     return engine
+
+
+def compile_blocks(network: Transformer) -> None:
+    """Have every block compiled at its first use; parameter names stay.
+
+    Blocks with equal shapes share a graph. Each distinct shape needs its own, for training and for evaluation, and
+    torch would give up after 8 of them.
+    """
+    import torch._dynamo
+
+    limit = 4 * len(network.layers) + 8
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, limit)
+    for block in network.layers:
+        block.compile()
 
 
 def quiet_deepspeed() -> None:

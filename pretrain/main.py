@@ -14,6 +14,9 @@ from pathlib import Path
 
 # Running a file puts its folder first on sys.path, where pretrain/*.py could shadow libraries; the root belongs there.
 sys.path[0] = str(Path(__file__).resolve().parent.parent)
+# Before torch loads OpenMP: threads that wait sleep instead of spinning. Beside one other busy process on two cores,
+# spinning made a training step 2 to 7 times slower (docs/experiments.md).
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from model.errors import UserError  # noqa: E402
 from pretrain.config import exit_with, parse_command_line  # noqa: E402
@@ -27,13 +30,13 @@ def main(arguments: list[str]) -> None:
     """
     command = parse_command_line(arguments)
     run = command.run
-    warnings.filterwarnings(
-        "ignore", category=FutureWarning, module="torch"
-    )  # DeepSpeed's calls, not the user's
+    # DeepSpeed's own calls; nothing a user of this program could change.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
     from pretrain.engine import quiet_deepspeed, read_ds_config
 
     ds_config = read_ds_config(command.ds_config)
     quiet_deepspeed()
+    from pretrain.plots import draw_runs
     from pretrain.report import closing, finished_already, metrics_of, opening
     from pretrain.run_folder import open_data
     from pretrain.trainer import Trainer
@@ -47,6 +50,8 @@ def main(arguments: list[str]) -> None:
     world.say(*opening(trainer))
     with metrics_of(trainer) as metrics:
         engine = trainer.fit(metrics)
+    if world.is_main:
+        draw_runs([run.folder], run.folder / "plots" / "training.png")
     sample = trainer.sample(engine)
     world.say(*closing(trainer, command.ds_config, arguments, sample))
 

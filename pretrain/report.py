@@ -137,7 +137,8 @@ def closing(trainer: Trainer, ds_config: str, arguments: list[str], sample: str 
     newest = trainer.store.path(state.step).name
     return [
         *lines,
-        f"saved    {run.folder}: config.yaml, metrics.jsonl, tokenizer/, checkpoints/{newest}",
+        f"saved    {run.folder}: config.yaml, metrics.jsonl, plots/training.png, tokenizer/, "
+        f"checkpoints/{newest}",
         "next",
         f"  convert   python -m pretrain.convert {run.folder} --out hf/{run.run_name}",
         f"  evaluate  python -m pretrain.evaluation {run.folder} --tasks hellaswag,piqa",

@@ -141,16 +141,17 @@ def start_world(
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
+    # A shared-memory all-reduce for inference on CPUs, which training never calls; DeepSpeed would compile it now.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if not dist.is_initialized():
-        # A shared-memory all-reduce for inference on CPUs, which training never calls; DeepSpeed would compile it now.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         os.environ.setdefault("MASTER_PORT", "29500" if size > 1 else str(_free_port()))
-        deepspeed.init_distributed(
-            dist_backend="nccl" if device.type == "cuda" else "gloo",
-            auto_mpi_discovery=False,
-            timeout=COLLECTIVE_TIMEOUT,
-            verbose=False,
-        )
+    # Also where a process group exists: DeepSpeed's own module must know of it before zero.Init asks for its size.
+    deepspeed.init_distributed(
+        dist_backend="nccl" if device.type == "cuda" else "gloo",
+        auto_mpi_discovery=False,
+        timeout=COLLECTIVE_TIMEOUT,
+        verbose=False,
+    )
     start_grid(tensor_parallel, sequence_parallel=sequence_parallel, timeout=COLLECTIVE_TIMEOUT)
     return World(
         tensor_parallel=tensor_parallel,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -118,3 +119,61 @@ def relative(found: Tensor, expected: Tensor, scale: Tensor | None = None) -> fl
     assert found.shape == expected.shape, (found.shape, expected.shape)
     largest = (expected if scale is None else scale).abs().max().item() or 1.0
     return ((found - expected).abs().max() / largest).item() if found.numel() else 0.0
+
+
+def scaled_down(config: ModelConfig, tensor_parallel: int) -> ModelConfig:
+    """The same schedule and switches at a size for tests: repeated layers once, the smallest widths that t divides."""
+    runs = [
+        layer
+        for layer in range(config.num_layers)
+        if layer == 0 or _kind(config, layer) != _kind(config, layer - 1)
+    ]
+    layers = runs[:4]
+    heads = tuple(config.heads[layer] for layer in layers)
+    windows = None
+    if config.local_window is not None:
+        windows = tuple(None if config.local_window[layer] is None else 5 for layer in layers)
+    return config.replace(
+        vocab_size=260,
+        context_length=24,
+        d_model=math.lcm(2 * math.lcm(*heads), tensor_parallel),
+        heads=heads,
+        kv_heads=None,
+        local_window=windows,
+        ffn_width=4 * tensor_parallel,
+    )
+
+
+def _kind(config: ModelConfig, layer: int) -> tuple[int, int, int | None]:
+    return config.heads[layer], config.layer_kv_heads(layer), config.layer_window(layer)
+
+
+class Sent:
+    """Counts what this rank sends through torch.distributed, by collective, while it is entered.
+
+    Bytes of a ring: an all-reduce of n bytes sends 2 n (r-1)/r, an all-to-all n (r-1)/r, an all-gather its input to
+    r-1 others.
+    """
+
+    def __init__(self) -> None:
+        self.bytes = {"all_reduce": 0.0, "all_to_all_single": 0.0, "all_gather_into_tensor": 0.0}
+
+    def __enter__(self) -> Sent:
+        self._originals = {name: getattr(dist, name) for name in self.bytes}
+        for name, original in self._originals.items():
+            setattr(dist, name, self._counting(name, original))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for name, original in self._originals.items():
+            setattr(dist, name, original)
+
+    def _counting(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*tensors: Any, group: Any = None, **options: Any) -> Any:
+            ranks = dist.get_world_size(group)
+            size = tensors[-1].numel() * tensors[-1].element_size()
+            factor = {"all_reduce": 2 / ranks, "all_to_all_single": 1 / ranks}.get(name, 1)
+            self.bytes[name] += size * factor * (ranks - 1)
+            return original(*tensors, group=group, **options)
+
+        return call

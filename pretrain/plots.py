@@ -1,0 +1,79 @@
+"""Curves of one run or several: ``python -m pretrain.plots runs/A [runs/B …] [--out curves.png]``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from model.errors import UserError
+from pretrain.metrics import FILE_NAME, read_metrics
+
+
+def draw_runs(folders: list[Path], out: Path) -> Path:
+    """Draw loss (training faint, validation marked), learning rate and gradient norm over tokens, a colour a run.
+
+    Raises:
+        UserError: a folder without metrics.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (loss_axis, rate_axis, norm_axis) = plt.subplots(
+        3, 1, figsize=(9, 9), sharex=True, height_ratios=(3, 1, 1), layout="constrained"
+    )
+    for index, folder in enumerate(folders):
+        rows, color = _rows(folder), f"C{index}"
+        loss_axis.plot(*_series(rows, "train_loss"), color=color, alpha=0.35, linewidth=1)
+        loss_axis.plot(*_series(rows, "val_loss"), color=color, marker="o", markersize=4, label=folder.name)
+        for key in dict.fromkeys(key for row in rows for key in row if key.startswith("lr/")):
+            rate_axis.plot(*_series(rows, key), color=color, linewidth=1)
+        norm_axis.plot(*_series(rows, "grad_norm"), color=color, linewidth=1)
+    loss_axis.set_ylabel("loss (nats per token)\nfaint: training, dots: validation")
+    loss_axis.legend()
+    rate_axis.set_ylabel("learning rate")
+    norm_axis.set_ylabel("gradient norm")
+    norm_axis.set_yscale("log")
+    norm_axis.set_xlabel("tokens")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, dpi=120)
+    plt.close(figure)
+    return out
+
+
+def _rows(folder: Path) -> list[dict[str, Any]]:
+    try:
+        rows = read_metrics(folder)
+    except OSError as error:
+        raise UserError(f"run: {folder} has no {FILE_NAME} ({error.strerror}); give a run folder") from None
+    if not rows:
+        raise UserError(f"run: {folder / FILE_NAME} holds no rows yet")
+    return rows
+
+
+def _series(rows: list[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:
+    """Tokens and values of the rows that have *key*."""
+    present = [row for row in rows if key in row and "tokens" in row]
+    return [row["tokens"] for row in present], [row[key] for row in present]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m pretrain.plots", description="Draw the curves of runs.")
+    parser.add_argument("runs", nargs="+", type=Path, help="run folders")
+    parser.add_argument(
+        "--out", type=Path, help="PNG to write (default: plots/training.png of the first run)"
+    )
+    parsed = parser.parse_args(arguments)
+    try:
+        print(f"wrote {draw_runs(parsed.runs, parsed.out or parsed.runs[0] / 'plots' / 'training.png')}")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
