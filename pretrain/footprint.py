@@ -239,7 +239,9 @@ class Activations:
     """The logits in the compute precision; the backward pass of the loss holds as much again for their gradient."""
     loss_chunks: int
     """The loss's fp32 chunks."""
-    working: tuple[int, ...]
+    hidden: int
+    """One hidden state."""
+    working: int
     """Gradients of activations that the backward pass of a layer holds beyond what it has freed."""
 
     @property
@@ -266,10 +268,9 @@ def activations(
         for layer in range(config.num_layers)
     )
     hidden = own_tokens * d * s
-    width = config.ffn_width // t
-    # At its largest in the feed-forward network: the gradients of the product and of both factors, or of the plain
-    # network's hidden values, less the product that is free by then; and three hidden states.
-    work = tokens * s * (2 if config.ffn == "swiglu" else 1) * width + 3 * tokens * d * s
+    # In the feed-forward network: the gradients of the product and of both factors (plain: before and after the
+    # activation), less the product that is free by then; and the gradient that comes in.
+    work = hidden + tokens * s * (2 if config.ffn == "swiglu" else 1) * config.ffn_width // t
     tables = 0
     if config.positions == "rope":
         dims = {config.layer_head_dim(layer) for layer in range(config.num_layers)}
@@ -280,10 +281,10 @@ def activations(
     return Activations(
         per_layer=layers,
         kept=tuple(hidden for _ in layers) if settings.checkpointing else layers,
-        outside=norm
-        + tokens * (8 + 8 + 8 + FP32_BYTES + 1)
-        + tables,  # ids, labels, targets; log-sum-exp; mask
+        final_norm=norm,
+        outside=tables + tokens * (3 * 8 + FP32_BYTES + 1),  # ids, labels, targets; log-sum-exp; mask
         logits=tokens * columns * s,
         loss_chunks=LOSS_CHUNKS * FP32_BYTES * min(LOSS_CHUNK[device], tokens * columns),
-        working=tuple(work for _ in layers),
+        hidden=hidden,
+        working=work,
     )

@@ -94,8 +94,7 @@ class MemoryPlan:
 
     states: States
     activations: Activations
-    buffers: int
-    """Reduction buckets and the copies that a reduction makes of one."""
+    buffers: Buffers
     gathered: int
     """Stage 3: parameters that are whole on the rank at the end of the forward pass."""
     transient_gradients: int
@@ -133,52 +132,64 @@ def memory_plan(
     parameters = rank_parameters(config, tensor_parallel)
     kept = states(parameters, settings, data_parallel)
     acts = activations(config, micro_batch, settings, tensor_parallel, device)
-    total = sum(p.elements for p in parameters)
-    s = settings.compute_bytes
-
-    before, during, flattened = _gradients(parameters, settings, data_parallel, accumulation)
-    buffers = _buffers(parameters, settings, data_parallel)
-    lasting = buffers.bucket if settings.stage == 3 else 0
+    gradients = _gradients(parameters, settings, data_parallel, accumulation)
+    buffers = _buffers(parameters, settings, data_parallel, device)
     gathered = _gathered(parameters, settings)
-    embedding = parameters[0].elements * s
-    tied = (
-        embedding if config.tie_embeddings else 0
-    )  # the head's gradient waits for the embedding's to be added
-    base = kept.device + before
+    embedding = parameters[0].elements * settings.compute_bytes
+    # With tied embeddings the head's gradient waits through the backward pass for the embedding's to be added.
+    waiting = embedding if config.tie_embeddings else 0
+    base = kept.device + gradients.before
+    lasting = buffers.bucket if settings.stage == 3 else 0
 
-    forward = base + lasting + gathered + acts.total
-    phases = {"loss": forward + max(acts.logits + acts.loss_chunks, embedding)}
+    piled = gradients.piled * sum(p.elements for p in parameters)
+    reduction = base + gradients.during + buffers.bucket + piled
+    phases = {
+        "loss": base + lasting + gathered + acts.total + max(acts.logits + acts.loss_chunks, embedding),
+        "layers": base
+        + buffers.bucket
+        + waiting
+        + _layers(config, settings, parameters, acts, gradients, buffers, gathered),
+        "reduction": reduction + embedding + max(waiting, buffers.copies),
+        "step": kept.device + gradients.in_step + lasting,
+    }
+    reported = max(gradients.before + gradients.during + piled, gradients.in_step)
+    return MemoryPlan(kept, acts, buffers, gathered, reported, phases)
 
-    hidden = 3 * micro_batch * config.context_length * config.d_model * s
-    by_layer = layer_elements(config, parameters)
-    made = 0 if tied else parameters[-1].elements  # gradients so far
-    layers, whole = 0, gathered
+
+def _layers(
+    config: ModelConfig,
+    settings: EngineSettings,
+    parameters: list[Parameter],
+    acts: Activations,
+    gradients: Gradients,
+    buffers: Buffers,
+    gathered: int,
+) -> int:
+    """The most that the backward pass through the layers holds beyond what it holds from its start to its end.
+
+    Two moments count in each layer: inside its feed-forward network, where its own activations are still there, and
+    at its end, where they are gone and a bucket is reduced.
+    """
+    by_layer: list[list[int]] = [[] for _ in range(config.num_layers)]
+    for parameter in parameters:
+        if parameter.name.startswith("layers."):
+            by_layer[int(parameter.name.split(".")[1])].append(parameter.elements)
+    made = 0 if config.tie_embeddings else parameters[-1].elements  # elements whose gradients exist
+    most = 0
     for layer in reversed(range(config.num_layers)):
-        below = base + buffers.bucket + whole + acts.outside + tied + sum(acts.kept[:layer])
-        inside = (
-            acts.kept[layer] + (acts.per_layer[layer] if settings.checkpointing else 0) + acts.working[layer]
-        )
-        # No bucket has been reduced into the rank's partition while all that was made still fits into one.
-        inside += during if made + max(by_layer[layer]) > settings.reduce_bucket else 0
-        piled = s * made if settings.whole_gradients and accumulation == 1 else 0
-        layers = max(layers, below + inside + piled)
+        below = gathered + acts.outside + sum(acts.kept[:layer])
+        # With checkpointing the layer has been computed again by now; what it keeps includes its input.
+        inside = acts.per_layer[layer] + acts.working + gradients.piled * made
+        # Nothing is reduced into the rank's partition while all that was made fits into one bucket.
+        if made + max(by_layer[layer]) > settings.reduce_bucket:
+            inside += gradients.during
         made += sum(by_layer[layer])
-        at_end = (
-            hidden + during + s * max(by_layer[layer]) + (0 if settings.whole_gradients else buffers.copies)
-        )
-        layers = max(layers, below + piled + at_end)
-        whole = max(0, whole - s * sum(by_layer[layer]))
-    phases["layers"] = layers
-
-    # At the end the embedding's gradient, with tied embeddings beside the head's, to which it is added.
-    last = tied + embedding
-    piled = s * total if settings.whole_gradients and accumulation == 1 else 0
-    phases["reduction"] = (
-        base + during + buffers.bucket + max(last + piled, buffers.copies + embedding + piled)
-    )
-    phases["step"] = kept.device + flattened + lasting
-    reported = buffers.bucket + buffers.copies
-    return MemoryPlan(kept, acts, reported, gathered, max(before + during, flattened), phases)
+        end = acts.hidden + gradients.during + gradients.piled * made
+        if not settings.whole_gradients:  # which are reduced after the backward pass
+            end += settings.compute_bytes * max(by_layer[layer]) + buffers.copies
+        most = max(most, below + max(inside, end))
+        gathered = max(0, gathered - settings.compute_bytes * sum(by_layer[layer]))
+    return most
 
 
 def _gathered(parameters: list[Parameter], settings: EngineSettings) -> int:
@@ -197,43 +208,42 @@ def _gathered(parameters: list[Parameter], settings: EngineSettings) -> int:
     )
 
 
-def layer_elements(config: ModelConfig, parameters: list[Parameter]) -> list[list[int]]:
-    """Elements of each layer's parameters."""
-    sizes: list[list[int]] = [[] for _ in range(config.num_layers)]
-    for parameter in parameters:
-        if parameter.name.startswith("layers."):
-            sizes[int(parameter.name.split(".")[1])].append(parameter.elements)
-    return sizes
+@dataclass(frozen=True)
+class Gradients:
+    """Bytes of gradients beyond the buffers that last."""
+
+    before: int
+    """Of earlier micro-batches, alive all through the last one."""
+    during: int
+    """The rank's partition, which the backward pass of the last one fills."""
+    piled: int
+    """Per element: what the backward pass leaves in place, parameter by parameter."""
+    in_step: int
+    """Alive in the optimizer's step."""
 
 
 def _gradients(
     parameters: list[Parameter], settings: EngineSettings, data_parallel: int, accumulation: int
-) -> tuple[int, int, int]:
-    """Gradient bytes beyond the lasting buffers.
-
-    Returns:
-        Those of earlier micro-batches, alive all through the last one; those that its backward pass adds; and those
-        alive in the optimizer's step.
-    """
+) -> Gradients:
+    """See deepspeed/runtime/bf16_optimizer.py, zero/stage_1_and_2.py and zero/stage3.py (reduce, epilogue, step)."""
     total = sum(p.elements for p in parameters)
     share = -(-total // data_parallel)
     s, decayed = settings.compute_bytes, sum(p.elements for p in parameters if p.decayed)
-    group = -(-max(decayed, total - decayed) // data_parallel)
-    if (
-        settings.stage == 3
-    ):  # the accumulated partition lasts; a group at a time is flattened for the optimizer
-        return 0, 0, 0 if settings.offload_optimizer else FP32_BYTES * group
-    if settings.whole_gradients:
-        # What backward leaves in .grad is set to zero, not freed, until the step is over.
-        return (s * total if accumulation > 1 else 0), 0, s * total
+    # Except where they are flat already, the gradients of one group at a time are flattened for the optimizer.
+    flattened = FP32_BYTES * -(-max(decayed, total - decayed) // data_parallel)
+    several = accumulation > 1
+    if settings.stage == 3:
+        return Gradients(0, 0, 0, 0 if settings.offload_optimizer else flattened)
+    if settings.whole_gradients:  # those in .grad are set to zero, and freed after the step only
+        return Gradients(s * total if several else 0, 0, 0 if several else s, s * total)
     partition = settings.accumulation_bytes * share
-    if settings.separate_accumulation:  # one flat fp32 buffer, which is also what the optimizer reads
-        return (partition if accumulation > 1 else 0), (partition if accumulation == 1 else 0), partition
-    if settings.offload_optimizer:  # accumulated on the host
-        return 0, s * max(p.elements for p in parameters), 0
-    if settings.stage == 1 and accumulation > 1:  # whole until the last micro-batch
-        return s * total, partition, partition + FP32_BYTES * group
-    return (partition if accumulation > 1 else 0), partition, partition + FP32_BYTES * group
+    if settings.separate_accumulation:  # one flat buffer, which the optimizer reads
+        return Gradients(partition if several else 0, 0 if several else partition, 0, partition)
+    if settings.offload_optimizer:  # accumulated in the host's memory
+        return Gradients(0, s * max(p.elements for p in parameters), 0, 0)
+    # Stage 1 keeps all gradients until the last micro-batch, stage 2 those of its partition.
+    kept = s * total if settings.stage == 1 else partition
+    return Gradients(kept if several else 0, partition, 0, partition + flattened)
 
 
 @dataclass(frozen=True)
@@ -246,23 +256,25 @@ class Buffers:
     """Of what is reduced at a time: as much as fits a bucket, or one parameter that is larger."""
 
 
-def _buffers(parameters: list[Parameter], settings: EngineSettings, data_parallel: int) -> Buffers:
+def _buffers(
+    parameters: list[Parameter], settings: EngineSettings, data_parallel: int, device: DeviceType
+) -> Buffers:
     total = sum(p.elements for p in parameters)
     largest = max(p.elements for p in parameters)
-    s = settings.compute_bytes
-    if (
-        settings.whole_gradients
-    ):  # reduced by the engine, groups side by side in one copy unless they are large
+    s, communication = settings.compute_bytes, settings.communication_bytes
+    if settings.whole_gradients:  # reduced by the engine, both groups in one copy unless they are large
         decayed = sum(p.elements for p in parameters if p.decayed)
         copied = total if data_parallel > 1 and decayed <= ENGINE_BUCKET else 0
         return Buffers(0, FP32_BYTES * max(copied, largest))
+    reserved = settings.reduce_bucket * (2 if settings.overlap and settings.stage < 3 else 1)
+    if device == "cpu":  # memory that is never written to is not taken
+        reserved = min(reserved, total)
     reduced = min(total, max(largest, settings.reduce_bucket))
     if settings.stage == 3:
-        copies = settings.communication_bytes * reduced if data_parallel > 1 else 0
-        return Buffers(settings.communication_bytes * settings.reduce_bucket, copies)
+        return Buffers(communication * reserved, communication * reduced if data_parallel > 1 else 0)
     copies = 0
     if settings.separate_accumulation:  # flattened as it is, then widened for the reduction
-        copies = (s + settings.communication_bytes) * reduced
+        copies = (s + communication) * reduced
     elif data_parallel > 1:
         copies = s * reduced
-    return Buffers(s * settings.reduce_bucket * (2 if settings.overlap else 1), copies)
+    return Buffers(s * reserved, copies)
