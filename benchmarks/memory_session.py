@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import sys
 import warnings
 from pathlib import Path
@@ -52,43 +53,35 @@ def main(case: dict[str, Any]) -> dict[str, Any]:
     ds_config = read_ds_config(command.ds_config)
     ds_config["zero_optimization"] |= case["zero"]
     merged = merge_ds_config(ds_config, run, plan, run.precision == "bf16")
-    _warm_up(torch, world, run.precision)
 
-    def train() -> None:
-        engine = build_engine(run, model, merged, world.device)
+    def train(config: ModelConfig, steps: int) -> None:
+        engine = build_engine(run, config, merged, world.device)
         engine.train()
         generator = torch.Generator().manual_seed(world.data_rank)
-        shape = (plan.micro_batch, model.context_length)
-        for _ in range(case["steps"] * plan.accumulation):
-            tokens = torch.randint(0, model.vocab_size, shape, generator=generator).to(world.device)
+        shape = (plan.micro_batch, config.context_length)
+        for _ in range(steps * plan.accumulation):
+            tokens = torch.randint(0, config.vocab_size, shape, generator=generator).to(world.device)
             loss = engine(tokens, tokens)
             engine.backward(loss)
             engine.step()
 
+    # A tiny model first: kernels, thread pools, DeepSpeed's modules and the process group take what they take once.
+    train(model.replace(d_model=2 * math.lcm(*model.heads), ffn_width=64, vocab_size=256), steps=1)
+    gc.collect()
     if world.device.type == "cuda":
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        train()
+        train(model, case["steps"])
         torch.cuda.synchronize()
         peak = torch.cuda.max_memory_allocated() - before
         return {"peak": peak, "allocated": peak, "device": torch.cuda.get_device_name()}
-    gc.collect()
     if case["trace"]:
-        return {"allocated": _traced(torch, train)}
+        return {"allocated": _traced(torch, lambda: train(model, case["steps"]))}
     before = _status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-    train()
+    train(model, case["steps"])
     return {"peak": _status("VmHWM") - before}
-
-
-def _warm_up(torch: Any, world: Any, precision: str) -> None:
-    """Let kernels, thread pools and the process group take the memory that they take once."""
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    left = torch.randn(256, 256, dtype=dtype, device=world.device, requires_grad=True)
-    (left @ left).sum().backward()
-    if world.size > 1:
-        torch.distributed.all_reduce(torch.ones(1 << 16, device=world.device))
 
 
 def _traced(torch: Any, function: Any) -> int:

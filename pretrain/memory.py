@@ -61,7 +61,7 @@ def states(parameters: list[Parameter], settings: EngineSettings, data_parallel:
     s = settings.compute_bytes
     weights = s * everything
     if settings.stage == 3:
-        weights = s * (share + _persistent(parameters, settings))
+        weights = s * (share + persistent_elements(parameters, settings))
     master = FP32_BYTES * share
     moments = MOMENTS * FP32_BYTES * share
     gradients = 0
@@ -81,7 +81,8 @@ def states(parameters: list[Parameter], settings: EngineSettings, data_parallel:
     return States(weights, master, moments, gradients, host)
 
 
-def _persistent(parameters: list[Parameter], settings: EngineSettings) -> int:
+def persistent_elements(parameters: list[Parameter], settings: EngineSettings) -> int:
+    """Stage 3: elements of the parameters that are small enough to stay whole on every rank."""
     return sum(p.elements for p in parameters if p.elements <= settings.persistence_threshold)
 
 
@@ -134,7 +135,7 @@ def memory_plan(
     acts = activations(config, micro_batch, settings, tensor_parallel, device)
     gradients = _gradients(parameters, settings, data_parallel, accumulation)
     buffers = _buffers(parameters, settings, data_parallel, device)
-    gathered = _gathered(parameters, settings)
+    gathered = gathered_bytes(parameters, settings)
     embedding = parameters[0].elements * settings.compute_bytes
     # With tied embeddings the head's gradient waits through the backward pass for the embedding's to be added.
     waiting = embedding if config.tie_embeddings else 0
@@ -192,7 +193,7 @@ def _layers(
     return most
 
 
-def _gathered(parameters: list[Parameter], settings: EngineSettings) -> int:
+def gathered_bytes(parameters: list[Parameter], settings: EngineSettings) -> int:
     """Stage 3: bytes of parameters that are whole at the end of the forward pass.
 
     A parameter stays after its use if it is used again within the reuse distance. From a layer's forward pass to its
@@ -201,7 +202,7 @@ def _gathered(parameters: list[Parameter], settings: EngineSettings) -> int:
     """
     if settings.stage < 3:
         return 0
-    rest = sum(p.elements for p in parameters) - _persistent(parameters, settings)
+    rest = sum(p.elements for p in parameters) - persistent_elements(parameters, settings)
     largest = max(p.elements for p in parameters)
     return settings.compute_bytes * min(
         rest, settings.reuse_distance // 2 + settings.prefetch_bucket + largest
