@@ -98,7 +98,7 @@ class MemoryPlan:
     buffers: Buffers
     gathered: int
     """Stage 3: parameters that are whole on the rank at the end of the forward pass."""
-    transient_gradients: int
+    gradients: int
     """Gradients that exist from the backward pass to the step."""
     phases: dict[str, int] = field(default_factory=dict)
     """The most that is allocated on the device in each part of a step."""

@@ -61,7 +61,7 @@ def _memory_lines(plan: RunPlan) -> list[str]:
         ("moments", kept.moments, "fp32 x 2, this rank's part"),
         (
             "gradients",
-            kept.gradients + memory.transient_gradients,
+            kept.gradients + memory.gradients,
             f"accumulated in {8 * settings.accumulation_bytes} bits",
         ),
         (
