@@ -9,11 +9,14 @@ import torch
 from model.config import ModelConfig
 from model.errors import UserError
 from model.parallel_plan import check_split, split_multiple
+from pretrain.footprint import DeviceType, EngineSettings
+from pretrain.memory import memory_plan
 
 CPU_MICRO_BATCH_TOKENS = 4096  # a larger micro-batch gains nothing on a CPU and costs memory
-MEMORY_SHARE = (
-    0.6  # of what is left after weights and optimizer state; the rest is for fragmentation and buffers
-)
+# Of a device's memory that a plan may use. On a GPU the rest is for what the allocator cannot reuse and for libraries
+# (CUDA's context and NCCL's buffers take the fixed part); a CPU's memory is shared with everything else that runs.
+USABLE_SHARE: dict[DeviceType, float] = {"cuda": 0.92, "cpu": 0.6}
+LIBRARY_BYTES: dict[DeviceType, int] = {"cuda": 3 << 29, "cpu": 0}
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ def plan_batch(
     memory: int,
     device_type: str,
     tensor_parallel: int = 1,
+    settings: EngineSettings | None = None,
 ) -> BatchPlan:
     """Derive the micro-batch (when None) and the accumulation steps from the global batch.
 
@@ -43,6 +47,7 @@ def plan_batch(
         data_parallel: number of data-parallel ranks.
         memory: bytes of one rank's device (its total, so that the same machine always makes the same choice).
         tensor_parallel: ranks that share a copy of the model, and take part in each micro-batch of it.
+        settings: what else memory depends on, for choosing the micro-batch; stage 2 in bf16 when not given.
 
     Raises:
         UserError: something does not divide, or the ranks that share heads cannot split the micro-batch; the message
@@ -59,53 +64,66 @@ def plan_batch(
     if sequences % data_parallel:
         raise UserError(
             f"global_batch_tokens: {sequences} sequences of {T} tokens cannot be shared evenly by "
-            f"{data_parallel} data-parallel ranks; valid numbers of ranks are {_divisors(sequences)}"
+            f"{data_parallel} data-parallel ranks; valid numbers of ranks are {divisors(sequences)}"
         )
     per_rank = sequences // data_parallel
     if micro_batch is None:
-        micro_batch = _largest_micro_batch(per_rank, model, memory, device_type, tensor_parallel)
+        micro_batch = _largest_micro_batch(
+            per_rank,
+            model,
+            data_parallel,
+            memory,
+            "cuda" if device_type == "cuda" else "cpu",
+            tensor_parallel,
+            settings or EngineSettings(),
+        )
     if per_rank % micro_batch:
         raise UserError(
             f"micro_batch: {micro_batch} does not divide the {per_rank} sequences that each of "
-            f"{data_parallel} ranks has per step; valid values are {_divisors(per_rank)}"
+            f"{data_parallel} ranks has per step; valid values are {divisors(per_rank)}"
         )
     check_split(model, tensor_parallel, micro_batch)
     return BatchPlan(sequences, micro_batch, per_rank // micro_batch, data_parallel)
 
 
-def activation_bytes(model: ModelConfig, tensor_parallel: int = 1) -> int:
-    """Estimate of what one sequence keeps on a rank for its backward pass, in bytes, at 2 bytes an element.
+def usable_memory(memory: int, device_type: DeviceType) -> int:
+    """Bytes of a device's *memory* that a plan's peak may reach."""
+    return max(0, int(memory * USABLE_SHARE[device_type]) - LIBRARY_BYTES[device_type])
 
-    Per token and layer: the residual stream and both norms' inputs and outputs (6 d), q, k, v and the attention
-    output (4 A_l), the FFN's hidden activations (4 widths gated, 2 plain); once, the logits in 2 and 4 bytes twice.
-    All but the 6 d is shared among the tensor-parallel ranks.
-    """
-    hidden = (4 if model.ffn == "swiglu" else 2) * model.ffn_width
-    layers = sum(
-        6 * model.d_model + (4 * model.attention_width(layer) + hidden) // tensor_parallel
-        for layer in range(model.num_layers)
-    )
-    logits = model.padded_vocab_size(tensor_parallel) // tensor_parallel
-    return model.context_length * (2 * layers + 10 * logits)
+
+def valid_micro_batches(per_rank: int, model: ModelConfig, tensor_parallel: int) -> list[int]:
+    """The micro-batches that divide *per_rank* sequences and that the ranks which share heads can split."""
+    multiple = split_multiple(model, tensor_parallel)
+    return [divisor for divisor in divisors(per_rank) if divisor % multiple == 0]
 
 
 def _largest_micro_batch(
-    per_rank: int, model: ModelConfig, memory: int, device_type: str, tensor_parallel: int
+    per_rank: int,
+    model: ModelConfig,
+    data_parallel: int,
+    memory: int,
+    device_type: DeviceType,
+    tensor_parallel: int,
+    settings: EngineSettings,
 ) -> int:
-    # bf16 weights and gradients, fp32 gradients, master and moments
-    states = 18 * model.num_parameters(padded=True) // tensor_parallel
-    room = max(0, memory - states) * MEMORY_SHARE
-    limit = max(1, int(room // activation_bytes(model, tensor_parallel)))
-    if device_type == "cpu":
-        limit = min(limit, max(1, CPU_MICRO_BATCH_TOKENS // model.context_length))
-    multiple = split_multiple(model, tensor_parallel)
-    valid = [divisor for divisor in _divisors(per_rank) if divisor % multiple == 0]
+    valid = valid_micro_batches(per_rank, model, tensor_parallel)
     if not valid:
         return 1  # which plan_batch refuses, saying what would do
-    return max((divisor for divisor in valid if divisor <= limit), default=valid[0])
+    room = usable_memory(memory, device_type)
+    for micro_batch in reversed(valid):
+        if device_type == "cpu" and micro_batch * model.context_length > CPU_MICRO_BATCH_TOKENS:
+            continue
+        accumulation = per_rank // micro_batch
+        plan = memory_plan(
+            model, settings, data_parallel, micro_batch, accumulation, tensor_parallel, device_type
+        )
+        if plan.peak <= room:
+            return micro_batch
+    return valid[0]  # nothing fits: the smallest comes closest
 
 
-def _divisors(number: int) -> list[int]:
+def divisors(number: int) -> list[int]:
+    """All of them, in order."""
     return [d for d in range(1, number + 1) if number % d == 0]
 
 

@@ -19,6 +19,7 @@ from pretrain.checkpoint import CheckpointStore, TrainingState, has_engine_files
 from pretrain.config import RunConfig
 from pretrain.data.prefetch import BatchPrefetcher
 from pretrain.engine import build_engine, merge_ds_config, resolve_bf16
+from pretrain.footprint import EngineSettings
 from pretrain.generate import generate
 from pretrain.metrics import Metrics
 from pretrain.optimizer import set_learning_rates
@@ -70,7 +71,7 @@ class Trainer:
         self.resumed_from: Path | None = found[0] if found else None
         saved = found[1] if found else TrainingState()
         self.world = world = _keep_threads(world, run, saved)
-        self.plan = self._plan(saved)
+        self.plan = self._plan(saved, EngineSettings.of(run, ds_config, self.bf16))
         self.ds_config = merge_ds_config(ds_config, run, self.plan, self.bf16)
         identity: dict[str, Any] = {
             "run": run.to_dict(),
@@ -89,7 +90,7 @@ class Trainer:
                 check_readable(found[0], world)
         self.state = dataclasses.replace(saved, **identity)
 
-    def _plan(self, saved: TrainingState) -> BatchPlan:
+    def _plan(self, saved: TrainingState, settings: EngineSettings) -> BatchPlan:
         """The batch plan; a micro-batch chosen by an earlier session is kept, so that its numbers go on.
 
         Unless it was chosen for another tensor-parallel degree, or does not divide what a rank has per step now.
@@ -106,6 +107,7 @@ class Trainer:
             device_memory(self.world.device, self.world.local_size),
             self.world.device.type,
             self.world.tensor_parallel,
+            settings,
         )
 
     def _world_record(self) -> dict[str, Any]:

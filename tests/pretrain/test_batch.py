@@ -4,7 +4,9 @@ import pytest
 
 from model.errors import UserError
 from model.presets import preset
-from pretrain.batch import BatchPlan, activation_bytes, plan_batch
+from pretrain.batch import BatchPlan, plan_batch, usable_memory
+from pretrain.footprint import EngineSettings
+from pretrain.memory import memory_plan
 
 GIB = 1 << 30
 MODEL = preset("prism-124m")
@@ -20,7 +22,8 @@ def test_chosen_micro_batch_divides_and_grows_with_memory():
     large = plan_batch(262144, None, MODEL, 4, 80 * GIB, "cuda")
     assert 64 % small.micro_batch == 0 and 64 % large.micro_batch == 0
     assert 1 <= small.micro_batch < large.micro_batch <= 64
-    assert large.micro_batch * activation_bytes(MODEL) < 80 * GIB
+    plan = memory_plan(MODEL, EngineSettings(), 4, large.micro_batch, large.accumulation)
+    assert plan.peak <= usable_memory(80 * GIB, "cuda")
 
 
 def test_never_below_one_sequence():

@@ -1,0 +1,189 @@
+"""Predicted against measured memory: short sessions in fresh processes, and what pretrain.memory says of them.
+
+    python benchmarks/memory.py                          # the table of docs/memory.md, about ten minutes on two cores
+    python benchmarks/memory.py --stages 2 --precisions bf16 --data_parallel 1
+
+On a machine with a GPU the ranks train on it (one each), and torch's own peak is what is compared. ``--trace`` compares
+the most that torch's allocator hands out in place of resident memory, which on a CPU shows the formulas without what
+the system's allocator keeps; it is slower.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from model.config import ModelConfig, block  # noqa: E402
+from pretrain.config import parse_command_line  # noqa: E402
+from pretrain.engine import read_ds_config  # noqa: E402
+from pretrain.footprint import EngineSettings  # noqa: E402
+from pretrain.memory import MemoryPlan, memory_plan  # noqa: E402
+
+MIB = 1 << 20
+# 8.7 million parameters: states of 87 to 174 MB, and activations of about as much.
+SMALL = block("llama", vocab_size=4000, context_length=128, d_model=320, heads="4x2,5x2,10x2", ffn_width=864)
+# On a CPU a bucket that is never filled takes no memory, so these are smaller than the model.
+BUCKETS = {
+    "reduce_bucket_size": 2_000_000,
+    "stage3_prefetch_bucket_size": 1_000_000,
+    "stage3_param_persistence_threshold": 10_000,
+}
+STEPS = 3  # the first makes the moments, the second at stage 3 follows the first's trace
+
+
+@dataclass(frozen=True)
+class Case:
+    """One session."""
+
+    stage: int
+    precision: str = "fp32"
+    data_parallel: int = 1
+    checkpointing: bool = False
+    micro_batch: int = 8
+    accumulation: int = 1
+    tensor_parallel: int = 1
+    model: ModelConfig = SMALL
+
+    @property
+    def ranks(self) -> int:
+        """Processes."""
+        return self.data_parallel * self.tensor_parallel
+
+    @property
+    def arguments(self) -> list[str]:
+        """Flags of pretrain/main.py."""
+        sequences = self.micro_batch * self.accumulation * self.data_parallel
+        values = {
+            "ds_config": ROOT / f"ds_configs/zero{self.stage}.json",
+            "precision": self.precision,
+            "tensor_parallel": self.tensor_parallel,
+            "micro_batch": self.micro_batch,
+            "global_batch_tokens": sequences * self.model.context_length,
+            "activation_checkpointing": str(self.checkpointing).lower(),
+        }
+        return [part for name, value in values.items() for part in (f"--{name}", str(value))]
+
+    def predicted(self, device: str) -> MemoryPlan:
+        """What pretrain.memory says."""
+        command = parse_command_line(self.arguments)
+        ds_config = read_ds_config(command.ds_config)
+        ds_config["zero_optimization"] |= BUCKETS
+        return memory_plan(
+            self.model,
+            EngineSettings.of(command.run, ds_config, self.precision == "bf16"),
+            self.data_parallel,
+            self.micro_batch,
+            self.accumulation,
+            self.tensor_parallel,
+            "cuda" if device == "cuda" else "cpu",
+        )
+
+    def measured(self, trace: bool = False, timeout: float = 300) -> list[dict[str, Any]]:
+        """Run it, and return what each rank says of itself (benchmarks/memory_session.py).
+
+        Raises:
+            RuntimeError: a rank failed; its last lines are in the message.
+        """
+        case = {
+            "arguments": self.arguments,
+            "model": self.model.to_json(),
+            "zero": BUCKETS,
+            "steps": STEPS,
+            "threads": 1,
+            "trace": trace,
+        }
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        processes = [
+            subprocess.Popen(
+                [sys.executable, str(ROOT / "benchmarks/memory_session.py"), json.dumps(case)],
+                env=_environment(rank, self.ranks, port),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                cwd=ROOT,
+            )
+            for rank in range(self.ranks)
+        ]
+        found = []
+        try:
+            for process in processes:
+                output, errors = process.communicate(timeout=timeout)
+                if process.returncode:
+                    raise RuntimeError(f"{self}: {errors[-2000:]}")
+                found.append(json.loads(output.strip().splitlines()[-1]))
+        finally:
+            for process in processes:
+                if process.poll() is None:
+                    process.kill()
+        return found
+
+
+def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
+    return os.environ | {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "passive",
+        # glibc: give memory back when it is freed, so that resident memory is memory in use.
+        "MALLOC_MMAP_THRESHOLD_": "65536",
+        "MALLOC_ARENA_MAX": "1",
+    }
+
+
+def main() -> None:
+    """Print a table in Markdown, a row as soon as it is measured."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--stages", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--precisions", nargs="+", default=["fp32", "bf16"])
+    parser.add_argument("--data_parallel", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--checkpointing", type=int, nargs="+", default=[0, 1], help="0, 1 or both")
+    parser.add_argument("--tensor_parallel", type=int, default=1)
+    parser.add_argument("--micro_batch", type=int, default=8)
+    parser.add_argument("--accumulation", type=int, default=1)
+    parser.add_argument("--trace", action="store_true")
+    options = parser.parse_args()
+    print("| stage | dtype | DP | recompute | predicted MiB | measured MiB | error | at |")
+    print("|---|---|---|---|---|---|---|---|")
+    for data_parallel, stage, precision, checkpointing in itertools.product(
+        options.data_parallel, options.stages, options.precisions, options.checkpointing
+    ):
+        case = Case(
+            stage,
+            precision,
+            data_parallel,
+            bool(checkpointing),
+            options.micro_batch,
+            options.accumulation,
+            options.tensor_parallel,
+        )
+        ranks = case.measured(options.trace)
+        plan = case.predicted("cuda" if "device" in ranks[0] else "cpu")
+        measured = max(rank["allocated" if options.trace else "peak"] for rank in ranks)
+        print(
+            f"| {stage} | {precision} | {data_parallel} | {'yes' if checkpointing else 'no'} | "
+            f"{plan.peak / MIB:.0f} | {measured / MIB:.0f} | {plan.peak / measured - 1:+.1%} | {plan.peak_phase} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""One rank of a short training session that measures its own memory; started by benchmarks/memory.py.
+
+Reads a JSON object from its argument and prints one. The figures are growth over what the process had before the model
+was built (interpreter, libraries and process group), in bytes:
+
+- ``peak``: of resident memory, as the kernel counts it (VmHWM); on CUDA ``torch.cuda.max_memory_allocated``;
+- ``allocated``: the most that torch's allocator had handed out at once, touched or not. On CUDA the same number.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[0] = str(ROOT)
+
+
+def main(case: dict[str, Any]) -> dict[str, Any]:
+    """Train *case* (see benchmarks/memory.py) for a few steps.
+
+    Returns:
+        ``{"peak": bytes, "allocated": bytes}`` of this rank.
+    """
+    import torch
+
+    from model.config import ModelConfig
+    from pretrain.batch import plan_batch
+    from pretrain.config import parse_command_line
+    from pretrain.engine import build_engine, merge_ds_config, quiet_deepspeed, read_ds_config
+    from pretrain.world import start_world
+
+    quiet_deepspeed()
+    warnings.simplefilter("ignore")
+    command = parse_command_line(case["arguments"])
+    run = command.run
+    model = ModelConfig.from_json(case["model"])
+    world = start_world(case["threads"], False, run.tensor_parallel, run.sequence_parallel)
+    plan = plan_batch(
+        run.global_batch_tokens,
+        run.micro_batch,
+        model,
+        world.data_parallel,
+        1 << 40,
+        world.device.type,
+        world.tensor_parallel,
+    )
+    ds_config = read_ds_config(command.ds_config)
+    ds_config["zero_optimization"] |= case["zero"]
+    merged = merge_ds_config(ds_config, run, plan, run.precision == "bf16")
+
+    def train(config: ModelConfig, steps: int) -> None:
+        engine = build_engine(run, config, merged, world.device)
+        engine.train()
+        generator = torch.Generator().manual_seed(world.data_rank)
+        shape = (plan.micro_batch, config.context_length)
+        for _ in range(steps * plan.accumulation):
+            tokens = torch.randint(0, config.vocab_size, shape, generator=generator).to(world.device)
+            loss = engine(tokens, tokens)
+            engine.backward(loss)
+            engine.step()
+
+    # A tiny model first: kernels, thread pools, DeepSpeed's modules and the process group take what they take once.
+    train(model.replace(d_model=2 * math.lcm(*model.heads), ffn_width=64, vocab_size=256), steps=1)
+    gc.collect()
+    if world.device.type == "cuda":
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        train(model, case["steps"])
+        torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_allocated() - before
+        return {"peak": peak, "allocated": peak, "device": torch.cuda.get_device_name()}
+    if case["trace"]:
+        return {"allocated": _traced(torch, lambda: train(model, case["steps"]))}
+    before = _status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    train(model, case["steps"])
+    return {"peak": _status("VmHWM") - before}
+
+
+def _traced(torch: Any, function: Any) -> int:
+    """The highest sum of torch's CPU allocations and releases while *function* runs."""
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    ) as profile:
+        function()
+    held = highest = 0
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        highest = max(highest, held)
+    return highest
+
+
+def _status(name: str) -> int:
+    """A memory figure of /proc/self/status, in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise LookupError(name)
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(json.loads(sys.argv[1]))), flush=True)
