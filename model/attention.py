@@ -5,22 +5,33 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right
 
 from model.config import ModelConfig
-from model.linears import column_linear, row_linear
-from model.rotary import Table, rotate
+from model.exchange import HeadExchange, Span
+from model.linears import column_linear, enter_columns, row_linear
+from model.process_grid import grid
+from model.rotary import Table, rotate, table_rows
 
 
 class Attention(nn.Module):
     """Attention of one layer: q [d, A], k and v [d, kv width], o [A, d], with A = h_l * d_h(l).
 
     q, k, v and o are separate modules because q and k may need their own learning rate (arXiv 2605.10504).
+    With tensor parallelism each rank has an equal part of the columns; see model/exchange.py for the heads.
     """
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
+        self.grid = grid()
+        self.exchange: HeadExchange | None = None
+        # Heads that this rank sees at a time: those of its group of ranks, all of them at t = 1.
         self.heads = config.heads[layer]
         self.kv_heads = config.layer_kv_heads(layer)
+        if self.grid.tensor_parallel > 1:
+            self.exchange = HeadExchange(config, layer, self.grid)
+            self.heads //= self.exchange.groups
+            self.kv_heads //= self.exchange.groups
         self.head_dim = config.layer_head_dim(layer)
         self.window = config.layer_window(layer)
         # None leaves 1/sqrt(d_h), this layer's own (arXiv 2606.27449, section 1), to SDPA.
@@ -38,23 +49,79 @@ class Attention(nn.Module):
         table: the rotary table of this head dim, or None without rotary positions.
         mask: [T, T] bool, true where a query (row) sees a key (column), or None for plain causal attention.
         """
-        batch, length = hidden.shape[:2]
-        query = self.q(hidden).view(batch, length, self.heads, self.head_dim)  # [B, T, h, d_h]
-        key = self.k(hidden).view(batch, length, self.kv_heads, self.head_dim)  # [B, T, kv, d_h]
-        value = self.v(hidden).view(batch, length, self.kv_heads, self.head_dim)  # [B, T, kv, d_h]
+        hidden = enter_columns(hidden, self.grid)
+        query, key, value = self.q(hidden), self.k(hidden), self.v(hidden)  # [B, T, own columns]
+        if self.exchange is None:
+            return self.o(self._attend(query, key, value, table, mask))
+        form = self.exchange.form(*query.shape[:2])
+        query, key, value = form.scatter(query, key, value)
+        return self.o(form.gather(self._attend(query, key, value, table, mask, form.spans)))
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        table: Table | None,
+        mask: Tensor | None,
+        spans: list[Span] | None = None,
+    ) -> Tensor:
+        """Attention core on whole heads: query [B, rows, A] -> [B, rows, A]; key and value [B, T, kv width].
+
+        spans: the query positions that the rows stand for, chunk after chunk; None is all T in one.
+        """
+        length = key.shape[1]
+        query = query.unflatten(2, (self.heads, self.head_dim))  # [B, rows, h, d_h]
+        key = key.unflatten(2, (self.kv_heads, self.head_dim))  # [B, T, kv, d_h]
+        value = value.unflatten(2, (self.kv_heads, self.head_dim))  # [B, T, kv, d_h]
+        whole = spans is None or spans == [(0, length)]
         if table is not None:
-            query, key = rotate(query, table), rotate(key, table)
-        output = F.scaled_dot_product_attention(
-            query.transpose(1, 2),  # [B, h, T, d_h], as SDPA wants it
-            key.transpose(1, 2),
-            value.transpose(1, 2),
-            attn_mask=mask,
-            is_causal=mask is None,
-            scale=self.scale,
-            enable_gqa=self.kv_heads != self.heads,
+            rows = table if whole else table_rows(table, spans or [])
+            query, key = rotate(query, rows), rotate(key, table)
+        # [B, h, rows, d_h], as SDPA wants it
+        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        if whole:
+            output = F.scaled_dot_product_attention(
+                query,
+                key,
+                value,
+                attn_mask=mask,
+                is_causal=mask is None,
+                scale=self.scale,
+                enable_gqa=self.kv_heads != self.heads,
+            )
+        else:
+            sizes = [stop - start for start, stop in spans or []]
+            output = torch.cat(
+                [
+                    self._attend_span(part, key, value, mask, span)
+                    for part, span in zip(query.split(sizes, dim=2), spans or [], strict=True)
+                ],
+                dim=2,
+            )
+        return output.transpose(1, 2).flatten(2)  # [B, h, rows, d_h] -> [B, rows, A]
+
+    def _attend_span(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, span: Span
+    ) -> Tensor:
+        """Query rows of positions [start, stop) against the keys that they see."""
+        start, stop = span
+        first = 0 if self.window is None or mask is None else max(0, start + 1 - self.window)
+        key, value = key[:, :, first:stop], value[:, :, first:stop]
+        if mask is not None:
+            bias = mask[start:stop, first:stop]
+        elif start == 0 or query.is_cuda:
+            # Flash and memory-efficient kernels know this alignment; SDPA's is_causal aligns rectangles upper-left.
+            bias = causal_lower_right(stop - start, stop - first)
+            if self.kv_heads != self.heads:  # its kernels take no grouped queries
+                key = key.repeat_interleave(self.heads // self.kv_heads, dim=1)
+                value = value.repeat_interleave(self.heads // self.kv_heads, dim=1)
+        else:
+            positions = torch.arange(stop, device=query.device)
+            bias = positions[start:, None] >= positions
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=bias, scale=self.scale, enable_gqa=key.shape[1] != query.shape[1]
         )
-        # [B, h, T, d_h] -> [B, T, A]
-        return self.o(output.transpose(1, 2).reshape(batch, length, self.heads * self.head_dim))
 
 
 def local_mask(length: int, window: int | None, device: torch.device) -> Tensor | None:

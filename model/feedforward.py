@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.config import ModelConfig
-from model.linears import column_linear, row_linear
+from model.linears import column_linear, enter_columns, row_linear
+from model.process_grid import grid
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -25,6 +26,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        self.grid = grid()
         self.activation = _ACTIVATIONS[config.activation]
         if config.ffn == "swiglu":
             self.gate = column_linear(config.d_model, config.ffn_width, config.ffn_bias)
@@ -35,6 +37,7 @@ class FeedForward(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[B, T, d] -> [B, T, d]."""
+        hidden = enter_columns(hidden, self.grid)
         if self.gate is None:
             return self.down(self.activation(self.up(hidden)))
         return self.down(self.activation(self.gate(hidden)) * self.up(hidden))

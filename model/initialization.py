@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from model.config import ModelConfig
+from model.linears import shard_dim
 from model.roles import ParameterRole, parameter_roles
 from model.transformer import Transformer
 
@@ -19,17 +20,22 @@ Gather = Callable[[nn.Parameter], AbstractContextManager[Any]]
 
 
 def initialize(model: Transformer, seed: int, gather: Gather = nullcontext) -> None:
-    """Give every parameter its initial value, in place.
+    """Give every parameter its initial value, in place; with tensor parallelism, this rank's part of it.
 
     gather(parameter) is a context manager in which the parameter has its full shape and after which what was
-    written to it stays; the default suits parameters that are whole. For ZeRO-3 it is
+    written to it stays; the default suits parameters that are not partitioned. For ZeRO-3 it is
     ``lambda p: deepspeed.zero.GatheredParameters(p, modifier_rank=0)``.
     """
     roles = parameter_roles(model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             with gather(parameter):
-                value = initial_value(name, roles[name], parameter.shape, model.config, seed)
+                shape, dim, t = list(parameter.shape), shard_dim(parameter), model.grid.tensor_parallel
+                if dim is not None:
+                    shape[dim] *= t
+                value = initial_value(name, roles[name], shape, model.config, seed)
+                if dim is not None:  # drawn whole, then cut: the same model whatever t
+                    value = value.chunk(t, dim)[model.grid.tensor_rank]
                 parameter.copy_(value)  # to the parameter's dtype and device
 
 

@@ -1,13 +1,19 @@
 """Factories for the layers that hold matrices: the one place that decides which classes they are.
 
 Every matrix of the network is a column-parallel linear (its outputs can be split over ranks), a row-parallel
-linear (its inputs can) or the token embedding; the callers name which, and these functions build it.
+linear (its inputs can) or the token embedding; the callers name which, and these functions build it: torch's own
+classes at t = 1, megatron-core's parallel ones, with the same parameter names, where a process grid with t > 1 was
+started. megatron-core is imported only then.
 """
 
 from __future__ import annotations
 
+import sys
+
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from model.process_grid import ProcessGrid, grid
 
 
 class TokenEmbedding(nn.Embedding):
@@ -26,30 +32,72 @@ class TokenEmbedding(nn.Embedding):
 
 
 def column_linear(in_features: int, out_features: int, bias: bool) -> nn.Module:
-    """A linear layer whose outputs split into equal contiguous parts: q, k, v, gate, up, output."""
+    """A linear layer whose outputs split into equal contiguous parts: q, k, v, gate, up, output.
+
+    Its input must have come through enter_columns, once for all layers that share it.
+    """
+    if grid().tensor_parallel > 1:
+        from model.parallel_linears import ColumnLinear
+
+        return ColumnLinear(in_features, out_features, bias)
     return nn.Linear(in_features, out_features, bias=bias)
 
 
 def row_linear(in_features: int, out_features: int, bias: bool) -> nn.Module:
     """A linear layer whose inputs are the columns of such layers: o, down."""
+    if grid().tensor_parallel > 1:
+        from model.parallel_linears import RowLinear
+
+        return RowLinear(in_features, out_features, bias)
     return nn.Linear(in_features, out_features, bias=bias)
 
 
-def token_embedding(rows: int, d_model: int) -> TokenEmbedding:
+def token_embedding(rows: int, d_model: int) -> nn.Module:
     """The token embedding, *rows* being the padded vocabulary."""
+    if grid().tensor_parallel > 1:
+        from model import parallel_linears
+
+        return parallel_linears.TokenEmbedding(rows, d_model)
     return TokenEmbedding(rows, d_model)
 
 
 def position_embedding(context_length: int, d_model: int) -> nn.Embedding:
     """The learned position embedding; every rank needs all of it."""
+    if grid().sequence_parallel:
+        from model.parallel_linears import PositionEmbedding
+
+        return PositionEmbedding(context_length, d_model)
     return nn.Embedding(context_length, d_model)
+
+
+def enter_columns(hidden: Tensor, here: ProcessGrid) -> Tensor:
+    """A hidden state [B, T, d] on its way into column-parallel layers, which sum its gradient over the ranks."""
+    if here.tensor_parallel > 1:
+        from model.parallel_linears import enter
+
+        return enter(hidden, here)
+    return hidden
+
+
+def shard_dim(parameter: nn.Parameter) -> int | None:
+    """The dimension along which the tensor group's ranks hold equal parts of a parameter; None if each has it all."""
+    if getattr(parameter, "tensor_model_parallel", False):
+        return int(parameter.partition_dim)  # type: ignore[attr-defined]
+    return None
 
 
 def is_linear(module: nn.Module) -> bool:
     """Whether the module came from column_linear or row_linear."""
-    return isinstance(module, nn.Linear)
+    parallel = _parallel_classes("ColumnLinear", "RowLinear")
+    return isinstance(module, (nn.Linear, *parallel))
 
 
 def is_embedding(module: nn.Module) -> bool:
     """Whether the module came from token_embedding or position_embedding."""
-    return isinstance(module, nn.Embedding)
+    return isinstance(module, (nn.Embedding, *_parallel_classes("TokenEmbedding")))
+
+
+def _parallel_classes(*names: str) -> list[type[nn.Module]]:
+    """Classes of model.parallel_linears; none where it was never imported, since no module can be of them then."""
+    loaded = sys.modules.get("model.parallel_linears")
+    return [getattr(loaded, name) for name in names] if loaded else []

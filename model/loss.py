@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+
+from model.process_grid import ProcessGrid
 
 IGNORED_LABEL = -100
 
@@ -60,6 +64,61 @@ class _CrossEntropy(torch.autograd.Function):
             chunk.scatter_(1, index, chunk.gather(1, index) - 1)
             result[rows, : ctx.vocab_size] = chunk.mul_(weights[rows, None])
         return result, None, None
+
+
+def parallel_cross_entropy(logits: Tensor, labels: Tensor, vocab_size: int, here: ProcessGrid) -> Tensor:
+    """cross_entropy of logits whose columns are spread over the tensor group, t > 1; the same on all its ranks.
+
+    logits: [..., columns / t], this rank's contiguous part; labels and vocab_size are those of the whole
+    vocabulary. The logits are not written to and never leave their rank: what is all-reduced per token is the
+    largest of the ranks' log-sum-exps, and the sum of their exponentials together with the label's logit, in
+    fp32 (fp64 for fp64 logits).
+    """
+    return _ParallelCrossEntropy.apply(logits.flatten(0, -2), labels.flatten(), vocab_size, here)
+
+
+class _ParallelCrossEntropy(torch.autograd.Function):
+    """As _CrossEntropy. A rank may hold padded columns only: its part of the sums is zero, its gradient too."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, vocab_size: int, here: ProcessGrid) -> Tensor:
+        columns = logits.shape[1]
+        first = here.tensor_rank * columns
+        real = min(columns, max(0, vocab_size - first))  # columns of this rank that are no padding
+        counted = labels != IGNORED_LABEL  # [N]
+        targets = labels - first
+        owned = counted & (targets >= 0) & (targets < columns)
+        targets = targets.where(owned, 0)  # any valid column: what it yields is masked out
+        precision = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        local = torch.full(labels.shape, -math.inf, dtype=precision, device=logits.device)
+        own_target = torch.zeros_like(local)
+        if real:
+            for rows in _chunks(logits):
+                chunk = _widen(logits[rows, :real])
+                local[rows] = chunk.logsumexp(dim=-1)
+                own_target[rows] = chunk.gather(1, targets[rows, None]).squeeze(1).where(owned[rows], 0)
+        largest = local.clone()
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=here.tensor_group)
+        sums = torch.stack(((local - largest).exp(), own_target))  # [2, N]
+        dist.all_reduce(sums, group=here.tensor_group)
+        normalizers = largest + sums[0].log()
+        count = counted.sum().clamp(min=1)
+        ctx.save_for_backward(logits, targets, owned, counted, normalizers, count)
+        ctx.real = real
+        return (normalizers - sums[1]).where(counted, 0).sum() / count
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        logits, targets, owned, counted, normalizers, count = ctx.saved_tensors
+        weights = (gradients[0] / count).where(counted, 0)  # [N]
+        result = torch.empty_like(logits)
+        result[:, ctx.real :] = 0
+        if ctx.real:
+            for rows in _chunks(logits):
+                chunk = (_widen(logits[rows, : ctx.real]) - normalizers[rows, None]).exp_()
+                chunk.scatter_add_(1, targets[rows, None], -owned[rows, None].to(chunk.dtype))
+                result[rows, : ctx.real] = chunk.mul_(weights[rows, None])
+        return result, None, None, None
 
 
 def _chunks(logits: Tensor) -> list[slice]:

@@ -6,7 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from model.collectives import copy_to_ranks
 from model.config import ModelConfig
+from model.process_grid import grid
 
 
 class Norm(nn.Module):
@@ -18,11 +20,20 @@ class Norm(nn.Module):
         super().__init__()
         self.width = width
         self.eps = eps
+        self.grid = grid()
         self.weight = nn.Parameter(torch.ones(width))
         if bias:
             self.bias = nn.Parameter(torch.zeros(width))
         else:
             self.register_parameter("bias", None)
+
+    def parameters_in_use(self) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias; where ranks see parts of the sequence, such that their gradients are summed over them."""
+        weight, bias = self.weight, self.bias
+        if not self.grid.sequence_parallel:
+            return weight, bias
+        group = self.grid.tensor_group
+        return copy_to_ranks(weight, group), None if bias is None else copy_to_ranks(bias, group)
 
 
 class RMSNorm(Norm):
@@ -30,8 +41,9 @@ class RMSNorm(Norm):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., d] -> [..., d], same dtype; torch computes bf16 inputs in fp32 and rounds once."""
-        normed = F.rms_norm(hidden, (self.width,), self.weight, self.eps)
-        return normed if self.bias is None else normed + self.bias
+        weight, bias = self.parameters_in_use()
+        normed = F.rms_norm(hidden, (self.width,), weight, self.eps)
+        return normed if bias is None else normed + bias
 
 
 class LayerNorm(Norm):
@@ -39,7 +51,7 @@ class LayerNorm(Norm):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., d] -> [..., d], same dtype; torch computes bf16 inputs in fp32 and rounds once."""
-        return F.layer_norm(hidden, (self.width,), self.weight, self.bias, self.eps)
+        return F.layer_norm(hidden, (self.width,), *self.parameters_in_use(), self.eps)
 
 
 def build_norm(config: ModelConfig) -> Norm:

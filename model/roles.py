@@ -66,6 +66,20 @@ def parameter_roles(model: Transformer) -> dict[str, ParameterRole]:
     return roles
 
 
+def shard_dimension(name: str, role: ParameterRole) -> int | None:
+    """The dimension that tensor parallelism cuts into equal contiguous parts; None: every rank has all of it.
+
+    Outputs of q, k, v, gate, up and of an untied head (with their biases), and the rows of the token
+    embedding, are cut along dimension 0; inputs of o and down along dimension 1 (their biases are added once,
+    after the sum).
+    """
+    if role.kind == "norm" or role.part == "norm" or name.startswith("position_embedding."):
+        return None
+    if role.part == "o" or ".ffn.down." in name:
+        return 1 if role.kind == "matrix" else None
+    return 0
+
+
 def _kind(module: nn.Module, own_name: str) -> Kind:
     if own_name == "bias":
         return "bias"

@@ -5,6 +5,8 @@ Pairs are (i, i + d_h/2), the "rotate half" convention of Hugging Face's Llama, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -45,6 +47,12 @@ def _table(length: int, head_dim: int, base: float, precision: torch.dtype) -> T
     positions = torch.arange(length, device="cpu", dtype=precision)
     angles = torch.outer(positions, 1.0 / base**exponents).unsqueeze(1)  # [length, 1, d_h / 2]
     return angles.cos(), angles.sin()
+
+
+def table_rows(table: Table, spans: Sequence[tuple[int, int]]) -> Table:
+    """The table of the positions [start, stop) of each span, one span after the other."""
+    cosines, sines = (torch.cat([part[start:stop] for start, stop in spans]) for part in table)
+    return cosines, sines
 
 
 def rotate(heads: Tensor, table: Table) -> Tensor:

@@ -5,16 +5,20 @@ from __future__ import annotations
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from model.attention import Attention, local_mask
+from model.collectives import gather_last
 from model.config import ModelConfig
 from model.errors import UserError
 from model.feedforward import FeedForward
-from model.linears import column_linear, position_embedding, token_embedding
-from model.loss import cross_entropy
+from model.linears import column_linear, enter_columns, position_embedding, token_embedding
+from model.loss import IGNORED_LABEL, cross_entropy, parallel_cross_entropy
 from model.norms import build_norm
+from model.parallel_plan import check_tensor_parallel
+from model.process_grid import grid
 from model.rotary import RotaryTables, Table
 
 
@@ -39,14 +43,21 @@ class Transformer(nn.Module):
 
     Its weights are torch's defaults until model.initialization.initialize gives them theirs.
     checkpoint_activations keeps only each block's input and runs the block again in the backward pass.
+    Where a process grid with t > 1 was started, this is the part of the model that its rank holds.
+
+    Raises UserError if t does not divide the widths of the model.
     """
 
     def __init__(self, config: ModelConfig, *, checkpoint_activations: bool = False) -> None:
         super().__init__()
         self.config = config
         self.checkpoint_activations = checkpoint_activations
-        rows = config.padded_vocab_size()
-        self.token_embedding = token_embedding(rows, config.d_model)
+        self.grid = grid()
+        check_tensor_parallel(
+            config, self.grid.tensor_parallel, sequence_parallel=self.grid.sequence_parallel
+        )
+        rows = config.padded_vocab_size(self.grid.tensor_parallel)
+        self.token_embedding: nn.Module = token_embedding(rows, config.d_model)
         self.position_embedding: nn.Embedding | None = None
         self.rotary: RotaryTables | None = None
         if config.positions == "learned":
@@ -68,21 +79,31 @@ class Transformer(nn.Module):
         length = tokens.shape[1]
         if length > self.config.context_length:
             raise UserError(f"tokens: {length} positions exceed context_length {self.config.context_length}")
+        if self.grid.sequence_parallel and length % self.grid.tensor_parallel:
+            # Sampling, at any length. Positions added at the end are seen by none of the others.
+            added = (0, -length % self.grid.tensor_parallel)
+            if labels is not None:
+                return self.forward(F.pad(tokens, added), F.pad(labels, added, value=IGNORED_LABEL))
+            return self.forward(F.pad(tokens, added))[:, :length]
         hidden = self.token_embedding(tokens)  # [B, T, d]
         if self.position_embedding is not None:
             hidden = hidden + self.position_embedding(torch.arange(length, device=tokens.device))
-        hidden = self._run_layers(hidden)
-        hidden = self.final_norm(hidden)
+        hidden = self._run_layers(hidden, length)
+        hidden = enter_columns(self.final_norm(hidden), self.grid)
         if self.output is not None:
-            logits = self.output(hidden)  # [B, T, padded vocabulary]
+            logits = self.output(hidden)  # [B, T, padded vocabulary / t]
         else:
             logits = self.token_embedding(hidden, as_output=True)
+        parallel = self.grid.tensor_parallel > 1
         if labels is None:
+            logits = gather_last(logits, self.grid.tensor_group) if parallel else logits
             return logits[..., : self.config.vocab_size]
+        if parallel:
+            return parallel_cross_entropy(logits, labels, self.config.vocab_size, self.grid)
         return cross_entropy(logits, labels, self.config.vocab_size)
 
-    def _run_layers(self, hidden: Tensor) -> Tensor:
-        length, device = hidden.shape[1], hidden.device
+    def _run_layers(self, hidden: Tensor, length: int) -> Tensor:
+        device = hidden.device
         # Layers with the same window share one mask.
         windows = {self.config.layer_window(layer) for layer in range(self.config.num_layers)}
         masks = {window: local_mask(length, window, device) for window in windows}

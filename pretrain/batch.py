@@ -8,6 +8,7 @@ import torch
 
 from model.config import ModelConfig
 from model.errors import UserError
+from model.parallel_plan import check_split, split_multiple
 
 CPU_MICRO_BATCH_TOKENS = 4096  # a larger micro-batch gains nothing on a CPU and costs memory
 MEMORY_SHARE = (
@@ -32,6 +33,7 @@ def plan_batch(
     data_parallel: int,
     memory: int,
     device_type: str,
+    tensor_parallel: int = 1,
 ) -> BatchPlan:
     """Derive the micro-batch (when None) and the accumulation steps from the global batch.
 
@@ -40,9 +42,11 @@ def plan_batch(
         micro_batch: sequences per rank and forward pass, or None to choose the largest that fits.
         data_parallel: number of data-parallel ranks.
         memory: bytes of one rank's device (its total, so that the same machine always makes the same choice).
+        tensor_parallel: ranks that share a copy of the model, and take part in each micro-batch of it.
 
     Raises:
-        UserError: something does not divide; the message lists what would.
+        UserError: something does not divide, or the ranks that share heads cannot split the micro-batch; the message
+            lists what would.
     """
     T = model.context_length
     if global_batch_tokens % T:
@@ -59,37 +63,46 @@ def plan_batch(
         )
     per_rank = sequences // data_parallel
     if micro_batch is None:
-        micro_batch = _largest_micro_batch(per_rank, model, memory, device_type)
+        micro_batch = _largest_micro_batch(per_rank, model, memory, device_type, tensor_parallel)
     if per_rank % micro_batch:
         raise UserError(
             f"micro_batch: {micro_batch} does not divide the {per_rank} sequences that each of "
             f"{data_parallel} ranks has per step; valid values are {_divisors(per_rank)}"
         )
+    check_split(model, tensor_parallel, micro_batch)
     return BatchPlan(sequences, micro_batch, per_rank // micro_batch, data_parallel)
 
 
-def activation_bytes(model: ModelConfig) -> int:
-    """Estimate of what one sequence keeps for its backward pass, in bytes, at 2 bytes an element.
+def activation_bytes(model: ModelConfig, tensor_parallel: int = 1) -> int:
+    """Estimate of what one sequence keeps on a rank for its backward pass, in bytes, at 2 bytes an element.
 
     Per token and layer: the residual stream and both norms' inputs and outputs (6 d), q, k, v and the attention
     output (4 A_l), the FFN's hidden activations (4 widths gated, 2 plain); once, the logits in 2 and 4 bytes twice.
+    All but the 6 d is shared among the tensor-parallel ranks.
     """
     hidden = (4 if model.ffn == "swiglu" else 2) * model.ffn_width
     layers = sum(
-        6 * model.d_model + 4 * model.attention_width(layer) + hidden for layer in range(model.num_layers)
+        6 * model.d_model + (4 * model.attention_width(layer) + hidden) // tensor_parallel
+        for layer in range(model.num_layers)
     )
-    return model.context_length * (2 * layers + 10 * model.padded_vocab_size())
+    logits = model.padded_vocab_size(tensor_parallel) // tensor_parallel
+    return model.context_length * (2 * layers + 10 * logits)
 
 
-def _largest_micro_batch(per_rank: int, model: ModelConfig, memory: int, device_type: str) -> int:
-    states = 18 * model.num_parameters(
-        padded=True
-    )  # bf16 weights and gradients, fp32 gradients, master and moments
+def _largest_micro_batch(
+    per_rank: int, model: ModelConfig, memory: int, device_type: str, tensor_parallel: int
+) -> int:
+    # bf16 weights and gradients, fp32 gradients, master and moments
+    states = 18 * model.num_parameters(padded=True) // tensor_parallel
     room = max(0, memory - states) * MEMORY_SHARE
-    limit = max(1, int(room // activation_bytes(model)))
+    limit = max(1, int(room // activation_bytes(model, tensor_parallel)))
     if device_type == "cpu":
         limit = min(limit, max(1, CPU_MICRO_BATCH_TOKENS // model.context_length))
-    return max(divisor for divisor in _divisors(per_rank) if divisor <= limit)
+    multiple = split_multiple(model, tensor_parallel)
+    valid = [divisor for divisor in _divisors(per_rank) if divisor % multiple == 0]
+    if not valid:
+        return 1  # which plan_batch refuses, saying what would do
+    return max((divisor for divisor in valid if divisor <= limit), default=valid[0])
 
 
 def _divisors(number: int) -> list[int]:

@@ -196,7 +196,7 @@ class CheckpointStore:
         if path is None:
             raise UserError(f"checkpoint: DeepSpeed found nothing to load in {folder}")
         restore_random_state(
-            torch.load(folder / ENGINE_FOLDER / f"random_rank_{self.world.rank:05d}.pt", weights_only=False)
+            torch.load(folder / ENGINE_FOLDER / f"random_rank_{self.world.rank:05d}.pt", weights_only=True)
         )
 
     def _prepare(self, partial: Path, tokenizer_folder: Path) -> str | None:
@@ -287,6 +287,11 @@ def verify(folder: Path, part: int = 0, parts: int = 1) -> str | None:
     return None
 
 
+def has_engine_files(folder: Path) -> bool:
+    """Whether a checkpoint holds an engine's own files, not only the canonical form."""
+    return (folder / ENGINE_FOLDER).is_dir()
+
+
 def read_state(folder: Path) -> TrainingState:
     """Read a checkpoint's TrainingState."""
     return TrainingState(**json.loads((folder / "state.json").read_text(encoding="utf-8")))
@@ -308,6 +313,12 @@ def write_synced(path: Path, text: str) -> None:
     with path.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_file(path: Path) -> None:
+    """Force a file that was written by other means to disk."""
+    with path.open("rb+") as file:
         os.fsync(file.fileno())
 
 

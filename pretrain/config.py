@@ -129,8 +129,14 @@ class RunConfig:
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """What "auto" in the ds_config's bf16 means; auto: bf16 where the device computes in it, else fp32."""
+    tensor_parallel: int = 1
+    """t: ranks that share one copy of the model, neighbours; divides the number of ranks and the model's widths."""
+    sequence_parallel: bool = False
+    """With tensor_parallel: cut hidden states between its layers along T. Less memory; the same bytes travel."""
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass: less memory, about a third more computation."""
+    compile: bool = False
+    """Compile each block with torch.compile: slower to start, faster steps. ZeRO stages 1 and 2 only."""
     threads: int | None = None
     """CPU threads per rank; the cores are shared among the ranks when not given. Kept when a run is resumed."""
     deterministic: bool = False
@@ -151,6 +157,7 @@ class RunConfig:
             "steps": self.steps,
             "global_batch_tokens": self.global_batch_tokens,
             "vocab_size": self.vocab_size,
+            "tensor_parallel": self.tensor_parallel,
             "max_skipped_steps": self.max_skipped_steps,
             "logging.every": self.logging.every,
             "checkpoint.keep_last": self.checkpoint.keep_last,

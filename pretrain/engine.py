@@ -18,6 +18,7 @@ import torch
 from model.config import ModelConfig
 from model.errors import UserError
 from model.initialization import initialize
+from model.process_grid import deepspeed_mpu
 from model.transformer import Transformer
 from pretrain.batch import BatchPlan
 from pretrain.config import RunConfig
@@ -122,6 +123,9 @@ def merge_ds_config(ds_config: dict[str, Any], run: RunConfig, plan: BatchPlan, 
     merged.setdefault("steps_per_print", None)
     # Offloading to the host needs DeepSpeed's own CPU optimizer, which build_optimizer gives it.
     _check_zero_section(merged["zero_optimization"])
+    if run.compile and merged["zero_optimization"]["stage"] == 3:
+        # Its parameter hooks break a block into dozens of frames, and nothing is gained.
+        raise UserError("compile: true is not valid at ZeRO stage 3; use stage 1 or 2, or leave it out")
     return merged
 
 
@@ -142,7 +146,7 @@ def _check_zero_section(section: dict[str, Any]) -> None:
 def build_engine(
     run: RunConfig, model_config: ModelConfig, merged: dict[str, Any], device: torch.device
 ) -> Any:
-    """Build the seeded model, its optimizer and the engine around them.
+    """Build the seeded model (this rank's part of it, on a grid with t > 1), its optimizer and the engine around them.
 
     Args:
         merged: the result of merge_ds_config.
@@ -155,7 +159,10 @@ def build_engine(
 
     zero = merged["zero_optimization"]
     partitioned = zero["stage"] == 3
-    with deepspeed.zero.Init(config_dict_or_path=merged) if partitioned else contextlib.nullcontext():
+    mpu = deepspeed_mpu()
+    # Stage 3 partitions over the ranks that hold the same shard; without an mpu over all ranks.
+    over = {"mpu": mpu, "data_parallel_group": mpu.get_data_parallel_group()} if mpu else {}
+    with deepspeed.zero.Init(config_dict_or_path=merged, **over) if partitioned else contextlib.nullcontext():
         network = Transformer(model_config, checkpoint_activations=run.activation_checkpointing)
     if partitioned:
         initialize(
@@ -163,12 +170,28 @@ def build_engine(
         )
     else:
         initialize(network, run.seed)
+    if run.compile:
+        compile_blocks(network)
     offload = zero.get("offload_optimizer", {}).get("device", "none") != "none"
     optimizer = build_optimizer(parameter_groups(network, run.optimizer), run.optimizer, offload)
     engine, _, _, _ = deepspeed.initialize(
-        model=network, optimizer=optimizer, config=merged, dist_init_required=False
+        model=network, optimizer=optimizer, config=merged, dist_init_required=False, mpu=mpu
     )
     return engine
+
+
+def compile_blocks(network: Transformer) -> None:
+    """Have every block compiled at its first use; parameter names stay.
+
+    Blocks with equal shapes share a graph. Each distinct shape needs its own, for training and for evaluation, and
+    torch would give up after 8 of them.
+    """
+    import torch._dynamo
+
+    limit = 4 * len(network.layers) + 8
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, limit)
+    for block in network.layers:
+        block.compile()
 
 
 def quiet_deepspeed() -> None:

@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> None:
     from pretrain.trainer import Trainer
     from pretrain.world import start_world
 
-    world = start_world(run.threads, run.deterministic)
+    world = start_world(run.threads, run.deterministic, run.tensor_parallel, run.sequence_parallel)
     trainer = Trainer(run, ds_config, open_data(run, world.say), world)
     if trainer.finished:
         world.say(*finished_already(trainer, command.ds_config, arguments))

@@ -20,6 +20,8 @@ def opening(trainer: Trainer) -> list[str]:
     """Lines that say what runs where, printed before the first step."""
     run, model, plan, world = trainer.run, trainer.model_config, trainer.plan, trainer.world
     where = f"{world.size} rank{'s' * (world.size > 1)}, each on {describe_device(world.device)}"
+    if world.tensor_parallel > 1:
+        where += f"; {world.tensor_parallel} tensor-parallel x {world.data_parallel} data-parallel"
     tokens = plan.sequences * model.context_length
     record = trainer.state.world
     stage = record["stage"]

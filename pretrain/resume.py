@@ -26,7 +26,42 @@ SILENT = {
     "data",
     "vocab_size",
     "micro_batch",
+    "tensor_parallel",
 }
+
+
+# What the files of a checkpoint depend on. A change is no obstacle: the checkpoint is reshaped.
+SHAPE = ("ranks", "tensor_parallel", "stage", "offload", "dtype", "partitioning")
+# What worlds recorded before these keys existed.
+SHAPE_DEFAULTS = {"tensor_parallel": 1, "partitioning": {}}
+
+
+def shape_change(saved: dict[str, Any], world: dict[str, Any]) -> str | None:
+    """How the world differs from the one that wrote a checkpoint, in a phrase; None when the files fit.
+
+    Args:
+        saved: the checkpoint's ``world``.
+        world: the same of the run that continues.
+    """
+    if not saved:
+        return "loaded from a checkpoint that no engine wrote"
+    old = {key: saved.get(key, SHAPE_DEFAULTS.get(key)) for key in SHAPE}
+    new = {key: world.get(key, SHAPE_DEFAULTS.get(key)) for key in SHAPE}
+    if old == new:
+        return None
+    return f"reshaped from {_shape(old)} to {_shape(new)}"
+
+
+def _shape(shape: dict[str, Any]) -> str:
+    ranks = shape["ranks"]
+    parts = [f"{ranks} rank{'s' * (ranks != 1)}"]
+    if shape["tensor_parallel"] != 1:
+        parts[0] += f" ({shape['tensor_parallel']} tensor-parallel)"
+    parts += [f"ZeRO {shape['stage']}", shape["dtype"]]
+    if shape["offload"] not in (None, "none"):
+        parts.append(f"offloaded to {shape['offload']}")
+    parts += [f"{key} {value}" for key, value in sorted(shape["partitioning"].items())]
+    return ", ".join(parts)
 
 
 def check_resume(
@@ -38,10 +73,10 @@ def check_resume(
         A line for each setting that changed and may.
 
     Raises:
-        UserError: another model, tokenizer, data or seed (all differences named), or another shape of the world.
+        UserError: another model, tokenizer, data or seed (all differences named).
     """
     refused = ModelConfig.from_json(saved.model).difference(model)
-    if saved.run["seed"] != run.seed:
+    if saved.run.get("seed", run.seed) != run.seed:
         refused.append(f"seed: {saved.run['seed']} != {run.seed}")
     refused += [
         f"{key}: {saved.data.get(key)} != {value}"
@@ -53,24 +88,18 @@ def check_resume(
             f"resume: {run.folder} holds another run ({'; '.join(refused)}); give --name for a new run, "
             "or the settings it was started with"
         )
-    shape = {key: (saved.world.get(key), world[key]) for key in ("ranks", "stage", "offload", "dtype")}
-    changed = [f"{key}: {old} != {new}" for key, (old, new) in shape.items() if old != new]
-    if changed:
-        raise UserError(
-            f"resume: the checkpoint in {run.folder} was written by another world ({'; '.join(changed)}); "
-            "continue with the same number of ranks, ZeRO stage, offloading and dtype"
-        )
-    return _notes(saved, run, world)
+    reshaped = shape_change(saved.world, world)
+    return ([reshaped] if reshaped else []) + _notes(saved, run, world)
 
 
 def _notes(saved: TrainingState, run: RunConfig, world: dict[str, Any]) -> list[str]:
     notes = []
     for key, value in run.to_dict().items():
         old = saved.run.get(key)
-        if key not in SILENT and old != value:
+        if key not in SILENT and saved.run and old != value:
             notes.append(f"{key} changed: {old} -> {value}")
     for key in ("threads", "device", "versions"):
-        if saved.world.get(key) != world[key]:
+        if saved.world and saved.world.get(key) != world[key]:
             notes.append(
                 f"{key} changed: {saved.world.get(key)} -> {world[key]}; numbers are no longer bit-identical"
             )

@@ -47,11 +47,11 @@ class StepLog:
     def flush(self, extra: dict[str, Any] | None = None) -> None:
         """Read all noted figures at once and write their rows, the newest with *extra* and the throughput. Collective.
 
-        ``train_loss`` is the mean over all ranks, ``grad_norm`` the global norm before clipping.
+        ``train_loss`` is the mean over the data-parallel ranks, ``grad_norm`` the global norm before clipping.
         """
         if not self._rows:
             return
-        losses = self.world.sum(torch.stack(self._losses).double()) / self.world.size
+        losses = self.world.sum(torch.stack(self._losses).double()) / self.world.data_parallel
         norms = [torch.as_tensor(norm, dtype=torch.float64, device=losses.device) for norm in self._norms]
         losses_read, norms_read = torch.stack([losses, torch.stack(norms)]).tolist()  # waits for the device
         self.metrics.throughput.add(self.tokens_per_step * len(self._rows))

@@ -12,15 +12,18 @@ from torch import Tensor
 
 from model.config import ModelConfig
 from model.errors import UserError
+from model.parallel_plan import check_tensor_parallel
+from model.process_grid import grid
 from pretrain.batch import BatchPlan, device_memory, plan_batch
-from pretrain.checkpoint import CheckpointStore, TrainingState
+from pretrain.checkpoint import CheckpointStore, TrainingState, has_engine_files
 from pretrain.config import RunConfig
 from pretrain.data.prefetch import BatchPrefetcher
 from pretrain.engine import build_engine, merge_ds_config, resolve_bf16
 from pretrain.generate import generate
 from pretrain.metrics import Metrics
 from pretrain.optimizer import set_learning_rates
-from pretrain.resume import check_resume
+from pretrain.reshard import check_readable, load_resharded
+from pretrain.resume import check_resume, shape_change
 from pretrain.run_folder import RunData, prepare_run_folder
 from pretrain.schedule import LearningRateSchedule
 from pretrain.step_log import StepLog
@@ -28,6 +31,8 @@ from pretrain.validation import Validation, ValidationResult
 from pretrain.world import World
 
 Batch = tuple[Tensor, Tensor]
+# Settings of zero_optimization that decide where in a rank's files a parameter lies.
+PARTITIONING = ("round_robin_gradients", "parameter_alignment", "sub_group_size")
 
 
 class Trainer:
@@ -47,6 +52,9 @@ class Trainer:
         self.run, self.data, self.world = run, data, world
         self.schedule = LearningRateSchedule(run.schedule, run.steps)
         self.model_config: ModelConfig = run.build_model_config(data.tokenizer.vocab_size)
+        check_tensor_parallel(
+            self.model_config, world.tensor_parallel, sequence_parallel=grid().sequence_parallel
+        )
         self.sequences = data.training_sequences(self.model_config.context_length, run.seed)
         self.bf16, self.dtype_reason = resolve_bf16(run, ds_config, world.device)
         self.store = CheckpointStore(run.folder, run.checkpoint, world)
@@ -72,19 +80,32 @@ class Trainer:
             "micro_batch": self.plan.micro_batch,
         }
         self.notes = [f"{line}; continuing from {found[0].name}" for line in found[2]] if found else []
+        self.reshape = False
         if found:
             self.notes += check_resume(saved, run, self.model_config, identity["data"], identity["world"])
+            changed = shape_change(saved.world, identity["world"]) is not None
+            self.reshape = changed or not has_engine_files(found[0])
+            if self.reshape:
+                check_readable(found[0], world)
         self.state = dataclasses.replace(saved, **identity)
 
     def _plan(self, saved: TrainingState) -> BatchPlan:
-        """The batch plan; a micro-batch chosen by an earlier session is kept, so that its numbers go on."""
+        """The batch plan; a micro-batch chosen by an earlier session is kept, so that its numbers go on.
+
+        Unless it no longer divides what a rank has per step, because there are more ranks now.
+        """
+        per_rank = self.run.global_batch_tokens // (
+            self.model_config.context_length * self.world.data_parallel
+        )
+        kept = saved.micro_batch if saved.micro_batch and per_rank % saved.micro_batch == 0 else None
         return plan_batch(
             self.run.global_batch_tokens,
-            self.run.micro_batch or saved.micro_batch or None,
+            self.run.micro_batch or kept,
             self.model_config,
-            self.world.size,
+            self.world.data_parallel,
             device_memory(self.world.device, self.world.local_size),
             self.world.device.type,
+            self.world.tensor_parallel,
         )
 
     def _world_record(self) -> dict[str, Any]:
@@ -93,6 +114,7 @@ class Trainer:
             "stage": zero["stage"],
             "dtype": "bf16" if self.bf16 else "fp32",
             "offload": zero.get("offload_optimizer", {}).get("device", "none"),
+            "partitioning": {key: zero[key] for key in PARTITIONING if key in zero},
         }
 
     @property
@@ -117,7 +139,9 @@ class Trainer:
         run, state = self.run, self.state
         prepare_run_folder(run, self.data, self.ds_config, self.world)
         engine = build_engine(run, self.model_config, self.ds_config, self.world.device)
-        if self.resumed_from:
+        if self.resumed_from and self.reshape:
+            load_resharded(engine, self.resumed_from, self.world, self.world.say)
+        elif self.resumed_from:
             self.store.load(engine, self.resumed_from)
         validation = self._validation()
         log = StepLog(metrics, self.world, self.tokens_per_step, state.seconds)
@@ -162,7 +186,7 @@ class Trainer:
         A function of the number of sequences consumed before (*base*), so neither ranks nor restarts change the order.
         """
         B, ranks = self.plan.micro_batch, self.plan.data_parallel
-        rows = self.sequences.batch(base + (index * ranks + self.world.rank) * B, B)
+        rows = self.sequences.batch(base + (index * ranks + self.world.data_rank) * B, B)
         tokens = torch.from_numpy(rows)
         inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         if self.world.device.type == "cuda":
@@ -217,23 +241,30 @@ class Trainer:
     def sample(self, engine: Any, tokens: int = 96) -> str:
         """A document the trained model makes up from nothing (temperature 0.8, top-p 0.95). Collective."""
         engine.eval()
-        ids = generate(
-            engine,
-            [self.data.tokenizer.end_of_document],
-            min(tokens, self.model_config.context_length),
-            self.model_config.context_length,
-            temperature=0.8,
-            top_p=0.95,
-            seed=self.run.seed,
-            device=self.world.device,
-        )
+        # Every length is another shape; compiling each would take longer than sampling.
+        with torch.compiler.set_stance("force_eager" if self.run.compile else "default"):
+            ids = generate(
+                engine,
+                [self.data.tokenizer.end_of_document],
+                min(tokens, self.model_config.context_length),
+                self.model_config.context_length,
+                temperature=0.8,
+                top_p=0.95,
+                seed=self.run.seed,
+                device=self.world.device,
+            )
         return self.data.tokenizer.decode(ids)
 
 
 def _keep_threads(world: World, run: RunConfig, saved: TrainingState) -> World:
-    """The thread count a CPU run was started with, unless the user asks for another: the bits depend on it."""
+    """The thread count a CPU run was started with, unless the user asks for another: the bits depend on it.
+
+    With another number of ranks they differ anyway, and the cores are shared anew.
+    """
     threads = saved.world.get("threads")
     asked = run.threads is not None or "OMP_NUM_THREADS" in os.environ
+    if saved.world.get("ranks") != world.size:
+        return world
     if asked or threads in (None, world.threads) or world.device.type != "cpu":
         return world
     torch.set_num_threads(threads)

@@ -40,15 +40,16 @@ class Validation:
     def run(self, engine: Any, progress: Callable[[int, int], None] | None = None) -> ValidationResult:
         """Mean loss over all windows. Collective; the weights and the training numbers are left alone.
 
-        Every rank makes the same number of forward passes (ZeRO-3 gathers weights in each). A rank that has run out
-        of windows repeats the first one with weight zero; missing rows of a last batch carry ignored labels (-100).
+        The ranks of a tensor group take the same windows. Every rank makes the same number of forward passes (ZeRO-3
+        gathers weights in each). A rank that has run out of windows repeats the first one with weight zero; missing
+        rows of a last batch carry ignored labels (-100).
         """
         count, T = len(self.windows), self.windows.shape[1] - 1
-        rounds = math.ceil(count / (self.micro_batch * self.world.size))
+        rounds = math.ceil(count / (self.micro_batch * self.world.data_parallel))
         total = torch.zeros(2, dtype=torch.float64, device=self.world.device)  # summed nats, label tokens
         engine.eval()
         for index in range(rounds):
-            first = (index * self.world.size + self.world.rank) * self.micro_batch
+            first = (index * self.world.data_parallel + self.world.data_rank) * self.micro_batch
             rows = torch.arange(first, first + self.micro_batch)
             present = rows < count
             batch = self.windows[torch.where(present, rows, 0)]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from model.process_grid import check_world, grid, start_grid
 from pretrain.hardware import available_cores, detect_device
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
@@ -26,6 +27,18 @@ class World:
     local_size: int
     device: torch.device
     threads: int
+    tensor_parallel: int = 1
+    """t: ranks that share one copy of the model and read the same batches; they are neighbours."""
+
+    @property
+    def data_parallel(self) -> int:
+        """Number of copies of the model, each of which reads its own part of a batch."""
+        return self.size // self.tensor_parallel
+
+    @property
+    def data_rank(self) -> int:
+        """Which copy this rank is part of."""
+        return self.rank // self.tensor_parallel
 
     @property
     def is_main(self) -> bool:
@@ -38,6 +51,7 @@ class World:
 
         return {
             "ranks": self.size,
+            "tensor_parallel": self.tensor_parallel,
             "threads": self.threads,
             "device": self.device.type,
             "versions": {
@@ -74,9 +88,12 @@ class World:
         return box[0]
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum *tensor* over all ranks, in place. Collective."""
-        if self.size > 1:
-            dist.all_reduce(tensor)
+        """Sum *tensor* over the data-parallel ranks, in place. Collective.
+
+        The ranks of a tensor group hold the same value, so every rank gets the same sum.
+        """
+        if self.data_parallel > 1:
+            dist.all_reduce(tensor, group=grid().data_group)
         return tensor
 
 
@@ -85,14 +102,21 @@ def environment_rank() -> int:
     return int(os.environ.get("RANK", 0))
 
 
-def start_world(threads: int | None, deterministic: bool) -> World:
-    """Join the process group (gloo on CPU, NCCL on CUDA) and settle device and threads.
+def start_world(
+    threads: int | None, deterministic: bool, tensor_parallel: int = 1, sequence_parallel: bool = False
+) -> World:
+    """Join the process group (gloo on CPU, NCCL on CUDA), lay out the grid and settle device and threads.
 
     Without a launcher's environment the process becomes a world of its own.
 
     Args:
         threads: CPU threads per rank; None takes OMP_NUM_THREADS, else the cores shared among the local ranks.
         deterministic: ask torch for deterministic kernels.
+        tensor_parallel: ranks that share one copy of the model.
+        sequence_parallel: see model.process_grid.ProcessGrid.
+
+    Raises:
+        UserError: tensor_parallel does not divide the number of ranks. No rank has joined anything then.
     """
     import deepspeed
 
@@ -104,6 +128,7 @@ def start_world(threads: int | None, deterministic: bool) -> World:
     }.items():
         os.environ.setdefault(name, value)
     size = int(os.environ["WORLD_SIZE"])
+    check_world(size, tensor_parallel)
     local_size = int(os.environ.get("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", size)))
     local_rank = int(os.environ["LOCAL_RANK"])
     device = detect_device()
@@ -116,17 +141,20 @@ def start_world(threads: int | None, deterministic: bool) -> World:
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
+    # A shared-memory all-reduce for inference on CPUs, which training never calls; DeepSpeed would compile it now.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if not dist.is_initialized():
-        # A shared-memory all-reduce for inference on CPUs, which training never calls; DeepSpeed would compile it now.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         os.environ.setdefault("MASTER_PORT", "29500" if size > 1 else str(_free_port()))
-        deepspeed.init_distributed(
-            dist_backend="nccl" if device.type == "cuda" else "gloo",
-            auto_mpi_discovery=False,
-            timeout=COLLECTIVE_TIMEOUT,
-            verbose=False,
-        )
+    # Also where a process group exists: DeepSpeed's own module must know of it before zero.Init asks for its size.
+    deepspeed.init_distributed(
+        dist_backend="nccl" if device.type == "cuda" else "gloo",
+        auto_mpi_discovery=False,
+        timeout=COLLECTIVE_TIMEOUT,
+        verbose=False,
+    )
+    start_grid(tensor_parallel, sequence_parallel=sequence_parallel, timeout=COLLECTIVE_TIMEOUT)
     return World(
+        tensor_parallel=tensor_parallel,
         rank=dist.get_rank(),
         local_rank=local_rank,
         size=dist.get_world_size(),

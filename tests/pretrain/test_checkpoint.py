@@ -163,11 +163,6 @@ def test_another_run_in_the_same_folder_is_refused(small_folder, finished, chang
     assert (finished.folder / "config.yaml").read_bytes() == before
 
 
-def test_another_world_is_refused(finished):
-    _, error = run_distributed(session, 1, finished, 1, timeout=120)[0]
-    assert "stage: 2 != 1" in error
-
-
 class Unwritable:
     """Stands for a full disk: every write fails after *room* bytes."""
 

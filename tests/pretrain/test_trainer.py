@@ -62,6 +62,35 @@ def test_no_read_of_ours_between_logs(small_folder, tmp_path):
     assert counts[6] == counts[12], counts
 
 
+def session_with_infinite_loss(run, at_call):
+    """Train; the forward pass number *at_call* on rank 1 returns infinity, with gradients that look sound."""
+    from model.transformer import Transformer
+
+    original, calls = Transformer.forward, []
+
+    def forward(self, tokens, labels=None):
+        loss = original(self, tokens, labels)
+        calls.append(loss)
+        return loss + float("inf") if len(calls) == at_call and torch.distributed.get_rank() == 1 else loss
+
+    Transformer.forward = forward
+    try:
+        return session(run)
+    finally:
+        Transformer.forward = original
+
+
+def test_an_infinite_loss_skips_the_update_even_if_gradients_are_finite(small_folder, tmp_path):
+    run = nano_run(small_folder, tmp_path, "--steps", "4", "--validation.every", "0")
+    for _, error in run_distributed(session_with_infinite_loss, 2, run, 5, timeout=120):  # two passes a step
+        assert error is None
+    rows = curve(run.folder)
+    assert [row["skipped"] for row in rows] == [0, 0, 1, 1]
+    assert rows[2]["train_loss"] == float("inf") and rows[3]["train_loss"] < 10
+    assert [row["tokens"] for row in rows] == [512, 1024, 1536, 2048]  # data and rate go on
+    assert rows[3]["lr/base/decay"] != rows[2]["lr/base/decay"]
+
+
 def session_recording_sequences(run):
     """Train, and return the numbers of the sequences this rank read."""
     numbers = []

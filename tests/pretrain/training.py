@@ -59,8 +59,8 @@ def session(run: RunConfig, stage: int = 2, **changes: Any) -> tuple[list[str], 
     """
     run = replace(run, **changes)
     quiet_deepspeed()
-    world = start_world(threads=None, deterministic=False)
     try:
+        world = start_world(None, False, run.tensor_parallel, run.sequence_parallel)
         trainer = Trainer(
             run,
             read_ds_config(str(ROOT / f"ds_configs/zero{stage}.json")),

@@ -1,0 +1,165 @@
+"""Attention heads across tensor ranks when they do not divide: even columns, exchanged to whole heads and back.
+
+Every rank holds A_l/t columns of q (and its share of k and v) whatever h_l is. With g = gcd(kv heads, t) groups of
+r = t/g neighbours, a group's columns are whole key/value heads and the query heads that go with them. Inside a group:
+
+- batch form (r divides B): each rank attends for B/r sequences; one all-to-all there, one back;
+- query form (2r divides T): each rank attends for two chunks of T/2r query positions, the i-th and the (2r-1-i)-th,
+  so that causal work is the same for all ("zigzag"); q and output are exchanged, k and v gathered.
+
+Rotary positions are applied by the caller after ``scatter``, on whole heads. What the exchange moves is computed in
+model/parallel_plan.py. The idea of exchanging heads for sequences is DeepSpeed-Ulysses' (arXiv 2309.14509), the zigzag
+order that of ring attention implementations; neither splits a head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model.collectives import all_gather, all_to_all
+from model.config import ModelConfig
+from model.parallel_plan import choose_form, head_groups
+from model.process_grid import ProcessGrid
+
+Span = tuple[int, int]
+
+
+class Form(Protocol):
+    """One way to hold whole heads. Widths: c_q and c_k columns of a rank; a group's are r times as many."""
+
+    @property
+    def spans(self) -> list[Span]:
+        """Query positions [start, stop) that this rank attends for, in the order of its rows."""
+
+    def scatter(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Own columns [B, T, c_q or c_k] -> the group's columns: query rows of this rank, and keys and values."""
+
+    def gather(self, output: Tensor) -> Tensor:
+        """Attention output on this rank's query rows, the group's columns -> own columns [B, T, c_q]."""
+
+
+class HeadExchange:
+    """How one layer's attention is spread over the tensor group.
+
+    Args:
+        config: the model, whose widths t divides.
+        layer: which layer.
+        here: this rank's place, with t > 1.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int, here: ProcessGrid) -> None:
+        self.layer = layer
+        self.groups, self.ranks = head_groups(config.layer_kv_heads(layer), here.tensor_parallel)
+        """g and r of the layer."""
+        self.index = here.tensor_rank % self.ranks
+        """Which rank of its group this is."""
+        self.process_group: Any = here.head_group(self.ranks)
+
+    def form(self, batch: int, length: int) -> Form:
+        """The form for B sequences of T positions.
+
+        Raises:
+            UserError: neither form can split them, and gradients are wanted. Without gradients (sampling) the batch
+                is padded instead.
+        """
+        if self.ranks == 1:
+            return WholeHeads(length)
+        if torch.is_grad_enabled():
+            kind = choose_form(self.ranks, batch, length, self.layer)
+        else:
+            kind = "query" if batch % self.ranks and length % (2 * self.ranks) == 0 else "batch"
+        if kind == "query":
+            return QueryForm(self.ranks, self.index, self.process_group, length)
+        return BatchForm(self.ranks, self.process_group, batch, length)
+
+
+@dataclass
+class WholeHeads:
+    """r = 1: the rank's columns are whole heads already."""
+
+    length: int
+
+    @property
+    def spans(self) -> list[Span]:
+        """All positions."""
+        return [(0, self.length)]
+
+    def scatter(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The tensors themselves."""
+        return query, key, value
+
+    def gather(self, output: Tensor) -> Tensor:
+        """The tensor itself."""
+        return output
+
+
+@dataclass
+class BatchForm:
+    """B/r sequences a rank. A batch that r does not divide is padded with empty sequences (sampling only)."""
+
+    ranks: int
+    group: Any
+    batch: int
+    length: int
+
+    @property
+    def spans(self) -> list[Span]:
+        """All positions."""
+        return [(0, self.length)]
+
+    def scatter(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, T, c] -> [B/r, T, r c] of q, k and v, in one all-to-all."""
+        widths = [query.shape[-1], key.shape[-1], value.shape[-1]]
+        columns = torch.cat((query, key, value), dim=-1)  # [B, T, c_q + 2 c_k]
+        if self.batch % self.ranks:
+            columns = F.pad(columns, (0, 0, 0, 0, 0, -self.batch % self.ranks))
+        rows = columns.unflatten(0, (self.ranks, -1))  # [r, B/r, T, …]: the sequences of each rank
+        received = all_to_all(rows, self.group)  # [r, B/r, T, …]: the columns of each rank
+        query, key, value = (
+            part.movedim(0, 2).flatten(2) for part in received.split(widths, dim=-1)
+        )  # each [B/r, T, r c]
+        return query, key, value
+
+    def gather(self, output: Tensor) -> Tensor:
+        """[B/r, T, r c_q] -> [B, T, c_q]."""
+        columns = output.unflatten(2, (self.ranks, -1)).movedim(2, 0)  # [r, B/r, T, c_q]
+        return all_to_all(columns, self.group).flatten(0, 1)[: self.batch]
+
+
+@dataclass
+class QueryForm:
+    """2T/2r query positions a rank, against all keys and values."""
+
+    ranks: int
+    index: int
+    group: Any
+    length: int
+
+    @property
+    def spans(self) -> list[Span]:
+        """The i-th chunk from the front and the i-th from the back."""
+        size = self.length // (2 * self.ranks)
+        chunks = (self.index, 2 * self.ranks - 1 - self.index)
+        return [(chunk * size, (chunk + 1) * size) for chunk in chunks]
+
+    def scatter(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, T, c_q] -> [B, T/r, r c_q]; k and v [B, T, c_k] -> [B, T, r c_k] each."""
+        chunks = query.unflatten(1, (2 * self.ranks, -1))  # [B, 2r, T/2r, c_q]
+        front, back = chunks.chunk(2, dim=1)  # [B, r, T/2r, c_q] each
+        rows = torch.cat((front, back.flip(1)), dim=2).transpose(0, 1)  # [r, B, T/r, c_q]: rows of each rank
+        received = all_to_all(rows, self.group)  # [r, B, T/r, c_q]: columns of each rank
+        pair = all_gather(torch.stack((key, value)), self.group)  # [r, 2, B, T, c_k]
+        key, value = pair.movedim(0, 3).flatten(3).unbind(0)  # [B, T, r c_k] each
+        return received.movedim(0, 2).flatten(2), key, value
+
+    def gather(self, output: Tensor) -> Tensor:
+        """[B, T/r, r c_q] -> [B, T, c_q]."""
+        columns = output.unflatten(2, (self.ranks, -1)).movedim(2, 0)  # [r, B, T/r, c_q]
+        rows = all_to_all(columns, self.group).transpose(0, 1)  # [B, r, T/r, c_q]: rows of each rank
+        front, back = rows.chunk(2, dim=2)  # [B, r, T/2r, c_q] each
+        return torch.cat((front, back.flip(1)), dim=1).flatten(1, 2)

@@ -1,0 +1,155 @@
+"""megatron-core's tensor-parallel layers, with collectives that run on any backend. Imported at t > 1 only.
+
+The classes give the layers their shards and what DeepSpeed and Megatron tools know them by
+(``tensor_model_parallel``, ``partition_dim``); the forward passes are ours, because megatron's need CUDA for some
+collectives and sum the gradients of q, k and v one by one: here one ``enter`` serves all three.
+
+A hidden state outside these layers is [B, T, d] and equal on all ranks of the tensor group; with sequence parallelism
+it is [B, T/t, d], each rank's part of the positions (arXiv 2205.05198, section 4.2.2), and the all-reduces become
+all-gathers and reduce-scatters, which together move as many bytes.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.collectives import all_gather, copy_to_ranks, sum_over_ranks, sum_scatter
+from model.process_grid import ProcessGrid, grid
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # megatron-core lists the optional packages that are missing
+    from megatron.core import ModelParallelConfig
+    from megatron.core.tensor_parallel.layers import (
+        ColumnParallelLinear,
+        RowParallelLinear,
+        VocabParallelEmbedding,
+        set_tensor_model_parallel_attributes,
+    )
+
+
+def enter(hidden: Tensor, here: ProcessGrid) -> Tensor:
+    """A hidden state on its way into column-parallel layers: [B, T, d] whole, whatever it was outside."""
+    if not here.sequence_parallel:
+        return copy_to_ranks(hidden, here.tensor_group)
+    gathered = all_gather(hidden, here.tensor_group)  # [t, B, T/t, d]
+    return gathered.transpose(0, 1).flatten(1, 2)  # [B, T, d]
+
+
+def leave(partial: Tensor, here: ProcessGrid) -> Tensor:
+    """Sum the ranks' parts [B, T, d] of a row-parallel layer's output: the hidden state outside."""
+    if not here.sequence_parallel:
+        return sum_over_ranks(partial, here.tensor_group)
+    parts = partial.unflatten(1, (here.tensor_parallel, -1)).transpose(0, 1)  # [t, B, T/t, d]
+    return sum_scatter(parts, here.tensor_group)
+
+
+def shared(parameter: Tensor, here: ProcessGrid) -> Tensor:
+    """A replicated parameter about to be used on hidden states: its gradient is made equal on all ranks.
+
+    With whole hidden states it is already; with sequence parallelism each rank's part of the sequence gives a part.
+    """
+    return copy_to_ranks(parameter, here.tensor_group) if here.sequence_parallel else parameter
+
+
+class ColumnLinear(ColumnParallelLinear):
+    """Rows of the weight [out/t, in] and the bias [out/t]; whole inputs, a part of the outputs."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool) -> None:
+        super().__init__(
+            in_features,
+            out_features,
+            bias=bias,
+            gather_output=False,
+            **_common(),
+        )
+        _prepare(self, weight_dim=0, bias_sharded=True)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[B, T, in], which came through ``enter`` -> this rank's columns [B, T, out/t]."""
+        return F.linear(hidden, self.weight, self.bias)
+
+
+class RowLinear(RowParallelLinear):
+    """Columns of the weight [out, in/t]; the bias [out] is whole on every rank and added once, after the sum."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool) -> None:
+        super().__init__(
+            in_features, out_features, bias=bias, input_is_parallel=True, skip_bias_add=False, **_common()
+        )
+        self.grid = grid()
+        _prepare(self, weight_dim=1, bias_sharded=False)
+
+    def forward(self, columns: Tensor) -> Tensor:
+        """This rank's columns [B, T, in/t] -> hidden state [B, T, out] (a part of T with sequence parallelism)."""
+        hidden = leave(F.linear(columns, self.weight), self.grid)
+        return hidden if self.bias is None else hidden + shared(self.bias, self.grid)
+
+
+class TokenEmbedding(VocabParallelEmbedding):
+    """Rows of the token embedding [rows/t, d]; also the output head of tied models (see model.linears)."""
+
+    def __init__(self, rows: int, d_model: int) -> None:
+        super().__init__(rows, d_model, **_common())
+        self.grid = grid()
+        _prepare(self, weight_dim=0, bias_sharded=False)
+
+    def forward(self, input: Tensor, as_output: bool = False) -> Tensor:
+        """Token ids [B, T] -> hidden state; with as_output, [B, T, d] that came through ``enter`` -> own logits."""
+        if as_output:
+            return F.linear(input, self.weight)  # [B, T, rows/t]
+        local = input - self.vocab_start_index
+        elsewhere = (local < 0) | (local >= self.num_embeddings_per_partition)
+        vectors = F.embedding(local.masked_fill(elsewhere, 0), self.weight)
+        return leave(vectors.masked_fill(elsewhere[..., None], 0), self.grid)
+
+
+class PositionEmbedding(nn.Embedding):
+    """The learned positions, whole on every rank, for hidden states that may be cut along T."""
+
+    def __init__(self, context_length: int, d_model: int) -> None:
+        super().__init__(context_length, d_model)
+        self.grid = grid()
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Positions [T] -> vectors [T, d], or this rank's part of them."""
+        if self.grid.sequence_parallel:
+            input = input.chunk(self.grid.tensor_parallel)[self.grid.tensor_rank]
+        return F.embedding(input, shared(self.weight, self.grid))
+
+
+def _common() -> dict[str, Any]:
+    here = grid()
+    return {
+        "config": ModelParallelConfig(
+            tensor_model_parallel_size=here.tensor_parallel,
+            # "CPU" means: allocate with plain torch.empty, which zero.Init and torch.device contexts can redirect.
+            use_cpu_initialization=True,
+            perform_initialization=False,
+            gradient_accumulation_fusion=False,
+            params_dtype=torch.get_default_dtype(),
+        ),
+        "init_method": nn.init.zeros_,
+        "tp_group": here.tensor_group,
+    }
+
+
+def _prepare(module: nn.Module, weight_dim: int, bias_sharded: bool) -> None:
+    """Say which parameters are shards, and keep megatron's ``_extra_state: None`` out of state dicts.
+
+    Without the marks DeepSpeed leaves the shards of ranks > 0 out of the gradient norm; its universal checkpoint
+    converter crashes on the extra entries.
+    """
+    set_tensor_model_parallel_attributes(module.weight, True, weight_dim, 1)
+    bias = getattr(module, "bias", None)
+    if bias_sharded and bias is not None and not hasattr(bias, "tensor_model_parallel"):
+        set_tensor_model_parallel_attributes(bias, True, 0, 1)
+    module.register_state_dict_post_hook(_drop_extra_state)
+
+
+def _drop_extra_state(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    state.pop(f"{prefix}_extra_state", None)

@@ -1,0 +1,179 @@
+"""Helpers for tests of tensor parallelism: the same model at t = 1 and on the ranks of a worker pool, compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from model import process_grid
+from model.config import ModelConfig
+from model.initialization import initialize
+from model.linears import shard_dim
+from model.process_grid import start_grid
+from model.transformer import Transformer
+
+
+def build(config: ModelConfig, dtype: torch.dtype, **options: Any) -> Transformer:
+    """A model whose weights, norms and biases included, are drawn so large that every part of it matters."""
+    model = Transformer(config, **options).to(dtype)
+    initialize(model, 0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                parameter *= 4
+            else:
+                whole = torch.empty(parameter.numel() * shards(model, parameter), dtype=torch.float64)
+                whole.normal_(generator=torch.Generator().manual_seed(len(name)))
+                parameter += own_part(model, parameter, whole).to(dtype)
+    return model
+
+
+def shards(model: Transformer, parameter: torch.nn.Parameter) -> int:
+    """Into how many parts a parameter is cut."""
+    return 1 if shard_dim(parameter) is None else model.grid.tensor_parallel
+
+
+def own_part(model: Transformer, parameter: torch.nn.Parameter, whole: Tensor) -> Tensor:
+    """What this rank holds of a whole tensor of that parameter (its gradient, say)."""
+    dim = shard_dim(parameter)
+    if dim is None:
+        return whole
+    return whole.chunk(model.grid.tensor_parallel, dim)[model.grid.tensor_rank]
+
+
+def alone(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Call a function as if no grid had been started."""
+    kept, process_grid._grid = process_grid._grid, None
+    try:
+        return function(*arguments, **options)
+    finally:
+        process_grid._grid = kept
+
+
+def example(config: ModelConfig, batch: int, length: int) -> tuple[Tensor, Tensor]:
+    """Tokens and labels [B, T]; some labels are not counted."""
+    generator = torch.Generator().manual_seed(7)
+    tokens = torch.randint(0, config.vocab_size, (batch, length + 1), generator=generator)
+    labels = tokens[:, 1:].clone()
+    labels[:, ::5] = -100
+    return tokens[:, :-1].contiguous(), labels
+
+
+def differences(
+    config: ModelConfig,
+    batch: int,
+    length: int,
+    *,
+    checkpoint_activations: bool = False,
+    sequence_parallel: bool = False,
+) -> dict[str, float]:
+    """On every rank of the pool (t ranks): largest differences from t = 1 in fp64, relative to the largest value.
+
+    Keys: logits, loss, and every parameter's name for its gradient.
+    """
+    tokens, labels = example(config, batch, length)
+    reference = alone(build, config, torch.float64)
+    loss = reference(tokens, labels)
+    loss.backward()
+    with torch.no_grad():
+        logits = reference(tokens)
+
+    start_grid(dist.get_world_size(), sequence_parallel=sequence_parallel)
+    model = build(config, torch.float64, checkpoint_activations=checkpoint_activations)
+    found = model(tokens, labels)
+    found.backward()
+    with torch.no_grad():
+        found_logits = model(tokens)
+
+    result = {"logits": relative(found_logits, logits), "loss": relative(found, loss)}
+    whole = dict(reference.named_parameters())
+    # Some gradients are zero but for rounding (a bias on the keys moves all logits of a query alike).
+    floor = 1e-3 * max(
+        parameter.grad.abs().max() for parameter in whole.values() if parameter.grad is not None
+    )
+    for name, parameter in model.named_parameters():
+        gradient = whole[name].grad
+        assert gradient is not None and parameter.grad is not None, name
+        if shard_dim(parameter) == 0 and name in ("token_embedding.weight", "output.weight"):
+            rows = config.padded_vocab_size(model.grid.tensor_parallel)  # t = 3 pads to more rows
+            gradient = torch.nn.functional.pad(gradient, (0, 0, 0, rows - gradient.shape[0]))
+        result[name] = relative(
+            parameter.grad, own_part(model, parameter, gradient), gradient.abs().max().clamp(min=floor)
+        )
+    assert set(whole) == {name for name, _ in model.named_parameters()}
+    return result
+
+
+def many_differences(cases: list[tuple[ModelConfig, int, int, dict[str, Any]]]) -> list[dict[str, float]]:
+    """differences of several cases in one call."""
+    return [differences(config, batch, length, **options) for config, batch, length, options in cases]
+
+
+def relative(found: Tensor, expected: Tensor, scale: Tensor | None = None) -> float:
+    """Largest difference, relative to the largest magnitude of *scale* (*expected* when not given)."""
+    assert found.shape == expected.shape, (found.shape, expected.shape)
+    largest = (expected if scale is None else scale).abs().max().item() or 1.0
+    return ((found - expected).abs().max() / largest).item() if found.numel() else 0.0
+
+
+def scaled_down(config: ModelConfig, tensor_parallel: int) -> ModelConfig:
+    """The same schedule and switches at a size for tests: repeated layers once, the smallest widths that t divides."""
+    runs = [
+        layer
+        for layer in range(config.num_layers)
+        if layer == 0 or _kind(config, layer) != _kind(config, layer - 1)
+    ]
+    layers = runs[:4]
+    heads = tuple(config.heads[layer] for layer in layers)
+    windows = None
+    if config.local_window is not None:
+        windows = tuple(None if config.local_window[layer] is None else 5 for layer in layers)
+    return config.replace(
+        vocab_size=260,
+        context_length=24,
+        d_model=math.lcm(2 * math.lcm(*heads), tensor_parallel),
+        heads=heads,
+        kv_heads=None,
+        local_window=windows,
+        ffn_width=4 * tensor_parallel,
+    )
+
+
+def _kind(config: ModelConfig, layer: int) -> tuple[int, int, int | None]:
+    return config.heads[layer], config.layer_kv_heads(layer), config.layer_window(layer)
+
+
+class Sent:
+    """Counts what this rank sends through torch.distributed, by collective, while it is entered.
+
+    Bytes of a ring: an all-reduce of n bytes sends 2 n (r-1)/r, an all-to-all n (r-1)/r, an all-gather its input to
+    r-1 others.
+    """
+
+    def __init__(self) -> None:
+        self.bytes = {"all_reduce": 0.0, "all_to_all_single": 0.0, "all_gather_into_tensor": 0.0}
+
+    def __enter__(self) -> Sent:
+        self._originals = {name: getattr(dist, name) for name in self.bytes}
+        for name, original in self._originals.items():
+            setattr(dist, name, self._counting(name, original))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for name, original in self._originals.items():
+            setattr(dist, name, original)
+
+    def _counting(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*tensors: Any, group: Any = None, **options: Any) -> Any:
+            ranks = dist.get_world_size(group)
+            size = tensors[-1].numel() * tensors[-1].element_size()
+            factor = {"all_reduce": 2 / ranks, "all_to_all_single": 1 / ranks}.get(name, 1)
+            self.bytes[name] += size * factor * (ranks - 1)
+            return original(*tensors, group=group, **options)
+
+        return call

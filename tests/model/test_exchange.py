@@ -1,0 +1,214 @@
+"""Any head schedule on any number of ranks equals the unsplit model: forward, loss and every gradient, in fp64."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from model.config import ModelConfig, block
+from model.errors import UserError
+from model.exchange import BatchForm, HeadExchange, QueryForm, WholeHeads
+from model.parallel_plan import plan
+from model.presets import preset, preset_names
+from model.process_grid import start_grid
+from tests.distributed import run_distributed
+from tests.model.parallel import Sent, build, differences, example, many_differences, scaled_down
+
+# Everything is compared relative to its own largest value; see tests/model/parallel.py for gradients that are zero.
+TOLERANCE = 1e-12
+SHAPE = {"vocab_size": 260, "context_length": 24, "ffn_width": 48}
+# Whole heads, groups and heads cut in every way, grouped queries, one head; windows that end inside chunks.
+GROUPED = block(
+    "llama", **SHAPE, d_model=48, heads=(3, 4, 6, 2, 1), kv_heads=(3, 2, 3, 2, 1), tie_embeddings=False
+)
+WINDOWS = block("gptneo", **SHAPE, d_model=48, heads=(3, 4, 6, 2, 1), local_window=(5, None, 1, 9, 3))
+WIDE = block(
+    "llama", **SHAPE, d_model=24, heads=(1, 2, 5), head_dim=(12, 24, 12)
+)  # the width follows the heads
+
+
+def worst(results: list[list[dict[str, float]]]) -> list[tuple[float, str]]:
+    """Of each case, the largest difference of any rank and what it is of."""
+    return [
+        max((value, name) for rank in case for name, value in rank.items())
+        for case in zip(*results, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("tensor_parallel", [2, 3, 4])
+@pytest.mark.parametrize("batch_form", [True, False], ids=["batch", "query"])
+def test_equals_one_rank(tensor_parallel, batch_form):
+    batch = 2 * tensor_parallel if batch_form else 1
+    cases = [
+        (config, batch, 24, {"checkpoint_activations": checkpointing})
+        for config, checkpointing in ((GROUPED, False), (WINDOWS, True), (WIDE, False))
+    ]
+    for found in worst(run_distributed(many_differences, tensor_parallel, cases)):
+        assert found[0] <= TOLERANCE, found
+
+
+@pytest.mark.parametrize("tensor_parallel", [2, 4])
+def test_sequence_parallel_norms_equal_one_rank(tensor_parallel):
+    # 22 positions are no multiple of 4 (padded); 4 sequences take the batch form, 1 (at 24) the query form.
+    cases = [
+        (config, batch, length, {"checkpoint_activations": checkpointing, "sequence_parallel": True})
+        for config, batch, length, checkpointing in (
+            (GROUPED, 4, 22, False),
+            (GROUPED, 1, 24, True),
+            (WINDOWS, 4, 24, False),
+            (block("gpt2", **SHAPE, d_model=48, heads=(3, 4)), 1, 24, False),
+        )
+    ]
+    for found in worst(run_distributed(many_differences, tensor_parallel, cases)):
+        assert found[0] <= TOLERANCE, found
+
+
+def small_presets() -> list[tuple[str, ModelConfig, int]]:
+    """Every preset's schedule and block, once where presets are alike at this size, with t = 2, 3 and 4 in turn."""
+    seen: dict[ModelConfig, str] = {}
+    for name in preset_names():
+        seen.setdefault(scaled_down(preset(name), 12), name)  # one size for all t
+    return [(name, config, t) for (config, name), t in zip(seen.items(), itertools.cycle((2, 3, 4)))]
+
+
+@pytest.mark.parametrize("tensor_parallel", [2, 3, 4])
+def test_every_preset_scaled_down(tensor_parallel):
+    chosen = [(name, config) for name, config, t in small_presets() if t == tensor_parallel]
+    cases = [(config, (1, tensor_parallel)[index % 2], 24, {}) for index, (_, config) in enumerate(chosen)]
+    for (name, _), found in zip(
+        chosen, worst(run_distributed(many_differences, tensor_parallel, cases)), strict=True
+    ):
+        assert found[0] <= TOLERANCE, (name, found)
+
+
+@st.composite
+def random_cases(draw: st.DrawFn) -> tuple[int, ModelConfig, int, int]:
+    """t, a random model whose widths t divides, B and T that one of the forms can split."""
+    t = draw(st.sampled_from([2, 3, 4]))
+    layers = draw(st.integers(1, 3))
+    heads = draw(st.lists(st.integers(1, 8), min_size=layers, max_size=layers))
+    kv_heads = [draw(st.sampled_from([k for k in range(1, h + 1) if h % k == 0])) for h in heads]
+    head_dim = [2 * t * draw(st.integers(1, 2)) if k % t else 2 * draw(st.integers(1, 4)) for k in kv_heads]
+    windows = [draw(st.one_of(st.none(), st.integers(1, 20))) for _ in heads]
+    kind = draw(st.sampled_from(["llama", "gpt2", "gptneo"]))
+    length = draw(st.integers(1, 16))
+    config = block(
+        kind,
+        vocab_size=draw(st.integers(2, 40)),
+        context_length=16,
+        d_model=draw(st.integers(3, 20)),
+        ffn_width=t * draw(st.integers(1, 6)),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        local_window=windows,
+        tie_embeddings=draw(st.booleans()),
+    )
+    batch = draw(st.integers(1, 5))
+    try:
+        plan(config.replace(context_length=length), t, batch)
+    except UserError:
+        assume(False)
+    return t, config, batch, length
+
+
+@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(random_cases())
+def test_random_schedules(case):
+    t, config, batch, length = case
+    for found in run_distributed(differences, t, config, batch, length):
+        assert max(found.values()) <= TOLERANCE, found
+
+
+def bytes_sent(config, batch, dtype, checkpointing=False):
+    start_grid(dist.get_world_size())
+    model = build(config, dtype, checkpoint_activations=checkpointing)
+    tokens, labels = example(config, batch, config.context_length)
+    with Sent() as sent:
+        model(tokens, labels).backward()
+    return sent.bytes
+
+
+@pytest.mark.parametrize(
+    ("tensor_parallel", "dtype", "name"),
+    [(2, torch.bfloat16, "bf16"), (3, torch.float64, "fp64"), (4, torch.float32, "fp32")],
+)
+def test_bytes_sent_equal_the_plan(tensor_parallel, dtype, name):
+    for config, batch in ((GROUPED, 12), (GROUPED, 1), (WINDOWS, 12), (WINDOWS, 1)):
+        expected = plan(config, tensor_parallel, batch, name)
+        for sent in run_distributed(bytes_sent, tensor_parallel, config, batch, dtype):
+            exchanged = sent["all_to_all_single"] + sent["all_gather_into_tensor"]
+            assert exchanged == pytest.approx(expected.exchange_bytes, abs=1e-6)
+            # The plan rounds each all-reduce down to whole bytes.
+            assert sent["all_reduce"] == pytest.approx(expected.all_reduce_bytes, rel=1e-4)
+            assert (sent["all_gather_into_tensor"] > 0) == (batch == 1)  # only the query form gathers
+
+
+def test_checkpointing_repeats_the_exchanges_of_the_forward_pass():
+    once = run_distributed(bytes_sent, 4, GROUPED, 4, torch.float32)[0]["all_to_all_single"]
+    twice = run_distributed(bytes_sent, 4, GROUPED, 4, torch.float32, True)[0]["all_to_all_single"]
+    assert twice == 1.5 * once
+
+
+def forms(tensor_parallel):
+    here = start_grid(tensor_parallel)
+    exchange = [HeadExchange(GROUPED, layer, here) for layer in range(5)]
+    kinds = [
+        [type(layer.form(batch, length)) for layer in exchange]
+        for batch, length in ((4, 24), (2, 24), (1, 24))
+    ]
+    with pytest.raises(UserError) as caught:
+        exchange[0].form(2, 12)
+    with torch.no_grad():
+        padded = exchange[0].form(1, 7)
+    return kinds, exchange[0].form(1, 24).spans, str(caught.value), type(padded)
+
+
+def test_which_form_is_chosen():
+    results = run_distributed(forms, 4, 4)
+    for rank, (kinds, spans, message, padded) in enumerate(results):
+        # KV heads 3, 2, 3, 2, 1 on 4 ranks: shared by 4, 2, 4, 2, 4 ranks.
+        assert kinds == [
+            [BatchForm] * 5,
+            [QueryForm, BatchForm, QueryForm, BatchForm, QueryForm],
+            [QueryForm] * 5,
+        ]
+        assert spans == [(3 * rank, 3 * rank + 3), (21 - 3 * rank, 24 - 3 * rank)]  # zigzag
+        assert padded is BatchForm
+        assert message == (
+            "micro_batch: 2 sequences of 12 tokens cannot be shared by the 4 ranks that split the heads of layer 0; "
+            "micro_batch must be a multiple of 4 (nearest: 4), or context_length one of 8"
+        )
+
+
+def whole_heads():
+    return type(HeadExchange(WINDOWS, 3, start_grid(2)).form(3, 7))
+
+
+def test_heads_that_divide_are_not_exchanged():
+    assert run_distributed(whole_heads, 2) == [WholeHeads] * 2
+
+
+def sampled(sequence_parallel):
+    """Logits of prefixes of every length, of one sequence, as sampling asks for them."""
+    from tests.model.parallel import alone
+
+    tokens, _ = example(GROUPED, 1, 24)
+    reference = alone(build, GROUPED, torch.float64)
+    start_grid(dist.get_world_size(), sequence_parallel=sequence_parallel)
+    model = build(GROUPED, torch.float64)
+    with torch.no_grad():
+        return max(
+            (model(tokens[:, :n]) - alone(reference, tokens[:, :n])).abs().max().item()
+            for n in (1, 2, 7, 23, 24)
+        )
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_sampling_takes_any_length(sequence_parallel):
+    assert max(run_distributed(sampled, 4, sequence_parallel)) <= 1e-11  # logits are of the order of 10

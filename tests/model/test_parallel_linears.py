@@ -1,0 +1,84 @@
+"""The parallel layers: the same names, the same model whatever t, clean state dicts, marks that DeepSpeed reads."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from model.config import block
+from model.initialization import initialize
+from model.linears import is_embedding, is_linear, shard_dim
+from model.process_grid import start_grid
+from model.roles import parameter_roles
+from model.transformer import Transformer
+from tests.distributed import run_distributed
+
+CONFIG = block(
+    "gpt2", vocab_size=260, context_length=12, d_model=24, ffn_width=48, heads=(3, 4, 1), tie_embeddings=False
+)
+GATED = block("llama", vocab_size=260, context_length=12, d_model=24, ffn_width=48, heads=(6,), kv_heads=(3,))
+
+
+def shards_of(config):
+    start_grid(dist.get_world_size())
+    model = Transformer(config)
+    initialize(model, 3)
+    marks = {
+        name: (bool(getattr(p, "tensor_model_parallel", False)), shard_dim(p))
+        for name, p in model.named_parameters()
+    }
+    state = model.state_dict()
+    model.load_state_dict(state)
+    linears = sum(is_linear(module) for module in model.modules())
+    embeddings = sum(is_embedding(module) for module in model.modules())
+    return state, marks, parameter_roles(model), (linears, embeddings)
+
+
+@pytest.mark.parametrize("config", [CONFIG, GATED], ids=["gpt2", "llama"])
+@pytest.mark.parametrize("tensor_parallel", [2, 3, 4])
+def test_shards_are_slices_of_the_same_model(config, tensor_parallel):
+    reference = Transformer(config)
+    initialize(reference, 3)
+    whole = reference.state_dict()
+    results = run_distributed(shards_of, tensor_parallel, config)
+    columns = (
+        "q.weight",
+        "k.weight",
+        "v.weight",
+        "gate.weight",
+        "up.weight",
+        "output.weight",
+        "token_embedding.weight",
+    )
+    for state, marks, roles, (linears, embeddings) in results:
+        assert list(state) == list(whole)  # no _extra_state, the same names in the same order
+        assert roles == parameter_roles(reference)
+        assert linears == sum(is_linear(module) for module in reference.modules())
+        assert embeddings == sum(is_embedding(module) for module in reference.modules())
+        for name, mark in marks.items():
+            sharded_bias = name.endswith(("q.bias", "k.bias", "v.bias", "gate.bias", "up.bias"))
+            if name.endswith(columns) or sharded_bias:
+                assert mark == (True, 0), name
+            elif name.endswith(("o.weight", "down.weight")):
+                assert mark == (True, 1), name
+            else:  # norms, positions, and the biases that are added once, after the sum
+                assert mark == (False, None), name
+    for name, value in whole.items():
+        parts = [state[name] for state, *_ in results]
+        dim = results[0][1][name][1]
+        together = parts[0] if dim is None else torch.cat(parts, dim)
+        if name in ("token_embedding.weight", "output.weight"):  # t = 3 pads to a multiple of 384
+            assert together.shape[0] == config.padded_vocab_size(tensor_parallel)
+            assert torch.count_nonzero(together[config.vocab_size :]) == 0
+            together, value = together[: config.vocab_size], value[: config.vocab_size]
+        assert torch.equal(together, value), name
+        assert dim is not None or all(torch.equal(part, value) for part in parts), name
+
+
+def test_powers_of_two_pad_alike():
+    assert {CONFIG.padded_vocab_size(t) for t in (1, 2, 4, 8, 128)} == {384}
+    assert (
+        block(
+            "llama", vocab_size=50257, context_length=8, d_model=8, ffn_width=8, heads=(1,)
+        ).padded_vocab_size(64)
+        == 50304
+    )
