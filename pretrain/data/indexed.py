@@ -225,6 +225,16 @@ class IndexedTokens:
             int(self._offsets[first]) // self.dtype.itemsize if first < self.lengths.size else self.num_tokens
         )
 
+    def ends_of(self, first: int, last: int) -> np.ndarray:
+        """Positions in the stream after the documents ``first … last - 1``, int64 [last - first]."""
+        sequences = self.boundaries[first + 1 : last + 1] - 1
+        ends = (self._offsets[sequences] // self.dtype.itemsize + self.lengths[sequences]).astype(np.int64)
+        return np.where(sequences < 0, 0, ends)
+
+    def at(self, positions: np.ndarray) -> np.ndarray:
+        """Tokens at these positions of the stream, int64 [n]."""
+        return np.asarray(self._tokens[positions], dtype=np.int64)
+
     def document(self, index: int) -> np.ndarray:
         """All tokens of document *index*, int64."""
         first, last = int(self.boundaries[index]), int(self.boundaries[index + 1])
