@@ -19,6 +19,7 @@ from pretrain.data.prepare import (
     prepare,
     prepare_builtin,
     prepare_share,
+    units_missing,
 )
 from pretrain.data.progress import ProgressPrinter
 from pretrain.data.readers import FORMATS, MAX_DOCUMENT_BYTES
@@ -114,6 +115,7 @@ def _prepare_parser() -> argparse.ArgumentParser:
         help="processes that tokenize; the output does not depend on it (default: the cores, here %(default)s)",
     )  # fmt: skip
     add("--shard", type=_share, metavar="I/N", help="do share I of N only (0 ≤ I < N); then: merge FOLDER")
+    add("--merge", action="store_true", help="with --shard: the share that finishes last merges them all")
     add("--out", metavar="FOLDER", help="corpus folder to write, such as data/NAME")
     return parser
 
@@ -194,12 +196,16 @@ def run_prepare(argv: Sequence[str]) -> Path | None:
     tokenizer: dict[str, Any] = {"train_tokenizer": train}
     if arguments.tokenizer is not None:
         tokenizer = {"tokenizer": load_tokenizer(arguments.tokenizer)}
+    if arguments.merge and arguments.shard is None:
+        raise UserError("merge: --merge goes with --shard I/N; valid: --shard I/N --merge, or merge FOLDER")
     if arguments.shard is not None:
         units = prepare_share(
             source, arguments.out, arguments.shard, selection,
             processes=arguments.processes, progress=_print_progress, **tokenizer,
         )  # fmt: skip
         number, of = arguments.shard
+        if arguments.merge and units_missing(arguments.out) == 0:
+            return merge(arguments.out, draw=True)
         print(f"shard       {number}/{of} is done ({units} units); after all: "
               f"python -m pretrain.prepare merge {arguments.out}")  # fmt: skip
         return None

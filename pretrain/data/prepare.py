@@ -46,7 +46,16 @@ from pretrain.data.tokenizer import (
 from pretrain.data.tracker import Tracker
 from pretrain.data.workers import tokenize_units
 
-__all__ = ["SPLITS", "Progress", "ProgressCallback", "merge", "prepare", "prepare_builtin", "prepare_share"]
+__all__ = [
+    "SPLITS",
+    "Progress",
+    "ProgressCallback",
+    "merge",
+    "prepare",
+    "prepare_builtin",
+    "prepare_share",
+    "units_missing",
+]
 
 FORMAT_VERSION = 1
 META_FILE = "meta.json"
@@ -211,19 +220,18 @@ def merge(out: str | os.PathLike[str], draw: bool = False) -> Path:
     """
     out = Path(out)
     folder = _parts_folder(out)
-    try:
-        manifest = json.loads((folder / _MANIFEST).read_text("utf-8"))
-    except (OSError, ValueError):
+    manifest = _read_manifest(out)
+    if manifest is None:
         if (out / META_FILE).is_file():
             return out
         raise UserError(
             f"merge: nothing is prepared for {str(out)!r}; "
             "first: python -m pretrain.prepare … --shard I/N, for every I below N"
-        ) from None
+        )
     with _only_process(out, lambda _: None):
         if _already_there(out, manifest["request"]):
             return out
-        missing = [number for number, key in enumerate(manifest["units"]) if not unit_is_done(folder, key)]
+        missing = _missing(out, manifest)
         if missing:
             raise UserError(
                 f"merge: {len(missing)} of {len(manifest['units'])} units of {str(out)!r} are not tokenized (numbers "
@@ -234,6 +242,25 @@ def merge(out: str | os.PathLike[str], draw: bool = False) -> Path:
             out, manifest, [part for key in manifest["units"] for part in finished_parts(folder, key)], draw
         )
     return out
+
+
+def units_missing(out: str | os.PathLike[str]) -> int:
+    """How many units the shares of *out* have still to do; 0 when there is nothing to do or all is merged."""
+    manifest = _read_manifest(Path(out))
+    return len(_missing(Path(out), manifest)) if manifest else 0
+
+
+def _read_manifest(out: Path) -> dict[str, Any] | None:
+    try:
+        return dict(json.loads((_parts_folder(out) / _MANIFEST).read_text("utf-8")))
+    except (OSError, ValueError):
+        return None
+
+
+def _missing(out: Path, manifest: dict[str, Any]) -> list[int]:
+    """Numbers of the units that are not complete."""
+    folder = _parts_folder(out)
+    return [number for number, key in enumerate(manifest["units"]) if not unit_is_done(folder, key)]
 
 
 def _job(
