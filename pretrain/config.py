@@ -109,7 +109,11 @@ class RunConfig:
     architecture: dict[str, Any] = field(default_factory=dict)
     """Fields of ModelConfig that replace the preset's, such as {norm: layernorm, context_length: 512}."""
     data: str = "builtin"
-    """builtin (the running Python's standard library), a prepared corpus folder, or a blend a:0.7,b:0.3."""
+    """builtin (the running Python's standard library), a prepared corpus folder, the prefix of a .bin/.idx pair of
+    Megatron's tools, or a blend a:0.7,b:0.3."""
+    tokenizer: str | None = None
+    """Tokenizer folder, SentencePiece .model file or hub name, for .bin/.idx pairs: they do not say theirs. Corpus
+    folders bring their own, and another is refused."""
     data_root: str = "data"
     """Where the built-in corpus is written, once."""
     vocab_size: int = 4096

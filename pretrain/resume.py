@@ -24,6 +24,7 @@ SILENT = {
     "architecture",
     "seed",
     "data",
+    "tokenizer",
     "vocab_size",
     "micro_batch",
     "tensor_parallel",

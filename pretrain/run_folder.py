@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,7 @@ from pretrain.checkpoint import write_synced
 from pretrain.config import RunConfig
 from pretrain.data.prepare import prepare_builtin
 from pretrain.data.sequences import Corpus, TrainingSequences, ValidationSequences, parse_blend
-from pretrain.data.tokenizer import Tokenizer
+from pretrain.data.tokenizer import Tokenizer, load_tokenizer
 from pretrain.world import World
 
 
@@ -32,11 +30,6 @@ class RunData:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that all corpora share."""
         return self.corpora[0][0].tokenizer
-
-    @property
-    def tokenizer_folder(self) -> Path:
-        """Where the tokenizer's files are."""
-        return self.corpora[0][0].folder / "tokenizer"
 
     def training_sequences(self, context_length: int, seed: int) -> TrainingSequences:
         """The run's endless stream of sequences."""
@@ -71,11 +64,17 @@ def open_data(run: RunConfig, report: Callable[[object], None]) -> RunData:
         report: is given progress to print.
 
     Raises:
-        UserError: a folder that is no corpus, weights that are no numbers.
+        UserError: a folder that is no corpus, another tokenizer than the run's, weights that are no numbers.
     """
     if run.data == "builtin":
+        if run.tokenizer is not None:
+            raise UserError(
+                "tokenizer: the built-in corpus has its own (--vocab_size N); for another: python -m pretrain.prepare "
+                f"--dataset builtin --tokenizer {run.tokenizer} --out data/NAME, then --data data/NAME"
+            )
         return RunData([(Corpus.open(prepare_builtin(run.data_root, run.vocab_size, report)), Fraction(1))])
-    return RunData([(Corpus.open(folder), Fraction(weight)) for folder, weight in parse_blend(run.data)])
+    tokenizer = load_tokenizer(run.tokenizer) if run.tokenizer is not None else None
+    return RunData([(Corpus.open(folder, tokenizer), weight) for folder, weight in parse_blend(run.data)])
 
 
 def prepare_run_folder(run: RunConfig, data: RunData, ds_config: dict[str, Any], world: World) -> None:
@@ -93,7 +92,7 @@ def prepare_run_folder(run: RunConfig, data: RunData, ds_config: dict[str, Any],
             write_synced(run.folder / "ds_config.json", json.dumps(ds_config, indent=2) + "\n")
             if not (run.folder / "tokenizer").exists():
                 partial = run.folder / f".tokenizer.{os.getpid()}"
-                shutil.copytree(data.tokenizer_folder, partial)
+                data.tokenizer.save(partial)
                 partial.rename(run.folder / "tokenizer")
         except OSError as error:
             problem = f"cannot write {error.filename} ({error.strerror})"

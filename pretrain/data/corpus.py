@@ -1,8 +1,4 @@
-"""Where text comes from: sources of documents, and which of them are held out for validation.
-
-A source is anything that yields :class:`Document` objects in a fixed order and can name itself with a
-fingerprint; ``prepare.py`` knows nothing else about it.
-"""
+"""Text on this machine: files, folders and globs, and the built-in corpus."""
 
 from __future__ import annotations
 
@@ -11,14 +7,17 @@ import hashlib
 import os
 import platform
 import sysconfig
-from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from model.errors import UserError
+from pretrain.data import readers
+from pretrain.data.readers import MAX_DOCUMENT_BYTES
+from pretrain.data.source import Document, TextSource, Unit
+from pretrain.data.split import Split
+
+__all__ = ["BuiltinCorpus", "Document", "FileSource", "Split", "TextFiles", "TextSource", "Unit"]
 
 # Folders of the standard library that are left out: third-party code, byte code and tests (test files are
 # more than half of the library and very repetitive).
@@ -28,89 +27,104 @@ EXCLUDED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__", "
 EXCLUDED_PREFIXES = ("_sysconfigdata", "config-")
 
 
-@dataclass(frozen=True)
-class Document:
-    """One document: its text and a path or identifier that says where it came from."""
-
-    path_or_id: str
-    text: str
-
-    def digest(self) -> bytes:
-        """SHA-256 of the UTF-8 text (32 bytes): equal documents have equal digests, wherever they lie."""
-        return hashlib.sha256(self.text.encode("utf-8")).digest()
-
-
-class TextSource(ABC):
-    """A re-iterable collection of documents in a fixed order."""
-
-    name: str
-    """Short name, part of messages and of default folder names."""
-
-    def __init__(self) -> None:
-        self.skipped: Counter[str] = Counter()
-        """Reason -> number of documents left out; counted anew by every pass over :meth:`documents`."""
-
-    @abstractmethod
-    def documents(self) -> Iterator[Document]:
-        """Yield the usable documents; the same ones in the same order on every call."""
-
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """Hexadecimal hash of everything that determines the documents; cheap next to tokenizing them."""
-
-    @abstractmethod
-    def describe(self) -> dict[str, Any]:
-        """What ``meta.json`` says about the source (JSON values; nothing that depends on the machine)."""
-
-
-def decode_document(data: bytes) -> tuple[str | None, str]:
-    """Return ``(text, "")`` for a usable UTF-8 file, else ``(None, reason)`` with the reason to skip it."""
-    if not data.strip():
-        return None, "empty"
-    if b"\0" in data:
-        return None, "binary"
-    try:
-        return data.decode("utf-8"), ""
-    except UnicodeDecodeError:
-        return None, "invalid_utf8"
-
-
 class FileSource(TextSource):
-    """Documents that are files. Subclasses fill ``files``: pairs of (identifier, path), in order."""
+    """Documents in local files. Subclasses fill ``files``: pairs of (identifier, path), in order.
 
-    def __init__(self, name: str, files: Sequence[tuple[str, Path]]) -> None:
+    Args:
+        format: "auto" goes by the file's ending; see ``readers.FORMATS``.
+        column: the field of JSON objects, or column of Parquet files, that holds the text.
+        max_document_bytes: longer documents are left out: memory is bounded by them.
+        skip_damaged: count a truncated or unreadable file of many documents, and go on with the next,
+            instead of raising UserError.
+        unit_bytes: size of a piece; by default a 64th of all, within 1 and 32 MiB.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        files: Sequence[tuple[str, Path]],
+        format: str = "text",
+        column: str = "text",
+        max_document_bytes: int = MAX_DOCUMENT_BYTES,
+        skip_damaged: bool = False,
+        unit_bytes: int | None = None,
+    ) -> None:
         super().__init__()
+        if format not in readers.FORMATS:
+            raise UserError(f"format: {format!r} is unknown; valid: {', '.join(readers.FORMATS)}")
+        if max_document_bytes < 1:
+            raise UserError(f"max_document_bytes: {max_document_bytes} is out of range; valid: 1 or more")
         self.name = name
         self.files = list(files)
+        self.format = format
+        self.limits = readers.Limits(column, max_document_bytes, skip_damaged)
+        self.unit_bytes = unit_bytes
 
-    def documents(self) -> Iterator[Document]:
-        self.skipped = Counter()
-        usable = 0
-        for identifier, path in self.files:
-            try:
-                data = path.read_bytes()
-            except OSError:
-                self.skipped["unreadable"] += 1
+    def units(self) -> list[Unit]:
+        sizes = [_file_size(path) for _, path in self.files]
+        unit_bytes = self.unit_bytes or min(max(sum(sizes) // 64, 1 << 20), 32 << 20)
+        units: list[Unit] = []
+        group: list[tuple[str, Path, str]] = []
+        group_bytes = 0
+
+        def close_group() -> None:
+            nonlocal group, group_bytes
+            if group:
+                key = "\n".join(key for *_, key in group)
+                units.append(Unit(f"files {key}", group_bytes, ("files", [pair[:2] for pair in group])))
+            group, group_bytes = [], 0
+
+        for (identifier, path), size in zip(self.files, sizes, strict=True):
+            format = readers.format_of(path, self.format)
+            key = _file_key(identifier, path)
+            if format == "text":
+                group.append((identifier, path, key))
+                group_bytes += size
+                if group_bytes >= unit_bytes:
+                    close_group()
                 continue
-            text, reason = decode_document(data)
-            if text is None:
-                self.skipped[reason] += 1
-                continue
-            usable += 1
-            yield Document(identifier, text)
-        if not usable:
-            reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.skipped.items()))
-            raise UserError(
-                f"{self.name}: no usable document in {len(self.files)} files ({reasons or 'no files'}); "
-                "needed: files of UTF-8 text"
-            )
+            close_group()
+            for start, stop, piece_bytes in readers.pieces(path, format, size, unit_bytes, self.limits):
+                place = (format, identifier, path, start, stop)
+                units.append(Unit(f"{format} {start}-{stop} {key}", piece_bytes, place))
+        close_group()
+        return units
+
+    def read(self, unit: Unit) -> Iterator[Document | str]:
+        if unit.place[0] == "files":
+            for identifier, path in unit.place[1]:
+                text, reason = readers.read_file(path, self.limits)
+                yield reason if text is None else Document(identifier, text)
+            return
+        format, identifier, path, start, stop = unit.place
+        for number, (text, reason) in enumerate(readers.read_piece(path, format, start, stop, self.limits)):
+            yield reason if text is None else Document(f"{identifier}:{start}+{number}", text)
+
+    def check(self) -> None:
+        """Refuse files whose text column is missing."""
+        for _, path in self.files:
+            if readers.format_of(path, self.format) == "jsonl":
+                readers.check_column(path, self.limits)
+                break
+
+    def settings(self) -> str:
+        return repr(self.limits.identity())
+
+    def extent(self) -> str:
+        return f"{self.name}: no usable document in {len(self.files)} files"
 
     def fingerprint(self) -> str:
-        """Hash over identifiers and contents, in order (12 MB take a few hundredths of a second)."""
+        """Hash over identifiers, contents and settings, in order.
+
+        Of files beyond 16 MiB it covers size, time of change, and the first and last MiB, not all content.
+        """
         total = hashlib.sha256()
+        settings = (self.format, *self.limits.identity())
+        if settings != ("text", *readers.Limits().identity()):
+            total.update(repr(settings).encode())
         for identifier, path in self.files:
             try:
-                data = path.read_bytes()
+                data = _content(path)
             except OSError:
                 data = b""
             # surrogateescape: file names are bytes, not always UTF-8
@@ -120,7 +134,39 @@ class FileSource(TextSource):
         return total.hexdigest()
 
     def describe(self) -> dict[str, Any]:
-        return {"name": self.name, "files": len(self.files)}
+        described: dict[str, Any] = {"name": self.name, "files": len(self.files)}
+        formats = {readers.format_of(path, self.format) for _, path in self.files} - {"text"}
+        if formats:
+            described["formats"] = sorted(formats)
+        if formats - {"lines"}:
+            described["column"] = self.limits.column
+        return described
+
+
+def _file_size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _file_key(identifier: str, path: Path) -> str:
+    try:
+        status = path.stat()
+    except OSError:
+        return f"{identifier} unreadable"
+    return f"{identifier} {status.st_size} {status.st_mtime_ns}"
+
+
+def _content(path: Path) -> bytes:
+    """What stands for a file's content in a fingerprint."""
+    size = path.stat().st_size
+    if size <= 16 << 20:
+        return path.read_bytes()
+    with path.open("rb") as stream:
+        head = stream.read(1 << 20)
+        stream.seek(-(1 << 20), os.SEEK_END)
+        return b"%d %d" % (size, path.stat().st_mtime_ns) + head + stream.read()
 
 
 class BuiltinCorpus(FileSource):
@@ -146,13 +192,23 @@ class BuiltinCorpus(FileSource):
 
 
 class TextFiles(FileSource):
-    """Local text: every file is a document. *paths* are files, folders (searched recursively) and globs.
+    """Local text. *paths* are files, folders (searched recursively) and globs.
+
+    What a file holds goes by its ending: JSON Lines (``.jsonl``, ``.ndjson``, ``.json.gz``), Parquet
+    (``.parquet``), else plain text, a document a file; *format* overrides it, *options* are those of
+    :class:`FileSource`. ``.gz`` and ``.zst`` are read as they are.
 
     Hidden files and folders inside a given folder are left out; a file that is named twice is read once.
     Raises UserError for a path that does not exist or a glob that matches nothing.
     """
 
-    def __init__(self, paths: Iterable[str | os.PathLike[str]], name: str = "text") -> None:
+    def __init__(
+        self,
+        paths: Iterable[str | os.PathLike[str]],
+        name: str = "text",
+        format: str = "auto",
+        **options: Any,
+    ) -> None:
         files: list[tuple[str, Path]] = []
         for given in paths:
             files += _expand(os.fspath(given))
@@ -165,7 +221,7 @@ class TextFiles(FileSource):
                 unique.append((identifier, path))
         if not unique:
             raise UserError("text: no file given; valid: files, folders or globs of UTF-8 text")
-        super().__init__(name, unique)
+        super().__init__(name, unique, format, **options)
 
 
 def _expand(given: str) -> list[tuple[str, Path]]:
@@ -206,41 +262,3 @@ def _walk(
                 if path.is_file():
                     found.append((path.relative_to(root).as_posix(), path))
     return sorted(found)
-
-
-@dataclass(frozen=True)
-class Split:
-    """Which documents are held out: those whose digest, read as a number in [0, 1), is below a threshold.
-
-    The digest is of the text alone, so that copies of one document fall on the same side, and a document
-    keeps its side when others are added.
-    """
-
-    fraction: float
-    """Asked fraction of documents in the validation split."""
-    threshold: int
-    """A document is held out when the first 8 bytes of its digest, big-endian, are below this."""
-
-    def is_validation(self, digest: bytes) -> bool:
-        """True if the document with this digest belongs to the validation split."""
-        return int.from_bytes(digest[:8], "big") < self.threshold
-
-    @classmethod
-    def choose(cls, digests: Iterable[bytes], fraction: float) -> Split:
-        """The split with *fraction* held out, moved where needed so that neither side is empty.
-
-        Raises UserError for a fraction outside (0, 1) and for fewer than two different documents.
-        """
-        if not 0 < fraction < 1:
-            raise UserError(f"validation_fraction: {fraction} is out of range; valid: between 0 and 1")
-        count, lowest, highest = 0, 2**64, -1
-        for digest in digests:
-            number = int.from_bytes(digest[:8], "big")
-            count, lowest, highest = count + 1, min(lowest, number), max(highest, number)
-        if lowest >= highest:
-            raise UserError(
-                f"corpus: {count} documents, none different from another; "
-                "needed: at least two different documents, one of them for validation"
-            )
-        threshold = int(fraction * 2**64)
-        return cls(fraction, min(max(threshold, lowest + 1), highest))

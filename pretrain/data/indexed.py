@@ -10,6 +10,7 @@ PyTorch in every process that only wants to read tokens.
 
 from __future__ import annotations
 
+import copy
 import os
 import struct
 from array import array
@@ -28,7 +29,7 @@ DTYPE_OF_CODE: dict[int, type[np.integer[Any]]] = {
     1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16,
 }  # fmt: skip
 CODE_OF_DTYPE = {np.dtype(dtype): code for code, dtype in DTYPE_OF_CODE.items()}
-_CHECK_CHUNK = 1 << 20  # sequences verified at a time: bounds the memory of opening a large corpus
+_CHECK_CHUNK = 1 << 20  # sequences written or verified at a time: bounds the memory of a large index
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -77,17 +78,30 @@ class IndexedWriter:
         self._lengths.append(values.size)
         self.num_tokens += values.size
 
+    def add_documents(self, tokens: np.ndarray, lengths: np.ndarray) -> None:
+        """Append documents that lie back to back in *tokens*, which has the writer's dtype already."""
+        if tokens.dtype != self.dtype or tokens.size != int(lengths.sum()):
+            raise ValueError(f"{tokens.size} tokens of {tokens.dtype} for lengths of {int(lengths.sum())}")
+        self._stream.write(tokens.tobytes())
+        self._lengths.frombytes(lengths.astype(np.int32).tobytes())
+        self.num_tokens += tokens.size
+
     def close(self) -> None:
         """Write the index and sync both files."""
         _sync_and_close(self._stream)
         lengths = np.frombuffer(self._lengths, dtype=np.int32) if self._lengths else np.empty(0, np.int32)
-        ends = np.cumsum(lengths, dtype=np.int64) * self.dtype.itemsize
-        offsets = np.concatenate([np.zeros(1, np.int64), ends])[:-1]
-        boundaries = np.arange(lengths.size + 1, dtype=np.int64)
         stream = idx_path(self.prefix).open("wb")
-        stream.write(HEADER.pack(MAGIC, 1, CODE_OF_DTYPE[self.dtype], lengths.size, boundaries.size))
-        for values in (lengths.astype("<i4"), offsets.astype("<i8"), boundaries.astype("<i8")):
-            stream.write(values.tobytes())
+        stream.write(HEADER.pack(MAGIC, 1, CODE_OF_DTYPE[self.dtype], lengths.size, lengths.size + 1))
+        stream.write(lengths.astype("<i4", copy=False).data)
+        total = 0
+        for start in range(0, lengths.size, _CHECK_CHUNK):
+            ends = np.cumsum(lengths[start : start + _CHECK_CHUNK], dtype=np.int64) + total
+            starts = np.concatenate([np.array([total]), ends[:-1]])
+            stream.write((starts * self.dtype.itemsize).astype("<i8").tobytes())
+            total = int(ends[-1])
+        for start in range(0, lengths.size + 1, _CHECK_CHUNK):
+            stop = min(start + _CHECK_CHUNK, lengths.size + 1)
+            stream.write(np.arange(start, stop, dtype="<i8").tobytes())
         _sync_and_close(stream)
 
     def abort(self) -> None:
@@ -204,6 +218,23 @@ class IndexedTokens:
                 f"does not have; valid: 0..{vocab_size - 1}"
             )
 
+    def start_of(self, index: int) -> int:
+        """Position in the stream at which document *index* begins."""
+        first = int(self.boundaries[index])
+        return (
+            int(self._offsets[first]) // self.dtype.itemsize if first < self.lengths.size else self.num_tokens
+        )
+
+    def ends_of(self, first: int, last: int) -> np.ndarray:
+        """Positions in the stream after the documents ``first … last - 1``, int64 [last - first]."""
+        sequences = self.boundaries[first + 1 : last + 1] - 1
+        ends = (self._offsets[sequences] // self.dtype.itemsize + self.lengths[sequences]).astype(np.int64)
+        return np.where(sequences < 0, 0, ends)
+
+    def at(self, positions: np.ndarray) -> np.ndarray:
+        """Tokens at these positions of the stream, int64 [n]."""
+        return np.asarray(self._tokens[positions], dtype=np.int64)
+
     def document(self, index: int) -> np.ndarray:
         """All tokens of document *index*, int64."""
         first, last = int(self.boundaries[index]), int(self.boundaries[index + 1])
@@ -211,6 +242,21 @@ class IndexedTokens:
             return np.empty(0, np.int64)
         start = int(self._offsets[first]) // self.dtype.itemsize
         return self.read(start, int(self.lengths[first:last].sum(dtype=np.int64)))
+
+    def slice(self, first: int, last: int) -> IndexedTokens:
+        """Documents ``first … last - 1`` as a stream of their own."""
+        sequences = slice(int(self.boundaries[first]), int(self.boundaries[last]))
+        part = copy.copy(self)
+        part.lengths = self.lengths[sequences]
+        part.num_tokens = int(part.lengths.sum(dtype=np.int64))
+        part.num_documents = last - first
+        part.boundaries = self.boundaries[first : last + 1] - sequences.start
+        offsets = self._offsets[sequences]
+        start = int(offsets[0]) if offsets.size else 0
+        part._offsets = offsets - start
+        start //= self.dtype.itemsize
+        part._tokens = self._tokens[start : start + part.num_tokens]
+        return part
 
     def counts(self, vocab_size: int, chunk: int = 1 << 22) -> np.ndarray:
         """How often each token occurs, int64 [vocab_size]. Raises UserError for ids beyond the vocabulary."""

@@ -3,65 +3,123 @@
     OUT/training.bin .idx, validation.bin .idx   Megatron format; every document ends with its token
     OUT/tokenizer/                               what load_tokenizer reads
     OUT/meta.json                                what is in the folder and what it was made from
+    OUT/document_lengths.png                     on request
 
-The same source and settings give byte-identical folders.
+The same source and settings give byte-identical folders, whatever the number of processes and however often the work
+was interrupted. It has three steps: set up (tokenizer, list of units), tokenize the units into parts, assemble the
+parts. Finished parts lie in ``.OUT.partial-parts`` until the folder is there, so the disk must hold the tokens twice.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import hashlib
 import json
 import os
 import shutil
 import socket
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from model.errors import UserError
-from pretrain.data.corpus import BuiltinCorpus, Document, Split, TextSource
-from pretrain.data.indexed import IndexedWriter, token_dtype
-from pretrain.data.tokenizer import SENTENCEPIECE_OPTIONS, SentencePieceTokenizer, Tokenizer, tokenizer_hash
+from pretrain.data.assemble import SPLITS, Selection, assemble, draw_lengths
+from pretrain.data.corpus import BuiltinCorpus
+from pretrain.data.indexed import token_dtype
+from pretrain.data.progress import Progress, ProgressCallback
+from pretrain.data.shards import PART_BYTES, Part, finished_parts, unit_is_done, unit_key, write_synced
+from pretrain.data.source import TextSource, Unit
+from pretrain.data.split import Split
+from pretrain.data.tokenizer import (
+    SENTENCEPIECE_OPTIONS,
+    SentencePieceTokenizer,
+    Tokenizer,
+    load_tokenizer,
+    tokenizer_hash,
+)
+from pretrain.data.tracker import Tracker
+from pretrain.data.workers import tokenize_units
+
+__all__ = [
+    "SPLITS",
+    "Progress",
+    "ProgressCallback",
+    "merge",
+    "prepare",
+    "prepare_builtin",
+    "prepare_share",
+    "units_missing",
+]
 
 FORMAT_VERSION = 1
 META_FILE = "meta.json"
-SPLITS = ("training", "validation")
+LENGTHS_FILE = "document_lengths.png"
 VALIDATION_FRACTION = 0.05
 # The tokenizer learns from at most this much of the training split (a sample by document hash): the trainer
 # holds its text in memory, and its pieces hardly change beyond.
 TOKENIZER_SAMPLE_BYTES = 200_000_000
 MIN_VOCABULARY = 260  # 256 bytes, two special tokens and some text
-_BATCH_CHARACTERS = 1 << 20  # text tokenized at a time: bounds memory, large enough for all threads
-_REPORT_SECONDS = 1.0
+_MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
-class Progress:
-    """One report of a preparation; ``str()`` gives a line for people."""
+class _Job:
+    """What a preparation was asked for."""
 
-    stage: str
-    documents: int = 0
-    tokens: int = 0
-    bytes: int = 0
-    total_bytes: int = 0
-    seconds: float = 0.0
+    source: TextSource
+    out: Path
+    tokenizer: Tokenizer | None
+    train_tokenizer: int | None
+    selection: Selection
+    report: ProgressCallback
+    part_bytes: int = PART_BYTES
 
-    def __str__(self) -> str:
-        if not self.total_bytes:
-            return self.stage
-        rate = self.bytes / 1e6 / max(self.seconds, 1e-9)
-        return (
-            f"{self.stage}: {self.documents:,} documents, {self.bytes / 1e6:.1f} of "
-            f"{self.total_bytes / 1e6:.1f} MB, {self.tokens:,} tokens, {rate:.1f} MB/s"
-        )
+    def request(self) -> dict[str, Any]:
+        """What decides the content of the folder; options appear when they are used."""
+        options = {
+            "validation_documents": self.selection.validation_documents,
+            "drop_duplicates": self.selection.drop_duplicates or None,
+            "max_tokens": self.selection.max_tokens,
+        }
+        return {
+            "format_version": FORMAT_VERSION,
+            "source": self.source.fingerprint(),
+            "tokenizer": (
+                tokenizer_hash(self.tokenizer) if self.tokenizer else _training_request(self.train_tokenizer)
+            ),
+            "validation_fraction": self.selection.validation_fraction,
+            **{key: value for key, value in options.items() if value is not None},
+        }
+
+    @property
+    def parts_folder(self) -> Path:
+        """Where finished parts lie. It may be used by several machines at once."""
+        return _parts_folder(self.out)
 
 
-ProgressCallback = Callable[[Progress], None]
+def _parts_folder(out: Path) -> Path:
+    return out.parent / f".{out.name}.partial-parts"
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What the set-up found out."""
+
+    tokenizer: Tokenizer
+    work: list[tuple[Unit, str]]
+    """Every unit of the source with the key of its parts."""
+    manifest: dict[str, Any]
+    """All that the assembly needs besides the parts (JSON)."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return token_dtype(self.tokenizer.vocab_size)
 
 
 def prepare(
@@ -71,46 +129,163 @@ def prepare(
     tokenizer: Tokenizer | None = None,
     train_tokenizer: int | None = None,
     validation_fraction: float = VALIDATION_FRACTION,
+    validation_documents: int | None = None,
+    drop_duplicates: bool = False,
+    max_tokens: int | None = None,
+    processes: int = 1,
+    draw: bool = False,
     progress: ProgressCallback | None = None,
+    part_bytes: int = PART_BYTES,
 ) -> Path:
     """Write the corpus folder *out* from *source*, and return it.
 
     Give either a *tokenizer*, or in *train_tokenizer* the vocabulary size of a SentencePiece model that is
     trained on the training split. A folder that already holds this very corpus is left alone; any other
-    content of *out* is refused. Several processes may call this at once: one works, the others wait. Raises
-    UserError for bad input.
+    content of *out* is refused. Several processes may call this at once: one works, the others wait. What an
+    interrupted call has finished is used by the next one.
+
+    Args:
+        validation_fraction: of documents, held out by the hash of their text.
+        validation_documents: hold out so many different documents instead.
+        drop_duplicates: keep the first of documents with equal text only.
+        max_tokens: keep documents, in order, while both splits together have at most so many tokens.
+        processes: how many tokenize; the output does not depend on it.
+        draw: draw the histogram of document lengths.
+        part_bytes: text after which finished work is put aside.
+
+    Raises:
+        UserError: bad input.
     """
+    job = _job(
+        source, out, tokenizer, train_tokenizer, progress,
+        Selection(validation_fraction, validation_documents, drop_duplicates, max_tokens), part_bytes,
+    )  # fmt: skip
+    _check_processes(processes)
+    request = job.request()
+    if _already_there(job.out, request):
+        return job.out
+    job.out.parent.mkdir(parents=True, exist_ok=True)
+    with _only_process(job.out, job.report):
+        if _already_there(job.out, request):
+            return job.out
+        plan = _set_up(job, request)
+        parts = _tokenize(job, plan, plan.work, processes, max_tokens)
+        _finish(job.out, plan.manifest, parts, draw)
+    return job.out
+
+
+def prepare_share(
+    source: TextSource,
+    out: str | os.PathLike[str],
+    share: tuple[int, int],
+    selection: Selection,
+    *,
+    tokenizer: Tokenizer | None = None,
+    train_tokenizer: int | None = None,
+    processes: int = 1,
+    progress: ProgressCallback | None = None,
+    part_bytes: int = PART_BYTES,
+) -> int:
+    """Tokenize the units i, i + n, … of the source, *share* being (i, n); :func:`merge` makes the folder.
+
+    Shares may be worked on by any number of machines with a common file system. Arguments as for :func:`prepare`,
+    the same for all shares. A cap on tokens acts when the shares are merged.
+
+    Returns:
+        The number of units of this share.
+    """
+    number, of = share
+    if not 0 <= number < of:
+        raise UserError(
+            f"shard: {number}/{of} is out of range; valid: 0/{max(of, 1)} to {max(of, 1) - 1}/{max(of, 1)}"
+        )
+    job = _job(source, out, tokenizer, train_tokenizer, progress, selection, part_bytes)
+    _check_processes(processes)
+    request = job.request()
+    if _already_there(job.out, request):
+        return 0
+    job.out.parent.mkdir(parents=True, exist_ok=True)
+    with _only_process(job.out, job.report):  # one trains the tokenizer and writes the manifest
+        plan = _set_up(job, request)
+    work = plan.work[number::of]
+    _tokenize(job, plan, work, processes, max_tokens=None)
+    return len(work)
+
+
+def merge(out: str | os.PathLike[str], draw: bool = False) -> Path:
+    """Make the folder *out* of the parts that :func:`prepare_share` has left beside it.
+
+    Raises:
+        UserError: no parts, or units that are not done.
+    """
+    out = Path(out)
+    folder = _parts_folder(out)
+    manifest = _read_manifest(out)
+    if manifest is None:
+        if (out / META_FILE).is_file():
+            return out
+        raise UserError(
+            f"merge: nothing is prepared for {str(out)!r}; "
+            "first: python -m pretrain.prepare … --shard I/N, for every I below N"
+        )
+    with _only_process(out, lambda _: None):
+        if _already_there(out, manifest["request"]):
+            return out
+        missing = _missing(out, manifest)
+        if missing:
+            raise UserError(
+                f"merge: {len(missing)} of {len(manifest['units'])} units of {str(out)!r} are not tokenized (numbers "
+                f"{', '.join(map(str, missing[:5]))}{', …' if len(missing) > 5 else ''}; unit u belongs to shard "
+                "u mod N); run their shards again"
+            )
+        _finish(
+            out, manifest, [part for key in manifest["units"] for part in finished_parts(folder, key)], draw
+        )
+    return out
+
+
+def units_missing(out: str | os.PathLike[str]) -> int:
+    """How many units the shares of *out* have still to do; 0 when there is nothing to do or all is merged."""
+    manifest = _read_manifest(Path(out))
+    return len(_missing(Path(out), manifest)) if manifest else 0
+
+
+def _read_manifest(out: Path) -> dict[str, Any] | None:
+    try:
+        return dict(json.loads((_parts_folder(out) / _MANIFEST).read_text("utf-8")))
+    except (OSError, ValueError):
+        return None
+
+
+def _missing(out: Path, manifest: dict[str, Any]) -> list[int]:
+    """Numbers of the units that are not complete."""
+    folder = _parts_folder(out)
+    return [number for number, key in enumerate(manifest["units"]) if not unit_is_done(folder, key)]
+
+
+def _job(
+    source: TextSource,
+    out: str | os.PathLike[str],
+    tokenizer: Tokenizer | None,
+    train_tokenizer: int | None,
+    progress: ProgressCallback | None,
+    selection: Selection,
+    part_bytes: int,
+) -> _Job:
     if (tokenizer is None) == (train_tokenizer is None):
         raise UserError("tokenizer: give either a tokenizer or a vocabulary size to train, and not both")
     if train_tokenizer is not None and not MIN_VOCABULARY <= train_tokenizer <= 1_000_000:
         raise UserError(
             f"train_tokenizer: {train_tokenizer} is out of range; valid: {MIN_VOCABULARY} to 1000000"
         )
+    source.check()
     report = progress or (lambda _: None)
-    out = Path(out)
-    request = {
-        "format_version": FORMAT_VERSION,
-        "source": source.fingerprint(),
-        "tokenizer": tokenizer_hash(tokenizer) if tokenizer else _training_request(train_tokenizer),
-        "validation_fraction": validation_fraction,
-    }
-    if _already_there(out, request):
-        return out
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with _only_process(out, report):
-        if _already_there(out, request):
-            return out
-        # One name per machine: whatever lies there was left by a process that died, since we hold the lock.
-        partial = out.parent / f".{out.name}.partial-{socket.gethostname()}"
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        try:
-            _write(source, partial, tokenizer, train_tokenizer, request, report)
-            _publish(partial, out)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
-    return out
+    return _Job(source, Path(out), tokenizer, train_tokenizer, selection, report, part_bytes)
+
+
+def _check_processes(processes: int) -> None:
+    if processes < 1:
+        raise UserError(f"processes: {processes} is out of range; valid: 1 or more")
 
 
 def prepare_builtin(
@@ -148,7 +323,7 @@ def _already_there(out: Path, request: dict[str, Any]) -> bool:
         raise UserError(f"out: {str(out)!r} exists and is no corpus; valid: a new folder") from None
     if present == request:
         return True
-    differing = ", ".join(key for key in request if present.get(key) != request[key])
+    differing = ", ".join(key for key in request | present if present.get(key) != request.get(key))
     raise UserError(
         f"out: {str(out)!r} holds another corpus (differs in {differing}); remove it or choose a new folder"
     )
@@ -169,50 +344,68 @@ def _only_process(out: Path, report: ProgressCallback) -> Iterator[None]:
         yield
 
 
-def _write(
-    source: TextSource,
-    folder: Path,
-    tokenizer: Tokenizer | None,
-    train_tokenizer: int | None,
-    request: dict[str, Any],
-    report: ProgressCallback,
-) -> None:
-    """Everything that *prepare* puts into the folder."""
-    report(Progress(f"reading {source.name}"))
-    sizes: Counter[str] = Counter()
-
-    def digests() -> Iterator[bytes]:
-        for document in source.documents():
-            sizes["bytes"] += len(document.text.encode())
-            yield document.digest()
-
-    split = Split.choose(digests(), validation_fraction := request["validation_fraction"])
-    total_bytes = sizes["bytes"]
-    if tokenizer is None:
-        assert train_tokenizer is not None
-        report(Progress(f"training a tokenizer of {train_tokenizer:,} entries on {total_bytes / 1e6:.1f} MB"))
-        texts = _tokenizer_sample(source, split, total_bytes)
-        tokenizer = SentencePieceTokenizer.train(texts, train_tokenizer)
-    tokenizer.save(folder / "tokenizer")
-    counts, content_hash = _tokenize(source, folder, tokenizer, split, total_bytes, report)
-    dtype = token_dtype(tokenizer.vocab_size)
-    meta = {
-        "format_version": FORMAT_VERSION,
-        "source": source.describe(),
-        "content_hash": content_hash,
+def _set_up(job: _Job, request: dict[str, Any]) -> _Plan:
+    """The tokenizer, the list of units and the manifest, in the folder of parts. The caller holds the lock."""
+    folder = job.parts_folder
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = job.tokenizer or _trained_tokenizer(job, request)
+    saved = folder / f"tokenizer-{tokenizer_hash(tokenizer)[:20]}"
+    if not saved.is_dir():
+        partial = folder / f".{saved.name}.{socket.gethostname()}-{os.getpid()}"
+        tokenizer.save(partial)
+        partial.rename(saved)
+    settings = f"{FORMAT_VERSION} {tokenizer_hash(tokenizer)} {job.source.settings()} {job.part_bytes}"
+    work = [(unit, unit_key(unit, settings)) for unit in job.source.units()]
+    manifest = {
+        "request": request,
+        "source": job.source.describe(),
+        "extent": job.source.extent(),
+        "tokenizer_folder": saved.name,
         "tokenizer": {
             "name": tokenizer.name,
             "hash": tokenizer_hash(tokenizer),
             "vocab_size": tokenizer.vocab_size,
             "end_of_document": tokenizer.end_of_document,
         },
-        "dtype": dtype.name,
-        "split": {"by": "hash of the document's text", "validation_fraction": validation_fraction},
-        "skipped": dict(sorted(source.skipped.items())),
-        **counts,
-        "request": request,
+        "selection": vars(job.selection),
+        "units": [key for _, key in work],
     }
-    (folder / META_FILE).write_text(json.dumps(meta, indent=2) + "\n", "utf-8")
+    write_synced(folder / _MANIFEST, json.dumps(manifest))
+    return _Plan(tokenizer, work, manifest)
+
+
+def _trained_tokenizer(job: _Job, request: dict[str, Any]) -> Tokenizer:
+    """The tokenizer trained on the source's training split; made once for a source and settings."""
+    assert job.train_tokenizer is not None
+    asked = {key: value for key, value in request.items() if key not in ("max_tokens", "drop_duplicates")}
+    name = f"trained-{hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:20]}"
+    folder = job.parts_folder / name
+    if folder.is_dir():
+        return load_tokenizer(folder)
+    job.report(Progress(f"reading {job.source.name}"))
+    sizes: Counter[str] = Counter()
+
+    def numbers() -> Iterator[np.ndarray]:
+        pending: list[int] = []
+        for document in job.source.documents():
+            sizes["bytes"] += len(document.text.encode())
+            pending.append(int.from_bytes(document.digest()[:8], "big"))
+            if len(pending) >= 1 << 16:
+                yield np.array(pending, np.uint64)
+                pending.clear()
+        yield np.array(pending, np.uint64)
+
+    # Over the whole source: with max_tokens the corpus itself may hold out others of its documents.
+    selection = job.selection
+    split = Split.choose_from(numbers(), selection.validation_fraction, selection.validation_documents)
+    megabytes = sizes["bytes"] / 1e6
+    job.report(Progress(f"training a tokenizer of {job.train_tokenizer:,} entries on {megabytes:.1f} MB"))
+    texts = _tokenizer_sample(job.source, split, sizes["bytes"])
+    tokenizer = SentencePieceTokenizer.train(texts, job.train_tokenizer)
+    partial = job.parts_folder / f".{name}.{socket.gethostname()}-{os.getpid()}"
+    tokenizer.save(partial)
+    partial.rename(folder)
+    return tokenizer
 
 
 def _tokenizer_sample(source: TextSource, split: Split, total_bytes: int) -> Iterator[str]:
@@ -225,58 +418,61 @@ def _tokenizer_sample(source: TextSource, split: Split, total_bytes: int) -> Ite
             yield document.text
 
 
-def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    batch: list[Document] = []
-    characters = 0
-    for document in documents:
-        batch.append(document)
-        characters += len(document.text)
-        if characters >= _BATCH_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
-
-
 def _tokenize(
-    source: TextSource,
-    folder: Path,
-    tokenizer: Tokenizer,
-    split: Split,
-    total_bytes: int,
-    report: ProgressCallback,
-) -> tuple[dict[str, dict[str, int]], str]:
-    """Write both splits; return their counts, and a hash over all documents' digests in order."""
-    dtype = token_dtype(tokenizer.vocab_size)
-    content = hashlib.sha256()
-    sizes: Counter[str] = Counter()
-    documents = 0
-    started = reported = time.monotonic()
-    with (
-        IndexedWriter(folder / SPLITS[0], dtype) as training,
-        IndexedWriter(folder / SPLITS[1], dtype) as validation,
-    ):
-        writers = {"training": training, "validation": validation}
-        for batch in _batches(source.documents()):
-            encoded = tokenizer.encode_batch([document.text for document in batch])
-            for document, ids in zip(batch, encoded, strict=True):
-                digest = document.digest()
-                content.update(digest)
-                name = "validation" if split.is_validation(digest) else "training"
-                writers[name].add_document([*ids, tokenizer.end_of_document])
-                sizes[name] += len(document.text.encode())
-            documents += len(batch)
-            now = time.monotonic()
-            last = sizes.total() >= total_bytes
-            if last or now - reported >= _REPORT_SECONDS:
-                reported = now
-                tokens = training.num_tokens + validation.num_tokens
-                report(Progress("tokenizing", documents, tokens, sizes.total(), total_bytes, now - started))
-    counts = {
-        name: {"documents": writer.num_documents, "bytes": sizes[name], "tokens": writer.num_tokens}
-        for name, writer in writers.items()
-    }
-    return counts, content.hexdigest()
+    job: _Job, plan: _Plan, work: Sequence[tuple[Unit, str]], processes: int, max_tokens: int | None
+) -> list[Part]:
+    """Tokenize what is missing of *work*; returns its parts in order, up to the cap on tokens if there is one."""
+    tracker = Tracker(
+        job.parts_folder, work, dataclasses.replace(job.selection, max_tokens=max_tokens), job.report
+    )
+    if not tracker.enough():
+        missing = tracker.missing()
+        tokenize_units(
+            job.source, missing, job.parts_folder, plan.tokenizer,
+            job.parts_folder / plan.manifest["tokenizer_folder"], plan.dtype, processes,
+            tracker.add, lambda position: tracker.unit_done(*missing[position]), job.part_bytes,
+            # Among duplicates, nobody can tell from one unit alone how many of its tokens count.
+            None if job.selection.drop_duplicates else max_tokens,
+        )  # fmt: skip
+    return tracker.finish()
+
+
+def _finish(out: Path, manifest: dict[str, Any], parts: Sequence[Part], draw: bool) -> None:
+    """Assemble the parts into *out* and remove them. The caller holds the lock."""
+    folder = _parts_folder(out)
+    # One name per machine: whatever lies there was left by a process that died, since we hold the lock.
+    partial = out.parent / f".{out.name}.partial-{socket.gethostname()}"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        shutil.copytree(folder / manifest["tokenizer_folder"], partial / "tokenizer")
+        tokenizer, selection = manifest["tokenizer"], Selection(**manifest["selection"])
+        dtype = token_dtype(tokenizer["vocab_size"])
+        written = assemble(parts, partial, dtype, selection, manifest["extent"])
+        split: dict[str, Any] = {"by": "hash of the document's text"}
+        if selection.validation_documents is None:
+            split["validation_fraction"] = selection.validation_fraction
+        else:
+            split["validation_documents"] = selection.validation_documents
+        meta = {
+            "format_version": FORMAT_VERSION,
+            "source": manifest["source"],
+            "content_hash": written.pop("content_hash"),
+            "tokenizer": tokenizer,
+            "dtype": dtype.name,
+            "split": split,
+            "skipped": written.pop("skipped"),
+            **written,
+            "request": manifest["request"],
+        }
+        if draw:
+            draw_lengths(meta["document_lengths"], partial / LENGTHS_FILE)
+        (partial / META_FILE).write_text(json.dumps(meta, indent=2) + "\n", "utf-8")
+        _publish(partial, out)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _publish(partial: Path, out: Path) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 from model.errors import UserError
 from pretrain.data.blend import BlendSplitter, parse_blend
 from pretrain.data.indexed import IndexedTokens
+from pretrain.data.megatron import is_prefix, open_prefix
 from pretrain.data.permutation import Permutation
 from pretrain.data.prepare import FORMAT_VERSION, META_FILE
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_hash
@@ -40,10 +41,23 @@ class Corpus:
     validation: IndexedTokens
 
     @classmethod
-    def open(cls, folder: str | os.PathLike[str]) -> Corpus:
-        """Open a folder written by ``prepare``; raises UserError if it is not one or a file of it is
-        damaged."""
+    def open(cls, folder: str | os.PathLike[str], tokenizer: Tokenizer | None = None) -> Corpus:
+        """Open a folder written by ``prepare``, or the prefix of a ``.bin/.idx`` pair of Megatron's tools.
+
+        Args:
+            tokenizer: what a pair was made with, since it does not say; a folder has its own, and another is refused.
+
+        Raises:
+            UserError: neither one nor the other, a damaged file, no tokenizer or another one.
+        """
         root = Path(folder)
+        if is_prefix(root):
+            if tokenizer is None:
+                raise UserError(
+                    f"data: {str(root)!r} is a .bin/.idx pair, which does not say its tokenizer; give --tokenizer, "
+                    "such as --tokenizer gpt2"
+                )
+            return cls(root, *open_prefix(root, tokenizer))
         if not root.is_dir():
             raise UserError(
                 f"data: {str(root)!r} is no folder; valid: one written by python -m pretrain.prepare"
@@ -69,13 +83,18 @@ class Corpus:
             )
         if not (root / "tokenizer").is_dir():
             raise UserError(f"data: {str(root)!r} has no tokenizer folder; prepare the corpus again")
-        tokenizer = load_tokenizer(root / "tokenizer")
-        if tokenizer_hash(tokenizer) != expected_hash:
+        own = load_tokenizer(root / "tokenizer")
+        if tokenizer_hash(own) != expected_hash:
             raise UserError(
                 f"data: the tokenizer in {str(root)!r} is not the one the corpus was made with "
                 f"({meta['tokenizer'].get('name')}); prepare the corpus again"
             )
-        tokenizer.name = meta["tokenizer"].get("name", tokenizer.name)
+        own.name = meta["tokenizer"].get("name", own.name)
+        if tokenizer is not None and tokenizer_hash(tokenizer) != expected_hash:
+            raise UserError(
+                f"tokenizer: {str(root)!r} was made with {own.name}, and not with {tokenizer.name}; valid: its own "
+                "tokenizer, or a corpus prepared with the other"
+            )
         streams = {name: IndexedTokens(root / name) for name in expected_tokens}
         for name, stream in streams.items():
             if stream.num_tokens != expected_tokens[name]:
@@ -83,11 +102,11 @@ class Corpus:
                     f"data: {str(root / name)!r} has {stream.num_tokens} tokens, but {META_FILE} says "
                     f"{expected_tokens[name]}; the files are of different corpora"
                 )
-        return cls(root, meta, tokenizer, streams["training"], streams["validation"])
+        return cls(root, meta, own, streams["training"], streams["validation"])
 
     @property
     def name(self) -> str:
-        """Name of the folder."""
+        """Name of the folder (or prefix)."""
         return self.folder.resolve().name
 
 

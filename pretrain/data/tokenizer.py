@@ -51,6 +51,9 @@ class Tokenizer(ABC):
     """Number of token ids: they are 0 … vocab_size - 1."""
     end_of_document: int
     """Id of the token that is put after every document."""
+    threads: int | None = None
+    """Threads of :meth:`encode_batch` for SentencePiece models, all cores by default; the ``tokenizers`` library
+    goes by RAYON_NUM_THREADS."""
     _token_bytes: np.ndarray | None = None
 
     @abstractmethod
@@ -162,7 +165,7 @@ class SentencePieceTokenizer(Tokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         plain = [text if not (self._spells_space_mark and _SPACE in text) else "" for text in texts]
-        encoded = self._processor.encode(plain, num_threads=os.cpu_count() or 1)
+        encoded = self._processor.encode(plain, num_threads=self.threads or os.cpu_count() or 1)
         return [
             ids if text is same else self.encode(text)
             for ids, text, same in zip(encoded, texts, plain, strict=True)

@@ -99,6 +99,134 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, mon
     assert not (tmp_path / "o").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--text", "x", "--subset", "y"], "subset: --subset goes with --dataset NAME, not with --text"),
+        (
+            ["--dataset", "a/b", "--format", "jsonl"],
+            "format: --format goes with --text PATH…, not with --dataset",
+        ),
+        (
+            ["--dataset", "builtin", "--revision", "y"],
+            "revision: --revision does not apply to --dataset builtin",
+        ),
+        (["--dataset", "NoSuch/thing", "--out", "o"], "dataset: 'NoSuch/thing' cannot be opened"),
+        (
+            ["--dataset", "builtin", "--validation_fraction", "0.1", "--validation_documents", "3"],
+            "and not both",
+        ),
+        (
+            ["--dataset", "builtin", "--validation_documents", "0", "--out", "o"],
+            "validation_documents: 0 is out of",
+        ),
+        (["--dataset", "builtin", "--max_tokens", "-1", "--out", "o"], "max_tokens: -1 is out of range"),
+        (["--dataset", "builtin", "--processes", "0", "--out", "o"], "processes: 0 is out of range"),
+        (
+            ["--dataset", "builtin", "--shard", "x", "--out", "o"],
+            "argument --shard: 'x' is not I/N, such as 0/16",
+        ),
+        (
+            ["--dataset", "builtin", "--shard", "4/4", "--out", "o"],
+            "shard: 4/4 is out of range; valid: 0/4 to 3/4",
+        ),
+        (["--dataset", "builtin", "--shard", "0/4"], "out: missing"),
+        (["--dataset", "builtin", "--merge", "--out", "o"], "merge: --merge goes with --shard I/N"),
+        (["--dataset", "builtin", "--format", "xml"], "argument --format: invalid choice: 'xml'"),
+        (["merge", "o"], "merge: nothing is prepared for 'o'"),
+        (["merge"], "the following arguments are required: folder"),
+        (["verify", "missing"], "data: 'missing' is no folder"),
+        (["inspect", "missing", "--tokenizer", "nothing"], "tokenizer: 'nothing' is no local folder"),
+    ],
+)
+def test_bad_options_are_one_line_and_exit_code_2(arguments, message, tmp_path, monkeypatch, capsys):
+    test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, monkeypatch, capsys)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Parquet with a column of its own name, and duplicates."""
+    import pyarrow
+    import pyarrow.parquet
+
+    path = tmp_path_factory.mktemp("dataset") / "a.parquet"
+    documents = [f"{number % 50} bottles on the shelf. " * 5 for number in range(60)]
+    pyarrow.parquet.write_table(pyarrow.table({"body": documents}), path, row_group_size=10)
+    return path
+
+
+def test_the_path_of_hub_datasets_with_all_options(dataset, small_folder, tmp_path, capsys):
+    """The line of the README that needs the internet, with files of this machine in its place."""
+    out = tmp_path / "out"
+    source = ["--dataset", "parquet", "--data_files", dataset, "--column", "body", "--split", "train"]
+    options = ["--validation_documents", 10, "--drop_duplicates", "--max_tokens", 10**6, "--processes", 1]
+    assert run(*source, *options, "--tokenizer", small_folder / "tokenizer", "--out", out) == 0
+    printed = capsys.readouterr().out
+    for part in (
+        "training    40 documents",
+        "validation  10 documents",
+        "10 duplicate",
+        "histogram   ",
+        "p50 ",
+    ):
+        assert part in printed
+    assert (out / "document_lengths.png").is_file()
+    assert run("verify", out) == 0
+    assert "4 files are what was written" in capsys.readouterr().out
+    assert run("inspect", out / "training", "--tokenizer", small_folder / "tokenizer") == 0
+    assert "bottles on the shelf" in capsys.readouterr().out
+    (out / "training.bin").write_bytes(b"")
+    assert run("verify", out) == 2
+    assert "training.bin' is truncated" in capsys.readouterr().err
+
+
+def test_shards_and_merge(dataset, small_folder, tmp_path, capsys):
+    common = [
+        "--text",
+        dataset,
+        "--column",
+        "body",
+        "--tokenizer",
+        small_folder / "tokenizer",
+        "--processes",
+        1,
+    ]
+    assert run(*common, "--out", tmp_path / "one") == 0
+    assert run(*common, "--out", tmp_path / "two", "--shard", "0/2") == 0
+    assert run(*common, "--out", tmp_path / "two", "--shard", "1/2") == 0
+    assert "shard       1/2 is done" in capsys.readouterr().out
+    assert run("merge", tmp_path / "two") == 0
+    assert run("verify", tmp_path / "two") == 0
+    for name in ("training.bin", "training.idx", "validation.bin", "meta.json", "document_lengths.png"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_the_job_script_ends_with_a_merged_corpus(texts, small_folder, tmp_path):
+    """slurm/prepare.sh as an array of two calls it; the environment variables are SLURM's."""
+    import os
+
+    line = ["bash", str(ROOT / "slurm" / "prepare.sh"), "--text", str(texts)]
+    line += [
+        "--tokenizer",
+        str(small_folder / "tokenizer"),
+        "--out",
+        str(tmp_path / "out"),
+        "--processes",
+        "1",
+    ]
+    for task, ready in ((7, False), (6, True)):
+        variables = {"SLURM_SUBMIT_DIR": str(ROOT), "SLURM_ARRAY_TASK_ID": str(task)}
+        variables |= {"SLURM_ARRAY_TASK_MIN": "6", "SLURM_ARRAY_TASK_COUNT": "2"}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        result = subprocess.run(
+            line, cwd=tmp_path, env=os.environ | variables | {"PATH": path}, capture_output=True, text=True
+        )
+        assert result.returncode == 0, result.stderr
+        assert ("ready       " in result.stdout) == (tmp_path / "out").exists()
+        assert (tmp_path / "out").exists() >= ready
+    assert Corpus.open(tmp_path / "out").meta["skipped"] == {"empty": 1}
+
+
 def test_disk_errors_are_one_line(texts, tmp_path, capsys, monkeypatch):
     def full(*_: object, **__: object) -> Path:
         raise OSError(28, "No space left on device", str(tmp_path / "out"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -129,3 +130,17 @@ def test_one_document_cannot_be_split(count):
 def test_fraction_out_of_range_is_refused(fraction):
     with pytest.raises(UserError, match="validation_fraction: "):
         Split.choose([digest_of(0), digest_of(1)], fraction)
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), min_size=2, max_size=60), st.integers(1, 20), st.integers(1, 9))
+def test_a_number_of_documents_held_out_is_exact_and_of_the_smallest_hashes(numbers, documents, chunk):
+    chunks = [np.array(numbers[start : start + chunk], np.uint64) for start in range(0, len(numbers), chunk)]
+    different = sorted(set(numbers))
+    if len(different) <= documents:
+        with pytest.raises(UserError, match="different"):
+            Split.choose_from(chunks, 0.5, documents)
+        return
+    split = Split.choose_from(chunks, 0.5, documents)
+    held_out = {number for part in chunks for number in part[split.held_out(part)].tolist()}
+    assert sorted(held_out) == different[:documents]
+    assert all(split.is_validation(number.to_bytes(8, "big")) for number in held_out)

@@ -139,14 +139,20 @@ def test_several_processes_at_once_do_the_work_once(small_folder, tmp_path):
     assert contents(out) == contents(small_folder)
 
 
-def test_errors_leave_nothing_behind(tmp_path, monkeypatch):
+def test_an_error_while_assembling_keeps_the_finished_parts_and_nothing_else(
+    tmp_path, monkeypatch, small_folder
+):
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module.IndexedWriter, "add_document", full)
-    with pytest.raises(OSError, match="No space left"):
-        prepare_small(tmp_path / "out")
-    assert [path.name for path in tmp_path.iterdir()] == [".out.lock"]
+    with monkeypatch.context() as patched:
+        patched.setattr("pretrain.data.indexed.IndexedWriter.add_documents", full)
+        with pytest.raises(OSError, match="No space left"):
+            prepare_small(tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.lock", ".out.partial-parts"]
+    monkeypatch.setattr("pretrain.data.shards._PartWriter.add", full)  # nothing is tokenized again
+    assert contents(prepare_small(tmp_path / "out")) == contents(small_folder)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.lock", "out"]
 
 
 def test_progress_lines_count_up_to_everything(tmp_path, small):

@@ -1,0 +1,85 @@
+"""Corpora as Megatron-LM's ``preprocess_data`` leaves them: a ``.bin/.idx`` pair and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from model.errors import UserError
+from pretrain.data.indexed import IndexedTokens, bin_path, idx_path
+from pretrain.data.tokenizer import Tokenizer, tokenizer_hash
+
+# The last documents that together hold at least this share of the tokens. Megatron-LM itself splits by position in
+# the file (--split 969,30,1); the text, by whose hash our own corpora are split, is not there.
+VALIDATION_SHARE = 0.05
+_SAMPLE = 1 << 20  # bytes at both ends of the .bin that stand for its content
+
+
+def is_prefix(path: Path) -> bool:
+    """Whether *path* is the common beginning of a ``.bin/.idx`` pair (and no folder)."""
+    return not path.is_dir() and (idx_path(path).is_file() or bin_path(path).is_file())
+
+
+def open_prefix(
+    prefix: Path, tokenizer: Tokenizer
+) -> tuple[dict[str, Any], Tokenizer, IndexedTokens, IndexedTokens]:
+    """(what ``meta.json`` would say, the tokenizer, training documents, validation documents).
+
+    Raises:
+        UserError: damaged files, or fewer than two documents.
+    """
+    tokens = IndexedTokens(prefix)
+    if tokens.num_documents < 2:
+        raise UserError(
+            f"data: {str(prefix)!r} has {tokens.num_documents} documents; needed: at least two, one for validation"
+        )
+    first = _first_of_validation(tokens)
+    training, validation = tokens.slice(0, first), tokens.slice(first, tokens.num_documents)
+    meta = {
+        "source": {"name": prefix.name, "format": "megatron"},
+        "content_hash": _content_hash(prefix),
+        "tokenizer": {
+            "name": tokenizer.name,
+            "hash": tokenizer_hash(tokenizer),
+            "vocab_size": tokenizer.vocab_size,
+            "end_of_document": tokenizer.end_of_document,
+        },
+        "dtype": tokens.dtype.name,
+        "split": {"by": "position", "validation_share_of_tokens": VALIDATION_SHARE},
+        "skipped": {},
+        "training": {"documents": training.num_documents, "tokens": training.num_tokens},
+        "validation": {"documents": validation.num_documents, "tokens": validation.num_tokens},
+    }
+    return meta, tokenizer, training, validation
+
+
+def _first_of_validation(tokens: IndexedTokens) -> int:
+    """Index of the first document held out; never 0, so that something is left to train on."""
+    wanted = tokens.num_tokens * (1 - VALIDATION_SHARE)
+    low, high = 1, tokens.num_documents - 1
+    while low < high:  # the last document that begins at or before *wanted*
+        middle = (low + high + 1) // 2
+        if tokens.start_of(middle) <= wanted:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _content_hash(prefix: Path) -> str:
+    """Hash of the index, the size of the token file, and both its ends: reading all of it would take minutes."""
+    digest = xxhash.xxh3_128()
+    with idx_path(prefix).open("rb") as stream:
+        while chunk := stream.read(_SAMPLE):
+            digest.update(chunk)
+    path = bin_path(prefix)
+    size = path.stat().st_size
+    digest.update(np.int64(size).tobytes())
+    with path.open("rb") as stream:
+        digest.update(stream.read(_SAMPLE))
+        stream.seek(max(0, size - _SAMPLE))
+        digest.update(stream.read())
+    return digest.hexdigest()

@@ -1,0 +1,124 @@
+"""How a preparation tells how far it is."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from tqdm import tqdm
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One report of a preparation; ``str()`` gives a line for people."""
+
+    stage: str
+    documents: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    """Of text, as everything here."""
+    total_bytes: int = 0
+    """Of the whole source; an estimate until the last report, 0 where there is none yet."""
+    seconds: float = 0.0
+    """Since this process began to tokenize."""
+    bytes_before: int = 0
+    """Of *bytes*, what an earlier process had done."""
+    counted: bool = False
+    """Whether this report has counts."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it is the last report of its stage."""
+        return self.counted and self.bytes == self.total_bytes
+
+    @property
+    def rate(self) -> float:
+        """Bytes of text a second."""
+        return (self.bytes - self.bytes_before) / max(self.seconds, 1e-9)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Estimated time to the end; None where nothing is known yet."""
+        if not self.total_bytes or self.rate <= 0:
+            return None
+        return max(0, self.total_bytes - self.bytes) / self.rate
+
+    def figures(self) -> str:
+        """Documents, tokens, MB/s, time left."""
+        of = f" of {self.total_bytes / 1e6:.1f}" if self.total_bytes else ""
+        left = self.seconds_left
+        return (
+            f"{self.documents:,} documents, {self.bytes / 1e6:.1f}{of} MB, {self.tokens:,} tokens, "
+            f"{self.rate / 1e6:.1f} MB/s"
+            + ("" if self.done else ", time left unknown" if left is None else f", {duration(left)} left")
+        )
+
+    def __str__(self) -> str:
+        return f"{self.stage}: {self.figures()}" if self.counted else self.stage
+
+
+ProgressCallback = Callable[[Progress], None]
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people write them: 42s, 3m05s, 2h07m."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+class ProgressPrinter:
+    """A progress callback: a bar on a terminal, a line every few seconds in a log.
+
+    Args:
+        stream: standard output by default.
+        every_seconds: shortest time between two lines of one stage in a log; its last line always appears.
+        clock: seconds that only go forward.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        every_seconds: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stream = stream
+        self.every_seconds = every_seconds
+        self.clock = clock
+        self._bar: tqdm[Any] | None = None
+        self._printed_at: float | None = None
+
+    def __call__(self, progress: Progress) -> None:
+        stream = sys.stdout if self._stream is None else self._stream
+        if progress.counted and stream.isatty():
+            self._draw(progress, stream)
+            return
+        now = self.clock()
+        if progress.counted and not progress.done:
+            if self._printed_at is None:
+                self._printed_at = now  # the first figures of a stage say little
+            if now - self._printed_at < self.every_seconds:
+                return
+            self._printed_at = now
+        print(progress, file=stream, flush=True)
+
+    def _draw(self, progress: Progress, stream: TextIO) -> None:
+        if self._bar is None:
+            self._bar = tqdm(
+                total=progress.total_bytes or None,
+                file=stream,
+                dynamic_ncols=True,
+                bar_format="{percentage:3.0f}% |{bar:20}| {desc}",
+            )
+        self._bar.total = progress.total_bytes or None
+        self._bar.n = progress.bytes
+        self._bar.set_description_str(progress.figures(), refresh=True)
+        if progress.done:
+            self._bar.close()
+            self._bar = None

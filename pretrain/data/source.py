@@ -1,0 +1,105 @@
+"""What a source of text is: documents in a fixed order, cut into pieces that processes read on their own.
+
+``prepare.py`` knows nothing else about where text comes from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from model.errors import UserError
+
+
+@dataclass(frozen=True)
+class Document:
+    """One document: its text and a path or identifier that says where it came from."""
+
+    path_or_id: str
+    text: str
+
+    def digest(self) -> bytes:
+        """SHA-256 of the UTF-8 text (32 bytes): equal documents have equal digests, wherever they lie."""
+        return hashlib.sha256(self.text.encode("utf-8")).digest()
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A piece of a source that one process reads from beginning to end.
+
+    How a source is cut depends on the source alone, so that neither the number of processes nor a restart
+    changes anything.
+    """
+
+    key: str
+    """Names the piece and its present content: another key when a file changes."""
+    size: int
+    """Bytes where the piece lies, for telling the time left; 0 where unknown."""
+    place: tuple[Any, ...]
+    """What the source needs to find it (picklable)."""
+
+
+class TextSource(ABC):
+    """A re-iterable collection of documents in a fixed order. Sources are pickled to worker processes."""
+
+    name: str
+    """Short name, part of messages and of default folder names."""
+
+    def __init__(self) -> None:
+        self.skipped: Counter[str] = Counter()
+        """Reason -> number of documents left out; counted anew by every pass over :meth:`documents`."""
+
+    @abstractmethod
+    def units(self) -> list[Unit]:
+        """The pieces of the source, in the order of their documents. Raises UserError for a bad source."""
+
+    @abstractmethod
+    def read(self, unit: Unit) -> Iterator[Document | str]:
+        """Documents of one piece, in order; a string is the reason why a document is left out.
+
+        Raises UserError for damage that is not confined to a document.
+        """
+
+    def check(self) -> None:
+        """Raise UserError for what is wrong with the source as a whole and can be seen without reading it."""
+        return
+
+    def documents(self) -> Iterator[Document]:
+        """Yield the usable documents; the same ones in the same order on every call. UserError if none is."""
+        self.skipped = Counter()
+        usable = False
+        for unit in self.units():
+            for record in self.read(unit):
+                if isinstance(record, str):
+                    self.skipped[record] += 1
+                else:
+                    usable = True
+                    yield record
+        if not usable:
+            raise UserError(no_documents(self.extent(), self.skipped))
+
+    def settings(self) -> str:
+        """What decides, besides the unit, which documents :meth:`read` gives."""
+        return ""
+
+    def extent(self) -> str:
+        """Name and size, as a message about a source without documents begins."""
+        return f"{self.name}: no usable document"
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Hexadecimal hash of everything that determines the documents; cheap next to tokenizing them."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """What ``meta.json`` says about the source (JSON values; nothing that depends on the machine)."""
+
+
+def no_documents(extent: str, skipped: Mapping[str, int]) -> str:
+    """The message for a source in which no document is usable."""
+    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(skipped.items()))
+    return f"{extent} ({reasons or 'nothing there'}); needed: UTF-8 text"

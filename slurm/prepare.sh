@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Tokenize a corpus over an array of tasks; the task that finishes last merges their work into the folder.
+#
+#   sbatch --array=0-15 slurm/prepare.sh --dataset HuggingFaceFW/fineweb --subset sample-10BT --tokenizer gpt2 --out data/fineweb
+#
+# Submit it from the repository, on a file system that all nodes share. Arguments are those of python -m pretrain.prepare.
+# Tasks that failed or were preempted are simply submitted again, with any --array: what is finished is not done twice.
+# To merge by hand: python -m pretrain.prepare merge data/fineweb
+#SBATCH --job-name=prepare
+#SBATCH --array=0-15
+#SBATCH --ntasks=1
+#SBATCH --cpus-per-task=16
+#SBATCH --mem-per-cpu=1G
+#SBATCH --time=24:00:00
+#SBATCH --requeue
+#SBATCH --output=slurm-prepare-%A_%a.log
+set -euo pipefail
+cd "${SLURM_SUBMIT_DIR:-$(dirname "${BASH_SOURCE[0]}")/..}"
+if [ -f .venv/bin/activate ]; then
+    # shellcheck disable=SC1091
+    . .venv/bin/activate
+fi
+share=$((${SLURM_ARRAY_TASK_ID:-0} - ${SLURM_ARRAY_TASK_MIN:-0}))
+exec python -m pretrain.prepare "$@" --shard "$share/${SLURM_ARRAY_TASK_COUNT:-1}" --merge
