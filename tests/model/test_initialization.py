@@ -28,7 +28,7 @@ def test_statistics_by_role():
             assert torch.all(value == 0), name
         else:
             residual = name.endswith(("attention.o.weight", "ffn.down.weight"))
-            std = 0.02 / math.sqrt(2 * 8) if residual else 0.02
+            std = 0.02 / math.sqrt(2 * config.num_layers) if residual else 0.02
             # 5 standard errors of a sample standard deviation
             assert value.std().item() == pytest.approx(std, rel=5 / math.sqrt(2 * value.numel())), name
             assert abs(value.mean().item()) < 5 * std / math.sqrt(value.numel()), name
