@@ -244,15 +244,13 @@ def file_record(path: Path) -> dict[str, Any]:
 
 def draw_lengths(summary: dict[str, Any], out: Path) -> None:
     """Draw the histogram of ``document_lengths`` as a PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure  # without pyplot: half the time, and no state
 
     histogram = summary["histogram"]
     documents = histogram["documents"]
     edges = 2.0 ** ((histogram["from_2_to_the_eighths"] + np.arange(len(documents) + 1)) / 8)
-    figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axis = figure.subplots()
     axis.stairs(documents, edges, fill=True)
     axis.set_xscale("log", base=2)
     axis.set_xlabel("tokens in the document, its end included")
@@ -261,4 +259,3 @@ def draw_lengths(summary: dict[str, Any], out: Path) -> None:
         f"mean {summary['mean']:,}, median {summary['p50']:,}, longest {summary['longest']:,} tokens"
     )
     figure.savefig(out, dpi=120)
-    plt.close(figure)

@@ -33,7 +33,15 @@ from pretrain.data.assemble import SPLITS, Selection, assemble, draw_lengths
 from pretrain.data.corpus import BuiltinCorpus
 from pretrain.data.indexed import token_dtype
 from pretrain.data.progress import Progress, ProgressCallback
-from pretrain.data.shards import PART_BYTES, Part, finished_parts, unit_is_done, unit_key, write_synced
+from pretrain.data.shards import (
+    PART_BYTES,
+    Part,
+    finished_parts,
+    remove_leftovers,
+    unit_is_done,
+    unit_key,
+    write_synced,
+)
 from pretrain.data.source import TextSource, Unit
 from pretrain.data.split import Split
 from pretrain.data.tokenizer import (
@@ -348,12 +356,10 @@ def _set_up(job: _Job, request: dict[str, Any]) -> _Plan:
     """The tokenizer, the list of units and the manifest, in the folder of parts. The caller holds the lock."""
     folder = job.parts_folder
     folder.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(folder)
     tokenizer = job.tokenizer or _trained_tokenizer(job, request)
     saved = folder / f"tokenizer-{tokenizer_hash(tokenizer)[:20]}"
-    if not saved.is_dir():
-        partial = folder / f".{saved.name}.{socket.gethostname()}-{os.getpid()}"
-        tokenizer.save(partial)
-        partial.rename(saved)
+    _save_once(tokenizer, saved)
     settings = f"{FORMAT_VERSION} {tokenizer_hash(tokenizer)} {job.source.settings()} {job.part_bytes}"
     work = [(unit, unit_key(unit, settings)) for unit in job.source.units()]
     manifest = {
@@ -402,10 +408,22 @@ def _trained_tokenizer(job: _Job, request: dict[str, Any]) -> Tokenizer:
     job.report(Progress(f"training a tokenizer of {job.train_tokenizer:,} entries on {megabytes:.1f} MB"))
     texts = _tokenizer_sample(job.source, split, sizes["bytes"])
     tokenizer = SentencePieceTokenizer.train(texts, job.train_tokenizer)
-    partial = job.parts_folder / f".{name}.{socket.gethostname()}-{os.getpid()}"
-    tokenizer.save(partial)
-    partial.rename(folder)
+    _save_once(tokenizer, folder)
     return tokenizer
+
+
+def _save_once(tokenizer: Tokenizer, folder: Path) -> None:
+    """Save *tokenizer* in *folder*, whole or not at all; another machine may be doing the same."""
+    if folder.is_dir():
+        return
+    partial = folder.with_name(f".{folder.name}.{socket.gethostname()}-{os.getpid()}")
+    tokenizer.save(partial)
+    try:
+        partial.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+        shutil.rmtree(partial)
 
 
 def _tokenizer_sample(source: TextSource, split: Split, total_bytes: int) -> Iterator[str]:

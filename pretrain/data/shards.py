@@ -16,6 +16,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ from pretrain.data.tokenizer import Tokenizer
 # high and low: the first 16 bytes of the text's SHA-256 as two big-endian numbers.
 DOCUMENT = np.dtype([("high", ">u8"), ("low", ">u8"), ("tokens", "<u4"), ("bytes", "<u4")])
 PART_BYTES = 32 << 20  # of text: what a kill may cost a process
-_BATCH_CHARACTERS = 1 << 20  # text tokenized at a time: bounds memory, large enough for all threads
+_BATCH_CHARACTERS = 1 << 18  # text tokenized at a time: bounds memory, large enough for all threads
 
 
 @dataclass
@@ -88,10 +89,12 @@ def finished_parts(folder: Path, key: str) -> list[Part]:
         prefix = folder / f"{key}-{len(parts):04d}"
         try:
             marker = json.loads(prefix.with_suffix(".json").read_text("utf-8"))
-        except (OSError, ValueError):
+            counts = Counts(
+                marker["documents"], marker["tokens"], marker["bytes"], Counter(marker["skipped"])
+            )
+            part = Part(prefix, marker["records"], marker["last"], counts)
+        except (OSError, ValueError, KeyError, TypeError):
             break
-        counts = Counts(marker["documents"], marker["tokens"], marker["bytes"], Counter(marker["skipped"]))
-        part = Part(prefix, marker["records"], marker["last"], counts)
         sizes = [
             prefix.with_suffix(end).stat().st_size
             for end in (".bin", ".docs")
@@ -101,6 +104,25 @@ def finished_parts(folder: Path, key: str) -> list[Part]:
             break  # files were cut or removed behind our back: this part is made again
         parts.append(part)
     return parts
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what processes of this machine that are gone had begun to write."""
+    pattern = re.compile(re.escape(os.uname().nodename) + r"-(\d+)(\.\w+)?$")
+    for path in folder.iterdir():
+        match = pattern.search(path.name)
+        if match and path.is_file() and not _is_alive(int(match[1])):
+            path.unlink(missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def unit_is_done(folder: Path, key: str) -> bool:

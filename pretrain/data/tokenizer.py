@@ -234,6 +234,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def __init__(self, backend: Any, name: str, end_of_document: str | None = None) -> None:
         self._backend = backend
+        self._hash: str | None = None
         backend.no_padding()
         backend.no_truncation()
         self.name = name
@@ -339,8 +340,10 @@ class HuggingFaceTokenizer(Tokenizer):
         Path(folder, "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
 
     def content_hash(self) -> str:
-        definition = json.dumps(json.loads(self._backend.to_str()), sort_keys=True)
-        return hashlib.sha256(f"{definition}\n{self._end_text}".encode()).hexdigest()
+        if self._hash is None:  # a fifth of a second for GPT-2's, and asked for often
+            definition = json.dumps(json.loads(self._backend.to_str()), sort_keys=True)
+            self._hash = hashlib.sha256(f"{definition}\n{self._end_text}".encode()).hexdigest()
+        return self._hash
 
 
 def load_tokenizer(source: str | os.PathLike[str]) -> Tokenizer:

@@ -165,6 +165,10 @@ def test_kill_at_random_moments_and_again(
         while alive_in_group(group) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not alive_in_group(group), "workers end with the first process"
+        shards.remove_leftovers(tmp_path / ".out.partial-parts")
+        assert not list(tmp_path.glob(".out.partial-parts/*-*-*")), (
+            "what they had begun can be told, and removed"
+        )
     if not out.exists():
         tokenized = []
         whole = shards._PartWriter.finish
