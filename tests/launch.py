@@ -66,6 +66,8 @@ class Running:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # so that close() also ends the ranks below a launcher
+                # A shell ignores Ctrl-C for what it runs in the background, and children inherit that.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
             for command, environment, log in zip(commands, environments, self._logs, strict=True)
         ]

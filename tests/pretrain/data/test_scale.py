@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import itertools
 import json
@@ -214,8 +215,9 @@ def test_a_killed_worker_is_one_line_and_the_work_goes_on(
 ):
     def kill_a_worker(_: object) -> None:
         for child in psutil.Process().children():
-            if "resource_tracker" not in " ".join(child.cmdline()):
-                child.send_signal(signal.SIGKILL)
+            with contextlib.suppress(psutil.Error):  # gone already: killed by an earlier report
+                if "resource_tracker" not in " ".join(child.cmdline()):
+                    child.send_signal(signal.SIGKILL)
 
     monkeypatch.setattr("pretrain.data.tracker._REPORT_SECONDS", 0)
     with pytest.raises(
