@@ -133,6 +133,7 @@ def test_accuracy_by_hand(folders, data_dir, tmp_path):
     assert scores["piqa/acc_norm"] == pytest.approx(right["acc_norm"] / 30)
 
 
+@pytest.mark.slow
 def test_scores_equal_lm_evals_own_hugging_face_model(folders, data_dir, tmp_path):
     from lm_eval.models.huggingface import HFLM
     from transformers import AutoTokenizer

@@ -234,7 +234,9 @@ def test_offloaded(saved, tmp_path, offloaded):
 CHAIN = [(1, 1, 1), (2, 1, 2), (1, 1, 3), (2, 2, 1), (2, 1, 3), (2, 2, 2), (1, 1, 1)]
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-6), ("bf16", 1e-3)])
+@pytest.mark.parametrize(
+    ("precision", "tolerance"), [("fp32", 1e-6), pytest.param("bf16", 1e-3, marks=pytest.mark.slow)]
+)
 def test_the_curve_goes_on(small_folder, tmp_path, precision, tolerance):
     def make(name):
         steps = str(2 * len(CHAIN))

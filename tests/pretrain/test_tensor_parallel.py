@@ -74,7 +74,12 @@ def reference():
 
 @pytest.mark.parametrize(
     ("tensor_parallel", "world", "stage", "sequence_parallel"),
-    [(2, 2, 1, False), (2, 2, 3, True), (2, 4, 2, True), (4, 4, 3, False)],
+    [
+        (2, 2, 1, False),
+        (2, 2, 3, True),
+        pytest.param(2, 4, 2, True, marks=pytest.mark.slow),
+        pytest.param(4, 4, 3, False, marks=pytest.mark.slow),
+    ],
 )
 def test_same_training_as_one_rank(reference, tensor_parallel, world, stage, sequence_parallel):
     """Loss, gradient norm, clipping and decay; replicated parameters stay bit-identical on all ranks."""
@@ -112,7 +117,10 @@ def bf16_reference():
     return run_distributed(train, 1, 1, 2, "bf16", timeout=120)[0]
 
 
-@pytest.mark.parametrize(("tensor_parallel", "stage"), [(2, 1), (2, 2), (4, 3)])
+@pytest.mark.parametrize(
+    ("tensor_parallel", "stage"),
+    [(2, 1), pytest.param(2, 2, marks=pytest.mark.slow), pytest.param(4, 3, marks=pytest.mark.slow)],
+)
 def test_bf16_curves_agree(bf16_reference, tensor_parallel, stage):
     """In bf16 every sum is rounded to 8 bits, in another order for each t: 1e-3 on the loss (the design's bound),
     and 1e-2 on the norm, in which Adam has made 20 steps' weights of the differences."""
@@ -125,7 +133,7 @@ def test_bf16_curves_agree(bf16_reference, tensor_parallel, stage):
             assert sharded or torch.equal(weight, results[0][2][name][1]), name
 
 
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("stage", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_resumed_run_is_bit_identical(small_folder, tmp_path, stage):
     arguments = ("--tensor_parallel", "2", "--steps", "8", "--validation.every", "0")
     whole = nano_run(small_folder, tmp_path, *arguments, "--name", "whole")
