@@ -15,7 +15,7 @@ from pathlib import Path
 # Running a file puts its folder first on sys.path, where pretrain/*.py could shadow libraries; the root belongs there.
 sys.path[0] = str(Path(__file__).resolve().parent.parent)
 # Before torch loads OpenMP: threads that wait sleep instead of spinning. Beside one other busy process on two cores,
-# spinning made a training step 2 to 7 times slower (docs/experiments.md).
+# spinning made a training step several times slower (docs/experiments.md).
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from model.errors import UserError  # noqa: E402
