@@ -7,19 +7,18 @@ written under a hidden name, synced, and renamed when every rank has finished; `
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import xxhash
-from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
 
 from model.errors import UserError
+from pretrain.checkpoint_writer import RecordingCheckpointEngine
 from pretrain.config import CheckpointConfig
 from pretrain.world import World
 
@@ -55,65 +54,14 @@ class TrainingState:
     """World.record(), with ZeRO stage and dtype."""
 
 
-class _HashingFile:
-    """A file that hashes what passes through and keeps the first error instead of raising it.
+class _UnderWay(NamedTuple):
+    """A checkpoint that was begun."""
 
-    torch.save must not see the error: an exception half-way through would leave the other ranks in a collective.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.error: OSError | None = None
-        self.bytes = 0
-        self._hash = xxhash.xxh3_128()
-        try:
-            self._file = path.open("wb")
-        except OSError as error:
-            self.error = error
-
-    def write(self, data: Any) -> int:
-        data = memoryview(data).cast("B")
-        if self.error is None:
-            try:
-                self._file.write(data)
-            except OSError as error:
-                self.error = error
-        self._hash.update(data)
-        self.bytes += len(data)
-        return len(data)
-
-    def flush(self) -> None:
-        """Nothing to do: close() syncs."""
-
-    def close(self) -> dict[str, Any]:
-        """Sync to disk. Returns the manifest's entry."""
-        if self.error is None:
-            try:
-                self._file.flush()
-                os.fsync(self._file.fileno())
-                self._file.close()
-            except OSError as error:
-                self.error = error
-        if self.error is not None and hasattr(self, "_file"):
-            with contextlib.suppress(OSError):  # the first error is the one to report
-                self._file.close()
-        return {"bytes": self.bytes, "xxh3_128": self._hash.hexdigest()}
-
-
-class RecordingCheckpointEngine(TorchCheckpointEngine):
-    """DeepSpeed's checkpoint engine, which also syncs and hashes every file and remembers what it could not write."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written: dict[str, dict[str, Any]] = {}
-        self.problem: str | None = None
-
-    def save(self, state_dict: Any, path: str) -> None:
-        """Write *state_dict* to *path*; a failure ends up in ``problem``, not in an exception."""
-        file = _HashingFile(Path(path))
-        torch.save(state_dict, file)  # type: ignore[arg-type]
-        self.written[Path(path).name] = file.close()
-        if file.error is not None and self.problem is None:
-            self.problem = f"cannot write {Path(path).name}: {file.error.strerror or file.error}"
+    writer: RecordingCheckpointEngine
+    partial: Path
+    target: Path
+    state: str
+    step: int
 
 
 class CheckpointStore:
@@ -130,6 +78,7 @@ class CheckpointStore:
         self.folder = run_folder / "checkpoints"
         self.config = config
         self.world = world
+        self._under_way: _UnderWay | None = None
 
     def steps(self) -> list[int]:
         """Steps that have a finished checkpoint, ascending."""
@@ -151,21 +100,61 @@ class CheckpointStore:
         Raises:
             UserError: on every rank alike, when any rank could not write; older checkpoints are untouched.
         """
+        self.begin(engine, state, tokenizer_folder, background=False)
+        self.finish()
+        return self.path(state.step)
+
+    def begin(
+        self, engine: Any, state: TrainingState, tokenizer_folder: Path, background: bool = True
+    ) -> None:
+        """Start to write a checkpoint; ``finish`` makes it valid. One that is still being written is finished first.
+
+        Args:
+            background: return as soon as the tensors are copied to the host's memory, and write beside the training.
+
+        Raises:
+            UserError: as save.
+        """
+        self.finish()
         target = self.path(state.step)
         partial = self.folder / f".writing_{target.name}"
         self._stop_on(self._prepare(partial, tokenizer_folder) if self.world.is_main else None, partial)
-        recorder = RecordingCheckpointEngine()
-        engine.checkpoint_engine = recorder
+        writer = RecordingCheckpointEngine(background)
+        engine.checkpoint_engine = writer
         engine._copy_recovery_script = lambda save_path: None  # its layout is not ours; conversion reads ours
         engine.save_checkpoint(str(partial), tag=ENGINE_FOLDER, save_latest=False)
-        recorder.save(random_state(), str(partial / ENGINE_FOLDER / f"random_rank_{self.world.rank:05d}.pt"))
-        self._stop_on(recorder.problem, partial)
-        written = self._gather(recorder.written)
+        writer.save(random_state(), partial / ENGINE_FOLDER / f"random_rank_{self.world.rank:05d}.pt")
+        if background:
+            writer.start()
+        self._under_way = _UnderWay(writer, partial, target, json.dumps(asdict(state), indent=1), state.step)
+
+    @property
+    def writing(self) -> bool:
+        """Whether this rank's thread still writes."""
+        return self._under_way is not None and self._under_way.writer.running
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a checkpoint was begun and not yet finished. The same on all ranks."""
+        return self._under_way is not None
+
+    def finish(self) -> None:
+        """Wait until every rank has written its files, then put the checkpoint in its place and prune older ones.
+
+        Raises:
+            UserError: as save.
+        """
+        if self._under_way is None:
+            return
+        writer, partial, target, state, step = self._under_way
+        self._under_way = None
+        writer.wait()
+        self._stop_on(writer.problem, partial)
+        written = self._gather(writer.written)
         problem = self._finish(partial, target, state, written) if self.world.is_main else None
         self._stop_on(problem, partial)
         if self.world.is_main:
-            self._prune(state.step)
-        return target
+            self._prune(step)
 
     def newest_sound(self) -> tuple[Path, TrainingState, list[str]] | None:
         """Find the newest checkpoint whose files all have the size and hash they were written with.
@@ -208,12 +197,10 @@ class CheckpointStore:
             return f"cannot write {error.filename or partial}: {error.strerror or error}"
         return None
 
-    def _finish(
-        self, partial: Path, target: Path, state: TrainingState, written: dict[str, Any]
-    ) -> str | None:
+    def _finish(self, partial: Path, target: Path, state: str, written: dict[str, Any]) -> str | None:
         """Rank 0: add state and manifest, sync, rename, point ``latest`` at the result."""
         try:
-            write_synced(partial / "state.json", json.dumps(asdict(state), indent=1))
+            write_synced(partial / "state.json", state)
             files = {f"{ENGINE_FOLDER}/{name}": entry for name, entry in written.items()}
             for path in [partial / "state.json", *sorted((partial / "tokenizer").rglob("*"))]:
                 if path.is_file():

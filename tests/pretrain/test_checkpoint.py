@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from model.errors import UserError
-from pretrain.checkpoint import CheckpointStore, RecordingCheckpointEngine, verify
+from pretrain.checkpoint import CheckpointStore, verify
+from pretrain.checkpoint_writer import RecordingCheckpointEngine
 from pretrain.config import CheckpointConfig
 from pretrain.world import World
 from tests.distributed import run_distributed

@@ -1,0 +1,100 @@
+"""Skipping updates whose loss or gradient norm is far out of line, before they are applied.
+
+The rule of OLMo's SkipStepOptimizer: with the last WINDOW values of loss and global gradient norm, an update is
+skipped when one of the two lies more than a number of standard deviations above its mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+WINDOW = 128
+"""Steps that mean and standard deviation are taken over."""
+LEAST = WINDOW // 2
+"""With fewer values nothing is out of line: the first steps of a run have no level yet."""
+
+
+class SpikeGuard:
+    """Decides at every step whether its update is skipped.
+
+    A skipped step's values enter the window too: a level that has really changed is accepted after a few steps.
+
+    Args:
+        sigmas: standard deviations above the mean from which a value is a spike; 0 never skips.
+        losses, norms: the last values of an earlier session.
+    """
+
+    def __init__(
+        self, sigmas: float, losses: list[float] | None = None, norms: list[float] | None = None
+    ) -> None:
+        self.sigmas = sigmas
+        self.losses: deque[float] = deque(losses or [], WINDOW)
+        self.norms: deque[float] = deque(norms or [], WINDOW)
+        self.norm: float | None = None
+        """Global gradient norm of the step that was skipped last; DeepSpeed itself says infinity."""
+        self.reason: str | None = None
+        """Why the newest step was skipped as a spike, or None."""
+        self._loss: Tensor | None = None
+
+    def expect(self, loss: Tensor) -> None:
+        """Before the last backward pass's update: the step's *loss*, the same on all ranks, still on the device."""
+        self._loss, self.reason = loss, None
+
+    def spike(self, norm: Any) -> bool:
+        """Whether the update with this global gradient norm (before clipping) is to be skipped."""
+        values = (float(self._loss) if self._loss is not None else math.nan, float(norm))
+        self._loss = None
+        if not all(math.isfinite(value) for value in values):
+            return False  # skipped anyway, and no value to compare others with
+        for name, value, window in zip(
+            ("loss", "gradient norm"), values, (self.losses, self.norms), strict=True
+        ):
+            if self.reason is None and len(window) >= LEAST:
+                mean, deviation = statistics.fmean(window), statistics.stdev(window)
+                if value > mean + self.sigmas * deviation:
+                    self.reason = (
+                        f"{name} {value:.4g} is more than {self.sigmas:g} standard deviations above the last "
+                        f"{len(window)} steps' {mean:.4g} ± {deviation:.2g}"
+                    )
+                    self.norm = values[1]
+            window.append(value)
+        return self.reason is not None
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Inside, DeepSpeed's optimizers ask this guard whether a gradient norm is valid.
+
+        They compute the global norm, the same on all ranks, and leave out the update if it is not; so at every stage
+        a spike takes the way that a non-finite gradient takes.
+        """
+        if self.sigmas <= 0:
+            yield
+            return
+        from deepspeed.runtime import bf16_optimizer
+        from deepspeed.runtime.zero import stage3, stage_1_and_2
+
+        modules: list[Any] = [bf16_optimizer, stage_1_and_2, stage3]
+        originals = [module.is_invalid_grad_norm for module in modules]
+        for module, original in zip(modules, originals, strict=True):
+            module.is_invalid_grad_norm = lambda norm, original=original: (
+                bool(original(norm)) or self.spike(norm)
+            )
+        try:
+            yield
+        finally:
+            for module, original in zip(modules, originals, strict=True):
+                module.is_invalid_grad_norm = original
+
+
+def global_loss(loss: Tensor, world: Any) -> Tensor:
+    """Mean of the data-parallel ranks' losses, fp64, on the device. Collective."""
+    total: Tensor = world.sum(loss.detach().to(torch.float64).clone())
+    return total / world.data_parallel

@@ -1,0 +1,101 @@
+"""Finding a rank that hangs: when nothing happened for too long, every rank writes its stacks and ends."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+HUNG = 76
+"""Exit code of a rank that its watchdog ended."""
+# After the first rank found out, the others get as long to write their own stacks before a batch system, seeing one
+# rank fail, kills the rest.
+GRACE_SECONDS = 10.0
+# The interpreter's own watchdog, which needs no Python, ends a process in which no Python thread gets to run.
+LAST_RESORT_SECONDS = 60.0
+
+
+class Watchdog:
+    """Ends this process when ``beat`` was not called for a while. One rank that hangs stops all of them in the next
+    collective, so all watchdogs fire, and the stacks tell who was elsewhere.
+
+    Use it as a context manager.
+
+    Args:
+        seconds: longest time between two beats; 0 turns it off.
+        folder: where ``stacks_rank_00003.txt`` is written.
+        rank: this process's rank.
+        end: ends the process; replaced in tests.
+        grace: seconds between writing and ending.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        folder: Path,
+        rank: int,
+        end: Callable[[int], None] = os._exit,
+        grace: float = GRACE_SECONDS,
+    ) -> None:
+        self.seconds = seconds
+        self.path = folder / f"stacks_rank_{rank:05d}.txt"
+        self.rank = rank
+        self._end = end
+        self._grace = grace
+        self._doing = "starting"
+        self._last = time.monotonic()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def beat(self, doing: str) -> None:
+        """All is well; *doing* is what comes next, for the message."""
+        self._doing, self._last = doing, time.monotonic()
+
+    def __enter__(self) -> Watchdog:
+        if self.seconds > 0:
+            self.beat(self._doing)
+            self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            faulthandler.cancel_dump_traceback_later()
+
+    def _watch(self) -> None:
+        while True:
+            # This thread runs, so the interpreter does; its own watchdog starts anew.
+            faulthandler.dump_traceback_later(self.seconds + LAST_RESORT_SECONDS, exit=True)
+            left = self._last + self.seconds - time.monotonic()
+            if left <= 0:
+                self._bark()
+                return
+            if self._stop.wait(min(left, LAST_RESORT_SECONDS / 2)):
+                return
+
+    def _bark(self) -> None:
+        doing = self._doing
+        with contextlib.suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("w") as file:
+                file.write(f"rank {self.rank} after {self.seconds:g} s without progress, while {doing}\n\n")
+                file.flush()
+                faulthandler.dump_traceback(file, all_threads=True)
+        text = (
+            f"error: watchdog: rank {self.rank} made no progress for {self.seconds:g} s while {doing}; the stacks of "
+            f"every rank are in {self.path.parent}; the run continues from its newest checkpoint\n"
+        )
+        with contextlib.suppress(OSError):
+            os.write(sys.stderr.fileno(), text.encode())  # not print(): its lock may be held
+        if not self._stop.wait(self._grace):
+            self._end(HUNG)
