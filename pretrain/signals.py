@@ -3,6 +3,7 @@
 SIGUSR1 (a batch system's warning ahead of the end), SIGTERM (preemption) and SIGINT (Ctrl-C) only leave a note. The
 ranks vote at the end of every step and batch of a validation; once one of them has a note, all save and end together.
 A thread of its own hears signals, so that one is also noticed while the main thread compiles or waits in a collective.
+Nothing heavy is imported here: a program listens before it does anything else.
 """
 
 from __future__ import annotations
@@ -15,12 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from types import FrameType
-from typing import Any
-
-import torch
-import torch.distributed as dist
 
 STOPPED = 75
 """Exit code of a run that stopped with everything saved and wants to go on: EX_TEMPFAIL of sysexits.h."""
@@ -174,34 +170,3 @@ class StopListener:
         # Not print(): its lock may be held by the main thread that is stuck.
         with contextlib.suppress(OSError):
             os.write(sys.stderr.fileno(), f"rank {os.environ.get('RANK', '0')}: {text}\n".encode())
-
-
-class Vote:
-    """One small question put to all ranks at every step, answered while the step computes.
-
-    The answer to what a rank casts in step s reaches all ranks at the end of step s, at the same place of their
-    programs. It travels over gloo beside the training's own collectives and costs no synchronisation with the device.
-
-    Args:
-        ranks: number of ranks; 1 asks nobody.
-        timeout: after which a rank that does not vote is given up.
-    """
-
-    def __init__(self, ranks: int, timeout: timedelta) -> None:
-        self._group: Any = dist.new_group(backend="gloo", timeout=timeout) if ranks > 1 else None
-        self._ballot: torch.Tensor | None = None
-        self._work: Any = None
-
-    def cast(self, *values: int) -> None:
-        """Give this rank's values; all ranks must give as many."""
-        self._ballot = torch.tensor(values, dtype=torch.int64)
-        if self._group is not None:
-            self._work = dist.all_reduce(self._ballot, dist.ReduceOp.MAX, group=self._group, async_op=True)
-
-    def read(self) -> list[int]:
-        """The largest of each value over all ranks, as they were cast. Waits for the slowest rank."""
-        assert self._ballot is not None, "cast() first"
-        if self._work is not None:
-            self._work.wait()
-        ballot, self._ballot, self._work = self._ballot, None, None
-        return [int(value) for value in ballot.tolist()]

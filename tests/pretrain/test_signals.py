@@ -7,13 +7,10 @@ import subprocess
 import sys
 import textwrap
 import time
-from datetime import timedelta
 
 import pytest
-import torch.distributed as dist
 
-from pretrain.signals import STOPPED, StopListener, Stopped, Vote
-from tests.distributed import run_distributed
+from pretrain.signals import STOPPED, StopListener, Stopped
 from tests.launch import ROOT
 
 
@@ -137,23 +134,3 @@ def test_signals_are_given_back():
     StopListener().close()
     assert [signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)] == before
     assert signal.set_wakeup_fd(-1) == -1
-
-
-def votes(stops):
-    vote = Vote(dist.get_world_size(), timedelta(seconds=20))
-    read = []
-    for step in range(4):
-        vote.cast(step == stops and dist.get_rank() == 1, 10 * dist.get_rank())
-        read.append(vote.read())
-    return read
-
-
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_all_ranks_read_the_same_vote(ranks):
-    asked = [
-        [0, 10 * (ranks - 1)],
-        [0, 10 * (ranks - 1)],
-        [int(ranks > 1), 10 * (ranks - 1)],
-        [0, 10 * (ranks - 1)],
-    ]
-    assert run_distributed(votes, ranks, 2) == [asked] * ranks

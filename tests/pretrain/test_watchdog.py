@@ -10,7 +10,6 @@ import time
 from pretrain.watchdog import HUNG, Watchdog
 from tests.launch import ROOT
 
-
 HEAD = """
 import ctypes, sys
 from pathlib import Path

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# A checkpoint to Hugging Face format: one task, no GPU, memory of about one fp32 copy of the weights.
+#
+#   sbatch slurm/convert.sh runs/NAME --out hf/NAME
+#
+# Arguments are those of python -m pretrain.convert.
+#SBATCH --job-name=convert
+#SBATCH --nodes=1
+#SBATCH --ntasks=1
+#SBATCH --cpus-per-task=8
+#SBATCH --mem=32G
+#SBATCH --time=01:00:00
+##SBATCH --partition=
+##SBATCH --account=
+#SBATCH --output=slurm-%x-%j.log
+set -euo pipefail
+cd "${SLURM_SUBMIT_DIR:-$(dirname "${BASH_SOURCE[0]}")/..}"
+. slurm/launch.sh
+launch pretrain.convert "$@"

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Zero-shot scores of a run or an exported folder, its requests shared among the tasks of one node.
+#
+#   sbatch slurm/evaluate.sh runs/NAME --tasks hellaswag,piqa,winogrande,arc_easy,blimp,wikitext --data_dir data/zero_shot
+#
+# Arguments are those of python -m pretrain.evaluation. Compute nodes without internet need --data_dir: docs/cluster.md.
+#SBATCH --job-name=evaluate
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=8
+#SBATCH --gres=gpu:8
+#SBATCH --cpus-per-task=12
+#SBATCH --mem=0
+#SBATCH --time=04:00:00
+##SBATCH --partition=
+##SBATCH --account=
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=slurm-%x-%j.log
+set -euo pipefail
+cd "${SLURM_SUBMIT_DIR:-$(dirname "${BASH_SOURCE[0]}")/..}"
+. slurm/launch.sh
+launch pretrain.evaluation "$@"
