@@ -42,6 +42,12 @@ class TrainingState:
     """Updates skipped for a non-finite loss or gradient."""
     skipped_in_a_row: int = 0
     """The same, since the last applied update."""
+    spikes: int = 0
+    """Updates skipped for a loss or gradient norm out of line; part of skipped."""
+    recent: dict[str, list[float]] = field(default_factory=dict)
+    """Losses and gradient norms that the next one is compared with."""
+    owed: list[str] = field(default_factory=list)
+    """What was due at this step and not done (validation), because the session was asked to stop."""
     micro_batch: int = 0
     """Sequences per rank and forward pass."""
     run: dict[str, Any] = field(default_factory=dict)
@@ -190,7 +196,8 @@ class CheckpointStore:
 
     def _prepare(self, partial: Path, tokenizer_folder: Path) -> str | None:
         try:
-            shutil.rmtree(partial, ignore_errors=True)
+            for leftover in self.folder.glob(".*_step_*"):  # of sessions that were killed
+                shutil.rmtree(leftover, ignore_errors=True)
             (partial / ENGINE_FOLDER).mkdir(parents=True)
             shutil.copytree(tokenizer_folder, partial / "tokenizer")
         except OSError as error:
@@ -207,9 +214,11 @@ class CheckpointStore:
                     files[path.relative_to(partial).as_posix()] = file_entry(path)
             write_synced(partial / "manifest.json", json.dumps({"format": FORMAT, "files": files}, indent=1))
             sync_folder(partial)
+            replaced = target.with_name(f".replaced_{target.name}")
             if target.exists():  # left damaged by an earlier session, or written before a fall-back
-                remove(target)
+                target.rename(replaced)
             partial.rename(target)
+            shutil.rmtree(replaced, ignore_errors=True)
             sync_folder(self.folder)
             write_synced(self.run_folder / "latest.new", target.name + "\n")
             (self.run_folder / "latest.new").replace(self.run_folder / "latest")

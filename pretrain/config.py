@@ -78,6 +78,22 @@ class CheckpointConfig:
     """How many of the newest checkpoints to keep."""
     keep_every: int = 0
     """Checkpoints at multiples of this step are kept for good; 0 keeps none beyond keep_last."""
+    background: bool = True
+    """Write beside the training: it stops only while tensors are copied to the host's memory, which must have room for
+    a rank's share of the checkpoint."""
+
+
+@dataclass(frozen=True)
+class InterruptionConfig:
+    """What ends a session before its last step. Each way, the same command continues the run."""
+
+    minutes: float | None = None
+    """Wall-clock budget of a session: after so long the run saves and ends with exit code 75. None sets no limit."""
+    agreement_seconds: float = 300.0
+    """How long a rank that was asked to stop waits for the others to agree; then it ends without saving."""
+    hang_minutes: float = 30.0
+    """Without progress for so long (a step, a batch of a validation, a checkpoint), every rank writes its stacks into
+    the run folder and ends with exit code 76. 0 turns it off."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +147,7 @@ class RunConfig:
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
+    interruption: InterruptionConfig = field(default_factory=InterruptionConfig)
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """What "auto" in the ds_config's bf16 means; auto: bf16 where the device computes in it, else fp32."""
     tensor_parallel: int = 1
@@ -146,7 +163,10 @@ class RunConfig:
     deterministic: bool = False
     """Ask torch for deterministic kernels (CUDA; CPU kernels are deterministic already)."""
     max_skipped_steps: int = 10
-    """Consecutive updates skipped for a non-finite loss or gradient after which the run stops."""
+    """Consecutive updates skipped for a non-finite loss or gradient, or as spikes, after which the run stops."""
+    skip_spikes: float = 0.0
+    """Skip updates whose loss or gradient norm lies so many standard deviations above the last 128 steps (OLMo: 6);
+    0 skips none."""
     name: str | None = None
     """Name of the run folder; RECIPE-MODEL-sSEED when not given."""
     runs_dir: str = "runs"
@@ -168,7 +188,10 @@ class RunConfig:
             "validation.sequences": self.validation.sequences,
             "optimizer.learning_rate": self.optimizer.learning_rate,
             "optimizer.eps": self.optimizer.eps,
+            "interruption.agreement_seconds": self.interruption.agreement_seconds,
         }
+        if self.interruption.minutes is not None:
+            positive["interruption.minutes"] = self.interruption.minutes
         if self.micro_batch is not None:
             positive["micro_batch"] = self.micro_batch
         for name, value in positive.items():
@@ -183,6 +206,8 @@ class RunConfig:
             "seed": self.seed,
             "optimizer.weight_decay": self.optimizer.weight_decay,
             "optimizer.gradient_clipping": self.optimizer.gradient_clipping,
+            "interruption.hang_minutes": self.interruption.hang_minutes,
+            "skip_spikes": self.skip_spikes,
         }
         for name, value in not_negative.items():
             if not value >= 0:

@@ -16,7 +16,15 @@ from pretrain.world import COLLECTIVE_TIMEOUT, World
 
 
 class Abandoned(Exception):
-    """The ranks agreed to stop in the middle of something that changes nothing and can be done again."""
+    """The ranks agreed to stop in the middle of something that changes nothing and can be done again.
+
+    Args:
+        code: exit code with which to stop.
+    """
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
 
 
 class Answer(NamedTuple):
@@ -103,8 +111,8 @@ class Control:
         def poll(*_: object) -> None:
             self.beat(doing)
             self.cast(writing=False)
-            if self.read().stop:
-                raise Abandoned
+            if code := self.read().stop:
+                raise Abandoned(code)
 
         hook = engine.register_forward_hook(poll)
         try:

@@ -20,49 +20,75 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from model.errors import UserError  # noqa: E402
 from pretrain.config import exit_with, parse_command_line  # noqa: E402
+from pretrain.failures import end_after  # noqa: E402
+from pretrain.signals import StopListener, Stopped  # noqa: E402
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: list[str], listener: StopListener) -> None:
     """Run the training that *arguments* describe.
 
     Raises:
         UserError: bad input, a run folder that cannot be used, a checkpoint that cannot be written.
+        Stopped: *listener* was asked to stop; what was trained is saved.
     """
-    command = parse_command_line(arguments)
-    run = command.run
-    # DeepSpeed's own calls; nothing a user of this program could change.
-    warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
-    from pretrain.engine import quiet_deepspeed, read_ds_config
+    with listener.at_once():
+        command = parse_command_line(arguments)
+        run = command.run
+        listener.limit(run.interruption.agreement_seconds, run.interruption.minutes)
+        # DeepSpeed's own calls; nothing a user of this program could change.
+        warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
+        from pretrain.engine import quiet_deepspeed, read_ds_config
 
-    ds_config = read_ds_config(command.ds_config)
-    quiet_deepspeed()
-    from pretrain.plots import draw_runs
-    from pretrain.report import closing, finished_already, metrics_of, opening
-    from pretrain.run_folder import open_data
-    from pretrain.trainer import Trainer
-    from pretrain.world import start_world
+        ds_config = read_ds_config(command.ds_config)
+        quiet_deepspeed()
+        from pretrain.agreement import check_agreement
+        from pretrain.control import Control
+        from pretrain.plots import draw_runs
+        from pretrain.report import closing, finished_already, metrics_of, opening
+        from pretrain.run_folder import open_data
+        from pretrain.run_lock import RunLocks
+        from pretrain.trainer import Trainer
+        from pretrain.watchdog import Watchdog
+        from pretrain.world import start_world
 
-    world = start_world(run.threads, run.deterministic, run.tensor_parallel, run.sequence_parallel)
-    trainer = Trainer(run, ds_config, open_data(run, world.say), world)
-    if trainer.finished:
-        world.say(*finished_already(trainer, command.ds_config, arguments))
-        return
-    world.say(*opening(trainer))
-    with metrics_of(trainer) as metrics:
-        engine = trainer.fit(metrics)
-    if world.is_main:
-        draw_runs([run.folder], run.folder / "plots" / "training.png")
-    sample = trainer.sample(engine)
-    world.say(*closing(trainer, command.ds_config, arguments, sample))
+        world = start_world(run.threads, run.deterministic, run.tensor_parallel, run.sequence_parallel)
+        check_agreement(world, run.to_yaml())
+        locks = RunLocks(run.folder, world)
+    with locks:
+        with listener.at_once():
+            locks.take_existing()
+            trainer = Trainer(run, ds_config, open_data(run, world.say), world)
+            if trainer.finished:
+                world.say(*finished_already(trainer, command.ds_config, arguments))
+                return
+            locks.take()
+            world.say(*opening(trainer))
+        hang_seconds = 60 * run.interruption.hang_minutes
+        with (
+            metrics_of(trainer) as metrics,
+            Watchdog(hang_seconds, run.folder / "stacks", world.rank) as watchdog,
+        ):
+            engine = trainer.fit(metrics, Control(world, listener, watchdog))
+        if world.is_main:
+            draw_runs([run.folder], run.folder / "plots" / "training.png")
+        sample = trainer.sample(engine)
+        world.say(*closing(trainer, command.ds_config, arguments, sample))
 
 
 if __name__ == "__main__":
     rank = int(os.environ.get("RANK", 0))
+    listener = StopListener()
     try:
-        main(sys.argv[1:])
+        main(sys.argv[1:], listener)
     except UserError as error:
         exit_with(error, rank)
-    except KeyboardInterrupt:
+    except Stopped as stopped:
         if rank == 0:
-            print("interrupted; the same command continues from the newest checkpoint", file=sys.stderr)
-        sys.exit(130)
+            print(
+                f"stopped  ({stopped.reason}); the same command continues the run",
+                file=sys.stderr,
+                flush=True,
+            )
+        sys.exit(stopped.exit_code)
+    except Exception as error:
+        end_after(error, rank)

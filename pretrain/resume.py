@@ -18,6 +18,7 @@ SILENT = {
     "recipe",
     "logging",
     "checkpoint",
+    "interruption",
     "threads",
     "model",
     "heads",
@@ -100,9 +101,8 @@ def check_resume(
 def _notes(saved: TrainingState, run: RunConfig, world: dict[str, Any]) -> list[str]:
     notes = []
     for key, value in run.to_dict().items():
-        old = saved.run.get(key)
-        if key not in SILENT and saved.run and old != value:
-            notes.append(f"{key} changed: {old} -> {value}")
+        if key not in SILENT and key in saved.run and saved.run[key] != value:
+            notes.append(f"{key} changed: {saved.run[key]} -> {value}")
     for key in ("threads", "device", "versions"):
         if saved.world and saved.world.get(key) != world[key]:
             notes.append(

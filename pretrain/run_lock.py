@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 
 from model.errors import UserError
+from pretrain.world import World
 
 NAME = ".running.json"
 BEAT_SECONDS = 15.0
@@ -122,6 +123,52 @@ def _alone(path: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+class RunLocks:
+    """The lock of a run folder, as all ranks see it: taken by the main rank, refused on all.
+
+    Use it as a context manager.
+
+    Args:
+        folder: the run's folder.
+    """
+
+    def __init__(self, folder: Path, world: World) -> None:
+        self.folder, self.world = folder, world
+        self._lock: RunLock | None = None
+
+    def take_existing(self) -> None:
+        """Take the folder if there is one: nothing in it may be read while another job writes. Collective.
+
+        Raises:
+            UserError: see RunLock.
+        """
+        if self.world.broadcast(self.folder.is_dir()):
+            self.take()
+
+    def take(self) -> None:
+        """Take the folder, and make it if need be. A second call does nothing. Collective.
+
+        Raises:
+            UserError: see RunLock.
+        """
+        problem = None
+        if self.world.is_main and self._lock is None:
+            try:
+                self._lock = RunLock(self.folder)
+            except UserError as error:
+                problem = str(error)
+        problem = self.world.agree(problem)
+        if problem:
+            raise UserError(problem)
+
+    def __enter__(self) -> RunLocks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._lock is not None:
+            self._lock.release()
 
 
 def _process_lives(holder: dict[str, Any]) -> bool:

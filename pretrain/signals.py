@@ -56,8 +56,8 @@ class StopListener:
         budget_seconds: float | None = None,
         end: Callable[[int], None] = os._exit,
     ) -> None:
+        self._began = time.monotonic()
         self.agreement_seconds = agreement_seconds
-        self.deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
         self.budget_seconds = budget_seconds
         self._end = end
         self._reason: str | None = None
@@ -77,8 +77,9 @@ class StopListener:
     @property
     def reason(self) -> str | None:
         """What asked this rank to stop, or None."""
-        if self._reason is None and self.deadline is not None and time.monotonic() >= self.deadline:
-            self._ask(f"time budget of {(self.budget_seconds or 0) / 60:g} minutes used up", STOPPED)
+        budget = self.budget_seconds
+        if self._reason is None and budget is not None and time.monotonic() >= self._began + budget:
+            self._ask(f"time budget of {budget / 60:g} minutes used up", STOPPED)
             with contextlib.suppress(OSError):
                 self._theirs.send(b"\1")  # not one of HEARD: the thread only starts its clock
         return self._reason
@@ -87,6 +88,11 @@ class StopListener:
     def exit_code(self) -> int:
         """130 after Ctrl-C, which nobody wants to be requeued, else STOPPED."""
         return self._exit_code
+
+    def limit(self, agreement_seconds: float, minutes: float | None) -> None:
+        """Set agreement_seconds and the time budget, which counts from the listener's beginning."""
+        self.agreement_seconds = agreement_seconds
+        self.budget_seconds = None if minutes is None else 60 * minutes
 
     def agreed(self) -> None:
         """The ranks have agreed to stop: from now on saving may take its time."""

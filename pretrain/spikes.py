@@ -44,6 +44,10 @@ class SpikeGuard:
         """Why the newest step was skipped as a spike, or None."""
         self._loss: Tensor | None = None
 
+    def recent(self) -> dict[str, list[float]]:
+        """The arguments of a guard that goes on where this one is."""
+        return {"losses": list(self.losses), "norms": list(self.norms)} if self.sigmas else {}
+
     def expect(self, loss: Tensor) -> None:
         """Before the last backward pass's update: the step's *loss*, the same on all ranks, still on the device."""
         self._loss, self.reason = loss, None

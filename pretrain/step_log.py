@@ -22,13 +22,17 @@ class StepLog:
         metrics: where finished rows go.
         tokens_per_step: label tokens of all ranks in one step.
         seconds_before: training seconds of earlier sessions of the run.
+        step: the step that this session begins after.
     """
 
-    def __init__(self, metrics: Metrics, world: World, tokens_per_step: int, seconds_before: float) -> None:
+    def __init__(
+        self, metrics: Metrics, world: World, tokens_per_step: int, seconds_before: float, step: int = 0
+    ) -> None:
         self.metrics = metrics
         self.world = world
         self.tokens_per_step = tokens_per_step
         self.seconds_before = seconds_before
+        self._step = step
         self._rows: list[tuple[int, dict[str, Any]]] = []
         self._losses: list[Tensor] = []
         self._norms: list[Any] = []
@@ -40,6 +44,7 @@ class StepLog:
 
     def add(self, step: int, loss: Tensor, grad_norm: Any, row: dict[str, Any]) -> None:
         """Note a step: *loss* is this rank's mean, still on the device; so may *grad_norm* be."""
+        self._step = step
         self._rows.append((step, row))
         self._losses.append(loss)
         self._norms.append(grad_norm)
@@ -50,6 +55,8 @@ class StepLog:
         ``train_loss`` is the mean over the data-parallel ranks, ``grad_norm`` the global norm before clipping.
         """
         if not self._rows:
+            if extra:
+                self.metrics.log(self._step, extra)
             return
         losses = self.world.sum(torch.stack(self._losses).double()) / self.world.data_parallel
         norms = [torch.as_tensor(norm, dtype=torch.float64, device=losses.device) for norm in self._norms]

@@ -17,6 +17,7 @@ from model.process_grid import grid
 from pretrain.batch import BatchPlan, device_memory, plan_batch
 from pretrain.checkpoint import CheckpointStore, TrainingState, has_engine_files
 from pretrain.config import RunConfig
+from pretrain.control import Abandoned, Control
 from pretrain.data.prefetch import BatchPrefetcher
 from pretrain.engine import build_engine, merge_ds_config, resolve_bf16
 from pretrain.footprint import EngineSettings
@@ -27,6 +28,7 @@ from pretrain.reshard import check_readable, load_resharded
 from pretrain.resume import check_resume, shape_change
 from pretrain.run_folder import RunData, prepare_run_folder
 from pretrain.schedule import LearningRateSchedule
+from pretrain.spikes import SpikeGuard, global_loss
 from pretrain.step_log import StepLog
 from pretrain.validation import Validation, ValidationResult
 from pretrain.world import World
@@ -121,24 +123,29 @@ class Trainer:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has all its steps."""
-        return self.state.step >= self.run.steps
+        """Whether the run has all its steps, and everything that was due at the last."""
+        return self.state.step >= self.run.steps and not self.state.owed
 
     @property
     def tokens_per_step(self) -> int:
         """Label tokens of all ranks in one optimizer step."""
         return self.plan.sequences * self.model_config.context_length
 
-    def fit(self, metrics: Metrics) -> Any:
+    def fit(self, metrics: Metrics, control: Control | None = None) -> Any:
         """Train to the last step, validating and saving on the way. Collective.
+
+        Args:
+            control: what may ask the session to stop; without it nothing does.
 
         Returns:
             The engine, which holds the trained model.
 
         Raises:
             UserError: a checkpoint could not be written, or too many updates in a row were skipped.
+            Stopped: the session was asked to stop; a checkpoint of its last step was written.
         """
         run, state = self.run, self.state
+        control = control or Control(self.world)
         prepare_run_folder(run, self.data, self.ds_config, self.world)
         engine = build_engine(run, self.model_config, self.ds_config, self.world.device)
         if self.resumed_from and self.reshape:
@@ -146,41 +153,100 @@ class Trainer:
         elif self.resumed_from:
             self.store.load(engine, self.resumed_from)
         validation = self._validation()
-        log = StepLog(metrics, self.world, self.tokens_per_step, state.seconds)
+        log = StepLog(metrics, self.world, self.tokens_per_step, state.seconds, state.step)
+        guard = SpikeGuard(run.skip_spikes, **state.recent)
         base = state.sequences
         engine.train()
 
-        with BatchPrefetcher(lambda index: self._micro_batch(base, index), start=0) as batches:
-            while not self.finished:
+        with (
+            BatchPrefetcher(lambda index: self._micro_batch(base, index), start=0) as batches,
+            guard.installed(),
+        ):
+            stop = 0
+            if state.owed:
+                stop = self._measure(engine, metrics, log, validation, control, state.owed)
+                if self.finished:  # or every session to come would find the same still owed
+                    self._save(engine, metrics, log, guard, control)
+            while not (stop or self.finished):
+                control.beat(f"step {state.step + 1}")
+                control.cast(self.store.writing)
                 rates = set_learning_rates(
                     engine.optimizer, self.schedule, run.optimizer.learning_rate, state.step
                 )
-                loss = self._forward_backward(engine, batches)
-                self._count(applied=engine.was_step_applied())
+                loss = self._forward_backward(engine, batches, guard)
+                self._count(engine.was_step_applied(), spike=guard.reason is not None)
                 row: dict[str, Any] = {"tokens": state.tokens, "skipped": state.skipped}
                 row |= {f"lr/{name}": rate for name, rate in rates.items()}
-                log.add(state.step, loss, engine.get_global_grad_norm(), row)
+                log.add(state.step, loss, guard.norm if guard.reason else engine.get_global_grad_norm(), row)
+                if guard.reason:
+                    metrics.message(f"spike    step {state.step:,}: update skipped; {guard.reason}")
                 if state.skipped_in_a_row >= run.max_skipped_steps:
                     log.flush()
+                    self.store.finish()
                     raise UserError(self._too_many_skips())
+                stop, writing = control.read()
+                if self.store.under_way and not writing:
+                    self.store.finish()
 
-                if validation and self._due(run.validation.every):
-                    with metrics.pause():
-                        self.result = validation.run(engine)
-                    log.flush({"val_loss": self.result.loss, "val_bpb": self.result.bpb})
-                elif self._due(run.logging.every):
+                due = [name for name, every in self._intervals().items() if self._due(every)]
+                state.owed = due
+                stop = stop or self._measure(engine, metrics, log, validation, control, due)
+                if not due and self._due(run.logging.every):
                     log.flush()
-                if self._due(run.checkpoint.every):
+                if stop or self._due(run.checkpoint.every):
                     log.flush()
-                    state.seconds = log.seconds
-                    with metrics.pause():
-                        self.store.save(engine, state, run.folder / "tokenizer")
+                    self._save(engine, metrics, log, guard, control)
             self.data_share = batches.wait_seconds / max(metrics.throughput.seconds, 1e-9)
+            control.beat("finishing the last checkpoint")
+            self.store.finish()
+            if stop:
+                raise control.stopped(stop)
         return engine
+
+    def _intervals(self) -> dict[str, int]:
+        """What is measured every so many steps, and at the last."""
+        return {"validation": self.run.validation.every} if self.run.validation.every else {}
+
+    def _measure(
+        self,
+        engine: Any,
+        metrics: Metrics,
+        log: StepLog,
+        validation: Validation | None,
+        control: Control,
+        due: list[str],
+    ) -> int:
+        """Do what is due at this step; what is done is no longer owed. Collective.
+
+        Returns:
+            0, or the exit code of a request to stop that came in the middle; the rest stays owed then.
+        """
+        for name in list(due):
+            try:
+                with metrics.pause(), control.interruptible(engine, f"{name} at step {self.state.step}"):
+                    if name == "validation" and validation:
+                        self.result = validation.run(engine)
+                        log.flush({"val_loss": self.result.loss, "val_bpb": self.result.bpb})
+            except Abandoned as abandoned:
+                return abandoned.code
+            self.state.owed = [other for other in self.state.owed if other != name]
+        return 0
+
+    def _save(self, engine: Any, metrics: Metrics, log: StepLog, guard: SpikeGuard, control: Control) -> None:
+        """Begin a checkpoint of this step. Collective."""
+        self.state.seconds = log.seconds
+        self.state.recent = guard.recent()
+        with metrics.pause():
+            control.beat(f"saving step {self.state.step}")
+            self.store.begin(
+                engine, self.state, self.run.folder / "tokenizer", self.run.checkpoint.background
+            )
+            if not self.run.checkpoint.background:
+                self.store.finish()
 
     def _due(self, every: int) -> bool:
         """Whether something done every so many steps (0: at the last only) is to be done now."""
-        return self.finished or (every > 0 and self.state.step % every == 0)
+        return self.state.step >= self.run.steps or (every > 0 and self.state.step % every == 0)
 
     def _micro_batch(self, base: int, index: int) -> Batch:
         """This rank's *index*-th micro-batch of the session: inputs and labels, int64 [B, T] each.
@@ -195,14 +261,14 @@ class Trainer:
             inputs, labels = inputs.pin_memory(), labels.pin_memory()
         return inputs, labels
 
-    def _forward_backward(self, engine: Any, batches: BatchPrefetcher[Batch]) -> Tensor:
+    def _forward_backward(self, engine: Any, batches: BatchPrefetcher[Batch], guard: SpikeGuard) -> Tensor:
         """One optimizer step's micro-batches; DeepSpeed updates the weights after the last.
 
         Returns:
             This rank's mean loss, on the device.
         """
         total = torch.zeros((), device=self.world.device)
-        for _ in range(self.plan.accumulation):
+        for micro in range(self.plan.accumulation):
             inputs, labels = next(batches)
             loss = engine(
                 inputs.to(self.world.device, non_blocking=True),
@@ -212,16 +278,19 @@ class Trainer:
             # 1 + 0 * loss is exactly 1 for a finite loss and NaN for any other: a bad loss makes every gradient NaN,
             # and DeepSpeed skips the update on all ranks, without this rank having to look at the loss.
             engine.backward(loss * (1 + 0 * loss.detach()))
+            if guard.sigmas and micro == self.plan.accumulation - 1:
+                guard.expect(global_loss(total / self.plan.accumulation, self.world))
             engine.step()
         return total / self.plan.accumulation
 
-    def _count(self, applied: bool) -> None:
+    def _count(self, applied: bool, spike: bool) -> None:
         """Move the state past one attempted step. Data and learning rate go on even if the update was skipped."""
         state = self.state
         state.step += 1
         state.sequences += self.plan.sequences
         state.tokens += self.tokens_per_step
         state.skipped += not applied
+        state.spikes += spike
         state.skipped_in_a_row = 0 if applied else state.skipped_in_a_row + 1
 
     def _too_many_skips(self) -> str:
@@ -229,7 +298,7 @@ class Trainer:
         kept = f"the checkpoint of step {steps[-1]} is kept" if steps else "there is no checkpoint yet"
         return (
             f"max_skipped_steps: {self.state.skipped_in_a_row} updates in a row were skipped for a non-finite "
-            f"loss or gradient, up to step {self.state.step}; {kept}; a lower learning rate may help"
+            f"loss or gradient, or as spikes, up to step {self.state.step}; {kept}; a lower learning rate may help"
         )
 
     def _validation(self) -> Validation | None:
