@@ -345,17 +345,18 @@ def _recipe_names() -> list[str]:
 
 def _resolve_recipe(arguments: list[str]) -> list[str]:
     """Point --config at a file (the default recipe when absent), check its keys, and name the recipe."""
-    position = next(
-        (i for i, a in enumerate(arguments) if a == "--config" or a.startswith("--config=")), None
-    )
-    if position is None:
-        given, rest = DEFAULT_RECIPE, arguments
-    elif "=" in arguments[position]:
-        given, rest = arguments[position].split("=", 1)[1], arguments[:position] + arguments[position + 1 :]
-    elif position + 1 < len(arguments):
-        given, rest = arguments[position + 1], arguments[:position] + arguments[position + 2 :]
-    else:
-        raise UserError("config: no value given; give a recipe name or a YAML file")
+    given, rest = DEFAULT_RECIPE, []
+    remaining = iter(arguments)
+    for argument in remaining:  # the last one counts, as with any flag: scripts give one, their users another
+        if argument == "--config":
+            given = next(remaining, "")
+        elif argument.startswith("--config="):
+            given = argument.split("=", 1)[1]
+        else:
+            rest.append(argument)
+            continue
+        if not given:
+            raise UserError("config: no value given; give a recipe name or a YAML file")
     path = Path(given)
     if not path.is_file():
         path = RECIPES / f"{given}.yaml"

@@ -1,0 +1,261 @@
+"""The scripts of slurm/ on a real SLURM of two nodes: submitted, signalled, killed, requeued, continued."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import slurm
+from tests.launch import ROOT, launch
+from tests.pretrain.training import curve, nano_arguments
+
+WHY_NOT = slurm.unavailable()
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(WHY_NOT is not None, reason=f"real SLURM: {WHY_NOT}")]
+STEPS = ("--steps", "16", "--checkpoint.every", "4", "--logging.every", "1", "--logging.seconds", "0")
+# Nodes without GPUs, one task on each.
+NODES = ("--gres=none", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1")
+ENVIRONMENT = {"VENV": sys.prefix, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "DATA": "unused"}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with slurm.cluster(tmp_path_factory.mktemp("slurm")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A small corpus; a fixture of tests/pretrain is not seen here."""
+    from pretrain.data.corpus import TextFiles
+    from pretrain.data.prepare import prepare
+    from tests.pretrain.conftest import SMALL_VOCABULARY, small_paths
+
+    out = tmp_path_factory.mktemp("data") / "small"
+    return prepare(TextFiles(small_paths()), out, train_tokenizer=SMALL_VOCABULARY, validation_fraction=0.2)
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    """The curve of an undisturbed run of two ranks on one node, started without SLURM."""
+    runs = tmp_path_factory.mktemp("whole")
+    arguments = [
+        "--ds_config",
+        "ds_configs/zero1.json",
+        "--config",
+        "124m",
+        *nano_arguments(data, runs, *STEPS),
+    ]
+    finished = launch(arguments, 2)
+    assert finished.returncode == 0, finished.output
+    return curve(runs / "nano")
+
+
+def submit(cluster, data, runs, *more, script="slurm/124m.sh", options=NODES, env=None):
+    """sbatch slurm/124m.sh with a model and steps of a few seconds."""
+    arguments = nano_arguments(data, runs, *STEPS, *more)
+    output = runs / "job-%j.log"
+    return cluster.submit(
+        *options, f"--output={output}", "--exclusive", script, *arguments, env={**ENVIRONMENT, **(env or {})}
+    )
+
+
+def ranks_of(job):
+    """Process numbers of the ranks, rank 0 first."""
+    found = {}
+    for process in job.processes(["pretrain/main.py"]):
+        with contextlib.suppress(OSError):
+            environment = Path(f"/proc/{process}/environ").read_bytes().decode().split("\0")
+            command = Path(f"/proc/{process}/cmdline").read_bytes().decode().split("\0")
+            rank = next(
+                (entry.removeprefix("RANK=") for entry in environment if entry.startswith("RANK=")), None
+            )
+            if rank is not None and "python" in Path(command[0]).name:
+                found[int(rank)] = process
+    return [found[rank] for rank in sorted(found)]
+
+
+def test_two_nodes_give_the_curve_of_one(cluster, data, tmp_path, whole):
+    job = submit(cluster, data, tmp_path)
+    assert job.wait() == "COMPLETED", job.log
+    assert "world    2 ranks" in job.log and job.restarts == 0
+    assert curve(tmp_path / "nano") == whole
+
+
+@pytest.mark.parametrize("name", ["USR1", "TERM"])
+def test_a_signal_is_saved_requeued_and_continued(cluster, data, tmp_path, whole, name):
+    job = submit(cluster, data, tmp_path)
+    job.wait_for("step  6/16")
+    job.signal(name)
+    job.wait_for("requeued, to continue by itself")
+    assert job.wait() == "COMPLETED", job.log
+    assert job.restarts == 1 and "resume   from" in job.log and "Traceback" not in job.log
+    assert curve(tmp_path / "nano") == whole
+
+
+def test_during_evaluation(cluster, data, tmp_path):
+    """Validation takes nearly all of the time here; what was due and not done is done after the requeue."""
+    settings = (
+        "--steps",
+        "6",
+        "--validation.every",
+        "3",
+        "--validation.sequences",
+        "400",
+        "--micro_batch",
+        "1",
+    )
+    reference = launch(
+        [
+            "--ds_config",
+            "ds_configs/zero1.json",
+            "--config",
+            "124m",
+            *nano_arguments(data, tmp_path / "a", *settings),
+        ],
+        2,
+    )
+    assert reference.returncode == 0, reference.output
+    job = submit(cluster, data, tmp_path, *settings)
+    job.wait_for("step 3/6")
+    job.signal("USR1")
+    job.wait_for("requeued, to continue by itself")
+    state = json.loads((tmp_path / "nano/checkpoints/step_000003/state.json").read_text())
+    assert state["owed"] == ["validation"]
+    assert job.wait() == "COMPLETED", job.log
+    assert curve(tmp_path / "nano") == curve(tmp_path / "a" / "nano")
+
+
+def test_a_killed_rank_is_a_failure_and_the_job_goes_on(cluster, data, tmp_path, whole):
+    job = submit(cluster, data, tmp_path)
+    job.wait_for("step  7/16")
+    os.kill(ranks_of(job)[1], signal.SIGKILL)
+    job.wait_for("failed with exit status 137; requeued, failure 1 of at most 3")
+    assert job.wait() == "COMPLETED", job.log
+    assert job.restarts == 1 and "resume   from" in job.log
+    assert curve(tmp_path / "nano") == whole
+
+
+def test_the_limit_of_failures_ends_the_job(cluster, data, tmp_path):
+    job = submit(cluster, data, tmp_path, "--steps", "100000", env={"FAILURES": "1"})
+    for times in (1, 2):
+        job.wait_for("step      3/100000", times=times)
+        os.kill(ranks_of(job)[0], signal.SIGKILL)
+    assert job.wait() == "FAILED"
+    assert "error: FAILURES:" in job.log and "the limit of 1 requeues is reached" in job.log
+
+
+def test_a_killed_launcher_ends_the_job_and_the_same_line_continues(cluster, data, tmp_path, whole):
+    job = submit(cluster, data, tmp_path)
+    job.wait_for("step  7/16")
+    for process in job.processes(["slurm_script"]) or batch_shells(job):
+        os.kill(process, signal.SIGKILL)
+    assert job.wait() in ("FAILED", "CANCELLED", "NODE_FAIL")
+    again = submit(cluster, data, tmp_path)
+    assert again.wait() == "COMPLETED", again.log
+    assert curve(tmp_path / "nano") == whole
+
+
+def batch_shells(job):
+    """The job's batch script: a shell whose script lies in slurmd's spool folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command = (path / "cmdline").read_bytes().decode(errors="replace")
+            if f"job{int(job.number):05d}/slurm_script" in command:
+                found.append(int(path.name))
+    assert found, "no batch script found"
+    return found
+
+
+def test_a_node_that_goes_down_requeues_the_job(cluster, data, tmp_path, whole):
+    job = submit(cluster, data, tmp_path, "--steps", "400")
+    job.wait_for("step   7/400")
+    cluster.kill_node("n2")
+    try:
+        cluster.wait_until(lambda: job.state == "PENDING", 90, "requeue after the node went down")
+    finally:
+        cluster.start_node("n2")
+    job.wait_for("resume   from")
+    job.signal("TERM")
+    job.wait_for("requeued, to continue by itself")
+    cluster.call("scancel", job.number)
+    rows = curve(tmp_path / "nano")
+    assert [row["train_loss"] for row in rows[:4]] != [] and [row["step"] for row in rows] == list(
+        range(1, len(rows) + 1)
+    )
+
+
+def test_cancelled_for_good(cluster, data, tmp_path):
+    job = submit(cluster, data, tmp_path, "--steps", "100000")
+    job.wait_for("step      5/100000")
+    cluster.call("scancel", job.number)
+    assert job.wait() == "CANCELLED"
+    cluster.wait_until(lambda: "cancelled; the same sbatch line continues" in job.log, 60, "last words")
+    assert job.restarts == 0
+    saved = (tmp_path / "nano" / "latest").read_text()
+    assert int(saved.removeprefix("step_")) >= 5
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments", "message"),
+    [
+        (NODES, ("--config", "125m"), "error: config: no recipe or file '125m'"),
+        (NODES, ("--tensor_parallel", "3"), "error: tensor_parallel: 3 does not divide the 2 ranks"),
+    ],
+)
+def test_bad_input_is_one_line_and_not_requeued(cluster, data, tmp_path, options, arguments, message):
+    job = submit(cluster, data, tmp_path, *arguments, options=options)
+    assert job.wait() == "FAILED"
+    said = [line for line in job.log.splitlines() if line.startswith("error: ")]
+    assert len(said) == 1 and message in said[0]
+    assert "Traceback" not in job.log and job.restarts == 0
+
+
+def test_two_jobs_in_one_folder(cluster, data, tmp_path):
+    options = ("--gres=none", "--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=1")
+    first = submit(cluster, data, tmp_path, "--steps", "100000", options=(*options, "--nodelist=n1"))
+    first.wait_for("step      3/100000")
+    second = submit(cluster, data, tmp_path, options=(*options, "--nodelist=n2"))
+    assert second.wait() == "FAILED"
+    assert (
+        f"is in use by process {ranks_of(first)[0]} on" in second.log
+        and f"SLURM job {first.number}" in second.log
+    )
+    cluster.call("scancel", first.number)
+
+
+def test_dry_run_prints_what_would_run():
+    done = subprocess.run(
+        ["bash", "slurm/757m.sh", "--dry_run", "--seed", "2"],
+        cwd=ROOT, env={**os.environ, "SLURM": "0"}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert (
+        "would run: deepspeed pretrain/main.py --ds_config ds_configs/zero2.json --config 757m" in done.stdout
+    )
+    assert "would run: srun --ntasks-per-node=8 --nodes=4" in done.stdout and "--seed 2" in done.stdout
+
+
+def test_an_array_of_models_and_seeds(cluster, data, tmp_path):
+    arguments = [a for a in nano_arguments(data, tmp_path, "--steps", "2") if a not in ("--name", "nano")]
+    model = arguments.index("--model")
+    del arguments[model : model + 2]
+    job = cluster.submit(
+        "--gres=none", "--ntasks-per-node=1", "--cpus-per-task=1", "--array=0-3", f"--output={tmp_path}/%a.log",
+        "slurm/study.sh", "--models", "prism-nano,uniform-nano", "--seeds", "1,2", *arguments, env=ENVIRONMENT,
+    )  # fmt: skip
+    names = {f"tiny-{model}-nano-s{seed}" for model in ("prism", "uniform") for seed in (1, 2)}
+    cluster.wait_until(
+        lambda: all((tmp_path / name / "checkpoints" / "step_000002").is_dir() for name in names),
+        240,
+        "four runs",
+    )
+    cluster.wait_until(
+        lambda: job.number not in cluster.call("squeue", "-h", "-o", "%A"), 60, "end of the array"
+    )
