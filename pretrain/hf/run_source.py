@@ -112,13 +112,14 @@ class RunSource:
         ), "Python's standard library"
 
     def last_metrics(self) -> dict[str, Any]:
-        """The newest value of each validation figure at or before this step, from metrics.jsonl."""
+        """The newest value of each loss and zero-shot score at or before this step, from metrics.jsonl."""
         values: dict[str, Any] = {}
         path = self.run_folder / "metrics.jsonl"
         if path.is_file():
             for row in _rows(path):
                 if row.get("step", 0) <= self.state.step:
-                    values |= {key: row[key] for key in ("train_loss", "val_loss", "val_bpb") if key in row}
+                    losses = ("train_loss", "val_loss", "val_bpb")
+                    values |= {k: row[k] for k in row if k in losses or k.startswith("evaluation/")}
         return values
 
 

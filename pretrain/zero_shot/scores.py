@@ -15,6 +15,7 @@ import torch
 from lm_eval import evaluate
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
+from tqdm import tqdm
 
 from model.errors import UserError, closest
 from pretrain.zero_shot.data_sets import local_data_sets, saving_data_sets
@@ -183,15 +184,21 @@ def _random_state_kept() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Warnings and errors only."""
+    """Errors only, and no progress bars: every rank would draw its own."""
     import datasets
+    import lm_eval.api.model
+    import lm_eval.api.task
 
     loggers = [logging.getLogger(name) for name in ("lm_eval", "lm-eval")]
     levels = [logger.level for logger in loggers]
     bars = datasets.utils.logging.is_progress_bar_enabled()
+    drawing: list[Any] = [lm_eval.api.model, lm_eval.api.task]
+    drawn = [module.tqdm for module in drawing]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     datasets.disable_progress_bars()
+    for module in drawing:
+        module.tqdm = _no_bar
     try:
         yield
     finally:
@@ -199,3 +206,9 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
         if bars:
             datasets.enable_progress_bars()
+        for module, bar in zip(drawing, drawn, strict=True):
+            module.tqdm = bar
+
+
+def _no_bar(iterable: Any = None, **arguments: Any) -> Any:
+    return tqdm(iterable, **{**arguments, "disable": True})

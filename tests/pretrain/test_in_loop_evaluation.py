@@ -12,8 +12,9 @@ import torch.distributed as dist
 
 from model.errors import UserError
 from model.process_grid import grid, start_grid
-from pretrain import evaluation
+from pretrain import convert, evaluation
 from pretrain.config import parse_command_line
+from pretrain.hf.run_source import RunSource
 from pretrain.metrics import read_metrics
 from tests.distributed import run_distributed
 from tests.launch import launch
@@ -104,6 +105,10 @@ def test_scores_equal_the_commands_on_the_checkpoint_of_the_step(small_folder, d
             if key.startswith("evaluation/")
         }
         assert found == pytest.approx(expected, rel=1e-5) and len(found) == 7
+    source = RunSource.open(run.folder, 8)  # the model card has the scores of its own step
+    assert source.last_metrics()["evaluation/piqa/acc"] == rows[8]["evaluation/piqa/acc"]
+    assert convert.main([str(run.folder), "--out", str(tmp_path / "hf")]) == 0
+    assert f"| piqa acc | {rows[12]['evaluation/piqa/acc']:.4f} |" in (tmp_path / "hf/README.md").read_text()
 
 
 def count_passes(tensor_parallel, requests, batch_rows):
@@ -218,6 +223,7 @@ def test_the_program_shows_scores_and_sends_them_to_wandb(small_folder, data_dir
     finished = launch(arguments, 2, env={"WANDB_MODE": "offline"})
     assert finished.returncode == 0, finished.output
     assert finished.output.count("scores   step 8: ") == 1 and "piqa/acc 0." in finished.output
+    assert "it/s" not in finished.output  # lm-eval's progress bars
     rows = {row["step"]: row for row in read_metrics(tmp_path / "nano")}
     logged = wandb_history(next((tmp_path / "nano").glob("wandb/offline-run-*/run-*.wandb")))
     for step in (4, 8, 12):
