@@ -429,8 +429,9 @@ class HeadScheduleForCausalLM(HeadSchedulePreTrainedModel, GenerationMixin):
 
         logits_to_keep: how many positions from the end get logits (0: all), or a tensor of their indices.
         """
-        if (getattr(self, "_tp_size", None) or 1) > 1:  # transformers has cut the projections by columns
-            check_tensor_parallel(self.config, self._tp_size)
+        ranks = getattr(self, "_tp_size", None) or 1
+        if ranks > 1:  # transformers has cut the projections by columns
+            check_tensor_parallel(self.config, ranks)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
