@@ -120,13 +120,13 @@ def closing(trainer: Trainer, ds_config: str, arguments: list[str], sample: str 
         + (f"; {state.skipped} updates skipped" if state.skipped else "")
         + f"; {trainer.data_share:.2%} of this session's training time spent waiting for data"
     ]
-    if trainer.result:
+    if trainer.measurements.result:
         lines.append(
-            f"result   validation loss {trainer.result.loss:.4f} nats per token, "
-            f"{trainer.result.bpb:.4f} bits per byte"
+            f"result   validation loss {trainer.measurements.result.loss:.4f} nats per token, "
+            f"{trainer.measurements.result.bpb:.4f} bits per byte"
         )
     corpora = trainer.data.corpora
-    if trainer.result and len(corpora) == 1:
+    if trainer.measurements.result and len(corpora) == 1:
         nats, bits = unigram_entropy(corpora[0][0])
         lines.append(
             f"compare  guessing by token frequency: {nats:.4f} nats per token, {bits:.4f} bits per byte"

@@ -17,11 +17,12 @@ from model.process_grid import grid
 from pretrain.batch import BatchPlan, device_memory, plan_batch
 from pretrain.checkpoint import CheckpointStore, TrainingState, has_engine_files
 from pretrain.config import RunConfig
-from pretrain.control import Abandoned, Control
+from pretrain.control import Control
 from pretrain.data.prefetch import BatchPrefetcher
 from pretrain.engine import build_engine, merge_ds_config, resolve_bf16
 from pretrain.footprint import EngineSettings
 from pretrain.generate import generate
+from pretrain.measurements import Measurements
 from pretrain.metrics import Metrics
 from pretrain.optimizer import set_learning_rates
 from pretrain.reshard import check_readable, load_resharded
@@ -30,7 +31,6 @@ from pretrain.run_folder import RunData, prepare_run_folder
 from pretrain.schedule import LearningRateSchedule
 from pretrain.spikes import SpikeGuard, global_loss
 from pretrain.step_log import StepLog
-from pretrain.validation import Validation, ValidationResult
 from pretrain.world import World
 
 Batch = tuple[Tensor, Tensor]
@@ -61,7 +61,6 @@ class Trainer:
         self.sequences = data.training_sequences(self.model_config.context_length, run.seed)
         self.bf16, self.dtype_reason = resolve_bf16(run, ds_config, world.device)
         self.store = CheckpointStore(run.folder, run.checkpoint, world)
-        self.result: ValidationResult | None = None
         self.data_share = 0.0
 
         found = self.store.newest_sound()
@@ -91,6 +90,8 @@ class Trainer:
             if self.reshape:
                 check_readable(found[0], world)
         self.state = dataclasses.replace(saved, **identity)
+        if not self.finished:
+            self.measurements = Measurements(run, self.model_config, data, self.plan, world)
 
     def _plan(self, saved: TrainingState, settings: EngineSettings) -> BatchPlan:
         """The batch plan; a micro-batch chosen by an earlier session is kept, so that its numbers go on.
@@ -152,7 +153,6 @@ class Trainer:
             load_resharded(engine, self.resumed_from, self.world, self.world.say)
         elif self.resumed_from:
             self.store.load(engine, self.resumed_from)
-        validation = self._validation()
         log = StepLog(metrics, self.world, self.tokens_per_step, state.seconds, state.step)
         guard = SpikeGuard(run.skip_spikes, **state.recent)
         base = state.sequences
@@ -164,7 +164,7 @@ class Trainer:
         ):
             stop = 0
             if state.owed:
-                stop = self._measure(engine, metrics, log, validation, control, state.owed)
+                stop = self.measurements.run(engine, state, metrics, log, control)
                 if self.finished:  # or every session to come would find the same still owed
                     self._save(engine, metrics, log, guard, control)
             while not (stop or self.finished):
@@ -186,11 +186,11 @@ class Trainer:
                     raise UserError(self._too_many_skips())
                 stop, writing = control.read()
                 if self.store.under_way and not writing:
-                    self.store.finish()
+                    with metrics.pause():
+                        self.store.finish()
 
-                due = [name for name, every in self._intervals().items() if self._due(every)]
-                state.owed = due
-                stop = stop or self._measure(engine, metrics, log, validation, control, due)
+                state.owed = due = self.measurements.due(state.step)
+                stop = stop or self.measurements.run(engine, state, metrics, log, control)
                 if not due and self._due(run.logging.every):
                     log.flush()
                 if stop or self._due(run.checkpoint.every):
@@ -202,35 +202,6 @@ class Trainer:
             if stop:
                 raise control.stopped(stop)
         return engine
-
-    def _intervals(self) -> dict[str, int]:
-        """What is measured every so many steps, and at the last."""
-        return {"validation": self.run.validation.every} if self.run.validation.every else {}
-
-    def _measure(
-        self,
-        engine: Any,
-        metrics: Metrics,
-        log: StepLog,
-        validation: Validation | None,
-        control: Control,
-        due: list[str],
-    ) -> int:
-        """Do what is due at this step; what is done is no longer owed. Collective.
-
-        Returns:
-            0, or the exit code of a request to stop that came in the middle; the rest stays owed then.
-        """
-        for name in list(due):
-            try:
-                with metrics.pause(), control.interruptible(engine, f"{name} at step {self.state.step}"):
-                    if name == "validation" and validation:
-                        self.result = validation.run(engine)
-                        log.flush({"val_loss": self.result.loss, "val_bpb": self.result.bpb})
-            except Abandoned as abandoned:
-                return abandoned.code
-            self.state.owed = [other for other in self.state.owed if other != name]
-        return 0
 
     def _save(self, engine: Any, metrics: Metrics, log: StepLog, guard: SpikeGuard, control: Control) -> None:
         """Begin a checkpoint of this step. Collective."""
@@ -300,14 +271,6 @@ class Trainer:
             f"max_skipped_steps: {self.state.skipped_in_a_row} updates in a row were skipped for a non-finite "
             f"loss or gradient, or as spikes, up to step {self.state.step}; {kept}; a lower learning rate may help"
         )
-
-    def _validation(self) -> Validation | None:
-        if not self.run.validation.every:
-            return None
-        windows, label_bytes = self.data.validation_windows(
-            self.model_config.context_length, self.run.validation.sequences
-        )
-        return Validation(windows, label_bytes, self.plan.micro_batch, self.world)
 
     def sample(self, engine: Any, tokens: int = 96) -> str:
         """A document the trained model makes up from nothing (temperature 0.8, top-p 0.95). Collective."""
