@@ -49,22 +49,25 @@ class Vote:
 
     def __init__(self, ranks: int, timeout: timedelta = COLLECTIVE_TIMEOUT) -> None:
         self._group: Any = dist.new_group(backend="gloo", timeout=timeout) if ranks > 1 else None
-        self._ballot: torch.Tensor | None = None
+        self._cast: list[int] | None = None
+        self._ballot: torch.Tensor | None = None  # in the host's memory, whatever the training's device
         self._work: Any = None
 
     def cast(self, *values: int) -> None:
         """Give this rank's values; all ranks must give as many."""
-        self._ballot = torch.tensor(values, dtype=torch.int64)
+        self._cast = [int(value) for value in values]
         if self._group is not None:
+            self._ballot = torch.tensor(self._cast, dtype=torch.int64)
             self._work = dist.all_reduce(self._ballot, dist.ReduceOp.MAX, group=self._group, async_op=True)
 
     def read(self) -> list[int]:
         """The largest of each value over all ranks, as they were cast. Waits for the slowest rank."""
-        assert self._ballot is not None, "cast() first"
-        if self._work is not None:
+        assert self._cast is not None, "cast() first"
+        found, self._cast = self._cast, None
+        if self._ballot is not None:
             self._work.wait()
-        ballot, self._ballot, self._work = self._ballot, None, None
-        return [int(value) for value in ballot.tolist()]
+            found, self._ballot, self._work = self._ballot.tolist(), None, None
+        return found
 
 
 class Control:

@@ -174,7 +174,8 @@ class Trainer:
                     engine.optimizer, self.schedule, run.optimizer.learning_rate, state.step
                 )
                 loss = self._forward_backward(engine, batches, guard)
-                self._count(engine.was_step_applied(), spike=guard.reason is not None)
+                self._count(applied=engine.was_step_applied())
+                state.spikes += guard.reason is not None
                 row: dict[str, Any] = {"tokens": state.tokens, "skipped": state.skipped}
                 row |= {f"lr/{name}": rate for name, rate in rates.items()}
                 log.add(state.step, loss, guard.norm if guard.reason else engine.get_global_grad_norm(), row)
@@ -254,14 +255,13 @@ class Trainer:
             engine.step()
         return total / self.plan.accumulation
 
-    def _count(self, applied: bool, spike: bool) -> None:
+    def _count(self, applied: bool) -> None:
         """Move the state past one attempted step. Data and learning rate go on even if the update was skipped."""
         state = self.state
         state.step += 1
         state.sequences += self.plan.sequences
         state.tokens += self.tokens_per_step
         state.skipped += not applied
-        state.spikes += spike
         state.skipped_in_a_row = 0 if applied else state.skipped_in_a_row + 1
 
     def _too_many_skips(self) -> str:

@@ -185,26 +185,26 @@ def session_on_full_disk(run, rank, room, steps):
     """A session in which *rank* cannot write more than *room* bytes per checkpoint file once past *steps* steps."""
     from pretrain import checkpoint
 
-    original = checkpoint.RecordingCheckpointEngine.save
+    original = checkpoint.RecordingCheckpointEngine._write
 
-    def save(self, state_dict, path):
+    def write(self, state_dict, path):
         opened = Path.open
 
         def open_limited(self, *args, **kwargs):
             return Unwritable(opened(self, *args, **kwargs), room)
 
-        if torch.distributed.get_rank() == rank and f"step_{steps:06d}" in path:
+        if torch.distributed.get_rank() == rank and f"step_{steps:06d}" in str(path):
             Path.open = open_limited
         try:
             original(self, state_dict, path)
         finally:
             Path.open = opened
 
-    checkpoint.RecordingCheckpointEngine.save = save
+    checkpoint.RecordingCheckpointEngine._write = write
     try:
         return session(run)
     finally:
-        checkpoint.RecordingCheckpointEngine.save = original
+        checkpoint.RecordingCheckpointEngine._write = original
 
 
 @pytest.mark.parametrize("rank", [0, 1])
