@@ -63,6 +63,7 @@ class StopListener:
         self._reason: str | None = None
         self._exit_code = STOPPED
         self._asked = 0.0
+        self._lock = threading.RLock()  # a signal may interrupt its holder
         self._heard: dict[int, float] = {}
         self._agreed = threading.Event()
         self._raising = False
@@ -166,10 +167,11 @@ class StopListener:
             self._ask(signal.Signals(number).name, 130 if number == signal.SIGINT else STOPPED)
 
     def _ask(self, reason: str, exit_code: int) -> None:
-        if self._reason is None:
-            # In this order: whoever sees the reason reads the others.
-            self._asked, self._exit_code = time.monotonic(), exit_code
-            self._reason = reason
+        with self._lock:  # the thread and the main thread hear the same signals; the first one counts
+            if self._reason is None:
+                # In this order: whoever sees the reason reads the others.
+                self._asked, self._exit_code = time.monotonic(), exit_code
+                self._reason = reason
 
     @staticmethod
     def _say(text: str) -> None:

@@ -132,6 +132,8 @@ def test_a_run_survives_everything(small_folder, tmp_path, disk):
             f"[{time.monotonic() - began:5.0f} s] fault {number + 1:2}/{FAULTS}: {kind}; exit codes {codes}; {newest}"
         )
         assert any(codes) or f"step_{STEPS:06d}" == newest, finished.output
+        if kind == "SIGINT":
+            assert set(codes) <= {0, 130}, codes
         if kind in ("SIGUSR1", "SIGTERM", "SIGINT", "full disk"):
             assert "Traceback" not in finished.output, finished.output
     finished = launch(arguments, RANKS, timeout=600)
