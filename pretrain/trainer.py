@@ -31,7 +31,7 @@ from pretrain.step_log import StepLog
 from pretrain.validation import Validation, ValidationResult
 from pretrain.world import World
 
-Batch = tuple[Tensor, Tensor]
+Batch = list[Tensor]
 # Settings of zero_optimization that decide where in a rank's files a parameter lies.
 PARTITIONING = ("round_robin_gradients", "parameter_alignment", "sub_group_size")
 
@@ -185,15 +185,16 @@ class Trainer:
     def _micro_batch(self, base: int, index: int) -> Batch:
         """This rank's *index*-th micro-batch of the session: inputs and labels, int64 [B, T] each.
 
-        A function of the number of sequences consumed before (*base*), so neither ranks nor restarts change the order.
+        With a document mask also where documents begin, as Transformer.forward takes it. A function of the number of
+        sequences consumed before (*base*), so neither ranks nor restarts change the order.
         """
         B, ranks = self.plan.micro_batch, self.plan.data_parallel
-        rows = self.sequences.batch(base + (index * ranks + self.world.data_rank) * B, B)
-        tokens = torch.from_numpy(rows)
-        inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-        if self.world.device.type == "cuda":
-            inputs, labels = inputs.pin_memory(), labels.pin_memory()
-        return inputs, labels
+        first = base + (index * ranks + self.world.data_rank) * B
+        tokens = torch.from_numpy(self.sequences.batch(first, B))
+        batch = [tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()]
+        if self.run.document_mask:
+            batch.append(torch.from_numpy(self.sequences.document_offsets(first, B)))
+        return [tensor.pin_memory() for tensor in batch] if self.world.device.type == "cuda" else batch
 
     def _forward_backward(self, engine: Any, batches: BatchPrefetcher[Batch]) -> Tensor:
         """One optimizer step's micro-batches; DeepSpeed updates the weights after the last.
@@ -203,11 +204,8 @@ class Trainer:
         """
         total = torch.zeros((), device=self.world.device)
         for _ in range(self.plan.accumulation):
-            inputs, labels = next(batches)
-            loss = engine(
-                inputs.to(self.world.device, non_blocking=True),
-                labels.to(self.world.device, non_blocking=True),
-            )
+            batch = next(batches)
+            loss = engine(*(tensor.to(self.world.device, non_blocking=True) for tensor in batch))
             total += loss.detach().float()
             # 1 + 0 * loss is exactly 1 for a finite loss and NaN for any other: a bad loss makes every gradient NaN,
             # and DeepSpeed skips the update on all ranks, without this rank having to look at the loss.
@@ -235,10 +233,10 @@ class Trainer:
     def _validation(self) -> Validation | None:
         if not self.run.validation.every:
             return None
-        windows, label_bytes = self.data.validation_windows(
-            self.model_config.context_length, self.run.validation.sequences
-        )
-        return Validation(windows, label_bytes, self.plan.micro_batch, self.world)
+        extent = (self.model_config.context_length, self.run.validation.sequences)
+        windows, label_bytes = self.data.validation_windows(*extent)
+        documents = self.data.validation_documents(*extent) if self.run.document_mask else None
+        return Validation(windows, label_bytes, self.plan.micro_batch, self.world, documents)
 
     def sample(self, engine: Any, tokens: int = 96) -> str:
         """A document the trained model makes up from nothing (temperature 0.8, top-p 0.95). Collective."""
