@@ -11,6 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from model.errors import UserError
+from pretrain.data import hub
 from pretrain.data.hub import HubDataset
 from pretrain.data.prepare import prepare
 from pretrain.data.sequences import Corpus
@@ -54,6 +55,19 @@ def test_documents_come_once_in_order_and_in_pieces(parquet):
     assert all(pieces[:5]) and list(itertools.chain(*pieces)) == DOCUMENTS == texts(source)
     assert source.skipped == {"empty": 4, "binary": 2}
     assert texts(HubDataset(str(parquet), split="test")) == ["test"]
+
+
+def test_more_row_groups_than_pieces(parquet, monkeypatch):
+    """Pieces are then runs of neighbouring row groups: in order, each document once."""
+    for most in (5, 11):
+        monkeypatch.setattr(hub, "MOST_UNITS", most)
+        hub._open_dataset.cache_clear()
+        source = HubDataset(str(parquet))
+        units = source.units()
+        assert len(units) == most
+        pieces = [[r.text for r in source.read(unit) if isinstance(r, Document)] for unit in units]
+        assert list(itertools.chain(*pieces)) == DOCUMENTS and all(pieces[:4])
+    hub._open_dataset.cache_clear()
 
 
 def test_json_with_another_column(json_lines):
@@ -102,7 +116,10 @@ def test_processes_read_their_own_pieces(parquet, small, tmp_path):
         ({"path": "parquet", "subset": "nope"}, r"dataset: 'parquet \(subset nope\)' cannot be opened"),
     ],
 )
-def test_bad_datasets_are_one_line(parquet, options, message):
+def test_bad_datasets_are_one_line(parquet, options, message, monkeypatch):
+    # As offline: the library would wait for a network that is not there, several times and for longer and longer.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match=message) as refusal:
         HubDataset(**{"path": str(parquet), **options}).check()
     assert "\n" not in str(refusal.value)
