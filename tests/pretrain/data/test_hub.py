@@ -16,6 +16,7 @@ from pretrain.data.hub import HubDataset
 from pretrain.data.prepare import prepare
 from pretrain.data.sequences import Corpus
 from pretrain.data.source import Document
+from pretrain.prepare import main
 
 DOCUMENTS = [f"document {number}\n" * (1 + number % 7) for number in range(200)]
 
@@ -131,6 +132,21 @@ def test_damage_is_one_line_that_names_the_piece(tmp_path):
         UserError, match=r"dataset: reading json failed in piece 0 of 1 .*the same command continues"
     ):
         texts(HubDataset("json", data_files=[str(tmp_path / "a.jsonl")]))
+
+
+def test_a_damaged_file_is_one_line_and_the_library_says_nothing(tmp_path, capfd):
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 no more")
+    arguments = [
+        "--dataset",
+        "parquet",
+        "--data_files",
+        str(tmp_path / "a.parquet"),
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    assert main(arguments) == 2
+    error = capfd.readouterr().err
+    assert error.startswith("error: dataset: 'parquet' cannot be opened (") and error.count("\n") == 1
 
 
 def test_a_dataset_without_documents_is_refused(tmp_path):
