@@ -72,6 +72,7 @@ class Trainer:
         saved = found[1] if found else TrainingState()
         self.world = world = _keep_threads(world, run, saved)
         self.plan = self._plan(saved, EngineSettings.of(run, ds_config, self.bf16))
+        self.validation = self._validation()
         self.ds_config = merge_ds_config(ds_config, run, self.plan, self.bf16)
         identity: dict[str, Any] = {
             "run": run.to_dict(),
@@ -145,7 +146,6 @@ class Trainer:
             load_resharded(engine, self.resumed_from, self.world, self.world.say)
         elif self.resumed_from:
             self.store.load(engine, self.resumed_from)
-        validation = self._validation()
         log = StepLog(metrics, self.world, self.tokens_per_step, state.seconds)
         base = state.sequences
         engine.train()
@@ -164,9 +164,9 @@ class Trainer:
                     log.flush()
                     raise UserError(self._too_many_skips())
 
-                if validation and self._due(run.validation.every):
+                if self.validation and self._due(run.validation.every):
                     with metrics.pause():
-                        self.result = validation.run(engine)
+                        self.result = self.validation.run(engine)
                     log.flush({"val_loss": self.result.loss, "val_bpb": self.result.bpb})
                 elif self._due(run.logging.every):
                     log.flush()
