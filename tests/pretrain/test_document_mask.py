@@ -142,7 +142,8 @@ def masked_run(folder, runs, *more):
     ("world", "stage", "options"),
     [
         (1, 3, ()),
-        (2, 1, ("--tensor_parallel", "2", "--compile", "true")),
+        (2, 1, ("--tensor_parallel", "2")),
+        pytest.param(2, 2, ("--tensor_parallel", "2", "--compile", "true"), marks=pytest.mark.slow),
         (
             2,
             3,
