@@ -1,7 +1,9 @@
 """Tokenizing a corpus: ``python -m pretrain.prepare`` next to a plain loop and to ``datasets.map``, in one run.
 
-    python benchmarks/tokenization.py --tokenizer gpt2                    # throughput
-    python benchmarks/tokenization.py --tokenizer gpt2 --memory           # peak memory over a corpus ten times larger
+    python benchmarks/tokenization.py --tokenizer gpt2          # five minutes; writes benchmarks/tokenization.md
+
+measures throughput, and peak memory over a corpus ten times larger. The tokenizer may be a folder, too. It ends with
+status 1 if the command is slower than the faster of the two others, or takes much more memory for more text.
 
 All three read the same JSON Lines file (the built-in corpus, repeated) with the same tokenizer and write its tokens to
 disk. Rounds are interleaved, since other work on a machine comes and goes; the table gives the best round of each.
@@ -10,14 +12,17 @@ disk. Rounds are interleaved, since other work on a machine comes and goes; the 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.metadata
 import json
 import os
+import platform
 import resource
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -101,12 +106,17 @@ def prepare_command(corpus: Path, folder: Path, processes: int) -> list[str]:
     ]  # fmt: skip
 
 
-def throughput(tokenizer: Tokenizer, megabytes: float, rounds: int, processes: int) -> None:
-    """Print the table of throughputs."""
+OURS = "pretrain.prepare"
+
+
+def throughput(
+    tokenizer: Tokenizer, megabytes: float, rounds: int, processes: int
+) -> tuple[list[str], float]:
+    """Lines of the table of throughputs, and how many times as fast as the fastest of the others the command is."""
     contestants: dict[str, Callable[[Path, Tokenizer, Path, int], int]] = {
         "plain loop, 1 process": plain_loop,
         f"datasets.map(num_proc={processes}), with loading": datasets_map,
-        f"pretrain.prepare --processes {processes}": prepare,
+        f"{OURS} --processes {processes}": prepare,
     }
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     busy: dict[str, list[float]] = {name: [] for name in contestants}
@@ -126,15 +136,22 @@ def throughput(tokenizer: Tokenizer, megabytes: float, rounds: int, processes: i
     assert len(set(tokens.values())) == 1, f"not the same tokens: {tokens}"
     seconds[f"datasets.map(num_proc={processes}), the call alone"] = MAP_ALONE
     count = next(iter(tokens.values()))
-    print(f"{size / 1e6:.1f} MB of text, {count:,} tokens, {tokenizer.name}, best of {rounds} rounds\n")
-    print(
-        "| | seconds (all rounds) | MB/s | processor seconds | MB per processor second |\n|---|---|---|---|---|"
-    )
+    lines = [
+        f"{size / 1e6:.1f} MB of text, {count:,} tokens, best of {rounds} rounds. Times are from the file to the "
+        "finished output; the command's have starting Python and its workers in them, and drawing the histogram.",
+        "",
+        "| | seconds (all rounds) | MB/s | processor seconds | MB per processor second |",
+        "|---|---|---|---|---|",
+    ]
     for name, values in seconds.items():
         listed = ", ".join(f"{value:.1f}" for value in values)
         cpu = min(busy[name]) if name in busy else None
         figures = f"{cpu:.1f} | {size / 1e6 / cpu:.2f}" if cpu else "|"
-        print(f"| {name} | {listed} | {size / 1e6 / min(values):.2f} | {figures} |")
+        lines.append(f"| {name} | {listed} | {size / 1e6 / min(values):.2f} | {figures} |")
+    others = min(min(values) for name, values in seconds.items() if not name.startswith(OURS))
+    ours = min(min(values) for name, values in seconds.items() if name.startswith(OURS))
+    lines += ["", f"`{OURS}` is {others / ours:.2f} times as fast as the fastest of the others."]
+    return lines, others / ours
 
 
 def cpu_seconds() -> float:
@@ -143,67 +160,96 @@ def cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def memory(tokenizer: Tokenizer, megabytes: float, processes: int) -> None:
-    """Print peak memory of the command and its workers for a corpus and for one ten times larger."""
-    print("| text | peak memory, all processes (PSS) | largest process (RSS) |\n|---|---|---|")
+def memory(tokenizer: Tokenizer, megabytes: float, processes: int) -> tuple[list[str], float]:
+    """Lines of the table of memory for a corpus and for one ten times larger, and how much it grows."""
+    lines = [
+        "Memory of all processes together is the sum of their proportional set sizes, ten times a second.",
+        "",
+        "| text | median, all processes | peak, all processes | peak of the largest process (RSS) |",
+        "|---|---|---|---|",
+    ]
+    medians, peaks = [], []
     for factor in (1, 10):
         with tempfile.TemporaryDirectory() as root:
             corpus = Path(root, "corpus.jsonl")
             size = write_corpus(corpus, megabytes * factor)
             tokenizer.save(Path(root, "tokenizer"))
-            total, largest = peak_memory(prepare_command(corpus, Path(root), processes))
-            print(
-                f"| {size / 1e6:.0f} MB | {total / 2**20:.0f} MiB | {largest / 2**20:.0f} MiB |", flush=True
-            )
+            totals, largest = watch_memory(prepare_command(corpus, Path(root), processes))
+        medians.append(statistics.median(totals))
+        peaks.append(max(totals))
+        figures = (medians[-1], peaks[-1], largest)
+        lines.append(f"| {size / 1e6:.0f} MB | " + " | ".join(f"{n / 2**20:.0f} MiB" for n in figures) + " |")
+    growth = [after / before for before, after in (medians, peaks)]
+    verdict = f"Ten times the text takes {growth[0]:.2f} times the memory in the median, {growth[1]:.2f} at the peak."
+    return [*lines, "", verdict], max(growth)
 
 
-def peak_memory(command: list[str]) -> tuple[int, int]:
-    """Run *command*; (peak of the sum of proportional set sizes, peak resident size of any process), in bytes.
+def watch_memory(command: list[str]) -> tuple[list[int], int]:
+    """Run *command*; (sums of proportional set sizes, every 0.1 s; peak resident size of any process), in bytes.
 
     PSS counts a page that n processes share as 1/n of a page in each.
     """
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
-    peaks = [0, 0]
-
-    def watch() -> None:
-        main = psutil.Process(process.pid)
-        while process.poll() is None:
-            total = 0
+    totals: list[int] = []
+    largest = 0
+    main = psutil.Process(process.pid)
+    while process.poll() is None:
+        total = 0
+        with contextlib.suppress(psutil.Error):  # one has just ended
             for one in [main, *main.children(recursive=True)]:
-                try:
-                    info = one.memory_full_info()
-                except psutil.Error:
-                    continue  # it has just ended
+                info = one.memory_full_info()
                 total += info.pss
-                peaks[1] = max(peaks[1], info.rss)
-            peaks[0] = max(peaks[0], total)
-            time.sleep(0.1)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    status = process.wait()
-    watcher.join()
-    if status:
-        raise SystemExit(status)
-    return peaks[0], peaks[1]
+                largest = max(largest, info.rss)
+            totals.append(total)
+        time.sleep(0.1)
+    if process.returncode:
+        raise SystemExit(process.returncode)
+    return totals, largest
 
 
-def main() -> None:
+def report(arguments: argparse.Namespace, tokenizer: Tokenizer, tables: list[list[str]]) -> str:
+    """The page: what was run, on what, and what came out."""
+    command = (
+        f"python benchmarks/tokenization.py --tokenizer {tokenizer.name} --megabytes {arguments.megabytes:g} "
+        f"--rounds {arguments.rounds} --processes {arguments.processes}"
+    )
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("tokenizers", "datasets"))
+    machine = (
+        f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores; Python {platform.python_version()}, {versions}"
+    )
+    parts = ["# Tokenizing a corpus", f"    {command}", machine, *("\n".join(lines) for lines in tables)]
+    return "\n\n".join(parts) + "\n"
+
+
+def cpu_name() -> str:
+    """The processor as the system calls it."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+MOST_GROWTH = 1.15
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokenizer", default="gpt2", help="hub name or folder")
-    parser.add_argument("--megabytes", type=float, default=30)
+    parser.add_argument("--megabytes", type=float, default=50, help="of text, and ten times more for memory")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--memory", action="store_true", help="measure memory instead of throughput")
+    parser.add_argument("--out", default=str(ROOT / "benchmarks" / "tokenization.md"), help="page to write")
     arguments = parser.parse_args()
     # Each contestant's processes are its parallelism; threads inside them would make a different comparison.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     tokenizer = load_tokenizer(arguments.tokenizer)
-    if arguments.memory:
-        memory(tokenizer, arguments.megabytes, arguments.processes)
-    else:
-        throughput(tokenizer, arguments.megabytes, arguments.rounds, arguments.processes)
+    speeds, faster = throughput(tokenizer, arguments.megabytes, arguments.rounds, arguments.processes)
+    print("\n".join(speeds), flush=True)
+    sizes, growth = memory(tokenizer, arguments.megabytes, arguments.processes)
+    print("\n".join(sizes))
+    Path(arguments.out).write_text(report(arguments, tokenizer, [speeds, sizes]), "utf-8")
+    return 0 if faster >= 1 and growth <= MOST_GROWTH else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

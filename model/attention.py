@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right
 
 from model.config import ModelConfig
+from model.documents import has_varlen_kernel, of_rows, varlen_attention
 from model.exchange import HeadExchange, Span
 from model.linears import column_linear, enter_columns, row_linear
 from model.process_grid import grid
@@ -43,19 +44,36 @@ class Attention(nn.Module):
         self.v = column_linear(config.d_model, kv_width, bias)
         self.o = row_linear(width, config.d_model, config.attention_bias != "none")
 
-    def forward(self, hidden: Tensor, table: Table | None, mask: Tensor | None) -> Tensor:
+    def takes_offsets(self, hidden: Tensor, batch: int, length: int) -> bool:
+        """Whether packed documents [B, T] go by their offsets here, and not by a mask (see model/documents.py)."""
+        if not has_varlen_kernel(hidden, self.head_dim):
+            return False
+        return self.exchange is None or self.exchange.form(batch, length, packed=True).spans == [(0, length)]
+
+    def forward(
+        self, hidden: Tensor, table: Table | None, mask: Tensor | None, offsets: Tensor | None = None
+    ) -> Tensor:
         """Hidden [B, T, d] -> [B, T, d].
 
-        table: the rotary table of this head dim, or None without rotary positions.
-        mask: [T, T] bool, true where a query (row) sees a key (column), or None for plain causal attention.
+        table: the rotary table of this head dim, or None without rotary positions; of packed documents, one of theirs.
+        mask: [T, T] bool, true where a query (row) sees a key (column), or None for plain causal attention; of packed
+            documents [B, 1, T, T], added to the logits, or None with offsets.
+        offsets: of packed documents where takes_offsets, int32 [documents + 1].
         """
         hidden = enter_columns(hidden, self.grid)
         query, key, value = self.q(hidden), self.k(hidden), self.v(hidden)  # [B, T, own columns]
         if self.exchange is None:
-            return self.o(self._attend(query, key, value, table, mask))
-        form = self.exchange.form(*query.shape[:2])
+            return self.o(self._attend(query, key, value, table, mask, offsets))
+        batch, length = query.shape[:2]
+        packed = offsets is not None or (mask is not None and mask.ndim == 4)
+        form = self.exchange.form(batch, length, packed=packed)
         query, key, value = form.scatter(query, key, value)
-        return self.o(form.gather(self._attend(query, key, value, table, mask, form.spans)))
+        if packed:
+            first, last = form.rows(batch)
+            table = table and (table[0][first:last], table[1][first:last])
+            mask = None if mask is None else mask[first:last]
+            offsets = None if offsets is None else of_rows(offsets, first, last, length)
+        return self.o(form.gather(self._attend(query, key, value, table, mask, offsets, form.spans)))
 
     def _attend(
         self,
@@ -64,6 +82,7 @@ class Attention(nn.Module):
         value: Tensor,
         table: Table | None,
         mask: Tensor | None,
+        offsets: Tensor | None,
         spans: list[Span] | None = None,
     ) -> Tensor:
         """Attention core on whole heads: query [B, rows, A] -> [B, rows, A]; key and value [B, T, kv width].
@@ -76,10 +95,15 @@ class Attention(nn.Module):
         value = value.unflatten(2, (self.kv_heads, self.head_dim))  # [B, T, kv, d_h]
         whole = spans is None or spans == [(0, length)]
         if table is not None:
-            rows = table if whole else table_rows(table, spans or [])
-            query, key = rotate(query, rows), rotate(key, table)
+            query = rotate(query, table) if whole else self._rotate_spans(query, table, spans or [])
+            key = rotate(key, table)
+        if offsets is not None:
+            return varlen_attention(query, key, value, offsets, self.scale, self.window).flatten(2)
         # [B, h, rows, d_h], as SDPA wants it
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        if mask is not None and mask.ndim == 4 and query.is_cuda and self.kv_heads != self.heads:
+            # Its kernels with a mask take no grouped queries, and what SDPA does instead makes B·h·T·T logits.
+            key, value = self._repeated(key), self._repeated(value)
         if whole:
             output = F.scaled_dot_product_attention(
                 query,
@@ -88,7 +112,7 @@ class Attention(nn.Module):
                 attn_mask=mask,
                 is_causal=mask is None,
                 scale=self.scale,
-                enable_gqa=self.kv_heads != self.heads,
+                enable_gqa=key.shape[1] != query.shape[1],
             )
         else:
             sizes = [stop - start for start, stop in spans or []]
@@ -101,6 +125,22 @@ class Attention(nn.Module):
             )
         return output.transpose(1, 2).flatten(2)  # [B, h, rows, d_h] -> [B, rows, A]
 
+    def _repeated(self, heads: Tensor) -> Tensor:
+        """Keys or values [B, kv, T, d_h] -> [B, h, T, d_h], each as often as query heads share it."""
+        return heads.repeat_interleave(self.heads // self.kv_heads, dim=1)
+
+    @staticmethod
+    def _rotate_spans(query: Tensor, table: Table, spans: list[Span]) -> Tensor:
+        """Rotate chunk after chunk by its own rows of the table, which are views: autograd keeps no copy of them."""
+        chunks = query.split([stop - start for start, stop in spans], dim=1)
+        return torch.cat(
+            [
+                rotate(chunk, table_rows(table, start, stop))
+                for chunk, (start, stop) in zip(chunks, spans, strict=True)
+            ],
+            dim=1,
+        )
+
     def _attend_span(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, span: Span
     ) -> Tensor:
@@ -109,13 +149,12 @@ class Attention(nn.Module):
         first = 0 if self.window is None or mask is None else max(0, start + 1 - self.window)
         key, value = key[:, :, first:stop], value[:, :, first:stop]
         if mask is not None:
-            bias = mask[start:stop, first:stop]
+            bias = mask[..., start:stop, first:stop]
         elif start == 0 or query.is_cuda:
             # Flash and memory-efficient kernels know this alignment; SDPA's is_causal aligns rectangles upper-left.
             bias = causal_lower_right(stop - start, stop - first)
             if self.kv_heads != self.heads:  # its kernels take no grouped queries
-                key = key.repeat_interleave(self.heads // self.kv_heads, dim=1)
-                value = value.repeat_interleave(self.heads // self.kv_heads, dim=1)
+                key, value = self._repeated(key), self._repeated(value)
         else:
             positions = torch.arange(stop, device=query.device)
             bias = positions[start:, None] >= positions

@@ -36,6 +36,9 @@ class Form(Protocol):
     def spans(self) -> list[Span]:
         """Query positions [start, stop) that this rank attends for, in the order of its rows."""
 
+    def rows(self, batch: int) -> tuple[int, int]:
+        """First and last + 1 of the B sequences that this rank attends for."""
+
     def scatter(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Own columns [B, T, c_q or c_k] -> the group's columns: query rows of this rank, and keys and values."""
 
@@ -60,22 +63,22 @@ class HeadExchange:
         """Which rank of its group this is."""
         self.process_group: Any = here.head_group(self.ranks)
 
-    def form(self, batch: int, length: int) -> Form:
+    def form(self, batch: int, length: int, *, packed: bool = False) -> Form:
         """The form for B sequences of T positions.
 
         Raises:
-            UserError: neither form can split them, and gradients are wanted. Without gradients (sampling) the batch
-                is padded instead.
+            UserError: neither form can split them, and gradients are wanted or the sequences are packed documents.
+                Else, without gradients (sampling), the batch is padded instead.
         """
         if self.ranks == 1:
             return WholeHeads(length)
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or packed:
             kind = choose_form(self.ranks, batch, length, self.layer)
         else:
             kind = "query" if batch % self.ranks and length % (2 * self.ranks) == 0 else "batch"
         if kind == "query":
             return QueryForm(self.ranks, self.index, self.process_group, length)
-        return BatchForm(self.ranks, self.process_group, batch, length)
+        return BatchForm(self.ranks, self.index, self.process_group, batch, length)
 
 
 @dataclass
@@ -88,6 +91,10 @@ class WholeHeads:
     def spans(self) -> list[Span]:
         """All positions."""
         return [(0, self.length)]
+
+    def rows(self, batch: int) -> tuple[int, int]:
+        """All sequences."""
+        return 0, batch
 
     def scatter(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The tensors themselves."""
@@ -103,6 +110,7 @@ class BatchForm:
     """B/r sequences a rank. A batch that r does not divide is padded with empty sequences (sampling only)."""
 
     ranks: int
+    index: int
     group: Any
     batch: int
     length: int
@@ -111,6 +119,10 @@ class BatchForm:
     def spans(self) -> list[Span]:
         """All positions."""
         return [(0, self.length)]
+
+    def rows(self, batch: int) -> tuple[int, int]:
+        """The index-th of r equal parts."""
+        return self.index * batch // self.ranks, (self.index + 1) * batch // self.ranks
 
     def scatter(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[B, T, c] -> [B/r, T, r c] of q, k and v, in one all-to-all."""
@@ -146,6 +158,10 @@ class QueryForm:
         size = self.length // (2 * self.ranks)
         chunks = (self.index, 2 * self.ranks - 1 - self.index)
         return [(chunk * size, (chunk + 1) * size) for chunk in chunks]
+
+    def rows(self, batch: int) -> tuple[int, int]:
+        """All sequences."""
+        return 0, batch
 
     def scatter(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[B, T, c_q] -> [B, T/r, r c_q]; k and v [B, T, c_k] -> [B, T, r c_k] each."""

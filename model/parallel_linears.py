@@ -116,9 +116,9 @@ class PositionEmbedding(nn.Embedding):
         self.grid = grid()
 
     def forward(self, input: Tensor) -> Tensor:
-        """Positions [T] -> vectors [T, d], or this rank's part of them."""
+        """Positions [T] or [B, T] -> vectors [..., T, d], or this rank's part of them along T."""
         if self.grid.sequence_parallel:
-            input = input.chunk(self.grid.tensor_parallel)[self.grid.tensor_rank]
+            input = input.chunk(self.grid.tensor_parallel, dim=-1)[self.grid.tensor_rank]
         return F.embedding(input, shared(self.weight, self.grid))
 
 

@@ -5,12 +5,11 @@ Pairs are (i, i + d_h/2), the "rotate half" convention of Hugging Face's Llama, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-Table = tuple[Tensor, Tensor]  # cosines and sines, each [length, 1, d_h / 2]
+# Cosines and sines, each [length, 1, d_h / 2], or [B, length, 1, d_h / 2] where sequences have positions of their own.
+Table = tuple[Tensor, Tensor]
 
 
 class RotaryTables:
@@ -49,10 +48,10 @@ def _table(length: int, head_dim: int, base: float, precision: torch.dtype) -> T
     return angles.cos(), angles.sin()
 
 
-def table_rows(table: Table, spans: Sequence[tuple[int, int]]) -> Table:
-    """The table of the positions [start, stop) of each span, one span after the other."""
-    cosines, sines = (torch.cat([part[start:stop] for start, stop in spans]) for part in table)
-    return cosines, sines
+def table_rows(table: Table, start: int, stop: int) -> Table:
+    """Views of a table's positions ``start … stop - 1``."""
+    cosines, sines = table
+    return cosines[..., start:stop, :, :], sines[..., start:stop, :, :]
 
 
 def rotate(heads: Tensor, table: Table) -> Tensor:

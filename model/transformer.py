@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from model.attention import Attention, local_mask
 from model.collectives import gather_last
 from model.config import ModelConfig
+from model.documents import PackedDocuments, widened
 from model.errors import UserError
 from model.feedforward import FeedForward
 from model.linears import column_linear, enter_columns, position_embedding, token_embedding
@@ -32,9 +33,11 @@ class Block(nn.Module):
         self.ffn_norm = build_norm(config)
         self.ffn = FeedForward(config)
 
-    def forward(self, hidden: Tensor, table: Table | None, mask: Tensor | None) -> Tensor:
-        """Hidden [B, T, d] -> [B, T, d]; table and mask as in Attention.forward."""
-        hidden = hidden + self.attention(self.attention_norm(hidden), table, mask)
+    def forward(
+        self, hidden: Tensor, table: Table | None, mask: Tensor | None, offsets: Tensor | None = None
+    ) -> Tensor:
+        """Hidden [B, T, d] -> [B, T, d]; table, mask and offsets as in Attention.forward."""
+        hidden = hidden + self.attention(self.attention_norm(hidden), table, mask, offsets)
         return hidden + self.ffn(self.ffn_norm(hidden))
 
 
@@ -70,25 +73,38 @@ class Transformer(nn.Module):
         if not config.tie_embeddings:
             self.output = column_linear(config.d_model, rows, bias=False)
 
-    def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, labels: Tensor | None = None, document_offsets: Tensor | None = None
+    ) -> Tensor:
         """Tokens [B, T] int64 -> logits [B, T, vocab_size], or with labels the mean loss, a scalar in nats.
 
         labels [B, T] int64: the token that follows each position (already shifted by the caller), -100 where
         nothing is to be predicted. T may be at most context_length; UserError otherwise.
+
+        document_offsets int32 [documents + 1]: where documents begin when the B rows are laid end to end, each row
+        beginning one, and B·T at last. No position then attends to another document's, and each document's positions
+        count from 0: the logits are those of every document run by itself. None: each row is one document.
         """
-        length = tokens.shape[1]
+        batch, length = tokens.shape
         if length > self.config.context_length:
             raise UserError(f"tokens: {length} positions exceed context_length {self.config.context_length}")
         if self.grid.sequence_parallel and length % self.grid.tensor_parallel:
             # Sampling, at any length. Positions added at the end are seen by none of the others.
             added = (0, -length % self.grid.tensor_parallel)
+            tokens = F.pad(tokens, added)
+            if document_offsets is not None:
+                document_offsets = widened(document_offsets, length, added[1])
             if labels is not None:
-                return self.forward(F.pad(tokens, added), F.pad(labels, added, value=IGNORED_LABEL))
-            return self.forward(F.pad(tokens, added))[:, :length]
+                return self.forward(tokens, F.pad(labels, added, value=IGNORED_LABEL), document_offsets)
+            return self.forward(tokens, None, document_offsets)[:, :length]
         hidden = self.token_embedding(tokens)  # [B, T, d]
+        documents = None
+        if document_offsets is not None:
+            documents = PackedDocuments(document_offsets, batch, length, hidden.dtype)
         if self.position_embedding is not None:
-            hidden = hidden + self.position_embedding(torch.arange(length, device=tokens.device))
-        hidden = self._run_layers(hidden, length)
+            positions = documents.positions if documents else torch.arange(length, device=tokens.device)
+            hidden = hidden + self.position_embedding(positions)
+        hidden = self._run_layers(hidden, length, documents)
         hidden = enter_columns(self.final_norm(hidden), self.grid)
         if self.output is not None:
             logits = self.output(hidden)  # [B, T, padded vocabulary / t]
@@ -102,19 +118,27 @@ class Transformer(nn.Module):
             return parallel_cross_entropy(logits, labels, self.config.vocab_size, self.grid)
         return cross_entropy(logits, labels, self.config.vocab_size)
 
-    def _run_layers(self, hidden: Tensor, length: int) -> Tensor:
+    def _run_layers(self, hidden: Tensor, length: int, documents: PackedDocuments | None) -> Tensor:
         device = hidden.device
         # Layers with the same window share one mask.
-        windows = {self.config.layer_window(layer) for layer in range(self.config.num_layers)}
-        masks = {window: local_mask(length, window, device) for window in windows}
-        for layer, block in enumerate(self.layers):
-            mask = masks[self.config.layer_window(layer)]
-            table = None
+        masks: dict[int | None, Tensor | None] = {}
+        if documents is None:
+            windows = {self.config.layer_window(layer) for layer in range(self.config.num_layers)}
+            masks = {window: local_mask(length, window, device) for window in windows}
+        for layer, module in enumerate(self.layers):
+            block = cast(Block, module)
+            window = self.config.layer_window(layer)
+            mask, table, offsets = masks.get(window), None, None
             if self.rotary is not None:
                 head_dim = self.config.layer_head_dim(layer)
                 table = self.rotary.get(head_dim, length, device, hidden.dtype)
+                table = table if documents is None else documents.table(head_dim, table)
+            if documents is not None and block.attention.takes_offsets(hidden, documents.batch, length):
+                offsets = documents.offsets
+            elif documents is not None:
+                mask = documents.mask(window)
             if self.checkpoint_activations and torch.is_grad_enabled():
-                hidden = cast(Tensor, checkpoint(block, hidden, table, mask, use_reentrant=False))
+                hidden = cast(Tensor, checkpoint(block, hidden, table, mask, offsets, use_reentrant=False))
             else:
-                hidden = block(hidden, table, mask)
+                hidden = block(hidden, table, mask, offsets)
         return hidden

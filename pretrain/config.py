@@ -141,6 +141,9 @@ class RunConfig:
     data: str = "builtin"
     """builtin (the running Python's standard library), a prepared corpus folder, the prefix of a .bin/.idx pair of
     Megatron's tools, or a blend a:0.7,b:0.3."""
+    document_mask: bool = False
+    """Keep the documents of a window apart: no attention from one to another, positions beginning anew in each, in
+    training and validation. Fixed for the whole run."""
     tokenizer: str | None = None
     """Tokenizer folder, SentencePiece .model file or hub name, for .bin/.idx pairs: they do not say theirs. Corpus
     folders bring their own, and another is refused."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from model.config import ModelConfig
+from model.documents import varlen_head_dim
 from model.parallel_plan import choose_form, head_groups
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class EngineSettings:
     """The run's activation_checkpointing."""
     sequence_parallel: bool = False
     """The run's sequence_parallel; without effect at t = 1."""
+    document_mask: bool = False
+    """The run's document_mask."""
 
     @classmethod
     def of(cls, run: RunConfig, ds_config: Mapping[str, Any], bf16: bool) -> EngineSettings:
@@ -93,6 +96,7 @@ class EngineSettings:
             all_reduce_buckets=bool(zero.get("use_multi_rank_bucket_allreduce", True)),
             checkpointing=run.activation_checkpointing,
             sequence_parallel=run.sequence_parallel,
+            document_mask=run.document_mask,
             **sizes,
         )
 
@@ -180,6 +184,7 @@ def layer_activation_bytes(
     tensor_parallel: int = 1,
     sequence_parallel: bool = False,
     device: DeviceType = "cuda",
+    document_mask: bool = False,
 ) -> int:
     """What autograd keeps of one layer for its backward pass, in bytes on one rank.
 
@@ -187,7 +192,8 @@ def layer_activation_bytes(
     statistics in fp32; q, k, v as attention sees them and its output, (2 A + 2 A_kv) s / t, and 4 bytes of
     log-sum-exp a head; gate, up, the activation and the product, 4 W s / t (plain: before and after the activation,
     2 W s / t). Where heads are exchanged, the output is kept once more after its way back (A s / t), and the query form
-    holds keys and values of all r ranks. A windowed layer keeps its mask, T² s, once.
+    holds keys and values of all r ranks. A windowed layer keeps its mask, T² s, once; with a document mask layers share
+    theirs (document_bytes).
     """
     t, d = tensor_parallel, config.d_model
     tokens = micro_batch * config.context_length
@@ -204,9 +210,32 @@ def layer_activation_bytes(
     if sequence_parallel:
         total += 2 * tokens * d * element * (t - 1) // t  # the gathered outputs of the norms
     window = config.layer_window(layer)
-    if window is not None and window < config.context_length:
+    if window is not None and window < config.context_length and not document_mask:
         total += config.context_length**2 * element
     return total
+
+
+def document_bytes(
+    config: ModelConfig, micro_batch: int, element: int, tensor_parallel: int, device: DeviceType
+) -> int:
+    """What a document mask adds to a micro-batch, shared by all layers: positions, rotary tables, masks.
+
+    Per token a position, 8 bytes, and for each head dim its row of the rotary table, 4 d_h bytes. For each attention
+    window a mask, B T² s, unless all its layers take the documents' offsets (see model/documents.py: CUDA, bf16, whole
+    sequences).
+    """
+    T, layers = config.context_length, range(config.num_layers)
+    each_token = 8
+    if config.positions == "rope":
+        each_token += FP32_BYTES * sum({config.layer_head_dim(layer) for layer in layers})
+    masks = set()
+    for layer in layers:
+        _, ranks = head_groups(config.layer_kv_heads(layer), tensor_parallel)
+        whole = choose_form(ranks, micro_batch, T, layer) != "query"
+        if device == "cuda" and element == 2 and whole and varlen_head_dim(config.layer_head_dim(layer)):
+            continue
+        masks.add(min(config.layer_window(layer) or T, T))
+    return micro_batch * T * (each_token + len(masks) * T * element)
 
 
 def norm_bytes(
@@ -235,6 +264,8 @@ class Activations:
     """Its input, output and statistics."""
     outside: int
     """Ids, labels and rotary tables."""
+    documents: int
+    """What a document mask adds (document_bytes), 0 without one."""
     logits: int
     """The logits in the compute precision; the backward pass of the loss holds as much again for their gradient."""
     loss_chunks: int
@@ -247,7 +278,7 @@ class Activations:
     @property
     def total(self) -> int:
         """All that is alive when the loss has been computed."""
-        return sum(self.kept) + self.final_norm + self.outside + self.logits
+        return sum(self.kept) + self.final_norm + self.outside + self.documents + self.logits
 
 
 def activations(
@@ -264,7 +295,9 @@ def activations(
     own_tokens = tokens // t if sequence_parallel else tokens
     columns = config.padded_vocab_size(t) // t
     layers = tuple(
-        layer_activation_bytes(config, layer, micro_batch, s, t, sequence_parallel, device)
+        layer_activation_bytes(
+            config, layer, micro_batch, s, t, sequence_parallel, device, settings.document_mask
+        )
         for layer in range(config.num_layers)
     )
     hidden = own_tokens * d * s
@@ -275,6 +308,7 @@ def activations(
     if config.positions == "rope":
         dims = {config.layer_head_dim(layer) for layer in range(config.num_layers)}
         tables = config.context_length * FP32_BYTES * sum(dims)  # cosines and sines of d_h / 2 angles
+    documents = document_bytes(config, micro_batch, s, t, device) if settings.document_mask else 0
     norm = norm_bytes(config, tokens, s, t if sequence_parallel else 1, device)
     if sequence_parallel:
         norm += tokens * d * s * (t - 1) // t
@@ -283,6 +317,7 @@ def activations(
         kept=tuple(hidden for _ in layers) if settings.checkpointing else layers,
         final_norm=norm,
         outside=tables + tokens * (3 * 8 + FP32_BYTES + 1),  # ids, labels, targets; log-sum-exp; mask
+        documents=documents,
         logits=tokens * columns * s,
         loss_chunks=LOSS_CHUNKS * FP32_BYTES * min(LOSS_CHUNK[device], tokens * columns),
         hidden=hidden,

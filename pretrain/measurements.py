@@ -45,7 +45,8 @@ class Measurements:
         if run.validation.every:
             self._intervals["validation"] = run.validation.every
             windows, label_bytes = data.validation_windows(T, run.validation.sequences)
-            self.validation = Validation(windows, label_bytes, plan.micro_batch, world)
+            documents = data.validation_documents(T, run.validation.sequences) if run.document_mask else None
+            self.validation = Validation(windows, label_bytes, plan.micro_batch, world, documents)
         if run.evaluation.every:
             from pretrain.in_loop_evaluation import InLoopEvaluation  # lm-eval takes seconds to import
 

@@ -178,7 +178,7 @@ def _layers(
     made = 0 if config.tie_embeddings else parameters[-1].elements  # elements whose gradients exist
     most = 0
     for layer in reversed(range(config.num_layers)):
-        below = gathered + acts.outside + sum(acts.kept[:layer])
+        below = gathered + acts.outside + acts.documents + sum(acts.kept[:layer])
         # With checkpointing the layer has been computed again by now; what it keeps includes its input.
         inside = acts.per_layer[layer] + acts.working + gradients.piled * made
         # Nothing is reduced into the rank's partition while all that was made fits into one bucket.

@@ -72,6 +72,9 @@ def _memory_lines(plan: RunPlan) -> list[str]:
         ("activations", sum(acts.kept), layers),
         ("logits and loss", 2 * acts.logits + acts.loss_chunks, "logits, their gradient, fp32 chunks"),
     ]
+    if settings.document_mask:
+        note = "positions, rotary tables, masks where no kernel takes offsets"
+        rows.append(("document mask", acts.documents, note))
     if settings.stage == 3:
         rows.append(("gathered parameters", memory.gathered, "whole at the end of the forward pass"))
     if kept.host:

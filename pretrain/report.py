@@ -32,6 +32,8 @@ def opening(trainer: Trainer) -> list[str]:
         f"model    {run.model}: {model.num_parameters():,} parameters, {model.num_layers} layers, "
         f"heads {format_heads(model.heads)}, d_model {model.d_model}, context {model.context_length}",
         *(f"data     {line}" for line in trainer.sequences.describe().splitlines()),
+        *["data     documents are kept apart: attention and positions begin anew in each"]
+        * run.document_mask,
         *(f"source   {_source(corpus)}" for corpus, _ in trainer.data.corpora),
         f"steps    {run.steps:,} of {tokens:,} tokens = {plan.sequences} sequences "
         f"({plan.micro_batch} a micro-batch x {plan.accumulation} accumulated x {plan.data_parallel} ranks)",

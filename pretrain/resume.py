@@ -76,7 +76,8 @@ def check_resume(
         A line for each setting that changed and may.
 
     Raises:
-        UserError: another model, tokenizer, data, seed or choice of decayed parameters (all differences named).
+        UserError: another model, tokenizer, data, seed, document mask or choice of decayed parameters (all differences
+            named).
     """
     refused = ModelConfig.from_json(saved.model).difference(model)
     if saved.run.get("seed", run.seed) != run.seed:
@@ -85,6 +86,10 @@ def check_resume(
     decayed = saved.run.get("optimizer", {}).get("decay_embeddings", run.optimizer.decay_embeddings)
     if decayed != run.optimizer.decay_embeddings:
         refused.append(f"optimizer.decay_embeddings: {decayed} != {run.optimizer.decay_embeddings}")
+    # Another model, in effect; runs from before the option, and imported ones, have none.
+    masked = saved.run.get("document_mask", False if saved.run else run.document_mask)
+    if masked != run.document_mask:
+        refused.append(f"document_mask: {masked} != {run.document_mask}")
     refused += [
         f"{key}: {saved.data.get(key)} != {value}"
         for key, value in data.items()

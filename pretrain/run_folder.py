@@ -41,12 +41,20 @@ class RunData:
         Returns:
             Token ids [n, T+1] and the UTF-8 bytes of all labels.
         """
+        sets = self._validation_sets(context_length, count)
+        return np.concatenate([s.batch(0, len(s)) for s in sets]), sum(s.label_bytes() for s in sets)
+
+    def validation_documents(self, context_length: int, count: int) -> list[np.ndarray]:
+        """Of each of the validation windows, where documents begin among its T inputs, int64, 0 being the first."""
+        sets = self._validation_sets(context_length, count)
+        return [starts for s in sets for starts in s.document_starts()]
+
+    def _validation_sets(self, context_length: int, count: int) -> list[ValidationSequences]:
         total = sum(weight for _, weight in self.corpora)
-        sets = [
+        return [
             ValidationSequences(corpus, context_length, max(1, round(count * weight / total)))
             for corpus, weight in self.corpora
         ]
-        return np.concatenate([s.batch(0, len(s)) for s in sets]), sum(s.label_bytes() for s in sets)
 
     def fingerprint(self) -> dict[str, Any]:
         """What identifies the data: a run resumes only on the same."""

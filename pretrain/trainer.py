@@ -33,7 +33,7 @@ from pretrain.spikes import SpikeGuard, global_loss
 from pretrain.step_log import StepLog
 from pretrain.world import World
 
-Batch = tuple[Tensor, Tensor]
+Batch = list[Tensor]
 # Settings of zero_optimization that decide where in a rank's files a parameter lies.
 PARTITIONING = ("round_robin_gradients", "parameter_alignment", "sub_group_size")
 
@@ -223,15 +223,16 @@ class Trainer:
     def _micro_batch(self, base: int, index: int) -> Batch:
         """This rank's *index*-th micro-batch of the session: inputs and labels, int64 [B, T] each.
 
-        A function of the number of sequences consumed before (*base*), so neither ranks nor restarts change the order.
+        With a document mask also where documents begin, as Transformer.forward takes it. A function of the number of
+        sequences consumed before (*base*), so neither ranks nor restarts change the order.
         """
         B, ranks = self.plan.micro_batch, self.plan.data_parallel
-        rows = self.sequences.batch(base + (index * ranks + self.world.data_rank) * B, B)
-        tokens = torch.from_numpy(rows)
-        inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-        if self.world.device.type == "cuda":
-            inputs, labels = inputs.pin_memory(), labels.pin_memory()
-        return inputs, labels
+        first = base + (index * ranks + self.world.data_rank) * B
+        tokens = torch.from_numpy(self.sequences.batch(first, B))
+        batch = [tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()]
+        if self.run.document_mask:
+            batch.append(torch.from_numpy(self.sequences.document_offsets(first, B)))
+        return [tensor.pin_memory() for tensor in batch] if self.world.device.type == "cuda" else batch
 
     def _forward_backward(self, engine: Any, batches: BatchPrefetcher[Batch], guard: SpikeGuard) -> Tensor:
         """One optimizer step's micro-batches; DeepSpeed updates the weights after the last.
@@ -241,11 +242,8 @@ class Trainer:
         """
         total = torch.zeros((), device=self.world.device)
         for micro in range(self.plan.accumulation):
-            inputs, labels = next(batches)
-            loss = engine(
-                inputs.to(self.world.device, non_blocking=True),
-                labels.to(self.world.device, non_blocking=True),
-            )
+            batch = next(batches)
+            loss = engine(*(tensor.to(self.world.device, non_blocking=True) for tensor in batch))
             total += loss.detach().float()
             # 1 + 0 * loss is exactly 1 for a finite loss and NaN for any other: a bad loss makes every gradient NaN,
             # and DeepSpeed skips the update on all ranks, without this rank having to look at the loss.

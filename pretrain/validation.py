@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from pretrain.data.sequences import pack_documents
 from pretrain.world import World
 
 
@@ -28,13 +29,23 @@ class Validation:
         windows: token ids [count, T+1].
         label_bytes: UTF-8 bytes of all label tokens together.
         micro_batch: sequences per forward pass.
+        document_starts: of each window, where documents begin among its inputs, for runs with a document mask: the
+            loss is that of the attention which the model was trained with.
     """
 
-    def __init__(self, windows: np.ndarray, label_bytes: int, micro_batch: int, world: World) -> None:
+    def __init__(
+        self,
+        windows: np.ndarray,
+        label_bytes: int,
+        micro_batch: int,
+        world: World,
+        document_starts: Sequence[np.ndarray] | None = None,
+    ) -> None:
         self.windows = torch.from_numpy(windows.astype(np.int64))
         self.label_bytes = label_bytes
         self.micro_batch = micro_batch
         self.world = world
+        self.document_starts = document_starts
 
     @torch.no_grad()
     def run(self, engine: Any, progress: Callable[[int, int], None] | None = None) -> ValidationResult:
@@ -52,12 +63,14 @@ class Validation:
             first = (index * self.world.data_parallel + self.world.data_rank) * self.micro_batch
             rows = torch.arange(first, first + self.micro_batch)
             present = rows < count
-            batch = self.windows[torch.where(present, rows, 0)]
+            rows = torch.where(present, rows, 0)
+            batch = self.windows[rows]
             labels = batch[:, 1:].clone()
             weight = int(present.sum()) * T
             if weight:
                 labels[~present] = -100
-            loss = engine(batch[:, :-1].contiguous().to(self.world.device), labels.to(self.world.device))
+            inputs = [batch[:, :-1].contiguous(), labels, *self._document_offsets(rows.tolist(), T)]
+            loss = engine(*(tensor.to(self.world.device) for tensor in inputs))
             total += torch.stack(
                 [
                     loss.double() * weight,
@@ -69,3 +82,10 @@ class Validation:
         engine.train()
         nats, tokens = self.world.sum(total).tolist()
         return ValidationResult(loss=nats / tokens, bpb=nats / math.log(2) / self.label_bytes)
+
+    def _document_offsets(self, rows: list[int], context_length: int) -> list[torch.Tensor]:
+        """The model's third input for these windows; nothing without a document mask."""
+        if self.document_starts is None:
+            return []
+        starts = [self.document_starts[row] for row in rows]
+        return [torch.from_numpy(pack_documents(starts, context_length))]

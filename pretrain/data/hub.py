@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
@@ -129,7 +130,8 @@ def _open_dataset(
     import datasets
 
     datasets.disable_progress_bars()
-    datasets.logging.set_verbosity_error()
+    # What it says of a file that it cannot read comes as an exception too, and is told in one line of ours.
+    datasets.logging.set_verbosity(logging.CRITICAL)
     name = path if subset is None else f"{path} (subset {subset})"
     try:
         files = {split: list(data_files)} if data_files else None

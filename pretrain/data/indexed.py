@@ -225,6 +225,30 @@ class IndexedTokens:
             int(self._offsets[first]) // self.dtype.itemsize if first < self.lengths.size else self.num_tokens
         )
 
+    def document_starts(self, start: int, count: int) -> np.ndarray:
+        """Where documents begin among tokens ``start … start + count - 1``: distances from *start*, int64, ascending.
+
+        The first is 0: what is there of a document that began before counts as one. It is the index that says where
+        documents lie, not their tokens: Megatron's tools need not have appended an end-of-document token, and a text
+        that spells one is still one document. Two binary searches, whatever the size of the corpus.
+
+        Raises:
+            UserError: the boundaries found are not in order.
+        """
+        edges = np.array([start + 1, start + count]) * self.dtype.itemsize
+        first, last = np.searchsorted(
+            self._offsets, edges
+        )  # sequences that begin after *start*, in the range
+        of_documents = self.boundaries[slice(*np.searchsorted(self.boundaries, (first, last)))]
+        if of_documents.size and not first <= of_documents.min() <= of_documents.max() < last:
+            raise UserError(
+                f"corpus: {str(idx_path(self.prefix))!r} is damaged: its documents are not in order"
+            )
+        begins = self._offsets[of_documents] // self.dtype.itemsize - start
+        return np.unique(
+            np.concatenate([np.zeros(1, np.int64), begins])
+        )  # empty documents begin where the next does
+
     def ends_of(self, first: int, last: int) -> np.ndarray:
         """Positions in the stream after the documents ``first … last - 1``, int64 [last - first]."""
         sequences = self.boundaries[first + 1 : last + 1] - 1

@@ -12,9 +12,7 @@ parts. Finished parts lie in ``.OUT.partial-parts`` until the folder is there, s
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
@@ -31,6 +29,14 @@ import numpy as np
 from model.errors import UserError
 from pretrain.data.assemble import SPLITS, Selection, assemble, draw_lengths
 from pretrain.data.corpus import BuiltinCorpus
+from pretrain.data.corpus_folder import (
+    FORMAT_VERSION,
+    META_FILE,
+    already_there,
+    only_process,
+    parts_folder,
+    publish,
+)
 from pretrain.data.indexed import token_dtype
 from pretrain.data.progress import Progress, ProgressCallback
 from pretrain.data.shards import (
@@ -65,8 +71,6 @@ __all__ = [
     "units_missing",
 ]
 
-FORMAT_VERSION = 1
-META_FILE = "meta.json"
 LENGTHS_FILE = "document_lengths.png"
 VALIDATION_FRACTION = 0.05
 # The tokenizer learns from at most this much of the training split (a sample by document hash): the trainer
@@ -108,11 +112,7 @@ class _Job:
     @property
     def parts_folder(self) -> Path:
         """Where finished parts lie. It may be used by several machines at once."""
-        return _parts_folder(self.out)
-
-
-def _parts_folder(out: Path) -> Path:
-    return out.parent / f".{out.name}.partial-parts"
+        return parts_folder(self.out)
 
 
 @dataclass(frozen=True)
@@ -170,11 +170,11 @@ def prepare(
     )  # fmt: skip
     _check_processes(processes)
     request = job.request()
-    if _already_there(job.out, request):
+    if already_there(job.out, request):
         return job.out
     job.out.parent.mkdir(parents=True, exist_ok=True)
-    with _only_process(job.out, job.report):
-        if _already_there(job.out, request):
+    with only_process(job.out, job.report):
+        if already_there(job.out, request):
             return job.out
         plan = _set_up(job, request)
         parts = _tokenize(job, plan, plan.work, processes, max_tokens)
@@ -210,10 +210,10 @@ def prepare_share(
     job = _job(source, out, tokenizer, train_tokenizer, progress, selection, part_bytes)
     _check_processes(processes)
     request = job.request()
-    if _already_there(job.out, request):
+    if already_there(job.out, request):
         return 0
     job.out.parent.mkdir(parents=True, exist_ok=True)
-    with _only_process(job.out, job.report):  # one trains the tokenizer and writes the manifest
+    with only_process(job.out, job.report):  # one trains the tokenizer and writes the manifest
         plan = _set_up(job, request)
     work = plan.work[number::of]
     _tokenize(job, plan, work, processes, max_tokens=None)
@@ -227,7 +227,7 @@ def merge(out: str | os.PathLike[str], draw: bool = False) -> Path:
         UserError: no parts, or units that are not done.
     """
     out = Path(out)
-    folder = _parts_folder(out)
+    folder = parts_folder(out)
     manifest = _read_manifest(out)
     if manifest is None:
         if (out / META_FILE).is_file():
@@ -236,8 +236,8 @@ def merge(out: str | os.PathLike[str], draw: bool = False) -> Path:
             f"merge: nothing is prepared for {str(out)!r}; "
             "first: python -m pretrain.prepare … --shard I/N, for every I below N"
         )
-    with _only_process(out, lambda _: None):
-        if _already_there(out, manifest["request"]):
+    with only_process(out, lambda _: None):
+        if already_there(out, manifest["request"]):
             return out
         missing = _missing(out, manifest)
         if missing:
@@ -260,14 +260,14 @@ def units_missing(out: str | os.PathLike[str]) -> int:
 
 def _read_manifest(out: Path) -> dict[str, Any] | None:
     try:
-        return dict(json.loads((_parts_folder(out) / _MANIFEST).read_text("utf-8")))
+        return dict(json.loads((parts_folder(out) / _MANIFEST).read_text("utf-8")))
     except (OSError, ValueError):
         return None
 
 
 def _missing(out: Path, manifest: dict[str, Any]) -> list[int]:
     """Numbers of the units that are not complete."""
-    folder = _parts_folder(out)
+    folder = parts_folder(out)
     return [number for number, key in enumerate(manifest["units"]) if not unit_is_done(folder, key)]
 
 
@@ -319,37 +319,6 @@ def prepare_builtin(
 def _training_request(vocab_size: int | None) -> str:
     options = json.dumps(SENTENCEPIECE_OPTIONS, sort_keys=True)
     return f"train {vocab_size} {hashlib.sha256(options.encode()).hexdigest()[:16]} {TOKENIZER_SAMPLE_BYTES}"
-
-
-def _already_there(out: Path, request: dict[str, Any]) -> bool:
-    """True if *out* holds the corpus asked for, False if it is free; UserError if it holds something else."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return False
-    try:
-        present = dict(json.loads((out / META_FILE).read_text("utf-8"))["request"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"out: {str(out)!r} exists and is no corpus; valid: a new folder") from None
-    if present == request:
-        return True
-    differing = ", ".join(key for key in request | present if present.get(key) != request.get(key))
-    raise UserError(
-        f"out: {str(out)!r} holds another corpus (differs in {differing}); remove it or choose a new folder"
-    )
-
-
-@contextlib.contextmanager
-def _only_process(out: Path, report: ProgressCallback) -> Iterator[None]:
-    """Hold the lock of *out*. The kernel frees it when its holder ends in any way, so nothing stale can
-    block."""
-    with (out.parent / f".{out.name}.lock").open("w") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            report(Progress(f"waiting for another process that prepares {out}"))
-            fcntl.flock(stream, fcntl.LOCK_EX)
-        except OSError:
-            pass  # a file system without locks: renaming is still atomic, at worst the work is done twice
-        yield
 
 
 def _set_up(job: _Job, request: dict[str, Any]) -> _Plan:
@@ -457,7 +426,7 @@ def _tokenize(
 
 def _finish(out: Path, manifest: dict[str, Any], parts: Sequence[Part], draw: bool) -> None:
     """Assemble the parts into *out* and remove them. The caller holds the lock."""
-    folder = _parts_folder(out)
+    folder = parts_folder(out)
     # One name per machine: whatever lies there was left by a process that died, since we hold the lock.
     partial = out.parent / f".{out.name}.partial-{socket.gethostname()}"
     shutil.rmtree(partial, ignore_errors=True)
@@ -486,31 +455,8 @@ def _finish(out: Path, manifest: dict[str, Any], parts: Sequence[Part], draw: bo
         if draw:
             draw_lengths(meta["document_lengths"], partial / LENGTHS_FILE)
         (partial / META_FILE).write_text(json.dumps(meta, indent=2) + "\n", "utf-8")
-        _publish(partial, out)
+        publish(partial, out)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _publish(partial: Path, out: Path) -> None:
-    """Sync *partial* to disk and give it its name: after a crash the folder is there whole, or not at all."""
-    for folder, _, names in os.walk(partial):
-        for path in [Path(folder, name) for name in names] + [Path(folder)]:
-            _sync(path)
-    try:
-        partial.rename(out)
-    except OSError:
-        # Without locks another machine may have finished first; its folder has the same content.
-        if not (out / META_FILE).is_file():
-            raise
-        shutil.rmtree(partial)
-    _sync(out.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 from model.errors import UserError
 
@@ -97,11 +97,11 @@ def _read_up_to(stream: BinaryIO, count: int) -> bytes:
 
 
 @contextlib.contextmanager
-def open_stream(path: Path) -> Iterator[BinaryIO]:
+def open_stream(path: Path) -> Iterator[Any]:
     """The decompressed bytes of a file, to be read in pieces."""
     if path.name.lower().endswith(".gz"):
         with gzip.open(path, "rb") as stream:
-            yield cast(BinaryIO, stream)
+            yield stream
     elif path.name.lower().endswith(".zst"):
         import pyarrow
 
@@ -266,7 +266,8 @@ def read_lines(path: Path, start: int, stop: int | None, longest: int) -> Iterat
             stream.seek(position)
         ours = start == 0
         rest, dropped = b"", 0  # the beginning of the current line; bytes of it not kept
-        while chunk := stream.read(_CHUNK):
+        # read1: of a truncated .gz, read would lose what it had of the last chunk.
+        while chunk := stream.read1(_CHUNK):
             ends_at = -1
             while (newline := chunk.find(b"\n", ends_at + 1)) >= 0:
                 piece = chunk[ends_at + 1 : newline]

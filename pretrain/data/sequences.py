@@ -20,13 +20,20 @@ import numpy as np
 
 from model.errors import UserError
 from pretrain.data.blend import BlendSplitter, parse_blend
+from pretrain.data.corpus_folder import FORMAT_VERSION, META_FILE
 from pretrain.data.indexed import IndexedTokens
 from pretrain.data.megatron import is_prefix, open_prefix
 from pretrain.data.permutation import Permutation
-from pretrain.data.prepare import FORMAT_VERSION, META_FILE
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_hash
 
-__all__ = ["Corpus", "TrainingSequences", "ValidationSequences", "parse_blend", "unigram_entropy"]
+__all__ = [
+    "Corpus",
+    "TrainingSequences",
+    "ValidationSequences",
+    "pack_documents",
+    "parse_blend",
+    "unigram_entropy",
+]
 
 
 @dataclass(frozen=True)
@@ -129,6 +136,19 @@ def _read_window(stream: IndexedTokens, window: int, context_length: int, vocab_
     return tokens
 
 
+def pack_documents(starts: Iterable[np.ndarray], context_length: int) -> np.ndarray:
+    """Offsets of the documents of a micro-batch, its B rows laid end to end, and at last B·T: int32 [documents + 1].
+
+    This is what variable-length attention kernels call cu_seqlens. No document goes from one row to the next.
+
+    Args:
+        starts: of each row, where documents begin in it, 0 being the first.
+        context_length: T, tokens of a row.
+    """
+    rows = [row + number * context_length for number, row in enumerate(starts)]
+    return np.concatenate([*rows, [len(rows) * context_length]]).astype(np.int32)
+
+
 @lru_cache(maxsize=64)
 def _epoch_order(size: int, seed: int, corpus_index: int, epoch: int) -> Permutation:
     return Permutation(size, f"training windows: seed {seed}, corpus {corpus_index}, epoch {epoch}")
@@ -199,6 +219,15 @@ class TrainingSequences:
         """Sequences ``first … first + count - 1``, int64 [count, T + 1]."""
         return self.batch_of(range(first, first + count))
 
+    def document_offsets(self, first: int, count: int) -> np.ndarray:
+        """Where documents begin in the inputs of ``batch(first, count)``; see :func:`pack_documents`."""
+        return pack_documents(map(self._document_starts, range(first, first + count)), self.context_length)
+
+    def _document_starts(self, number: int) -> np.ndarray:
+        index, _, window = self.locate(number)
+        stream = self.corpora[index].training
+        return stream.document_starts(window * self.context_length, self.context_length)
+
     def describe(self) -> str:
         """One line a corpus: name, share, documents, tokens, windows an epoch."""
         total = sum(Fraction(str(weight)) for weight in self.weights)
@@ -245,6 +274,11 @@ class ValidationSequences:
             for window in windows
         ]
         return np.stack(rows) if rows else np.empty((0, self.context_length + 1), np.int64)
+
+    def document_starts(self) -> list[np.ndarray]:
+        """Of each window of the set, where documents begin among its T inputs, int64, 0 being the first."""
+        T = self.context_length
+        return [self.corpus.validation.document_starts(window * T, T) for window in self._windows]
 
     def label_bytes(self) -> int:
         """UTF-8 bytes of text that all labels of the set stand for (end-of-document tokens have none).

@@ -12,6 +12,7 @@ the same, and never by another.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import itertools
 import json
@@ -162,6 +163,8 @@ def tokenize_unit(
             last = True
             for documents, skipped, closes in batches:
                 report(writer.add(documents, skipped))
+                if sum(len(document.text) for document in documents) > 2 * _BATCH_CHARACTERS:
+                    return_memory()
                 if closes:
                     last = False
                     break
@@ -172,6 +175,18 @@ def tokenize_unit(
             writer.abandon()
             raise
         number += 1
+    return_memory()
+
+
+def return_memory() -> None:
+    """Give back what was freed, where the C library can (glibc).
+
+    It would keep what the longest documents so far have taken, a hundred bytes a token, and so a worker would grow with
+    the corpus.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _batches(

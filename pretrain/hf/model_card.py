@@ -25,6 +25,12 @@ print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))
 ```
 """
 
+# A document of the training windows began at position 0 and saw nothing before it.
+_DOCUMENT_MASK = (
+    "kept apart by a mask: give the model one document a sequence, from position 0; what is put before a text is read "
+    "as a part of it"
+)
+
 
 def model_card(
     source: RunSource, export: Export, comparison: Comparison, name: str, license_name: str
@@ -60,6 +66,7 @@ def model_card(
         "data": _data(run.get("data", "builtin"), state.data.get("data", [])),
         "steps": f"{state.step:,}" + (f" ({state.skipped} updates skipped)" if state.skipped else ""),
         "tokens": f"{state.tokens:,}",
+        "documents": _DOCUMENT_MASK if run.get("document_mask") else None,
         "seed": run.get("seed"),
         "precision": state.world.get("dtype"),
         "train loss": _number(metrics.get("train_loss"), "nats per token"),

@@ -1,5 +1,6 @@
 """The loop itself: what it asks of the device, of the data, and that it learns."""
 
+import re
 import traceback
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import pytest
 import torch
 
 from pretrain.config import parse_command_line
+from pretrain.data.corpus import TextFiles
+from pretrain.data.prepare import prepare
 from pretrain.data.sequences import Corpus, TrainingSequences, unigram_entropy
 from tests.distributed import run_distributed
 from tests.pretrain.training import ROOT, curve, nano_run, session
@@ -171,6 +174,20 @@ def test_a_run_is_extended(small_folder, tmp_path):
     notes, error = run_distributed(session, 1, run, timeout=120, steps=5)[0]
     assert error is None and "steps changed: 3 -> 5" in notes
     assert [row["step"] for row in curve(run.folder)] == [1, 2, 3, 4, 5]
+
+
+def test_too_little_to_validate_on_is_refused_before_anything_is_written(small, tmp_path):
+    """The training split is long enough, the held-out one is not."""
+    tokenizer = small.tokenizer
+    (tmp_path / "a.jsonl").write_text(
+        "".join(f'{{"text": "{"word " * 6}{number}"}}\n' for number in range(50))
+    )
+    source = TextFiles([tmp_path / "a.jsonl"])
+    data = prepare(source, tmp_path / "data", tokenizer=tokenizer, validation_documents=1)
+    run = nano_run(data, tmp_path / "runs")
+    ((_, error),) = run_distributed(session, 1, run, timeout=120)
+    assert re.search(r"data: data/validation has \d+ tokens, fewer than one window of 65", error)
+    assert not run.folder.exists()
 
 
 def test_default_run_is_the_documented_one():

@@ -11,10 +11,12 @@ import pyarrow.parquet
 import pytest
 
 from model.errors import UserError
+from pretrain.data import hub
 from pretrain.data.hub import HubDataset
 from pretrain.data.prepare import prepare
 from pretrain.data.sequences import Corpus
 from pretrain.data.source import Document
+from pretrain.prepare import main
 
 DOCUMENTS = [f"document {number}\n" * (1 + number % 7) for number in range(200)]
 
@@ -54,6 +56,19 @@ def test_documents_come_once_in_order_and_in_pieces(parquet):
     assert all(pieces[:5]) and list(itertools.chain(*pieces)) == DOCUMENTS == texts(source)
     assert source.skipped == {"empty": 4, "binary": 2}
     assert texts(HubDataset(str(parquet), split="test")) == ["test"]
+
+
+def test_more_row_groups_than_pieces(parquet, monkeypatch):
+    """Pieces are then runs of neighbouring row groups: in order, each document once."""
+    for most in (5, 11):
+        monkeypatch.setattr(hub, "MOST_UNITS", most)
+        hub._open_dataset.cache_clear()
+        source = HubDataset(str(parquet))
+        units = source.units()
+        assert len(units) == most
+        pieces = [[r.text for r in source.read(unit) if isinstance(r, Document)] for unit in units]
+        assert list(itertools.chain(*pieces)) == DOCUMENTS and all(pieces[:4])
+    hub._open_dataset.cache_clear()
 
 
 def test_json_with_another_column(json_lines):
@@ -102,7 +117,10 @@ def test_processes_read_their_own_pieces(parquet, small, tmp_path):
         ({"path": "parquet", "subset": "nope"}, r"dataset: 'parquet \(subset nope\)' cannot be opened"),
     ],
 )
-def test_bad_datasets_are_one_line(parquet, options, message):
+def test_bad_datasets_are_one_line(parquet, options, message, monkeypatch):
+    # As offline: the library would wait for a network that is not there, several times and for longer and longer.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match=message) as refusal:
         HubDataset(**{"path": str(parquet), **options}).check()
     assert "\n" not in str(refusal.value)
@@ -114,6 +132,21 @@ def test_damage_is_one_line_that_names_the_piece(tmp_path):
         UserError, match=r"dataset: reading json failed in piece 0 of 1 .*the same command continues"
     ):
         texts(HubDataset("json", data_files=[str(tmp_path / "a.jsonl")]))
+
+
+def test_a_damaged_file_is_one_line_and_the_library_says_nothing(tmp_path, capfd):
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 no more")
+    arguments = [
+        "--dataset",
+        "parquet",
+        "--data_files",
+        str(tmp_path / "a.parquet"),
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    assert main(arguments) == 2
+    error = capfd.readouterr().err
+    assert error.startswith("error: dataset: 'parquet' cannot be opened (") and error.count("\n") == 1
 
 
 def test_a_dataset_without_documents_is_refused(tmp_path):

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from model.errors import UserError
-from pretrain.data.indexed import IndexedTokens, IndexedWriter, bin_path, idx_path, token_dtype
+from pretrain.data.indexed import (
+    CODE_OF_DTYPE,
+    HEADER,
+    MAGIC,
+    IndexedTokens,
+    IndexedWriter,
+    bin_path,
+    idx_path,
+    token_dtype,
+)
 
 DOCUMENTS = [[1, 2, 3], [65499], [], [7] * 1000, [0, 5]]
 
@@ -149,3 +161,47 @@ def test_reading_beyond_the_end_is_an_error(tmp_path):
     for start, count in ((-1, 1), (0, tokens.num_tokens + 1), (tokens.num_tokens, 1)):
         with pytest.raises(IndexError):
             tokens.read(start, count)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    documents=st.lists(st.lists(st.integers(0, 6), max_size=4), min_size=1, max_size=12),
+    dtype=st.sampled_from([np.uint16, np.int32]),
+    data=st.data(),
+)
+def test_document_starts_against_a_plain_loop(tmp_path_factory, documents, dtype, data):
+    """Documents of several sequences (Megatron splits sentences on request), empty ones, parts of a stream."""
+    prefix = tmp_path_factory.mktemp("starts") / "c"
+    write_sentences(prefix, documents, np.dtype(dtype))
+    first = data.draw(st.integers(0, len(documents)))
+    stream = IndexedTokens(prefix).slice(first, len(documents))
+    begins, total = set(), 0
+    for sentences in documents[first:]:
+        begins.add(total)
+        total += sum(sentences)
+    for start in range(total):
+        for count in {1, 2, total - start}:
+            if start + count <= total:
+                expected = [0, *(n - start for n in sorted(begins) if start < n < start + count)]
+                assert stream.document_starts(start, count).tolist() == expected
+
+
+def write_sentences(prefix: Path, documents: list[list[int]], dtype: np.dtype) -> None:
+    """A pair whose documents are several sequences each, of these lengths, as Megatron's builder writes it."""
+    lengths = np.array([length for sentences in documents for length in sentences], "<i4")
+    boundaries = np.cumsum([0, *map(len, documents)]).astype("<i8")
+    offsets = (np.cumsum(lengths, dtype="<i8") - lengths) * dtype.itemsize
+    header = HEADER.pack(MAGIC, 1, CODE_OF_DTYPE[dtype], lengths.size, boundaries.size)
+    prefix.with_suffix(".idx").write_bytes(
+        header + lengths.tobytes() + offsets.astype("<i8").tobytes() + boundaries.tobytes()
+    )
+    prefix.with_suffix(".bin").write_bytes(np.arange(lengths.sum(), dtype=dtype).tobytes())
+
+
+def test_boundaries_out_of_order_are_refused(tmp_path):
+    write_sentences(tmp_path / "c", [[3]] * 4, np.dtype(np.uint16))
+    data = bytearray((tmp_path / "c.idx").read_bytes())
+    data[-40:] = np.array([0, 3, 9, 1, 4], "<i8").tobytes()
+    (tmp_path / "c.idx").write_bytes(bytes(data))
+    with pytest.raises(UserError, match=r"c\.idx' is damaged: its documents are not in order"):
+        IndexedTokens(tmp_path / "c").document_starts(0, 12)

@@ -105,6 +105,21 @@ def test_blends_take_each_corpus_in_its_own_order(tmp_path):
     assert "25.0% of the blend" in blend.describe() and "3,000 tokens, 299 windows of 10" in blend.describe()
 
 
+def test_documents_of_a_batch_are_those_of_its_windows(tmp_path):
+    """Documents have 7 tokens, so token number i begins one where 7 divides i; windows cross them. Blended."""
+    one, two = (numbered_corpus(tmp_path, size, name=str(size)) for size in (400, 3000))
+    sequences = TrainingSequences([(one, 0.25), (two, 0.75)], 10, 0)
+    batch = sequences.batch(40, 8)
+    begins = batch[:, :-1] % 7 == 0
+    begins[:, 0] = True  # what is left of a document counts as one
+    expected = [*np.flatnonzero(begins), 80]
+    offsets = sequences.document_offsets(40, 8)
+    assert offsets.dtype == np.int32 and offsets.tolist() == expected
+    validation = ValidationSequences(one, 10, 3)
+    for window, starts in zip(validation.batch(0, 3), validation.document_starts(), strict=True):
+        assert starts.tolist() == [i for i in range(10) if i == 0 or window[i] % 7 == 0]
+
+
 def test_bad_training_corpora_are_refused(tmp_path, small):
     corpus = numbered_corpus(tmp_path, 20)
     assert TrainingSequences([(corpus, 1)], 19, 0).windows_per_epoch == 1

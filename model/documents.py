@@ -1,0 +1,131 @@
+"""Documents packed into the rows of a micro-batch: what keeps them apart in attention.
+
+They are given as offsets, int32 [documents + 1]: where each begins when the B rows of T tokens are laid end to end, and
+B·T at last. It is what variable-length attention kernels call cu_seqlens. Every row begins a document. A position sees
+its own document only, up to itself, and is counted from the document's beginning.
+
+Two ways to attend, chosen for each layer. Flash attention's variable-length kernel takes the offsets as they are
+(CUDA, bf16 or fp16). Elsewhere scaled_dot_product_attention takes a mask [B, 1, T, T], which exists once a micro-batch
+and is shared by all heads and layers of one window. It is additive, in the compute dtype: from a boolean one SDPA makes
+such a mask for every layer, and keeps it for the backward pass.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property, lru_cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from model.rotary import Table
+
+
+class PackedDocuments:
+    """Everything that layers need to know of one micro-batch's documents, each made once.
+
+    Args:
+        offsets: int32 [documents + 1], on the device of the hidden states.
+        batch: B.
+        length: T.
+        dtype: of the hidden states.
+    """
+
+    def __init__(self, offsets: Tensor, batch: int, length: int, dtype: torch.dtype) -> None:
+        self.offsets = offsets
+        self.batch, self.length, self.dtype = batch, length, dtype
+        self._masks: dict[int | None, Tensor] = {}
+        self._tables: dict[int, Table] = {}
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """Position of every token in its document, int64 [B, T]."""
+        tokens = torch.arange(self.batch * self.length, device=self.offsets.device)
+        document = torch.searchsorted(self.offsets, tokens, right=True) - 1
+        return (tokens - self.offsets[document]).view(self.batch, self.length)
+
+    def table(self, head_dim: int, table: Table) -> Table:
+        """Cosines and sines [B, T, 1, d_h / 2] of the positions, from the *table* [T, 1, d_h / 2] of that head dim."""
+        if head_dim not in self._tables:
+            cosines, sines = table
+            self._tables[head_dim] = (cosines[self.positions], sines[self.positions])
+        return self._tables[head_dim]
+
+    def mask(self, window: int | None) -> Tensor:
+        """Mask [B, 1, T, T] to be added to the logits: 0 where a query (row) sees a key (column), else -inf.
+
+        window: how many positions a query sees at most, its own included; None is all of its document's.
+        """
+        if window is not None and window >= self.length:
+            window = None  # it hides nothing: one mask serves both
+        if window not in self._masks:
+            queries = torch.arange(self.length, device=self.offsets.device)
+            first = queries - self.positions  # [B, T]: the first key that each query sees
+            if window is not None:
+                first = torch.maximum(first, queries - (window - 1))
+            seen = queries >= first[..., None]  # [B, T, T]: here *queries* are the keys
+            seen &= queries <= queries[:, None]
+            mask = torch.full(seen.shape, float("-inf"), dtype=self.dtype, device=seen.device)
+            self._masks[window] = mask.masked_fill_(seen, 0).unsqueeze(1)
+        return self._masks[window]
+
+
+def widened(offsets: Tensor, length: int, added: int) -> Tensor:
+    """The offsets after *added* positions have been put at the end of every row of *length*."""
+    return offsets + torch.div(offsets, length, rounding_mode="floor") * added
+
+
+def of_rows(offsets: Tensor, first: int, last: int, length: int) -> Tensor:
+    """Offsets of rows ``first … last - 1`` alone; documents of other rows stay as empty ones, so the size is known."""
+    return offsets.clamp(first * length, last * length) - first * length
+
+
+def has_varlen_kernel(hidden: Tensor, head_dim: int) -> bool:
+    """Whether flash attention's variable-length kernel takes such hidden states and heads (Ampere or newer)."""
+    return (
+        hidden.is_cuda
+        and hidden.dtype in (torch.bfloat16, torch.float16)
+        and varlen_head_dim(head_dim)
+        and _varlen_device(hidden.device.index or 0)
+    )
+
+
+def varlen_head_dim(head_dim: int) -> bool:
+    """Whether the kernel has this head dim (aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp)."""
+    return head_dim % 8 == 0 and head_dim <= 256
+
+
+@lru_cache(maxsize=16)
+def _varlen_device(index: int) -> bool:
+    return (
+        torch.version.cuda is not None
+        and torch.cuda.get_device_capability(index) >= (8, 0)
+        and find_spec("torch.nn.attention.varlen") is not None  # torch 2.10 and newer
+    )
+
+
+def varlen_attention(
+    query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, scale: float | None, window: int | None
+) -> Tensor:
+    """Attention of packed documents: query [B, T, h, d_h], key and value [B, T, kv, d_h] -> [B, T, h, d_h].
+
+    scale: None is 1/sqrt(d_h). window: as in PackedDocuments.mask.
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    length = query.shape[1]
+    output = varlen_attn(
+        query.flatten(0, 1),
+        key.flatten(0, 1),
+        value.flatten(0, 1),
+        offsets,
+        offsets,
+        length,  # the longest that a document can be: the true one would have to be read from the device
+        length,
+        scale=scale,
+        # What is left of a query besides itself, and what is right of it; (-1, 0) is causal.
+        window_size=(-1 if window is None or window >= length else window - 1, 0),
+        enable_gqa=query.shape[2] != key.shape[2],
+    )
+    assert isinstance(output, Tensor)
+    return output.unflatten(0, (-1, length))

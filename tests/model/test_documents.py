@@ -1,0 +1,313 @@
+"""Packed documents with a mask against each document run by itself, in fp64; the kernel's offsets against the mask."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from model.config import block
+from model.documents import PackedDocuments, of_rows, widened
+from model.process_grid import start_grid
+from model.transformer import Transformer
+from tests.distributed import run_distributed
+from tests.model.parallel import alone, build, example, own_part, relative, shard_dim
+
+TOLERANCE = 1e-12
+SHAPE = {"vocab_size": 260, "context_length": 24, "ffn_width": 48, "d_model": 48}
+# Every head count its own head dim and, at t > 1, its own way of being shared; grouped queries; windows that end inside
+# documents and beyond them; no scale; learned positions.
+GROUPED = block("llama", **SHAPE, heads=(3, 4, 6, 2, 1), kv_heads=(3, 2, 3, 2, 1), tie_embeddings=False)
+WINDOWS = block("gptneo", **SHAPE, heads=(3, 4, 6, 2, 1), local_window=(5, None, 1, 9, 3))
+ROPE_WINDOWS = block("llama", **SHAPE, heads=(4, 2), local_window=(4, 30), attention_scale="none")
+# Rows of 24: a token alone, neighbours alone, a row that is one document, ends at every kind of place.
+LENGTHS = [[1, 7, 11, 5], [24], [12, 12], [3, 1, 1, 19], [23, 1], [6] * 4, [9, 2, 13], [1] * 24]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """These tensors are too small to share, and threads that wait for each other are slow on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def offsets(rows):
+    """The documents' lengths, row by row -> what the model takes."""
+    lengths = torch.tensor([length for row in rows for length in row])
+    return F.pad(lengths.cumsum(0), (1, 0)).int()
+
+
+def one_by_one(model, tokens, labels, rows):
+    """Logits [B, T, V] and mean loss of the documents run by themselves, each as a batch of one from position 0."""
+    logits = []
+    for row, lengths in zip(tokens, rows, strict=True):
+        logits.append(torch.cat([model(part[None])[0] for part in row.split(lengths)]))
+    stacked = torch.stack(logits)
+    return stacked, F.cross_entropy(stacked.flatten(0, 1), labels.flatten(), ignore_index=-100)
+
+
+def gradients(model, loss):
+    model.zero_grad()
+    loss.backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+def assert_same_gradients(found, expected):
+    floor = 1e-3 * max(gradient.abs().max() for gradient in expected.values())
+    for name, gradient in expected.items():
+        assert relative(found[name], gradient, gradient.abs().max().clamp(min=floor)) <= TOLERANCE, name
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(
+    "config", [GROUPED, WINDOWS, ROPE_WINDOWS], ids=["grouped", "windows", "rope_windows"]
+)
+def test_a_packed_window_equals_each_document_by_itself(config, checkpointing):
+    model = build(config, torch.float64, checkpoint_activations=checkpointing)
+    tokens, labels = example(config, len(LENGTHS), 24)
+    expected_logits, expected = one_by_one(model, tokens, labels, LENGTHS)
+    expected_gradients = gradients(model, expected)
+    found = model(tokens, labels, offsets(LENGTHS))
+    assert relative(found, expected) <= TOLERANCE
+    assert_same_gradients(gradients(model, found), expected_gradients)
+    with torch.no_grad():
+        assert relative(model(tokens, None, offsets(LENGTHS)), expected_logits) <= TOLERANCE
+        assert relative(model(tokens), expected_logits) > 1e-3  # the mask is about something
+
+
+def test_one_document_a_row_is_the_plain_model():
+    tokens, labels = example(GROUPED, 3, 24)
+    model = build(GROUPED, torch.float64)
+    plain = gradients(model, model(tokens, labels))
+    assert_same_gradients(gradients(model, model(tokens, labels, offsets([[24]] * 3))), plain)
+
+
+def test_shorter_rows_and_empty_documents():
+    model = build(WINDOWS, torch.float64)
+    tokens, labels = example(WINDOWS, 2, 17)
+    rows = [[4, 13], [17]]
+    expected = one_by_one(model, tokens, labels, rows)[0]
+    with_empty = torch.tensor([0, 4, 4, 4, 17, 17, 34, 34]).int()
+    assert relative(model(tokens, None, offsets(rows)), expected) <= TOLERANCE
+    assert torch.equal(model(tokens, None, with_empty), model(tokens, None, offsets(rows)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 3e-2)]
+)
+def test_rows_longer_than_a_kernels_block_of_keys(dtype, tolerance):
+    """Whole blocks are hidden from a query then; the tolerances are a few roundings of each dtype."""
+    config = block("llama", **{**SHAPE, "context_length": 1200}, heads=(3, 6), kv_heads=(3, 2))
+    rows = [[1, 560, 1, 638], [1200]]
+    model = build(config, dtype)
+    tokens, labels = example(config, 2, 1200)
+    with torch.no_grad():
+        expected = one_by_one(model, tokens, labels, rows)[0]
+        assert relative(model(tokens, None, offsets(rows)).float(), expected.float()) <= tolerance
+    model(tokens, labels, offsets(rows)).backward()
+    assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
+
+
+def test_positions_and_mask_by_hand():
+    packed = PackedDocuments(offsets([[2, 3], [5]]), 2, 5, torch.float32)
+    assert packed.positions.tolist() == [[0, 1, 0, 1, 2], [0, 1, 2, 3, 4]]
+    seen = (packed.mask(None) == 0).int()
+    assert packed.mask(None).shape == (2, 1, 5, 5) and set(packed.mask(None).unique().tolist()) == {
+        -float("inf"),
+        0,
+    }
+    assert seen[0, 0].tolist() == [
+        [1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 1, 1, 1],
+    ]  # fmt: skip
+    assert torch.equal(seen[1, 0], torch.ones(5, 5).tril().int())
+    assert (packed.mask(2) == 0).int()[0, 0].tolist()[4] == [0, 0, 0, 1, 1]
+    assert packed.mask(5) is packed.mask(None) and packed.mask(2) is packed.mask(2)  # made once
+
+
+def test_offsets_of_some_rows_and_of_widened_ones():
+    whole = offsets([[2, 3], [5], [1, 4]])
+    assert of_rows(whole, 1, 3, 5).tolist() == [0, 0, 0, 5, 6, 10]
+    assert widened(whole, 5, 2).tolist() == [0, 2, 7, 14, 15, 21]
+
+
+def test_masks_are_made_once_a_micro_batch(monkeypatch):
+    made = []
+    original = torch.full
+    monkeypatch.setattr(torch, "full", lambda *a, **k: made.append(a[0]) or original(*a, **k))
+    tokens, labels = example(WINDOWS, 2, 24)
+    build(WINDOWS, torch.float64)(tokens, labels, offsets([[24], [3, 21]])).backward()
+    assert made == [(2, 24, 24)] * 5  # WINDOWS has five windows, each with a mask of B T² elements
+    made.clear()
+    build(GROUPED, torch.float64)(tokens, labels, offsets([[24], [3, 21]])).backward()
+    assert made == [(2, 24, 24)]
+
+
+# ---------------------------------------------------------------------- the kernel for offsets
+
+
+def reference_varlen(query, key, value, cu_q, cu_k, max_q, max_k, *, scale, window_size, enable_gqa):
+    """torch.nn.attention.varlen.varlen_attn by its documentation: [tokens, heads, d_h], one softmax a document."""
+    assert cu_q.dtype == cu_k.dtype == torch.int32 and window_size[1] == 0
+    assert enable_gqa or query.shape[1] == key.shape[1]
+    result = []
+    for start, stop in zip(cu_q.tolist()[:-1], cu_q.tolist()[1:], strict=True):
+        assert stop - start <= max_q == max_k
+        q = query[start:stop]
+        k, v = (x[start:stop].repeat_interleave(query.shape[1] // key.shape[1], dim=1) for x in (key, value))
+        logits = torch.einsum("qhd,khd->hqk", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
+        distance = torch.arange(stop - start)[:, None] - torch.arange(stop - start)
+        hidden = (distance < 0) | ((distance > window_size[0]) if window_size[0] >= 0 else False)
+        result.append(torch.einsum("hqk,khd->qhd", logits.masked_fill(hidden, -torch.inf).softmax(-1), v))
+    return torch.cat(result)
+
+
+@pytest.fixture
+def reference_kernel(monkeypatch):
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    calls = []
+
+    def counted(*arguments, **options):
+        calls.append(arguments[0].shape)
+        return reference_varlen(*arguments, **options)
+
+    monkeypatch.setattr(varlen, "varlen_attn", counted)
+    monkeypatch.setattr("model.attention.has_varlen_kernel", lambda hidden, head_dim: True)
+    return calls
+
+
+@pytest.mark.parametrize(
+    "config", [GROUPED, WINDOWS, ROPE_WINDOWS], ids=["grouped", "windows", "rope_windows"]
+)
+def test_offsets_give_what_the_mask_gives(config, reference_kernel):
+    model = build(config, torch.float64)
+    tokens, labels = example(config, len(LENGTHS), 24)
+    expected = one_by_one(model, tokens, labels, LENGTHS)[1]
+    expected_gradients = gradients(model, expected)
+    assert not reference_kernel  # without documents nothing changes
+    found = model(tokens, labels, offsets(LENGTHS))
+    assert len(reference_kernel) == config.num_layers and relative(found, expected) <= TOLERANCE
+    assert_same_gradients(gradients(model, found), expected_gradients)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(
+    "config", [GROUPED, WINDOWS, ROPE_WINDOWS], ids=["grouped", "windows", "rope_windows"]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_a_gpu(config, dtype):
+    """bf16 takes the kernel in layers whose head dim it has; 3e-2 of the largest logit is a few bf16 roundings."""
+    model = build(config, dtype).cuda()
+    tokens, labels = (x.cuda() for x in example(config, len(LENGTHS), 24))
+    expected, _ = one_by_one(model, tokens, labels, LENGTHS)
+    loss = model(tokens, labels, offsets(LENGTHS).cuda())
+    loss.backward()
+    with torch.no_grad():
+        found = model(tokens, None, offsets(LENGTHS).cuda())
+    assert relative(found.float(), expected.float()) <= (1e-4 if dtype == torch.float32 else 3e-2)
+    assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
+
+
+# ---------------------------------------------------------------------- tensor parallelism
+
+
+def reference_of(config, rows):
+    """Of the documents one by one at t = 1: logits, loss and gradients."""
+    tokens, labels = example(config, len(rows), 24)
+    model = build(config, torch.float64)
+    logits, loss = one_by_one(model, tokens, labels, rows)
+    return logits.detach(), loss.detach(), gradients(model, loss)
+
+
+def parallel_differences(config, rows, reference, kernel=False, checkpointing=False, sequence_parallel=False):
+    """On every rank: largest differences of the packed model from *reference*."""
+    tokens, labels = example(config, len(rows), 24)
+    start_grid(dist.get_world_size(), sequence_parallel=sequence_parallel)
+    model = build(config, torch.float64, checkpoint_activations=checkpointing)
+    result = compared(model, reference, tokens, labels, rows)
+    if kernel:
+        with (
+            mock.patch("torch.nn.attention.varlen.varlen_attn", reference_varlen),
+            mock.patch("model.attention.has_varlen_kernel", return_value=True),
+        ):
+            again = compared(model, reference, tokens, labels, rows)
+        result |= {f"{name} with the kernel": value for name, value in again.items()}
+    return result
+
+
+def compared(model, reference, tokens, labels, rows):
+    logits, loss, whole = reference
+    model.zero_grad()
+    found = model(tokens, labels, offsets(rows))
+    found.backward()
+    with torch.no_grad():
+        found_logits = model(tokens, None, offsets(rows))
+    result = {"logits": relative(found_logits, logits), "loss": relative(found, loss)}
+    floor = 1e-3 * max(gradient.abs().max() for gradient in whole.values())
+    for name, parameter in model.named_parameters():
+        gradient = whole[name]
+        if shard_dim(parameter) == 0 and name in ("token_embedding.weight", "output.weight"):
+            padding = model.config.padded_vocab_size(model.grid.tensor_parallel) - gradient.shape[0]
+            gradient = F.pad(gradient, (0, 0, 0, padding))
+        expected = own_part(model, parameter, gradient)
+        result[name] = relative(parameter.grad, expected, gradient.abs().max().clamp(min=floor))
+    return result
+
+
+def many_parallel_differences(cases):
+    return [
+        parallel_differences(config, rows, reference, **options) for config, rows, reference, options in cases
+    ]
+
+
+def assert_same_on_ranks(tensor_parallel, cases):
+    given = [(config, rows, reference_of(config, rows), options) for config, rows, options in cases]
+    for results in zip(*run_distributed(many_parallel_differences, tensor_parallel, given), strict=True):
+        worst = max((value, name) for result in results for name, value in result.items())
+        assert worst[0] <= TOLERANCE, worst
+
+
+@pytest.mark.parametrize("tensor_parallel", [2, 3, 4])
+def test_real_ranks_equal_documents_one_by_one(tensor_parallel):
+    """Batch form (as many rows as ranks), query form (one row), both with the kernel's offsets where it may run."""
+    rows = LENGTHS[:tensor_parallel]
+    cases = [
+        (GROUPED, rows, {"kernel": True}),
+        (GROUPED, LENGTHS[3:4], {"kernel": True}),
+        (WINDOWS, rows, {"checkpointing": True}),
+        (WINDOWS, LENGTHS[6:7], {}),
+        (ROPE_WINDOWS, LENGTHS[:1], {}),
+    ]
+    assert_same_on_ranks(tensor_parallel, cases)
+
+
+@pytest.mark.parametrize("tensor_parallel", [2, 4])
+def test_sequence_parallel_ranks_equal_documents_one_by_one(tensor_parallel):
+    gpt2 = block("gpt2", **SHAPE, heads=(3, 4))
+    cases = [
+        (GROUPED, LENGTHS[:4], {"sequence_parallel": True}),
+        (gpt2, LENGTHS[:4], {"sequence_parallel": True}),
+        (WINDOWS, LENGTHS[3:4], {"sequence_parallel": True, "checkpointing": True}),
+    ]
+    assert_same_on_ranks(tensor_parallel, cases)
+
+
+def padded_sequence_parallel():
+    """22 positions are no multiple of 4: rows are padded, and their documents with them."""
+    tokens, labels = example(WINDOWS, 4, 22)
+    rows = [[22], [3, 19], [1, 1, 20], [11, 11]]
+    reference = alone(build, WINDOWS, torch.float64)
+    logits, loss = alone(one_by_one, reference, tokens, labels, rows)
+    start_grid(dist.get_world_size(), sequence_parallel=True)
+    model: Transformer = build(WINDOWS, torch.float64)
+    found = model(tokens, labels, offsets(rows))
+    return relative(found, loss), relative(model(tokens, None, offsets(rows)), logits)
+
+
+def test_padded_rows_of_sequence_parallelism():
+    for found in run_distributed(padded_sequence_parallel, 4):
+        assert max(found) <= TOLERANCE
