@@ -43,6 +43,8 @@ class TrainingState:
     """Updates skipped for a non-finite loss or gradient."""
     skipped_in_a_row: int = 0
     """The same, since the last applied update."""
+    released: dict[str, int] = field(default_factory=dict)
+    """Learning-rate rules that were released by maturity, with the step from which they were."""
     micro_batch: int = 0
     """Sequences per rank and forward pass."""
     run: dict[str, Any] = field(default_factory=dict)

@@ -21,6 +21,7 @@ from model.config import ModelConfig
 from model.errors import UserError, closest
 from model.heads import parse_heads
 from model.presets import preset
+from pretrain.lr_rules import parse_rules
 
 RECIPES = Path(__file__).parent / "recipes"
 DEFAULT_RECIPE = "tiny"
@@ -128,6 +129,9 @@ class RunConfig:
     """Sequences per rank and forward pass; chosen from the device's memory when not given."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    lr_rules: list[dict[str, Any] | str] = field(default_factory=list)
+    """Parameters whose learning rate leaves the schedule, first match wins: [{name: slow, parameters: [q, k], layers:
+    upper_half, scale: 0.25, hold: 0.04, ramp: 0.01}], or names: [upper_qk]. See docs/learning_rates.md."""
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
@@ -194,6 +198,7 @@ class RunConfig:
         for beta in self.optimizer.betas:
             if not 0 <= beta < 1:
                 raise UserError(f"optimizer.betas: {beta} is not valid; give two numbers in [0, 1)")
+        parse_rules(self.lr_rules)
         if self.name is not None and (not self.name or "/" in self.name or self.name.startswith(".")):
             raise UserError(
                 f"name: {self.name!r} is not valid; give one folder name, without '/' and not starting with '.'"
@@ -265,6 +270,8 @@ class CommandLine:
 
     run: RunConfig
     ds_config: str
+    plot_lr: str | None = None
+    """Draw the learning rates into this file instead of training."""
 
 
 def parse_command_line(arguments: list[str]) -> CommandLine:
@@ -283,7 +290,7 @@ def parse_command_line(arguments: list[str]) -> CommandLine:
     except (ArgumentError, jsonargparse.ArgumentError) as error:
         raise UserError(_one_line(str(error))) from None
     values = {f.name: getattr(instance, f.name) for f in dataclasses.fields(RunConfig)}
-    return CommandLine(run=RunConfig(**values), ds_config=instance.ds_config)
+    return CommandLine(run=RunConfig(**values), ds_config=instance.ds_config, plot_lr=instance.plot_lr)
 
 
 def load_run_config(path: str | Path) -> RunConfig:
@@ -308,6 +315,9 @@ def _build_parser() -> jsonargparse.ArgumentParser:
     )
     parser.add_argument(
         "--ds_config", type=str, default="ds_configs/zero2.json", help="DeepSpeed configuration."
+    )
+    parser.add_argument(
+        "--plot_lr", metavar="FILE", help="Draw every group's learning rate over the run into FILE, and stop."
     )
     parser.add_argument("--local_rank", type=int, default=0, help="Passed by the launcher; ignored.")
     parser.add_class_arguments(RunConfig)

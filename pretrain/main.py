@@ -36,6 +36,12 @@ def main(arguments: list[str]) -> None:
 
     ds_config = read_ds_config(command.ds_config)
     quiet_deepspeed()
+    if command.plot_lr:
+        if int(os.environ.get("RANK", 0)) == 0:
+            from pretrain.lr_plot import plot_learning_rates
+
+            print("\n".join(plot_learning_rates(run, Path(command.plot_lr))))
+        return
     from pretrain.plots import draw_runs
     from pretrain.report import closing, finished_already, metrics_of, opening
     from pretrain.run_folder import open_data

@@ -22,11 +22,10 @@ from pretrain.engine import build_engine, merge_ds_config, resolve_bf16
 from pretrain.footprint import EngineSettings
 from pretrain.generate import generate
 from pretrain.metrics import Metrics
-from pretrain.optimizer import set_learning_rates
+from pretrain.optimizer import GroupRates, run_groups
 from pretrain.reshard import check_readable, load_resharded
-from pretrain.resume import check_resume, shape_change
+from pretrain.resume import check_resume, regrouped, shape_change
 from pretrain.run_folder import RunData, prepare_run_folder
-from pretrain.schedule import LearningRateSchedule
 from pretrain.step_log import StepLog
 from pretrain.validation import Validation, ValidationResult
 from pretrain.world import World
@@ -51,8 +50,8 @@ class Trainer:
 
     def __init__(self, run: RunConfig, ds_config: dict[str, Any], data: RunData, world: World) -> None:
         self.run, self.data, self.world = run, data, world
-        self.schedule = LearningRateSchedule(run.schedule, run.steps)
         self.model_config: ModelConfig = run.build_model_config(data.tokenizer.vocab_size)
+        self.rates = GroupRates(run_groups(run, self.model_config), run)
         check_tensor_parallel(
             self.model_config, world.tensor_parallel, sequence_parallel=grid().sequence_parallel
         )
@@ -85,6 +84,7 @@ class Trainer:
         if found:
             self.notes += check_resume(saved, run, self.model_config, identity["data"], identity["world"])
             changed = shape_change(saved.world, identity["world"]) is not None
+            changed = changed or regrouped(saved, run, self.model_config) is not None
             self.reshape = changed or not has_engine_files(found[0])
             if self.reshape:
                 check_readable(found[0], world)
@@ -152,9 +152,7 @@ class Trainer:
 
         with BatchPrefetcher(lambda index: self._micro_batch(base, index), start=0) as batches:
             while not self.finished:
-                rates = set_learning_rates(
-                    engine.optimizer, self.schedule, run.optimizer.learning_rate, state.step
-                )
+                rates = self.rates.write(engine.optimizer, state.step, state.released)
                 loss = self._forward_backward(engine, batches)
                 self._count(applied=engine.was_step_applied())
                 row: dict[str, Any] = {"tokens": state.tokens, "skipped": state.skipped}
