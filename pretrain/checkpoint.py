@@ -1,8 +1,9 @@
 """Checkpoints: written whole or not at all, verified before they are trusted, pruned to the ones worth keeping.
 
 A checkpoint is a folder ``checkpoints/step_000500`` that holds ``deepspeed/`` (the engine's own files, one set per
-rank), ``tokenizer/``, ``state.json`` (TrainingState) and ``manifest.json`` (size and hash of every file). It is
-written under a hidden name, synced, and renamed when every rank has finished; ``latest`` is then replaced in one step.
+rank), ``tokenizer/``, ``state.json`` (TrainingState), ``manifest.json`` (size and hash of every file), and in runs that
+probe their features ``features.safetensors`` (those of the last probe). It is written under a hidden name, synced, and
+renamed when every rank has finished; ``latest`` is then replaced in one step.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from typing import Any
 import torch
 import xxhash
 from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from model.errors import UserError
 from pretrain.config import CheckpointConfig
@@ -25,6 +29,7 @@ from pretrain.world import World
 
 FORMAT = 1
 ENGINE_FOLDER = "deepspeed"
+FEATURES = "features.safetensors"
 
 
 @dataclass
@@ -45,6 +50,10 @@ class TrainingState:
     """The same, since the last applied update."""
     released: dict[str, int] = field(default_factory=dict)
     """Learning-rate rules that were released by maturity, with the step from which they were."""
+    maturity: dict[str, Any] = field(default_factory=dict)
+    """What the probes of pretrain/maturity.py have found so far."""
+    from_seed: bool = True
+    """Whether the weights of step 0 were drawn from the seed, and not made elsewhere."""
     micro_batch: int = 0
     """Sequences per rank and forward pass."""
     run: dict[str, Any] = field(default_factory=dict)
@@ -144,8 +153,17 @@ class CheckpointStore:
         """Folder of the checkpoint of *step*."""
         return self.folder / f"step_{step:06d}"
 
-    def save(self, engine: Any, state: TrainingState, tokenizer_folder: Path) -> Path:
+    def save(
+        self,
+        engine: Any,
+        state: TrainingState,
+        tokenizer_folder: Path,
+        features: dict[str, Tensor] | None = None,
+    ) -> Path:
         """Write a checkpoint of *engine* and *state*; prune the ones no longer kept.
+
+        Args:
+            features: what probes of the network compare the next time, equal on all ranks (see ``read_features``).
 
         Returns:
             The checkpoint's folder.
@@ -163,7 +181,7 @@ class CheckpointStore:
         recorder.save(random_state(), str(partial / ENGINE_FOLDER / f"random_rank_{self.world.rank:05d}.pt"))
         self._stop_on(recorder.problem, partial)
         written = self._gather(recorder.written)
-        problem = self._finish(partial, target, state, written) if self.world.is_main else None
+        problem = self._finish(partial, target, state, written, features) if self.world.is_main else None
         self._stop_on(problem, partial)
         if self.world.is_main:
             self._prune(state.step)
@@ -211,13 +229,22 @@ class CheckpointStore:
         return None
 
     def _finish(
-        self, partial: Path, target: Path, state: TrainingState, written: dict[str, Any]
+        self,
+        partial: Path,
+        target: Path,
+        state: TrainingState,
+        written: dict[str, Any],
+        features: dict[str, Tensor] | None,
     ) -> str | None:
         """Rank 0: add state and manifest, sync, rename, point ``latest`` at the result."""
         try:
             write_synced(partial / "state.json", json.dumps(asdict(state), indent=1))
             files = {f"{ENGINE_FOLDER}/{name}": entry for name, entry in written.items()}
-            for path in [partial / "state.json", *sorted((partial / "tokenizer").rglob("*"))]:
+            if features:
+                save_file(features, partial / FEATURES)
+                sync_file(partial / FEATURES)
+            own = [partial / "state.json", partial / FEATURES]
+            for path in [*own, *sorted((partial / "tokenizer").rglob("*"))]:
                 if path.is_file():
                     files[path.relative_to(partial).as_posix()] = file_entry(path)
             write_synced(partial / "manifest.json", json.dumps({"format": FORMAT, "files": files}, indent=1))
@@ -229,8 +256,9 @@ class CheckpointStore:
             write_synced(self.run_folder / "latest.new", target.name + "\n")
             (self.run_folder / "latest.new").replace(self.run_folder / "latest")
             sync_folder(self.run_folder)
-        except OSError as error:
-            return f"cannot write {error.filename or partial}: {error.strerror or error}"
+        except (OSError, SafetensorError) as error:
+            name = getattr(error, "filename", None) or partial
+            return f"cannot write {name}: {getattr(error, 'strerror', None) or error}"
         return None
 
     def _gather(self, written: dict[str, Any]) -> dict[str, Any]:
@@ -297,6 +325,12 @@ def has_engine_files(folder: Path) -> bool:
 def read_state(folder: Path) -> TrainingState:
     """Read a checkpoint's TrainingState."""
     return TrainingState(**json.loads((folder / "state.json").read_text(encoding="utf-8")))
+
+
+def read_features(folder: Path) -> dict[str, Tensor]:
+    """The features of the last probes before a checkpoint, by name; empty when there are none."""
+    path = folder / FEATURES
+    return load_file(path) if path.is_file() else {}
 
 
 def file_entry(path: Path) -> dict[str, Any]:

@@ -82,6 +82,38 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
+class DiagnosticsConfig:
+    """What --diagnostics_every measures, and on what. See docs/diagnostics.md."""
+
+    sequences: int = 8
+    """Held-out windows that are read each time."""
+    positions: int = 64
+    """Positions of each window that are compared to see features drift."""
+    release: float | None = None
+    """Step (or fraction of the run) whose W_Q and W_K are kept, to tell how far they move from there; when not given,
+    the end of the first rule's slow-down, if there is one. For controls, that of the run they are compared with."""
+
+
+@dataclass(frozen=True)
+class MaturityConfig:
+    """When the lower half of the layers counts as settled, for rules with release: maturity. See pretrain/maturity.py.
+
+    The rule of arXiv 2605.10504 is not public; this one, and every number here, is ours.
+    """
+
+    every: float = 0.005
+    """Steps (or fraction of the run) between two probes."""
+    settled: float = 0.5
+    """Settled is a drift between two probes of at most this share of the largest one so far."""
+    patience: int = 2
+    """Probes in a row that must find it so."""
+    sequences: int = 8
+    """Held-out windows that a probe reads."""
+    positions: int = 64
+    """Positions of each that are compared."""
+
+
+@dataclass(frozen=True)
 class LoggingConfig:
     """What is shown while training. metrics.jsonl has a row for every step, whatever these say."""
 
@@ -135,6 +167,10 @@ class RunConfig:
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
+    diagnostics_every: int = 250
+    """Steps between looks at attention, residual writes and the movement of weights; 0 turns them off."""
+    diagnostics: DiagnosticsConfig = field(default_factory=DiagnosticsConfig)
+    maturity: MaturityConfig = field(default_factory=MaturityConfig)
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """What "auto" in the ds_config's bf16 means; auto: bf16 where the device computes in it, else fp32."""
     tensor_parallel: int = 1
@@ -172,6 +208,13 @@ class RunConfig:
             "validation.sequences": self.validation.sequences,
             "optimizer.learning_rate": self.optimizer.learning_rate,
             "optimizer.eps": self.optimizer.eps,
+            "diagnostics.sequences": self.diagnostics.sequences,
+            "diagnostics.positions": self.diagnostics.positions,
+            "maturity.every": self.maturity.every,
+            "maturity.settled": self.maturity.settled,
+            "maturity.patience": self.maturity.patience,
+            "maturity.sequences": self.maturity.sequences,
+            "maturity.positions": self.maturity.positions,
         }
         if self.micro_batch is not None:
             positive["micro_batch"] = self.micro_batch
@@ -182,6 +225,8 @@ class RunConfig:
             "validation.every": self.validation.every,
             "checkpoint.every": self.checkpoint.every,
             "checkpoint.keep_every": self.checkpoint.keep_every,
+            "diagnostics_every": self.diagnostics_every,
+            "diagnostics.release": self.diagnostics.release or 0,
             "schedule.warmup": self.schedule.warmup,
             "schedule.decay": self.schedule.decay,
             "seed": self.seed,

@@ -20,6 +20,7 @@ SILENT = {
     "recipe",
     "logging",
     "checkpoint",
+    "diagnostics_every",
     "threads",
     "model",
     "heads",

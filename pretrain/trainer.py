@@ -15,12 +15,14 @@ from model.errors import UserError
 from model.parallel_plan import check_tensor_parallel
 from model.process_grid import grid
 from pretrain.batch import BatchPlan, device_memory, plan_batch
-from pretrain.checkpoint import CheckpointStore, TrainingState, has_engine_files
+from pretrain.checkpoint import CheckpointStore, TrainingState, has_engine_files, read_features
 from pretrain.config import RunConfig
 from pretrain.data.prefetch import BatchPrefetcher
+from pretrain.diagnostics.in_loop import Diagnostics
 from pretrain.engine import build_engine, merge_ds_config, resolve_bf16
 from pretrain.footprint import EngineSettings
 from pretrain.generate import generate
+from pretrain.maturity import Maturity
 from pretrain.metrics import Metrics
 from pretrain.optimizer import GroupRates, run_groups
 from pretrain.reshard import check_readable, load_resharded
@@ -88,7 +90,11 @@ class Trainer:
             self.reshape = changed or not has_engine_files(found[0])
             if self.reshape:
                 check_readable(found[0], world)
+        if found and not saved.run:
+            identity["from_seed"] = False  # a model that was made elsewhere
         self.state = dataclasses.replace(saved, **identity)
+        self.maturity = Maturity(run, self.model_config, data, self.plan, world, self.rates)
+        self.diagnostics = Diagnostics(run, self.model_config, data, self.plan, world, self.rates, self.bf16)
 
     def _plan(self, saved: TrainingState, settings: EngineSettings) -> BatchPlan:
         """The batch plan; a micro-batch chosen by an earlier session is kept, so that its numbers go on.
@@ -145,6 +151,10 @@ class Trainer:
             load_resharded(engine, self.resumed_from, self.world, self.world.say)
         elif self.resumed_from:
             self.store.load(engine, self.resumed_from)
+        if self.resumed_from:
+            features = read_features(self.resumed_from)
+            self.maturity.restore(features)
+            self.diagnostics.restore(features)
         validation = self._validation()
         log = StepLog(metrics, self.world, self.tokens_per_step, state.seconds)
         base = state.sequences
@@ -152,11 +162,13 @@ class Trainer:
 
         with BatchPrefetcher(lambda index: self._micro_batch(base, index), start=0) as batches:
             while not self.finished:
+                with metrics.pause():
+                    early = self._before_step(engine, metrics)
                 rates = self.rates.write(engine.optimizer, state.step, state.released)
                 loss = self._forward_backward(engine, batches)
                 self._count(applied=engine.was_step_applied())
                 row: dict[str, Any] = {"tokens": state.tokens, "skipped": state.skipped}
-                row |= {f"lr/{name}": rate for name, rate in rates.items()}
+                row |= {f"lr/{name}": rate for name, rate in rates.items()} | early
                 log.add(state.step, loss, engine.get_global_grad_norm(), row)
                 if state.skipped_in_a_row >= run.max_skipped_steps:
                     log.flush()
@@ -168,13 +180,31 @@ class Trainer:
                     log.flush({"val_loss": self.result.loss, "val_bpb": self.result.bpb})
                 elif self._due(run.logging.every):
                     log.flush()
+                if self.diagnostics.due(state.step):
+                    log.flush()
+                    with metrics.pause():
+                        figures = self.diagnostics.measure(engine, state)
+                    metrics.log(state.step, figures)
                 if self._due(run.checkpoint.every):
                     log.flush()
                     state.seconds = log.seconds
+                    features = self.maturity.features() | self.diagnostics.features()
                     with metrics.pause():
-                        self.store.save(engine, state, run.folder / "tokenizer")
+                        self.store.save(engine, state, run.folder / "tokenizer", features)
             self.data_share = batches.wait_seconds / max(metrics.throughput.seconds, 1e-9)
         return engine
+
+    def _before_step(self, engine: Any, metrics: Metrics) -> dict[str, float]:
+        """Release rules whose time has come, and keep the weights they are released at. Collective.
+
+        Returns:
+            Figures of a probe, if there was one.
+        """
+        early, lines = self.maturity.before_step(engine, self.state)
+        kept = self.diagnostics.before_step(engine, self.state)
+        for line in [*lines, *([kept] if kept else [])]:
+            metrics.message(line)
+        return early
 
     def _due(self, every: int) -> bool:
         """Whether something done every so many steps (0: at the last only) is to be done now."""
