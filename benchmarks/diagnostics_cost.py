@@ -44,14 +44,18 @@ def main() -> None:
             for index in range(options.rounds + 1):
                 steps.append(seconds(world.device, lambda: trainer._forward_backward(engine, batches)))
                 trainer._count(True)
-                looks.append(seconds(world.device, lambda: trainer.diagnostics.measure(engine, trainer.state)))
+                looks.append(
+                    seconds(world.device, lambda: trainer.diagnostics.measure(engine, trainer.state))
+                )
                 if index == 0:  # the first of each fills caches
                     print(f"first step {steps.pop():.3f} s, first look {looks.pop():.3f} s")
     step, look = statistics.median(steps), statistics.median(looks)
     tokens = trainer.tokens_per_step
     default = RunConfig().diagnostics_every
     print(f"{run.model}: {trainer.model_config.num_parameters():,} parameters, {tokens:,} tokens a step")
-    print(f"step {step:.3f} s, look {look:.3f} s ({run.diagnostics.sequences} windows); medians of {len(steps)}")
+    print(
+        f"step {step:.3f} s, look {look:.3f} s ({run.diagnostics.sequences} windows); medians of {len(steps)}"
+    )
     print(f"cost at every {default} steps: {look / (default * step):.2%}")
     if run.diagnostics_every not in (0, default):
         print(f"cost at every {run.diagnostics_every} steps: {look / (run.diagnostics_every * step):.2%}")
