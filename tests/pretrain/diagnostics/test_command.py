@@ -124,3 +124,13 @@ def test_differences_are_paired_by_seed():
 def test_names():
     assert group_and_seed("tiny-prism-tiny-s12") == ("tiny-prism-tiny", "12")
     assert group_and_seed("my_run") == ("my_run", "") and group_and_seed("s3") == ("s3", "")
+
+
+def test_the_same_text_with_another_vocabulary_is_not_the_runs_data(runs, small_folder, tmp_path):
+    """The folders of the built-in corpus differ in their tokenizer only; ids of a larger one would not fit."""
+    from pretrain.hf.run_source import RunSource
+
+    source = RunSource.open(runs[0])
+    assert len(source.corpora()) == 1
+    source.state.data["tokenizer"] = "another"
+    assert source.corpora() == []
