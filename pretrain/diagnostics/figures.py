@@ -21,6 +21,11 @@ from pretrain.diagnostics.comparison import (
 from pretrain.diagnostics.measure import RunFigures
 
 Groups = dict[str, list[RunFigures]]
+LOGARITHMIC = ("attention_write", "ffn_write")  # the first layer writes many times what the embedding holds
+BY_GROUP = {
+    "effective_lr": "effective learning rate\nlr · rms(u) of each group",
+    "relative_update": "relative update\nlr · ‖u‖/‖W‖ of each group",
+}
 
 
 def draw_all(groups: Groups, baseline: str, out: Path) -> list[Path]:
@@ -43,9 +48,13 @@ def draw_all(groups: Groups, baseline: str, out: Path) -> list[Path]:
 
 
 def draw_curves(groups: Groups, path: Path) -> Path:
-    """Measures over training: a column a group, a line a layer (dark: low, bright: high), mean over the seeds."""
+    """Measures over training: a column a group of runs, a line a layer (dark: low, bright: high), mean over the seeds.
+
+    The last rows have a line for each group of the optimizer.
+    """
     measures = [m for m in BY_LAYER if any(_has(run.rows, m) for runs in groups.values() for run in runs)]
-    with _figure(path, len(measures), len(groups), 2.1, sharex="col", sharey="row") as (figure, axes, plt):
+    rows = len(measures) + len(BY_GROUP)
+    with _figure(path, rows, len(groups), 2.1, sharex="col", sharey="row") as (figure, axes, plt):
         for column, (name, runs) in enumerate(groups.items()):
             colors = plt.get_cmap("viridis")
             for row, measure in enumerate(measures):
@@ -54,8 +63,21 @@ def draw_curves(groups: Groups, path: Path) -> Path:
                     bands = over_training(runs, f"diagnostics/{measure}/layer_{layer}")
                     color = colors(layer / max(1, runs[0].num_layers - 1))
                     _line(axis, bands, color=color, label=f"layer {layer}")
+                if measure in LOGARITHMIC:
+                    axis.set_yscale("log")
                 if column == 0:
                     axis.set_ylabel(TITLES[measure], fontsize="x-small")
+            for row, (measure, title) in enumerate(BY_GROUP.items(), start=len(measures)):
+                axis = axes[row][column]
+                prefix = f"diagnostics/{measure}/"
+                keys = dict.fromkeys(key for line in runs[0].rows for key in line if key.startswith(prefix))
+                for index, key in enumerate(keys):
+                    label = key.removeprefix(prefix)
+                    _line(axis, over_training(runs, key), color=f"C{index}", label=label)
+                axis.set_yscale("log")
+                axis.legend(fontsize="xx-small")
+                if column == 0:
+                    axis.set_ylabel(title, fontsize="x-small")
             axes[0][column].set_title(_titled(name, runs), fontsize="small")
             axes[-1][column].set_xlabel("step")
         _legend(figure, axes[0][0], ncols=6)
@@ -86,6 +108,8 @@ def draw_layers(groups: Groups, path: Path) -> Path:
                 for place, layer in zip(places, bands, strict=True):
                     if heads:
                         axis.plot([place] * len(heads[layer]), heads[layer], "k.", markersize=2, alpha=0.5)
+            if measure in LOGARITHMIC:
+                axis.set_yscale("log")
             axis.set_title(TITLES[measure], fontsize="small")
             axis.set_xlabel("layer", fontsize="x-small")
         for axis in panels[len(measures) :]:
