@@ -240,6 +240,8 @@ class RunConfig:
             raise UserError(
                 f"schedule.minimum: {self.schedule.minimum} is not valid; give a fraction of the peak in [0, 1]"
             )
+        if self.maturity.settled > 1:
+            raise UserError(f"maturity.settled: {self.maturity.settled} is not valid; give a share in (0, 1]")
         for beta in self.optimizer.betas:
             if not 0 <= beta < 1:
                 raise UserError(f"optimizer.betas: {beta} is not valid; give two numbers in [0, 1)")

@@ -5,7 +5,7 @@ arXiv 2605.10504 releases by a "lower-layer maturity rule" that is not public. O
     F_j   features at probe j: the residual stream after the lower half of the layers, normalised as the layers above
           see it (pretrain.diagnostics.forward.normalised), at fixed positions of fixed held-out windows
     D_j   = ‖F_j − F_{j−1}‖_F / ‖F_{j−1}‖_F, the drift since the probe before, ``maturity.every`` steps earlier
-    settled at probe j when D_j ≤ ``settled`` · max(D_1 … D_j), and so at the ``patience`` − 1 probes before it
+    settled at probe j when the last ``patience`` drifts, D_j among them, are ≤ ``settled`` · max(D_1 … D_j)
 
 The drift is measured against its own largest value, so that the rule needs no scale of its own: while the learning rate
 warms up the drift grows, which keeps the largest value at the present one; then features come to rest and it falls. A
@@ -40,10 +40,7 @@ def settled(drifts: list[float], config: MaturityConfig) -> bool:
     """The decision after the drifts so far, oldest first."""
     if len(drifts) <= config.patience:  # the first drift is its own largest value
         return False
-    return all(
-        drifts[index] <= config.settled * max(drifts[: index + 1])
-        for index in range(len(drifts) - config.patience, len(drifts))
-    )
+    return all(drift <= config.settled * max(drifts) for drift in drifts[-config.patience :])
 
 
 class Maturity:

@@ -39,6 +39,9 @@ def test_patience_and_share():
         [1.0, 0.5, 0.5], MaturityConfig(patience=3)
     )
     assert not settled([1.0, 0.5, 0.5], MaturityConfig(settled=0.4))
+    # A drift is compared with one before it.
+    assert not settled([1.0], MaturityConfig(settled=1.0, patience=1))
+    assert settled([1.0, 1.0], MaturityConfig(settled=1.0, patience=1))
 
 
 def maturity_run(small_folder, folder, name, *more):
@@ -105,8 +108,14 @@ def test_fires_when_settled_and_not_before_the_hold(small_folder, tmp_path):
     assert read_state(newest(held.folder)).released == {"slow": fired + 4}  # the first probe after the hold
 
 
-@pytest.mark.parametrize("settled_share", ["1e-9", "1.0"])
-@pytest.mark.parametrize("stop", [5, 8])
+@pytest.mark.parametrize(
+    ("settled_share", "stop"),
+    [
+        ("1e-9", 8),
+        ("1.0", 5),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("1e-9", 5), ("1.0", 8))),
+    ],
+)
 def test_a_break_changes_nothing(small_folder, tmp_path, settled_share, stop):
     """Stopped between probes and at one: the features of the last probe are in the checkpoint."""
     more = ("--maturity.settled", settled_share, "--maturity.patience", "1", "--checkpoint.every", str(stop))
@@ -120,7 +129,9 @@ def test_a_break_changes_nothing(small_folder, tmp_path, settled_share, stop):
     assert one.maturity == other.maturity and one.released == other.released
 
 
-@pytest.mark.parametrize(("ranks", "stage", "tensor_parallel"), [(2, 3, 1), (2, 2, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "stage", "tensor_parallel"), [(2, 3, 1), pytest.param(2, 2, 2, marks=pytest.mark.slow)]
+)
 def test_every_shape_decides_alike(small_folder, tmp_path, ranks, stage, tensor_parallel):
     """And so does a run that is continued in another shape, or from the canonical form."""
     from pretrain.canonical import CanonicalCheckpoint
@@ -148,6 +159,8 @@ def test_every_shape_decides_alike(small_folder, tmp_path, ranks, stage, tensor_
 
 
 def test_bad_settings(small_folder, tmp_path):
+    with pytest.raises(UserError, match=r"maturity\.settled: 1\.5 is not valid; give a share in \(0, 1\]"):
+        maturity_run(small_folder, tmp_path, "bad", "--maturity.settled", "1.5")
     with pytest.raises(UserError, match=r"maturity\.settled: 0\.0 is not valid"):
         maturity_run(small_folder, tmp_path, "bad", "--maturity.settled", "0")
     run = maturity_run(small_folder, tmp_path, "bad", "--maturity.every", "2.5")
