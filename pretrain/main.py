@@ -34,7 +34,6 @@ def main(arguments: list[str]) -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
     from pretrain.engine import quiet_deepspeed, read_ds_config
 
-    ds_config = read_ds_config(command.ds_config)
     quiet_deepspeed()
     if command.plot_lr:
         if int(os.environ.get("RANK", 0)) == 0:
@@ -42,6 +41,7 @@ def main(arguments: list[str]) -> None:
 
             print("\n".join(plot_learning_rates(run, Path(command.plot_lr))))
         return
+    ds_config = read_ds_config(command.ds_config)
     from pretrain.plots import draw_runs
     from pretrain.report import closing, finished_already, metrics_of, opening
     from pretrain.run_folder import open_data

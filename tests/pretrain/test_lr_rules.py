@@ -1,6 +1,9 @@
 """Rules: what they match, what the factor is at each step, and the message for each bad one."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from pretrain.lr_rules import NAMED_RULES, parse_rules
 from pretrain.optimizer import GroupRates, build_optimizer, parameter_groups, run_groups
 from pretrain.schedule import RuleSchedule
 
+ROOT = Path(__file__).resolve().parents[2]
 UPPER_QK = {
     "name": "slow",
     "parameters": ["q", "k"],
@@ -261,3 +265,18 @@ def test_the_plot_and_its_table(tmp_path):
     assert lines[3].endswith("step 8, ramp 4") and lines[4].endswith("by maturity, step 0 to 12, ramp 4")
     with pytest.raises(UserError, match="cannot write"):
         plot_learning_rates(run, tmp_path / "lr.nope")
+
+
+def test_the_commands_flag_draws_and_stops_and_bad_rules_end_with_2(tmp_path):
+    def main(*arguments):
+        command = [sys.executable, ROOT / "pretrain" / "main.py", "--runs_dir", tmp_path / "runs", *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    drawn = main("--model", "gpt2-270m", "--lr_rules", "[upper_qk]", "--steps", "1000", "--plot_lr", "lr.png")
+    assert drawn.returncode == 0, drawn.stderr
+    # 20 matrices of 960 x 960; 4 % and 1 % of 1,000 steps
+    assert "upper_qk/decay   18,432,000       20" in drawn.stdout and "step 40, ramp 10" in drawn.stdout
+    assert (tmp_path / "lr.png").is_file() and not (tmp_path / "runs").exists()
+    bad = main("--lr_rules", "[{name: a, parameters: [q], layers: 7, scale: 0.5}]", "--plot_lr", "lr.png")
+    assert bad.returncode == 2
+    assert bad.stderr == "error: lr_rules.a.layers: layer 7 is outside the model, whose layers are 0 to 5\n"
