@@ -12,7 +12,7 @@ from model.documents import has_varlen_kernel, of_rows, varlen_attention
 from model.exchange import HeadExchange, Span
 from model.linears import column_linear, enter_columns, row_linear
 from model.process_grid import grid
-from model.rotary import Table, rotate, table_rows
+from model.rotary import Table, rotate, rotate_spans
 
 
 class Attention(nn.Module):
@@ -95,7 +95,7 @@ class Attention(nn.Module):
         value = value.unflatten(2, (self.kv_heads, self.head_dim))  # [B, T, kv, d_h]
         whole = spans is None or spans == [(0, length)]
         if table is not None:
-            query = rotate(query, table) if whole else self._rotate_spans(query, table, spans or [])
+            query = rotate(query, table) if whole else rotate_spans(query, table, spans or [])
             key = rotate(key, table)
         if offsets is not None:
             return varlen_attention(query, key, value, offsets, self.scale, self.window).flatten(2)
@@ -128,18 +128,6 @@ class Attention(nn.Module):
     def _repeated(self, heads: Tensor) -> Tensor:
         """Keys or values [B, kv, T, d_h] -> [B, h, T, d_h], each as often as query heads share it."""
         return heads.repeat_interleave(self.heads // self.kv_heads, dim=1)
-
-    @staticmethod
-    def _rotate_spans(query: Tensor, table: Table, spans: list[Span]) -> Tensor:
-        """Rotate chunk after chunk by its own rows of the table, which are views: autograd keeps no copy of them."""
-        chunks = query.split([stop - start for start, stop in spans], dim=1)
-        return torch.cat(
-            [
-                rotate(chunk, table_rows(table, start, stop))
-                for chunk, (start, stop) in zip(chunks, spans, strict=True)
-            ],
-            dim=1,
-        )
 
     def _attend_span(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, span: Span

@@ -63,6 +63,10 @@ PROGRESSIONS = {
 # feed-forward (8/3 d) exactly as large as the plain one (4 d), so the matched blocks differ in kind only.
 MATCHED_270M = {"d_model": 960, "heads": uniform(15, 20)}
 MATCHED_700M = {"d_model": 1536, "heads": uniform(24, 22)}
+# The same comparison where a run takes a minute or two on two CPU cores: 1.5M parameters outside the embedding.
+MATCHED_MINI: dict[str, Any] = {
+    "vocab_size": 2048, "context_length": 128, "d_model": 144, "heads": uniform(6, 6),
+}  # fmt: skip
 
 TINY: dict[str, Any] = {"vocab_size": 4096, "context_length": 256, "d_model": 192}
 TINY_PRISM = parse_heads("3,6x2,12x3")
@@ -112,13 +116,16 @@ def _matched_presets() -> dict[str, ModelConfig]:
         "llama-270m": build("llama", MATCHED_270M),
         "gpt2-700m": build("gpt2", MATCHED_700M),
         "llama-700m": build("llama", MATCHED_700M),
+        "gpt2-mini": build("gpt2", MATCHED_MINI),
+        "llama-mini": build("llama", MATCHED_MINI),
     }
-    for norm, bias, ffn, positions in itertools.product(
-        ("layernorm", "rmsnorm"), ("bias", "nobias"), ("mlp", "swiglu"), ("learned", "rope")
+    sizes = {"270m": MATCHED_270M, "mini": MATCHED_MINI}
+    for size, norm, bias, ffn, positions in itertools.product(
+        sizes, ("layernorm", "rmsnorm"), ("bias", "nobias"), ("mlp", "swiglu"), ("learned", "rope")
     ):
-        presets[f"matched-{norm}-{bias}-{ffn}-{positions}-270m"] = build(
+        presets[f"matched-{norm}-{bias}-{ffn}-{positions}-{size}"] = build(
             "gpt2",
-            MATCHED_270M,
+            sizes[size],
             norm=norm,
             norm_bias=bias == "bias",
             attention_bias="all" if bias == "bias" else "none",

@@ -5,6 +5,8 @@ Pairs are (i, i + d_h/2), the "rotate half" convention of Hugging Face's Llama, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -60,3 +62,18 @@ def rotate(heads: Tensor, table: Table) -> Tensor:
     first, second = heads.chunk(2, dim=-1)  # each [B, T, h, d_h / 2]
     rotated = torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
     return rotated.to(heads.dtype)
+
+
+def rotate_spans(heads: Tensor, table: Table, spans: Sequence[tuple[int, int]]) -> Tensor:
+    """Rotate rows that stand for the positions of *spans*, chunk after chunk.
+
+    Each by its own rows of the table, which are views: autograd keeps no copy of them.
+    """
+    chunks = heads.split([stop - start for start, stop in spans], dim=1)
+    return torch.cat(
+        [
+            rotate(chunk, table_rows(table, start, stop))
+            for chunk, (start, stop) in zip(chunks, spans, strict=True)
+        ],
+        dim=1,
+    )

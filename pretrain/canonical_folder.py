@@ -63,6 +63,7 @@ def write_canonical(
     parameters: Iterable[CanonicalParameter],
     tokenizer_folder: Path,
     report: Report = lambda line: None,
+    features: Path | None = None,
 ) -> Path:
     """Write a checkpoint in canonical form, with one parameter in memory at a time.
 
@@ -73,6 +74,7 @@ def write_canonical(
         parameters: every parameter of the model, in any order.
         tokenizer_folder: copied into the checkpoint.
         report: is given progress to print.
+        features: a file of probed features to copy along, if there is one.
 
     Returns:
         *target*.
@@ -89,6 +91,9 @@ def write_canonical(
         folder = partial / CANONICAL_FOLDER
         folder.mkdir(parents=True)
         shutil.copytree(tokenizer_folder, partial / "tokenizer")
+        if features is not None and features.is_file():
+            shutil.copyfile(features, partial / checkpoints.FEATURES)
+            checkpoints.sync_file(partial / checkpoints.FEATURES)
         entries: dict[str, Any] = {}
         for parameter in parameters:
             tensors = _checked(parameter, specs)
@@ -127,6 +132,7 @@ def save_canonical(checkpoint: CanonicalCheckpoint, target: Path, report: Report
         _parameters(checkpoint),
         checkpoint.folder / "tokenizer",
         report,
+        checkpoint.folder / checkpoints.FEATURES,
     )
 
 

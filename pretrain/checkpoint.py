@@ -1,8 +1,9 @@
 """Checkpoints: written whole or not at all, verified before they are trusted, pruned to the ones worth keeping.
 
 A checkpoint is a folder ``checkpoints/step_000500`` that holds ``deepspeed/`` (the engine's own files, one set per
-rank), ``tokenizer/``, ``state.json`` (TrainingState) and ``manifest.json`` (size and hash of every file). It is
-written under a hidden name, synced, and renamed when every rank has finished; ``latest`` is then replaced in one step.
+rank), ``tokenizer/``, ``state.json`` (TrainingState), ``manifest.json`` (size and hash of every file), and in runs that
+probe their features ``features.safetensors`` (those of the last probe). It is written under a hidden name, synced, and
+renamed when every rank has finished; ``latest`` is then replaced in one step.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from typing import Any, NamedTuple
 
 import torch
 import xxhash
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from model.errors import UserError
 from pretrain.checkpoint_writer import RecordingCheckpointEngine
@@ -26,6 +30,7 @@ FORMAT = 1
 ENGINE_FOLDER = "deepspeed"
 # What DeepSpeed's ds_to_universal makes of it, when somebody runs that.
 UNIVERSAL_FOLDER = "universal"
+FEATURES = "features.safetensors"
 
 
 @dataclass
@@ -50,6 +55,12 @@ class TrainingState:
     """Losses and gradient norms that the next one is compared with."""
     owed: list[str] = field(default_factory=list)
     """What was due at this step and not done (validation), because the session was asked to stop."""
+    released: dict[str, int] = field(default_factory=dict)
+    """Learning-rate rules that were released by maturity, with the step from which they were."""
+    maturity: dict[str, Any] = field(default_factory=dict)
+    """What the probes of pretrain/maturity.py have found so far."""
+    from_seed: bool = True
+    """Whether the weights of step 0 were drawn from the seed, and not made elsewhere."""
     micro_batch: int = 0
     """Sequences per rank and forward pass."""
     run: dict[str, Any] = field(default_factory=dict)
@@ -70,6 +81,7 @@ class _UnderWay(NamedTuple):
     target: Path
     state: str
     step: int
+    features: dict[str, Tensor]
 
 
 class CheckpointStore:
@@ -100,7 +112,7 @@ class CheckpointStore:
         return self.folder / f"step_{step:06d}"
 
     def save(self, engine: Any, state: TrainingState, tokenizer_folder: Path) -> Path:
-        """Write a checkpoint of *engine* and *state*; prune the ones no longer kept.
+        """Write a checkpoint of *engine* and *state* at once; prune the ones no longer kept.
 
         Returns:
             The checkpoint's folder.
@@ -113,11 +125,17 @@ class CheckpointStore:
         return self.path(state.step)
 
     def begin(
-        self, engine: Any, state: TrainingState, tokenizer_folder: Path, background: bool = True
+        self,
+        engine: Any,
+        state: TrainingState,
+        tokenizer_folder: Path,
+        features: dict[str, Tensor] | None = None,
+        background: bool = True,
     ) -> None:
         """Start to write a checkpoint; ``finish`` makes it valid. One that is still being written is finished first.
 
         Args:
+            features: what probes of the network compare the next time, equal on all ranks (see ``read_features``).
             background: return as soon as the tensors are copied to the host's memory, and write beside the training.
 
         Raises:
@@ -134,7 +152,8 @@ class CheckpointStore:
         writer.save(random_state(), partial / ENGINE_FOLDER / f"random_rank_{self.world.rank:05d}.pt")
         if background:
             writer.start()
-        self._under_way = _UnderWay(writer, partial, target, json.dumps(asdict(state), indent=1), state.step)
+        written_state = json.dumps(asdict(state), indent=1)
+        self._under_way = _UnderWay(writer, partial, target, written_state, state.step, dict(features or {}))
 
     @property
     def writing(self) -> bool:
@@ -154,15 +173,15 @@ class CheckpointStore:
         """
         if self._under_way is None:
             return
-        writer, partial, target, state, step = self._under_way
-        self._under_way = None
-        writer.wait()
-        self._stop_on(writer.problem, partial)
-        written = self._gather(writer.written)
-        problem = self._finish(partial, target, state, written) if self.world.is_main else None
+        done, self._under_way = self._under_way, None
+        done.writer.wait()
+        partial = done.partial
+        self._stop_on(done.writer.problem, partial)
+        written = self._gather(done.writer.written)
+        problem = self._finish(done, written) if self.world.is_main else None
         self._stop_on(problem, partial)
         if self.world.is_main:
-            self._prune(step)
+            self._prune(done.step)
 
     def newest_sound(self) -> tuple[Path, TrainingState, list[str]] | None:
         """Find the newest checkpoint whose files all have the size and hash they were written with.
@@ -206,12 +225,17 @@ class CheckpointStore:
             return f"cannot write {error.filename or partial}: {error.strerror or error}"
         return None
 
-    def _finish(self, partial: Path, target: Path, state: str, written: dict[str, Any]) -> str | None:
+    def _finish(self, done: _UnderWay, written: dict[str, Any]) -> str | None:
         """Rank 0: add state and manifest, sync, rename, point ``latest`` at the result."""
+        partial, target = done.partial, done.target
         try:
-            write_synced(partial / "state.json", state)
+            write_synced(partial / "state.json", done.state)
             files = {f"{ENGINE_FOLDER}/{name}": entry for name, entry in written.items()}
-            for path in [partial / "state.json", *sorted((partial / "tokenizer").rglob("*"))]:
+            if done.features:
+                save_file(done.features, partial / FEATURES)
+                sync_file(partial / FEATURES)
+            own = [partial / "state.json", partial / FEATURES]
+            for path in [*own, *sorted((partial / "tokenizer").rglob("*"))]:
                 if path.is_file():
                     files[path.relative_to(partial).as_posix()] = file_entry(path)
             write_synced(partial / "manifest.json", json.dumps({"format": FORMAT, "files": files}, indent=1))
@@ -225,8 +249,9 @@ class CheckpointStore:
             write_synced(self.run_folder / "latest.new", target.name + "\n")
             (self.run_folder / "latest.new").replace(self.run_folder / "latest")
             sync_folder(self.run_folder)
-        except OSError as error:
-            return f"cannot write {error.filename or partial}: {error.strerror or error}"
+        except (OSError, SafetensorError) as error:
+            name = getattr(error, "filename", None) or partial
+            return f"cannot write {name}: {getattr(error, 'strerror', None) or error}"
         return None
 
     def _gather(self, written: dict[str, Any]) -> dict[str, Any]:
@@ -300,6 +325,12 @@ def has_engine_files(folder: Path) -> bool:
 def read_state(folder: Path) -> TrainingState:
     """Read a checkpoint's TrainingState."""
     return TrainingState(**json.loads((folder / "state.json").read_text(encoding="utf-8")))
+
+
+def read_features(folder: Path) -> dict[str, Tensor]:
+    """The features of the last probes before a checkpoint, by name; empty when there are none."""
+    path = folder / FEATURES
+    return load_file(path) if path.is_file() else {}
 
 
 def file_entry(path: Path) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from model.config import ModelConfig
 from model.errors import UserError, closest
 from model.heads import parse_heads
 from model.presets import preset
+from pretrain.lr_rules import parse_rules
 
 RECIPES = Path(__file__).parent / "recipes"
 DEFAULT_RECIPE = "tiny"
@@ -111,6 +112,38 @@ class InterruptionConfig:
 
 
 @dataclass(frozen=True)
+class DiagnosticsConfig:
+    """What --diagnostics_every measures, and on what. See docs/diagnostics.md."""
+
+    sequences: int = 8
+    """Held-out windows that are read each time."""
+    positions: int = 64
+    """Positions of each window that are compared to see features drift."""
+    release: float | None = None
+    """Step (or fraction of the run) whose W_Q and W_K are kept, to tell how far they move from there; when not given,
+    the end of the first rule's slow-down, if there is one. For controls, that of the run they are compared with."""
+
+
+@dataclass(frozen=True)
+class MaturityConfig:
+    """When the lower half of the layers counts as settled, for rules with release: maturity. See pretrain/maturity.py.
+
+    The rule of arXiv 2605.10504 is not public; this one, and every number here, is ours.
+    """
+
+    every: float = 0.005
+    """Steps (or fraction of the run) between two probes."""
+    settled: float = 0.5
+    """Settled is a drift between two probes of at most this share of the largest one so far."""
+    patience: int = 2
+    """Probes in a row that must find it so."""
+    sequences: int = 8
+    """Held-out windows that a probe reads."""
+    positions: int = 64
+    """Positions of each that are compared."""
+
+
+@dataclass(frozen=True)
 class LoggingConfig:
     """What is shown while training. metrics.jsonl has a row for every step, whatever these say."""
 
@@ -161,11 +194,18 @@ class RunConfig:
     """Sequences per rank and forward pass; chosen from the device's memory when not given."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    lr_rules: list[dict[str, Any] | str] = field(default_factory=list)
+    """Parameters whose learning rate leaves the schedule, first match wins: [{name: slow, parameters: [q, k], layers:
+    upper_half, scale: 0.25, hold: 0.04, ramp: 0.01}], or names: [upper_qk]. See docs/learning_rates.md."""
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     interruption: InterruptionConfig = field(default_factory=InterruptionConfig)
+    diagnostics_every: int = 250
+    """Steps between looks at attention, residual writes and the movement of weights; 0 turns them off."""
+    diagnostics: DiagnosticsConfig = field(default_factory=DiagnosticsConfig)
+    maturity: MaturityConfig = field(default_factory=MaturityConfig)
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """What "auto" in the ds_config's bf16 means; auto: bf16 where the device computes in it, else fp32."""
     tensor_parallel: int = 1
@@ -207,6 +247,13 @@ class RunConfig:
             "optimizer.learning_rate": self.optimizer.learning_rate,
             "optimizer.eps": self.optimizer.eps,
             "interruption.agreement_seconds": self.interruption.agreement_seconds,
+            "diagnostics.sequences": self.diagnostics.sequences,
+            "diagnostics.positions": self.diagnostics.positions,
+            "maturity.every": self.maturity.every,
+            "maturity.settled": self.maturity.settled,
+            "maturity.patience": self.maturity.patience,
+            "maturity.sequences": self.maturity.sequences,
+            "maturity.positions": self.maturity.positions,
         }
         if self.interruption.minutes is not None:
             positive["interruption.minutes"] = self.interruption.minutes
@@ -222,6 +269,8 @@ class RunConfig:
             "evaluation.every": self.evaluation.every,
             "checkpoint.every": self.checkpoint.every,
             "checkpoint.keep_every": self.checkpoint.keep_every,
+            "diagnostics_every": self.diagnostics_every,
+            "diagnostics.release": self.diagnostics.release or 0,
             "schedule.warmup": self.schedule.warmup,
             "schedule.decay": self.schedule.decay,
             "seed": self.seed,
@@ -237,9 +286,12 @@ class RunConfig:
             raise UserError(
                 f"schedule.minimum: {self.schedule.minimum} is not valid; give a fraction of the peak in [0, 1]"
             )
+        if self.maturity.settled > 1:
+            raise UserError(f"maturity.settled: {self.maturity.settled} is not valid; give a share in (0, 1]")
         for beta in self.optimizer.betas:
             if not 0 <= beta < 1:
                 raise UserError(f"optimizer.betas: {beta} is not valid; give two numbers in [0, 1)")
+        parse_rules(self.lr_rules)
         if self.name is not None and (not self.name or "/" in self.name or self.name.startswith(".")):
             raise UserError(
                 f"name: {self.name!r} is not valid; give one folder name, without '/' and not starting with '.'"
@@ -311,6 +363,8 @@ class CommandLine:
 
     run: RunConfig
     ds_config: str
+    plot_lr: str | None = None
+    """Draw the learning rates into this file instead of training."""
 
 
 def parse_command_line(arguments: list[str]) -> CommandLine:
@@ -329,7 +383,7 @@ def parse_command_line(arguments: list[str]) -> CommandLine:
     except (ArgumentError, jsonargparse.ArgumentError) as error:
         raise UserError(_one_line(str(error))) from None
     values = {f.name: getattr(instance, f.name) for f in dataclasses.fields(RunConfig)}
-    return CommandLine(run=RunConfig(**values), ds_config=instance.ds_config)
+    return CommandLine(run=RunConfig(**values), ds_config=instance.ds_config, plot_lr=instance.plot_lr)
 
 
 def load_run_config(path: str | Path) -> RunConfig:
@@ -354,6 +408,9 @@ def _build_parser() -> jsonargparse.ArgumentParser:
     )
     parser.add_argument(
         "--ds_config", type=str, default="ds_configs/zero2.json", help="DeepSpeed configuration."
+    )
+    parser.add_argument(
+        "--plot_lr", metavar="FILE", help="Draw every group's learning rate over the run into FILE, and stop."
     )
     parser.add_argument("--local_rank", type=int, default=0, help="Passed by the launcher; ignored.")
     parser.add_class_arguments(RunConfig)

@@ -23,6 +23,7 @@ from model.transformer import Transformer
 from pretrain.batch import BatchPlan
 from pretrain.config import RunConfig
 from pretrain.hardware import supports_bf16
+from pretrain.lr_rules import parse_rules
 from pretrain.optimizer import build_optimizer, parameter_groups
 
 
@@ -180,7 +181,8 @@ def build_engine(
         parameter_specs(model_config), model_config.vocab_size
     )
     offload = zero.get("offload_optimizer", {}).get("device", "none") != "none"
-    optimizer = build_optimizer(parameter_groups(network, run.optimizer), run.optimizer, offload)
+    groups = parameter_groups(network, run.optimizer, parse_rules(run.lr_rules))
+    optimizer = build_optimizer(groups, run.optimizer, offload)
     engine, _, _, _ = deepspeed.initialize(
         model=network, optimizer=optimizer, config=merged, dist_init_required=False, mpu=mpu
     )

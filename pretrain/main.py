@@ -24,7 +24,7 @@ from pretrain.failures import end_after  # noqa: E402
 from pretrain.signals import StopListener, Stopped  # noqa: E402
 
 
-def main(arguments: list[str], listener: StopListener) -> None:
+def main(arguments: list[str], listener: StopListener, rank: int) -> None:
     """Run the training that *arguments* describe.
 
     Raises:
@@ -39,8 +39,14 @@ def main(arguments: list[str], listener: StopListener) -> None:
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
         from pretrain.engine import quiet_deepspeed, read_ds_config
 
-        ds_config = read_ds_config(command.ds_config)
         quiet_deepspeed()
+        if command.plot_lr:
+            if rank == 0:
+                from pretrain.lr_plot import plot_learning_rates
+
+                print("\n".join(plot_learning_rates(run, Path(command.plot_lr))))
+            return
+        ds_config = read_ds_config(command.ds_config)
         from pretrain.agreement import check_agreement
         from pretrain.control import Control
         from pretrain.plots import draw_runs
@@ -79,7 +85,7 @@ if __name__ == "__main__":
     rank = int(os.environ.get("RANK", 0))
     listener = StopListener()
     try:
-        main(sys.argv[1:], listener)
+        main(sys.argv[1:], listener, rank)
     except UserError as error:
         exit_with(error, rank)
     except Stopped as stopped:

@@ -12,6 +12,7 @@ from pretrain.batch import BatchPlan
 from pretrain.checkpoint import TrainingState
 from pretrain.config import RunConfig
 from pretrain.control import Abandoned, Control
+from pretrain.diagnostics.in_loop import Diagnostics
 from pretrain.metrics import Metrics
 from pretrain.run_folder import RunData
 from pretrain.step_log import StepLog
@@ -27,18 +28,26 @@ class Measurements:
 
     Args:
         plan: its micro-batch fits into memory, here as in training.
+        diagnostics: the run's.
 
     Raises:
         UserError: on every rank, for tasks of an evaluation that cannot be run.
     """
 
     def __init__(
-        self, run: RunConfig, model_config: ModelConfig, data: RunData, plan: BatchPlan, world: World
+        self,
+        run: RunConfig,
+        model_config: ModelConfig,
+        data: RunData,
+        plan: BatchPlan,
+        world: World,
+        diagnostics: Diagnostics,
     ) -> None:
         self.result: ValidationResult | None = None
         """The newest validation's."""
         self.validation: Validation | None = None
         self.evaluation: InLoopEvaluation | None = None
+        self.diagnostics = diagnostics
         self._steps = run.steps
         self._intervals: dict[str, int] = {}
         T = model_config.context_length
@@ -55,7 +64,8 @@ class Measurements:
 
     def due(self, step: int) -> list[str]:
         """What is to be done after this step."""
-        return [name for name, every in self._intervals.items() if step >= self._steps or step % every == 0]
+        names = [name for name, every in self._intervals.items() if step >= self._steps or step % every == 0]
+        return [*names, "diagnostics"] if self.diagnostics.due(step) else names
 
     def run(self, engine: Any, state: TrainingState, metrics: Metrics, log: StepLog, control: Control) -> int:
         """Do what is owed at this step; what is done is no longer owed. Collective.
@@ -85,3 +95,8 @@ class Measurements:
                 scores = self.evaluation.run(engine)
             metrics.log(state.step, scores.figures)
             metrics.message(f"scores   step {state.step:,}: {scores}")
+        if name == "diagnostics" and self.diagnostics.due(state.step):
+            log.flush()
+            with metrics.pause():
+                figures = self.diagnostics.measure(engine, state)
+            metrics.log(state.step, figures)

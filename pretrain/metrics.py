@@ -277,10 +277,14 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def _encode(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_encode(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value
 
 
 def _decode(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decode(item) for item in value]
     return NON_FINITE.get(value, value) if isinstance(value, str) else value

@@ -136,7 +136,7 @@ def _own(pieces: dict[str, list[Piece]], rank: int) -> dict[str, list[Piece]]:
 def _restore(engine: Any, checkpoint: CanonicalCheckpoint, report: Report) -> TrainingState:
     """Everything but what needs the other ranks."""
     flats = engine_flats(engine)
-    _check_groups(flats, checkpoint)
+    _check_names(flats, checkpoint)
     cut = _shard_cutter(engine, checkpoint)
     adam = engine.optimizer.optimizer
     progress = Progress("reshaping", {name: spec.shape for name, spec in checkpoint.specs.items()}, report)
@@ -159,6 +159,8 @@ def _restore(engine: Any, checkpoint: CanonicalCheckpoint, report: Report) -> Tr
             "step": _step_like(adam, flat.master, steps.pop()),
             **{key: targets[key] for key in MOMENTS},
         }
+        # The groups need not be the same ones (other learning-rate rules): moments belong to parameters, and a group
+        # that the checkpoint does not know keeps the run's own settings.
         saved = checkpoint.groups.get(flat.group["name"])
         if saved:
             flat.group.update({key: v for key, v in saved.settings.items() if key not in OF_THE_CODE})
@@ -174,23 +176,13 @@ def _step_like(adam: Any, master: Tensor, step: int) -> Any:
     return step
 
 
-def _check_groups(flats: list[EngineFlat], checkpoint: CanonicalCheckpoint) -> None:
+def _check_names(flats: list[EngineFlat], checkpoint: CanonicalCheckpoint) -> None:
     found = {name for flat in flats for name in flat.pieces}
     different = found ^ set(checkpoint.names())
     if different:
         raise UserError(
             f"checkpoint: {checkpoint.folder} is of another model: {min(different)} is in one of them only"
         )
-    groups: dict[str, set[str]] = {}
-    for flat in flats:
-        groups.setdefault(flat.group["name"], set()).update(flat.pieces)
-    for name, group in checkpoint.groups.items():
-        if groups.get(name) != set(group.parameters):
-            raise UserError(
-                f"checkpoint: optimizer group {name} has {len(group.parameters)} parameters in "
-                f"{checkpoint.folder}, {len(groups.get(name, ()))} in this run; start with the same "
-                "optimizer settings"
-            )
 
 
 def _shard_cutter(engine: Any, checkpoint: CanonicalCheckpoint) -> Callable[[str, Tensor], Tensor]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from model.config import ModelConfig
 from model.errors import UserError
 from pretrain.checkpoint import TrainingState
 from pretrain.config import RunConfig
+from pretrain.optimizer import run_groups
 
 # Where a run lives, how it is shown and how long it goes on may differ without a word.
 SILENT = {
@@ -20,6 +22,7 @@ SILENT = {
     "checkpoint",
     "evaluation",
     "interruption",
+    "diagnostics_every",
     "threads",
     "model",
     "heads",
@@ -53,6 +56,29 @@ def shape_change(saved: dict[str, Any], world: dict[str, Any]) -> str | None:
     if old == new:
         return None
     return f"reshaped from {_shape(old)} to {_shape(new)}"
+
+
+def regrouped(saved: TrainingState, run: RunConfig, model: ModelConfig) -> str | None:
+    """How the optimizer's groups differ from those of a checkpoint, in a phrase; None when they are the same.
+
+    DeepSpeed pairs groups by position without a look; a checkpoint with other groups is read parameter by parameter.
+    """
+    if not saved.run:
+        return None  # no engine has written it: it is read parameter by parameter anyway
+    before = dataclasses.replace(
+        run,
+        lr_rules=saved.run.get("lr_rules", []),
+        optimizer=dataclasses.replace(
+            run.optimizer,
+            decay_embeddings=saved.run.get("optimizer", {}).get(
+                "decay_embeddings", run.optimizer.decay_embeddings
+            ),
+        ),
+    )
+    old, new = ({g.name: g.parameters for g in run_groups(which, model)} for which in (before, run))
+    if list(old.items()) == list(new.items()):
+        return None
+    return f"optimizer groups changed from {', '.join(old)} to {', '.join(new)}"
 
 
 def _shape(shape: dict[str, Any]) -> str:
@@ -100,8 +126,8 @@ def check_resume(
             f"resume: {run.folder} holds another run ({'; '.join(refused)}); give --name for a new run, "
             "or the settings it was started with"
         )
-    reshaped = shape_change(saved.world, world)
-    return ([reshaped] if reshaped else []) + _notes(saved, run, world)
+    reshaped = [shape_change(saved.world, world), regrouped(saved, run, model)]
+    return [change for change in reshaped if change] + _notes(saved, run, world)
 
 
 def _notes(saved: TrainingState, run: RunConfig, world: dict[str, Any]) -> list[str]:

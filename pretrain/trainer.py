@@ -15,20 +15,21 @@ from model.errors import UserError
 from model.parallel_plan import check_tensor_parallel
 from model.process_grid import grid
 from pretrain.batch import BatchPlan, device_memory, plan_batch
-from pretrain.checkpoint import CheckpointStore, TrainingState, has_engine_files
+from pretrain.checkpoint import CheckpointStore, TrainingState, has_engine_files, read_features
 from pretrain.config import RunConfig
 from pretrain.control import Control
 from pretrain.data.prefetch import BatchPrefetcher
+from pretrain.diagnostics.in_loop import Diagnostics
 from pretrain.engine import build_engine, merge_ds_config, resolve_bf16
 from pretrain.footprint import EngineSettings
 from pretrain.generate import generate
+from pretrain.maturity import Maturity
 from pretrain.measurements import Measurements
 from pretrain.metrics import Metrics
-from pretrain.optimizer import set_learning_rates
+from pretrain.optimizer import GroupRates, run_groups
 from pretrain.reshard import check_readable, load_resharded
-from pretrain.resume import check_resume, shape_change
+from pretrain.resume import check_resume, regrouped, shape_change
 from pretrain.run_folder import RunData, prepare_run_folder
-from pretrain.schedule import LearningRateSchedule
 from pretrain.spikes import SpikeGuard, global_loss
 from pretrain.step_log import StepLog
 from pretrain.world import World
@@ -53,8 +54,8 @@ class Trainer:
 
     def __init__(self, run: RunConfig, ds_config: dict[str, Any], data: RunData, world: World) -> None:
         self.run, self.data, self.world = run, data, world
-        self.schedule = LearningRateSchedule(run.schedule, run.steps)
         self.model_config: ModelConfig = run.build_model_config(data.tokenizer.vocab_size)
+        self.rates = GroupRates(run_groups(run, self.model_config), run)
         check_tensor_parallel(
             self.model_config, world.tensor_parallel, sequence_parallel=grid().sequence_parallel
         )
@@ -86,12 +87,17 @@ class Trainer:
         if found:
             self.notes += check_resume(saved, run, self.model_config, identity["data"], identity["world"])
             changed = shape_change(saved.world, identity["world"]) is not None
+            changed = changed or regrouped(saved, run, self.model_config) is not None
             self.reshape = changed or not has_engine_files(found[0])
             if self.reshape:
                 check_readable(found[0], world)
+        if found and not saved.run:
+            identity["from_seed"] = False  # a model that was made elsewhere
         self.state = dataclasses.replace(saved, **identity)
+        self.maturity = Maturity(run, self.model_config, data, self.plan, world, self.rates)
+        self.diagnostics = Diagnostics(run, self.model_config, data, self.plan, world, self.rates, self.bf16)
         if not self.finished:
-            self.measurements = Measurements(run, self.model_config, data, self.plan, world)
+            self.measurements = Measurements(run, self.model_config, data, self.plan, world, self.diagnostics)
 
     def _plan(self, saved: TrainingState, settings: EngineSettings) -> BatchPlan:
         """The batch plan; a micro-batch chosen by an earlier session is kept, so that its numbers go on.
@@ -153,6 +159,10 @@ class Trainer:
             load_resharded(engine, self.resumed_from, self.world, self.world.say)
         elif self.resumed_from:
             self.store.load(engine, self.resumed_from)
+        if self.resumed_from:
+            features = read_features(self.resumed_from)
+            self.maturity.restore(features)
+            self.diagnostics.restore(features)
         log = StepLog(metrics, self.world, self.tokens_per_step, state.seconds, state.step)
         guard = SpikeGuard(run.skip_spikes, **state.recent)
         base = state.sequences
@@ -169,15 +179,15 @@ class Trainer:
                     self._save(engine, metrics, log, guard, control)
             while not (stop or self.finished):
                 control.beat(f"step {state.step + 1}")
+                with metrics.pause():
+                    early = self._before_step(engine, metrics)
                 control.cast(self.store.writing)
-                rates = set_learning_rates(
-                    engine.optimizer, self.schedule, run.optimizer.learning_rate, state.step
-                )
+                rates = self.rates.write(engine.optimizer, state.step, state.released)
                 loss = self._forward_backward(engine, batches, guard)
                 self._count(applied=engine.was_step_applied())
                 state.spikes += guard.reason is not None
                 row: dict[str, Any] = {"tokens": state.tokens, "skipped": state.skipped}
-                row |= {f"lr/{name}": rate for name, rate in rates.items()}
+                row |= {f"lr/{name}": rate for name, rate in rates.items()} | early
                 log.add(state.step, loss, guard.norm if guard.reason else engine.get_global_grad_norm(), row)
                 if guard.reason:
                     metrics.message(f"spike    step {state.step:,}: update skipped; {guard.reason}")
@@ -206,15 +216,26 @@ class Trainer:
 
     def _save(self, engine: Any, metrics: Metrics, log: StepLog, guard: SpikeGuard, control: Control) -> None:
         """Begin a checkpoint of this step. Collective."""
-        self.state.seconds = log.seconds
-        self.state.recent = guard.recent()
+        run, state = self.run, self.state
+        state.seconds, state.recent = log.seconds, guard.recent()
+        features = self.maturity.features() | self.diagnostics.features()
         with metrics.pause():
-            control.beat(f"saving step {self.state.step}")
-            self.store.begin(
-                engine, self.state, self.run.folder / "tokenizer", self.run.checkpoint.background
-            )
-            if not self.run.checkpoint.background:
+            control.beat(f"saving step {state.step}")
+            self.store.begin(engine, state, run.folder / "tokenizer", features, run.checkpoint.background)
+            if not run.checkpoint.background:
                 self.store.finish()
+
+    def _before_step(self, engine: Any, metrics: Metrics) -> dict[str, float]:
+        """Release rules whose time has come, and keep the weights they are released at. Collective.
+
+        Returns:
+            Figures of a probe, if there was one.
+        """
+        early, lines = self.maturity.before_step(engine, self.state)
+        kept = self.diagnostics.before_step(engine, self.state)
+        for line in [*lines, *([kept] if kept else [])]:
+            metrics.message(line)
+        return early
 
     def _due(self, every: int) -> bool:
         """Whether something done every so many steps (0: at the last only) is to be done now."""

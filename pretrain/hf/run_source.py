@@ -75,8 +75,12 @@ class RunSource:
         return network.eval().requires_grad_(False)
 
     def corpora(self) -> list[Corpus]:
-        """The corpora that the run was trained on, as far as they are on this machine and unchanged."""
+        """The corpora that the run was trained on, as far as they are on this machine and unchanged.
+
+        The same text tokenized otherwise (the built-in corpus with another vocabulary) is not one of them.
+        """
         wanted = {entry[0] for entry in self.state.data.get("data", [])}
+        tokenizer = self.state.data.get("tokenizer")
         run = self.state.run
         if run.get("data", "builtin") == "builtin":
             folders = sorted(Path(run.get("data_root", "data")).glob("builtin-*"))
@@ -88,7 +92,7 @@ class RunSource:
                 corpus = Corpus.open(folder)
             except (UserError, OSError):
                 continue
-            if corpus.meta["content_hash"] in wanted:
+            if corpus.meta["content_hash"] in wanted and corpus.meta["tokenizer"]["hash"] == tokenizer:
                 found.append(corpus)
         return found
 

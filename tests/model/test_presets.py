@@ -93,14 +93,20 @@ def test_head_progression_rows():
             ]
 
 
-def test_matched_blocks_differ_in_their_switches_and_hardly_in_size():
-    names = [name for name in preset_names() if name.startswith("matched-")]
+@pytest.mark.parametrize(
+    ("size", "parameters", "tolerance"), [("270m", 270e6, 0.005), ("mini", 1.8e6, 0.011)]
+)
+def test_matched_blocks_differ_in_their_switches_and_hardly_in_size(size, parameters, tolerance):
+    names = [name for name in preset_names() if name.startswith("matched-") and name.endswith(f"-{size}")]
     assert len(names) == 16 and len({preset(name) for name in names}) == 16
-    assert preset("matched-layernorm-bias-mlp-learned-270m") == preset("gpt2-270m")
-    assert preset("matched-rmsnorm-nobias-swiglu-rope-270m") == preset("llama-270m")
-    assert {preset(name).flops_per_token() for name in names} == {preset("gpt2-270m").flops_per_token()}
+    assert preset(f"matched-layernorm-bias-mlp-learned-{size}") == preset(f"gpt2-{size}")
+    assert preset(f"matched-rmsnorm-nobias-swiglu-rope-{size}") == preset(f"llama-{size}")
+    assert {preset(name).flops_per_token() for name in names} == {preset(f"gpt2-{size}").flops_per_token()}
     for name in names:
-        assert preset(name).num_parameters() == pytest.approx(270e6, rel=0.005)
+        assert preset(name).num_parameters() == pytest.approx(parameters, rel=tolerance)
+
+
+def test_the_larger_matched_blocks():
     for name in ("gpt2-700m", "llama-700m"):
         assert preset(name).num_parameters() == pytest.approx(701e6, rel=0.005)
 

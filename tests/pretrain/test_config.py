@@ -10,6 +10,8 @@ import yaml
 
 from model.errors import UserError
 from pretrain.config import RECIPES, RunConfig, load_run_config, parse_command_line
+from pretrain.lr_rules import NAMED_RULES
+from pretrain.optimizer import run_groups
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,6 +41,28 @@ def test_paper_recipes(name):
     assert run.optimizer.betas == (0.9, 0.95) and run.optimizer.weight_decay == 0.1
     assert run.schedule.kind == "cosine" and run.schedule.warmup == 0.025
     assert run.build_model_config().context_length == 1024
+
+
+@pytest.mark.parametrize("size", ["mini", "270m", "700m"])
+def test_matched_recipes(size):
+    """arXiv 2605.10504: a quarter of the rate for W_Q and W_K of the upper half, 4 % of the run, then 1 %; 2.5B tokens
+    at 270M, 7.0B at 0.7B. Nothing but the rule (and where the control keeps its weights) differs."""
+    control, rule, maturity = (
+        parse("--config", f"{size}{end}") for end in ("", "-upper_qk", "-upper_qk_maturity")
+    )
+    assert control.lr_rules == [] and control.diagnostics.release == 0.04
+    assert rule.lr_rules == [{"name": "upper_qk", **NAMED_RULES["upper_qk"]}]
+    assert maturity.lr_rules == [{"name": "upper_qk", **NAMED_RULES["upper_qk_maturity"]}]
+    for other in (rule, maturity):
+        same = dataclasses.replace(other, lr_rules=[], recipe=control.recipe, diagnostics=control.diagnostics)
+        assert same == control
+    tokens = control.steps * control.global_batch_tokens
+    if size != "mini":
+        assert tokens == pytest.approx({"270m": 2.5e9, "700m": 7.0e9}[size], rel=1e-3)
+    for model in ("gpt2", "llama"):
+        trained = parse("--config", f"{size}-upper_qk", "--model", f"{model}-{size}")
+        groups = run_groups(trained, trained.build_model_config())
+        assert [group.name for group in groups] == ["base/decay", "base/no_decay", "upper_qk/decay"]
 
 
 def test_flags_win_over_the_recipe_in_any_order(tmp_path):

@@ -7,10 +7,9 @@ from model.initialization import initialize
 from model.presets import preset
 from model.transformer import Transformer
 from pretrain.batch import plan_batch
-from pretrain.config import OptimizerConfig, ScheduleConfig, parse_command_line
+from pretrain.config import OptimizerConfig, parse_command_line
 from pretrain.engine import build_engine, merge_ds_config, read_ds_config
-from pretrain.optimizer import build_optimizer, parameter_groups, set_learning_rates
-from pretrain.schedule import LearningRateSchedule
+from pretrain.optimizer import GroupRates, build_optimizer, parameter_groups, run_groups
 from tests.distributed import run_distributed
 
 
@@ -61,14 +60,16 @@ def test_every_parameter_is_in_its_group(name, change, decay_embeddings):
 
 def engine_groups(stage):
     run = parse_command_line(
-        ["--model", "gpt2-nano", "--global_batch_tokens", "128", "--precision", "fp32"]
+        [
+            *("--model", "gpt2-nano", "--global_batch_tokens", "128", "--precision", "fp32"),
+            *("--steps", "10", "--schedule.warmup", "2", "--optimizer.learning_rate", "1e-3"),
+        ]
     ).run
     config = run.build_model_config(300)
     plan = plan_batch(run.global_batch_tokens, 1, config, torch.distributed.get_world_size(), 1 << 30, "cpu")
     merged = merge_ds_config(read_ds_config(f"ds_configs/zero{stage}.json"), run, plan, bf16=False)
     engine = build_engine(run, config, merged, torch.device("cpu"))
-    schedule = LearningRateSchedule(ScheduleConfig(warmup=2), steps=10)
-    rates = set_learning_rates(engine.optimizer, schedule, 1e-3, step=0)
+    rates = GroupRates(run_groups(run, config), run).write(engine.optimizer, step=0)
     groups = engine.optimizer.param_groups
     return names_by_group(groups), rates, [(g["name"], g["lr"], g["weight_decay"]) for g in groups]
 

@@ -1,0 +1,7 @@
+"""``python -m pretrain.diagnostics``; see command.py."""
+
+import sys
+
+from pretrain.diagnostics.command import main
+
+sys.exit(main())

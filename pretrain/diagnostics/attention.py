@@ -1,0 +1,91 @@
+"""Measures of attention rows, one chunk of rows at a time: never B·h·T·T numbers at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+HEAD_MEASURES = ("attention_distance", "attention_entropy", "max_probability", "logit_spread")
+"""Per head; what each is stands in ``head_sums``."""
+CHUNK_ELEMENTS = 1 << 22  # of one temporary: 16 MiB in fp32, of which a chunk needs about five
+
+
+def head_sums(
+    query: Tensor,
+    key: Tensor,
+    *,
+    scale: float | None = None,
+    mask: Tensor | None = None,
+    spans: Sequence[tuple[int, int]] | None = None,
+    present: Sequence[bool] | None = None,
+    chunk_elements: int = CHUNK_ELEMENTS,
+) -> Tensor:
+    """Sums over the queries of the second half of each sequence, by head.
+
+    With A the causal softmax over the keys s that query t sees, l its logits and T the sequence's length, for the
+    0-based positions t >= floor(T/2) (the Prism paper's floor(T/2) + 1 … T counts from 1):
+
+    - attention_distance: sum_s A[t, s] |t - s| (arXiv 2606.27449, eq. 1), in tokens;
+    - attention_entropy: - sum_s A[t, s] ln A[t, s], in nats (ln of the number of visible keys when uniform);
+    - max_probability: max_s A[t, s];
+    - logit_spread: standard deviation of l[t, s] over the visible keys, after the attention scale.
+
+    Computed in fp32 (fp64 for fp64 inputs), summed in fp64. Memory: a few temporaries of *chunk_elements*, or of one
+    row of all heads where that is more.
+
+    Args:
+        query: [B, rows, h, d_h], rotated where the model rotates.
+        key: [B, T, kv, d_h]; head i uses key head i // (h / kv).
+        scale: factor on the logits; None is 1/sqrt(d_h).
+        mask: True where a query (row) sees a key (column), [T, T], or [B, 1, T, T] by sequence; None is causal.
+        spans: positions [start, stop) that the rows stand for, chunk after chunk; None is all T in one.
+        present: which sequences count; None is all.
+
+    Returns:
+        fp64 [h, 5]: the four sums in the order of HEAD_MEASURES, and the number of queries.
+    """
+    B, _, heads, head_dim = query.shape
+    length, kv_heads = key.shape[1], key.shape[2]
+    wide = torch.promote_types(query.dtype, torch.float32)
+    factor = head_dim**-0.5 if scale is None else scale
+    device = query.device
+    positions = torch.cat([torch.arange(*span, device=device) for span in spans or [(0, length)]])
+    counted = (positions >= length // 2).nonzero().flatten()
+    size = max(1, chunk_elements // (heads * length))
+    sums = torch.zeros(heads, 5, dtype=torch.float64, device=device)
+    for sequence in range(B):
+        if present is not None and not present[sequence]:
+            continue
+        keys = key[sequence].to(wide).permute(1, 2, 0)  # [kv, d_h, T]
+        visible = mask if mask is None or mask.ndim == 2 else mask[min(sequence, len(mask) - 1), 0]
+        for rows in counted.split(size):
+            at = positions[rows]
+            queries = query[sequence, rows].to(wide).transpose(0, 1)  # [h, rows, d_h]
+            grouped = queries.reshape(kv_heads, -1, head_dim)  # [kv, (h / kv) rows, d_h]
+            logits = torch.bmm(grouped, keys).view(heads, len(rows), length).mul_(factor)
+            columns = torch.arange(length, device=device)
+            seen = columns <= at[:, None] if visible is None else visible[at]  # [rows, T]
+            distance = (at[:, None] - columns).abs().to(wide)
+            sums += _chunk(logits, seen, distance)
+    return sums
+
+
+def _chunk(logits: Tensor, seen: Tensor, distance: Tensor) -> Tensor:
+    """[h, rows, T] logits, [rows, T] what is seen and how far it is -> fp64 [h, 5]. Overwrites the logits."""
+    probabilities = logits.masked_fill(~seen, -torch.inf)
+    normaliser = probabilities.logsumexp(-1)  # [h, rows]
+    probabilities = probabilities.sub_(normaliser[..., None]).exp_()
+    logits.masked_fill_(~seen, 0)
+    number = seen.sum(-1)  # [rows]
+    measures = [
+        torch.linalg.vecdot(probabilities, distance),
+        normaliser - torch.linalg.vecdot(probabilities, logits),
+        probabilities.amax(-1),
+    ]
+    mean = logits.sum(-1) / number
+    deviation = (logits - mean[..., None]).masked_fill_(~seen, 0)
+    measures.append((torch.linalg.vecdot(deviation, deviation) / number).sqrt())
+    measures.append(torch.ones_like(mean))
+    return torch.stack([measure.sum(-1, dtype=torch.float64) for measure in measures], dim=-1)

@@ -1,0 +1,109 @@
+"""``python -m pretrain.diagnostics runs/A runs/B … [--data DATA] [--out DIR]``: measure runs, compare and draw them.
+
+Runs whose names differ in the seed only (``NAME-s1``, ``NAME-s2``) are repetitions of one group. Differences are those
+of each group to the baseline (the first), run by run with the same seed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from model.errors import UserError, closest
+from pretrain.prepare import _Parser as Parser
+
+
+def build_parser() -> Parser:
+    """The command line."""
+    parser = Parser(
+        prog="python -m pretrain.diagnostics",
+        description="Attention, residual writes and displacement of weights, by layer and head, of finished runs.",
+        epilog="Runs whose names differ in the seed only (NAME-s1, NAME-s2) are repetitions of one group.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders, such as runs/NAME")
+    parser.add_argument("--data", metavar="DATA", help="corpora to measure on (default: each run's own)")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="where to write (default: plots/ of the first run)"
+    )
+    parser.add_argument(
+        "--sequences", type=int, default=32, metavar="N", help="held-out windows (default: 32)"
+    )
+    parser.add_argument(
+        "--micro_batch", type=int, default=4, metavar="N", help="windows at a time (default: 4)"
+    )
+    parser.add_argument(
+        "--steps", default="last", help="checkpoints: last (default), all, or steps such as 100,200"
+    )
+    parser.add_argument(
+        "--baseline", metavar="GROUP", help="what differences are taken from (default: the first)"
+    )
+    return parser
+
+
+def run_diagnostics(arguments: Sequence[str]) -> None:
+    """Do what the command line asks for.
+
+    Raises:
+        UserError: bad input, or a run that cannot be read.
+    """
+    options = build_parser().parse_args(arguments)
+    for name in ("sequences", "micro_batch"):
+        if getattr(options, name) < 1:
+            raise UserError(f"{name}: {getattr(options, name)} is not valid; give a positive number")
+    steps = _steps(options.steps)
+    # Imported here: these load torch and DeepSpeed, and a mistyped flag should be answered at once.
+    from pretrain.hf.quiet import quiet_libraries
+
+    quiet_libraries()
+    from pretrain.diagnostics.comparison import by_group, table
+    from pretrain.diagnostics.figures import draw_all
+    from pretrain.diagnostics.measure import group_and_seed, measure_run
+
+    folders = [folder.resolve() for folder in options.runs]
+    twice = next((folder.name for folder in folders if folders.count(folder) > 1), None)
+    if twice:
+        raise UserError(f"runs: {twice} was given twice")
+    names = list(dict.fromkeys(group_and_seed(folder.name)[0] for folder in folders))
+    baseline = options.baseline or names[0]
+    if baseline not in names:
+        hint = closest(baseline, names) or f"; groups are {', '.join(names)}"
+        raise UserError(f"baseline: no run of a group {baseline!r} was given{hint}")
+    figures = [
+        measure_run(
+            folder,
+            data=options.data,
+            sequences=options.sequences,
+            micro_batch=options.micro_batch,
+            steps=steps,
+        )
+        for folder in options.runs
+    ]
+    groups = by_group(figures)
+    out = options.out or options.runs[0] / "plots"
+    written = draw_all(groups, baseline, out)
+    path = out / "diagnostics.json"
+    path.write_text(json.dumps({run.name: run.last for run in figures}, indent=1) + "\n", encoding="utf-8")
+    print("\n".join(table(groups)))
+    print("wrote " + ", ".join(str(file) for file in [*written, path]))
+
+
+def _steps(text: str) -> str | list[int]:
+    if text in ("last", "all"):
+        return text
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise UserError(f"steps: {text!r} is not valid; give last, all, or steps such as 100,200")
+    return sorted({int(part) for part in parts})
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; 0, or 2 after printing ``error: …`` for bad input."""
+    try:
+        run_diagnostics(sys.argv[1:] if arguments is None else arguments)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0

@@ -1,0 +1,238 @@
+"""Pictures of the figures: curves over training, bars by layer, and differences with bands over seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from model.errors import UserError
+from pretrain.diagnostics.comparison import (
+    BY_LAYER,
+    TITLES,
+    Band,
+    difference_over_training,
+    differences,
+    layer_bands,
+    over_training,
+)
+from pretrain.diagnostics.measure import RunFigures
+
+Groups = dict[str, list[RunFigures]]
+LOGARITHMIC = ("attention_write", "ffn_write")  # the first layer writes many times what the embedding holds
+BY_GROUP = {
+    "effective_lr": "effective learning rate\nlr · rms(u) of each group",
+    "relative_update": "relative update\nlr · ‖u‖/‖W‖ of each group",
+}
+
+
+def draw_all(groups: Groups, baseline: str, out: Path) -> list[Path]:
+    """Every picture that the runs allow.
+
+    Returns:
+        The files written: ``curves.png``, ``layers.png``, and with several groups ``difference.png`` and
+        ``difference_training.png``.
+
+    Raises:
+        UserError: the folder cannot be written, or models of different depth are to be compared.
+    """
+    written = [draw_curves(groups, out / "curves.png"), draw_layers(groups, out / "layers.png")]
+    others = [name for name in groups if name != baseline]
+    if others:
+        written.append(draw_difference(groups, baseline, out / "difference.png"))
+        training = draw_difference_over_training(groups, baseline, out / "difference_training.png")
+        written += [training] if training else []
+    return written
+
+
+def draw_curves(groups: Groups, path: Path) -> Path:
+    """Measures over training: a column a group of runs, a line a layer (dark: low, bright: high), mean over the seeds.
+
+    The last rows have a line for each group of the optimizer.
+    """
+    measures = [m for m in BY_LAYER if any(_has(run.rows, m) for runs in groups.values() for run in runs)]
+    rows = len(measures) + len(BY_GROUP)
+    with _figure(path, rows, len(groups), 2.1, sharex="col", sharey="row") as (figure, axes, plt):
+        for column, (name, runs) in enumerate(groups.items()):
+            colors = plt.get_cmap("viridis")
+            for row, measure in enumerate(measures):
+                axis = axes[row][column]
+                for layer in range(runs[0].num_layers):
+                    bands = over_training(runs, f"diagnostics/{measure}/layer_{layer}")
+                    color = colors(layer / max(1, runs[0].num_layers - 1))
+                    _line(axis, bands, color=color, label=f"layer {layer}")
+                if measure in LOGARITHMIC:
+                    axis.set_yscale("log")
+                if column == 0:
+                    axis.set_ylabel(TITLES[measure], fontsize="x-small")
+            for row, (measure, title) in enumerate(BY_GROUP.items(), start=len(measures)):
+                axis = axes[row][column]
+                prefix = f"diagnostics/{measure}/"
+                keys = dict.fromkeys(key for line in runs[0].rows for key in line if key.startswith(prefix))
+                for index, key in enumerate(keys):
+                    label = key.removeprefix(prefix)
+                    _line(axis, over_training(runs, key), color=f"C{index}", label=label)
+                axis.set_yscale("log")
+                axis.legend(fontsize="xx-small")
+                if column == 0:
+                    axis.set_ylabel(title, fontsize="x-small")
+            axes[0][column].set_title(_titled(name, runs), fontsize="small")
+            axes[-1][column].set_xlabel("step")
+        _legend(figure, axes[0][0], ncols=6)
+    return path
+
+
+def draw_layers(groups: Groups, path: Path) -> Path:
+    """Bars by layer at the last checkpoint, with the standard deviation over seeds; dots are single heads."""
+    measures = [
+        m for m in BY_LAYER if any(layer_bands([r.last for r in runs], m) for runs in groups.values())
+    ]
+    with _figure(path, math.ceil(len(measures) / 3), 3, 2.6) as (figure, axes, _):
+        panels = [axis for row in axes for axis in row]
+        for axis, measure in zip(panels, measures, strict=False):
+            width = 0.8 / len(groups)
+            for index, (name, runs) in enumerate(groups.items()):
+                bands = layer_bands([run.last for run in runs], measure)
+                places = [layer - 0.4 + (index + 0.5) * width for layer in bands]
+                errors = [0 if math.isnan(band.sd) else band.sd for band in bands.values()]
+                axis.bar(
+                    places,
+                    [band.mean for band in bands.values()],
+                    width,
+                    yerr=errors,
+                    label=_titled(name, runs),
+                )
+                heads = runs[0].last.get(f"diagnostics/{measure}/heads")
+                for place, layer in zip(places, bands, strict=True):
+                    if heads:
+                        axis.plot([place] * len(heads[layer]), heads[layer], "k.", markersize=2, alpha=0.5)
+            if measure in LOGARITHMIC:
+                axis.set_yscale("log")
+            axis.set_title(TITLES[measure], fontsize="small")
+            axis.set_xlabel("layer", fontsize="x-small")
+        for axis in panels[len(measures) :]:
+            axis.set_axis_off()
+        _legend(figure, panels[0], ncols=2)
+    return path
+
+
+def draw_difference(groups: Groups, baseline: str, path: Path) -> Path:
+    """Group − baseline by layer at the last checkpoint, over pairs of seeds: the mean, and one deviation around it.
+
+    For attention distance this is the figure of arXiv 2606.27449: ΔD_l of a schedule against the uniform one.
+    """
+    others = {name: runs for name, runs in groups.items() if name != baseline}
+    by_layer = {
+        measure: {name: differences(runs, groups[baseline], measure) for name, runs in others.items()}
+        for measure in BY_LAYER
+    }
+    measures = [measure for measure in BY_LAYER if any(by_layer[measure].values())]
+    with _figure(path, math.ceil(len(measures) / 3), 3, 2.6) as (figure, axes, _):
+        panels = [axis for row in axes for axis in row]
+        for axis, measure in zip(panels, measures, strict=False):
+            axis.axhline(0, color="gray", linewidth=0.8)
+            for index, (name, bands) in enumerate(by_layer[measure].items()):
+                _line(axis, bands, color=f"C{index}", label=f"{name} − {baseline}", marker="o")
+            axis.set_title("Δ " + TITLES[measure], fontsize="small")
+            axis.set_xlabel("layer", fontsize="x-small")
+        for axis in panels[len(measures) :]:
+            axis.set_axis_off()
+        _legend(figure, panels[0], ncols=2)
+    return path
+
+
+def draw_difference_over_training(groups: Groups, baseline: str, path: Path) -> Path | None:
+    """Group − baseline over training: losses, and the measures averaged over the upper half of the layers.
+
+    None when the metrics of the runs have no step in common.
+    """
+    others = {name: runs for name, runs in groups.items() if name != baseline}
+    keys = ["val_loss", *(f"upper/{measure}" for measure in BY_LAYER if measure != "feature_drift")]
+    found: dict[str, dict[str, dict[int, Band]]] = {}
+    upper = {name: [_with_upper_half(run) for run in runs] for name, runs in groups.items()}
+    for key in keys:
+        bands = {name: difference_over_training(upper[name], upper[baseline], key) for name in others}
+        if any(bands.values()):
+            found[key] = bands
+    if not found:  # nothing was measured while the runs trained
+        return None
+    with _figure(path, math.ceil(len(found) / 3), 3, 2.6) as (figure, axes, _):
+        panels = [axis for row in axes for axis in row]
+        for axis, (key, by_name) in zip(panels, found.items(), strict=False):
+            axis.axhline(0, color="gray", linewidth=0.8)
+            for index, (name, by_step) in enumerate(by_name.items()):
+                _line(axis, by_step, color=f"C{index}", label=f"{name} − {baseline}")
+            title = "validation loss (nats)" if key == "val_loss" else TITLES[key[6:]] + ", upper half"
+            axis.set_title("Δ " + title, fontsize="small")
+            axis.set_xlabel("step", fontsize="x-small")
+        for axis in panels[len(found) :]:
+            axis.set_axis_off()
+        _legend(figure, panels[0], ncols=2)
+    return path
+
+
+def _with_upper_half(run: RunFigures) -> RunFigures:
+    """The run with ``upper/MEASURE``, the mean over the layers l with 2 l >= L, in every row that has the measure."""
+    upper = [layer for layer in range(run.num_layers) if 2 * layer >= run.num_layers]
+    rows = []
+    for row in run.rows:
+        more = {}
+        for measure in BY_LAYER:
+            values = [row.get(f"diagnostics/{measure}/layer_{layer}") for layer in upper]
+            if all(value is not None for value in values):
+                more[f"upper/{measure}"] = sum(v for v in values if v is not None) / len(values)
+        rows.append({**row, **more})
+    return RunFigures(run.name, run.group, run.seed, rows, run.last, run.num_layers)
+
+
+def _has(rows: Sequence[dict[str, Any]], measure: str) -> bool:
+    return any(key.startswith(f"diagnostics/{measure}/layer_") for row in rows for key in row)
+
+
+def _titled(name: str, runs: Sequence[RunFigures]) -> str:
+    return f"{name} ({len(runs)} seeds)" if len(runs) > 1 else name
+
+
+def _line(axis: Any, bands: dict[int, Band], **style: Any) -> None:
+    """Mean as a line, one standard deviation around it as a band."""
+    if not bands:
+        return
+    places, means = list(bands), [band.mean for band in bands.values()]
+    marker = style.pop("marker", "." if len(places) < 30 else None)
+    axis.plot(places, means, linewidth=1.2, marker=marker, markersize=4, **style)
+    if not any(math.isnan(band.sd) for band in bands.values()):
+        low = [band.mean - band.sd for band in bands.values()]
+        high = [band.mean + band.sd for band in bands.values()]
+        axis.fill_between(places, low, high, color=style["color"], alpha=0.2, linewidth=0)
+
+
+def _legend(figure: Any, axis: Any, ncols: int) -> None:
+    handles, labels = axis.get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside lower center", ncols=ncols, fontsize="small")
+
+
+@contextmanager
+def _figure(
+    path: Path, rows: int, columns: int, height: float, **shared: Any
+) -> Iterator[tuple[Any, Any, Any]]:
+    """A grid of axes, saved at the end of the block."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(
+        max(1, rows), columns, figsize=(4.2 * columns, 0.6 + height * max(1, rows)), squeeze=False,
+        layout="constrained", **shared,
+    )  # fmt: skip
+    try:
+        yield figure, axes, plt
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=110)
+    except OSError as error:
+        raise UserError(f"out: cannot write {str(path)!r} ({error.strerror or error})") from None
+    finally:
+        plt.close(figure)

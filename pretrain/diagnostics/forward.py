@@ -1,0 +1,243 @@
+"""One look at a network while it reads fixed windows: attention, residual writes, features.
+
+The network runs its ordinary forward pass, in evaluation mode and without gradients; hooks read what passes. So it
+works for whatever DeepSpeed engine or plain module holds the network: any ZeRO stage, any tensor-parallel degree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from model.attention import Attention
+from model.collectives import all_gather
+from model.config import ModelConfig
+from model.exchange import BatchForm
+from model.loss import IGNORED_LABEL
+from model.rotary import rotate, rotate_spans
+from model.transformer import Block, Transformer
+from pretrain.diagnostics.attention import HEAD_MEASURES, head_sums
+from pretrain.world import World
+
+LAYER_MEASURES = ("attention_write", "ffn_write", "path_energy")
+"""Per layer; what each is stands in ``Look``."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was seen, the same on every rank."""
+
+    heads: list[Tensor]
+    """By layer: fp64 [h_l, 4], the means of HEAD_MEASURES over the counted queries of all windows."""
+    layers: Tensor
+    """fp64 [L, 3], LAYER_MEASURES. With X the stream that enters a layer, a what its attention adds and f what its
+    feed-forward network adds, ‖·‖² summed over all positions: attention_write ‖a‖²/‖X‖², ffn_write ‖f‖²/‖X + a‖²,
+    path_energy (sum of ‖a‖² + ‖f‖² of the layers below)/‖X‖². The last is how we read R_P/‖X‖²_F of arXiv 2605.10504,
+    which does not define it: energy of the residual writes on the path into the layer."""
+    features: dict[int, Tensor]
+    """By layer asked for: fp32 [windows, positions, d] on the CPU, see ``normalised``."""
+
+    def row(self) -> dict[str, Any]:
+        """The figures as keys of metrics: by layer (mean over its heads), and lists by layer and head."""
+        found: dict[str, Any] = {}
+        for index, measure in enumerate(HEAD_MEASURES):
+            for layer, heads in enumerate(self.heads):
+                found[f"diagnostics/{measure}/layer_{layer}"] = heads[:, index].mean().item()
+        for index, measure in enumerate(LAYER_MEASURES):
+            for layer in range(len(self.layers)):
+                found[f"diagnostics/{measure}/layer_{layer}"] = self.layers[layer, index].item()
+        for index, measure in enumerate(HEAD_MEASURES):
+            found[f"diagnostics/{measure}/heads"] = [heads[:, index].tolist() for heads in self.heads]
+        return found
+
+
+class ForwardProbe:
+    """Fixed windows, and how to look at a network while it reads them.
+
+    Args:
+        config: the model.
+        windows: token ids [n, T+1].
+        micro_batch: sequences per rank and forward pass; with tensor parallelism one that its ranks can split.
+        world: the ranks that share the work.
+        positions: how many positions of each window are kept as features, spread evenly.
+    """
+
+    def __init__(
+        self, config: ModelConfig, windows: np.ndarray, micro_batch: int, world: World, positions: int = 64
+    ) -> None:
+        self.config, self.world, self.micro_batch = config, world, micro_batch
+        self.windows = torch.from_numpy(windows.astype(np.int64))
+        self.length = self.windows.shape[1] - 1
+        kept = min(positions, self.length)
+        self.positions = torch.tensor([(index + 1) * self.length // kept - 1 for index in range(kept)])
+
+    @torch.no_grad()
+    def look(self, engine: Any, features: Sequence[int] = (), attention: bool = True) -> Look:
+        """Run the windows through the network. Collective; weights and training numbers are left alone.
+
+        As in validation, the ranks of a tensor group take the same windows, and every rank makes the same number of
+        passes: one that has run out repeats the first window and does not count it.
+
+        Args:
+            engine: a DeepSpeed engine, or the network itself.
+            features: layers whose output is wanted.
+            attention: whether to measure attention and residual writes, or the features alone.
+        """
+        network: Transformer = getattr(engine, "module", engine)
+        recorder = _Recorder(self, network, features, attention)
+        data_rank, copies = self.world.data_rank, self.world.data_parallel
+        training = network.training
+        engine.eval()
+        with _eager(network), recorder:
+            for index in range(math.ceil(len(self.windows) / (self.micro_batch * copies))):
+                first = (index * copies + data_rank) * self.micro_batch
+                rows = torch.arange(first, first + self.micro_batch)
+                present = rows < len(self.windows)
+                batch = self.windows[torch.where(present, rows, 0)]
+                labels = batch[:, 1:].clone()
+                if present.any():
+                    labels[~present] = IGNORED_LABEL
+                recorder.begin(rows, present)
+                engine(batch[:, :-1].contiguous().to(self.world.device), labels.to(self.world.device))
+        engine.train(training)
+        return recorder.result()
+
+
+class _Recorder:
+    """Hooks on every layer, while it is entered as a context."""
+
+    def __init__(
+        self, probe: ForwardProbe, network: Transformer, features: Sequence[int], attention: bool
+    ) -> None:
+        self.probe, self.network, self.wanted, self.attention = probe, network, set(features), attention
+        config, device = probe.config, probe.world.device
+        self.head_sums = [torch.zeros(h, 5, dtype=torch.float64, device=device) for h in config.heads]
+        # ‖X‖², ‖a‖², ‖X + a‖², ‖f‖² of each layer
+        self.energies = torch.zeros(config.num_layers, 4, dtype=torch.float64, device=device)
+        shape = (len(probe.windows), len(probe.positions), config.d_model)
+        self.features = {layer: torch.zeros(shape, device=device) for layer in features}
+        self.projections: dict[str, Any] = {}
+        self.rows = self.present = torch.empty(0)
+        self._hooks = ExitStack()
+
+    def begin(self, rows: Tensor, present: Tensor) -> None:
+        """The next pass reads these rows of the windows, of which *present* count."""
+        self.rows, self.present = rows, present
+
+    def __enter__(self) -> _Recorder:
+        for layer, module in enumerate(self.network.layers):
+            assert isinstance(module, Block)
+            if layer in self.wanted:
+                self._after(module, lambda output, layer=layer: self._keep(layer, output))
+            if self.attention:
+                self._watch(layer, module)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._hooks.close()
+
+    def _watch(self, layer: int, block: Block) -> None:
+        attention = block.attention
+        self._before(block, lambda inputs: self._energy(layer, 0, inputs[0]))
+        self._after(attention.q, lambda output: self.projections.update(q=output))
+        self._after(attention.k, lambda output: self.projections.update(k=output))
+        # Through the inputs, so that whatever positions and masks the network gives its layers are those measured.
+        self._before(attention, lambda inputs: self.projections.update(inputs=inputs))
+        self._after(attention, lambda output: self._attention(layer, attention, output))
+        self._before(block.ffn_norm, lambda inputs: self._energy(layer, 2, inputs[0]))
+        self._after(block.ffn, lambda output: self._energy(layer, 3, output))
+
+    def _before(self, module: nn.Module, look: Any) -> None:
+        handle = module.register_forward_pre_hook(lambda module, inputs: look(inputs) and None)
+        self._hooks.callback(handle.remove)
+
+    def _after(self, module: nn.Module, look: Any) -> None:
+        handle = module.register_forward_hook(lambda module, inputs, output: look(output) and None)
+        self._hooks.callback(handle.remove)
+
+    def _energy(self, layer: int, which: int, hidden: Tensor) -> None:
+        """Add ‖hidden‖² of the sequences that count; hidden [B, T, d], with sequence parallelism a part of T."""
+        norms = torch.linalg.vector_norm(hidden, dim=(1, 2), dtype=torch.float64)
+        self.energies[layer, which] += (norms.square() * self.present.to(norms.device)).sum()
+
+    def _attention(self, layer: int, attention: Attention, output: Tensor) -> None:
+        self._energy(layer, 1, output)
+        query, key = self.projections.pop("q"), self.projections.pop("k")  # [B, T, own columns]
+        _, table, mask = self.projections.pop("inputs")[:3]
+        present, spans, first = self.present, None, 0
+        length = key.shape[1]
+        exchange = attention.exchange
+        if exchange is not None:
+            form = exchange.form(*query.shape[:2])
+            query, key, _ = form.scatter(query, key, key)
+            spans = form.spans
+            if isinstance(form, BatchForm):
+                present = present.chunk(exchange.ranks)[exchange.index]
+            first = self.network.grid.tensor_rank // exchange.ranks * attention.heads
+        query = query.unflatten(2, (attention.heads, attention.head_dim))  # [B, rows, h, d_h]
+        key = key.unflatten(2, (attention.kv_heads, attention.head_dim))  # [B, T, kv, d_h]
+        if table is not None:
+            whole = spans is None or spans == [(0, length)]
+            query = rotate(query, table) if whole else rotate_spans(query, table, spans or [])
+            key = rotate(key, table)
+        sums = head_sums(query, key, scale=attention.scale, mask=mask, spans=spans, present=present.tolist())
+        self.head_sums[layer][first : first + attention.heads] += sums
+
+    def _keep(self, layer: int, hidden: Tensor) -> None:
+        here = self.network.grid
+        if here.sequence_parallel:  # each rank has a part of T
+            hidden = all_gather(hidden, here.tensor_group).transpose(0, 1).flatten(1, 2)
+        sample = normalised(hidden[:, self.probe.positions.to(hidden.device)], self.probe.config)
+        there = self.present.to(hidden.device)
+        self.features[layer][self.rows[self.present].to(hidden.device)] = sample[there].float()
+
+    def result(self) -> Look:
+        """Join what the ranks have."""
+        world = self.probe.world
+        if self.attention and world.size > 1:
+            here = self.network.grid
+            if here.tensor_parallel > 1 and not here.sequence_parallel and here.tensor_rank:
+                self.energies.zero_()  # hidden states are whole on every rank of a tensor group: count them once
+            dist.all_reduce(self.energies)
+            for sums in self.head_sums:
+                dist.all_reduce(sums)
+        features = {layer: world.sum(kept).cpu() for layer, kept in self.features.items()}
+        heads = [(sums[:, :4] / sums[:, 4:]).cpu() for sums in self.head_sums]
+        entering, attention, middle, ffn = self.energies.cpu().unbind(1)
+        path = torch.cumsum(attention + ffn, 0) - (attention + ffn)
+        layers = torch.stack([attention / entering, ffn / middle, path / entering], dim=1)
+        return Look(heads, layers, features)
+
+
+def _eager(network: Transformer) -> AbstractContextManager[Any]:
+    """Compiled blocks would not run hooks that came later, and must not be compiled anew for them."""
+    if any(getattr(block, "_compiled_call_impl", None) is not None for block in network.layers):
+        return torch.compiler.set_stance("force_eager")
+    return nullcontext()
+
+
+def normalised(hidden: Tensor, config: ModelConfig) -> Tensor:
+    """Hidden states [..., d] as the norms of the layers above see them: rms 1 (centred first for a layernorm)."""
+    wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+    if config.norm == "layernorm":
+        wide = wide - wide.mean(-1, keepdim=True)
+    return wide / wide.square().mean(-1, keepdim=True).clamp_min(1e-24).sqrt()
+
+
+def feature_drift(features: Tensor, before: Tensor) -> float:
+    """‖F - F'‖_F / ‖F'‖_F, normalised features of the same tokens at two times: 0 unmoved, √2 unrelated, 2 opposite."""
+    difference = torch.linalg.vector_norm(features - before, dtype=torch.float64)
+    return (difference / torch.linalg.vector_norm(before, dtype=torch.float64)).item()
+
+
+def lower_layers(num_layers: int) -> list[int]:
+    """The lower half: layers l with 2 l < L, l from 0."""
+    return [layer for layer in range(num_layers) if 2 * layer < num_layers]

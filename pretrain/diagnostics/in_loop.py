@@ -1,0 +1,187 @@
+"""Diagnostics while a run trains: every N steps, on held-out windows, without a trace in the training numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model.config import ModelConfig
+from model.errors import UserError
+from pretrain.batch import BatchPlan
+from pretrain.canonical import parameter_specs
+from pretrain.checkpoint import TrainingState
+from pretrain.config import RunConfig
+from pretrain.diagnostics.forward import ForwardProbe, feature_drift, lower_layers
+from pretrain.diagnostics.weights import (
+    OwnWeights,
+    Pieces,
+    initial_weights,
+    kept_path,
+    open_kept,
+    projections,
+    update_sizes,
+    write_kept,
+)
+from pretrain.optimizer import GroupRates
+from pretrain.run_folder import RunData
+from pretrain.schedule import length_in_steps
+from pretrain.world import World
+
+FEATURE = "diagnostics/layer_"
+
+
+class Diagnostics:
+    """What a run measures of itself every ``diagnostics_every`` steps.
+
+    Args:
+        run: the run; ``diagnostics_every`` 0 turns everything off but the keeping of W_Q and W_K at the release.
+        model: its model.
+        data: its corpora; the windows are held-out ones.
+        plan: its batches; the micro-batch is one that the ranks can split.
+        world: the ranks.
+        rates: the learning rates, which know when a slow-down ends.
+
+    Raises:
+        UserError: ``diagnostics.release`` is no step of the run.
+    """
+
+    def __init__(
+        self,
+        run: RunConfig,
+        model: ModelConfig,
+        data: RunData,
+        plan: BatchPlan,
+        world: World,
+        rates: GroupRates,
+        bf16: bool,
+    ) -> None:
+        self.run, self.model, self.world, self.rates = run, model, world, rates
+        self.data, self.micro_batch = data, plan.micro_batch
+        self.dtype = torch.bfloat16 if bf16 else torch.float32
+        self.specs = parameter_specs(model)
+        self._release: int | None = None
+        if run.diagnostics.release is not None:
+            self._release = length_in_steps("diagnostics.release", run.diagnostics.release, run.steps)
+            if self._release > run.steps:
+                raise UserError(
+                    f"diagnostics.release: step {self._release} is beyond the run of {run.steps} steps"
+                )
+        self._probe: ForwardProbe | None = None
+        self._features: dict[int, Tensor] = {}
+        self._initial: Pieces | None = None
+        self._kept: tuple[int, Pieces] | None = None
+
+    # ---------------------------------------------------------------------- the trainer's part
+
+    def due(self, step: int) -> bool:
+        """Whether to measure after this many steps."""
+        return self.run.diagnostics_every > 0 and step % self.run.diagnostics_every == 0
+
+    def features(self) -> dict[str, Tensor]:
+        """What a checkpoint must hold, so that the first drift after a resume is that of a run without a break."""
+        return {f"{FEATURE}{layer}": kept for layer, kept in self._features.items()}
+
+    def restore(self, features: Mapping[str, Tensor]) -> None:
+        """Take back what ``features`` gave, as far as the same windows and positions are still looked at."""
+        for name, kept in features.items():
+            if name.startswith(FEATURE) and kept.shape == self._feature_shape():
+                self._features[int(name.removeprefix(FEATURE))] = kept
+
+    def release_step(self, state: TrainingState) -> int | None:
+        """The step whose W_Q and W_K are the reference of the second displacement, once it is known."""
+        if self._release is not None:
+            return self._release
+        known = [
+            step
+            for name, rule in self.rates.rules.items()
+            if (step := rule.released_at(state.released.get(name))) is not None
+        ]
+        return known[0] if known else None
+
+    def before_step(self, engine: Any, state: TrainingState) -> str | None:
+        """Keep W_Q and W_K in the run's folder when the step about to be attempted is the first after the slow-down.
+
+        Collective.
+
+        Returns:
+            A line about it: that they were kept, or why not.
+        """
+        if state.step != self.release_step(state):
+            return None
+        own = self._own(engine)
+        self._kept = (state.step, own.copy())
+        tensors = {}
+        for name, weight in own.full(self.world):
+            if self.world.is_main:
+                tensors[name] = weight
+        path = kept_path(self.run.folder, state.step)
+        problem = write_kept(path, tensors) if self.world.is_main else None
+        problem = self.world.agree(problem)
+        return (
+            f"warning: {problem}"
+            if problem
+            else f"release  W_Q and W_K of step {state.step:,} kept in {path}"
+        )
+
+    def measure(self, engine: Any, state: TrainingState) -> dict[str, Any]:
+        """All figures as keys of metrics, ``diagnostics/…``. Collective; weights and random states are left alone."""
+        if self._probe is None:
+            self._probe = self._build_probe()
+        look = self._probe.look(engine, lower_layers(self.model.num_layers))
+        row = look.row()
+        for layer, features in look.features.items():
+            before = self._features.get(layer)
+            if before is not None and before.shape == features.shape:
+                row[f"diagnostics/feature_drift/layer_{layer}"] = feature_drift(features, before)
+        self._features = look.features
+        own = self._own(engine)
+        if state.from_seed:
+            if self._initial is None:
+                self._initial = own.cut(initial_weights(self.model, self.specs, self.run.seed, self.dtype))
+            row |= displacement_row(own.displacements(self._initial), "initial")
+        kept = self._kept_at(own, state)
+        if kept is not None:
+            row |= displacement_row(own.displacements(kept), "release")
+        for group, (effective, relative) in update_sizes(engine, self.specs).items():
+            row[f"diagnostics/effective_lr/{group}"] = effective
+            row[f"diagnostics/relative_update/{group}"] = relative
+        return row
+
+    # ---------------------------------------------------------------------- parts
+
+    def _build_probe(self) -> ForwardProbe:
+        settings = self.run.diagnostics
+        windows, _ = self.data.validation_windows(self.model.context_length, settings.sequences)
+        return ForwardProbe(self.model, windows, self.micro_batch, self.world, settings.positions)
+
+    def _feature_shape(self) -> tuple[int, int, int]:
+        self._probe = self._probe or self._build_probe()
+        return len(self._probe.windows), len(self._probe.positions), self.model.d_model
+
+    def _own(self, engine: Any) -> OwnWeights:
+        return OwnWeights(engine, projections(self.model.num_layers), self.specs)
+
+    def _kept_at(self, own: OwnWeights, state: TrainingState) -> Pieces | None:
+        """This rank's pieces of the weights at the release, once it is past; from the run's folder after a resume."""
+        step = self.release_step(state)
+        if step is None or state.step < step:
+            return None
+        if self._kept is None or self._kept[0] != step:
+            read = open_kept(kept_path(self.run.folder, step), self.specs, own.names)
+            if self.world.agree(None if read else "missing"):
+                return None
+            assert read is not None
+            self._kept = (step, own.cut(read))
+        return self._kept[1]
+
+
+def displacement_row(displacements: Mapping[str, float], reference: str) -> dict[str, Any]:
+    """``diagnostics/lambda_q_REFERENCE/layer_N`` from the weights' names."""
+    row = {}
+    for name, value in displacements.items():
+        _, layer, _, part, _ = name.split(".")
+        row[f"diagnostics/lambda_{part}_{reference}/layer_{layer}"] = value
+    return row

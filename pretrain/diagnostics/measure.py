@@ -1,0 +1,183 @@
+"""The same figures from finished or stopped runs: their checkpoints, whatever world wrote them, on one machine."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model.errors import UserError
+from pretrain.canonical import CanonicalCheckpoint
+from pretrain.data.blend import parse_blend
+from pretrain.data.sequences import Corpus
+from pretrain.diagnostics.forward import ForwardProbe, feature_drift, lower_layers
+from pretrain.diagnostics.in_loop import displacement_row
+from pretrain.diagnostics.weights import (
+    displacement,
+    initial_weights,
+    kept_path,
+    open_kept,
+    projections,
+    update_norm,
+)
+from pretrain.hf.run_source import RunSource
+from pretrain.metrics import read_metrics
+from pretrain.run_folder import RunData
+from pretrain.world import World
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class RunFigures:
+    """What is known of one run."""
+
+    name: str
+    group: str
+    """The name without its seed: runs of one group are repetitions."""
+    seed: str
+    rows: list[dict[str, Any]]
+    """In order of step: the rows of its metrics.jsonl, with the figures of the checkpoints measured now merged in."""
+    last: dict[str, Any]
+    """The figures of the last checkpoint that was measured."""
+    num_layers: int
+
+
+def measure_run(
+    folder: Path,
+    *,
+    data: str | None = None,
+    sequences: int = 32,
+    micro_batch: int = 4,
+    steps: Sequence[int] | str = "last",
+    device: torch.device | None = None,
+    report: Report = print,
+) -> RunFigures:
+    """Measure checkpoints of a run on held-out windows.
+
+    Args:
+        folder: the run's folder.
+        data: corpora as in a run's ``data``; None is the run's own.
+        sequences: windows that are read.
+        micro_batch: windows read at a time.
+        steps: which checkpoints: "last", "all", or their steps.
+        device: where to compute; CUDA when there is some.
+        report: is given a line for each checkpoint.
+
+    Raises:
+        UserError: no run, no such checkpoint, no data, another tokenizer.
+    """
+    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    wanted: list[int | None] = [None]
+    if steps == "all":
+        names = (path.name.removeprefix("step_") for path in (folder / "checkpoints").glob("step_*"))
+        wanted = [*sorted(int(name) for name in names if name.isdigit())] or [None]
+    elif not isinstance(steps, str):
+        wanted = [*steps]
+    rows: dict[int, dict[str, Any]] = {}
+    if (folder / "metrics.jsonl").is_file():
+        rows = {row["step"]: row for row in read_metrics(folder)}
+    windows: np.ndarray | None = None
+    before: dict[int, Tensor] = {}
+    last: dict[str, Any] = {}
+    num_layers = 0
+    for step in wanted:
+        source = RunSource.open(folder, step, report)
+        if windows is None:
+            windows = _windows(source, data, sequences)
+        figures, before = _measure(source, windows, micro_batch, device, before)
+        last = {"step": source.state.step, "tokens": source.state.tokens, **figures}
+        rows.setdefault(source.state.step, {}).update(last)
+        num_layers = source.model.num_layers
+        report(f"{folder.name}: step {source.state.step:,} measured on {len(windows)} windows")
+    name, seed = group_and_seed(folder.name)
+    return RunFigures(folder.name, name, seed, [rows[step] for step in sorted(rows)], last, num_layers)
+
+
+def group_and_seed(name: str) -> tuple[str, str]:
+    """``tiny-prism-tiny-s3`` -> ``tiny-prism-tiny`` and ``3``; a name without a seed is a group of its own."""
+    match = re.fullmatch(r"(.+?)[-_]?s(\d+)", name)
+    return (match[1], match[2]) if match else (name, "")
+
+
+def _windows(source: RunSource, data: str | None, sequences: int) -> np.ndarray:
+    if data is not None:
+        corpora = [(Corpus.open(folder, source.tokenizer), weight) for folder, weight in parse_blend(data)]
+    else:
+        corpora = [(corpus, Fraction(1)) for corpus in source.corpora()]
+    if not corpora:
+        raise UserError(
+            f"data: the corpus that {source.run_folder} was trained on is not on this machine; give --data"
+        )
+    return RunData(corpora).validation_windows(source.model.context_length, sequences)[0]
+
+
+def _measure(
+    source: RunSource, windows: np.ndarray, micro_batch: int, device: torch.device, before: dict[int, Tensor]
+) -> tuple[dict[str, Any], dict[int, Tensor]]:
+    """The figures of one checkpoint, and its features for the drift to the next."""
+    alone = World(rank=0, local_rank=0, size=1, local_size=1, device=device, threads=torch.get_num_threads())
+    network = source.load_model().to(device)
+    look = ForwardProbe(source.model, windows, micro_batch, alone).look(
+        network, lower_layers(source.model.num_layers)
+    )
+    del network
+    row = look.row()
+    for layer, features in look.features.items():
+        if layer in before:
+            row[f"diagnostics/feature_drift/layer_{layer}"] = feature_drift(features, before[layer])
+    checkpoint, state = source.checkpoint, source.state
+    names = projections(source.model.num_layers)
+    if state.from_seed and state.run:
+        dtype = torch.bfloat16 if state.world.get("dtype") == "bf16" else torch.float32
+        initial = initial_weights(source.model, checkpoint.specs, state.run["seed"], dtype)
+        row |= displacement_row(
+            {name: displacement(checkpoint.parameter(name), initial(name)) for name in names}, "initial"
+        )
+    kept = _kept(source, names)
+    if kept is not None:
+        row |= displacement_row(
+            {name: displacement(checkpoint.parameter(name), kept(name)) for name in names}, "release"
+        )
+    row |= _updates(checkpoint)
+    checkpoint.release()
+    return row, look.features
+
+
+def _kept(source: RunSource, names: list[str]) -> Callable[[str], Tensor] | None:
+    """W_Q and W_K at the release, if that is no later than the checkpoint."""
+    files = (source.run_folder / "release").glob("step_*.safetensors")
+    steps = [int(path.stem[5:]) for path in files if path.stem[5:].isdigit()]
+    known = [step for step in steps if step <= source.state.step]
+    if not known:
+        return None
+    return open_kept(kept_path(source.run_folder, max(known)), source.checkpoint.specs, names)
+
+
+def _updates(checkpoint: CanonicalCheckpoint) -> dict[str, Any]:
+    """Effective learning rate and relative update of every group, as pretrain.diagnostics.weights.update_sizes."""
+    row = {}
+    for name, group in checkpoint.groups.items():
+        moved = whole = count = 0.0
+        for parameter in group.parameters:
+            state = checkpoint.optimizer_state(parameter)
+            if not state["step"]:
+                break
+            size = update_norm(state["exp_avg"], state["exp_avg_sq"], state["step"], group.settings)
+            weight = checkpoint.parameter(parameter)
+            moved += size**2
+            whole += torch.linalg.vector_norm(weight, dtype=torch.float64).item() ** 2
+            count += weight.numel()
+        else:
+            if count and whole:
+                row[f"diagnostics/effective_lr/{name}"] = math.sqrt(moved / count)
+                row[f"diagnostics/relative_update/{name}"] = math.sqrt(moved / whole)
+    return row

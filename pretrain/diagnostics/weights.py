@@ -1,0 +1,231 @@
+"""How far weights have moved, and how far the last update moved them: from the optimizer's own fp32 masters.
+
+Every rank looks at the pieces that it owns (ZeRO partitions of its tensor-parallel shard) and the sums are added up,
+so nothing is gathered, at any stage and degree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from model.config import ModelConfig
+from model.initialization import initial_value
+from model.process_grid import whole_model
+from model.roles import parameter_roles
+from model.transformer import Transformer
+from pretrain.canonical import ParameterSpec
+from pretrain.partitions import Piece
+from pretrain.reshard import EngineFlat, engine_flats, shard_of
+from pretrain.world import World
+
+Pieces = dict[str, list[Tensor]]
+"""By parameter: this rank's runs of its elements, flat."""
+
+
+def projections(num_layers: int) -> list[str]:
+    """Names of W_Q and W_K of every layer, the q's first."""
+    return [f"layers.{layer}.attention.{part}.weight" for part in "qk" for layer in range(num_layers)]
+
+
+def displacement(weight: Tensor, reference: Tensor) -> float:
+    """‖W - W'‖_F / ‖W'‖_F: the relative displacement λ of one weight from a reference.
+
+    λ_Q and λ_K of arXiv 2605.10504 are read so; the paper's own definition is not public.
+    """
+    moved = torch.linalg.vector_norm(weight.double() - reference.double())
+    return (moved / torch.linalg.vector_norm(reference.double())).item()
+
+
+def initial_weights(
+    model: ModelConfig, specs: dict[str, ParameterSpec], seed: int, dtype: torch.dtype
+) -> Callable[[str], Tensor]:
+    """A function from a parameter's name to what it was at step 0: fp32, full shape, drawn again from the seed.
+
+    That is cheaper than keeping it. The optimizer's masters begin as copies of the weights that the model computes
+    with, so in bf16 (*dtype*) they begin rounded.
+    """
+    with torch.device("meta"), whole_model():
+        roles = parameter_roles(Transformer(model))
+
+    def initial(name: str) -> Tensor:
+        return initial_value(name, roles[name], specs[name].shape, model, seed).to(dtype).float()
+
+    return initial
+
+
+class OwnWeights:
+    """This rank's pieces of some parameters inside a DeepSpeed engine.
+
+    Args:
+        engine: a DeepSpeedEngine.
+        names: the parameters.
+        specs: the model's, from pretrain.canonical.parameter_specs.
+    """
+
+    def __init__(self, engine: Any, names: Iterable[str], specs: dict[str, ParameterSpec]) -> None:
+        self.names, self.specs, self.engine = list(names), specs, engine
+        self.shapes = {
+            name: tuple(getattr(parameter, "ds_shape", parameter.shape))
+            for parameter, name in engine.param_names.items()
+        }
+        wanted = set(self.names)
+        self._pieces: dict[str, list[tuple[EngineFlat, Piece]]] = {name: [] for name in self.names}
+        for flat in engine_flats(engine):
+            for name, pieces in flat.pieces.items():
+                if name in wanted:
+                    self._pieces[name] += [(flat, piece) for piece in pieces]
+
+    def now(self) -> Pieces:
+        """Views of the masters."""
+        return {
+            name: [flat.master.data[piece.offset : piece.offset + piece.numel] for flat, piece in pieces]
+            for name, pieces in self._pieces.items()
+        }
+
+    def copy(self) -> Pieces:
+        """The masters as they are, on the CPU."""
+        return {
+            name: [piece.detach().cpu().clone() for piece in pieces] for name, pieces in self.now().items()
+        }
+
+    def cut(self, full: Callable[[str], Tensor]) -> Pieces:
+        """This rank's pieces of other tensors of the same parameters, given by name in full shape.
+
+        *full* is only asked for parameters of which this rank has a piece.
+        """
+        count, rank = self.engine.mp_world_size, self.engine.checkpoint_mp_rank
+        found: Pieces = {}
+        for name, pieces in self._pieces.items():
+            found[name] = []
+            if not pieces:
+                continue
+            shard = shard_of(full(name), self.specs[name], count, rank, self.shapes[name]).flatten()
+            found[name] = [shard[piece.start : piece.start + piece.numel].clone() for _, piece in pieces]
+        return found
+
+    def displacements(self, reference: Pieces) -> dict[str, float]:
+        """λ of every parameter from a reference of which every rank has its pieces. Collective."""
+        sums = torch.zeros(len(self.names), 2, dtype=torch.float64)
+        for index, (name, pieces) in enumerate(self.now().items()):
+            for piece, before in zip(pieces, reference[name], strict=True):
+                difference = piece - before.to(piece.device)
+                sums[index, 0] += torch.linalg.vector_norm(difference, dtype=torch.float64).square().cpu()
+                sums[index, 1] += torch.linalg.vector_norm(before, dtype=torch.float64).square()
+        moved, whole = _total(sums).sqrt().unbind(1)
+        return dict(zip(self.names, (moved / whole).tolist(), strict=True))
+
+    def full(self, world: World) -> Iterator[tuple[str, Tensor]]:
+        """The masters joined, in full shape, one at a time on the CPU of every rank. Collective."""
+        count, rank = self.engine.mp_world_size, self.engine.checkpoint_mp_rank
+        for name, pieces in self._pieces.items():
+            whole = torch.zeros(self.specs[name].shape, device=world.device)
+            # Projections are cut along dimension 0, so that a shard is a run of the flat tensor.
+            shard = whole.view(count, -1)[rank]
+            for flat, piece in pieces:
+                source = flat.master.data[piece.offset : piece.offset + piece.numel]
+                shard[piece.start : piece.start + piece.numel].copy_(source)
+            if world.size > 1:
+                dist.all_reduce(whole)
+            yield name, whole.cpu()
+
+
+def update_sizes(engine: Any, specs: dict[str, ParameterSpec]) -> dict[str, tuple[float, float]]:
+    """How far the last update moved each optimizer group. Collective.
+
+    AdamW's step is lr · u with u = m̂ / (sqrt(v̂) + eps), weight decay apart (Loshchilov & Hutter 2019, algorithm 2).
+
+    Returns:
+        Group name -> effective learning rate lr · rms(u), by which a weight of the group moved on average, and the
+        relative update lr · ‖u‖ / ‖W‖. Groups that have not been stepped are left out.
+    """
+    adam = engine.optimizer.optimizer
+    groups = [group["name"] for group in adam.param_groups]
+    sums = torch.zeros(len(groups), 3, dtype=torch.float64)  # ‖lr u‖², ‖W‖², elements
+    for flat in engine_flats(engine):
+        state = adam.state.get(flat.master)
+        if not state or "exp_avg" not in state:
+            continue
+        index = groups.index(flat.group["name"])
+        for name, pieces in flat.pieces.items():
+            # What tensor parallelism does not cut is on all t ranks alike.
+            share = 1 if specs[name].shard_dimension is not None else 1 / engine.mp_world_size
+            for piece in pieces:
+                part = slice(piece.offset, piece.offset + piece.numel)
+                moved = update_norm(
+                    state["exp_avg"][part], state["exp_avg_sq"][part], int(state["step"]), flat.group
+                )
+                weight = torch.linalg.vector_norm(flat.master.data[part], dtype=torch.float64)
+                sums[index] += share * torch.tensor(
+                    [moved**2, weight.item() ** 2, piece.numel], dtype=torch.float64
+                )
+    return {
+        name: (math.sqrt(moved / count), math.sqrt(moved / whole) if whole else math.nan)
+        for name, (moved, whole, count) in zip(groups, _total(sums).tolist(), strict=True)
+        if count
+    }
+
+
+def update_norm(exp_avg: Tensor, exp_avg_sq: Tensor, step: int, group: dict[str, Any]) -> float:
+    """lr · ‖m̂ / (sqrt(v̂) + eps)‖ of a tensor whose moments have been updated *step* times."""
+    first, second = group["betas"]
+    root = (exp_avg_sq / (1 - second**step)).sqrt_().add_(group["eps"])
+    size = torch.linalg.vector_norm(exp_avg / root, dtype=torch.float64).item() / (1 - first**step)
+    return group["lr"] * size
+
+
+def _total(sums: Tensor) -> Tensor:
+    """Sum over all ranks; every piece of a cut parameter is on one of them."""
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        sums = sums.to(device)
+        dist.all_reduce(sums)
+    return sums.cpu()
+
+
+# ---------------------------------------------------------------------- kept weights
+
+
+def kept_path(run_folder: Path, step: int) -> Path:
+    """Where the weights of a release are kept: one file a run, beside its checkpoints."""
+    return run_folder / "release" / f"step_{step:06d}.safetensors"
+
+
+def write_kept(path: Path, tensors: dict[str, Tensor]) -> str | None:
+    """Write weights, whole or not at all; what went wrong, or None."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, partial)
+        partial.replace(path)
+    except (OSError, SafetensorError) as error:
+        partial.unlink(missing_ok=True)
+        return f"cannot write {path} ({getattr(error, 'strerror', None) or error})"
+    return None
+
+
+def open_kept(
+    path: Path, specs: dict[str, ParameterSpec], names: Iterable[str]
+) -> Callable[[str], Tensor] | None:
+    """A function that reads one kept weight, fp32 in full shape; None when the file is missing or does not fit."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError):
+        return None
+    if any(shapes.get(name) != specs[name].shape for name in names):
+        return None
+
+    def read(name: str) -> Tensor:
+        with safe_open(path, framework="pt") as file:
+            return file.get_tensor(name)
+
+    return read

@@ -1,0 +1,205 @@
+"""A look at a network against the same figures worked out by layer in float64, and through engines of any shape."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from model.initialization import initialize
+from model.presets import preset
+from model.transformer import Transformer
+from pretrain.batch import plan_batch
+from pretrain.config import parse_command_line
+from pretrain.diagnostics.forward import ForwardProbe, feature_drift, lower_layers, normalised
+from pretrain.engine import build_engine, merge_ds_config, quiet_deepspeed, read_ds_config
+from pretrain.world import World, start_world
+from tests.distributed import run_distributed
+from tests.pretrain.diagnostics.test_attention import by_loops
+from tests.pretrain.training import ROOT
+
+ALONE = World(rank=0, local_rank=0, size=1, local_size=1, device=torch.device("cpu"), threads=1)
+
+
+def small(name, **changes):
+    """A preset with 12 positions, in float64, with weights so large that attention is far from uniform."""
+    config = preset(name).replace(context_length=12, vocab_size=50, **changes)
+    network = Transformer(config).double()
+    initialize(network, 1)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter *= 8 if parameter.ndim > 1 else 1
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return config, network
+
+
+def windows_of(config, count):
+    return np.random.default_rng(0).integers(0, config.vocab_size, (count, config.context_length + 1))
+
+
+def rotated(heads, base):
+    """Rotary positions by complex numbers: pair (i, i + d/2) of position p turned by p base^(-2i/d)."""
+    length, half = heads.shape[1], heads.shape[-1] // 2
+    pairs = torch.complex(heads[..., :half], heads[..., half:])
+    angles = torch.outer(torch.arange(length).double(), base ** (-torch.arange(half).double() / half))
+    turned = pairs * torch.polar(torch.ones_like(angles), angles)[:, None]
+    return torch.cat((turned.real, turned.imag), dim=-1)
+
+
+def direct(config, network, tokens):
+    """Every figure from matrices that are written out: attention of all heads, writes, features."""
+    hidden = network.token_embedding.weight[tokens]
+    if config.positions == "learned":
+        hidden = hidden + network.position_embedding.weight
+    heads, layers, features, path = [], [], {}, 0.0
+    for layer, block in enumerate(network.layers):
+        entering = hidden
+        inputs = block.attention_norm(entering)
+        q, k, v = (
+            torch.nn.functional.linear(
+                inputs, getattr(block.attention, part).weight, getattr(block.attention, part).bias
+            )
+            for part in "qkv"
+        )
+        h, kv, d_h = config.heads[layer], config.layer_kv_heads(layer), config.layer_head_dim(layer)
+        q, k, v = q.unflatten(2, (h, d_h)), k.unflatten(2, (kv, d_h)), v.unflatten(2, (kv, d_h))
+        if config.positions == "rope":
+            q, k = rotated(q, config.rope_base), rotated(k, config.rope_base)
+        window = config.layer_window(layer) or config.context_length
+        scale = d_h**-0.5 if config.attention_scale == "sqrt_head_dim" else 1.0
+        visible = lambda b, t, s, window=window: t - window < s <= t  # noqa: E731
+        sums = by_loops(q, k, scale, visible, range(config.context_length), [True] * len(tokens))
+        heads.append(sums[:, :4] / sums[:, 4:])
+        T = config.context_length
+        seen = torch.tensor([[visible(0, t, s) for s in range(T)] for t in range(T)])
+        logits = torch.einsum("bthc,bshc->bhts", q, k.repeat_interleave(h // kv, 2)) * scale
+        A = logits.masked_fill(~seen, -torch.inf).softmax(-1)
+        output = torch.einsum("bhts,bshc->bthc", A, v.repeat_interleave(h // kv, 2)).flatten(2)
+        write = torch.nn.functional.linear(output, block.attention.o.weight, block.attention.o.bias)
+        middle = entering + write
+        ffn = block.ffn(block.ffn_norm(middle))
+        hidden = middle + ffn
+        energy = [tensor.square().sum().item() for tensor in (entering, write, middle, ffn)]
+        layers.append([energy[1] / energy[0], energy[3] / energy[2], path / energy[0]])
+        path += energy[1] + energy[3]
+        features[layer] = hidden
+    return heads, torch.tensor(layers, dtype=torch.float64), features
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("prism-nano", {}),
+        ("prism-nano", {"kv_heads": (1, 3, 2, 4)}),
+        ("gpt2-nano", {"local_window": (None, 5, None, 3)}),
+        ("gpt2-nano", {"attention_scale": "none"}),
+    ],
+)
+@pytest.mark.parametrize("micro_batch", [1, 2])
+def test_equals_the_direct_computation(name, changes, micro_batch):
+    config, network = small(name, **changes)
+    windows = windows_of(config, 3)
+    with torch.no_grad():
+        heads, layers, features = direct(config, network, torch.from_numpy(windows[:, :-1]))
+    probe = ForwardProbe(config, windows, micro_batch, ALONE, positions=4)
+    look = probe.look(network, features=[0, 2])
+    for found, expected in zip(look.heads, heads, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(look.layers, layers, rtol=1e-9, atol=1e-9)
+    assert probe.positions.tolist() == [2, 5, 8, 11] and sorted(look.features) == [0, 2]
+    for layer, found in look.features.items():
+        kept = features[layer][:, [2, 5, 8, 11]]
+        if config.norm == "layernorm":
+            kept = kept - kept.mean(-1, keepdim=True)
+        expected = kept / kept.square().mean(-1, keepdim=True).sqrt()
+        torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)
+    row = look.row()
+    assert row["diagnostics/attention_distance/layer_1"] == pytest.approx(heads[1][:, 0].mean().item())
+    assert row["diagnostics/logit_spread/heads"][3] == pytest.approx(heads[3][:, 3].tolist())
+    assert row["diagnostics/path_energy/layer_0"] == 0
+    json.dumps(row)
+
+
+def test_what_a_norm_above_does_not_see_is_no_drift():
+    config = preset("gpt2-nano")
+    features = torch.randn(2, 5, config.d_model, generator=torch.Generator().manual_seed(0))
+    before = normalised(features, config)
+    assert feature_drift(normalised(3 * features + 7, config), before) == pytest.approx(0, abs=1e-5)
+    assert feature_drift(normalised(-features, config), before) == pytest.approx(2, rel=1e-5)
+    assert feature_drift(torch.roll(before, 1, dims=-1), before) == pytest.approx(2**0.5, rel=0.2)
+    llama = preset("prism-nano")
+    assert feature_drift(normalised(features + 7, llama), normalised(features, llama)) > 0.5
+
+
+def test_lower_half():
+    assert [lower_layers(count) for count in (1, 2, 5, 6)] == [[0], [0], [0, 1, 2], [0, 1, 2]]
+
+
+def hooks(network):
+    """How many hooks every module has."""
+    return [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in network.modules()]
+
+
+def look_in_engine(
+    stage, tensor_parallel=1, micro_batch=2, sequence_parallel=False, precision="fp32", compiled=False
+):
+    """The figures of a freshly built engine; also that a second look finds the same and leaves the mode alone."""
+    quiet_deepspeed()
+    world = start_world(None, False, tensor_parallel, sequence_parallel)
+    run = parse_command_line(
+        ["--model", "prism-nano", "--precision", precision, "--compile", str(compiled).lower(),
+         "--architecture", json.dumps({"context_length": 16})]
+    ).run  # fmt: skip
+    config = run.build_model_config(300)
+    plan = plan_batch(16 * 12, micro_batch, config, world.data_parallel, 1 << 30, "cpu", tensor_parallel)
+    ds_config = read_ds_config(str(ROOT / f"ds_configs/zero{stage}.json"))
+    merged = merge_ds_config(ds_config, run, plan, precision == "bf16")
+    engine = build_engine(run, config, merged, world.device)
+    probe = ForwardProbe(config, windows_of(config, 5), micro_batch, world, positions=4)
+    engine.train()
+    before = hooks(engine.module)
+    look = probe.look(engine, lower_layers(4))
+    assert engine.training and all(module.training for module in engine.module.modules())
+    again = probe.look(engine, [1], attention=False)
+    assert torch.equal(again.features[1], look.features[1])
+    assert hooks(engine.module) == before
+    features = {layer: tensor.numpy() for layer, tensor in look.features.items()}
+    return look.row(), features
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return run_distributed(look_in_engine, 1, 2, timeout=120)[0]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stage", "tensor_parallel", "micro_batch", "sequence_parallel"),
+    [
+        (2, 1, 1, 2, False),
+        (2, 3, 1, 2, False),
+        (2, 2, 2, 2, False),  # three heads over two ranks: batch form
+        (2, 3, 2, 3, True),  # query form
+        pytest.param(4, 1, 4, 3, False, marks=pytest.mark.slow),
+        pytest.param(4, 3, 2, 2, True, marks=pytest.mark.slow),
+    ],
+)
+def test_the_same_in_every_shape(reference, ranks, stage, tensor_parallel, micro_batch, sequence_parallel):
+    expected, features = reference
+    results = run_distributed(
+        look_in_engine, ranks, stage, tensor_parallel, micro_batch, sequence_parallel, timeout=120
+    )
+    for row, found in results:
+        assert row.keys() == expected.keys()
+        for key, value in expected.items():
+            parts = zip(row[key], value, strict=True) if isinstance(value, list) else [([row[key]], [value])]
+            for part, whole in parts:
+                assert part == pytest.approx(whole, rel=1e-5, abs=1e-9), key
+        for layer, tensor in features.items():
+            np.testing.assert_allclose(found[layer], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_compiled_blocks_are_looked_into(reference):
+    row, _ = run_distributed(look_in_engine, 1, 2, compiled=True, timeout=240)[0]
+    key = "diagnostics/attention_distance/layer_2"
+    assert row[key] == pytest.approx(reference[0][key], rel=1e-5)

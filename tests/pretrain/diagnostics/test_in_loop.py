@@ -1,0 +1,185 @@
+"""Diagnostics of a run in progress: they leave no trace in its numbers, and equal what its checkpoints say."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from model.initialization import initial_value
+from model.roles import parameter_roles
+from model.transformer import Transformer
+from pretrain.canonical import CanonicalCheckpoint
+from pretrain.diagnostics.weights import displacement, kept_path, update_norm
+from tests.distributed import run_distributed
+from tests.pretrain.shapes import Shape, contents
+from tests.pretrain.test_checkpoint import interrupted
+from tests.pretrain.training import curve, nano_run, session
+
+RULE = {"name": "slow", "parameters": ["q", "k"], "layers": "upper_half", "scale": 0.25, "hold": 3}
+
+
+def measured_run(small_folder, folder, name, every, *more):
+    flags = (
+        "--name",
+        name,
+        "--steps",
+        "8",
+        "--diagnostics_every",
+        str(every),
+        "--diagnostics.sequences",
+        "5",
+    )
+    rule = () if "--lr_rules" in more else ("--lr_rules", json.dumps([RULE]))
+    saved = () if "--checkpoint.every" in more else ("--checkpoint.every", "2", "--checkpoint.keep_last", "9")
+    return nano_run(small_folder, folder, *flags, *rule, *saved, *more)
+
+
+def split(rows):
+    """Rows without diagnostics, and the diagnostics of the rows that have some."""
+    plain = [{k: v for k, v in row.items() if not k.startswith("diagnostics/")} for row in rows]
+    looks = {
+        row["step"]: {k: v for k, v in row.items() if k.startswith("diagnostics/")}
+        for row in rows
+        if any(k.startswith("diagnostics/") for k in row)
+    }
+    return plain, looks
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stage", "precision", "tensor_parallel"),
+    [
+        (2, 1, "bf16", 1),
+        (2, 3, "fp32", 1),
+        pytest.param(1, 2, "fp32", 1, marks=pytest.mark.slow),
+        pytest.param(2, 2, "bf16", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_training_numbers_are_the_same_bits(small_folder, tmp_path, ranks, stage, precision, tensor_parallel):
+    rows = {}
+    for every in (0, 2):
+        flags = ("--precision", precision, "--tensor_parallel", str(tensor_parallel))
+        run = measured_run(small_folder, tmp_path, f"every{every}", every, *flags)
+        assert run_distributed(session, ranks, run, stage, timeout=120)[0] == ([], None)
+        rows[every] = curve(run.folder)
+    (plain, none), (same, looks) = split(rows[0]), split(rows[2])
+    assert plain == same and none == {} and list(looks) == [2, 4, 6, 8]
+    assert "grad_norm" in plain[0] and "val_loss" in plain[3]
+    for suffix in ("attention_distance/layer_3", "path_energy/layer_3", "lambda_q_initial/layer_0"):
+        assert all(look[f"diagnostics/{suffix}"] > 0 for look in looks.values())
+    assert (
+        "diagnostics/feature_drift/layer_1" in looks[4]
+        and "diagnostics/feature_drift/layer_1" not in looks[2]
+    )
+    assert "diagnostics/lambda_k_release/layer_3" in looks[4]
+    assert "diagnostics/lambda_k_release/layer_3" not in looks[2]  # the rule holds for 3 steps
+    if precision == "fp32":
+        weights = {step: contents(run.folder / "checkpoints" / f"step_{step:06d}") for step in (2, 8)}
+        check_weights(run, looks, weights)
+
+
+def check_weights(run, looks, weights):
+    """Displacements and update sizes against the checkpoints of the same steps, in float64."""
+    config = run.build_model_config(600)
+    with torch.device("meta"):
+        roles = parameter_roles(Transformer(config))
+    for step, tensors in weights.items():
+        look = looks[step]
+        for part in "qk":
+            for layer in range(4):
+                name = f"layers.{layer}.attention.{part}.weight"
+                weight = tensors[name]["fp32"].double()
+                start = initial_value(name, roles[name], weight.shape, config, run.seed).double()
+                expected = ((weight - start).square().sum() / start.square().sum()).sqrt().item()
+                assert look[f"diagnostics/lambda_{part}_initial/layer_{layer}"] == pytest.approx(
+                    expected, rel=1e-6
+                )
+        checkpoint = CanonicalCheckpoint.open(run.folder / "checkpoints" / f"step_{step:06d}")
+        for name, group in checkpoint.groups.items():
+            lr, (b1, b2), eps = (group.settings[key] for key in ("lr", "betas", "eps"))
+            moved = whole = count = 0.0
+            for parameter in group.parameters:
+                first, second = (tensors[parameter][key].double() for key in ("exp_avg", "exp_avg_sq"))
+                update = lr * (first / (1 - b1**step)) / ((second / (1 - b2**step)).sqrt() + eps)
+                moved += update.square().sum().item()
+                whole += tensors[parameter]["fp32"].double().square().sum().item()
+                count += update.numel()
+            assert look[f"diagnostics/effective_lr/{name}"] == pytest.approx(
+                math.sqrt(moved / count), rel=1e-5
+            )
+            assert look[f"diagnostics/relative_update/{name}"] == pytest.approx(
+                math.sqrt(moved / whole), rel=1e-5
+            )
+
+
+def test_release_reference_is_the_weight_at_that_step(small_folder, tmp_path):
+    run = measured_run(
+        small_folder, tmp_path, "kept", 4, "--checkpoint.every", "1", "--checkpoint.keep_last", "9"
+    )
+    run_distributed(session, 2, run, 3, timeout=120)
+    from safetensors.torch import load_file
+
+    kept = load_file(kept_path(run.folder, 3))
+    at_release = contents(run.folder / "checkpoints" / "step_000003")
+    assert len(kept) == 8 and all(torch.equal(kept[name], at_release[name]["fp32"]) for name in kept)
+    end = contents(run.folder / "checkpoints" / "step_000008")
+    look = split(curve(run.folder))[1][8]
+    for name in kept:
+        _, layer, _, part, _ = name.split(".")
+        expected = displacement(end[name]["fp32"], kept[name])
+        assert look[f"diagnostics/lambda_{part}_release/layer_{layer}"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_control_keeps_the_weights_of_the_step_it_is_told(small_folder, tmp_path):
+    run = measured_run(
+        small_folder, tmp_path, "control", 8, "--lr_rules", "[]", "--diagnostics.release", "0.5",
+        "--validation.every", "0",
+    )  # fmt: skip
+    run_distributed(session, 1, run, timeout=120)
+    assert kept_path(run.folder, 4).is_file()
+    assert "diagnostics/lambda_q_release/layer_0" in split(curve(run.folder))[1][8]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [(Shape(1, 2), Shape(1, 2)), (Shape(2, 3), Shape(1, 1))], ids=str
+)
+def test_after_a_resume_the_figures_go_on(small_folder, tmp_path, first, second):
+    """Drift, and displacement from the release, need what an earlier session saw: the checkpoint has it."""
+    whole = measured_run(small_folder, tmp_path, "whole", 2, "--checkpoint.every", "5")
+    broken = measured_run(small_folder, tmp_path, "broken", 2, "--checkpoint.every", "5")
+    run_distributed(session, second.ranks, whole, second.stage, timeout=120)
+    run_distributed(interrupted, first.ranks, broken, 7, first.ranks, first.stage, timeout=120)
+    assert run_distributed(session, second.ranks, broken, second.stage, timeout=120)[0][1] is None
+    expected, found = split(curve(whole.folder))[1], split(curve(broken.folder))[1]
+    assert list(found) == [2, 4, 6, 8]
+    for step in (6, 8):
+        assert found[step].keys() == expected[step].keys()
+        if first == second:
+            assert found[step] == expected[step]
+        for key in ("feature_drift/layer_1", "lambda_q_release/layer_3", "attention_distance/layer_0"):
+            assert found[step][f"diagnostics/{key}"] == pytest.approx(
+                expected[step][f"diagnostics/{key}"], rel=1e-3
+            )
+
+
+def test_weights_made_elsewhere_have_no_displacement_from_a_seed(small_folder, tmp_path):
+    from pretrain.canonical_folder import save_canonical
+    from pretrain.checkpoint import TrainingState
+
+    run = measured_run(small_folder, tmp_path, "origin", 0)
+    run_distributed(session, 1, run, timeout=120)
+    source = CanonicalCheckpoint.open(run.folder / "checkpoints" / "step_000008")
+    source.state = TrainingState(model=source.state.model, data={"tokenizer": source.state.data["tokenizer"]})
+    imported = replace(run, name="imported", diagnostics_every=4)
+    save_canonical(source, imported.folder / "checkpoints" / "step_000000")
+    assert run_distributed(session, 1, imported, timeout=120)[0][1] is None
+    look = split(curve(imported.folder))[1][4]
+    assert not any("initial" in key for key in look) and "diagnostics/lambda_q_release/layer_0" in look
+
+
+def test_update_by_hand():
+    group = {"betas": (0.5, 0.75), "eps": 0.0, "lr": 0.1}
+    # After two updates: m̂ = 3 / (1 − 0.25) = 4, v̂ = 7 / (1 − 0.5625) = 16; 0.1 · 4 / 4, twice.
+    found = update_norm(torch.tensor([3.0, -3.0]), torch.tensor([7.0, 7.0]), 2, group)
+    assert found == pytest.approx(0.1 * math.sqrt(2))
