@@ -95,6 +95,7 @@ class Trainer:
         self.state = dataclasses.replace(saved, **identity)
         self.maturity = Maturity(run, self.model_config, data, self.plan, world, self.rates)
         self.diagnostics = Diagnostics(run, self.model_config, data, self.plan, world, self.rates, self.bf16)
+        self.notes += self.diagnostics.notes
 
     def _plan(self, saved: TrainingState, settings: EngineSettings) -> BatchPlan:
         """The batch plan; a micro-batch chosen by an earlier session is kept, so that its numbers go on.
