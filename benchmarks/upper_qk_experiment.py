@@ -169,6 +169,8 @@ def header(options: argparse.Namespace) -> list[str]:
     ]
     flags = f" --flags {' '.join(options.flags)}" if options.flags else ""
     seeds, models = " ".join(map(str, options.seeds)), " ".join(options.models)
+    if options.arms != list(ARMS):
+        models += " --arms " + " ".join(options.arms)
     machine = f"{processor()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     each = (
         f"{len(seconds)} runs, {statistics.median(seconds):.0f} s of training each (median)"

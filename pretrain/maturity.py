@@ -58,7 +58,8 @@ class Maturity:
         rates: the run's rules.
 
     Raises:
-        UserError: ``maturity.every`` is neither a fraction nor a whole number of steps.
+        UserError: ``maturity.every`` is neither a fraction nor a whole number of steps; or a rule is to be released by
+            maturity, and there is no held-out window to probe with.
     """
 
     def __init__(
@@ -70,12 +71,14 @@ class Maturity:
         world: World,
         rates: GroupRates,
     ) -> None:
-        self.config, self.model, self.data, self.world = run.maturity, model, data, world
-        self.micro_batch = plan.micro_batch
+        self.config, self.world = run.maturity, world
         self.rules = {name: rule for name, rule in rates.rules.items() if rule.latest is not None}
         self.every = max(1, length_in_steps("maturity.every", run.maturity.every, run.steps))
         self.layer = lower_layers(model.num_layers)[-1]
         self._probe: ForwardProbe | None = None
+        if self.rules:
+            windows, _ = data.validation_windows(model.context_length, run.maturity.sequences)
+            self._probe = ForwardProbe(model, windows, plan.micro_batch, world, run.maturity.positions)
         self._features: Tensor | None = None
 
     def features(self) -> dict[str, Tensor]:
@@ -122,11 +125,7 @@ class Maturity:
 
     def _measure(self, engine: Any) -> float | None:
         """Drift since the last probe; None at the first one."""
-        if self._probe is None:
-            windows, _ = self.data.validation_windows(self.model.context_length, self.config.sequences)
-            self._probe = ForwardProbe(
-                self.model, windows, self.micro_batch, self.world, self.config.positions
-            )
+        assert self._probe is not None
         look = self._probe.look(engine, [self.layer], attention=False)
         before, self._features = self._features, look.features[self.layer]
         if before is None or before.shape != self._features.shape:

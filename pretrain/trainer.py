@@ -98,6 +98,7 @@ class Trainer:
         self.diagnostics = Diagnostics(run, self.model_config, data, self.plan, world, self.rates, self.bf16)
         if not self.finished:
             self.measurements = Measurements(run, self.model_config, data, self.plan, world, self.diagnostics)
+        self.notes += self.diagnostics.notes
 
     def _plan(self, saved: TrainingState, settings: EngineSettings) -> BatchPlan:
         """The batch plan; a micro-batch chosen by an earlier session is kept, so that its numbers go on.

@@ -45,7 +45,8 @@ class Diagnostics:
         rates: the learning rates, which know when a slow-down ends.
 
     Raises:
-        UserError: ``diagnostics.release`` is no step of the run.
+        UserError: ``diagnostics.release`` is no step of the run, or there is no held-out window to look at (a run
+            without validation goes without diagnostics then, which ``notes`` says).
     """
 
     def __init__(
@@ -69,7 +70,15 @@ class Diagnostics:
                 raise UserError(
                     f"diagnostics.release: step {self._release} is beyond the run of {run.steps} steps"
                 )
+        self.notes: list[str] = []
         self._probe: ForwardProbe | None = None
+        if run.diagnostics_every:
+            try:
+                self._probe = self._build_probe()
+            except UserError as error:
+                if run.validation.every:
+                    raise
+                self.notes.append(f"no diagnostics: {error}")
         self._features: dict[int, Tensor] = {}
         self._initial: Pieces | None = None
         self._kept: tuple[int, Pieces] | None = None
@@ -78,7 +87,7 @@ class Diagnostics:
 
     def due(self, step: int) -> bool:
         """Whether to measure after this many steps."""
-        return self.run.diagnostics_every > 0 and step % self.run.diagnostics_every == 0
+        return self._probe is not None and step % self.run.diagnostics_every == 0
 
     def features(self) -> dict[str, Tensor]:
         """What a checkpoint must hold, so that the first drift after a resume is that of a run without a break."""
@@ -87,7 +96,9 @@ class Diagnostics:
     def restore(self, features: Mapping[str, Tensor]) -> None:
         """Take back what ``features`` gave, as far as the same windows and positions are still looked at."""
         for name, kept in features.items():
-            if name.startswith(FEATURE) and kept.shape == self._feature_shape():
+            if name.startswith(
+                FEATURE
+            ):  # those of other windows or positions have another shape, and are not used
                 self._features[int(name.removeprefix(FEATURE))] = kept
 
     def release_step(self, state: TrainingState) -> int | None:
@@ -128,8 +139,7 @@ class Diagnostics:
 
     def measure(self, engine: Any, state: TrainingState) -> dict[str, Any]:
         """All figures as keys of metrics, ``diagnostics/…``. Collective; weights and random states are left alone."""
-        if self._probe is None:
-            self._probe = self._build_probe()
+        assert self._probe is not None
         look = self._probe.look(engine, lower_layers(self.model.num_layers))
         row = look.row()
         for layer, features in look.features.items():
@@ -156,10 +166,6 @@ class Diagnostics:
         settings = self.run.diagnostics
         windows, _ = self.data.validation_windows(self.model.context_length, settings.sequences)
         return ForwardProbe(self.model, windows, self.micro_batch, self.world, settings.positions)
-
-    def _feature_shape(self) -> tuple[int, int, int]:
-        self._probe = self._probe or self._build_probe()
-        return len(self._probe.windows), len(self._probe.positions), self.model.d_model
 
     def _own(self, engine: Any) -> OwnWeights:
         return OwnWeights(engine, projections(self.model.num_layers), self.specs)

@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from model.errors import UserError
 from model.initialization import initial_value
 from model.roles import parameter_roles
 from model.transformer import Transformer
 from pretrain.canonical import CanonicalCheckpoint
 from pretrain.diagnostics.weights import displacement, kept_path, update_norm
 from tests.distributed import run_distributed
-from tests.pretrain.shapes import Shape, contents
+from tests.pretrain.shapes import Shape, build, contents
 from tests.pretrain.test_checkpoint import interrupted
 from tests.pretrain.training import curve, nano_run, session
 
@@ -176,6 +177,29 @@ def test_weights_made_elsewhere_have_no_displacement_from_a_seed(small_folder, t
     assert run_distributed(session, 1, imported, timeout=120)[0][1] is None
     look = split(curve(imported.folder))[1][4]
     assert not any("initial" in key for key in look) and "diagnostics/lambda_q_release/layer_0" in look
+
+
+def test_without_a_held_out_window(small_folder, small, tmp_path):
+    """A context longer than the validation split: a run without validation trains all the same, and says so."""
+    tokens = str(small.validation.num_tokens)
+    long = ("--architecture.context_length", tokens, "--global_batch_tokens", tokens, "--micro_batch", "1")
+    run = measured_run(small_folder, tmp_path, "long", 2, *long, "--validation.every", "0")
+    trainer_notes = run_distributed(notes_of, 1, run, timeout=120)[0]
+    assert len(trainer_notes) == 1 and trainer_notes[0].startswith(
+        "no diagnostics: data: small/validation has"
+    )
+    ripe = [RULE | {"release": "maturity", "hold": 0}]
+    assert (
+        "fewer than one window" in run_distributed(notes_of, 1, replace(run, lr_rules=ripe), timeout=120)[0]
+    )
+
+
+def notes_of(run):
+    """What a trainer has to say before it trains, or the line that ends it."""
+    try:
+        return build(run, Shape(1, 2)).notes
+    except UserError as error:
+        return str(error)
 
 
 def test_update_by_hand():
