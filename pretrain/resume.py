@@ -18,6 +18,7 @@ SILENT = {
     "recipe",
     "logging",
     "checkpoint",
+    "evaluation",
     "threads",
     "model",
     "heads",

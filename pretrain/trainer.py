@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -30,6 +30,9 @@ from pretrain.schedule import LearningRateSchedule
 from pretrain.step_log import StepLog
 from pretrain.validation import Validation, ValidationResult
 from pretrain.world import World
+
+if TYPE_CHECKING:
+    from pretrain.in_loop_evaluation import InLoopEvaluation
 
 Batch = list[Tensor]
 # Settings of zero_optimization that decide where in a rank's files a parameter lies.
@@ -90,6 +93,7 @@ class Trainer:
             if self.reshape:
                 check_readable(found[0], world)
         self.state = dataclasses.replace(saved, **identity)
+        self.evaluation = None if self.finished else self._evaluation()
 
     def _plan(self, saved: TrainingState, settings: EngineSettings) -> BatchPlan:
         """The batch plan; a micro-batch chosen by an earlier session is kept, so that its numbers go on.
@@ -170,6 +174,12 @@ class Trainer:
                     log.flush({"val_loss": self.result.loss, "val_bpb": self.result.bpb})
                 elif self._due(run.logging.every):
                     log.flush()
+                if self.evaluation and self._due(run.evaluation.every):
+                    log.flush()
+                    with metrics.pause():
+                        scores = self.evaluation.run(engine)
+                    metrics.log(state.step, scores.figures)
+                    metrics.message(f"scores   step {state.step:,}: {scores}")
                 if self._due(run.checkpoint.every):
                     log.flush()
                     state.seconds = log.seconds
@@ -237,6 +247,16 @@ class Trainer:
         windows, label_bytes = self.data.validation_windows(*extent)
         documents = self.data.validation_documents(*extent) if self.run.document_mask else None
         return Validation(windows, label_bytes, self.plan.micro_batch, self.world, documents)
+
+    def _evaluation(self) -> InLoopEvaluation | None:
+        if not self.run.evaluation.every:
+            return None
+        from pretrain.in_loop_evaluation import InLoopEvaluation  # lm-eval takes seconds to import
+
+        T = self.model_config.context_length
+        return InLoopEvaluation(
+            self.run.evaluation, self.data.tokenizer, T, self.plan.micro_batch * T, self.world
+        )
 
     def sample(self, engine: Any, tokens: int = 96) -> str:
         """A document the trained model makes up from nothing (temperature 0.8, top-p 0.95). Collective."""
