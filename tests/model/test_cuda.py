@@ -56,7 +56,7 @@ class OneRanksRows:
         self.rows = torch.cat([torch.arange(start, stop) for start, stop in self.spans])
         self.length = length
 
-    def form(self, batch: int, length: int) -> OneRanksRows:
+    def form(self, batch: int, length: int, *, packed: bool = False) -> OneRanksRows:
         return self
 
     def scatter(self, query, key, value):

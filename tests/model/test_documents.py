@@ -14,6 +14,7 @@ from model.documents import PackedDocuments, of_rows, widened
 from model.process_grid import start_grid
 from model.transformer import Transformer
 from tests.distributed import run_distributed
+from tests.gpus import needs_gpus
 from tests.model.parallel import alone, build, example, own_part, relative, shard_dim
 
 TOLERANCE = 1e-12
@@ -194,7 +195,7 @@ def test_offsets_give_what_the_mask_gives(config, reference_kernel):
     assert_same_gradients(gradients(model, found), expected_gradients)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_gpus(1)
 @pytest.mark.parametrize(
     "config", [GROUPED, WINDOWS, ROPE_WINDOWS], ids=["grouped", "windows", "rope_windows"]
 )
