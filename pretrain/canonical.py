@@ -7,13 +7,14 @@
 
 Every change of shape passes through it, and so does conversion to other formats. It needs no process group,
 no GPU and no model in memory, and holds about one parameter at a time. It reads ``deepspeed/`` folders of any
-ZeRO stage, dtype, data-parallel and tensor-parallel size, and ``canonical/`` folders (canonical_folder.py
-writes those).
+ZeRO stage, dtype, data-parallel and tensor-parallel size, what DeepSpeed's own converter made of them
+(``universal/``, see universal.py), and ``canonical/`` folders (canonical_folder.py writes those).
 """
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
@@ -27,8 +28,9 @@ from model.errors import UserError
 from model.process_grid import whole_model
 from model.roles import parameter_roles, shard_dimension
 from model.transformer import Transformer
-from pretrain.checkpoint import ENGINE_FOLDER, TrainingState, read_state
+from pretrain.checkpoint import ENGINE_FOLDER, UNIVERSAL_FOLDER, TrainingState, read_state
 from pretrain.deepspeed_shards import MASTERS, MOMENTS, DeepSpeedShards
+from pretrain.universal import UniversalFolder
 
 CANONICAL_FOLDER = "canonical"
 INDEX = "index.json"
@@ -136,9 +138,11 @@ class CanonicalCheckpoint:
             source = _ShardedSource(folder / ENGINE_FOLDER, specs)
         elif (folder / CANONICAL_FOLDER).is_dir():
             source = _FolderSource(folder / CANONICAL_FOLDER, specs)
+        elif (folder / UNIVERSAL_FOLDER).is_dir():
+            source = _UniversalSource(folder / UNIVERSAL_FOLDER, specs, config.vocab_size)
         else:
             raise UserError(
-                f"checkpoint: {folder} has neither a {ENGINE_FOLDER} nor a {CANONICAL_FOLDER} folder"
+                f"checkpoint: {folder} has no {ENGINE_FOLDER}, {CANONICAL_FOLDER} or {UNIVERSAL_FOLDER} folder"
             )
         _check_names(folder, set(source.names()), set(specs))
         return cls(folder, state, source, specs)
@@ -183,7 +187,7 @@ class _ShardedSource:
             settings["name"]: ParameterGroup(
                 settings["name"],
                 self.shards.group_parameters(index),
-                {key: settings[key] for key in settings if key not in ("name", "params", "parameter_names")},
+                _hyperparameters(settings),
             )
             for index, settings in enumerate(self.shards.group_settings)
         }
@@ -196,16 +200,21 @@ class _ShardedSource:
 
     def tensor(self, name: str, key: str) -> Tensor:
         spec = self.specs[name]
-        if spec.shard_dimension is None or self.shards.tensor_parallel == 1:
-            whole = self.shards.read(name, key, 0)
-        else:
-            parts = [self.shards.read(name, key, rank) for rank in range(self.shards.tensor_parallel)]
-            whole = torch.cat(parts, dim=spec.shard_dimension)
-        rows = spec.shape[0]
-        if spec.vocabulary and whole.shape[0] > rows:
-            if whole[rows:].any():
-                raise UserError(f"checkpoint: padded vocabulary rows of {name} are not zero in {self.folder}")
-            whole = whole[:rows].clone()
+        ranks = self.shards.tensor_parallel
+        if spec.shard_dimension is None or ranks == 1:
+            return _without_padding(self.shards.read(name, key, 0), spec, name, self.folder)
+        whole = torch.empty(spec.shape)
+        start = 0
+        for rank in range(ranks):  # into its place at once: never two copies beside each other
+            part = self.shards.read(name, key, rank)
+            length = part.shape[spec.shard_dimension]
+            kept = min(length, max(0, spec.shape[spec.shard_dimension] - start))
+            whole.narrow(spec.shard_dimension, min(start, spec.shape[spec.shard_dimension]), kept).copy_(
+                part.narrow(spec.shard_dimension, 0, kept)
+            )
+            if kept < length and part.narrow(spec.shard_dimension, kept, length - kept).any():
+                raise _padding_error(name, self.folder)
+            start += length
         return whole
 
     def step(self, name: str) -> int:
@@ -227,6 +236,62 @@ class _ShardedSource:
                 f"checkpoint: {name} has shape {joined} in {self.folder}, its model says {list(spec.shape)}; "
                 "the files are of another model"
             )
+
+
+def _without_padding(whole: Tensor, spec: ParameterSpec, name: str, folder: Path) -> Tensor:
+    """The tensor without the vocabulary rows that only its world's padding has."""
+    rows = spec.shape[0]
+    if not spec.vocabulary or whole.shape[0] <= rows:
+        return whole
+    if whole[rows:].any():
+        raise _padding_error(name, folder)
+    return whole[:rows].clone()
+
+
+def _padding_error(name: str, folder: Path) -> UserError:
+    return UserError(f"checkpoint: padded vocabulary rows of {name} are not zero in {folder}")
+
+
+class _UniversalSource:
+    """Tensors from a folder that DeepSpeed's converter wrote, which joined the ranks' parts already."""
+
+    def __init__(self, folder: Path, specs: dict[str, ParameterSpec], vocab_size: int) -> None:
+        self.folder, self.specs, self.vocab_size = folder, specs, vocab_size
+        self.universal = UniversalFolder(folder)
+        self._names = self.universal.names()
+        self.groups = {
+            settings["name"]: ParameterGroup(
+                settings["name"], self.universal.groups[settings["name"]], _hyperparameters(settings)
+            )
+            for settings in self.universal.group_settings
+        }
+
+    def names(self) -> list[str]:
+        return self._names
+
+    def tensor(self, name: str, key: str) -> Tensor:
+        spec = self.specs[name]
+        found = self.universal.read(name, key)
+        rows = spec.shape[0]
+        if found.ndim == 1 < len(spec.shape) and found.numel() % math.prod(spec.shape[1:]) == 0:
+            found = found.view(-1, *spec.shape[1:])  # flat, as stage 3 leaves it
+        if spec.vocabulary and found.shape[0] == self.vocab_size < rows:
+            padded = torch.zeros(spec.shape)
+            padded[: self.vocab_size] = found
+            return padded
+        whole = _without_padding(found, spec, name, self.folder)
+        if tuple(whole.shape) != spec.shape:
+            raise UserError(
+                f"checkpoint: {key} of {name} has shape {list(found.shape)} in {self.folder}, its model says "
+                f"{list(spec.shape)}; ds_to_universal did not know how the tensor-parallel parts of this parameter join"
+            )
+        return whole.clone() if whole is found else whole
+
+    def step(self, name: str) -> int:
+        return self.universal.step(name)
+
+    def release(self) -> None:
+        """Nothing stays mapped between reads."""
 
 
 class _FolderSource:
@@ -282,6 +347,11 @@ class _FolderSource:
 
     def release(self) -> None:
         """Nothing stays mapped between reads."""
+
+
+def _hyperparameters(settings: dict[str, Any]) -> dict[str, Any]:
+    """What a group says about the training, without its name and parameters."""
+    return {key: settings[key] for key in settings if key not in ("name", "params", "parameter_names")}
 
 
 def _read_state(folder: Path) -> TrainingState:

@@ -30,6 +30,8 @@ from pretrain.world import World
 FORMAT = 1
 ENGINE_FOLDER = "deepspeed"
 FEATURES = "features.safetensors"
+# What DeepSpeed's ds_to_universal makes of it, when somebody runs that.
+UNIVERSAL_FOLDER = "universal"
 
 
 @dataclass
@@ -303,7 +305,14 @@ def verify(folder: Path, part: int = 0, parts: int = 1) -> str | None:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
             return f"its format is {manifest['format']}, this version reads {FORMAT}"
-        for name, entry in sorted(manifest["files"].items())[part::parts]:
+        # DeepSpeed's own converter may have made universal/ of deepspeed/, which is then free to go.
+        replaced = not (folder / ENGINE_FOLDER).is_dir() and (folder / UNIVERSAL_FOLDER).is_dir()
+        files = {
+            name: entry
+            for name, entry in manifest["files"].items()
+            if not (replaced and name.startswith(f"{ENGINE_FOLDER}/"))
+        }
+        for name, entry in sorted(files.items())[part::parts]:
             path = folder / name
             size = path.stat().st_size
             if size != entry["bytes"]:

@@ -70,6 +70,20 @@ class ValidationConfig:
 
 
 @dataclass(frozen=True)
+class EvaluationConfig:
+    """Zero-shot scores while training, through lm-eval; the training numbers do not change."""
+
+    every: int = 0
+    """Steps between evaluations; with any, the last step is evaluated too. 0: none, and lm-eval is not imported."""
+    tasks: str = "papers"
+    """lm-eval's task names, such as piqa,arc_easy, or the group papers (the Prism paper's six)."""
+    limit: int | None = None
+    """At most this many items of each task; all when not given."""
+    data_dir: str | None = None
+    """Folder of the tasks' data sets (python -m pretrain.evaluation save); the Hugging Face hub when not given."""
+
+
+@dataclass(frozen=True)
 class CheckpointConfig:
     """When checkpoints are written and which are kept."""
 
@@ -165,6 +179,7 @@ class RunConfig:
     """Parameters whose learning rate leaves the schedule, first match wins: [{name: slow, parameters: [q, k], layers:
     upper_half, scale: 0.25, hold: 0.04, ramp: 0.01}], or names: [upper_qk]. See docs/learning_rates.md."""
     validation: ValidationConfig = field(default_factory=ValidationConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     diagnostics_every: int = 250
@@ -218,11 +233,14 @@ class RunConfig:
         }
         if self.micro_batch is not None:
             positive["micro_batch"] = self.micro_batch
+        if self.evaluation.limit is not None:
+            positive["evaluation.limit"] = self.evaluation.limit
         for name, value in positive.items():
             if not value > 0:
                 raise UserError(f"{name}: {value} is not valid; give a positive number")
         not_negative = {
             "validation.every": self.validation.every,
+            "evaluation.every": self.evaluation.every,
             "checkpoint.every": self.checkpoint.every,
             "checkpoint.keep_every": self.checkpoint.keep_every,
             "diagnostics_every": self.diagnostics_every,

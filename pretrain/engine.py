@@ -158,6 +158,9 @@ def build_engine(
     quiet_deepspeed()
     import deepspeed
 
+    from pretrain.canonical import parameter_specs
+    from pretrain.universal import universal_info
+
     zero = merged["zero_optimization"]
     partitioned = zero["stage"] == 3
     mpu = deepspeed_mpu()
@@ -173,6 +176,10 @@ def build_engine(
         initialize(network, run.seed)
     if run.compile:
         compile_blocks(network)
+    # DeepSpeed saves this with every checkpoint, for its own converter.
+    network.universal_checkpoint_info = universal_info(  # type: ignore[assignment]
+        parameter_specs(model_config), model_config.vocab_size
+    )
     offload = zero.get("offload_optimizer", {}).get("device", "none") != "none"
     groups = parameter_groups(network, run.optimizer, parse_rules(run.lr_rules))
     optimizer = build_optimizer(groups, run.optimizer, offload)

@@ -82,7 +82,7 @@ def run_evaluation(arguments: Sequence[str]) -> None:
     from pretrain.hf.quiet import quiet_libraries
 
     quiet_libraries()
-    from pretrain.zero_shot.scores import headline, resolve_tasks, run_tasks, table, task_manager
+    from pretrain.zero_shot.scores import headline, load_tasks, resolve_tasks, score, table, task_manager
 
     manager = task_manager()
     tasks = resolve_tasks(options.tasks.split(","), manager)
@@ -93,7 +93,7 @@ def run_evaluation(arguments: Sequence[str]) -> None:
         )
     rank = _join_ranks()
     model, step = open_model(options)
-    results = run_tasks(model, tasks, manager, data_dir, options.limit)
+    results = score(model, load_tasks(tasks, manager, data_dir), options.limit)
     if rank != 0:
         return
     print(table(results))

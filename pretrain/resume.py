@@ -21,6 +21,7 @@ SILENT = {
     "logging",
     "checkpoint",
     "diagnostics_every",
+    "evaluation",
     "threads",
     "model",
     "heads",

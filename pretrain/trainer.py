@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -31,6 +31,9 @@ from pretrain.run_folder import RunData, prepare_run_folder
 from pretrain.step_log import StepLog
 from pretrain.validation import Validation, ValidationResult
 from pretrain.world import World
+
+if TYPE_CHECKING:
+    from pretrain.in_loop_evaluation import InLoopEvaluation
 
 Batch = tuple[Tensor, Tensor]
 # Settings of zero_optimization that decide where in a rank's files a parameter lies.
@@ -96,6 +99,7 @@ class Trainer:
         self.maturity = Maturity(run, self.model_config, data, self.plan, world, self.rates)
         self.diagnostics = Diagnostics(run, self.model_config, data, self.plan, world, self.rates, self.bf16)
         self.notes += self.diagnostics.notes
+        self.evaluation = None if self.finished else self._evaluation()
 
     def _plan(self, saved: TrainingState, settings: EngineSettings) -> BatchPlan:
         """The batch plan; a micro-batch chosen by an earlier session is kept, so that its numbers go on.
@@ -186,6 +190,12 @@ class Trainer:
                     with metrics.pause():
                         figures = self.diagnostics.measure(engine, state)
                     metrics.log(state.step, figures)
+                if self.evaluation and self._due(run.evaluation.every):
+                    log.flush()
+                    with metrics.pause():
+                        scores = self.evaluation.run(engine)
+                    metrics.log(state.step, scores.figures)
+                    metrics.message(f"scores   step {state.step:,}: {scores}")
                 if self._due(run.checkpoint.every):
                     log.flush()
                     state.seconds = log.seconds
@@ -268,6 +278,16 @@ class Trainer:
             self.model_config.context_length, self.run.validation.sequences
         )
         return Validation(windows, label_bytes, self.plan.micro_batch, self.world)
+
+    def _evaluation(self) -> InLoopEvaluation | None:
+        if not self.run.evaluation.every:
+            return None
+        from pretrain.in_loop_evaluation import InLoopEvaluation  # lm-eval takes seconds to import
+
+        T = self.model_config.context_length
+        return InLoopEvaluation(
+            self.run.evaluation, self.data.tokenizer, T, self.plan.micro_batch * T, self.world
+        )
 
     def sample(self, engine: Any, tokens: int = 96) -> str:
         """A document the trained model makes up from nothing (temperature 0.8, top-p 0.95). Collective."""

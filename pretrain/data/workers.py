@@ -10,7 +10,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -89,20 +89,14 @@ def _distribute(
 ) -> None:
     """Hand out units in order, each to the first process that is free, until all are done."""
     following, busy, stopped = 0, 0, False
-    for connection in pool:
-        connection.send((following, *work[following]))
+    for connection, process in pool.items():
+        with _death_is_reported(process, len(pool)):
+            connection.send((following, *work[following]))
         following, busy = following + 1, busy + 1
     while busy:
         for connection in pool.keys() & set(wait(list(pool))):
-            try:
+            with _death_is_reported(pool[connection], len(pool)):
                 kind, value = connection.recv()
-            except (EOFError, ConnectionResetError):
-                process = pool[connection]
-                process.join()
-                raise UserError(
-                    f"processes: one of {len(pool)} died ({_exit_reason(process.exitcode)}); what is finished is kept: "
-                    "the same command continues, with fewer --processes if memory is short"
-                ) from None
             if kind == "counts":
                 report(value)
             elif kind == "error":
@@ -111,10 +105,24 @@ def _distribute(
                 busy -= 1
                 stopped = unit_done(value) or stopped
                 if not stopped and following < len(work):
-                    connection.send((following, *work[following]))
+                    with _death_is_reported(pool[connection], len(pool)):
+                        connection.send((following, *work[following]))
                     following, busy = following + 1, busy + 1
         if stopped:
             return
+
+
+@contextlib.contextmanager
+def _death_is_reported(process: Any, processes: int) -> Iterator[None]:
+    """A pipe whose other end is gone says that *process* died, whether it was read from or written to."""
+    try:
+        yield
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        process.join()
+        raise UserError(
+            f"processes: one of {processes} died ({_exit_reason(process.exitcode)}); what is finished is kept: "
+            "the same command continues, with fewer --processes if memory is short"
+        ) from None
 
 
 def _exit_reason(code: int | None) -> str:

@@ -66,6 +66,11 @@ def model_card(
         "validation loss": _number(metrics.get("val_loss"), "nats per token"),
         "validation bits per byte": _number(metrics.get("val_bpb"), ""),
     }
+    scores = {
+        key.removeprefix("evaluation/").replace("/", " "): _number(value, "")
+        for key, value in metrics.items()
+        if key.startswith("evaluation/")
+    }
     if state.run:
         training["learning rate"] = json.dumps(run.get("optimizer", {}).get("learning_rate"))
     parts = [
@@ -77,6 +82,7 @@ def model_card(
         _USAGE.format(name=name, remote=", trust_remote_code=True" if native else ""),
         "## Architecture\n\n" + _table(rows),
         "## Training\n\n" + _table({key: value for key, value in training.items() if value is not None}),
+        *(["## Zero-shot scores while training\n\n" + _table(scores)] if scores else []),
         "## Check\n\nLogits of this folder, loaded afresh, against the model that was trained, on real tokens: "
         f"{comparison}.\n",
     ]

@@ -7,6 +7,7 @@ plans) find them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -238,6 +239,19 @@ class HeadScheduleDecoderLayer(GradientCheckpointingLayer):
         return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
 
 
+def check_tensor_parallel(config: HeadScheduleConfig, ranks: int) -> None:
+    """Raise ValueError unless whole heads of every layer can be shared evenly among *ranks* (see the config's plan)."""
+    counts = [(layer.num_attention_heads, layer.num_key_value_heads) for layer in config.per_layer_config]
+    for layer, (heads, kv_heads) in enumerate(counts):
+        if heads % ranks or kv_heads % ranks:
+            common = math.gcd(*(count for pair in counts for count in pair))
+            valid = ", ".join(str(degree) for degree in range(1, common + 1) if common % degree == 0)
+            raise ValueError(
+                f"tensor parallelism over {ranks} ranks: layer {layer} has {heads} attention heads and {kv_heads} "
+                f"key/value heads, which {ranks} does not divide; valid for this model: {valid}"
+            )
+
+
 def mask_names(config: HeadScheduleConfig) -> list[str]:
     """For each layer the name of its mask: layers with the same window share one."""
     return [
@@ -415,6 +429,9 @@ class HeadScheduleForCausalLM(HeadSchedulePreTrainedModel, GenerationMixin):
 
         logits_to_keep: how many positions from the end get logits (0: all), or a tensor of their indices.
         """
+        ranks = getattr(self, "_tp_size", None) or 1
+        if ranks > 1:  # transformers has cut the projections by columns
+            check_tensor_parallel(self.config, ranks)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,

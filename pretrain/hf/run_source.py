@@ -15,7 +15,7 @@ from model.config import ModelConfig
 from model.errors import UserError
 from model.transformer import Transformer
 from pretrain.canonical import CanonicalCheckpoint
-from pretrain.checkpoint import TrainingState, verify
+from pretrain.checkpoint import UNIVERSAL_FOLDER, TrainingState, verify
 from pretrain.data.blend import parse_blend
 from pretrain.data.corpus import BuiltinCorpus
 from pretrain.data.sequences import Corpus, ValidationSequences
@@ -116,13 +116,14 @@ class RunSource:
         ), "Python's standard library"
 
     def last_metrics(self) -> dict[str, Any]:
-        """The newest value of each validation figure at or before this step, from metrics.jsonl."""
+        """The newest value of each loss and zero-shot score at or before this step, from metrics.jsonl."""
         values: dict[str, Any] = {}
         path = self.run_folder / "metrics.jsonl"
         if path.is_file():
             for row in _rows(path):
                 if row.get("step", 0) <= self.state.step:
-                    values |= {key: row[key] for key in ("train_loss", "val_loss", "val_bpb") if key in row}
+                    losses = ("train_loss", "val_loss", "val_bpb")
+                    values |= {k: row[k] for k in row if k in losses or k.startswith("evaluation/")}
         return values
 
 
@@ -147,6 +148,11 @@ def find_checkpoint(folder: Path, step: int | None, report: Callable[[str], None
     Raises:
         UserError: there is none.
     """
+    if (folder / "zero" / "optimizer_state.pt").is_file():
+        raise UserError(
+            f"run: {str(folder)!r} is what DeepSpeed's ds_to_universal wrote; move it into the checkpoint that it was "
+            f"made from, as step_XXXXXX/{UNIVERSAL_FOLDER}, and give the run's folder, such as runs/NAME"
+        )
     if not is_run(folder):
         what = "is no run's folder (it has no checkpoints)" if folder.is_dir() else "does not exist"
         raise UserError(f"run: {str(folder)!r} {what}; give one such as runs/NAME")

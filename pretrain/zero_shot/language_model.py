@@ -30,6 +30,21 @@ TokenRequest = tuple[Any, list[int], list[int]]
 
 
 @dataclass(frozen=True)
+class Share:
+    """Which part of the requests a rank scores."""
+
+    index: int = 0
+    count: int = 1
+    group: Any = None
+    """Process group of the *count* ranks that have one part each; None: all ranks."""
+
+    @classmethod
+    def of_this_rank(cls) -> Share:
+        """Every rank has a part of its own."""
+        return cls(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else cls()
+
+
+@dataclass(frozen=True)
 class Row:
     """One sequence to run."""
 
@@ -49,6 +64,7 @@ class ZeroShotModel(TemplateLM):
         max_length: the longest sequence that the model takes; longer texts are cut on the left.
         batch_tokens: tokens (padding included) of a forward pass; chosen by memory when None.
         collective: whether a forward pass is collective over the ranks, so that none may make one more or less.
+        share: this rank's part; ranks that hold parts of one model (tensor parallelism) have the same one.
     """
 
     def __init__(
@@ -59,6 +75,7 @@ class ZeroShotModel(TemplateLM):
         device: torch.device,
         batch_tokens: int | None = None,
         collective: bool = False,
+        share: Share | None = None,
     ) -> None:
         super().__init__()
         self.logits_of = logits_of
@@ -66,6 +83,7 @@ class ZeroShotModel(TemplateLM):
         self.max_length = max_length
         self._device = device
         self.collective = collective
+        self.share = share
         if batch_tokens is None:
             by_memory = CPU_LOGIT_BYTES // (8 * tokenizer.vocab_size)
             batch_tokens = GPU_TOKENS if device.type == "cuda" else min(CPU_TOKENS, by_memory)
@@ -114,15 +132,14 @@ class ZeroShotModel(TemplateLM):
     ) -> list[tuple[float, bool]]:
         """Of each (text, context, continuation): the continuation's log-likelihood, and whether it is greedy."""
         rows = [self._row(index, context, scored) for index, (_, context, scored) in enumerate(requests)]
-        rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        share = self.share or Share.of_this_rank()
         batches = self._batches(rows)
-        mine = batches[rank::ranks]
-        results = [result for batch in mine for result in self._score(batch)]
-        if self.collective and len(batches) % ranks and rank >= len(batches) % ranks:
+        results = [result for batch in batches[share.index :: share.count] for result in self._score(batch)]
+        if self.collective and 0 < len(batches) % share.count <= share.index:
             self._score(batches[0])  # the others make one pass more
-        if ranks > 1:
-            parts: list[Any] = [None] * ranks
-            dist.all_gather_object(parts, results)
+        if share.count > 1:
+            parts: list[Any] = [None] * share.count
+            dist.all_gather_object(parts, results, group=share.group)
             results = [result for part in parts for result in part]
         ordered = sorted(results)
         assert [index for index, *_ in ordered] == list(range(len(requests)))

@@ -12,13 +12,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from lm_eval import simple_evaluate
+from lm_eval import evaluate
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
+from tqdm import tqdm
 
 from model.errors import UserError, closest
 from pretrain.zero_shot.data_sets import local_data_sets, saving_data_sets
 
+SEED = 1234
 # The six tasks of the Prism paper (arXiv 2606.27449).
 GROUPS = {"papers": ("hellaswag", "piqa", "winogrande", "arc_easy", "blimp", "wikitext")}
 
@@ -54,40 +56,61 @@ def _closest(name: str, manager: TaskManager) -> str:
     return closest(name, ours) or closest(name, manager.all_tasks)
 
 
-def run_tasks(
-    lm: LM,
-    tasks: Sequence[str],
-    manager: TaskManager,
-    data_dir: Path | None,
-    limit: int | None = None,
-    bootstrap: int = 1000,
-) -> dict[str, Any]:
-    """Score *lm* on *tasks*; collective when there are ranks.
+def load_tasks(tasks: Sequence[str], manager: TaskManager, data_dir: Path | None) -> Any:
+    """Load tasks with their data sets, from *data_dir* or (None) the hub; lm-eval's TaskDict.
+
+    Raises:
+        UserError: a data set is missing, or a task is not scored by likelihood alone.
+    """
+    with _random_state_kept(), _quiet(), local_data_sets(data_dir):
+        _seed()
+        try:
+            loaded = manager.load(list(tasks))
+        except UserError:
+            raise
+        except Exception as error:  # a task given twice, or one whose code needs a library that is not here
+            reason = " ".join(str(error).split())
+            raise UserError(
+                f"tasks: {','.join(tasks)} cannot be loaded ({type(error).__name__}: {reason:.200})"
+            ) from error
+    for name, task in loaded["tasks"].items():
+        writes = task.OUTPUT_TYPE == "generate_until"
+        if writes or getattr(task, "UNSAFE_CODE", False) or getattr(task, "MULTIMODAL", False):
+            raise UserError(
+                f"tasks: {name} needs text or code that the model writes, or images; valid: tasks that are scored by "
+                "likelihood, such as the group papers"
+            )
+    return loaded
+
+
+def score(lm: LM, loaded: Any, limit: int | None = None, bootstrap: int = 1000) -> dict[str, Any]:
+    """Score *lm* on what load_tasks returned, any number of times; collective when there are ranks.
 
     Args:
         limit: at most this many items of each task.
         bootstrap: samples for the standard errors that need them; 0 leaves these out.
 
     Returns:
-        lm-eval's results.
-
-    Raises:
-        UserError: a data set is missing.
+        lm-eval's results, the same on every rank.
     """
-    with _random_state_kept(), _quiet(), local_data_sets(data_dir):
-        results = simple_evaluate(
-            model=lm,
-            tasks=list(tasks),
-            limit=limit,
-            task_manager=manager,
-            bootstrap_iters=bootstrap,
-            log_samples=False,
-            random_seed=0,
-            numpy_random_seed=1234,
-            torch_random_seed=1234,
-            fewshot_random_seed=1234,
-        )
+    with _random_state_kept(), _quiet():
+        _seed()
+        for task in loaded["tasks"].values():
+            if task.get_config("num_fewshot") is None:
+                task.set_config(key="num_fewshot", value=0)
+            task.set_fewshot_seed(seed=SEED)
+        # Not simple_evaluate: it returns nothing where LOCAL_RANK > 0, and spends seconds on describing the machine.
+        results = evaluate(lm, loaded, limit=limit, bootstrap_iters=bootstrap, log_samples=False)
+        for task in loaded["tasks"].values():
+            task._instances = None  # every request and answer
     return results or {}
+
+
+def _seed() -> None:
+    """The seeds that lm-eval's own command sets."""
+    random.seed(0)
+    np.random.seed(SEED)
+    torch.manual_seed(SEED)
 
 
 def save_data_sets(tasks: Sequence[str], manager: TaskManager, data_dir: Path, report: Any) -> None:
@@ -161,15 +184,21 @@ def _random_state_kept() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Warnings and errors only."""
+    """Errors only, and no progress bars: every rank would draw its own."""
     import datasets
+    import lm_eval.api.model
+    import lm_eval.api.task
 
     loggers = [logging.getLogger(name) for name in ("lm_eval", "lm-eval")]
     levels = [logger.level for logger in loggers]
     bars = datasets.utils.logging.is_progress_bar_enabled()
+    drawing: list[Any] = [lm_eval.api.model, lm_eval.api.task]
+    drawn = [module.tqdm for module in drawing]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     datasets.disable_progress_bars()
+    for module in drawing:
+        module.tqdm = _no_bar
     try:
         yield
     finally:
@@ -177,3 +206,9 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
         if bars:
             datasets.enable_progress_bars()
+        for module, bar in zip(drawing, drawn, strict=True):
+            module.tqdm = bar
+
+
+def _no_bar(iterable: Any = None, **arguments: Any) -> Any:
+    return tqdm(iterable, **{**arguments, "disable": True})

@@ -160,7 +160,7 @@ def drop_engine(folder):
         (edit_state(norm_bias=False), "does not fit the model it describes: has unknown"),
         (edit_state(heads=[3, 5, 9, 9, 9]), "lacks layers.4.attention.k.bias and 17 more"),
         (drop_state, "holds no state.json"),
-        (drop_engine, "has neither a deepspeed nor a canonical folder"),
+        (drop_engine, "has no deepspeed, canonical or universal folder"),
     ],
 )
 def test_unreadable_checkpoints(source, tmp_path, damage, said):

@@ -10,62 +10,15 @@ from pretrain import convert, evaluation
 from pretrain.hf.exported_model import exported_tokenizer, load_exported
 from tests.distributed import run_distributed
 from tests.pretrain.exports import trained
+from tests.pretrain.zero_shot.items import piqa_items, write, write_data_sets
 
 lm_eval = pytest.importorskip("lm_eval")
-
-VERBS = ["open", "close", "fold", "carry", "clean", "wrap", "weigh", "label", "stack", "mend"]
-THINGS = ["a jar", "the tent", "a letter", "the gate", "a carpet"]
-
-
-def piqa_items(count=30):
-    return [
-        {
-            "goal": f"How do you {VERBS[i % 10]} {THINGS[i % 5]}?",
-            "sol1": f"Take {THINGS[i % 5]} with both hands and {VERBS[i % 10]} it slowly.",
-            "sol2": f"Leave {THINGS[i % 5]} in the rain{' for a day' * (i % 3)} and {VERBS[(i + 3) % 10]} the roof.",
-            "label": i * 7 % 2,
-        }
-        for i in range(count)
-    ]
-
-
-def arc_items(count=24):
-    choices = ["a metal spoon", "the north wind", "photosynthesis", "an old map"]
-    return [
-        {
-            "id": str(i),
-            "question": f"Which of these would a student use to {VERBS[i % 10]} {THINGS[i % 5]}?",
-            "choices": {"text": choices[i % 4 :] + choices[: i % 4], "label": ["A", "B", "C", "D"]},
-            "answerKey": "ABCD"[i * 5 % 4],
-        }
-        for i in range(count)
-    ]
-
-
-def pages(count=3):
-    page = " = The bridge = \n\n The bridge was built in 1905 . It is 30 @.@ 5 metres high , and crosses the river .\n"
-    return [{"page": page * (i + 2)} for i in range(count)]
-
-
-def write(folder, items, splits):
-    folder.mkdir(parents=True)
-    for split in splits:
-        lines = "".join(json.dumps(item) + "\n" for item in items)
-        (folder / f"{split}.jsonl").write_text(lines)
 
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
     """Data sets of piqa, arc_easy and wikitext, with a few dozen items each."""
-    root = tmp_path_factory.mktemp("data_sets")
-    write(root / "baber/piqa/default", piqa_items(), ["train", "validation"])
-    write(root / "allenai/ai2_arc/ARC-Easy", arc_items(), ["train", "validation", "test"])
-    write(
-        root / "EleutherAI/wikitext_document_level/wikitext-2-raw-v1",
-        pages(),
-        ["train", "validation", "test"],
-    )
-    return root
+    return write_data_sets(tmp_path_factory.mktemp("data_sets"))
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 
 import pytest
 
@@ -174,3 +175,22 @@ def test_offloading_follows_the_fused_optimizer(small_folder, tmp_path, stage):
 def test_help_names_the_recipes():
     shown = subprocess.run(["python", "pretrain/main.py", "--help"], cwd=ROOT, capture_output=True, text=True)
     assert shown.returncode == 0 and "757m" in shown.stdout and "--global_batch_tokens" in shown.stdout
+
+
+@pytest.mark.slow
+def test_a_training_imports_only_what_it_uses(small_folder, tmp_path):
+    """Of the libraries for tracking, export and evaluation: none, unless a setting asks for it."""
+    code = (
+        "import runpy, sys; sys.argv[0] = 'pretrain/main.py'; runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "print('imported', sorted({'wandb', 'transformers', 'lm_eval', 'datasets', 'megatron'} & set(sys.modules)))"
+    )
+    arguments = [
+        "--ds_config",
+        "ds_configs/zero2.json",
+        *nano_arguments(small_folder, tmp_path, "--steps", "1"),
+    ]
+    finished = subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.splitlines()[-1] == "imported []"

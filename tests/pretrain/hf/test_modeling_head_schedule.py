@@ -175,19 +175,3 @@ def test_trainer_takes_a_step(folders, tmp_path):
     after = dict(model.named_parameters())
     unchanged = [name for name, tensor in before.items() if torch.equal(tensor, after[name])]
     assert unchanged == []
-
-
-def test_what_servers_look_for(folders):
-    """vLLM's Transformers backend: the attention interface, a plan for every projection, heads by layer."""
-    model = load(folders("prism"))
-    assert model._supports_attention_backend and model._supports_flash_attn and model._supports_sdpa
-    plan = set(model.config.base_model_tp_plan)
-    linears = {
-        "layers.*." + name.split(".", 3)[3]
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and ".layers." in name
-    }
-    assert linears == plan
-    assert [layer.num_attention_heads for layer in model.config.per_layer_config] == [2, 3, 4, 4]
-    with pytest.raises(RuntimeError):
-        _ = model.config.num_attention_heads

@@ -1,0 +1,100 @@
+"""What runs other kernels on a GPU: each test also runs on the CPU, so that the test itself is known to be right."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from model.attention import Attention, local_mask
+from model.config import ModelConfig, block
+from model.exchange import QueryForm
+from model.initialization import initialize
+from model.presets import preset, preset_names
+from model.rotary import RotaryTables
+from model.transformer import Transformer
+from tests.gpus import needs_gpus
+
+DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpus(1))]
+SHAPE = {"vocab_size": 260, "context_length": 32, "d_model": 48, "ffn_width": 64}
+KINDS = {
+    "llama": block("llama", **SHAPE, heads=(1, 2, 3, 6), kv_heads=(1, 1, 3, 2)),
+    "gpt2": block("gpt2", **SHAPE, heads=(6, 3, 2, 1)),
+    "gptneo": block("gptneo", **SHAPE, heads=(3, 4, 6), local_window=(None, 5, 31)),
+}
+
+
+def gradients(config: ModelConfig, device: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Loss and all gradients of the seeded model on seeded tokens, on the CPU in fp64 afterwards."""
+    model = Transformer(config)
+    initialize(model, 0)
+    model.to(device, dtype)
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, config.vocab_size, (2, config.context_length + 1), generator=generator)
+    loss = model(tokens[:, :-1].contiguous().to(device), tokens[:, 1:].contiguous().to(device))
+    loss.backward()
+    found = {name: p.grad.double().cpu() for name, p in model.named_parameters() if p.grad is not None}
+    return {"loss": loss.detach().double().cpu(), **found}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_loss_and_gradients_equal_fp64_on_the_cpu(kind, device):
+    expected = gradients(KINDS[kind], "cpu", torch.float64)
+    found = gradients(KINDS[kind], device, torch.float32)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        # fp32, sums in another order: a few units of 1e-7 for each of the layers that a gradient passes.
+        assert (found[name] - value).abs().max() <= 1e-4 * value.abs().max().clamp(min=1e-6), name
+
+
+class OneRanksRows:
+    """Stands for a head exchange in query form: rank *index* of *ranks* attends, the other rows are zero."""
+
+    def __init__(self, ranks: int, index: int, length: int) -> None:
+        self.spans = QueryForm(ranks, index, None, length).spans
+        self.rows = torch.cat([torch.arange(start, stop) for start, stop in self.spans])
+        self.length = length
+
+    def form(self, batch: int, length: int) -> OneRanksRows:
+        return self
+
+    def scatter(self, query, key, value):
+        return query[:, self.rows.to(query.device)], key, value
+
+    def gather(self, output):
+        whole = output.new_zeros(output.shape[0], self.length, output.shape[2])
+        return whole.index_copy(1, self.rows.to(output.device), output)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_chunks_of_queries_equal_the_whole(device, dtype, window, ranks):
+    """The query form: on GPUs chunks attend with causal_lower_right, on CPUs with a mask."""
+    length = 48
+    config = block("llama", **SHAPE, heads=(6,), kv_heads=(2,), local_window=(window,))
+    torch.manual_seed(2)
+    attention = Attention(config, 0).to(device, dtype)
+    hidden = torch.randn(2, length, config.d_model).to(device, dtype)
+    mask = local_mask(length, window, torch.device(device))
+    table = RotaryTables(length, config.rope_base).get(attention.head_dim, length, hidden.device, dtype)
+    whole = attention(hidden, table, mask)
+    parts = []
+    for rank in range(ranks):
+        attention.exchange = OneRanksRows(ranks, rank, length)
+        parts.append(attention(hidden, table, mask))
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(sum(parts), whole, rtol=tolerance, atol=tolerance)
+
+
+@needs_gpus(1)
+def test_flash_takes_every_published_head_dim():
+    """No preset may fall back to a slower kernel unseen: head dims up to 256, causal, no mask."""
+    configs = [preset(name) for name in preset_names()]
+    dims = {config.layer_head_dim(layer) for config in configs for layer in range(config.num_layers)}
+    for dim in sorted(dims):
+        heads = torch.randn(1, 2, 64, dim, device="cuda", dtype=torch.bfloat16)
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            torch.nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)

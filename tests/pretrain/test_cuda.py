@@ -1,0 +1,58 @@
+"""The whole program on GPUs: the numbers of the CPU, NCCL between ranks, bit-identical continuation."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.gpus import needs_gpus
+from tests.launch import launch
+from tests.pretrain.training import curve, nano_arguments
+
+
+def train(data, runs, name, *more, world=1, stage=2):
+    arguments = nano_arguments(data, runs, "--name", name, *more)
+    finished = launch(["--ds_config", f"ds_configs/zero{stage}.json", *arguments], world)
+    assert finished.returncode == 0, finished.output
+    return curve(runs / name)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@needs_gpus(1)
+def test_same_curve_as_on_the_cpu(small_folder, tmp_path, monkeypatch, stage):
+    found = train(small_folder, tmp_path, "gpu", stage=stage)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    for one, other in zip(found, train(small_folder, tmp_path, "cpu", stage=stage), strict=True):
+        # fp32 on both, other kernels: 12 steps of Adam make the last digits of the first step larger.
+        assert one["train_loss"] == pytest.approx(other["train_loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@needs_gpus(1)
+def test_continued_in_two_sessions(small_folder, tmp_path, stage, precision):
+    """--deterministic: stopped after 6 steps and continued, the curve is that of one session to the bit."""
+    common = ("--deterministic", "true", "--precision", precision, "--schedule.kind", "wsd", "--schedule.warmup", "2",
+              "--schedule.decay", "0", "--validation.every", "0")  # fmt: skip
+    whole = train(small_folder, tmp_path, "whole", *common, stage=stage)
+    train(small_folder, tmp_path, "halves", *common, "--steps", "6", stage=stage)
+    assert train(small_folder, tmp_path, "halves", *common, stage=stage) == whole
+
+
+@pytest.mark.parametrize(
+    ("tensor_parallel", "world", "stage"),
+    [
+        pytest.param(1, 2, 3, marks=needs_gpus(2)),
+        pytest.param(2, 2, 1, marks=needs_gpus(2)),
+        pytest.param(2, 4, 2, marks=needs_gpus(4)),
+        pytest.param(4, 4, 3, marks=needs_gpus(4)),
+    ],
+)
+def test_ranks_on_nccl_give_the_curve_of_one(small_folder, tmp_path, tensor_parallel, world, stage):
+    alone = train(small_folder, tmp_path, "alone")
+    degree = ("--tensor_parallel", str(tensor_parallel))
+    for one, other in zip(
+        alone, train(small_folder, tmp_path, "ranks", *degree, world=world, stage=stage), strict=True
+    ):
+        assert one["train_loss"] == pytest.approx(other["train_loss"], rel=1e-5)
+        assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-4)
