@@ -34,6 +34,9 @@ WORLDS = {
 }
 
 
+RULES = "[{name: slow, parameters: [q, k], layers: upper_half, scale: 0.25}]"
+
+
 @pytest.fixture(scope="module")
 def run_of(small_folder, tmp_path_factory):
     """A finished run of a world above, trained when first asked for, whose newest checkpoint has universal/ too."""
@@ -44,7 +47,7 @@ def run_of(small_folder, tmp_path_factory):
             ranks, stage, tensor_parallel, precision = WORLDS[name]
             run = trained(
                 small_folder, root, name, "--tensor_parallel", str(tensor_parallel), "--precision", precision,
-                "--steps", "4", ranks=ranks, stage=stage,
+                "--steps", "4", "--lr_rules", RULES, ranks=ranks, stage=stage,
             )  # fmt: skip
             convert_by_deepspeed(newest(run.folder))
         return root / name
@@ -82,7 +85,13 @@ def test_the_same_bits_as_the_checkpoint(world, run_of, tmp_path):
     copy = universal_only(run, tmp_path / world)
     assert differences(contents(newest(run)), contents(newest(copy))) == []
     first, second = CanonicalCheckpoint.open(newest(run)), CanonicalCheckpoint.open(newest(copy))
-    assert first.groups == second.groups and set(first.groups) == {"base/decay", "base/no_decay"}
+    assert first.groups == second.groups and set(first.groups) == {
+        "base/decay",
+        "base/no_decay",
+        "slow/decay",
+    }
+    rates = {name: group.settings["lr"] for name, group in second.groups.items()}
+    assert rates["slow/decay"] == rates["base/decay"] / 4
     assert {second.step(name) for name in second.names()} == {4}
 
 
