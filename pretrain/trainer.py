@@ -62,6 +62,7 @@ class Trainer:
         self.sequences = data.training_sequences(self.model_config.context_length, run.seed)
         self.bf16, self.dtype_reason = resolve_bf16(run, ds_config, world.device)
         self.store = CheckpointStore(run.folder, run.checkpoint, world)
+        self.guard = SpikeGuard(0)
         self.data_share = 0.0
 
         found = self.store.newest_sound()
@@ -165,7 +166,7 @@ class Trainer:
             self.maturity.restore(features)
             self.diagnostics.restore(features)
         log = StepLog(metrics, self.world, self.tokens_per_step, state.seconds, state.step)
-        guard = SpikeGuard(run.skip_spikes, **state.recent)
+        self.guard = guard = SpikeGuard(run.skip_spikes, **state.recent)
         base = state.sequences
         engine.train()
 
@@ -177,14 +178,14 @@ class Trainer:
             if state.owed:
                 stop = self.measurements.run(engine, state, metrics, log, control)
                 if self.finished:  # or every session to come would find the same still owed
-                    self._save(engine, metrics, log, guard, control)
+                    self._save(engine, metrics, log, control)
             while not (stop or self.finished):
                 control.beat(f"step {state.step + 1}")
                 with metrics.pause():
                     early = self._before_step(engine, metrics)
                 control.cast(self.store.writing)
                 rates = self.rates.write(engine.optimizer, state.step, state.released)
-                loss = self._forward_backward(engine, batches, guard)
+                loss = self._forward_backward(engine, batches)
                 self._count(applied=engine.was_step_applied())
                 state.spikes += guard.reason is not None
                 row: dict[str, Any] = {"tokens": state.tokens, "skipped": state.skipped}
@@ -207,7 +208,7 @@ class Trainer:
                     log.flush()
                 if stop or self._due(run.checkpoint.every):
                     log.flush()
-                    self._save(engine, metrics, log, guard, control)
+                    self._save(engine, metrics, log, control)
             self.data_share = batches.wait_seconds / max(metrics.throughput.seconds, 1e-9)
             control.beat("finishing the last checkpoint")
             self.store.finish()
@@ -215,10 +216,10 @@ class Trainer:
                 raise control.stopped(stop)
         return engine
 
-    def _save(self, engine: Any, metrics: Metrics, log: StepLog, guard: SpikeGuard, control: Control) -> None:
+    def _save(self, engine: Any, metrics: Metrics, log: StepLog, control: Control) -> None:
         """Begin a checkpoint of this step. Collective."""
         run, state = self.run, self.state
-        state.seconds, state.recent = log.seconds, guard.recent()
+        state.seconds, state.recent = log.seconds, self.guard.recent()
         features = self.maturity.features() | self.diagnostics.features()
         with metrics.pause():
             control.beat(f"saving step {state.step}")
@@ -256,7 +257,7 @@ class Trainer:
             batch.append(torch.from_numpy(self.sequences.document_offsets(first, B)))
         return [tensor.pin_memory() for tensor in batch] if self.world.device.type == "cuda" else batch
 
-    def _forward_backward(self, engine: Any, batches: BatchPrefetcher[Batch], guard: SpikeGuard) -> Tensor:
+    def _forward_backward(self, engine: Any, batches: BatchPrefetcher[Batch]) -> Tensor:
         """One optimizer step's micro-batches; DeepSpeed updates the weights after the last.
 
         Returns:
@@ -270,8 +271,8 @@ class Trainer:
             # 1 + 0 * loss is exactly 1 for a finite loss and NaN for any other: a bad loss makes every gradient NaN,
             # and DeepSpeed skips the update on all ranks, without this rank having to look at the loss.
             engine.backward(loss * (1 + 0 * loss.detach()))
-            if guard.sigmas and micro == self.plan.accumulation - 1:
-                guard.expect(global_loss(total / self.plan.accumulation, self.world))
+            if self.guard.sigmas and micro == self.plan.accumulation - 1:
+                self.guard.expect(global_loss(total / self.plan.accumulation, self.world))
             engine.step()
         return total / self.plan.accumulation
 

@@ -19,7 +19,10 @@ from tests.pretrain.training import curve, nano_arguments
 
 WHY_NOT = slurm.unavailable()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(WHY_NOT is not None, reason=f"real SLURM: {WHY_NOT}")]
-STEPS = ("--steps", "16", "--checkpoint.every", "4", "--logging.every", "1", "--logging.seconds", "0")
+STEPS = (
+    "--steps", "16", "--checkpoint.every", "4", "--checkpoint.background", "true", "--logging.every", "1",
+    "--logging.seconds", "0",
+)  # fmt: skip
 # Nodes without GPUs, one task on each.
 NODES = ("--gres=none", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1")
 ENVIRONMENT = {"VENV": sys.prefix, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "DATA": "unused"}

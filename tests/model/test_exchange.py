@@ -40,7 +40,7 @@ def worst(results: list[list[dict[str, float]]]) -> list[tuple[float, str]]:
     ]
 
 
-@pytest.mark.parametrize("tensor_parallel", [2, 3, 4])
+@pytest.mark.parametrize("tensor_parallel", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("batch_form", [True, False], ids=["batch", "query"])
 def test_equals_one_rank(tensor_parallel, batch_form):
     batch = tensor_parallel if batch_form else 1
@@ -52,7 +52,7 @@ def test_equals_one_rank(tensor_parallel, batch_form):
         assert found[0] <= TOLERANCE, found
 
 
-@pytest.mark.parametrize("tensor_parallel", [2, 4])
+@pytest.mark.parametrize("tensor_parallel", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_sequence_parallel_norms_equal_one_rank(tensor_parallel):
     # 22 positions are no multiple of 4 (padded); 4 sequences take the batch form, 1 (at 24) the query form.
     cases = [

@@ -37,6 +37,7 @@ def test_loss_and_gradient_against_torch_in_fp64(dtype, chunk_rows, monkeypatch)
     torch.testing.assert_close(logits.grad.double(), reference.grad, rtol=relative, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_gradient_by_finite_differences():
     logits, labels = example(torch.float64)
     assert torch.autograd.gradcheck(lambda x: cross_entropy(x, labels, VOCABULARY), (logits,))

@@ -27,6 +27,7 @@ STEPS = 10 * FAULTS + 20
 SETTINGS = (
     "--steps", str(STEPS), "--checkpoint.every", "3", "--checkpoint.keep_last", "3", "--validation.every", "7",
     "--validation.sequences", "40", "--logging.every", "1", "--logging.seconds", "0", "--skip_spikes", "6",
+    "--checkpoint.background", "true",
 )  # fmt: skip
 
 

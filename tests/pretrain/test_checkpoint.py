@@ -52,11 +52,11 @@ def interrupted(session_run, steps, ranks, stage):
     ("ranks", "stage", "precision"),
     [
         (1, 1, "bf16"),
-        (1, 2, "fp32"),
-        (1, 3, "fp32"),
+        pytest.param(1, 2, "fp32", marks=pytest.mark.slow),
+        pytest.param(1, 3, "fp32", marks=pytest.mark.slow),
         (2, 1, "fp32"),
-        (2, 1, "bf16"),
-        (2, 2, "bf16"),
+        pytest.param(2, 1, "bf16", marks=pytest.mark.slow),
+        pytest.param(2, 2, "bf16", marks=pytest.mark.slow),
         (2, 3, "bf16"),
     ],
 )

@@ -73,7 +73,7 @@ def test_an_error_of_the_thread_comes_up(tmp_path, monkeypatch, error, text):
     assert writer.problem is not None and "cannot write a.pt" in writer.problem and text in writer.problem
 
 
-@pytest.mark.parametrize(("ranks", "stage"), [(1, 2), (2, 1), (2, 3)])
+@pytest.mark.parametrize(("ranks", "stage"), [(1, 2), pytest.param(2, 1, marks=pytest.mark.slow), (2, 3)])
 def test_the_same_as_written_at_once(small_folder, tmp_path, ranks, stage):
     """Every tensor of every checkpoint, the curve, and a run that goes on from it."""
     runs = {}

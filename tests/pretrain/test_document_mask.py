@@ -149,7 +149,7 @@ def masked_run(folder, runs, *more):
             3,
             ("--tensor_parallel", "2", "--sequence_parallel", "true", "--activation_checkpointing", "true"),
         ),
-        (2, 2, ("--tensor_parallel", "2", "--micro_batch", "1")),
+        pytest.param(2, 2, ("--tensor_parallel", "2", "--micro_batch", "1"), marks=pytest.mark.slow),
         pytest.param(4, 3, ("--tensor_parallel", "2"), marks=pytest.mark.slow),
         pytest.param(4, 1, ("--tensor_parallel", "4"), marks=pytest.mark.slow),
     ],

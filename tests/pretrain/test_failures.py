@@ -45,6 +45,7 @@ runpy.run_path({root!r} + "/pretrain/main.py", run_name="__main__")
 """
 
 
+@pytest.mark.slow
 def test_the_failing_rank_comes_first(small_folder, tmp_path):
     from tests.launch import ROOT
 

@@ -53,7 +53,7 @@ def without_scores(rows):
 @pytest.mark.parametrize(
     ("ranks", "stage", "more"),
     [
-        (2, 3, ["--activation_checkpointing", "true"]),
+        pytest.param(2, 3, ["--activation_checkpointing", "true"], marks=pytest.mark.slow),
         (2, 1, ["--tensor_parallel", "2", "--micro_batch", "2"]),
         pytest.param(1, 2, [], marks=pytest.mark.slow),
         pytest.param(2, 2, [], marks=pytest.mark.slow),
@@ -151,7 +151,7 @@ def count_passes(tensor_parallel, requests, batch_rows):
 
 
 @pytest.mark.parametrize("requests", [1, 4, 5, 7, 8, 9])
-@pytest.mark.parametrize(("ranks", "tensor_parallel"), [(2, 1), (4, 2)])
+@pytest.mark.parametrize(("ranks", "tensor_parallel"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.slow)])
 def test_uneven_shares_make_as_many_passes_on_every_rank(ranks, tensor_parallel, requests):
     """Batches of two over two copies of the model: 1 to 5 batches, so that a rank is often left without one."""
     results = run_distributed(count_passes, ranks, tensor_parallel, requests, 2)
@@ -202,6 +202,7 @@ def test_bad_settings_are_refused_at_once(flag, value, words):
         parse_command_line([f"--evaluation.{flag}", value])
 
 
+@pytest.mark.slow
 def test_a_changed_evaluation_is_no_obstacle_to_a_resume(small_folder, data_dir, tmp_path):
     run = nano_run(small_folder, tmp_path, *CONTEXT, "--global_batch_tokens", "512", "--steps", "4")
     assert run_distributed(session, 1, run, 2, timeout=120) == [([], None)]
@@ -255,6 +256,7 @@ def wandb_history(path: Path) -> dict[int, dict[str, float]]:
     return rows
 
 
+@pytest.mark.slow
 def test_a_data_set_that_is_absent_ends_the_program_with_one_line(small_folder, tmp_path):
     arguments = nano_arguments(small_folder, tmp_path, *CONTEXT, "--global_batch_tokens", "512")
     (tmp_path / "empty").mkdir()

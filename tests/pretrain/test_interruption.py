@@ -14,6 +14,7 @@ from tests.pretrain.training import curve, nano_arguments
 SETTINGS = (
     "--steps", "10", "--validation.every", "2", "--validation.sequences", "40", "--micro_batch", "1",
     "--logging.every", "1", "--logging.seconds", "0", "--checkpoint.every", "5",
+    "--checkpoint.background", "true",
 )  # fmt: skip
 
 
@@ -36,8 +37,8 @@ def arguments_of(data, runs, *more):
     ("number", "rank", "code", "text"),
     [
         (signal.SIGUSR1, 1, STOPPED, "step  3/10"),
-        (signal.SIGTERM, 0, STOPPED, "step  4/10"),
-        (signal.SIGINT, None, 130, "step  6/10"),
+        pytest.param(signal.SIGTERM, 0, STOPPED, "step  4/10", marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, None, 130, "step  6/10", marks=pytest.mark.slow),
     ],
 )
 def test_stopped_by_a_signal(small_folder, tmp_path, whole, number, rank, code, text):

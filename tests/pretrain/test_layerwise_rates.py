@@ -184,7 +184,13 @@ def test_frozen_weights_keep_their_bits_and_all_others_move(small_folder, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "shape", [pytest.param(Shape(1, 2), marks=pytest.mark.slow), Shape(2, 1, "bf16"), Shape(2, 3)], ids=str
+    "shape",
+    [
+        pytest.param(Shape(1, 2), marks=pytest.mark.slow),
+        pytest.param(Shape(2, 1, "bf16"), marks=pytest.mark.slow),
+        Shape(2, 3),
+    ],
+    ids=str,
 )
 def test_other_rules_regroup_what_was_saved(small_folder, tmp_path, shape):
     """Rules may change on resume: weights and moments are sorted into the new groups, to the bit, and it is noted."""

@@ -267,6 +267,7 @@ def test_the_plot_and_its_table(tmp_path):
         plot_learning_rates(run, tmp_path / "lr.nope")
 
 
+@pytest.mark.slow
 def test_the_commands_flag_draws_and_stops_and_bad_rules_end_with_2(tmp_path):
     def main(*arguments):
         command = [sys.executable, ROOT / "pretrain" / "main.py", "--runs_dir", tmp_path / "runs", *arguments]

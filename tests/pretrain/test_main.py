@@ -28,8 +28,8 @@ def assert_refused(finished, message):
     ("arguments", "message"),
     [
         (["--ds_config", "ds_configs/zero4.json"], "ds_config: cannot read 'ds_configs/zero4.json'"),
-        (["--model", "prism-1b"], "'prism-1b'"),
-        (["--heads", "5x6"], "heads"),
+        pytest.param(["--model", "prism-1b"], "'prism-1b'", marks=pytest.mark.slow),
+        pytest.param(["--heads", "5x6"], "heads", marks=pytest.mark.slow),
         (["--data", "nowhere"], "data: 'nowhere' is no folder"),
     ],
 )
@@ -41,6 +41,7 @@ def test_bad_input(small_folder, tmp_path, arguments, message):
     assert not (tmp_path / "nano").exists()
 
 
+@pytest.mark.slow
 def test_launcher_trains_to_the_end_and_the_same_command_says_so(small_folder, tmp_path):
     arguments = ["--ds_config", "ds_configs/zero2.json", *nano_arguments(small_folder, tmp_path)]
     first = launch(arguments, 2, launcher="deepspeed")

@@ -119,6 +119,7 @@ def test_a_damaged_mark_counts_by_its_age(tmp_path, text):
     RunLock(tmp_path).release()
 
 
+@pytest.mark.slow
 def test_of_many_at_once_one_gets_it(tmp_path):
     holder(tmp_path, host=run_lock.socket.gethostname(), pid=2**22 - 3)  # a dead one's mark, too
     said = sorted(other.communicate(timeout=60)[0].strip() for other in [hold(tmp_path, 5) for _ in range(4)])

@@ -97,6 +97,7 @@ def test_same_training_as_one_rank(reference, tensor_parallel, world, stage, seq
             assert all(torch.equal(part, parts[0]) for part in parts), name
 
 
+@pytest.mark.slow
 def test_a_whole_session_gives_the_curve_of_one_rank(small_folder, tmp_path):
     """Batches, validation windows and logged means go by data-parallel rank: here 2 copies of 2 ranks."""
     rows = {}

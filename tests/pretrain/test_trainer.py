@@ -121,6 +121,7 @@ def test_each_sequence_is_read_once_in_order(small_folder, tmp_path, ranks):
     assert len(numbers) <= 40 + ranks * (ahead + 2) and len(set(numbers)) == len(numbers)
 
 
+@pytest.mark.slow
 def test_curve_is_the_same_under_1_and_2_ranks_and_every_stage(small_folder, tmp_path):
     """The whole program, validation included, within the design's 1e-6 in fp32."""
     curves = {}
@@ -136,6 +137,7 @@ def test_curve_is_the_same_under_1_and_2_ranks_and_every_stage(small_folder, tmp
             assert row == pytest.approx(expected, rel=1e-6), name
 
 
+@pytest.mark.slow
 def test_it_learns(small_folder, tmp_path):
     run = nano_run(
         small_folder,

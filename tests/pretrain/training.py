@@ -34,6 +34,8 @@ def nano_arguments(data: Path, runs: Path, *more: str) -> list[str]:
         "validation.every": 4,
         "validation.sequences": 10,
         "checkpoint.every": 4,
+        # Whether a checkpoint that is written beside the training is there when a run stops dead is a matter of luck.
+        "checkpoint.background": "false",
         "logging.every": 3,
         "logging.wandb": "disabled",
     }
