@@ -286,7 +286,7 @@ def test_real_ranks_equal_documents_one_by_one(tensor_parallel):
     assert_same_on_ranks(tensor_parallel, cases)
 
 
-@pytest.mark.parametrize("tensor_parallel", [2, 4])
+@pytest.mark.parametrize("tensor_parallel", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_sequence_parallel_ranks_equal_documents_one_by_one(tensor_parallel):
     gpt2 = block("gpt2", **SHAPE, heads=(3, 4))
     cases = [

@@ -76,7 +76,7 @@ def small_presets() -> list[tuple[str, ModelConfig, int]]:
     return [(name, config, t) for (config, name), t in zip(seen.items(), itertools.cycle((2, 3, 4)))]
 
 
-@pytest.mark.parametrize("tensor_parallel", [2, 3, 4])
+@pytest.mark.parametrize("tensor_parallel", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_preset_scaled_down(tensor_parallel):
     chosen = [(name, config) for name, config, t in small_presets() if t == tensor_parallel]
     cases = [(config, (1, tensor_parallel)[index % 2], 24, {}) for index, (_, config) in enumerate(chosen)]

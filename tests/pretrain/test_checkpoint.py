@@ -51,7 +51,7 @@ def interrupted(session_run, steps, ranks, stage):
 @pytest.mark.parametrize(
     ("ranks", "stage", "precision"),
     [
-        (1, 1, "bf16"),
+        pytest.param(1, 1, "bf16", marks=pytest.mark.slow),
         pytest.param(1, 2, "fp32", marks=pytest.mark.slow),
         pytest.param(1, 3, "fp32", marks=pytest.mark.slow),
         (2, 1, "fp32"),

@@ -48,6 +48,7 @@ def figures(folder, data_dir, out, *more):
     return json.loads(out.read_text())["figures"]
 
 
+@pytest.mark.slow
 def test_run_and_exports_have_the_same_scores(folders, data_dir, tmp_path, capsys):
     scores = {name: figures(folder, data_dir, tmp_path / f"{name}.json") for name, folder in folders.items()}
     assert set(scores["run"]) == {

@@ -33,6 +33,7 @@ def arguments_of(data, runs, *more):
     return ["--ds_config", "ds_configs/zero1.json", *nano_arguments(data, runs, *SETTINGS, *more)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "rank", "code", "text"),
     [

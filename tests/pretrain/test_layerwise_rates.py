@@ -108,7 +108,7 @@ def check(results, steps):
 
 SHAPES = [Shape(ranks, stage) for ranks in (1, 2) for stage in (1, 2, 3)]
 SHAPES += [Shape(2, stage, tensor_parallel=2) for stage in (1, 2, 3)]
-QUICK = (Shape(2, 2), Shape(2, 3, tensor_parallel=2))
+QUICK = (Shape(2, 2),)
 
 
 @pytest.mark.parametrize(
@@ -129,6 +129,7 @@ def test_every_parameter_at_every_step(small_folder, tmp_path, shape):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_after_resume_and_changes_of_shape(small_folder, tmp_path):
     """Stopped inside the ramp, after it, and after the other rule's hold; each time on with another shape."""
     run = rates_run(small_folder, tmp_path, "--steps", "100", "--checkpoint.every", "5")
@@ -168,7 +169,11 @@ def stays_and_moves(run):
     }
 
 
-@pytest.mark.parametrize("shape", [Shape(2, 2), Shape(2, 1, "bf16"), Shape(2, 3, tensor_parallel=2)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [Shape(2, 2), pytest.param(Shape(2, 1, "bf16"), marks=pytest.mark.slow), Shape(2, 3, tensor_parallel=2)],
+    ids=str,
+)
 def test_frozen_weights_keep_their_bits_and_all_others_move(small_folder, tmp_path, shape):
     """Zero scale and, at a learning rate of zero, no decay."""
     freeze = {"name": "still", "parameters": ["q", "k"], "layers": "upper_half", "freeze": True}

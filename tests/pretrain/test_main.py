@@ -68,7 +68,8 @@ def test_launcher_trains_to_the_end_and_the_same_command_says_so(small_folder, t
     assert again.returncode == 0 and "is already finished at step 12" in again.output
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
 def test_kill_9_at_any_step_and_the_same_command_again(small_folder, tmp_path, seed):
     """Real processes, killed without warning; the curve must not show it."""
     common = ["--ds_config", "ds_configs/zero1.json", "--logging.every", "1", "--logging.seconds", "0"]

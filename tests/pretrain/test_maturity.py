@@ -130,7 +130,8 @@ def test_a_break_changes_nothing(small_folder, tmp_path, settled_share, stop):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "stage", "tensor_parallel"), [(2, 3, 1), pytest.param(2, 2, 2, marks=pytest.mark.slow)]
+    ("ranks", "stage", "tensor_parallel"),
+    [pytest.param(2, 3, 1, marks=pytest.mark.slow), pytest.param(2, 2, 2, marks=pytest.mark.slow)],
 )
 def test_every_shape_decides_alike(small_folder, tmp_path, ranks, stage, tensor_parallel):
     """And so does a run that is continued in another shape, or from the canonical form."""

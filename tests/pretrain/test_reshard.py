@@ -185,6 +185,7 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_layouts_of_one_stage(saved, tmp_path, layout):
     source = saved(layout)
@@ -194,6 +195,7 @@ def test_layouts_of_one_stage(saved, tmp_path, layout):
     check_loaded(saved(plain), layout, tmp_path / "to")
 
 
+@pytest.mark.slow
 def test_round_robin_layout(saved, tmp_path):
     """DeepSpeed 0.19.8 gathers other parameters' elements then (it ignores the order), so the reference is a run
     without: the order of the flat tensor is no matter of numbers, but for the rounding of sums."""

@@ -88,9 +88,9 @@ def session_with_a_spike(run, stage, spike_at, kind):
 @pytest.mark.parametrize(
     ("stage", "precision"),
     [
-        (1, "bf16"),
+        pytest.param(1, "bf16", marks=pytest.mark.slow),
         pytest.param(2, "bf16", marks=pytest.mark.slow),
-        (3, "bf16"),
+        pytest.param(3, "bf16", marks=pytest.mark.slow),
         pytest.param(1, "fp32", marks=pytest.mark.slow),
         (2, "fp32"),
         pytest.param(3, "fp32", marks=pytest.mark.slow),

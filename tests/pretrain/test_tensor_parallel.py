@@ -120,7 +120,11 @@ def bf16_reference():
 
 @pytest.mark.parametrize(
     ("tensor_parallel", "stage"),
-    [(2, 1), pytest.param(2, 2, marks=pytest.mark.slow), pytest.param(4, 3, marks=pytest.mark.slow)],
+    [
+        pytest.param(2, 1, marks=pytest.mark.slow),
+        pytest.param(2, 2, marks=pytest.mark.slow),
+        pytest.param(4, 3, marks=pytest.mark.slow),
+    ],
 )
 def test_bf16_curves_agree(bf16_reference, tensor_parallel, stage):
     """In bf16 every sum is rounded to 8 bits, in another order for each t: 1e-3 on the loss (the design's bound),

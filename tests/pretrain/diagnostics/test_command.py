@@ -41,6 +41,7 @@ def looks(folder):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", [0, 2])
 def test_measured_afterwards_is_what_was_measured_in_the_loop(runs, which):
     lines = []
@@ -64,6 +65,7 @@ def test_measured_afterwards_is_what_was_measured_in_the_loop(runs, which):
     assert found.last["step"] == 6 and (found.group, found.seed) == (("control", "rule")[which // 2], "1")
 
 
+@pytest.mark.slow
 def test_the_command_draws_and_prints(runs, tmp_path, capsys):
     code = main([*map(str, runs), "--sequences", "4", "--out", str(tmp_path / "out")])
     printed = capsys.readouterr()
@@ -76,12 +78,14 @@ def test_the_command_draws_and_prints(runs, tmp_path, capsys):
     assert len(kept["rule-s1"]["diagnostics/attention_distance/heads"]) == 4
 
 
+@pytest.mark.slow
 def test_one_run_and_other_data(runs, small_folder, tmp_path, capsys):
     code = main([str(runs[0]), "--data", str(small_folder), "--sequences", "2", "--out", str(tmp_path)])
     assert code == 0, capsys.readouterr().err
     assert (tmp_path / "layers.png").is_file() and not (tmp_path / "difference.png").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -126,6 +130,7 @@ def test_names():
     assert group_and_seed("my_run") == ("my_run", "") and group_and_seed("s3") == ("s3", "")
 
 
+@pytest.mark.slow
 def test_the_same_text_with_another_vocabulary_is_not_the_runs_data(runs, small_folder, tmp_path):
     """The folders of the built-in corpus differ in their tokenizer only; ids of a larger one would not fit."""
     from pretrain.hf.run_source import RunSource
