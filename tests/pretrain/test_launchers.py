@@ -24,6 +24,8 @@ def test_two_ranks_by_another_launcher(small_folder, tmp_path, launcher):
     if launcher == "deepspeed":
         (tmp_path / "hostfile").write_text("localhost slots=2\n")
         command = ["deepspeed", "--hostfile", str(tmp_path / "hostfile"), "--master_port", str(free_port())]
+        # As on every node of a cluster without ssh; this machine need not be reachable over it.
+        command += ["--no_ssh", "--node_rank", "0", "--master_addr", "127.0.0.1"]
     else:
         endpoint = f"localhost:{free_port()}"
         command = ["torchrun", "--nnodes", "1", "--nproc_per_node", "2", "--rdzv_backend", "c10d"]
