@@ -111,19 +111,6 @@ class CheckpointStore:
         """Folder of the checkpoint of *step*."""
         return self.folder / f"step_{step:06d}"
 
-    def save(self, engine: Any, state: TrainingState, tokenizer_folder: Path) -> Path:
-        """Write a checkpoint of *engine* and *state* at once; prune the ones no longer kept.
-
-        Returns:
-            The checkpoint's folder.
-
-        Raises:
-            UserError: on every rank alike, when any rank could not write; older checkpoints are untouched.
-        """
-        self.begin(engine, state, tokenizer_folder, background=False)
-        self.finish()
-        return self.path(state.step)
-
     def begin(
         self,
         engine: Any,
@@ -139,7 +126,7 @@ class CheckpointStore:
             background: return as soon as the tensors are copied to the host's memory, and write beside the training.
 
         Raises:
-            UserError: as save.
+            UserError: on every rank alike, when any rank could not write; older checkpoints are untouched.
         """
         self.finish()
         target = self.path(state.step)
@@ -169,7 +156,7 @@ class CheckpointStore:
         """Wait until every rank has written its files, then put the checkpoint in its place and prune older ones.
 
         Raises:
-            UserError: as save.
+            UserError: as begin.
         """
         if self._under_way is None:
             return

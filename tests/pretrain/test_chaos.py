@@ -10,7 +10,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 
 from tests.launch import Running, launch, start
 from tests.pretrain.training import curve, nano_arguments
+from tests.small_disk import small_disk
 
 FAULTS = int(os.environ.get("CHAOS_FAULTS", "6"))
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
@@ -89,15 +89,8 @@ KINDS = {
 @pytest.fixture
 def disk(tmp_path):
     """A disk that can be filled."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = shutil.which("mount") and subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)], capture_output=True
-    )
-    if not mounted or mounted.returncode:
-        pytest.skip("needs the right to mount a tmpfs")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    with small_disk(tmp_path / "disk", "64m") as folder:
+        yield folder
 
 
 @pytest.mark.slow

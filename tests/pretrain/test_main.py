@@ -1,7 +1,6 @@
 """The program as a user starts it: real processes, exit codes, and what is printed."""
 
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import pytest
 from pretrain.metrics import read_metrics
 from tests.launch import launch, start
 from tests.pretrain.training import ROOT, curve, nano_arguments
+from tests.small_disk import small_disk
 
 
 def lines_of_error(output: str) -> list[str]:
@@ -113,14 +113,7 @@ def test_diverged_run_stops_and_keeps_its_checkpoint(small_folder, tmp_path):
 
 def test_full_disk(small_folder, tmp_path):
     """A real one: a small tmpfs."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = shutil.which("mount") and subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=3500k", "tmpfs", str(disk)], capture_output=True
-    )
-    if not mounted or mounted.returncode:
-        pytest.skip("needs the right to mount a tmpfs")
-    try:
+    with small_disk(tmp_path / "disk", "3500k") as disk:
         finished = launch(
             nano_arguments(
                 small_folder, disk, "--ds_config", "ds_configs/zero2.json", "--checkpoint.keep_last", "5"
@@ -129,8 +122,6 @@ def test_full_disk(small_folder, tmp_path):
         assert_refused(finished, "No space left on device")
         assert "the checkpoint of step 4 stays" in finished.output
         assert [path.name for path in (disk / "nano/checkpoints").iterdir()] == ["step_000004"]
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_interrupt_says_how_to_go_on(small_folder, tmp_path):
