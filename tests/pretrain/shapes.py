@@ -125,9 +125,9 @@ def load_and_gather(run: RunConfig, shape: Shape, resave: Path) -> Any:
     """Load a finished run in this shape, save it again under *resave*; what the engine holds, and the notes."""
     trainer = build(run, shape)
     engine = fit(trainer)
-    CheckpointStore(resave, run.checkpoint, trainer.world).save(
-        engine, trainer.state, run.folder / "tokenizer"
-    )
+    store = CheckpointStore(resave, run.checkpoint, trainer.world)
+    store.begin(engine, trainer.state, run.folder / "tokenizer")
+    store.finish()
     found = gathered(engine)
     found["notes"] = trainer.notes
     found["counters"] = (engine.global_steps, engine.global_samples, engine.skipped_steps)
