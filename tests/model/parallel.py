@@ -25,11 +25,11 @@ def build(config: ModelConfig, dtype: torch.dtype, **options: Any) -> Transforme
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
-                parameter *= 4
+                parameter.mul_(4)
             else:
                 whole = torch.empty(parameter.numel() * shards(model, parameter), dtype=torch.float64)
                 whole.normal_(generator=torch.Generator().manual_seed(len(name)))
-                parameter += own_part(model, parameter, whole).to(dtype)
+                parameter.add_(own_part(model, parameter, whole).to(dtype))
     return model
 
 

@@ -128,7 +128,7 @@ def load_and_gather(run: RunConfig, shape: Shape, resave: Path) -> Any:
     store = CheckpointStore(resave, run.checkpoint, trainer.world)
     store.begin(engine, trainer.state, run.folder / "tokenizer")
     store.finish()
-    found = gathered(engine)
+    found: dict[str, Any] = gathered(engine)
     found["notes"] = trainer.notes
     found["counters"] = (engine.global_steps, engine.global_samples, engine.skipped_steps)
     return found if torch.distributed.get_rank() < shape.tensor_parallel else None

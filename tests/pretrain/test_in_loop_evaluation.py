@@ -236,7 +236,8 @@ def wandb_history(path: Path) -> dict[int, dict[str, float]]:
     """The rows in a .wandb file (LevelDB's log format around protocol buffers), merged by step."""
     from wandb.proto import wandb_internal_pb2
 
-    data, place, record, rows = path.read_bytes(), 7, b"", {}
+    data, place, record = path.read_bytes(), 7, b""
+    rows: dict[int, dict[str, float]] = {}
     while place + 7 <= len(data):
         left = 32768 - place % 32768
         if left < 7:  # no header fits: the block is filled with zeros
@@ -246,7 +247,7 @@ def wandb_history(path: Path) -> dict[int, dict[str, float]]:
         record += data[place + 7 : place + 7 + length]
         place += 7 + length
         if kind in (1, 4):  # whole, or the last part
-            message = wandb_internal_pb2.Record()
+            message = wandb_internal_pb2.Record()  # type: ignore[attr-defined]
             message.ParseFromString(record)
             record = b""
             items = {item.key or "/".join(item.nested_key): item.value_json for item in message.history.item}

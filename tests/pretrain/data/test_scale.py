@@ -12,7 +12,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -61,7 +63,7 @@ def tokenizer_folder(small_folder) -> Path:
     return small_folder / "tokenizer"
 
 
-def run(texts: Path, out: Path, tokenizer_folder: Path, **options: object) -> Path:
+def run(texts: Path, out: Path, tokenizer_folder: Path, **options: Any) -> Path:
     tokenizer = load_tokenizer(tokenizer_folder)
     source = TextFiles([texts], unit_bytes=UNIT_BYTES)
     return prepare(
@@ -136,7 +138,7 @@ def markers(out: Path) -> set[str]:
     return {path.name for path in out.parent.glob(f".{out.name}.partial-parts/*-[0-9][0-9][0-9][0-9].json")}
 
 
-def kill_when(process: subprocess.Popen[str], ready: object) -> None:
+def kill_when(process: subprocess.Popen[str], ready: Callable[[], bool]) -> None:
     """SIGKILL to the first process alone: what its workers do then is part of the test."""
     deadline = time.monotonic() + 60
     while process.poll() is None and not ready() and time.monotonic() < deadline:

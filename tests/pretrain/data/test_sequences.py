@@ -8,6 +8,7 @@ import shutil
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ def numbered_corpus(folder: Path, training: int, validation: int = 100, name: st
         with IndexedWriter(folder / split, np.dtype(np.int32)) as writer:
             for start in range(0, count, 7):
                 writer.add_document(range(start, min(start + 7, count)))
-    tokenizer = SimpleNamespace(
+    tokenizer: Any = SimpleNamespace(
         vocab_size=10**6, name="numbers", token_bytes=lambda: np.arange(10**6, dtype=np.int64) % 5
     )
     meta = {"tokenizer": {"hash": "numbers"}}

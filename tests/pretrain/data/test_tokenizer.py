@@ -13,6 +13,7 @@ from model.errors import UserError
 from pretrain.data.tokenizer import (
     HuggingFaceTokenizer,
     SentencePieceTokenizer,
+    Tokenizer,
     load_tokenizer,
     tokenizer_hash,
 )
@@ -55,7 +56,7 @@ def sentencepiece(small) -> SentencePieceTokenizer:
 
 
 @pytest.fixture(scope="module")
-def gpt2(gpt2_folder) -> HuggingFaceTokenizer:
+def gpt2(gpt2_folder) -> Tokenizer:
     return load_tokenizer(gpt2_folder)
 
 
