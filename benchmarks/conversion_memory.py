@@ -91,7 +91,7 @@ def train(world: World, name: str, folder: Path, options: argparse.Namespace) ->
 
 
 def measure(run: Path, world: World, out: Path) -> dict[str, int]:
-    """Convert in a fresh process; its peaks in bytes, and the bytes of the weights in fp32."""
+    """Convert in a fresh process; its peaks in bytes, and the bytes of the weights in fp32 (padded ones, too)."""
     command = [
         sys.executable,
         "benchmarks/conversion_session.py",
@@ -105,7 +105,10 @@ def measure(run: Path, world: World, out: Path) -> dict[str, int]:
         raise SystemExit(f"{world.words}: {finished.stderr.strip()}")
     state = next((run / "checkpoints").glob("step_*/state.json"))
     model = ModelConfig.from_json(json.loads(state.read_text())["model"])
-    return json.loads(finished.stdout.splitlines()[-1]) | {"weights": 4 * model.num_parameters()}
+    written = sum(file.stat().st_size for file in out.glob("*.safetensors"))
+    return json.loads(finished.stdout.splitlines()[-1]) | {
+        "weights": max(4 * model.num_parameters(), written)
+    }
 
 
 def main() -> None:

@@ -12,7 +12,6 @@ the same, and never by another.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import itertools
 import json
@@ -29,6 +28,7 @@ import numpy as np
 from model.errors import UserError
 from pretrain.data.source import Document, TextSource, Unit
 from pretrain.data.tokenizer import Tokenizer
+from pretrain.heap import return_memory
 
 # high and low: the first 16 bytes of the text's SHA-256 as two big-endian numbers.
 DOCUMENT = np.dtype([("high", ">u8"), ("low", ">u8"), ("tokens", "<u4"), ("bytes", "<u4")])
@@ -180,17 +180,6 @@ def tokenize_unit(
             raise
         number += 1
     return_memory()
-
-
-def return_memory() -> None:
-    """Give back what was freed, where the C library can (glibc).
-
-    It would keep what the longest documents so far have taken, a hundred bytes a token, and so a worker would grow with
-    the corpus.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def _batches(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from model.errors import UserError
 from pretrain.data.corpus import BuiltinCorpus
+from pretrain.heap import return_memory
 from pretrain.hf.comparison import MAX_LENGTH, WINDOWS, Comparison, compare, folder_logits, our_logits
 from pretrain.hf.formats import Export, choose_format, has_vocabulary_rows, plan_export
 from pretrain.hf.model_card import model_card
@@ -84,6 +85,7 @@ def export_run(
             partial, export.tensors, _weights_of(network, source.model.vocab_size), torch_dtype, shard_bytes
         )
         del network  # before the written folder is loaded: never two copies
+        return_memory()
         write_description(partial, export, source.tokenizer.end_of_document)
         write_tokenizer(
             source.tokenizer, source.checkpoint.folder / "tokenizer", partial, source.model.context_length

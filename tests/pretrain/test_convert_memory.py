@@ -39,11 +39,11 @@ def write_run(folder, small, model: ModelConfig) -> None:
 
 
 def converted(run, out, chosen, weights):
-    """Convert in a process of its own; peak of its private memory beyond what its imports took, over the weights."""
+    """Convert in a process of its own; peak of its memory (mapped files, too) beyond its imports, over the weights."""
     command = [sys.executable, "benchmarks/conversion_session.py", str(run), str(out), "--format", chosen]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
     assert finished.returncode == 0, finished.stderr
-    peak = json.loads(finished.stdout.splitlines()[-1])["own"]
+    peak = json.loads(finished.stdout.splitlines()[-1])["resident"]
     print(f"peak {peak / 1e6:,.0f} MB, weights {weights / 1e6:,.0f} MB: {peak / weights:.2f}x")
     return peak / weights
 
