@@ -16,9 +16,7 @@
 #SBATCH --output=slurm-prepare-%A_%a.log
 set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:-$(dirname "${BASH_SOURCE[0]}")/..}"
-if [ -f .venv/bin/activate ]; then
-    # shellcheck disable=SC1091
-    . .venv/bin/activate
-fi
+. slurm/launch.sh
+activate
 share=$((${SLURM_ARRAY_TASK_ID:-0} - ${SLURM_ARRAY_TASK_MIN:-0}))
 exec python -m pretrain.prepare "$@" --shard "$share/${SLURM_ARRAY_TASK_COUNT:-1}" --merge

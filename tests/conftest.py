@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.slurm import Cluster
 
 # Before any library reads them. A developer who is logged in to wandb must not find test runs in their
 # account, and a test that needs a download would fail on a machine without a network.
@@ -19,3 +25,23 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     from tests import distributed
 
     distributed.shutdown()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A real SLURM of two nodes."""
+    from tests import slurm
+
+    with slurm.cluster(tmp_path_factory.mktemp("slurm")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small corpus, for tests outside of tests/pretrain."""
+    from pretrain.data.corpus import TextFiles
+    from pretrain.data.prepare import prepare
+    from tests.pretrain.conftest import SMALL_VOCABULARY, small_paths
+
+    out = tmp_path_factory.mktemp("data") / "small"
+    return prepare(TextFiles(small_paths()), out, train_tokenizer=SMALL_VOCABULARY, validation_fraction=0.2)

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -25,24 +24,7 @@ STEPS = (
 )  # fmt: skip
 # Nodes without GPUs, one task on each.
 NODES = ("--gres=none", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1")
-ENVIRONMENT = {"VENV": sys.prefix, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "DATA": "unused"}
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    with slurm.cluster(tmp_path_factory.mktemp("slurm")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    """A small corpus; a fixture of tests/pretrain is not seen here."""
-    from pretrain.data.corpus import TextFiles
-    from pretrain.data.prepare import prepare
-    from tests.pretrain.conftest import SMALL_VOCABULARY, small_paths
-
-    out = tmp_path_factory.mktemp("data") / "small"
-    return prepare(TextFiles(small_paths()), out, train_tokenizer=SMALL_VOCABULARY, validation_fraction=0.2)
+ENVIRONMENT = {**slurm.ENVIRONMENT, "DATA": "unused"}
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +117,65 @@ def test_during_evaluation(cluster, data, tmp_path):
     assert state["owed"] == ["validation"]
     assert job.wait() == "COMPLETED", job.log
     assert curve(tmp_path / "nano") == curve(tmp_path / "a" / "nano")
+
+
+@pytest.mark.parametrize("background", ["true", "false"])
+def test_during_a_save(cluster, data, tmp_path, whole, background):
+    """The ranks are stopped where files of a checkpoint are half written, get the signal, and go on from there."""
+    job = submit(cluster, data, tmp_path, "--checkpoint.background", background, "--checkpoint.every", "3")
+    job.wait_for("step  1/16")
+    ranks = ranks_of(job)
+    checkpoints = tmp_path / "nano" / "checkpoints"
+    deadline = time.monotonic() + 60
+    while not (hit := stopped_while(ranks, lambda: any(checkpoints.glob(".writing_*")))):
+        assert time.monotonic() < deadline and not list(checkpoints.glob("step_000016")), "no save was hit"
+    job.signal("USR1")
+    time.sleep(1)  # the signal waits at each rank for it to go on
+    for rank in ranks:
+        os.kill(rank, signal.SIGCONT)
+    assert hit
+    job.wait_for("requeued, to continue by itself")
+    assert job.wait() == "COMPLETED", job.log
+    assert job.restarts == 1 and "resume   from" in job.log and "Traceback" not in job.log
+    assert curve(tmp_path / "nano") == whole
+
+
+def stopped_while(processes, condition) -> bool:
+    """Wait for *condition* and stop all *processes*; whether it still holds. If not, they go on."""
+    while not condition():
+        time.sleep(0.0005)
+    for process in processes:
+        os.kill(process, signal.SIGSTOP)
+    if condition():
+        return True
+    for process in processes:
+        os.kill(process, signal.SIGCONT)
+    return False
+
+
+def test_while_data_are_prepared(cluster, data, tmp_path):
+    """Nothing is there to be saved: the job ends at once, and its next life prepares what is missing."""
+    settings = ("--data", "builtin", "--data_root", str(tmp_path / "data"), "--steps", "4")
+    job = submit(cluster, data, tmp_path, *settings)
+    cluster.wait_until(lambda: any((tmp_path / "data").glob(".*")), 60, "preparation")
+    job.signal("USR1")
+    job.wait_for("requeued, to continue by itself")
+    assert "step 1/4" not in job.log
+    assert job.wait() == "COMPLETED", job.log
+    assert job.restarts == 1 and "Traceback" not in job.log
+    assert [row["step"] for row in curve(tmp_path / "nano")] == [1, 2, 3, 4]
+
+
+def test_a_rank_that_hangs_is_found(cluster, data, tmp_path, whole):
+    job = submit(cluster, data, tmp_path, "--interruption.hang_minutes", "0.1")
+    job.wait_for("step  7/16")
+    os.kill(ranks_of(job)[1], signal.SIGSTOP)
+    job.wait_for("failed with exit status 76; requeued, failure 1 of at most 3")
+    stacks = (tmp_path / "nano" / "stacks" / "stacks_rank_00000.txt").read_text()
+    assert "trainer.py" in stacks
+    assert job.wait() == "COMPLETED", job.log
+    assert job.restarts == 1 and "resume   from" in job.log
+    assert curve(tmp_path / "nano") == whole
 
 
 def test_a_killed_rank_is_a_failure_and_the_job_goes_on(cluster, data, tmp_path, whole):
@@ -262,5 +303,5 @@ def test_an_array_of_models_and_seeds(cluster, data, tmp_path):
         "four runs",
     )
     cluster.wait_until(
-        lambda: job.number not in cluster.call("squeue", "-h", "-o", "%A"), 60, "end of the array"
+        lambda: job.number not in cluster.call("squeue", "-h", "-o", "%F"), 60, "end of the array"
     )
