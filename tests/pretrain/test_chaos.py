@@ -20,7 +20,7 @@ from tests.launch import Running, launch, start
 from tests.pretrain.training import curve, nano_arguments
 from tests.small_disk import small_disk
 
-FAULTS = int(os.environ.get("CHAOS_FAULTS", "6"))
+FAULTS = int(os.environ.get("CHAOS_FAULTS", "8"))
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
 RANKS = 2
 STEPS = 10 * FAULTS + 20
@@ -75,6 +75,13 @@ def full_disk(running: Running, generator: random.Random, folder: Path) -> None:
     filler.unlink()
 
 
+def lose_the_checkpoints(running: Running, generator: random.Random, folder: Path) -> None:
+    """The folder of checkpoints disappears under the run, perhaps during a save; a little later all is over."""
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    time.sleep(generator.uniform(0, 2))
+    running.kill()
+
+
 KINDS = {
     "kill": signals(signal.SIGKILL),
     "SIGUSR1": signals(signal.SIGUSR1),
@@ -83,6 +90,7 @@ KINDS = {
     "stop for a while": stop_for_a_while,
     "damaged checkpoint": damage_the_newest,
     "full disk": full_disk,
+    "lost checkpoints": lose_the_checkpoints,
 }
 
 
