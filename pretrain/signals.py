@@ -20,6 +20,8 @@ from types import FrameType
 
 STOPPED = 75
 """Exit code of a run that stopped with everything saved and wants to go on: EX_TEMPFAIL of sysexits.h."""
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, which nobody wants to be requeued."""
 HEARD = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 REPEAT_SECONDS = 2.0
 """The same signal again, so long after the first, ends the process at once. Sooner it may be the same event: Ctrl-C
@@ -31,7 +33,7 @@ class Stopped(Exception):
 
     Args:
         reason: what asked for it.
-        exit_code: STOPPED, or 130 for Ctrl-C.
+        exit_code: STOPPED, or INTERRUPTED.
     """
 
     def __init__(self, reason: str, exit_code: int = STOPPED) -> None:
@@ -87,7 +89,7 @@ class StopListener:
 
     @property
     def exit_code(self) -> int:
-        """130 after Ctrl-C, which nobody wants to be requeued, else STOPPED."""
+        """INTERRUPTED after Ctrl-C, else STOPPED."""
         return self._exit_code
 
     def limit(self, agreement_seconds: float, minutes: float | None) -> None:
@@ -128,7 +130,7 @@ class StopListener:
 
     def _in_main_thread(self, number: int, frame: FrameType | None) -> None:
         # Repeats are the thread's to count: this may run long after the signal, when a library returns.
-        self._ask(signal.Signals(number).name, 130 if number == signal.SIGINT else STOPPED)
+        self._ask(signal.Signals(number).name, INTERRUPTED if number == signal.SIGINT else STOPPED)
         if self._raising:
             self._raising = False
             self.check()
@@ -164,13 +166,16 @@ class StopListener:
             self._say(f"{signal.Signals(number).name} again; ending at once, without saving")
             self._end(128 + number)
         else:
-            self._ask(signal.Signals(number).name, 130 if number == signal.SIGINT else STOPPED)
+            self._ask(signal.Signals(number).name, INTERRUPTED if number == signal.SIGINT else STOPPED)
 
     def _ask(self, reason: str, exit_code: int) -> None:
-        with self._lock:  # the thread and the main thread hear the same signals; the first one counts
-            if self._reason is None:
+        # The thread and the main thread hear the same signals. The first one counts, but for Ctrl-C: the SIGTERM that a
+        # launcher sends after it is heard first when both were waiting for this process.
+        with self._lock:
+            if self._reason is None or (exit_code == INTERRUPTED and self._exit_code != INTERRUPTED):
                 # In this order: whoever sees the reason reads the others.
-                self._asked, self._exit_code = time.monotonic(), exit_code
+                self._asked = self._asked or time.monotonic()
+                self._exit_code = exit_code
                 self._reason = reason
 
     @staticmethod

@@ -85,6 +85,20 @@ def test_sigterm_after_ctrl_c_is_no_repetition():
         assert program.end() == (0, "SIGINT 130\nsaved\n")
 
 
+def test_ctrl_c_counts_even_when_it_is_heard_second():
+    """Of two signals that wait for a process, the kernel may hand over the later one first."""
+    body = """
+    while listener.exit_code != 130:
+        time.sleep(0.01)
+    print(listener.reason)
+    """
+    with Program(body) as program:
+        program.send(signal.SIGTERM)
+        time.sleep(0.5)
+        program.send(signal.SIGINT)
+        assert program.end() == (0, "SIGINT\n")
+
+
 def test_alone_it_ends_without_saving():
     with Program(STUCK, "agreement_seconds=0.5") as program:
         program.send(signal.SIGUSR1)
