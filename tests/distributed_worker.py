@@ -10,6 +10,7 @@ import faulthandler
 import gc
 import importlib
 import importlib.util
+import itertools
 import os
 import pickle
 import random
@@ -25,6 +26,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+CALLS = itertools.count(1)
+CALLS_BETWEEN_DESTRUCTIONS = 20  # it takes half a second
 
 
 def main() -> None:
@@ -109,8 +113,9 @@ def reset() -> None:
 
 def clean_up(default_group: Any) -> None:
     """Take back what a call left behind: engines, process groups, the libraries' memory of groups."""
-    gc.collect()
-    destroy_engines()
+    gc.collect()  # an engine holds itself in a circle through its hooks
+    if next(CALLS) % CALLS_BETWEEN_DESTRUCTIONS == 0:
+        destroy_engines()
     world = dist.distributed_c10d._world
     if dist.group.WORLD is not default_group:
         raise RuntimeError("the test function replaced the default process group, which other tests use")
@@ -121,15 +126,15 @@ def clean_up(default_group: Any) -> None:
 
 
 def destroy_engines() -> None:
-    """Take DeepSpeed's hooks off the parameters: through them an engine holds itself, with its weights and its groups
-    (each of which wakes up a hundred times a second), where the garbage collector cannot see it."""
+    """Take DeepSpeed's hooks off the parameters of engines that are still there: autograd holds these, where the
+    garbage collector does not see it, and with them weights and groups, each with a thread that never sleeps long."""
     module = sys.modules.get("deepspeed.runtime.engine")
-    if module is not None:
-        # Not isinstance, which asks the object itself, and a proxy whose object is gone then raises.
-        for engine in [t for t in gc.get_objects() if issubclass(type(t), module.DeepSpeedEngine)]:
-            engine.destroy()
-            del engine
-        gc.collect()
+    if module is None:
+        return
+    # Not isinstance, which asks the object itself, and a proxy whose object is gone then raises.
+    for engine in [thing for thing in gc.get_objects() if issubclass(type(thing), module.DeepSpeedEngine)]:
+        engine.destroy()
+    gc.collect()
 
 
 def reset_libraries() -> None:
