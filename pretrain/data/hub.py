@@ -133,6 +133,11 @@ def _open_dataset(
     # What it says of a file that it cannot read comes as an exception too, and is told in one line of ours.
     datasets.logging.set_verbosity(logging.CRITICAL)
     name = path if subset is None else f"{path} (subset {subset})"
+    if not data_files and path in datasets.packaged_modules._PACKAGED_DATASETS_MODULES:
+        # The library would search the current folder and all below it, environments included.
+        raise UserError(
+            f"data_files: none given, and {path!r} is a format of files; valid: --data_files PATH…"
+        )
     try:
         files = {split: list(data_files)} if data_files else None
         builder = datasets.load_dataset_builder(path, subset, data_files=files, revision=revision)
