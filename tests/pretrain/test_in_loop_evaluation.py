@@ -82,6 +82,7 @@ def test_curves_are_bit_identical_with_and_without(small_folder, data_dir, tmp_p
     )
 
 
+@pytest.mark.slow
 def test_scores_equal_the_commands_on_the_checkpoint_of_the_step(small_folder, data_dir, tmp_path, capsys):
     """Two ranks of ZeRO-3 against one process that reads their checkpoint; 1e-5 for the order of sums."""
     more = ["--evaluation.tasks", "piqa,arc_easy,wikitext"]

@@ -193,7 +193,7 @@ def test_frozen_weights_keep_their_bits_and_all_others_move(small_folder, tmp_pa
     [
         pytest.param(Shape(1, 2), marks=pytest.mark.slow),
         pytest.param(Shape(2, 1, "bf16"), marks=pytest.mark.slow),
-        Shape(2, 3),
+        pytest.param(Shape(2, 3), marks=pytest.mark.slow),
     ],
     ids=str,
 )

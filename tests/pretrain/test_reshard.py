@@ -117,7 +117,7 @@ def tensor_parallel(ranks, t, stage, precision="fp32"):
 @pytest.mark.parametrize(
     ("source", "target"),
     [
-        (tensor_parallel(3, 3, 1, "bf16"), Shape(2, 3, "bf16")),
+        pytest.param(tensor_parallel(3, 3, 1, "bf16"), Shape(2, 3, "bf16"), marks=pytest.mark.slow),
         (Shape(2, 2), tensor_parallel(3, 3, 3)),
     ],
     ids=str,

@@ -138,7 +138,8 @@ def test_bf16_curves_agree(bf16_reference, tensor_parallel, stage):
             assert sharded or torch.equal(weight, results[0][2][name][1]), name
 
 
-@pytest.mark.parametrize("stage", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [1, 3])
 def test_a_resumed_run_is_bit_identical(small_folder, tmp_path, stage):
     arguments = ("--tensor_parallel", "2", "--steps", "8", "--validation.every", "0")
     whole = nano_run(small_folder, tmp_path, *arguments, "--name", "whole")
