@@ -55,7 +55,7 @@ def without_scores(rows):
     [
         pytest.param(2, 3, ["--activation_checkpointing", "true"], marks=pytest.mark.slow),
         pytest.param(2, 1, ["--tensor_parallel", "2", "--micro_batch", "2"], marks=pytest.mark.slow),
-        (1, 2, []),
+        pytest.param(1, 2, [], marks=pytest.mark.slow),
         pytest.param(2, 2, [], marks=pytest.mark.slow),
         pytest.param(2, 1, ["--precision", "bf16"], marks=pytest.mark.slow),
         pytest.param(4, 3, ["--tensor_parallel", "2", "--micro_batch", "2"], marks=pytest.mark.slow),

@@ -112,7 +112,7 @@ def test_fires_when_settled_and_not_before_the_hold(small_folder, tmp_path):
     ("settled_share", "stop"),
     [
         pytest.param("1e-9", 8, marks=pytest.mark.slow),
-        ("1.0", 5),
+        pytest.param("1.0", 5, marks=pytest.mark.slow),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in (("1e-9", 5), ("1.0", 8))),
     ],
 )

@@ -76,7 +76,7 @@ def reference():
     ("tensor_parallel", "world", "stage", "sequence_parallel"),
     [
         (2, 2, 1, False),
-        (2, 2, 3, True),
+        pytest.param(2, 2, 3, True, marks=pytest.mark.slow),
         pytest.param(2, 4, 2, True, marks=pytest.mark.slow),
         pytest.param(4, 4, 3, False, marks=pytest.mark.slow),
     ],
