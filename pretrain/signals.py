@@ -130,7 +130,7 @@ class StopListener:
 
     def _in_main_thread(self, number: int, frame: FrameType | None) -> None:
         # Repeats are the thread's to count: this may run long after the signal, when a library returns.
-        self._ask(signal.Signals(number).name, INTERRUPTED if number == signal.SIGINT else STOPPED)
+        self._ask_for(number)
         if self._raising:
             self._raising = False
             self.check()
@@ -166,13 +166,16 @@ class StopListener:
             self._say(f"{signal.Signals(number).name} again; ending at once, without saving")
             self._end(128 + number)
         else:
-            self._ask(signal.Signals(number).name, INTERRUPTED if number == signal.SIGINT else STOPPED)
+            self._ask_for(number)
+
+    def _ask_for(self, number: int) -> None:
+        self._ask(signal.Signals(number).name, INTERRUPTED if number == signal.SIGINT else STOPPED)
 
     def _ask(self, reason: str, exit_code: int) -> None:
         # The thread and the main thread hear the same signals. The first one counts, but for Ctrl-C: the SIGTERM that a
         # launcher sends after it is heard first when both were waiting for this process.
         with self._lock:
-            if self._reason is None or (exit_code == INTERRUPTED and self._exit_code != INTERRUPTED):
+            if self._reason is None or exit_code == INTERRUPTED:
                 # In this order: whoever sees the reason reads the others.
                 self._asked = self._asked or time.monotonic()
                 self._exit_code = exit_code

@@ -17,6 +17,6 @@
 set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:-$(dirname "${BASH_SOURCE[0]}")/..}"
 . slurm/launch.sh
-activate
+CONTAINER='' activate # it runs outside of the container of the trainings
 share=$((${SLURM_ARRAY_TASK_ID:-0} - ${SLURM_ARRAY_TASK_MIN:-0}))
 exec python -m pretrain.prepare "$@" --shard "$share/${SLURM_ARRAY_TASK_COUNT:-1}" --merge

@@ -1,4 +1,4 @@
-"""What every test needs: nothing leaves the machine, and workers end with the session."""
+"""What every test needs: nothing leaves the machine, and workers end with the session. Shared: a corpus, a SLURM."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small corpus, for tests outside of tests/pretrain."""
+@pytest.fixture(scope="session")
+def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Corpus folder of ``small_paths`` with a SentencePiece tokenizer of SMALL_VOCABULARY entries."""
     from pretrain.data.corpus import TextFiles
     from pretrain.data.prepare import prepare
     from tests.pretrain.conftest import SMALL_VOCABULARY, small_paths

@@ -199,6 +199,14 @@ class Job:
             time.sleep(0.25)
         return state
 
+    def wait_for_array(self, seconds: float) -> None:
+        """Wait until no task of this array is left in the queue."""
+        self.cluster.wait_until(
+            lambda: self.number not in self.cluster.call("squeue", "-h", "-o", "%F"),
+            seconds,
+            "end of the array",
+        )
+
     def signal(self, name: str) -> None:
         """scancel --signal: to the tasks, as a time limit does it, not to the batch script."""
         self.cluster.call("scancel", f"--signal={name}", self.number)

@@ -28,7 +28,7 @@ ENVIRONMENT = {**slurm.ENVIRONMENT, "DATA": "unused"}
 
 
 @pytest.fixture(scope="module")
-def whole(data, tmp_path_factory):
+def whole(small_folder, tmp_path_factory):
     """The curve of an undisturbed run of two ranks on one node, started without SLURM."""
     runs = tmp_path_factory.mktemp("whole")
     arguments = [
@@ -36,16 +36,16 @@ def whole(data, tmp_path_factory):
         "ds_configs/zero1.json",
         "--config",
         "124m",
-        *nano_arguments(data, runs, *STEPS),
+        *nano_arguments(small_folder, runs, *STEPS),
     ]
     finished = launch(arguments, 2)
     assert finished.returncode == 0, finished.output
     return curve(runs / "nano")
 
 
-def submit(cluster, data, runs, *more, script="slurm/124m.sh", options=NODES, env=None):
+def submit(cluster, small_folder, runs, *more, script="slurm/124m.sh", options=NODES, env=None):
     """sbatch slurm/124m.sh with a model and steps of a few seconds."""
-    arguments = nano_arguments(data, runs, *STEPS, *more)
+    arguments = nano_arguments(small_folder, runs, *STEPS, *more)
     output = runs / "job-%j.log"
     return cluster.submit(
         *options, f"--output={output}", "--exclusive", script, *arguments, env={**ENVIRONMENT, **(env or {})}
@@ -67,16 +67,16 @@ def ranks_of(job):
     return [found[rank] for rank in sorted(found)]
 
 
-def test_two_nodes_give_the_curve_of_one(cluster, data, tmp_path, whole):
-    job = submit(cluster, data, tmp_path)
+def test_two_nodes_give_the_curve_of_one(cluster, small_folder, tmp_path, whole):
+    job = submit(cluster, small_folder, tmp_path)
     assert job.wait() == "COMPLETED", job.log
     assert "world    2 ranks" in job.log and job.restarts == 0
     assert curve(tmp_path / "nano") == whole
 
 
 @pytest.mark.parametrize("name", ["USR1", "TERM"])
-def test_a_signal_is_saved_requeued_and_continued(cluster, data, tmp_path, whole, name):
-    job = submit(cluster, data, tmp_path)
+def test_a_signal_is_saved_requeued_and_continued(cluster, small_folder, tmp_path, whole, name):
+    job = submit(cluster, small_folder, tmp_path)
     job.wait_for("step  6/16")
     job.signal(name)
     job.wait_for("requeued, to continue by itself")
@@ -85,7 +85,7 @@ def test_a_signal_is_saved_requeued_and_continued(cluster, data, tmp_path, whole
     assert curve(tmp_path / "nano") == whole
 
 
-def test_during_evaluation(cluster, data, tmp_path):
+def test_during_evaluation(cluster, small_folder, tmp_path):
     """Validation takes nearly all of the time here; what was due and not done is done after the requeue."""
     settings = (
         "--steps",
@@ -103,12 +103,12 @@ def test_during_evaluation(cluster, data, tmp_path):
             "ds_configs/zero1.json",
             "--config",
             "124m",
-            *nano_arguments(data, tmp_path / "a", *settings),
+            *nano_arguments(small_folder, tmp_path / "a", *settings),
         ],
         2,
     )
     assert reference.returncode == 0, reference.output
-    job = submit(cluster, data, tmp_path, *settings)
+    job = submit(cluster, small_folder, tmp_path, *settings)
     job.wait_for("step 2/6")
     time.sleep(0.5)  # step 3 takes a tenth of that, and its line comes after the validation
     job.signal("USR1")
@@ -120,29 +120,31 @@ def test_during_evaluation(cluster, data, tmp_path):
 
 
 @pytest.mark.parametrize("background", ["true", "false"])
-def test_during_a_save(cluster, data, tmp_path, whole, background):
+def test_during_a_save(cluster, small_folder, tmp_path, whole, background):
     """The ranks are stopped where files of a checkpoint are half written, get the signal, and go on from there."""
-    job = submit(cluster, data, tmp_path, "--checkpoint.background", background, "--checkpoint.every", "3")
+    job = submit(
+        cluster, small_folder, tmp_path, "--checkpoint.background", background, "--checkpoint.every", "3"
+    )
     job.wait_for("step  1/16")
     ranks = ranks_of(job)
     checkpoints = tmp_path / "nano" / "checkpoints"
     deadline = time.monotonic() + 60
-    while not (hit := stopped_while(ranks, lambda: any(checkpoints.glob(".writing_*")))):
-        assert time.monotonic() < deadline and not list(checkpoints.glob("step_000016")), "no save was hit"
+    while not stopped_while(ranks, lambda: any(checkpoints.glob(".writing_*")), deadline):
+        assert not list(checkpoints.glob("step_000016")), "no save was hit"
     job.signal("USR1")
     time.sleep(1)  # the signal waits at each rank for it to go on
     for rank in ranks:
         os.kill(rank, signal.SIGCONT)
-    assert hit
     job.wait_for("requeued, to continue by itself")
     assert job.wait() == "COMPLETED", job.log
     assert job.restarts == 1 and "resume   from" in job.log and "Traceback" not in job.log
     assert curve(tmp_path / "nano") == whole
 
 
-def stopped_while(processes, condition) -> bool:
+def stopped_while(processes, condition, deadline) -> bool:
     """Wait for *condition* and stop all *processes*; whether it still holds. If not, they go on."""
     while not condition():
+        assert time.monotonic() < deadline, "no save was hit"
         time.sleep(0.0005)
     for process in processes:
         os.kill(process, signal.SIGSTOP)
@@ -153,10 +155,10 @@ def stopped_while(processes, condition) -> bool:
     return False
 
 
-def test_while_data_are_prepared(cluster, data, tmp_path):
+def test_while_data_are_prepared(cluster, small_folder, tmp_path):
     """Nothing is there to be saved: the job ends at once, and its next life prepares what is missing."""
     settings = ("--data", "builtin", "--data_root", str(tmp_path / "data"), "--steps", "4")
-    job = submit(cluster, data, tmp_path, *settings)
+    job = submit(cluster, small_folder, tmp_path, *settings)
     cluster.wait_until(lambda: any((tmp_path / "data").glob(".*")), 60, "preparation")
     job.signal("USR1")
     job.wait_for("requeued, to continue by itself")
@@ -166,8 +168,8 @@ def test_while_data_are_prepared(cluster, data, tmp_path):
     assert [row["step"] for row in curve(tmp_path / "nano")] == [1, 2, 3, 4]
 
 
-def test_a_rank_that_hangs_is_found(cluster, data, tmp_path, whole):
-    job = submit(cluster, data, tmp_path, "--interruption.hang_minutes", "0.1")
+def test_a_rank_that_hangs_is_found(cluster, small_folder, tmp_path, whole):
+    job = submit(cluster, small_folder, tmp_path, "--interruption.hang_minutes", "0.1")
     job.wait_for("step  7/16")
     os.kill(ranks_of(job)[1], signal.SIGSTOP)
     job.wait_for("failed with exit status 76; requeued, failure 1 of at most 3")
@@ -178,8 +180,8 @@ def test_a_rank_that_hangs_is_found(cluster, data, tmp_path, whole):
     assert curve(tmp_path / "nano") == whole
 
 
-def test_a_killed_rank_is_a_failure_and_the_job_goes_on(cluster, data, tmp_path, whole):
-    job = submit(cluster, data, tmp_path)
+def test_a_killed_rank_is_a_failure_and_the_job_goes_on(cluster, small_folder, tmp_path, whole):
+    job = submit(cluster, small_folder, tmp_path)
     job.wait_for("step  7/16")
     os.kill(ranks_of(job)[1], signal.SIGKILL)
     job.wait_for("failed with exit status 137; requeued, failure 1 of at most 3")
@@ -188,8 +190,8 @@ def test_a_killed_rank_is_a_failure_and_the_job_goes_on(cluster, data, tmp_path,
     assert curve(tmp_path / "nano") == whole
 
 
-def test_the_limit_of_failures_ends_the_job(cluster, data, tmp_path):
-    job = submit(cluster, data, tmp_path, "--steps", "100000", env={"FAILURES": "1"})
+def test_the_limit_of_failures_ends_the_job(cluster, small_folder, tmp_path):
+    job = submit(cluster, small_folder, tmp_path, "--steps", "100000", env={"FAILURES": "1"})
     for times in (1, 2):
         job.wait_for("step      3/100000", times=times)
         os.kill(ranks_of(job)[0], signal.SIGKILL)
@@ -197,13 +199,13 @@ def test_the_limit_of_failures_ends_the_job(cluster, data, tmp_path):
     assert "error: FAILURES:" in job.log and "the limit of 1 requeues is reached" in job.log
 
 
-def test_a_killed_launcher_ends_the_job_and_the_same_line_continues(cluster, data, tmp_path, whole):
-    job = submit(cluster, data, tmp_path)
+def test_a_killed_launcher_ends_the_job_and_the_same_line_continues(cluster, small_folder, tmp_path, whole):
+    job = submit(cluster, small_folder, tmp_path)
     job.wait_for("step  7/16")
     for process in job.processes(["slurm_script"]) or batch_shells(job):
         os.kill(process, signal.SIGKILL)
     assert job.wait() in ("FAILED", "CANCELLED", "NODE_FAIL")
-    again = submit(cluster, data, tmp_path)
+    again = submit(cluster, small_folder, tmp_path)
     assert again.wait() == "COMPLETED", again.log
     assert curve(tmp_path / "nano") == whole
 
@@ -220,8 +222,8 @@ def batch_shells(job):
     return found
 
 
-def test_a_node_that_goes_down_requeues_the_job(cluster, data, tmp_path, whole):
-    job = submit(cluster, data, tmp_path, "--steps", "400")
+def test_a_node_that_goes_down_requeues_the_job(cluster, small_folder, tmp_path, whole):
+    job = submit(cluster, small_folder, tmp_path, "--steps", "400")
     job.wait_for("step   7/400")
     cluster.kill_node("n2")
     try:
@@ -238,8 +240,8 @@ def test_a_node_that_goes_down_requeues_the_job(cluster, data, tmp_path, whole):
     )
 
 
-def test_cancelled_for_good(cluster, data, tmp_path):
-    job = submit(cluster, data, tmp_path, "--steps", "100000")
+def test_cancelled_for_good(cluster, small_folder, tmp_path):
+    job = submit(cluster, small_folder, tmp_path, "--steps", "100000")
     job.wait_for("step      5/100000")
     cluster.call("scancel", job.number)
     assert job.wait() == "CANCELLED"
@@ -256,19 +258,19 @@ def test_cancelled_for_good(cluster, data, tmp_path):
         (NODES, ("--tensor_parallel", "3"), "error: tensor_parallel: 3 does not divide the 2 ranks"),
     ],
 )
-def test_bad_input_is_one_line_and_not_requeued(cluster, data, tmp_path, options, arguments, message):
-    job = submit(cluster, data, tmp_path, *arguments, options=options)
+def test_bad_input_is_one_line_and_not_requeued(cluster, small_folder, tmp_path, options, arguments, message):
+    job = submit(cluster, small_folder, tmp_path, *arguments, options=options)
     assert job.wait() == "FAILED"
     said = [line for line in job.log.splitlines() if line.startswith("error: ")]
     assert len(said) == 1 and message in said[0]
     assert "Traceback" not in job.log and job.restarts == 0
 
 
-def test_two_jobs_in_one_folder(cluster, data, tmp_path):
+def test_two_jobs_in_one_folder(cluster, small_folder, tmp_path):
     options = ("--gres=none", "--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=1")
-    first = submit(cluster, data, tmp_path, "--steps", "100000", options=(*options, "--nodelist=n1"))
+    first = submit(cluster, small_folder, tmp_path, "--steps", "100000", options=(*options, "--nodelist=n1"))
     first.wait_for("step      3/100000")
-    second = submit(cluster, data, tmp_path, options=(*options, "--nodelist=n2"))
+    second = submit(cluster, small_folder, tmp_path, options=(*options, "--nodelist=n2"))
     assert second.wait() == "FAILED"
     assert (
         f"is in use by process {ranks_of(first)[0]} on" in second.log
@@ -288,8 +290,10 @@ def test_dry_run_prints_what_would_run():
     assert "would run: srun --ntasks-per-node=8 --nodes=4" in done.stdout and "--seed 2" in done.stdout
 
 
-def test_an_array_of_models_and_seeds(cluster, data, tmp_path):
-    arguments = [a for a in nano_arguments(data, tmp_path, "--steps", "2") if a not in ("--name", "nano")]
+def test_an_array_of_models_and_seeds(cluster, small_folder, tmp_path):
+    arguments = [
+        a for a in nano_arguments(small_folder, tmp_path, "--steps", "2") if a not in ("--name", "nano")
+    ]
     model = arguments.index("--model")
     del arguments[model : model + 2]
     job = cluster.submit(
@@ -302,6 +306,4 @@ def test_an_array_of_models_and_seeds(cluster, data, tmp_path):
         240,
         "four runs",
     )
-    cluster.wait_until(
-        lambda: job.number not in cluster.call("squeue", "-h", "-o", "%F"), 60, "end of the array"
-    )
+    job.wait_for_array(60)

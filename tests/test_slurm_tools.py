@@ -27,11 +27,11 @@ def ended_well(cluster, tmp_path, *arguments):
 
 
 @pytest.fixture(scope="module")
-def run(data, tmp_path_factory):
+def run(small_folder, tmp_path_factory):
     """A run with a context long enough for the items of a task."""
     runs = tmp_path_factory.mktemp("runs")
     more = ("--architecture.context_length", "128", "--micro_batch", "1")
-    finished = launch(["--ds_config", "ds_configs/zero2.json", *nano_arguments(data, runs, *more)])
+    finished = launch(["--ds_config", "ds_configs/zero2.json", *nano_arguments(small_folder, runs, *more)])
     assert finished.returncode == 0, finished.output
     return runs / "nano"
 
@@ -46,7 +46,7 @@ def test_prepare_over_an_array(cluster, tmp_path):
         "--array=0-1", "--cpus-per-task=1", "--mem-per-cpu=0", f"--output={tmp_path}/%a.log",
         "slurm/prepare.sh", *settings, "--out", str(tmp_path / "shared"), env=slurm.ENVIRONMENT,
     )  # fmt: skip
-    cluster.wait_until(lambda: job.number not in cluster.call("squeue", "-h", "-o", "%F"), 120, "end")
+    job.wait_for_array(120)
     said = "\n".join((tmp_path / f"{task}.log").read_text() for task in (0, 1))
     for name in ("training.bin", "training.idx", "validation.bin", "validation.idx"):
         assert (tmp_path / "shared" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes(), said

@@ -34,7 +34,7 @@ from pretrain.heap import return_memory
 DOCUMENT = np.dtype([("high", ">u8"), ("low", ">u8"), ("tokens", "<u4"), ("bytes", "<u4")])
 PART_BYTES = 32 << 20  # of text: what a kill may cost a process
 _BATCH_CHARACTERS = 1 << 18  # text tokenized at a time: bounds memory, large enough for all threads
-_RETURN_CHARACTERS = 1 << 22  # text after which freed memory is given back; more costs memory, less time
+_RETURN_BYTES = 4 << 20  # of text, after which freed memory is given back; more costs memory, less time
 
 
 @dataclass
@@ -157,16 +157,17 @@ def tokenize_unit(
     # Reading again what is tokenized already costs about a hundredth of tokenizing it.
     batches = _batches(itertools.islice(source.read(unit), done, None), part_bytes)
     number, last, tokens = len(parts), False, sum(part.counts.tokens for part in parts)
-    held = 0  # characters tokenized since memory was given back
+    held = 0  # bytes of text tokenized since memory was given back
     while not last and not (most_tokens is not None and tokens > most_tokens):
         prefix = folder / f"{key}-{number:04d}"
         writer = _PartWriter(prefix, tokenizer, dtype)
         try:
             last = True
             for documents, skipped, closes in batches:
-                report(writer.add(documents, skipped))
-                held += sum(len(document.text) for document in documents)
-                if held >= _RETURN_CHARACTERS:
+                added = writer.add(documents, skipped)
+                report(added)
+                held += added.bytes
+                if held >= _RETURN_BYTES:
                     return_memory()
                     held = 0
                 if closes:

@@ -1,4 +1,4 @@
-"""One small corpus of real text, prepared once for all tests below this folder."""
+"""The small corpus of tests/conftest.py, opened, and other real data."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.data.corpus import TextFiles
-from pretrain.data.prepare import prepare
 from pretrain.data.sequences import Corpus
 
 SMALL_VOCABULARY = 600
@@ -20,13 +18,6 @@ def small_paths() -> list[Path]:
     """About 40 files, 0.5 MB: packages that every Python has."""
     library = Path(sysconfig.get_path("stdlib"))
     return [path for name in ("json", "email", "html") for path in sorted((library / name).glob("*.py"))]
-
-
-@pytest.fixture(scope="session")
-def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Corpus folder of :func:`small_paths` with a SentencePiece tokenizer of SMALL_VOCABULARY entries."""
-    out = tmp_path_factory.mktemp("data") / "small"
-    return prepare(TextFiles(small_paths()), out, train_tokenizer=SMALL_VOCABULARY, validation_fraction=0.2)
 
 
 @pytest.fixture(scope="session")
