@@ -28,8 +28,10 @@ REPEAT_SECONDS = 2.0
 reaches a rank from the terminal and from its launcher."""
 
 
-class Stopped(Exception):
+class Stopped(BaseException):
     """The run was asked to stop, and did; what was to be saved is saved.
+
+    Like KeyboardInterrupt no Exception: a library that reports its own failures must not take it for one.
 
     Args:
         reason: what asked for it.

@@ -143,14 +143,16 @@ class SentencePieceTokenizer(Tokenizer):
         """Train byte-fallback BPE on *texts*: the same texts in the same order give the same model file.
 
         Texts are held in memory by the trainer: hand over a sample of a large corpus (``prepare.py`` does).
-        Raises UserError if the vocabulary cannot have *vocab_size* entries.
+        Raises UserError if the vocabulary cannot have *vocab_size* entries, and whatever iterating *texts* raises.
         """
         import sentencepiece
 
         model = io.BytesIO()
+        # Read before the trainer runs: what is raised inside it, a stop or Ctrl-C too, becomes a RuntimeError.
+        sentences = list(_sentences(texts))
         try:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=_sentences(texts), model_writer=model, vocab_size=vocab_size, minloglevel=2,
+                sentence_iterator=iter(sentences), model_writer=model, vocab_size=vocab_size, minloglevel=2,
                 **SENTENCEPIECE_OPTIONS,
             )  # fmt: skip
         except (RuntimeError, OSError) as error:

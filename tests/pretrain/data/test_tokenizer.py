@@ -17,6 +17,7 @@ from pretrain.data.tokenizer import (
     load_tokenizer,
     tokenizer_hash,
 )
+from pretrain.signals import Stopped
 from tests.pretrain.conftest import SMALL_VOCABULARY, WIKITEXT, small_paths
 
 # What SentencePiece, its byte fallback, or our handling of U+2581 could mistake for something else.
@@ -102,6 +103,19 @@ def test_training_is_deterministic(tmp_path):
     second.save(tmp_path / "two")
     assert (tmp_path / "one/tokenizer.model").read_bytes() == (tmp_path / "two/tokenizer.model").read_bytes()
     assert first.vocab_size == SMALL_VOCABULARY and first.name == f"sentencepiece-{SMALL_VOCABULARY}"
+
+
+@pytest.mark.parametrize("raised", [Stopped("SIGUSR1"), KeyboardInterrupt(), UserError("data: x is damaged")])
+def test_what_reading_the_texts_raises_is_not_the_trainers_failure(raised):
+    """SentencePiece would turn all of these into a RuntimeError of its own."""
+
+    def texts():
+        yield "some text\n" * 100
+        raise raised
+
+    with pytest.raises(type(raised)) as caught:
+        SentencePieceTokenizer.train(texts(), 266)
+    assert caught.value is raised
 
 
 def test_training_learns_runs_of_spaces_and_line_ends(sentencepiece):
