@@ -8,6 +8,7 @@ fields, and the messages, are ours. Nothing heavy is imported here, so that a ty
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from argparse import ArgumentError
 from dataclasses import dataclass, field
@@ -395,6 +396,7 @@ def load_run_config(path: str | Path) -> RunConfig:
     return parse_command_line(["--config", str(path), "--ds_config", "unused"]).run
 
 
+@functools.cache
 def _build_parser() -> jsonargparse.ArgumentParser:
     jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
     parser = jsonargparse.ArgumentParser(
@@ -403,9 +405,8 @@ def _build_parser() -> jsonargparse.ArgumentParser:
         description="Pretrain a decoder with any head count per layer. Recipes: "
         + ", ".join(_recipe_names()),
     )
-    parser.add_argument(
-        "--config", action="config", help="Recipe: a name from pretrain/recipes or a YAML file."
-    )
+    recipe_help = "Recipe: a name from pretrain/recipes or a YAML file."
+    parser.add_argument("--config", action="config", help=recipe_help)
     parser.add_argument(
         "--ds_config", type=str, default="ds_configs/zero2.json", help="DeepSpeed configuration."
     )

@@ -115,7 +115,9 @@ def clean_up(default_group: Any) -> None:
     """Take back what a call left behind: engines, process groups, the libraries' memory of groups."""
     gc.collect()  # an engine holds itself in a circle through its hooks
     if next(CALLS) % CALLS_BETWEEN_DESTRUCTIONS == 0:
+        gc.unfreeze()
         destroy_engines()
+    gc.freeze()  # the libraries' objects are many, and both we and DeepSpeed collect often
     world = dist.distributed_c10d._world
     if dist.group.WORLD is not default_group:
         raise RuntimeError("the test function replaced the default process group, which other tests use")

@@ -223,7 +223,8 @@ def batch_shells(job):
 
 
 def test_a_node_that_goes_down_requeues_the_job(cluster, small_folder, tmp_path, whole):
-    job = submit(cluster, small_folder, tmp_path, "--steps", "100000")  # goes on while SLURM waits for the node
+    # More steps than it can make while SLURM waits for the node.
+    job = submit(cluster, small_folder, tmp_path, "--steps", "100000")
     job.wait_for("step      7/100000")
     cluster.kill_node("n2")
     try:
