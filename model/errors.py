@@ -1,9 +1,14 @@
-"""The one exception that stands for bad input."""
+"""The one exception that stands for bad input, and how a command ends."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
 
 
 class UserError(ValueError):
@@ -11,6 +16,46 @@ class UserError(ValueError):
 
     Commands catch it, print ``error: <line>`` and end with exit code 2, without a traceback.
     """
+
+
+def run_command(
+    command: Callable[[list[str]], object],
+    arguments: Sequence[str] | None,
+    interrupted: str = "interrupted",
+) -> int:
+    """Run a command and say in one line what ended it early; of several ranks only the first speaks.
+
+    Args:
+        command: takes the command line, without the program's name.
+        arguments: the command line; None takes the process's own.
+        interrupted: printed after Ctrl-C.
+
+    Returns:
+        The exit code: 0; 2 for bad input, and for files that cannot be read or written; 130 after Ctrl-C; 141 when
+        the reader of the output has gone (``| head``).
+    """
+    is_main = int(os.environ.get("RANK", "0")) == 0
+    problem = None
+    try:
+        command(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
+    except UserError as error:
+        problem = str(error)
+    except BrokenPipeError:
+        # Python flushes once more when it ends, and would complain again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        if error.errno is None:
+            raise  # a library's own, not the file system's
+        problem = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
+    except KeyboardInterrupt:
+        if is_main:
+            print(f"\n{interrupted}", file=sys.stderr)
+        return INTERRUPTED
+    if problem is not None and is_main:
+        print(f"error: {problem}", file=sys.stderr)
+    return 0 if problem is None else 2
 
 
 def closest(name: str, valid: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from model.config import ModelConfig
-from model.errors import UserError
+from model.errors import UserError, run_command
 from model.presets import preset
 
 FormName = Literal["none", "batch", "query"]
@@ -296,8 +296,12 @@ def draw(found: ParallelPlan, title: str, path: str) -> None:
         plt.close(figure)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print, and draw if asked, the plan of a preset; returns the exit code (2 for bad input)."""
+def run_parallel_plan(arguments: list[str]) -> None:
+    """Print, and draw if asked, the plan of a preset.
+
+    Raises:
+        UserError: an unknown preset, a degree that does not divide it, or a file that cannot be written.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m model.parallel_plan", description="How tensor parallelism spreads a model's heads."
     )
@@ -309,23 +313,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=sorted(DTYPE_BYTES), default="bf16", help="of activations (bf16)")
     parser.add_argument("--plot", metavar="FILE", help="draw the plan, for example plan.png")
     options = parser.parse_args(arguments)
-    try:
-        for name in ("micro_batch", "accumulation"):
-            if getattr(options, name) < 1:
-                raise UserError(f"{name}: {getattr(options, name)} is not valid; give a positive number")
-        config = preset(options.model)
-        if options.heads is not None:
-            config = config.replace(heads=options.heads)
-        found = plan(config, options.tensor_parallel, options.micro_batch, options.dtype)
-        print(describe(found, options.accumulation))
-        if options.plot:
-            title = f"{options.model} at t = {options.tensor_parallel}, micro-batch {options.micro_batch}"
-            draw(found, title, options.plot)
-            print(f"wrote {options.plot}")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    for name in ("micro_batch", "accumulation"):
+        if getattr(options, name) < 1:
+            raise UserError(f"{name}: {getattr(options, name)} is not valid; give a positive number")
+    config = preset(options.model)
+    if options.heads is not None:
+        config = config.replace(heads=options.heads)
+    found = plan(config, options.tensor_parallel, options.micro_batch, options.dtype)
+    print(describe(found, options.accumulation))
+    if options.plot:
+        title = f"{options.model} at t = {options.tensor_parallel}, micro-batch {options.micro_batch}"
+        draw(found, title, options.plot)
+        print(f"wrote {options.plot}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; its exit code is that of run_command."""
+    return run_command(run_parallel_plan, arguments)
 
 
 if __name__ == "__main__":

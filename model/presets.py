@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from model.config import ModelConfig, block
-from model.errors import UserError, closest
+from model.errors import UserError, closest, run_command
 from model.heads import ascending, descending, format_heads, parse_heads, shuffled, uniform
 
 GPT2_VOCABULARY = 50257
@@ -262,8 +262,12 @@ def plot(name: str, path: str) -> None:
         plt.close(figure)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """List presets, or show one; returns the exit code (2 for bad input)."""
+def run_presets(arguments: list[str]) -> None:
+    """List presets, or show one.
+
+    Raises:
+        UserError: an unknown preset, or a file that cannot be written.
+    """
     parser = argparse.ArgumentParser(prog="python -m model.presets", description="List the model presets.")
     parser.add_argument("name", nargs="?", help="show this preset only")
     parser.add_argument(
@@ -271,22 +275,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print the preset's config as JSON")
     options = parser.parse_args(arguments)
-    try:
-        if options.name is None and (options.plot or options.json):
-            raise UserError("name: --plot and --json need the name of a preset")
-        names = [options.name] if options.name is not None else preset_names()
-        if options.json:
-            print(json.dumps(preset(options.name).to_json(), indent=2))
-        else:
-            print(table(names))
-        if options.plot:
-            plot(options.name, options.plot)
-            if not options.json:
-                print(f"wrote {options.plot}")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    if options.name is None and (options.plot or options.json):
+        raise UserError("name: --plot and --json need the name of a preset")
+    names = [options.name] if options.name is not None else preset_names()
+    if options.json:
+        print(json.dumps(preset(options.name).to_json(), indent=2))
+    else:
+        print(table(names))
+    if options.plot:
+        plot(options.name, options.plot)
+        if not options.json:
+            print(f"wrote {options.plot}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; its exit code is that of run_command."""
+    return run_command(run_presets, arguments)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from model.errors import UserError
+from model.errors import UserError, run_command
 from pretrain.prepare import _Parser as Parser
 
 FORMATS = ("auto", "native", "llama")
@@ -110,13 +110,8 @@ def _from_hugging_face(options: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; 0, or 2 after printing ``error: …`` for bad input."""
-    try:
-        run_convert(sys.argv[1:] if arguments is None else arguments)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    """Run the command; its exit code is that of run_command."""
+    return run_command(run_convert, arguments)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from model.errors import UserError
+from model.errors import UserError, run_command
 
 if TYPE_CHECKING:
     from pretrain.zero_shot.language_model import ZeroShotModel
@@ -253,22 +253,19 @@ def _log_to_wandb(options: argparse.Namespace, step: int, figures: dict[str, flo
     logger.close()
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; 0, or 2 after printing ``error: …`` for bad input."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+def _run(given: list[str]) -> None:
     given = [
         argument for argument in given if not argument.startswith("--local_rank")
     ]  # a launcher's addition
-    try:
-        if given[:1] == ["save"]:
-            run_save(given[1:])
-        else:
-            run_evaluation(given)
-    except UserError as error:
-        if int(os.environ.get("RANK", "0")) == 0:
-            print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    if given[:1] == ["save"]:
+        run_save(given[1:])
+    else:
+        run_evaluation(given)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; its exit code is that of run_command."""
+    return run_command(_run, arguments)
 
 
 if __name__ == "__main__":

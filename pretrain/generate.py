@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from model.errors import UserError
+from model.errors import UserError, run_command
 
 if TYPE_CHECKING:
     from model.transformer import Transformer
@@ -241,16 +241,8 @@ def text_pieces(ids: Iterator[int], tokenizer: Tokenizer) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; 0, or 2 after printing ``error: …`` for bad input."""
-    try:
-        run_generate(sys.argv[1:] if arguments is None else arguments)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print()
-        return 130
-    return 0
+    """Run the command; its exit code is that of run_command."""
+    return run_command(run_generate, arguments)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from model.config import ModelConfig
-from model.errors import UserError, closest
+from model.errors import UserError, closest, run_command
 from model.parallel_plan import check_tensor_parallel
 from pretrain.batch import BatchPlan, plan_batch, usable_memory, valid_micro_batches
 from pretrain.config import RECIPES, RunConfig, parse_command_line
@@ -311,27 +311,30 @@ def use_bf16(run: RunConfig, ds_config: dict[str, Any]) -> bool:
     return resolve_bf16(run, ds_config, torch.device("cpu"))[0]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a plan; returns the exit code (2 for bad input and for what does not fit)."""
+def run_plan(arguments: list[str]) -> None:
+    """Print a plan.
+
+    Raises:
+        UserError: bad input, or what does not fit.
+    """
     from pretrain.engine import quiet_deepspeed, read_ds_config
     from pretrain.plan_report import describe, to_json
 
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        options, run, path = read_arguments(given)
-        ds_config = read_ds_config(path)
-        quiet_deepspeed()
-        bf16 = use_bf16(run, ds_config)
-        plan = make_plan(run, ds_config, build_machine(options, bf16), bf16, options.mfu)
-        if options.json:
-            print(json.dumps(to_json(plan), indent=2))
-        else:
-            print(describe(plan, Path(path).name))
-        check_fits(plan)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    options, run, path = read_arguments(arguments)
+    ds_config = read_ds_config(path)
+    quiet_deepspeed()
+    bf16 = use_bf16(run, ds_config)
+    plan = make_plan(run, ds_config, build_machine(options, bf16), bf16, options.mfu)
+    if options.json:
+        print(json.dumps(to_json(plan), indent=2))
+    else:
+        print(describe(plan, Path(path).name))
+    check_fits(plan)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; its exit code is that of run_command."""
+    return run_command(run_plan, arguments)
 
 
 if __name__ == "__main__":

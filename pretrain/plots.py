@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from model.errors import UserError
+from model.errors import UserError, run_command
 from pretrain.metrics import FILE_NAME, read_metrics
 
 
@@ -60,20 +61,25 @@ def _series(rows: list[dict[str, Any]], key: str) -> tuple[list[int], list[float
     return [row["tokens"] for row in present], [row[key] for row in present]
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """The command."""
+def run_plots(arguments: list[str]) -> None:
+    """Draw what the command line asks for.
+
+    Raises:
+        UserError: a folder without metrics.
+    """
     parser = argparse.ArgumentParser(prog="python -m pretrain.plots", description="Draw the curves of runs.")
     parser.add_argument("runs", nargs="+", type=Path, help="run folders")
     parser.add_argument(
         "--out", type=Path, help="PNG to write (default: plots/training.png of the first run)"
     )
     parsed = parser.parse_args(arguments)
-    try:
-        print(f"wrote {draw_runs(parsed.runs, parsed.out or parsed.runs[0] / 'plots' / 'training.png')}")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    print(f"wrote {draw_runs(parsed.runs, parsed.out or parsed.runs[0] / 'plots' / 'training.png')}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; its exit code is that of run_command."""
+    return run_command(run_plots, arguments)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from model.errors import UserError, closest
+from model.errors import UserError, closest, run_command
 from pretrain.data.assemble import Selection
 from pretrain.data.corpus import BuiltinCorpus, TextFiles
 from pretrain.data.prepare import (
@@ -301,25 +301,16 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; 0, or 2 after printing ``error: …`` for bad input."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    try:
-        if arguments and arguments[0] in COMMANDS:
-            COMMANDS[arguments[0]](arguments[1:])
-        else:
-            _run_prepare(arguments)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"error: {where}{error.strerror or error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on where it stopped", file=sys.stderr)
-        return 130
-    return 0
+def _run(arguments: list[str]) -> None:
+    if arguments and arguments[0] in COMMANDS:
+        COMMANDS[arguments[0]](arguments[1:])
+    else:
+        _run_prepare(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; its exit code is that of run_command."""
+    return run_command(_run, arguments, "interrupted; the same command goes on where it stopped")
 
 
 if __name__ == "__main__":

@@ -18,10 +18,10 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+from model.errors import INTERRUPTED
+
 STOPPED = 75
 """Exit code of a run that stopped with everything saved and wants to go on: EX_TEMPFAIL of sysexits.h."""
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, which nobody wants to be requeued."""
 HEARD = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 REPEAT_SECONDS = 2.0
 """The same signal again, so long after the first, ends the process at once. Sooner it may be the same event: Ctrl-C
@@ -35,7 +35,7 @@ class Stopped(BaseException):
 
     Args:
         reason: what asked for it.
-        exit_code: STOPPED, or INTERRUPTED.
+        exit_code: STOPPED, or INTERRUPTED (Ctrl-C, after which nobody wants to be requeued).
     """
 
     def __init__(self, reason: str, exit_code: int = STOPPED) -> None:

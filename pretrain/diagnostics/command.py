@@ -7,11 +7,10 @@ of each group to the baseline (the first), run by run with the same seed.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from model.errors import UserError, closest
+from model.errors import UserError, closest, run_command
 from pretrain.prepare import _Parser as Parser
 
 
@@ -100,10 +99,5 @@ def _steps(text: str) -> str | list[int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; 0, or 2 after printing ``error: …`` for bad input."""
-    try:
-        run_diagnostics(sys.argv[1:] if arguments is None else arguments)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    """Run the command; its exit code is that of run_command."""
+    return run_command(run_diagnostics, arguments)
