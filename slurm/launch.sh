@@ -90,9 +90,10 @@ launch() {
         '') ;;
         *.sif) container=(apptainer exec --nv "$CONTAINER") ;;
     esac
-    # The rendezvous: a port of the job's own, so that two jobs on a node do not meet.
+    # The rendezvous: a port of the job's own, so that two jobs on a node do not meet, and below those that Linux gives
+    # to outgoing connections (32768 and up).
     MASTER_ADDR=$(first_address)
-    MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
+    MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))
     export MASTER_ADDR MASTER_PORT
     local -a command=(srun --kill-on-bad-exit=1 --cpu-bind=cores)
     # Since SLURM 22.05 srun does not take it over from the job.
