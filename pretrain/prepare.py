@@ -302,10 +302,16 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
 
 
 def _run(arguments: list[str]) -> None:
-    if arguments and arguments[0] in COMMANDS:
-        COMMANDS[arguments[0]](arguments[1:])
-    else:
-        _run_prepare(arguments)
+    try:
+        if arguments and arguments[0] in COMMANDS:
+            COMMANDS[arguments[0]](arguments[1:])
+        else:
+            _run_prepare(arguments)
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        # What reads damaged or distant files reports them without a number.
+        raise UserError(str(error.strerror or error)) from error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

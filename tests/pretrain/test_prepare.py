@@ -244,3 +244,17 @@ def test_it_runs_as_a_module(tmp_path):
         f"error: data: {str(tmp_path)!r} has no meta.json; "
         "valid: a folder written by python -m pretrain.prepare\n"
     )
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("zstd frame is damaged"), OSError(None, "zstd frame is damaged", None)]
+)
+def test_readers_errors_without_a_number_are_one_line(texts, tmp_path, capsys, monkeypatch, error):
+    """As pyarrow raises them, here and handed over from a worker."""
+
+    def damaged(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(command, "prepare", damaged)
+    assert run("--text", texts, "--train_tokenizer", 300, "--out", tmp_path / "out") == 2
+    assert capsys.readouterr().err == "error: zstd frame is damaged\n"
