@@ -34,13 +34,12 @@ def run_command(
         The exit code: 0; 2 for bad input, and for files that cannot be read or written; 130 after Ctrl-C; 141 when
         the reader of the output has gone (``| head``).
     """
-    is_main = int(os.environ.get("RANK", "0")) == 0
-    problem = None
     try:
         command(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
+        return 0
     except UserError as error:
-        problem = str(error)
+        code, line = 2, f"error: {error}"
     except BrokenPipeError:
         # Python flushes once more when it ends, and would complain again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -48,14 +47,13 @@ def run_command(
     except OSError as error:
         if error.errno is None:
             raise  # a library's own, not the file system's
-        problem = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
+        where = f"{error.filename}: " if error.filename else ""
+        code, line = 2, f"error: {where}{error.strerror}"
     except KeyboardInterrupt:
-        if is_main:
-            print(f"\n{interrupted}", file=sys.stderr)
-        return INTERRUPTED
-    if problem is not None and is_main:
-        print(f"error: {problem}", file=sys.stderr)
-    return 0 if problem is None else 2
+        code, line = INTERRUPTED, f"\n{interrupted}"
+    if int(os.environ.get("RANK", "0")) == 0:
+        print(line, file=sys.stderr)
+    return code
 
 
 def closest(name: str, valid: Iterable[str]) -> str:

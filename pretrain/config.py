@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
 from argparse import ArgumentError
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -405,8 +404,9 @@ def _build_parser() -> jsonargparse.ArgumentParser:
         description="Pretrain a decoder with any head count per layer. Recipes: "
         + ", ".join(_recipe_names()),
     )
-    recipe_help = "Recipe: a name from pretrain/recipes or a YAML file."
-    parser.add_argument("--config", action="config", help=recipe_help)
+    parser.add_argument(
+        "--config", action="config", help="Recipe: a name from pretrain/recipes or a YAML file."
+    )
     parser.add_argument(
         "--ds_config", type=str, default="ds_configs/zero2.json", help="DeepSpeed configuration."
     )
@@ -491,10 +491,3 @@ def _one_line(message: str) -> str:
         .replace("Expected a <class '", "expected <")
         .replace("'>.", ">.")
     )
-
-
-def exit_with(error: UserError, rank: int = 0) -> None:
-    """Print the one line of a UserError (on rank 0) and end with exit code 2."""
-    if rank == 0:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-    sys.exit(2)

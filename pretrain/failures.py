@@ -1,4 +1,4 @@
-"""How a rank ends that failed: with its own traceback, before those of the ranks that only lost it."""
+"""How a rank ends: with one line for bad input, else with its own traceback, before those of ranks that lost it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import socket
 import sys
 import time
 import traceback
+
+from model.errors import UserError
 
 # What gloo, NCCL and the store say when another rank is gone.
 LOST_PEER = (
@@ -25,6 +27,13 @@ LOST_PEER = (
 WAIT_SECONDS = 5.0
 """How long a rank that lost another waits before it says so: the other one's traceback is to come first."""
 FAILED = 1
+
+
+def exit_with(error: UserError, rank: int = 0) -> None:
+    """Print the one line of a UserError (on rank 0) and end with exit code 2."""
+    if rank == 0:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+    sys.exit(2)
 
 
 def end_after(error: BaseException, rank: int, wait: float = WAIT_SECONDS) -> None:

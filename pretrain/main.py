@@ -19,8 +19,8 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from model.errors import UserError  # noqa: E402
-from pretrain.config import exit_with, parse_command_line  # noqa: E402
-from pretrain.failures import end_after  # noqa: E402
+from pretrain.config import parse_command_line  # noqa: E402
+from pretrain.failures import end_after, exit_with  # noqa: E402
 from pretrain.signals import StopListener, Stopped  # noqa: E402
 
 
