@@ -119,7 +119,7 @@ class CanonicalCheckpoint:
 
     @classmethod
     def open(cls, folder: Path) -> CanonicalCheckpoint:
-        """Open a checkpoint: ``checkpoints/step_XXXXXX``.
+        """Open a checkpoint: ``checkpoints/step_000500``.
 
         Sizes and hashes are not checked here; pretrain.checkpoint.verify does that.
 

@@ -115,7 +115,6 @@ def clean_up(default_group: Any) -> None:
     """Take back what a call left behind: engines, process groups, the libraries' memory of groups."""
     gc.collect()  # an engine holds itself in a circle through its hooks
     if next(CALLS) % CALLS_BETWEEN_DESTRUCTIONS == 0:
-        gc.unfreeze()
         destroy_engines()
     gc.freeze()  # the libraries' objects are many, and both we and DeepSpeed collect often
     world = dist.distributed_c10d._world
@@ -133,6 +132,7 @@ def destroy_engines() -> None:
     module = sys.modules.get("deepspeed.runtime.engine")
     if module is None:
         return
+    gc.unfreeze()  # what clean_up froze is in no list of the collector's
     # Not isinstance, which asks the object itself, and a proxy whose object is gone then raises.
     for engine in [thing for thing in gc.get_objects() if issubclass(type(thing), module.DeepSpeedEngine)]:
         engine.destroy()
