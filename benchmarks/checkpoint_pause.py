@@ -32,11 +32,11 @@ def main() -> None:
 
     import torch
 
-    from pretrain.batch import plan_batch
-    from pretrain.checkpoint import CheckpointStore, TrainingState
-    from pretrain.config import parse_command_line
-    from pretrain.engine import build_engine, merge_ds_config, quiet_deepspeed, read_ds_config
-    from pretrain.world import start_world
+    from pretrain.checkpoint.store import CheckpointStore, TrainingState
+    from pretrain.config.run_config import parse_command_line
+    from pretrain.engine.build import build_engine, merge_ds_config, quiet_deepspeed, read_ds_config
+    from pretrain.plan.micro_batch import plan_batch
+    from pretrain.runtime.world import start_world
 
     quiet_deepspeed()
     world = start_world(None, False)

@@ -30,7 +30,7 @@ def memory() -> dict[str, int]:
 
 def main(arguments: list[str]) -> int:
     """Convert and print the peaks; the command's exit code."""
-    from pretrain.hf.quiet import quiet_libraries
+    from pretrain.engine.quiet import quiet_libraries
 
     quiet_libraries()
     import torch
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
 
     import pretrain.hf.export_folder
     import pretrain.hf.modeling_head_schedule
-    import pretrain.hf.run_source  # noqa: F401
+    import pretrain.run.saved  # noqa: F401
     from pretrain import convert
 
     torch.set_num_threads(1)

@@ -19,12 +19,12 @@ import time
 
 import torch
 
-from pretrain.config import RunConfig, parse_command_line
-from pretrain.data.prefetch import BatchPrefetcher
-from pretrain.engine import build_engine, quiet_deepspeed, read_ds_config
-from pretrain.run_folder import open_data
+from pretrain.config.run_config import RunConfig, parse_command_line
+from pretrain.data.loader import BatchPrefetcher
+from pretrain.engine.build import build_engine, quiet_deepspeed, read_ds_config
+from pretrain.run.folder import open_data
+from pretrain.runtime.world import start_world
 from pretrain.trainer import Trainer
-from pretrain.world import start_world
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Predicted against measured memory: short sessions in fresh processes, and what pretrain.memory says of them.
+"""Predicted against measured memory: short sessions in fresh processes, and what pretrain.plan.memory says of them.
 
     python benchmarks/memory.py                          # the table of docs/memory.md, about ten minutes on two cores
     python benchmarks/memory.py --stages 2 --precisions bf16 --data_parallel 1
@@ -25,10 +25,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from model.config import ModelConfig, block  # noqa: E402
-from pretrain.config import parse_command_line  # noqa: E402
-from pretrain.engine import read_ds_config  # noqa: E402
-from pretrain.footprint import EngineSettings  # noqa: E402
-from pretrain.memory import MemoryPlan, memory_plan  # noqa: E402
+from pretrain.config.run_config import parse_command_line  # noqa: E402
+from pretrain.engine.build import read_ds_config  # noqa: E402
+from pretrain.plan.footprint import EngineSettings  # noqa: E402
+from pretrain.plan.memory import MemoryPlan, memory_plan  # noqa: E402
 
 MIB = 1 << 20
 # 8.7 million parameters: states of 122 to 175 MB, and activations of about as much.
@@ -75,7 +75,7 @@ class Case:
         return [part for name, value in values.items() for part in (f"--{name}", str(value))]
 
     def predicted(self, device: str) -> MemoryPlan:
-        """What pretrain.memory says."""
+        """What pretrain.plan.memory says."""
         command = parse_command_line(self.arguments)
         ds_config = read_ds_config(command.ds_config)
         ds_config["zero_optimization"] |= BUCKETS

@@ -30,10 +30,10 @@ def main(case: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     from model.config import ModelConfig
-    from pretrain.batch import plan_batch
-    from pretrain.config import parse_command_line
-    from pretrain.engine import build_engine, merge_ds_config, quiet_deepspeed, read_ds_config
-    from pretrain.world import start_world
+    from pretrain.config.run_config import parse_command_line
+    from pretrain.engine.build import build_engine, merge_ds_config, quiet_deepspeed, read_ds_config
+    from pretrain.plan.micro_batch import plan_batch
+    from pretrain.runtime.world import start_world
 
     quiet_deepspeed()
     warnings.simplefilter("ignore")

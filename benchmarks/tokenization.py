@@ -33,7 +33,7 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from pretrain.data.corpus import BuiltinCorpus  # noqa: E402
+from pretrain.data.sources.files import BuiltinCorpus  # noqa: E402
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer  # noqa: E402
 
 
@@ -106,7 +106,7 @@ def prepare_command(corpus: Path, folder: Path, processes: int) -> list[str]:
     ]  # fmt: skip
 
 
-OURS = "pretrain.prepare"
+OURS = "pretrain.prepare.command"
 
 
 def throughput(

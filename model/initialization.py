@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from model.config import ModelConfig
 from model.linears import shard_dim
-from model.roles import ParameterRole, parameter_roles
+from model.parameters import ParameterRole, parameter_roles
 from model.transformer import Transformer
 
 Gather = Callable[[nn.Parameter], AbstractContextManager[Any]]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from model.errors import UserError, run_command
-from pretrain.prepare import _Parser as Parser
+from pretrain.prepare.command import _Parser as Parser
 
 FORMATS = ("auto", "native", "llama")
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
@@ -64,11 +64,11 @@ def run_convert(arguments: Sequence[str]) -> None:
 
 def _to_hugging_face(options: argparse.Namespace) -> None:
     # Imported here: these load torch and DeepSpeed, and a mistyped flag should be answered at once.
-    from pretrain.hf.quiet import quiet_libraries
+    from pretrain.engine.quiet import quiet_libraries
 
     quiet_libraries()
     from pretrain.hf.export_folder import export_run
-    from pretrain.hf.run_source import RunSource
+    from pretrain.run.saved import RunSource
 
     source = RunSource.open(options.run, options.step)
     written = export_run(
@@ -92,7 +92,7 @@ def _from_hugging_face(options: argparse.Namespace) -> None:
         raise UserError(f"run: {options.run!r} was given beside --from_hf; give one of them")
     if options.out is None:
         raise UserError("out: missing; give the run's folder to write, such as --out runs/NAME")
-    from pretrain.hf.quiet import quiet_libraries
+    from pretrain.engine.quiet import quiet_libraries
 
     quiet_libraries()
     from pretrain.hf.import_folder import import_folder

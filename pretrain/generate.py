@@ -132,7 +132,7 @@ def cached_exported(network: Any) -> Predict:
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
-    from pretrain.prepare import _Parser as Parser
+    from pretrain.prepare.command import _Parser as Parser
 
     parser = Parser(
         prog="python -m pretrain.generate",
@@ -170,7 +170,7 @@ def run_generate(arguments: Sequence[str]) -> None:
     """
     options = build_parser().parse_args(arguments)
     _check(options)
-    from pretrain.hf.quiet import quiet_libraries
+    from pretrain.engine.quiet import quiet_libraries
 
     quiet_libraries()
     predict, tokenizer = open_model(options.model, options.step, cache=not options.no_cache)
@@ -201,7 +201,7 @@ def open_model(folder: str, step: int | None, cache: bool = True) -> tuple[Predi
         UserError: *folder* is neither, or cannot be used.
     """
     from pretrain.hf.exported_model import exported_tokenizer, load_exported
-    from pretrain.hf.run_source import RunSource, is_run
+    from pretrain.run.saved import RunSource, is_run
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if is_run(folder):

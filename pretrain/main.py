@@ -19,9 +19,9 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from model.errors import UserError  # noqa: E402
-from pretrain.config import parse_command_line  # noqa: E402
-from pretrain.failures import end_after, exit_with  # noqa: E402
-from pretrain.signals import StopListener, Stopped  # noqa: E402
+from pretrain.config.run_config import parse_command_line  # noqa: E402
+from pretrain.runtime.exit import end_after, exit_with  # noqa: E402
+from pretrain.runtime.signals import StopListener, Stopped  # noqa: E402
 
 
 def main(arguments: list[str], listener: StopListener, rank: int) -> None:
@@ -37,25 +37,25 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
         listener.limit(run.interruption.agreement_seconds, run.interruption.minutes)
         # DeepSpeed's own calls; nothing a user of this program could change.
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
-        from pretrain.engine import quiet_deepspeed, read_ds_config
+        from pretrain.engine.build import quiet_deepspeed, read_ds_config
 
         quiet_deepspeed()
         if command.plot_lr:
             if rank == 0:
-                from pretrain.lr_plot import plot_learning_rates
+                from pretrain.optim.lr_plot import plot_learning_rates
 
                 print("\n".join(plot_learning_rates(run, Path(command.plot_lr))))
             return
         ds_config = read_ds_config(command.ds_config)
-        from pretrain.agreement import check_agreement
-        from pretrain.control import Control
         from pretrain.plots import draw_runs
         from pretrain.report import closing, finished_already, metrics_of, opening
-        from pretrain.run_folder import open_data
-        from pretrain.run_lock import RunLocks
+        from pretrain.run.folder import open_data
+        from pretrain.run.lock import RunLocks
+        from pretrain.runtime.control import Control
+        from pretrain.runtime.same_code import check_agreement
+        from pretrain.runtime.watchdog import Watchdog
+        from pretrain.runtime.world import start_world
         from pretrain.trainer import Trainer
-        from pretrain.watchdog import Watchdog
-        from pretrain.world import start_world
 
         world = start_world(run.threads, run.deterministic, run.tensor_parallel, run.sequence_parallel)
         check_agreement(world, run.to_yaml())

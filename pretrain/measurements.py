@@ -8,19 +8,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from model.config import ModelConfig
-from pretrain.batch import BatchPlan
-from pretrain.checkpoint import TrainingState
-from pretrain.config import RunConfig
-from pretrain.control import Abandoned, Control
+from pretrain.checkpoint.store import TrainingState
+from pretrain.config.run_config import RunConfig
 from pretrain.diagnostics.in_loop import Diagnostics
-from pretrain.metrics import Metrics
-from pretrain.run_folder import RunData
-from pretrain.step_log import StepLog
-from pretrain.validation import Validation, ValidationResult
-from pretrain.world import World
+from pretrain.evaluation.validation import Validation, ValidationResult
+from pretrain.metrics.session import Metrics
+from pretrain.metrics.step_log import StepLog
+from pretrain.plan.micro_batch import BatchPlan
+from pretrain.run.folder import RunData
+from pretrain.runtime.control import Abandoned, Control
+from pretrain.runtime.world import World
 
 if TYPE_CHECKING:
-    from pretrain.in_loop_evaluation import InLoopEvaluation
+    from pretrain.evaluation.in_loop import InLoopEvaluation
 
 
 class Measurements:
@@ -57,7 +57,7 @@ class Measurements:
             documents = data.validation_documents(T, run.validation.sequences) if run.document_mask else None
             self.validation = Validation(windows, label_bytes, plan.micro_batch, world, documents)
         if run.evaluation.every:
-            from pretrain.in_loop_evaluation import InLoopEvaluation  # lm-eval takes seconds to import
+            from pretrain.evaluation.in_loop import InLoopEvaluation  # lm-eval takes seconds to import
 
             self._intervals["evaluation"] = run.evaluation.every
             self.evaluation = InLoopEvaluation(run.evaluation, data.tokenizer, T, plan.micro_batch * T, world)

@@ -9,8 +9,8 @@ import torch
 
 from model.heads import format_heads
 from pretrain.data.sequences import Corpus, unigram_entropy
-from pretrain.hardware import describe_device, peak_flops
-from pretrain.metrics import Metrics
+from pretrain.metrics.session import Metrics
+from pretrain.runtime.hardware import describe_device, peak_flops
 
 if TYPE_CHECKING:
     from pretrain.trainer import Trainer

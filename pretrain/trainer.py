@@ -14,25 +14,25 @@ from model.config import ModelConfig
 from model.errors import UserError
 from model.parallel_plan import check_tensor_parallel
 from model.process_grid import grid
-from pretrain.batch import BatchPlan, device_memory, plan_batch
-from pretrain.checkpoint import CheckpointStore, TrainingState, has_engine_files, read_features
-from pretrain.config import RunConfig
-from pretrain.control import Control
-from pretrain.data.prefetch import BatchPrefetcher
+from pretrain.checkpoint.reshard import check_readable, load_resharded
+from pretrain.checkpoint.store import CheckpointStore, TrainingState, has_engine_files, read_features
+from pretrain.config.run_config import RunConfig
+from pretrain.data.loader import BatchPrefetcher
 from pretrain.diagnostics.in_loop import Diagnostics
-from pretrain.engine import build_engine, merge_ds_config, resolve_bf16
-from pretrain.footprint import EngineSettings
+from pretrain.diagnostics.maturity import Maturity
+from pretrain.engine.build import build_engine, merge_ds_config, resolve_bf16
 from pretrain.generate import generate
-from pretrain.maturity import Maturity
 from pretrain.measurements import Measurements
-from pretrain.metrics import Metrics
-from pretrain.optimizer import GroupRates, run_groups
-from pretrain.reshard import check_readable, load_resharded
-from pretrain.resume import check_resume, regrouped, shape_change
-from pretrain.run_folder import RunData, prepare_run_folder
-from pretrain.spikes import SpikeGuard, global_loss
-from pretrain.step_log import StepLog
-from pretrain.world import World
+from pretrain.metrics.session import Metrics
+from pretrain.metrics.step_log import StepLog
+from pretrain.optim.groups import GroupRates, run_groups
+from pretrain.optim.spikes import SpikeGuard, global_loss
+from pretrain.plan.footprint import EngineSettings
+from pretrain.plan.micro_batch import BatchPlan, device_memory, plan_batch
+from pretrain.run.folder import RunData, prepare_run_folder
+from pretrain.run.resume import check_resume, regrouped, shape_change
+from pretrain.runtime.control import Control
+from pretrain.runtime.world import World
 
 Batch = list[Tensor]
 # Settings of zero_optimization that decide where in a rank's files a parameter lies.

@@ -39,8 +39,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Corpus folder of ``small_paths`` with a SentencePiece tokenizer of SMALL_VOCABULARY entries."""
-    from pretrain.data.corpus import TextFiles
-    from pretrain.data.prepare import prepare
+    from pretrain.data.sources.files import TextFiles
+    from pretrain.prepare.pipeline import prepare
     from tests.pretrain.conftest import SMALL_VOCABULARY, small_paths
 
     out = tmp_path_factory.mktemp("data") / "small"

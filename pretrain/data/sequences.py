@@ -20,11 +20,11 @@ import numpy as np
 
 from model.errors import UserError
 from pretrain.data.blend import BlendSplitter, parse_blend
-from pretrain.data.corpus_folder import FORMAT_VERSION, META_FILE
 from pretrain.data.indexed import IndexedTokens
 from pretrain.data.megatron import is_prefix, open_prefix
 from pretrain.data.permutation import Permutation
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_hash
+from pretrain.prepare.folder import FORMAT_VERSION, META_FILE
 
 __all__ = [
     "Corpus",

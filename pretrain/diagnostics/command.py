@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from model.errors import UserError, closest, run_command
-from pretrain.prepare import _Parser as Parser
+from pretrain.prepare.command import _Parser as Parser
 
 
 def build_parser() -> Parser:
@@ -54,7 +54,7 @@ def run_diagnostics(arguments: Sequence[str]) -> None:
             raise UserError(f"{name}: {getattr(options, name)} is not valid; give a positive number")
     steps = _steps(options.steps)
     # Imported here: these load torch and DeepSpeed, and a mistyped flag should be answered at once.
-    from pretrain.hf.quiet import quiet_libraries
+    from pretrain.engine.quiet import quiet_libraries
 
     quiet_libraries()
     from pretrain.diagnostics.comparison import by_group, table

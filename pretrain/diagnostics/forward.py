@@ -25,7 +25,7 @@ from model.loss import IGNORED_LABEL
 from model.rotary import rotate, rotate_spans
 from model.transformer import Block, Transformer
 from pretrain.diagnostics.attention import HEAD_MEASURES, head_sums
-from pretrain.world import World
+from pretrain.runtime.world import World
 
 LAYER_MEASURES = ("attention_write", "ffn_write", "path_energy")
 """Per layer; what each is stands in ``Look``."""

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from model.config import ModelConfig
 from model.errors import UserError
-from pretrain.batch import BatchPlan
-from pretrain.canonical import parameter_specs
-from pretrain.checkpoint import TrainingState
-from pretrain.config import RunConfig
+from pretrain.checkpoint.store import TrainingState
+from pretrain.checkpoint.unsharded import parameter_specs
+from pretrain.config.run_config import RunConfig
 from pretrain.diagnostics.forward import ForwardProbe, feature_drift, lower_layers
 from pretrain.diagnostics.weights import (
     OwnWeights,
@@ -25,10 +24,11 @@ from pretrain.diagnostics.weights import (
     update_sizes,
     write_kept,
 )
-from pretrain.optimizer import GroupRates
-from pretrain.run_folder import RunData
-from pretrain.schedule import length_in_steps
-from pretrain.world import World
+from pretrain.optim.groups import GroupRates
+from pretrain.optim.schedule import length_in_steps
+from pretrain.plan.micro_batch import BatchPlan
+from pretrain.run.folder import RunData
+from pretrain.runtime.world import World
 
 FEATURE = "diagnostics/layer_"
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from model.errors import UserError
-from pretrain.canonical import CanonicalCheckpoint
+from pretrain.checkpoint.unsharded import CanonicalCheckpoint
 from pretrain.data.blend import parse_blend
 from pretrain.data.sequences import Corpus
 from pretrain.diagnostics.forward import ForwardProbe, feature_drift, lower_layers
@@ -28,10 +28,10 @@ from pretrain.diagnostics.weights import (
     projections,
     update_norm,
 )
-from pretrain.hf.run_source import RunSource
-from pretrain.metrics import read_metrics
-from pretrain.run_folder import RunData
-from pretrain.world import World
+from pretrain.metrics.session import read_metrics
+from pretrain.run.folder import RunData
+from pretrain.run.saved import RunSource
+from pretrain.runtime.world import World
 
 Report = Callable[[str], None]
 

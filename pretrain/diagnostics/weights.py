@@ -19,13 +19,13 @@ from torch import Tensor
 
 from model.config import ModelConfig
 from model.initialization import initial_value
+from model.parameters import parameter_roles
 from model.process_grid import whole_model
-from model.roles import parameter_roles
 from model.transformer import Transformer
-from pretrain.canonical import ParameterSpec
-from pretrain.partitions import Piece
-from pretrain.reshard import EngineFlat, engine_flats, shard_of
-from pretrain.world import World
+from pretrain.checkpoint.reshard import EngineFlat, engine_flats, shard_of
+from pretrain.checkpoint.unsharded import ParameterSpec
+from pretrain.engine.layout import Piece
+from pretrain.runtime.world import World
 
 Pieces = dict[str, list[Tensor]]
 """By parameter: this rank's runs of its elements, flat."""
@@ -68,7 +68,7 @@ class OwnWeights:
     Args:
         engine: a DeepSpeedEngine.
         names: the parameters.
-        specs: the model's, from pretrain.canonical.parameter_specs.
+        specs: the model's, from pretrain.checkpoint.unsharded.parameter_specs.
     """
 
     def __init__(self, engine: Any, names: Iterable[str], specs: dict[str, ParameterSpec]) -> None:

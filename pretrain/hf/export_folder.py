@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from model.errors import UserError
-from pretrain.data.corpus import BuiltinCorpus
-from pretrain.heap import return_memory
+from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.hf.comparison import MAX_LENGTH, WINDOWS, Comparison, compare, folder_logits, our_logits
 from pretrain.hf.formats import Export, choose_format, has_vocabulary_rows, plan_export
 from pretrain.hf.model_card import model_card
 from pretrain.hf.new_folder import new_folder
-from pretrain.hf.run_source import RunSource
 from pretrain.hf.safetensors_writer import SHARD_BYTES, total_bytes, write_weights
 from pretrain.hf.tokenizer_files import check_tokenizer, write_tokenizer
+from pretrain.run.saved import RunSource
+from pretrain.utils.heap import return_memory
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CODE_FILES = ("configuration_head_schedule.py", "modeling_head_schedule.py")

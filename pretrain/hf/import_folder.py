@@ -19,15 +19,15 @@ from torch import Tensor
 
 from model.config import ModelConfig, block
 from model.errors import UserError
-from pretrain.canonical_folder import CanonicalParameter, write_canonical
-from pretrain.checkpoint import TrainingState, write_synced
-from pretrain.data.corpus import BuiltinCorpus
+from pretrain.checkpoint.store import TrainingState, write_synced
+from pretrain.checkpoint.unsharded_folder import CanonicalParameter, write_canonical
+from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.tokenizer import Tokenizer, tokenizer_hash
 from pretrain.hf.comparison import MAX_LENGTH, WINDOWS, Comparison, compare, model_logits, our_logits
 from pretrain.hf.exported_model import SUPPORTED, exported_tokenizer, load_exported, read_config
 from pretrain.hf.formats import ACTIVATIONS, gpt2_sources, has_vocabulary_rows, llama_name, parameter_shapes
 from pretrain.hf.new_folder import new_folder
-from pretrain.hf.run_source import RunSource
+from pretrain.run.saved import RunSource
 
 # transformers' names of the three activations; gelu_new and gelu_pytorch_tanh are one formula.
 _ACTIVATIONS = {theirs: ours for ours, theirs in ACTIVATIONS.items()} | {

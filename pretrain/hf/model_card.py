@@ -12,7 +12,7 @@ from model.heads import format_heads
 from pretrain.data.blend import parse_blend
 from pretrain.hf.comparison import Comparison
 from pretrain.hf.formats import Export
-from pretrain.hf.run_source import RunSource
+from pretrain.run.saved import RunSource
 
 _USAGE = """\
 ```python

@@ -6,8 +6,8 @@ import torch
 
 from model.config import block
 from model.initialization import initial_value, initialize
+from model.parameters import parameter_roles
 from model.presets import preset
-from model.roles import parameter_roles
 from model.transformer import Transformer
 
 

@@ -7,8 +7,8 @@ import torch.distributed as dist
 from model.config import block
 from model.initialization import initialize
 from model.linears import is_embedding, is_linear, shard_dim
+from model.parameters import parameter_roles
 from model.process_grid import start_grid
-from model.roles import parameter_roles
 from model.transformer import Transformer
 from tests.distributed import run_distributed
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from model.initialization import initialize
+from model.parameters import parameter_roles
 from model.presets import preset
-from model.roles import parameter_roles
 from model.transformer import Transformer
 from tests.distributed import run_distributed
 

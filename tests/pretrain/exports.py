@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pretrain.config import RunConfig
+from pretrain.config.run_config import RunConfig
 from tests.distributed import run_distributed
 from tests.pretrain.training import nano_run, session
 

@@ -10,14 +10,14 @@ import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 from torch import Tensor
 
-from pretrain.canonical import CanonicalCheckpoint
-from pretrain.checkpoint import CheckpointStore
-from pretrain.config import RunConfig
-from pretrain.engine import quiet_deepspeed, read_ds_config
-from pretrain.metrics import Metrics
-from pretrain.run_folder import open_data
+from pretrain.checkpoint.store import CheckpointStore
+from pretrain.checkpoint.unsharded import CanonicalCheckpoint
+from pretrain.config.run_config import RunConfig
+from pretrain.engine.build import quiet_deepspeed, read_ds_config
+from pretrain.metrics.session import Metrics
+from pretrain.run.folder import open_data
+from pretrain.runtime.world import start_world
 from pretrain.trainer import Trainer
-from pretrain.world import start_world
 from tests.distributed import run_distributed
 from tests.pretrain.training import ROOT, nano_run
 

@@ -13,8 +13,8 @@ from model.config import ModelConfig
 from pretrain import convert, generate
 from pretrain.data.sequences import ValidationSequences
 from pretrain.hf import export_folder
-from pretrain.hf.run_source import RunSource
-from pretrain.metrics import read_metrics
+from pretrain.metrics.session import read_metrics
+from pretrain.run.saved import RunSource
 from tests.pretrain.exports import trained
 
 
@@ -223,7 +223,7 @@ def test_damaged_checkpoints(prism, tmp_path, capsys):
 
 def test_a_tokenizer_that_does_not_match(prism, tmp_path, capsys, monkeypatch):
     from pretrain.data.tokenizer import SentencePieceTokenizer
-    from pretrain.hf import run_source
+    from pretrain.run import saved as run_source
 
     other = SentencePieceTokenizer.train(["another text, " * 200 + "with other pieces"], 280)
     monkeypatch.setattr(run_source, "load_tokenizer", lambda folder: other)

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from model.config import ModelConfig, block
-from pretrain.canonical import parameter_specs
-from pretrain.canonical_folder import CanonicalParameter, write_canonical
-from pretrain.checkpoint import TrainingState
+from pretrain.checkpoint.store import TrainingState
+from pretrain.checkpoint.unsharded import parameter_specs
+from pretrain.checkpoint.unsharded_folder import CanonicalParameter, write_canonical
 from pretrain.data.tokenizer import tokenizer_hash
 from tests.pretrain.exports import trained
 from tests.pretrain.training import ROOT

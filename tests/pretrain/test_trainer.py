@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretrain.config import parse_command_line
-from pretrain.data.corpus import TextFiles
-from pretrain.data.prepare import prepare
+from pretrain.config.run_config import parse_command_line
 from pretrain.data.sequences import Corpus, TrainingSequences, unigram_entropy
+from pretrain.data.sources.files import TextFiles
+from pretrain.prepare.pipeline import prepare
 from tests.distributed import run_distributed
 from tests.pretrain.training import ROOT, curve, nano_run, session
 

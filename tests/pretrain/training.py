@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from model.errors import UserError
-from pretrain.config import RunConfig, parse_command_line
-from pretrain.engine import quiet_deepspeed, read_ds_config
-from pretrain.metrics import Metrics, read_metrics
-from pretrain.run_folder import open_data
+from pretrain.config.run_config import RunConfig, parse_command_line
+from pretrain.engine.build import quiet_deepspeed, read_ds_config
+from pretrain.metrics.session import Metrics, read_metrics
+from pretrain.run.folder import open_data
+from pretrain.runtime.world import start_world
 from pretrain.trainer import Trainer
-from pretrain.world import start_world
 
 ROOT = Path(__file__).resolve().parents[2]
 # Figures that differ from run to run, because they are times.

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.errors import UserError
-from pretrain.config import RunConfig
+from pretrain.config.run_config import RunConfig
 from pretrain.data.indexed import IndexedTokens, IndexedWriter, bin_path, idx_path
 from pretrain.data.sequences import Corpus, TrainingSequences, unigram_entropy
-from pretrain.data.verify import verify
-from pretrain.run_folder import open_data
+from pretrain.prepare.verify import verify
+from pretrain.run.folder import open_data
 
 
 def write(prefix: Path, documents: list[list[int]], dtype: type = np.uint16) -> Path:
@@ -150,7 +150,7 @@ def test_a_changed_bit_is_found(copied, name):
 @pytest.mark.parametrize("damage", ["boundaries", "end"])
 def test_damage_that_was_hashed_is_found(copied, damage):
     """A folder whose hashes were written over damage: other checks are left."""
-    from pretrain.data.assemble import file_record
+    from pretrain.prepare.output import file_record
 
     corpus = Corpus.open(copied)
     if damage == "boundaries":

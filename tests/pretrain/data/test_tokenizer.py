@@ -17,7 +17,7 @@ from pretrain.data.tokenizer import (
     load_tokenizer,
     tokenizer_hash,
 )
-from pretrain.signals import Stopped
+from pretrain.runtime.signals import Stopped
 from tests.pretrain.conftest import SMALL_VOCABULARY, WIKITEXT, small_paths
 
 # What SentencePiece, its byte fallback, or our handling of U+2581 could mistake for something else.

@@ -9,11 +9,11 @@ import torch
 from model.initialization import initialize
 from model.presets import preset
 from model.transformer import Transformer
-from pretrain.batch import plan_batch
-from pretrain.config import parse_command_line
+from pretrain.config.run_config import parse_command_line
 from pretrain.diagnostics.forward import ForwardProbe, feature_drift, lower_layers, normalised
-from pretrain.engine import build_engine, merge_ds_config, quiet_deepspeed, read_ds_config
-from pretrain.world import World, start_world
+from pretrain.engine.build import build_engine, merge_ds_config, quiet_deepspeed, read_ds_config
+from pretrain.plan.micro_batch import plan_batch
+from pretrain.runtime.world import World, start_world
 from tests.distributed import run_distributed
 from tests.pretrain.diagnostics.test_attention import by_loops
 from tests.pretrain.training import ROOT

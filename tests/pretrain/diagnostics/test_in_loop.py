@@ -9,9 +9,9 @@ import torch
 
 from model.errors import UserError
 from model.initialization import initial_value
-from model.roles import parameter_roles
+from model.parameters import parameter_roles
 from model.transformer import Transformer
-from pretrain.canonical import CanonicalCheckpoint
+from pretrain.checkpoint.unsharded import CanonicalCheckpoint
 from pretrain.diagnostics.weights import displacement, kept_path, update_norm
 from tests.distributed import run_distributed
 from tests.pretrain.shapes import Shape, build, contents
@@ -165,8 +165,8 @@ def test_after_a_resume_the_figures_go_on(small_folder, tmp_path, first, second)
 
 
 def test_weights_made_elsewhere_have_no_displacement_from_a_seed(small_folder, tmp_path):
-    from pretrain.canonical_folder import save_canonical
-    from pretrain.checkpoint import TrainingState
+    from pretrain.checkpoint.store import TrainingState
+    from pretrain.checkpoint.unsharded_folder import save_canonical
 
     run = measured_run(small_folder, tmp_path, "origin", 0)
     run_distributed(session, 1, run, timeout=120)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from model.errors import UserError
-from pretrain.data.corpus import BuiltinCorpus
+from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.tokenizer import HuggingFaceTokenizer, SentencePieceTokenizer
 from pretrain.hf.tokenizer_files import ORIGINAL_FOLDER, byte_fallback_bpe, check_tokenizer, write_tokenizer
 

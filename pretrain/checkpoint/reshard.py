@@ -1,0 +1,230 @@
+"""Loads a checkpoint of one shape into an engine of another, to the bit.
+
+Shape: data-parallel and tensor-parallel ranks, ZeRO stage, offloading, dtype. Every rank reads its own pieces
+of the canonical tensors straight from the checkpoint's files and writes them into its optimizer's flat
+tensors. So there is no converted copy on disk to wait for, to interrupt or to clean up, and no collective that
+could time out while a rank reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from model.errors import UserError
+from pretrain.checkpoint.deepspeed_files import MASTERS, MOMENTS
+from pretrain.checkpoint.progress import Progress, Report
+from pretrain.checkpoint.store import TrainingState
+from pretrain.checkpoint.unsharded import CanonicalCheckpoint, ParameterSpec
+from pretrain.engine.layout import Piece, contiguous_pieces, sliced_pieces
+from pretrain.runtime.world import World
+
+# What a group says about the optimizer's code, not about the training: that belongs to the engine.
+OF_THE_CODE = {
+    "params",
+    "name",
+    "parameter_names",
+    "fused",
+    "foreach",
+    "capturable",
+    "differentiable",
+    "maximize",
+    "amsgrad",
+    "bias_correction",
+    "decoupled_weight_decay",
+}
+
+
+@dataclass(frozen=True)
+class EngineFlat:
+    """One flat tensor of this rank's optimizer."""
+
+    master: Tensor
+    """fp32 weights of the pieces, padded: the tensor that Adam steps."""
+    group: dict[str, Any]
+    """Adam's parameter group that it belongs to."""
+    pieces: dict[str, list[Piece]]
+    """What of which parameter this rank holds in it; parameters that lie on other ranks have no pieces."""
+
+
+def load_resharded(engine: Any, folder: Path, world: World, report: Report = lambda line: None) -> None:
+    """Set weights, Adam's moments and step counts, and the groups' hyperparameters of *engine*. Collective.
+
+    Args:
+        engine: a DeepSpeed engine of any shape, built for the checkpoint's model, trained or not.
+        folder: the checkpoint to load, in any form; every rank opens it for itself.
+        report: is given progress to print.
+
+    Raises:
+        UserError: on every rank, when the checkpoint cannot be read or does not fit the engine. Weights may
+            have been changed then.
+    """
+    optimizer = engine.optimizer
+    if engine.zero_optimization_stage() == 3:
+        optimizer.checkpoint_event_prologue()  # no rank holds a gathered weight while slices are written
+    problem = state = None
+    try:
+        state = _restore(engine, CanonicalCheckpoint.open(folder), report)
+    except UserError as error:
+        problem = str(error)
+    problem = world.agree(problem)
+    if state is None:
+        raise UserError(problem)
+    _publish(engine)
+    engine.global_steps, engine.skipped_steps = state.step, state.skipped
+    engine.global_samples = state.sequences
+
+
+def check_readable(folder: Path, world: World) -> None:
+    """Find out whether load_resharded will be able to read a checkpoint, before anything is built. Collective.
+
+    Raises:
+        UserError: on every rank, when files are missing or do not fit the model that the checkpoint describes.
+    """
+    problem = None
+    if world.is_main:
+        try:
+            CanonicalCheckpoint.open(folder)
+        except UserError as error:
+            problem = str(error)
+    problem = world.agree(problem)
+    if problem:
+        raise UserError(problem)
+
+
+def engine_flats(engine: Any) -> list[EngineFlat]:
+    """The flat tensors of this rank's optimizer and what lies in them."""
+    optimizer, names = engine.optimizer, engine.param_names
+    groups = optimizer.optimizer.param_groups
+    flats = []
+    if engine.zero_optimization_stage() == 3:
+        if optimizer.swap_optimizer:
+            raise UserError("checkpoint: it cannot be reshaped into an engine that swaps to NVMe")
+        for index, parameters in enumerate(optimizer.fp16_groups):
+            process_group = optimizer.sub_group_process_groups[index]
+            named = [(names[p], p.ds_numel) for p in parameters]
+            pieces = sliced_pieces(index, named, dist.get_world_size(process_group))
+            master = optimizer.fp32_partitioned_groups_flat[index]
+            group = groups[optimizer.sub_group_to_group_id[index]]
+            flats.append(EngineFlat(master, group, _own(pieces, dist.get_rank(process_group))))
+        return flats
+    if hasattr(optimizer, "bf16_groups"):  # BF16_Optimizer
+        layout, paddings = optimizer.bf16_groups, [None] * len(optimizer.bf16_groups)
+        masters = optimizer.fp32_groups_flat_partition
+    else:
+        layout, paddings = optimizer.round_robin_bit16_groups, optimizer.round_robin_bit16_padding
+        masters = optimizer.single_partition_of_fp32_groups
+    for index, (parameters, padding, master) in enumerate(zip(layout, paddings, masters, strict=True)):
+        named = [(names[p], p.numel()) for p in parameters]
+        pieces = contiguous_pieces(index, named, padding, master.numel())
+        rank = dist.get_rank(optimizer.real_dp_process_group[index])
+        flats.append(EngineFlat(master, groups[index], _own(pieces, rank)))
+    return flats
+
+
+def _own(pieces: dict[str, list[Piece]], rank: int) -> dict[str, list[Piece]]:
+    return {name: [piece for piece in found if piece.rank == rank] for name, found in pieces.items()}
+
+
+def _restore(engine: Any, checkpoint: CanonicalCheckpoint, report: Report) -> TrainingState:
+    """Everything but what needs the other ranks."""
+    flats = engine_flats(engine)
+    _check_names(flats, checkpoint)
+    cut = _shard_cutter(engine, checkpoint)
+    adam = engine.optimizer.optimizer
+    progress = Progress("reshaping", {name: spec.shape for name, spec in checkpoint.specs.items()}, report)
+    for flat in flats:
+        targets = {MASTERS: flat.master.data} | {key: torch.zeros_like(flat.master.data) for key in MOMENTS}
+        steps = {checkpoint.step(name) for name in flat.pieces}
+        if len(steps) > 1:
+            raise UserError(
+                f"checkpoint: parameters of group {flat.group['name']} were updated {sorted(steps)} times; "
+                "ZeRO counts the updates of a group's parameters together"
+            )
+        for name, pieces in flat.pieces.items():
+            for key, target in targets.items() if pieces else ():
+                elements = cut(name, checkpoint.tensor(name, key)).flatten()
+                for piece in pieces:
+                    source = elements[piece.start : piece.start + piece.numel]
+                    target[piece.offset : piece.offset + piece.numel].copy_(source)
+            progress.add(name)
+        adam.state[flat.master] = {
+            "step": _step_like(adam, flat.master, steps.pop()),
+            **{key: targets[key] for key in MOMENTS},
+        }
+        # The groups need not be the same ones (other learning-rate rules): moments belong to parameters, and a group
+        # that the checkpoint does not know keeps the run's own settings.
+        saved = checkpoint.groups.get(flat.group["name"])
+        if saved:
+            flat.group.update({key: v for key, v in saved.settings.items() if key not in OF_THE_CODE})
+    checkpoint.release()
+    return checkpoint.state
+
+
+def _step_like(adam: Any, master: Tensor, step: int) -> Any:
+    """A step count as this optimizer keeps it: torch's Adam in a tensor, DeepSpeed's in an int."""
+    if isinstance(adam, torch.optim.Adam | torch.optim.AdamW):
+        on_device = adam.defaults.get("fused") or adam.defaults.get("capturable")
+        return torch.tensor(float(step), device=master.device if on_device else "cpu")
+    return step
+
+
+def _check_names(flats: list[EngineFlat], checkpoint: CanonicalCheckpoint) -> None:
+    found = {name for flat in flats for name in flat.pieces}
+    different = found ^ set(checkpoint.names())
+    if different:
+        raise UserError(
+            f"checkpoint: {checkpoint.folder} is of another model: {min(different)} is in one of them only"
+        )
+
+
+def _shard_cutter(engine: Any, checkpoint: CanonicalCheckpoint) -> Callable[[str, Tensor], Tensor]:
+    """A function that cuts this tensor-parallel rank's part out of a named full tensor."""
+    count, rank = engine.mp_world_size, engine.checkpoint_mp_rank
+    shapes = {
+        name: tuple(getattr(parameter, "ds_shape", parameter.shape))
+        for parameter, name in engine.param_names.items()
+    }
+
+    def cut(name: str, full: Tensor) -> Tensor:
+        shard = shard_of(full, checkpoint.specs[name], count, rank, shapes[name])
+        if tuple(shard.shape) != shapes[name]:
+            raise UserError(
+                f"checkpoint: {name} has shape {list(full.shape)} in {checkpoint.folder}, which does not "
+                f"give {list(shapes[name])} on each of {count} tensor-parallel ranks"
+            )
+        return shard
+
+    return cut
+
+
+def shard_of(full: Tensor, spec: ParameterSpec, count: int, rank: int, shape: tuple[int, ...]) -> Tensor:
+    """The part of a full tensor that tensor-parallel rank *rank* of *count* holds, of the given *shape*."""
+    if spec.vocabulary:  # padded to a multiple that depends on the number of ranks, with zeros
+        rows = shape[0] * count
+        full = F.pad(full, (0, 0, 0, rows - full.shape[0])) if rows > full.shape[0] else full
+    if spec.shard_dimension is None or count == 1:
+        return full
+    length = full.shape[spec.shard_dimension] // count
+    return full.narrow(spec.shard_dimension, rank * length, length)
+
+
+def _publish(engine: Any) -> None:
+    """Bring the weights that the model computes with in line with the fp32 masters. Collective."""
+    optimizer = engine.optimizer
+    if engine.zero_optimization_stage() == 3:
+        for index in range(len(optimizer.fp16_groups)):
+            optimizer._reassign_or_swap_out_partitioned_parameters(index)
+        optimizer.checkpoint_event_epilogue()  # weights too small to be partitioned are gathered again
+        return
+    optimizer.update_lp_params()
+    # The tensor-access functions (safe_get_full_optimizer_state) find the moments through these links.
+    optimizer._hp_optimizer_states_linked = False
+    optimizer._lazy_init_hp_params_optimizer_state()

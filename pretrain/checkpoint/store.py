@@ -1,0 +1,377 @@
+"""Checkpoints: written whole or not at all, verified before they are trusted, pruned to the ones worth keeping.
+
+A checkpoint is a folder ``checkpoints/step_000500`` that holds ``deepspeed/`` (the engine's own files, one set per
+rank), ``tokenizer/``, ``state.json`` (TrainingState), ``manifest.json`` (size and hash of every file), and in runs that
+probe their features ``features.safetensors`` (those of the last probe). It is written under a hidden name, synced, and
+renamed when every rank has finished; ``latest`` is then replaced in one step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import xxhash
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from model.errors import UserError
+from pretrain.checkpoint.writer import RecordingCheckpointEngine
+from pretrain.config.run_config import CheckpointConfig
+from pretrain.runtime.world import World
+
+FORMAT = 1
+ENGINE_FOLDER = "deepspeed"
+# What DeepSpeed's ds_to_universal makes of it, when somebody runs that.
+UNIVERSAL_FOLDER = "universal"
+FEATURES = "features.safetensors"
+
+
+@dataclass
+class TrainingState:
+    """Everything but tensors that a run continues from."""
+
+    step: int = 0
+    """Optimizer steps attempted so far."""
+    sequences: int = 0
+    """Training sequences consumed so far: where the data goes on."""
+    tokens: int = 0
+    """Label tokens seen by all ranks so far."""
+    seconds: float = 0.0
+    """Wall-clock seconds spent training, over all sessions."""
+    skipped: int = 0
+    """Updates skipped for a non-finite loss or gradient."""
+    skipped_in_a_row: int = 0
+    """The same, since the last applied update."""
+    spikes: int = 0
+    """Updates skipped for a loss or gradient norm out of line; part of skipped."""
+    recent: dict[str, list[float]] = field(default_factory=dict)
+    """Losses and gradient norms that the next one is compared with."""
+    owed: list[str] = field(default_factory=list)
+    """What was due at this step and not done (validation), because the session was asked to stop."""
+    released: dict[str, int] = field(default_factory=dict)
+    """Learning-rate rules that were released by maturity, with the step from which they were."""
+    maturity: dict[str, Any] = field(default_factory=dict)
+    """What the probes of pretrain/diagnostics/maturity.py have found so far."""
+    from_seed: bool = True
+    """Whether the weights of step 0 were drawn from the seed, and not made elsewhere."""
+    micro_batch: int = 0
+    """Sequences per rank and forward pass."""
+    run: dict[str, Any] = field(default_factory=dict)
+    """The RunConfig."""
+    model: dict[str, Any] = field(default_factory=dict)
+    """The ModelConfig."""
+    data: dict[str, Any] = field(default_factory=dict)
+    """What identifies the data: corpora with hashes and weights, tokenizer hash."""
+    world: dict[str, Any] = field(default_factory=dict)
+    """World.record(), with ZeRO stage and dtype."""
+
+
+class _UnderWay(NamedTuple):
+    """A checkpoint that was begun."""
+
+    writer: RecordingCheckpointEngine
+    partial: Path
+    target: Path
+    state: str
+    step: int
+    features: dict[str, Tensor]
+
+
+class CheckpointStore:
+    """The checkpoints of one run folder.
+
+    Args:
+        run_folder: the run's folder.
+        config: what to keep.
+        world: the ranks that save and load together; every method but ``steps`` is collective.
+    """
+
+    def __init__(self, run_folder: Path, config: CheckpointConfig, world: World) -> None:
+        self.run_folder = run_folder
+        self.folder = run_folder / "checkpoints"
+        self.config = config
+        self.world = world
+        self._under_way: _UnderWay | None = None
+
+    def steps(self) -> list[int]:
+        """Steps that have a finished checkpoint, ascending."""
+        names = [path.name for path in self.folder.glob("step_*") if path.is_dir()]
+        return sorted(
+            int(name.removeprefix("step_")) for name in names if name.removeprefix("step_").isdigit()
+        )
+
+    def path(self, step: int) -> Path:
+        """Folder of the checkpoint of *step*."""
+        return self.folder / f"step_{step:06d}"
+
+    def begin(
+        self,
+        engine: Any,
+        state: TrainingState,
+        tokenizer_folder: Path,
+        features: dict[str, Tensor] | None = None,
+        background: bool = True,
+    ) -> None:
+        """Start to write a checkpoint; ``finish`` makes it valid. One that is still being written is finished first.
+
+        Args:
+            features: what probes of the network compare the next time, equal on all ranks (see ``read_features``).
+            background: return as soon as the tensors are copied to the host's memory, and write beside the training.
+
+        Raises:
+            UserError: on every rank alike, when any rank could not write; older checkpoints are untouched.
+        """
+        self.finish()
+        target = self.path(state.step)
+        partial = self.folder / f".writing_{target.name}"
+        self._stop_on(self._prepare(partial, tokenizer_folder) if self.world.is_main else None, partial)
+        writer = RecordingCheckpointEngine(background)
+        engine.checkpoint_engine = writer
+        engine._copy_recovery_script = lambda save_path: None  # its layout is not ours; conversion reads ours
+        engine.save_checkpoint(str(partial), tag=ENGINE_FOLDER, save_latest=False)
+        writer.save(random_state(), partial / ENGINE_FOLDER / f"random_rank_{self.world.rank:05d}.pt")
+        if background:
+            writer.start()
+        written_state = json.dumps(asdict(state), indent=1)
+        self._under_way = _UnderWay(writer, partial, target, written_state, state.step, dict(features or {}))
+
+    @property
+    def writing(self) -> bool:
+        """Whether this rank's thread still writes."""
+        return self._under_way is not None and self._under_way.writer.running
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a checkpoint was begun and not yet finished. The same on all ranks."""
+        return self._under_way is not None
+
+    def finish(self) -> None:
+        """Wait until every rank has written its files, then put the checkpoint in its place and prune older ones.
+
+        Raises:
+            UserError: as begin.
+        """
+        if self._under_way is None:
+            return
+        done, self._under_way = self._under_way, None
+        done.writer.wait()
+        partial = done.partial
+        self._stop_on(done.writer.problem, partial)
+        written = self._gather(done.writer.written)
+        problem = self._finish(done, written) if self.world.is_main else None
+        self._stop_on(problem, partial)
+        if self.world.is_main:
+            self._prune(done.step)
+
+    def newest_sound(self) -> tuple[Path, TrainingState, list[str]] | None:
+        """Find the newest checkpoint whose files all have the size and hash they were written with.
+
+        Returns:
+            Its folder, its state and a line about each newer one that was passed over; None when there is none.
+
+        Raises:
+            UserError: there are checkpoints, but none is sound.
+        """
+        notes: list[str] = []
+        for step in reversed(self.world.broadcast(self.steps())):
+            folder = self.path(step)
+            problem = self.world.agree(verify(folder, self.world.rank, self.world.size))
+            if problem is None:
+                return folder, read_state(folder), notes
+            notes.append(f"checkpoint {folder.name} is damaged ({problem})")
+        if notes:
+            raise UserError(
+                f"checkpoints: no sound one in {self.folder}: {'; '.join(notes)}; restore one, or remove "
+                "the folder to start over"
+            )
+        return None
+
+    def load(self, engine: Any, folder: Path) -> None:
+        """Load the engine's tensors, optimizer state and this rank's random state from *folder*."""
+        path, _ = engine.load_checkpoint(str(folder), tag=ENGINE_FOLDER, load_lr_scheduler_states=False)
+        if path is None:
+            raise UserError(f"checkpoint: DeepSpeed found nothing to load in {folder}")
+        restore_random_state(
+            torch.load(folder / ENGINE_FOLDER / f"random_rank_{self.world.rank:05d}.pt", weights_only=True)
+        )
+
+    def _prepare(self, partial: Path, tokenizer_folder: Path) -> str | None:
+        try:
+            for leftover in self.folder.glob(".*_step_*"):  # of sessions that were killed
+                shutil.rmtree(leftover, ignore_errors=True)
+            (partial / ENGINE_FOLDER).mkdir(parents=True)
+            shutil.copytree(tokenizer_folder, partial / "tokenizer")
+        except OSError as error:
+            return f"cannot write {error.filename or partial}: {error.strerror or error}"
+        return None
+
+    def _finish(self, done: _UnderWay, written: dict[str, Any]) -> str | None:
+        """Rank 0: add state and manifest, sync, rename, point ``latest`` at the result."""
+        partial, target = done.partial, done.target
+        try:
+            write_synced(partial / "state.json", done.state)
+            files = {f"{ENGINE_FOLDER}/{name}": entry for name, entry in written.items()}
+            if done.features:
+                save_file(done.features, partial / FEATURES)
+                sync_file(partial / FEATURES)
+            own = [partial / "state.json", partial / FEATURES]
+            for path in [*own, *sorted((partial / "tokenizer").rglob("*"))]:
+                if path.is_file():
+                    files[path.relative_to(partial).as_posix()] = file_entry(path)
+            write_synced(partial / "manifest.json", json.dumps({"format": FORMAT, "files": files}, indent=1))
+            sync_folder(partial)
+            replaced = target.with_name(f".replaced_{target.name}")
+            if target.exists():  # left damaged by an earlier session, or written before a fall-back
+                target.rename(replaced)
+            partial.rename(target)
+            shutil.rmtree(replaced, ignore_errors=True)
+            sync_folder(self.folder)
+            write_synced(self.run_folder / "latest.new", target.name + "\n")
+            (self.run_folder / "latest.new").replace(self.run_folder / "latest")
+            sync_folder(self.run_folder)
+        except (OSError, SafetensorError) as error:
+            name = getattr(error, "filename", None) or partial
+            return f"cannot write {name}: {getattr(error, 'strerror', None) or error}"
+        return None
+
+    def _gather(self, written: dict[str, Any]) -> dict[str, Any]:
+        if self.world.size == 1:
+            return written
+        parts: list[Any] = [None] * self.world.size
+        torch.distributed.all_gather_object(parts, written)
+        return {name: entry for part in parts for name, entry in part.items()}
+
+    def _stop_on(self, problem: str | None, partial: Path) -> None:
+        problem = self.world.agree(problem)
+        if problem is None:
+            return
+        if self.world.is_main:
+            shutil.rmtree(partial, ignore_errors=True)
+        steps = self.steps()
+        kept = f"the checkpoint of step {steps[-1]} stays" if steps else "there is no earlier checkpoint"
+        raise UserError(f"checkpoint: {problem}; {kept} in {self.folder}")
+
+    def _prune(self, newest: int) -> None:
+        # Steps beyond the newest belong to a curve this run has left (it fell back to an older checkpoint).
+        steps = [step for step in self.steps() if step <= newest]
+        keep = set(steps[-self.config.keep_last :])
+        if self.config.keep_every:
+            keep |= {step for step in steps if step % self.config.keep_every == 0}
+        for step in self.steps():
+            if step not in keep:
+                remove(self.path(step))
+
+
+def verify(folder: Path, part: int = 0, parts: int = 1) -> str | None:
+    """Compare a checkpoint's files with its manifest.
+
+    Args:
+        folder: the checkpoint.
+        part: which of *parts* equal shares of the files to read (each rank reads its own).
+
+    Returns:
+        None when sound, else what is wrong.
+    """
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        if manifest["format"] != FORMAT:
+            return f"its format is {manifest['format']}, this version reads {FORMAT}"
+        # DeepSpeed's own converter may have made universal/ of deepspeed/, which is then free to go.
+        replaced = not (folder / ENGINE_FOLDER).is_dir() and (folder / UNIVERSAL_FOLDER).is_dir()
+        files = {
+            name: entry
+            for name, entry in manifest["files"].items()
+            if not (replaced and name.startswith(f"{ENGINE_FOLDER}/"))
+        }
+        for name, entry in sorted(files.items())[part::parts]:
+            path = folder / name
+            size = path.stat().st_size
+            if size != entry["bytes"]:
+                return f"{name} has {size} bytes, {entry['bytes']} were written"
+            if file_entry(path) != entry:
+                return f"{name} does not have the contents that were written"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"manifest.json cannot be read ({type(error).__name__})"
+    return None
+
+
+def has_engine_files(folder: Path) -> bool:
+    """Whether a checkpoint holds an engine's own files, not only the canonical form."""
+    return (folder / ENGINE_FOLDER).is_dir()
+
+
+def read_state(folder: Path) -> TrainingState:
+    """Read a checkpoint's TrainingState."""
+    return TrainingState(**json.loads((folder / "state.json").read_text(encoding="utf-8")))
+
+
+def read_features(folder: Path) -> dict[str, Tensor]:
+    """The features of the last probes before a checkpoint, by name; empty when there are none."""
+    path = folder / FEATURES
+    return load_file(path) if path.is_file() else {}
+
+
+def file_entry(path: Path) -> dict[str, Any]:
+    """Size and hash of a file, as the manifest has them."""
+    digest = xxhash.xxh3_128()
+    size = 0
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 22):
+            digest.update(chunk)
+            size += len(chunk)
+    return {"bytes": size, "xxh3_128": digest.hexdigest()}
+
+
+def write_synced(path: Path, text: str) -> None:
+    """Write a text file and force it to disk."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_file(path: Path) -> None:
+    """Force a file that was written by other means to disk."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Force a folder's entries (renames, new files) to disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove(folder: Path) -> None:
+    """Delete a checkpoint so that a half-deleted one is never mistaken for a damaged one."""
+    doomed = folder.with_name(f".deleting_{folder.name}")
+    shutil.rmtree(doomed, ignore_errors=True)
+    folder.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def random_state() -> dict[str, Any]:
+    """State of torch's generators on this rank."""
+    state = {"torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Set what random_state returned."""
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])

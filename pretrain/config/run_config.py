@@ -1,0 +1,494 @@
+"""RunConfig: everything that defines a run, filled from a YAML recipe and from command-line flags.
+
+The same names serve in both places: ``optimizer: {learning_rate: 3e-4}`` in a recipe is
+``--optimizer.learning_rate 3e-4`` on the command line; flags win. Parsing is jsonargparse's; the checks that span
+fields, and the messages, are ours. Nothing heavy is imported here, so that a typing error is answered at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from argparse import ArgumentError
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import jsonargparse
+import yaml
+
+from model.config import ModelConfig
+from model.errors import UserError, closest
+from model.heads import parse_heads
+from model.presets import preset
+from pretrain.config.lr_rules import parse_rules
+
+RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+DEFAULT_RECIPE = "tiny"
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW, decoupled weight decay (Loshchilov & Hutter 2019)."""
+
+    learning_rate: float = 6.0e-4
+    """Peak learning rate, reached at the end of the warmup."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay rates of the first and second moment."""
+    eps: float = 1.0e-8
+    """Added to the root of the second moment."""
+    weight_decay: float = 0.1
+    """Decay of matrices (and embeddings, see decay_embeddings); never of norms and biases. Scaled by the rate."""
+    decay_embeddings: bool = False
+    """Whether token and position embeddings are decayed too (the Prism paper does not say)."""
+    gradient_clipping: float = 1.0
+    """Largest global gradient norm; a larger gradient is scaled down to it. 0 turns clipping off."""
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """Learning rate over the run. Numbers below 1 are fractions of the run, others are steps."""
+
+    kind: Literal["cosine", "wsd"] = "cosine"
+    """cosine: half a cosine from the peak to the minimum. wsd: warmup, stable, then a linear decay."""
+    warmup: float = 0.025
+    """Linear warmup, as a fraction of the run (below 1) or in steps."""
+    decay: float = 0.2
+    """Length of the final decay of wsd, as a fraction of the run (below 1) or in steps; cosine ignores it."""
+    minimum: float = 0.1
+    """Final learning rate as a fraction of the peak (the Prism paper does not state it; 0.1 is nanoGPT's)."""
+
+
+@dataclass(frozen=True)
+class ValidationConfig:
+    """Loss on a fixed set of held-out windows."""
+
+    every: int = 250
+    """Steps between validations; the last step is always validated. 0 turns validation off."""
+    sequences: int = 256
+    """Number of windows, spread evenly over the validation split; fewer if the split is shorter."""
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """Zero-shot scores while training, through lm-eval; the training numbers do not change."""
+
+    every: int = 0
+    """Steps between evaluations; with any, the last step is evaluated too. 0: none, and lm-eval is not imported."""
+    tasks: str = "papers"
+    """lm-eval's task names, such as piqa,arc_easy, or the group papers (the Prism paper's six)."""
+    limit: int | None = None
+    """At most this many items of each task; all when not given."""
+    data_dir: str | None = None
+    """Folder of the tasks' data sets (python -m pretrain.evaluation save); the Hugging Face hub when not given."""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When checkpoints are written and which are kept."""
+
+    every: int = 500
+    """Steps between checkpoints; the last step is always saved. 0 saves the last step only."""
+    keep_last: int = 2
+    """How many of the newest checkpoints to keep."""
+    keep_every: int = 0
+    """Checkpoints at multiples of this step are kept for good; 0 keeps none beyond keep_last."""
+    background: bool = True
+    """Write beside the training: it stops only while tensors are copied to the host's memory, which must have room for
+    a rank's share of the checkpoint."""
+
+
+@dataclass(frozen=True)
+class InterruptionConfig:
+    """What ends a session before its last step. Each way, the same command continues the run."""
+
+    minutes: float | None = None
+    """Wall-clock budget of a session: after so long the run saves and ends with exit code 75. None sets no limit."""
+    agreement_seconds: float = 300.0
+    """How long a rank that was asked to stop waits for the others to agree; then it ends without saving."""
+    hang_minutes: float = 30.0
+    """Without progress for so long (a step, a batch of a validation, a checkpoint), every rank writes its stacks into
+    the run folder and ends with exit code 76. 0 turns it off."""
+
+
+@dataclass(frozen=True)
+class DiagnosticsConfig:
+    """What --diagnostics_every measures, and on what. See docs/diagnostics.md."""
+
+    sequences: int = 8
+    """Held-out windows that are read each time."""
+    positions: int = 64
+    """Positions of each window that are compared to see features drift."""
+    release: float | None = None
+    """Step (or fraction of the run) whose W_Q and W_K are kept, to tell how far they move from there; when not given,
+    the end of the first rule's slow-down, if there is one. For controls, that of the run they are compared with."""
+
+
+@dataclass(frozen=True)
+class MaturityConfig:
+    """When the lower half of the layers counts as settled, for rules with release: maturity.
+
+    See pretrain/diagnostics/maturity.py. The rule of arXiv 2605.10504 is not public; this one, and every number here,
+    is ours.
+    """
+
+    every: float = 0.005
+    """Steps (or fraction of the run) between two probes."""
+    settled: float = 0.5
+    """Settled is a drift between two probes of at most this share of the largest one so far."""
+    patience: int = 2
+    """Probes in a row that must find it so."""
+    sequences: int = 8
+    """Held-out windows that a probe reads."""
+    positions: int = 64
+    """Positions of each that are compared."""
+
+
+@dataclass(frozen=True)
+class LoggingConfig:
+    """What is shown while training. metrics.jsonl has a row for every step, whatever these say."""
+
+    every: int = 10
+    """Steps between reads of the loss from the device (each is a host synchronisation)."""
+    seconds: float = 5.0
+    """Shortest time between two printed lines when the output is not a terminal."""
+    wandb: Literal["auto", "online", "offline", "disabled"] = "auto"
+    """auto: online when logged in, else offline. Never asks."""
+    wandb_project: str = "head-schedules"
+    """Project that runs are filed under."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that defines a run.
+
+    Raises:
+        UserError: a field is out of range, or two fields contradict.
+    """
+
+    model: str = "prism-tiny"
+    """Preset (python -m model.presets lists them) or the path of a JSON file holding a ModelConfig."""
+    heads: str | None = None
+    """Head schedule in place of the preset's, such as 3x2,6x2,8x2,12x6; one head count per layer."""
+    architecture: dict[str, Any] = field(default_factory=dict)
+    """Fields of ModelConfig that replace the preset's, such as {norm: layernorm, context_length: 512}."""
+    data: str = "builtin"
+    """builtin (the running Python's standard library), a prepared corpus folder, the prefix of a .bin/.idx pair of
+    Megatron's tools, or a blend a:0.7,b:0.3."""
+    document_mask: bool = False
+    """Keep the documents of a window apart: no attention from one to another, positions beginning anew in each, in
+    training and validation. Fixed for the whole run."""
+    tokenizer: str | None = None
+    """Tokenizer folder, SentencePiece .model file or hub name, for .bin/.idx pairs: they do not say theirs. Corpus
+    folders bring their own, and another is refused."""
+    data_root: str = "data"
+    """Where the built-in corpus is written, once."""
+    vocab_size: int = 4096
+    """Vocabulary of the tokenizer trained for the built-in corpus; prepared corpora bring their own."""
+    seed: int = 1
+    """Seeds the weights and the order of the data."""
+    steps: int = 1000
+    """Optimizer steps in the whole run."""
+    global_batch_tokens: int = 262144
+    """Tokens per optimizer step over all ranks; a multiple of the context length."""
+    micro_batch: int | None = None
+    """Sequences per rank and forward pass; chosen from the device's memory when not given."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    lr_rules: list[dict[str, Any] | str] = field(default_factory=list)
+    """Parameters whose learning rate leaves the schedule, first match wins: [{name: slow, parameters: [q, k], layers:
+    upper_half, scale: 0.25, hold: 0.04, ramp: 0.01}], or names: [upper_qk]. See docs/learning_rates.md."""
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    interruption: InterruptionConfig = field(default_factory=InterruptionConfig)
+    diagnostics_every: int = 250
+    """Steps between looks at attention, residual writes and the movement of weights; 0 turns them off."""
+    diagnostics: DiagnosticsConfig = field(default_factory=DiagnosticsConfig)
+    maturity: MaturityConfig = field(default_factory=MaturityConfig)
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    """What "auto" in the ds_config's bf16 means; auto: bf16 where the device computes in it, else fp32."""
+    tensor_parallel: int = 1
+    """t: ranks that share one copy of the model, neighbours; divides the number of ranks and the model's widths."""
+    sequence_parallel: bool = False
+    """With tensor_parallel: cut hidden states between its layers along T. Less memory; the same bytes travel."""
+    activation_checkpointing: bool = False
+    """Recompute each block in the backward pass: less memory, about a third more computation."""
+    compile: bool = False
+    """Compile each block with torch.compile: slower to start, faster steps. ZeRO stages 1 and 2 only."""
+    threads: int | None = None
+    """CPU threads per rank; the cores are shared among the ranks when not given. Kept when a run is resumed."""
+    deterministic: bool = False
+    """Ask torch for deterministic kernels (CUDA; CPU kernels are deterministic already)."""
+    max_skipped_steps: int = 10
+    """Consecutive updates skipped for a non-finite loss or gradient, or as spikes, after which the run stops."""
+    skip_spikes: float = 0.0
+    """Skip updates whose loss or gradient norm lies so many standard deviations above the last 128 steps (OLMo: 6);
+    0 skips none."""
+    name: str | None = None
+    """Name of the run folder; RECIPE-MODEL-sSEED when not given."""
+    runs_dir: str = "runs"
+    """Where run folders are made."""
+    resume: Literal["auto", "never"] = "auto"
+    """auto: continue from the newest sound checkpoint of the run folder. never: refuse a folder that has one."""
+    recipe: str = DEFAULT_RECIPE
+    """Name of the recipe this configuration came from; set by --config, part of the run's name."""
+
+    def __post_init__(self) -> None:
+        positive = {
+            "steps": self.steps,
+            "global_batch_tokens": self.global_batch_tokens,
+            "vocab_size": self.vocab_size,
+            "tensor_parallel": self.tensor_parallel,
+            "max_skipped_steps": self.max_skipped_steps,
+            "logging.every": self.logging.every,
+            "checkpoint.keep_last": self.checkpoint.keep_last,
+            "validation.sequences": self.validation.sequences,
+            "optimizer.learning_rate": self.optimizer.learning_rate,
+            "optimizer.eps": self.optimizer.eps,
+            "interruption.agreement_seconds": self.interruption.agreement_seconds,
+            "diagnostics.sequences": self.diagnostics.sequences,
+            "diagnostics.positions": self.diagnostics.positions,
+            "maturity.every": self.maturity.every,
+            "maturity.settled": self.maturity.settled,
+            "maturity.patience": self.maturity.patience,
+            "maturity.sequences": self.maturity.sequences,
+            "maturity.positions": self.maturity.positions,
+        }
+        if self.interruption.minutes is not None:
+            positive["interruption.minutes"] = self.interruption.minutes
+        if self.micro_batch is not None:
+            positive["micro_batch"] = self.micro_batch
+        if self.evaluation.limit is not None:
+            positive["evaluation.limit"] = self.evaluation.limit
+        for name, value in positive.items():
+            if not value > 0:
+                raise UserError(f"{name}: {value} is not valid; give a positive number")
+        not_negative = {
+            "validation.every": self.validation.every,
+            "evaluation.every": self.evaluation.every,
+            "checkpoint.every": self.checkpoint.every,
+            "checkpoint.keep_every": self.checkpoint.keep_every,
+            "diagnostics_every": self.diagnostics_every,
+            "diagnostics.release": self.diagnostics.release or 0,
+            "schedule.warmup": self.schedule.warmup,
+            "schedule.decay": self.schedule.decay,
+            "seed": self.seed,
+            "optimizer.weight_decay": self.optimizer.weight_decay,
+            "optimizer.gradient_clipping": self.optimizer.gradient_clipping,
+            "interruption.hang_minutes": self.interruption.hang_minutes,
+            "skip_spikes": self.skip_spikes,
+        }
+        for name, value in not_negative.items():
+            if not value >= 0:
+                raise UserError(f"{name}: {value} is not valid; give zero or a positive number")
+        if not 0 <= self.schedule.minimum <= 1:
+            raise UserError(
+                f"schedule.minimum: {self.schedule.minimum} is not valid; give a fraction of the peak in [0, 1]"
+            )
+        if self.maturity.settled > 1:
+            raise UserError(f"maturity.settled: {self.maturity.settled} is not valid; give a share in (0, 1]")
+        for beta in self.optimizer.betas:
+            if not 0 <= beta < 1:
+                raise UserError(f"optimizer.betas: {beta} is not valid; give two numbers in [0, 1)")
+        parse_rules(self.lr_rules)
+        if self.name is not None and (not self.name or "/" in self.name or self.name.startswith(".")):
+            raise UserError(
+                f"name: {self.name!r} is not valid; give one folder name, without '/' and not starting with '.'"
+            )
+
+    @property
+    def run_name(self) -> str:
+        """Name of the run folder: ``name``, or RECIPE-MODEL-sSEED."""
+        return self.name or f"{self.recipe}-{Path(self.model).stem}-s{self.seed}"
+
+    @property
+    def folder(self) -> Path:
+        """The run folder, ``runs_dir/run_name``."""
+        return Path(self.runs_dir) / self.run_name
+
+    def build_model_config(self, vocab_size: int | None = None) -> ModelConfig:
+        """The preset with ``architecture``, ``heads`` and the tokenizer's *vocab_size* in place.
+
+        Raises:
+            UserError: unknown preset or field, a schedule of the wrong length, or values that do not fit together.
+        """
+        base = _named_model(self.model)
+        values = base.to_json() | self.architecture
+        if isinstance(values["heads"], str):
+            values["heads"] = parse_heads(values["heads"])
+        if self.heads is not None:
+            heads = parse_heads(self.heads)
+            if len(heads) != len(values["heads"]):
+                raise UserError(
+                    f"heads: {self.heads!r} is a schedule for {len(heads)} layers, but {self.model} has "
+                    f"{len(values['heads'])}; give one head count per layer"
+                )
+            values["heads"] = heads
+        if vocab_size is not None:
+            values["vocab_size"] = vocab_size
+        return ModelConfig.from_json(values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain nested dict, as written to config.yaml."""
+        return dataclasses.asdict(self) | {
+            "optimizer": dataclasses.asdict(self.optimizer) | {"betas": list(self.optimizer.betas)}
+        }
+
+    def to_yaml(self) -> str:
+        """YAML that ``--config`` reads back into an equal RunConfig."""
+        return yaml.safe_dump(self.to_dict(), sort_keys=False)
+
+
+def _named_model(name: str) -> ModelConfig:
+    if not name.endswith(".json"):
+        return preset(name)
+    try:
+        import json
+
+        return ModelConfig.from_json(json.loads(Path(name).read_text(encoding="utf-8")))
+    except OSError as error:
+        raise UserError(
+            f"model: cannot read {name!r} ({error.strerror}); give a preset or a JSON file"
+        ) from None
+    except ValueError as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"model: {name!r} is not valid JSON ({error})") from None
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """What main.py was called with: the run, and which ds_config it uses."""
+
+    run: RunConfig
+    ds_config: str
+    plot_lr: str | None = None
+    """Draw the learning rates into this file instead of training."""
+
+
+def parse_command_line(arguments: list[str]) -> CommandLine:
+    """Turn main.py's arguments into a checked RunConfig.
+
+    Raises:
+        UserError: an unknown flag or key (with the closest valid name), a value of the wrong type, a recipe that
+            is missing or no YAML mapping.
+    """
+    parser = _build_parser()
+    arguments = _resolve_recipe(list(arguments))
+    _check_flags(arguments, parser)
+    try:
+        parsed = parser.parse_args(arguments)
+        instance = parser.instantiate(parsed)
+    except (ArgumentError, jsonargparse.ArgumentError) as error:
+        raise UserError(_one_line(str(error))) from None
+    values = {f.name: getattr(instance, f.name) for f in dataclasses.fields(RunConfig)}
+    return CommandLine(run=RunConfig(**values), ds_config=instance.ds_config, plot_lr=instance.plot_lr)
+
+
+def load_run_config(path: str | Path) -> RunConfig:
+    """Read the config.yaml of a run folder.
+
+    Raises:
+        UserError: the file is missing or does not hold a RunConfig.
+    """
+    return parse_command_line(["--config", str(path), "--ds_config", "unused"]).run
+
+
+@functools.cache
+def _build_parser() -> jsonargparse.ArgumentParser:
+    jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    parser = jsonargparse.ArgumentParser(
+        prog="deepspeed pretrain/main.py",
+        exit_on_error=False,
+        description="Pretrain a decoder with any head count per layer. Recipes: "
+        + ", ".join(_recipe_names()),
+    )
+    parser.add_argument(
+        "--config", action="config", help="Recipe: a name from pretrain/recipes or a YAML file."
+    )
+    parser.add_argument(
+        "--ds_config", type=str, default="ds_configs/zero2.json", help="DeepSpeed configuration."
+    )
+    parser.add_argument(
+        "--plot_lr", metavar="FILE", help="Draw every group's learning rate over the run into FILE, and stop."
+    )
+    parser.add_argument("--local_rank", type=int, default=0, help="Passed by the launcher; ignored.")
+    parser.add_class_arguments(RunConfig)
+    return parser
+
+
+def _recipe_names() -> list[str]:
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def _resolve_recipe(arguments: list[str]) -> list[str]:
+    """Point --config at a file (the default recipe when absent), check its keys, and name the recipe."""
+    given, rest = DEFAULT_RECIPE, []
+    remaining = iter(arguments)
+    for argument in remaining:  # the last one counts, as with any flag: scripts give one, their users another
+        if argument == "--config":
+            given = next(remaining, "")
+        elif argument.startswith("--config="):
+            given = argument.split("=", 1)[1]
+        else:
+            rest.append(argument)
+            continue
+        if not given:
+            raise UserError("config: no value given; give a recipe name or a YAML file")
+    path = Path(given)
+    if not path.is_file():
+        path = RECIPES / f"{given}.yaml"
+    if not path.is_file():
+        raise UserError(
+            f"config: no recipe or file {given!r}; recipes are {', '.join(_recipe_names())}"
+            + closest(given, _recipe_names())
+        )
+    try:
+        recipe = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"config: {given} is not valid YAML ({_one_line(str(error))})") from None
+    if not isinstance(recipe, dict):
+        raise UserError(
+            f"config: {given} holds a {type(recipe).__name__}; it must be a mapping of RunConfig fields"
+        )
+    _check_keys(recipe, RunConfig, source=str(given))
+    named = [] if "recipe" in recipe else ["--recipe", path.stem]
+    return ["--config", str(path), *named, *rest]
+
+
+def _check_keys(values: dict[str, Any], config_class: type, source: str, prefix: str = "") -> None:
+    valid = {f.name: f for f in dataclasses.fields(config_class)}
+    for key, value in values.items():
+        if key not in valid:
+            raise UserError(
+                f"{prefix}{key}: unknown key in {source}"
+                + (closest(str(key), valid) or f"; valid keys are {', '.join(valid)}")
+            )
+        nested = valid[key].default_factory
+        if dataclasses.is_dataclass(nested):
+            if not isinstance(value, dict):
+                raise UserError(f"{prefix}{key}: {value!r} in {source} is not a mapping")
+            _check_keys(value, nested, source, f"{prefix}{key}.")  # type: ignore[arg-type]
+
+
+def _check_flags(arguments: list[str], parser: jsonargparse.ArgumentParser) -> None:
+    valid = [
+        option for action in parser._actions for option in action.option_strings if option.startswith("--")
+    ]
+    for argument in arguments:
+        flag = argument.split("=", 1)[0]
+        if flag.startswith("--") and flag not in valid and not flag.startswith("--architecture."):
+            raise UserError(
+                f"{flag}: unknown flag" + (closest(flag, valid) or "; --help lists the valid ones")
+            )
+
+
+def _one_line(message: str) -> str:
+    message = " ".join(message.split()).removeprefix("Parser key ")
+    return (
+        message.replace("typing.Literal", "one of ")
+        .replace("Expected a <class '", "expected <")
+        .replace("'>.", ">.")
+    )

@@ -1,0 +1,163 @@
+"""Datasets that the ``datasets`` library reads: from the Hugging Face hub, or local files, always streaming."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+from model.errors import UserError
+from pretrain.data.sources.readers import MAX_DOCUMENT_BYTES, check_text, decode_document
+from pretrain.data.sources.source import Document, TextSource, Unit
+
+# Pieces of a dataset: enough for any number of processes, few enough to list. A dataset of fewer files is cut at its
+# Parquet row groups, which takes a look into every file.
+MOST_UNITS = 1024
+_ROWS = 128  # decoded at a time
+
+
+class HubDataset(TextSource):
+    """One split of a dataset; documents are the strings of one column.
+
+    Args:
+        path: name on the hub, local folder, or format such as "json" or "parquet" with *data_files*.
+        subset: the dataset's configuration, such as "sample-10BT".
+        split: such as "train".
+        column: the column that holds the text.
+        revision: branch, tag or commit on the hub; the newest when not given.
+        data_files: files or globs in place of the dataset's own.
+        max_document_bytes: longer documents are left out.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        subset: str | None = None,
+        split: str = "train",
+        column: str = "text",
+        revision: str | None = None,
+        data_files: Sequence[str] | None = None,
+        max_document_bytes: int = MAX_DOCUMENT_BYTES,
+    ) -> None:
+        super().__init__()
+        self.path, self.subset, self.split, self.column, self.revision = path, subset, split, column, revision
+        self.data_files = tuple(data_files) if data_files else None
+        self.max_document_bytes = max_document_bytes
+        self.name = path if subset is None else f"{path}/{subset}"
+
+    def _open(self) -> tuple[Any, int, str]:
+        return _open_dataset(self.path, self.subset, self.split, self.revision, self.data_files)
+
+    def check(self) -> None:
+        """Refuse a dataset that cannot be reached, or whose text column is missing or holds something else."""
+        dataset, _, _ = self._open()
+        columns = dataset.column_names
+        if columns is not None and self.column not in columns:
+            raise UserError(
+                f"column: {self.name} has no column {self.column!r}; valid: --column with one of {', '.join(columns)}"
+            )
+        kind = (dataset.features or {}).get(self.column)
+        if kind is not None and getattr(kind, "dtype", None) not in ("string", "large_string", "null"):
+            raise UserError(
+                f"column: {self.column!r} of {self.name} holds {kind}, not text; valid: a column of strings"
+            )
+
+    def units(self) -> list[Unit]:
+        _, count, identity = self._open()
+        return [Unit(f"hub {identity} {number}/{count}", 0, (number, count)) for number in range(count)]
+
+    def read(self, unit: Unit) -> Iterator[Document | str]:
+        number, count = unit.place
+        dataset, _, _ = self._open()
+        rows = 0
+        try:
+            piece = dataset.shard(count, number, contiguous=True).select_columns([self.column])
+            for table in piece.with_format("arrow").iter(_ROWS):
+                for value in _values(table.column(self.column)):
+                    if isinstance(value, bytes):
+                        text, reason = decode_document(value, self.max_document_bytes)
+                    else:
+                        text, reason = check_text(value, self.max_document_bytes)
+                    yield reason if text is None else Document(f"{number}/{count}:{rows}", text)
+                    rows += 1
+        except GeneratorExit:
+            raise
+        except Exception as error:  # whatever the format, the network or the file system raise
+            raise UserError(
+                f"dataset: reading {self.name} failed in piece {number} of {count} after {rows} rows "
+                f"({_one_line(error)}); the same command continues where it stopped"
+            ) from error
+
+    def settings(self) -> str:
+        return f"{self.column} {self.max_document_bytes}"
+
+    def extent(self) -> str:
+        return f"dataset: {super().extent()}"
+
+    def fingerprint(self) -> str:
+        """Hash over the dataset's files (on the hub: at the commit they have now) and the settings."""
+        identity = self._open()[2]
+        return hashlib.sha256(f"{identity} {self.column} {self.max_document_bytes}".encode()).hexdigest()
+
+    def describe(self) -> dict[str, Any]:
+        described: dict[str, Any] = {"name": self.path}
+        for key in ("subset", "split", "column", "revision"):
+            if getattr(self, key) is not None:
+                described[key] = getattr(self, key)
+        return described
+
+
+def _values(column: Any) -> Iterator[Any]:
+    """Python values of an Arrow column; strings as bytes, since nothing has checked that they are UTF-8."""
+    import pyarrow
+
+    for chunk in column.chunks:
+        if pyarrow.types.is_dictionary(chunk.type):
+            chunk = chunk.dictionary_decode()
+        if pyarrow.types.is_string(chunk.type) or pyarrow.types.is_large_string(chunk.type):
+            chunk = chunk.cast(pyarrow.large_binary())
+        yield from chunk.to_pylist()
+
+
+@lru_cache(maxsize=2)
+def _open_dataset(
+    path: str, subset: str | None, split: str, revision: str | None, data_files: tuple[str, ...] | None
+) -> tuple[Any, int, str]:
+    """(streaming dataset, number of pieces, what it is made of), once per process."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    # What it says of a file that it cannot read comes as an exception too, and is told in one line of ours.
+    datasets.logging.set_verbosity(logging.CRITICAL)
+    name = path if subset is None else f"{path} (subset {subset})"
+    if not data_files and path in datasets.packaged_modules._PACKAGED_DATASETS_MODULES:
+        # The library would search the current folder and all below it, environments included.
+        raise UserError(
+            f"data_files: none given, and {path!r} is a format of files; valid: --data_files PATH…"
+        )
+    try:
+        files = {split: list(data_files)} if data_files else None
+        builder = datasets.load_dataset_builder(path, subset, data_files=files, revision=revision)
+        dataset: Any = builder.as_streaming_dataset(split=split)
+        if hasattr(dataset, "reshard") and dataset.num_shards < MOST_UNITS:
+            dataset = dataset.reshard()
+        identity = [path, subset, split, revision, builder.hash, dataset.num_shards]
+        with contextlib.suppress(AttributeError, KeyError, TypeError):
+            listed = builder.config.data_files[split]
+            identity += [list(map(str, listed)), list(map(str, listed.origin_metadata))]
+    except Exception as error:  # no network, no such name, subset, split or file: one answer for the user
+        raise UserError(
+            f"dataset: {name!r} cannot be opened ({_one_line(error)}); valid: builtin, a dataset on the Hugging Face "
+            "hub while online (--subset, --split, --revision), a local folder, json or parquet with --data_files, "
+            "or --text PATH…"
+        ) from error
+    digest = hashlib.sha256(repr(identity).encode()).hexdigest()
+    return dataset, min(dataset.num_shards, MOST_UNITS), digest
+
+
+def _one_line(error: BaseException) -> str:
+    message = " ".join(str(error).split())
+    return f"{type(error).__name__}: {message[:200]}" if message else type(error).__name__

@@ -1,0 +1,134 @@
+"""Release by maturity: a slow-down of the upper layers ends when the lower half of the layers has settled.
+
+arXiv 2605.10504 releases by a "lower-layer maturity rule" that is not public. Ours:
+
+    F_j   features at probe j: the residual stream after the lower half of the layers, normalised as the layers above
+          see it (pretrain.diagnostics.forward.normalised), at fixed positions of fixed held-out windows
+    D_j   = ‖F_j − F_{j−1}‖_F / ‖F_{j−1}‖_F, the drift since the probe before, ``maturity.every`` steps earlier
+    settled at probe j when the last ``patience`` drifts, D_j among them, are ≤ ``settled`` · max(D_1 … D_j)
+
+The drift is measured against its own largest value, so that the rule needs no scale of its own: while the learning rate
+warms up the drift grows, which keeps the largest value at the present one; then features come to rest and it falls. A
+rule of the learning rates is released at the first step at which the lower half is settled, no earlier than its
+``hold`` and no later than its ``latest`` (12 % of the run in that paper; there it fired at 3 to 6 %).
+
+A probe is a forward pass at a step that the run's configuration fixes: the decision is a function of the weights, the
+same on every rank and after a resume, and it leaves no trace in the training numbers but the learning rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from model.config import ModelConfig
+from pretrain.checkpoint.store import TrainingState
+from pretrain.config.run_config import MaturityConfig, RunConfig
+from pretrain.diagnostics.forward import ForwardProbe, feature_drift, lower_layers
+from pretrain.optim.groups import GroupRates
+from pretrain.optim.schedule import length_in_steps
+from pretrain.plan.micro_batch import BatchPlan
+from pretrain.run.folder import RunData
+from pretrain.runtime.world import World
+
+FEATURE = "maturity/features"
+
+
+def settled(drifts: list[float], config: MaturityConfig) -> bool:
+    """The decision after the drifts so far, oldest first."""
+    if len(drifts) <= config.patience:  # the first drift is its own largest value
+        return False
+    return all(drift <= config.settled * max(drifts) for drift in drifts[-config.patience :])
+
+
+class Maturity:
+    """The probes of a run, and what follows from them for its learning-rate rules.
+
+    What is found is kept in ``TrainingState.maturity`` (``probes``: pairs of step and drift) and, for the rules that
+    were released, in ``TrainingState.released``; the features of the last probe are in the checkpoint, too.
+
+    Args:
+        run: the run, with its ``maturity`` settings.
+        model: its model.
+        data: its corpora; the windows are held-out ones.
+        plan: its batches.
+        world: the ranks.
+        rates: the run's rules.
+
+    Raises:
+        UserError: ``maturity.every`` is neither a fraction nor a whole number of steps; or a rule is to be released by
+            maturity, and there is no held-out window to probe with.
+    """
+
+    def __init__(
+        self,
+        run: RunConfig,
+        model: ModelConfig,
+        data: RunData,
+        plan: BatchPlan,
+        world: World,
+        rates: GroupRates,
+    ) -> None:
+        self.config, self.world = run.maturity, world
+        self.rules = {name: rule for name, rule in rates.rules.items() if rule.latest is not None}
+        self.every = max(1, length_in_steps("maturity.every", run.maturity.every, run.steps))
+        self.layer = lower_layers(model.num_layers)[-1]
+        self._probe: ForwardProbe | None = None
+        if self.rules:
+            windows, _ = data.validation_windows(model.context_length, run.maturity.sequences)
+            self._probe = ForwardProbe(model, windows, plan.micro_batch, world, run.maturity.positions)
+        self._features: Tensor | None = None
+
+    def features(self) -> dict[str, Tensor]:
+        """What a checkpoint must hold for the next drift."""
+        return {} if self._features is None else {FEATURE: self._features}
+
+    def restore(self, features: Mapping[str, Tensor]) -> None:
+        """Take back what ``features`` gave."""
+        self._features = features.get(FEATURE)
+
+    def before_step(self, engine: Any, state: TrainingState) -> tuple[dict[str, float], list[str]]:
+        """Probe if it is time to, and release what is to be released from the step about to be attempted. Collective.
+
+        Returns:
+            Figures for the metrics (``maturity/drift``), and a line for each rule that was released.
+        """
+        waiting = {name: rule for name, rule in self.rules.items() if name not in state.released}
+        if not waiting:
+            self._features = None  # nothing left to decide
+            return {}, []
+        row: dict[str, float] = {}
+        if state.step % self.every == 0:
+            drift = self._measure(engine)
+            if drift is not None:
+                row["maturity/drift"] = drift
+                state.maturity.setdefault("probes", []).append([state.step, drift])
+        drifts = [drift for _, drift in state.maturity.get("probes", [])]
+        ready = bool(row) and settled(drifts, self.config)
+        lines = []
+        for name, rule in waiting.items():
+            assert rule.latest is not None
+            if state.step >= rule.latest:
+                state.released[name] = rule.latest
+                lines.append(
+                    f"release  {name} at step {rule.latest:,}: forced, the lower half has not settled"
+                )
+            elif ready and state.step >= (rule.hold or 0):
+                state.released[name] = state.step
+                lines.append(
+                    f"release  {name} at step {state.step:,}: the lower half has settled (drift {drifts[-1]:.4f} "
+                    f"between probes, {max(drifts):.4f} at most)"
+                )
+        return row, lines
+
+    def _measure(self, engine: Any) -> float | None:
+        """Drift since the last probe; None at the first one."""
+        assert self._probe is not None
+        look = self._probe.look(engine, [self.layer], attention=False)
+        before, self._features = self._features, look.features[self.layer]
+        if before is None or before.shape != self._features.shape:
+            return None
+        # All ranks hold the same features; one of them decides all the same.
+        return self.world.broadcast(feature_drift(self._features, before))

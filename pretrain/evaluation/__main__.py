@@ -1,0 +1,8 @@
+"""``python -m pretrain.evaluation``; see command.py."""
+
+import sys
+
+from pretrain.evaluation.command import main
+
+if __name__ == "__main__":
+    sys.exit(main())

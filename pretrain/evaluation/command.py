@@ -1,0 +1,268 @@
+"""Zero-shot scores of a run or an export: ``python -m pretrain.evaluation DIR|runs/NAME --tasks hellaswag,piqa``.
+
+Several ranks share the work: ``deepspeed --num_accelerators 2 --module pretrain.evaluation.command …``.
+Without internet: ``python -m pretrain.evaluation save --tasks papers --data_dir DIR`` on a machine that has it, then
+``--data_dir DIR`` here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from model.errors import UserError, run_command
+
+if TYPE_CHECKING:
+    from pretrain.evaluation.language_model import ZeroShotModel
+
+DTYPES = ("float32", "bfloat16", "float16")
+WANDB_MODES = ("auto", "online", "offline", "disabled")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    from pretrain.prepare.command import _Parser as Parser
+
+    parser = Parser(
+        prog="python -m pretrain.evaluation",
+        description="Zero-shot scores through lm-eval.",
+        epilog="python -m pretrain.evaluation save --tasks papers --data_dir DIR saves the tasks' data sets "
+        "for machines without internet.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "model", metavar="DIR|RUN", help="an exported folder, or a run's folder such as runs/NAME"
+    )
+    parser.add_argument(
+        "--tasks", default="papers", metavar="A,B",
+        help="lm-eval's task names, or papers: hellaswag, piqa, winogrande, arc_easy, blimp, wikitext (default)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--data_dir", metavar="DIR", help="read the tasks' data sets from here instead of the hub"
+    )
+    parser.add_argument(
+        "--step", type=int, metavar="N", help="which checkpoint of a run (default: the newest sound one)"
+    )
+    parser.add_argument(
+        "--limit", type=int, metavar="N", help="at most N items of each task, for a first look"
+    )
+    parser.add_argument(
+        "--batch_tokens",
+        type=int,
+        metavar="N",
+        help="tokens of a forward pass (default: by the device's memory)",
+    )
+    parser.add_argument(
+        "--dtype", help=f"to compute in: {', '.join(DTYPES)} (default: as exported; float32 for a run)"
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", help="where to write the results as JSON (default: inside the folder)"
+    )
+    parser.add_argument(
+        "--wandb",
+        default="auto",
+        help="for a run: auto (as the run was), online, offline, disabled (default: auto)",
+    )
+    return parser
+
+
+def run_evaluation(arguments: Sequence[str]) -> None:
+    """Score the model, print a table and write the results.
+
+    Raises:
+        UserError: bad input, a data set that is not there.
+    """
+    options = build_parser().parse_args(arguments)
+    _check(options)
+    from pretrain.engine.quiet import quiet_libraries
+
+    quiet_libraries()
+    from pretrain.evaluation.scores import headline, load_tasks, resolve_tasks, score, table, task_manager
+
+    manager = task_manager()
+    tasks = resolve_tasks(options.tasks.split(","), manager)
+    data_dir = Path(options.data_dir) if options.data_dir else None
+    if data_dir is not None and not data_dir.is_dir():
+        raise UserError(
+            f"data_dir: {str(data_dir)!r} is no folder; python -m pretrain.evaluation save writes one"
+        )
+    rank = _join_ranks()
+    model, step = open_model(options)
+    results = score(model, load_tasks(tasks, manager, data_dir), options.limit)
+    if rank != 0:
+        return
+    print(table(results))
+    if model.truncated:
+        print(
+            f"note: {model.truncated:,} texts were longer than the context of {model.max_length} and cut on the left"
+        )
+    out = _out_file(options, step)
+    _write(out, options, step, tasks, results, headline(results))
+    print(f"wrote {out}")
+    if step is not None:
+        _log_to_wandb(options, step, headline(results))
+
+
+def run_save(arguments: Sequence[str]) -> None:
+    """Save the data sets of tasks.
+
+    Raises:
+        UserError: bad input, or a data set that cannot be fetched.
+    """
+    from pretrain.prepare.command import _Parser as Parser
+
+    parser = Parser(
+        prog="python -m pretrain.evaluation save", description="Save tasks' data sets.", allow_abbrev=False
+    )
+    parser.add_argument(
+        "--tasks", default="papers", metavar="A,B", help="as for the evaluation (default: %(default)s)"
+    )
+    parser.add_argument("--data_dir", metavar="DIR", help="folder to write")
+    options = parser.parse_args(arguments)
+    if options.data_dir is None:
+        raise UserError("data_dir: missing; give the folder to write")
+    from pretrain.evaluation.scores import resolve_tasks, save_data_sets, task_manager
+
+    manager = task_manager()
+    save_data_sets(resolve_tasks(options.tasks.split(","), manager), manager, Path(options.data_dir), print)
+
+
+def _check(options: argparse.Namespace) -> None:
+    for name in ("limit", "batch_tokens"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise UserError(f"{name}: {value} is not valid; give a positive number")
+    if options.dtype is not None and options.dtype not in DTYPES:
+        raise UserError(f"dtype: {options.dtype!r} is not valid; give one of {', '.join(DTYPES)}")
+    if options.wandb not in WANDB_MODES:
+        raise UserError(f"wandb: {options.wandb!r} is not valid; give one of {', '.join(WANDB_MODES)}")
+
+
+def _join_ranks() -> int:
+    """Join the launcher's ranks, if there is a launcher; returns this process's rank."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return 0
+    from pretrain.runtime.world import start_world
+
+    return start_world(threads=None, deterministic=False).rank
+
+
+def open_model(options: argparse.Namespace) -> tuple[ZeroShotModel, int | None]:
+    """The model for lm-eval and, for a run, the step of its checkpoint.
+
+    Raises:
+        UserError: it is neither an exported folder nor a run, or cannot be used.
+    """
+    import torch
+
+    from pretrain.evaluation.language_model import ZeroShotModel
+    from pretrain.hf.exported_model import exported_tokenizer, load_exported
+    from pretrain.run.saved import RunSource, is_run
+
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    else:
+        device = torch.device("cpu")
+    dtype = getattr(torch, options.dtype) if options.dtype else None
+    if is_run(options.model):
+        source = RunSource.open(options.model, options.step, report=lambda line: print(line, file=sys.stderr))
+        ours = source.load_model().to(device, dtype or torch.float32)
+        model = ZeroShotModel(
+            ours, source.tokenizer, source.model.context_length, device, options.batch_tokens
+        )
+        return model, source.state.step
+    if options.step is not None:
+        raise UserError(
+            f"step: {options.step} was given, but {options.model!r} is no run's folder; leave it out"
+        )
+    theirs = load_exported(options.model, dtype or "auto").to(device)
+    tokenizer = exported_tokenizer(options.model)
+    if tokenizer.vocab_size > theirs.config.vocab_size:
+        raise UserError(
+            f"tokenizer: {tokenizer.name} in {options.model!r} has {tokenizer.vocab_size:,} entries, its model only "
+            f"{theirs.config.vocab_size:,}; put the model's own tokenizer there"
+        )
+    return (
+        ZeroShotModel(
+            lambda tokens: theirs(tokens, use_cache=False).logits,
+            tokenizer,
+            theirs.config.max_position_embeddings,
+            device,
+            options.batch_tokens,
+        ),
+        None,
+    )
+
+
+def _out_file(options: argparse.Namespace, step: int | None) -> Path:
+    if options.out:
+        return Path(options.out)
+    folder = Path(options.model)
+    return folder / "evaluation.json" if step is None else folder / "evaluation" / f"step_{step:06d}.json"
+
+
+def _write(
+    out: Path,
+    options: argparse.Namespace,
+    step: int | None,
+    tasks: list[str],
+    results: dict[str, Any],
+    figures: dict[str, float],
+) -> None:
+    import lm_eval
+    import torch
+
+    record = {
+        "model": options.model,
+        "step": step,
+        "tasks": tasks,
+        "limit": options.limit,
+        "figures": figures,
+        "results": results["results"],
+        "items": results.get("n-samples"),
+        "shots": results.get("n-shot"),
+        "task_versions": results.get("versions"),
+        "versions": {"lm_eval": lm_eval.__version__, "torch": torch.__version__},
+    }
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        partial = out.with_name(f".{out.name}.writing")
+        partial.write_text(json.dumps(record, indent=2, default=str) + "\n", encoding="utf-8")
+        partial.replace(out)
+    except OSError as error:
+        raise UserError(f"out: cannot write {out}: {error.strerror or error}") from error
+
+
+def _log_to_wandb(options: argparse.Namespace, step: int, figures: dict[str, float]) -> None:
+    """Add the figures to the run's curves. wandb takes no row behind its newest, so they stand one step later."""
+    from pretrain.metrics.tracking import WandbLogger
+    from pretrain.run.saved import RunSource
+
+    logged = RunSource.open(options.model, step, report=lambda line: None).state.run.get("logging", {})
+    mode = logged.get("wandb", "auto") if options.wandb == "auto" else options.wandb
+    logger = WandbLogger(
+        Path(options.model), mode=mode, project=logged.get("wandb_project", "head-schedules")
+    )
+    logger.log(step + 1, {f"evaluation/{name}": value for name, value in figures.items()})
+    logger.close()
+
+
+def _run(given: list[str]) -> None:
+    given = [
+        argument for argument in given if not argument.startswith("--local_rank")
+    ]  # a launcher's addition
+    if given[:1] == ["save"]:
+        run_save(given[1:])
+    else:
+        run_evaluation(given)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; its exit code is that of run_command."""
+    return run_command(_run, arguments)

@@ -1,0 +1,214 @@
+"""Tasks by name, run through lm-eval's Python API, without disturbing the random state of what runs around it."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lm_eval import evaluate
+from lm_eval.api.model import LM
+from lm_eval.tasks import TaskManager
+from tqdm import tqdm
+
+from model.errors import UserError, closest
+from pretrain.evaluation.data_sets import local_data_sets, saving_data_sets
+
+SEED = 1234
+# The six tasks of the Prism paper (arXiv 2606.27449).
+GROUPS = {"papers": ("hellaswag", "piqa", "winogrande", "arc_easy", "blimp", "wikitext")}
+
+
+@functools.cache
+def task_manager() -> TaskManager:
+    """lm-eval's tasks by name. Made once: it reads some ten thousand files, which takes seconds."""
+    return TaskManager()
+
+
+def resolve_tasks(names: Sequence[str], manager: TaskManager) -> list[str]:
+    """Replace our groups by their tasks.
+
+    Raises:
+        UserError: an unknown name (with the closest one), or none at all.
+    """
+    tasks: list[str] = []
+    for name in (name.strip() for name in names):
+        if name and name not in GROUPS and name not in manager.all_tasks:
+            raise UserError(
+                f"tasks: {name!r} is unknown"
+                + (_closest(name, manager) or f"; known groups: {', '.join(GROUPS)}")
+            )
+        tasks += GROUPS.get(name, (name,) if name else ())
+    if not tasks:
+        raise UserError("tasks: none given; give names such as hellaswag,piqa or the group papers")
+    return list(dict.fromkeys(tasks))
+
+
+def _closest(name: str, manager: TaskManager) -> str:
+    # Ours first: among lm-eval's thousands of names a typing error finds obscure ones.
+    ours = [*GROUPS, *(task for group in GROUPS.values() for task in group)]
+    return closest(name, ours) or closest(name, manager.all_tasks)
+
+
+def load_tasks(tasks: Sequence[str], manager: TaskManager, data_dir: Path | None) -> Any:
+    """Load tasks with their data sets, from *data_dir* or (None) the hub; lm-eval's TaskDict.
+
+    Raises:
+        UserError: a data set is missing, or a task is not scored by likelihood alone.
+    """
+    with _random_state_kept(), _quiet(), local_data_sets(data_dir):
+        _seed()
+        try:
+            loaded = manager.load(list(tasks))
+        except UserError:
+            raise
+        except Exception as error:  # a task given twice, or one whose code needs a library that is not here
+            reason = " ".join(str(error).split())
+            raise UserError(
+                f"tasks: {','.join(tasks)} cannot be loaded ({type(error).__name__}: {reason:.200})"
+            ) from error
+    for name, task in loaded["tasks"].items():
+        writes = task.OUTPUT_TYPE == "generate_until"
+        if writes or getattr(task, "UNSAFE_CODE", False) or getattr(task, "MULTIMODAL", False):
+            raise UserError(
+                f"tasks: {name} needs text or code that the model writes, or images; valid: tasks that are scored by "
+                "likelihood, such as the group papers"
+            )
+    return loaded
+
+
+def score(lm: LM, loaded: Any, limit: int | None = None, bootstrap: int = 1000) -> dict[str, Any]:
+    """Score *lm* on what load_tasks returned, any number of times; collective when there are ranks.
+
+    Args:
+        limit: at most this many items of each task.
+        bootstrap: samples for the standard errors that need them; 0 leaves these out.
+
+    Returns:
+        lm-eval's results, the same on every rank.
+    """
+    with _random_state_kept(), _quiet():
+        _seed()
+        for task in loaded["tasks"].values():
+            if task.get_config("num_fewshot") is None:
+                task.set_config(key="num_fewshot", value=0)
+            task.set_fewshot_seed(seed=SEED)
+        # Not simple_evaluate: it returns nothing where LOCAL_RANK > 0, and spends seconds on describing the machine.
+        results = evaluate(lm, loaded, limit=limit, bootstrap_iters=bootstrap, log_samples=False)
+        for task in loaded["tasks"].values():
+            task._instances = None  # every request and answer
+    return results or {}
+
+
+def _seed() -> None:
+    """The seeds that lm-eval's own command sets."""
+    random.seed(0)
+    np.random.seed(SEED)
+    torch.manual_seed(SEED)
+
+
+def save_data_sets(tasks: Sequence[str], manager: TaskManager, data_dir: Path, report: Any) -> None:
+    """Fetch and save everything that *tasks* read.
+
+    Raises:
+        UserError: something cannot be fetched or written.
+    """
+    with _quiet(), saving_data_sets(data_dir, report):
+        manager.load(list(tasks))
+
+
+def headline(results: Mapping[str, Any]) -> dict[str, float]:
+    """Figures as ``task/metric`` -> value, groups instead of their many subtasks."""
+    subtasks = {
+        name
+        for group, names in results.get("group_subtasks", {}).items()
+        if names and group in results["results"]
+        for name in names
+    }
+    figures = {}
+    for task, values in results["results"].items():
+        if task in subtasks:
+            continue
+        for key, value in values.items():
+            metric, _, _ = key.partition(",")
+            if "," in key and not metric.endswith("_stderr") and isinstance(value, int | float):
+                figures[f"{task}/{metric}"] = float(value)
+    return figures
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """The figures, with standard errors and how many items they are of, aligned for people."""
+    rows = [("task", "metric", "value", "stderr", "items")]
+    for name, value in headline(results).items():
+        task, metric = name.split("/", 1)
+        error = next(
+            (v for key, v in results["results"][task].items() if key.startswith(f"{metric}_stderr,")), None
+        )
+        shown = f"{error:.4f}" if isinstance(error, float) else ""
+        rows.append((task, metric, f"{value:.4f}", shown, _items(results, task)))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        left = [cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)]
+        right = [cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True)]
+        lines.append("  ".join(left + right).rstrip())
+    return "\n".join(lines)
+
+
+def _items(results: Mapping[str, Any], task: str) -> str:
+    counts = results.get("n-samples", {})
+    leaves = [task] if task in counts else results.get("group_subtasks", {}).get(task, [])
+    return f"{sum(counts[leaf]['effective'] for leaf in leaves if leaf in counts):,}"
+
+
+@contextmanager
+def _random_state_kept() -> Iterator[None]:
+    """lm-eval seeds Python's, numpy's and torch's generators; a training around it must not notice."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+        if cuda is not None:
+            torch.cuda.set_rng_state_all(cuda)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Errors only, and no progress bars: every rank would draw its own."""
+    import datasets
+    import lm_eval.api.model
+    import lm_eval.api.task
+
+    loggers = [logging.getLogger(name) for name in ("lm_eval", "lm-eval")]
+    levels = [logger.level for logger in loggers]
+    bars = datasets.utils.logging.is_progress_bar_enabled()
+    drawing: list[Any] = [lm_eval.api.model, lm_eval.api.task]
+    drawn = [module.tqdm for module in drawing]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    datasets.disable_progress_bars()
+    for module in drawing:
+        module.tqdm = _no_bar
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        if bars:
+            datasets.enable_progress_bars()
+        for module, bar in zip(drawing, drawn, strict=True):
+            module.tqdm = bar
+
+
+def _no_bar(iterable: Any = None, **arguments: Any) -> Any:
+    return tqdm(iterable, **{**arguments, "disable": True})

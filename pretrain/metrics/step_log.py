@@ -1,0 +1,69 @@
+"""Rows of metrics whose figures are still on the device.
+
+Reading a loss waits for the device. A step therefore only notes its tensors; one read serves all steps since the
+last, and metrics.jsonl still gets a row for every step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pretrain.metrics.session import Metrics
+from pretrain.runtime.world import World
+
+
+class StepLog:
+    """Collects the rows of the steps since the last flush.
+
+    Args:
+        metrics: where finished rows go.
+        tokens_per_step: label tokens of all ranks in one step.
+        seconds_before: training seconds of earlier sessions of the run.
+        step: the step that this session begins after.
+    """
+
+    def __init__(
+        self, metrics: Metrics, world: World, tokens_per_step: int, seconds_before: float, step: int = 0
+    ) -> None:
+        self.metrics = metrics
+        self.world = world
+        self.tokens_per_step = tokens_per_step
+        self.seconds_before = seconds_before
+        self._step = step
+        self._rows: list[tuple[int, dict[str, Any]]] = []
+        self._losses: list[Tensor] = []
+        self._norms: list[Any] = []
+
+    @property
+    def seconds(self) -> float:
+        """Training seconds of the run so far, over all its sessions, without validation and saving."""
+        return self.seconds_before + self.metrics.throughput.seconds
+
+    def add(self, step: int, loss: Tensor, grad_norm: Any, row: dict[str, Any]) -> None:
+        """Note a step: *loss* is this rank's mean, still on the device; so may *grad_norm* be."""
+        self._step = step
+        self._rows.append((step, row))
+        self._losses.append(loss)
+        self._norms.append(grad_norm)
+
+    def flush(self, extra: dict[str, Any] | None = None) -> None:
+        """Read all noted figures at once and write their rows, the newest with *extra* and the throughput. Collective.
+
+        ``train_loss`` is the mean over the data-parallel ranks, ``grad_norm`` the global norm before clipping.
+        """
+        if not self._rows:
+            if extra:
+                self.metrics.log(self._step, extra)
+            return
+        losses = self.world.sum(torch.stack(self._losses).double()) / self.world.data_parallel
+        norms = [torch.as_tensor(norm, dtype=torch.float64, device=losses.device) for norm in self._norms]
+        losses_read, norms_read = torch.stack([losses, torch.stack(norms)]).tolist()  # waits for the device
+        self.metrics.throughput.add(self.tokens_per_step * len(self._rows))
+        last = {"seconds": round(self.seconds, 3), **self.metrics.throughput.rates(), **(extra or {})}
+        for index, (step, row) in enumerate(self._rows):
+            figures = {**row, "train_loss": losses_read[index], "grad_norm": norms_read[index]}
+            self.metrics.log(step, figures | last if index == len(self._rows) - 1 else figures)
+        self._rows, self._losses, self._norms = [], [], []

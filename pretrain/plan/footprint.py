@@ -1,0 +1,325 @@
+"""What a run's memory consists of, by arithmetic: engine settings, parameters of a rank, activations.
+
+pretrain/plan/memory.py puts them together. s is the size of a compute element in bytes (bf16 2, fp32 4), t the
+tensor-parallel degree, B T the tokens of a micro-batch. docs/memory.md has the formulas beside measurements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from model.config import ModelConfig
+from model.documents import varlen_head_dim
+from model.parallel_plan import choose_form, head_groups
+
+if TYPE_CHECKING:
+    from pretrain.config.run_config import RunConfig
+
+DeviceType = Literal["cpu", "cuda"]
+FP32_BYTES = 4
+
+# Elements of logits that the loss takes to fp32 at a time (model/loss.py, CHUNK_ELEMENTS), and how many such chunks
+# its backward pass holds at once.
+LOSS_CHUNK: dict[DeviceType, int] = {"cpu": 2**18, "cuda": 2**24}
+LOSS_CHUNKS = 2
+
+_DTYPE_BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
+# Field of EngineSettings -> the names it may have in a ds_config's zero_optimization.
+_SIZES = {
+    "reduce_bucket": ("reduce_bucket_size",),
+    "prefetch_bucket": ("stage3_prefetch_bucket_size", "prefetch_bucket_size"),
+    "reuse_distance": ("stage3_max_reuse_distance", "max_reuse_distance"),
+    "persistence_threshold": ("stage3_param_persistence_threshold", "param_persistence_threshold"),
+}
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """What memory and communication depend on beside the model, the batch and the number of ranks.
+
+    Defaults are DeepSpeed 0.19.8's (deepspeed/runtime/zero/config.py), which a ds_config without the key gets.
+    """
+
+    stage: int = 2
+    bf16: bool = True
+    offload_optimizer: bool = False
+    """Master weights, moments and the optimizer's gradients live in the host's memory."""
+    offload_parameters: bool = False
+    """At stage 3, the parameter partitions live in the host's memory."""
+    accumulation_bytes: int = FP32_BYTES
+    """Size of an accumulated gradient element."""
+    communication_bytes: int = FP32_BYTES
+    """Size of a gradient element while it is reduced."""
+    reduce_bucket: int = 500_000_000
+    """Elements of one reduction buffer."""
+    overlap: bool = False
+    """Whether a second reduction buffer is filled while the first is reduced."""
+    all_reduce_buckets: bool = True
+    """Stages 1 and 2: whether a bucket is all-reduced; else each part is reduced to the rank that owns it."""
+    prefetch_bucket: int = 50_000_000
+    """Stage 3: elements gathered ahead of use."""
+    reuse_distance: int = 1_000_000_000
+    """Stage 3: a gathered parameter stays if it is used again within so many elements."""
+    persistence_threshold: int = 100_000
+    """Stage 3: parameters of at most so many elements are never partitioned."""
+    checkpointing: bool = False
+    """The run's activation_checkpointing."""
+    sequence_parallel: bool = False
+    """The run's sequence_parallel; without effect at t = 1."""
+    document_mask: bool = False
+    """The run's document_mask."""
+
+    @classmethod
+    def of(cls, run: RunConfig, ds_config: Mapping[str, Any], bf16: bool) -> EngineSettings:
+        """Settings of a run and a ds_config that pretrain.engine.build.read_ds_config accepted."""
+        zero = ds_config["zero_optimization"]
+        stage = zero["stage"]
+        compute = 2 if bf16 else FP32_BYTES
+        accumulation = ds_config.get("data_types", {}).get("grad_accum_dtype")
+        sizes = {
+            name: int(zero[key])
+            for name, keys in _SIZES.items()
+            for key in keys
+            if isinstance(zero.get(key), int | float)
+        }
+        overlap = zero.get("overlap_comm")
+        return cls(
+            stage=stage,
+            bf16=bf16,
+            offload_optimizer=_offloads(zero, "offload_optimizer"),
+            offload_parameters=stage == 3 and _offloads(zero, "offload_param"),
+            accumulation_bytes=_DTYPE_BYTES.get(str(accumulation), compute),
+            communication_bytes=_DTYPE_BYTES.get(str(ds_config.get("communication_data_type")), compute),
+            overlap=stage == 3 if overlap is None else bool(overlap),
+            all_reduce_buckets=bool(zero.get("use_multi_rank_bucket_allreduce", True)),
+            checkpointing=run.activation_checkpointing,
+            sequence_parallel=run.sequence_parallel,
+            document_mask=run.document_mask,
+            **sizes,
+        )
+
+    @property
+    def compute_bytes(self) -> int:
+        """s: bytes of an element of weights and activations."""
+        return 2 if self.bf16 else FP32_BYTES
+
+    @property
+    def whole_gradients(self) -> bool:
+        """Whether DeepSpeed's BF16_Optimizer runs, which keeps fp32 gradients of all parameters on every rank.
+
+        It is chosen at stage 1 with bf16 weights, fp32 accumulation and no offload (deepspeed/runtime/engine.py,
+        _do_optimizer_sanity_check).
+        """
+        fp32_accumulation = self.accumulation_bytes == FP32_BYTES
+        return self.stage == 1 and self.bf16 and fp32_accumulation and not self.offload_optimizer
+
+    @property
+    def separate_accumulation(self) -> bool:
+        """Whether gradients are accumulated in another precision than the one they are computed in."""
+        return self.accumulation_bytes != self.compute_bytes
+
+
+def _offloads(zero: Mapping[str, Any], section: str) -> bool:
+    found = zero.get(section) or {}
+    return str(found.get("device", "none")) != "none"
+
+
+# ---------------------------------------------------------------------- parameters
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter as a rank of the tensor group holds it."""
+
+    name: str
+    elements: int
+    decayed: bool
+    """Which of the optimizer's groups it is in when embeddings are not decayed."""
+
+
+def rank_parameters(config: ModelConfig, tensor_parallel: int = 1) -> list[Parameter]:
+    """The parameters of one tensor rank, in the model's order, vocabulary padding included.
+
+    Column- and row-parallel matrices, biases of the former and the token embedding are cut into t equal parts; norms,
+    biases of row-parallel layers and learned positions are whole on every rank.
+    """
+    t, d = tensor_parallel, config.d_model
+    rows = config.padded_vocab_size(t) // t
+    norm = [("weight", d)] + ([("bias", d)] if config.norm_bias else [])
+    found = [Parameter("token_embedding.weight", rows * d, False)]
+    if config.positions == "learned":
+        found.append(Parameter("position_embedding.weight", config.context_length * d, False))
+    for layer in range(config.num_layers):
+        q, kv, f = config.attention_width(layer) // t, config.kv_width(layer) // t, config.ffn_width // t
+        columns = {"q": q, "k": kv, "v": kv}
+        block: list[tuple[str, int, int, bool]] = []  # name, matrix, bias, has a bias
+        for name, width in columns.items():
+            block.append((f"attention.{name}", d * width, width, config.attention_bias == "all"))
+        block.append(("attention.o", q * d, d, config.attention_bias != "none"))
+        for name in ("gate", "up") if config.ffn == "swiglu" else ("up",):
+            block.append((f"ffn.{name}", d * f, f, config.ffn_bias))
+        block.append(("ffn.down", f * d, d, config.ffn_bias))
+        for kind, start in (("attention", 0), ("ffn", 4)):
+            found += [Parameter(f"layers.{layer}.{kind}_norm.{name}", size, False) for name, size in norm]
+            for name, matrix, bias, has_bias in block[:4] if start == 0 else block[4:]:
+                found.append(Parameter(f"layers.{layer}.{name}.weight", matrix, True))
+                if has_bias:
+                    found.append(Parameter(f"layers.{layer}.{name}.bias", bias, False))
+    found += [Parameter(f"final_norm.{name}", size, False) for name, size in norm]
+    if not config.tie_embeddings:
+        found.append(Parameter("output.weight", rows * d, True))
+    return found
+
+
+# ---------------------------------------------------------------------- activations
+
+
+def layer_activation_bytes(
+    config: ModelConfig,
+    layer: int,
+    micro_batch: int,
+    element: int,
+    tensor_parallel: int = 1,
+    sequence_parallel: bool = False,
+    device: DeviceType = "cuda",
+    document_mask: bool = False,
+) -> int:
+    """What autograd keeps of one layer for its backward pass, in bytes on one rank.
+
+    Per token: both norms' inputs and outputs, 4 d s (outputs are what q, k, v and gate, up multiply), and the norms'
+    statistics in fp32; q, k, v as attention sees them and its output, (2 A + 2 A_kv) s / t, and 4 bytes of
+    log-sum-exp a head; gate, up, the activation and the product, 4 W s / t (plain: before and after the activation,
+    2 W s / t). Where heads are exchanged, the output is kept once more after its way back (A s / t), and the query form
+    holds keys and values of all r ranks. A windowed layer keeps its mask, T² s, once; with a document mask layers share
+    theirs (document_bytes).
+    """
+    t, d = tensor_parallel, config.d_model
+    tokens = micro_batch * config.context_length
+    heads, kv_heads = config.heads[layer], config.layer_kv_heads(layer)
+    q, kv = config.attention_width(layer) // t, config.kv_width(layer) // t
+    _, ranks = head_groups(kv_heads, t)
+    form = choose_form(ranks, micro_batch, config.context_length, layer)
+    attention = 2 * q + 2 * kv * (ranks if form == "query" else 1)
+    if form != "none":
+        attention += q
+    hidden = (4 if config.ffn == "swiglu" else 2) * config.ffn_width // t
+    total = tokens * (element * (attention + hidden) + FP32_BYTES * heads // t)
+    total += 2 * norm_bytes(config, tokens, element, tensor_parallel if sequence_parallel else 1, device)
+    if sequence_parallel:
+        total += 2 * tokens * d * element * (t - 1) // t  # the gathered outputs of the norms
+    window = config.layer_window(layer)
+    if window is not None and window < config.context_length and not document_mask:
+        total += config.context_length**2 * element
+    return total
+
+
+def document_bytes(
+    config: ModelConfig, micro_batch: int, element: int, tensor_parallel: int, device: DeviceType
+) -> int:
+    """What a document mask adds to a micro-batch, shared by all layers: positions, rotary tables, masks.
+
+    Per token a position, 8 bytes, and for each head dim its row of the rotary table, 4 d_h bytes. For each attention
+    window a mask, B T² s, unless all its layers take the documents' offsets (see model/documents.py: CUDA, bf16, whole
+    sequences).
+    """
+    T, layers = config.context_length, range(config.num_layers)
+    each_token = 8
+    if config.positions == "rope":
+        each_token += FP32_BYTES * sum({config.layer_head_dim(layer) for layer in layers})
+    masks = set()
+    for layer in layers:
+        _, ranks = head_groups(config.layer_kv_heads(layer), tensor_parallel)
+        whole = choose_form(ranks, micro_batch, T, layer) != "query"
+        if device == "cuda" and element == 2 and whole and varlen_head_dim(config.layer_head_dim(layer)):
+            continue
+        masks.add(min(config.layer_window(layer) or T, T))
+    return micro_batch * T * (each_token + len(masks) * T * element)
+
+
+def norm_bytes(
+    config: ModelConfig, tokens: int, element: int, parts: int = 1, device: DeviceType = "cuda"
+) -> int:
+    """Input, output and statistics of one norm, for the backward pass; *parts* is t with sequence parallelism.
+
+    torch has no fused RMS norm on CPUs: the widened input and the normed values are kept in fp32 there.
+    """
+    tokens //= parts
+    if config.norm == "rmsnorm":
+        kept = 2 * FP32_BYTES if device == "cpu" else element
+        return tokens * ((kept + element) * config.d_model + FP32_BYTES)
+    return tokens * (2 * element * config.d_model + 2 * FP32_BYTES)
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes of one micro-batch on one rank."""
+
+    per_layer: tuple[int, ...]
+    """Kept from forward to backward pass, without activation checkpointing."""
+    kept: tuple[int, ...]
+    """Kept with the run's setting: with activation checkpointing, each layer's input only."""
+    final_norm: int
+    """Its input, output and statistics."""
+    outside: int
+    """Ids, labels and rotary tables."""
+    documents: int
+    """What a document mask adds (document_bytes), 0 without one."""
+    logits: int
+    """The logits in the compute precision; the backward pass of the loss holds as much again for their gradient."""
+    loss_chunks: int
+    """The loss's fp32 chunks."""
+    hidden: int
+    """One hidden state."""
+    working: int
+    """Gradients of activations that the backward pass of a layer holds beyond what it has freed."""
+
+    @property
+    def total(self) -> int:
+        """All that is alive when the loss has been computed."""
+        return sum(self.kept) + self.final_norm + self.outside + self.documents + self.logits
+
+
+def activations(
+    config: ModelConfig,
+    micro_batch: int,
+    settings: EngineSettings,
+    tensor_parallel: int = 1,
+    device: DeviceType = "cuda",
+) -> Activations:
+    """Activations of a micro-batch of full sequences; see layer_activation_bytes for the formula."""
+    t, d, s = tensor_parallel, config.d_model, settings.compute_bytes
+    sequence_parallel = settings.sequence_parallel and t > 1
+    tokens = micro_batch * config.context_length
+    own_tokens = tokens // t if sequence_parallel else tokens
+    columns = config.padded_vocab_size(t) // t
+    layers = tuple(
+        layer_activation_bytes(
+            config, layer, micro_batch, s, t, sequence_parallel, device, settings.document_mask
+        )
+        for layer in range(config.num_layers)
+    )
+    hidden = own_tokens * d * s
+    # In the feed-forward network: the gradients of the product and of both factors (plain: before and after the
+    # activation), less the product that is free by then; and the gradient that comes in.
+    work = hidden + tokens * s * (2 if config.ffn == "swiglu" else 1) * config.ffn_width // t
+    tables = 0
+    if config.positions == "rope":
+        dims = {config.layer_head_dim(layer) for layer in range(config.num_layers)}
+        tables = config.context_length * FP32_BYTES * sum(dims)  # cosines and sines of d_h / 2 angles
+    documents = document_bytes(config, micro_batch, s, t, device) if settings.document_mask else 0
+    norm = norm_bytes(config, tokens, s, t if sequence_parallel else 1, device)
+    if sequence_parallel:
+        norm += tokens * d * s * (t - 1) // t
+    return Activations(
+        per_layer=layers,
+        kept=tuple(hidden for _ in layers) if settings.checkpointing else layers,
+        final_norm=norm,
+        outside=tables + tokens * (3 * 8 + FP32_BYTES + 1),  # ids, labels, targets; log-sum-exp; mask
+        documents=documents,
+        logits=tokens * columns * s,
+        loss_chunks=LOSS_CHUNKS * FP32_BYTES * min(LOSS_CHUNK[device], tokens * columns),
+        hidden=hidden,
+        working=work,
+    )

@@ -1,0 +1,136 @@
+"""How a global batch is cut into ranks, micro-batches and accumulation steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from model.config import ModelConfig
+from model.errors import UserError
+from model.parallel_plan import check_split, split_multiple
+from pretrain.plan.footprint import DeviceType, EngineSettings
+from pretrain.plan.memory import memory_plan
+
+CPU_MICRO_BATCH_TOKENS = 4096  # a larger micro-batch gains nothing on a CPU and costs memory
+# Of a device's memory that a plan may use. On a GPU the rest is for what the allocator cannot reuse and for libraries
+# (CUDA's context and NCCL's buffers take the fixed part); a CPU's memory is shared with everything else that runs.
+USABLE_SHARE: dict[DeviceType, float] = {"cuda": 0.92, "cpu": 0.6}
+LIBRARY_BYTES: dict[DeviceType, int] = {"cuda": 3 << 29, "cpu": 0}
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Sequences per step and how they are spread: ``sequences = micro_batch * accumulation * data_parallel``."""
+
+    sequences: int
+    micro_batch: int
+    accumulation: int
+    data_parallel: int
+
+
+def plan_batch(
+    global_batch_tokens: int,
+    micro_batch: int | None,
+    model: ModelConfig,
+    data_parallel: int,
+    memory: int,
+    device_type: str,
+    tensor_parallel: int = 1,
+    settings: EngineSettings | None = None,
+) -> BatchPlan:
+    """Derive the micro-batch (when None) and the accumulation steps from the global batch.
+
+    Args:
+        global_batch_tokens: tokens per optimizer step over all ranks.
+        micro_batch: sequences per rank and forward pass, or None to choose the largest that fits.
+        data_parallel: number of data-parallel ranks.
+        memory: bytes of one rank's device (its total, so that the same machine always makes the same choice).
+        tensor_parallel: ranks that share a copy of the model, and take part in each micro-batch of it.
+        settings: what else memory depends on, for choosing the micro-batch; stage 2 in bf16 when not given.
+
+    Raises:
+        UserError: something does not divide, or the ranks that share heads cannot split the micro-batch; the message
+            lists what would.
+    """
+    T = model.context_length
+    if global_batch_tokens % T:
+        lower = max(T, global_batch_tokens // T * T)
+        raise UserError(
+            f"global_batch_tokens: {global_batch_tokens} is no multiple of the context length {T}; "
+            f"nearest are {lower} and {lower + T}"
+        )
+    sequences = global_batch_tokens // T
+    if sequences % data_parallel:
+        raise UserError(
+            f"global_batch_tokens: {sequences} sequences of {T} tokens cannot be shared evenly by "
+            f"{data_parallel} data-parallel ranks; valid numbers of ranks are {divisors(sequences)}"
+        )
+    per_rank = sequences // data_parallel
+    if micro_batch is None:
+        micro_batch = _largest_micro_batch(
+            per_rank,
+            model,
+            data_parallel,
+            memory,
+            "cuda" if device_type == "cuda" else "cpu",
+            tensor_parallel,
+            settings or EngineSettings(),
+        )
+    if per_rank % micro_batch:
+        raise UserError(
+            f"micro_batch: {micro_batch} does not divide the {per_rank} sequences that each of "
+            f"{data_parallel} ranks has per step; valid values are {divisors(per_rank)}"
+        )
+    check_split(model, tensor_parallel, micro_batch)
+    return BatchPlan(sequences, micro_batch, per_rank // micro_batch, data_parallel)
+
+
+def usable_memory(memory: int, device_type: DeviceType) -> int:
+    """Bytes of a device's *memory* that a plan's peak may reach."""
+    return max(0, int(memory * USABLE_SHARE[device_type]) - LIBRARY_BYTES[device_type])
+
+
+def valid_micro_batches(per_rank: int, model: ModelConfig, tensor_parallel: int) -> list[int]:
+    """The micro-batches that divide *per_rank* sequences and that the ranks which share heads can split."""
+    multiple = split_multiple(model, tensor_parallel)
+    return [divisor for divisor in divisors(per_rank) if divisor % multiple == 0]
+
+
+def _largest_micro_batch(
+    per_rank: int,
+    model: ModelConfig,
+    data_parallel: int,
+    memory: int,
+    device_type: DeviceType,
+    tensor_parallel: int,
+    settings: EngineSettings,
+) -> int:
+    valid = valid_micro_batches(per_rank, model, tensor_parallel)
+    if not valid:
+        return 1  # which plan_batch refuses, saying what would do
+    room = usable_memory(memory, device_type)
+    for micro_batch in reversed(valid):
+        if device_type == "cpu" and micro_batch * model.context_length > CPU_MICRO_BATCH_TOKENS:
+            continue
+        accumulation = per_rank // micro_batch
+        plan = memory_plan(
+            model, settings, data_parallel, micro_batch, accumulation, tensor_parallel, device_type
+        )
+        if plan.peak <= room:
+            return micro_batch
+    return valid[0]  # nothing fits: the smallest comes closest
+
+
+def divisors(number: int) -> list[int]:
+    """All of them, in order."""
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def device_memory(device: torch.device, local_ranks: int = 1) -> int:
+    """Total bytes of one rank's device; on a CPU, the machine's memory shared among its ranks."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    import psutil
+
+    return psutil.virtual_memory().total // max(1, local_ranks)

@@ -1,0 +1,166 @@
+"""A plan as aligned text, and as a JSON object."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from model.heads import format_heads
+
+if TYPE_CHECKING:
+    from pretrain.plan.command import RunPlan
+
+GIB = 1 << 30
+PHASES = {
+    "loss": "activations, logits and their gradient, at the end of the forward pass",
+    "layers": "inside the backward pass",
+    "reduction": "the last gradients, reduced",
+    "step": "the optimizer's step",
+}
+
+
+def describe(plan: RunPlan, ds_config: str) -> str:
+    """The plan in sections, every figure with its unit; memory and traffic are one rank's."""
+    run, model, machine, batch = plan.run, plan.model, plan.machine, plan.batch
+    precision = "bf16" if plan.settings.bf16 else "fp32"
+    gpu = f"{machine.gpu}, {machine.memory / GIB:.1f} GiB"
+    lines = [
+        f"recipe   {run.recipe}",
+        f"model    {run.model}: {model.num_parameters():,} parameters, {model.num_layers} layers, "
+        f"heads {format_heads(model.heads)}, d_model {model.d_model}, context {model.context_length}, "
+        f"vocabulary {model.vocab_size:,}",
+        f"world    {machine.ranks} ranks = {machine.nodes} x {machine.gpus_per_node} GPUs ({gpu}); "
+        f"{run.tensor_parallel} tensor-parallel x {batch.data_parallel} data-parallel",
+        f"engine   {ds_config}: ZeRO stage {plan.settings.stage}, {precision}"
+        + (", activation checkpointing" if plan.settings.checkpointing else "")
+        + (", sequence parallelism" if plan.settings.sequence_parallel and run.tensor_parallel > 1 else ""),
+        f"batch    {plan.tokens_per_step:,} tokens a step = {batch.sequences} sequences = {batch.micro_batch} a "
+        f"micro-batch x {batch.accumulation} accumulated x {batch.data_parallel} data-parallel ranks",
+        "",
+        *_memory_lines(plan),
+        "",
+        *_traffic_lines(plan),
+        "",
+        *_time_lines(plan),
+    ]
+    if run.tensor_parallel > machine.gpus_per_node:
+        lines += ["", "note     tensor-parallel ranks of different nodes: every layer waits for the network"]
+    return "\n".join(lines)
+
+
+def _memory_lines(plan: RunPlan) -> list[str]:
+    memory, settings = plan.memory, plan.settings
+    kept, acts, buffers = memory.states, memory.activations, memory.buffers
+    weights = "bf16" if settings.bf16 else "fp32"
+    layers = f"all {plan.model.num_layers} layers"
+    if settings.checkpointing:
+        layers = f"inputs of {layers}; {max(acts.per_layer) / GIB:.3f} GiB while one is recomputed"
+    rows = [
+        ("parameters", kept.parameters, weights + (", this rank's part" if settings.stage == 3 else "")),
+        ("master weights", kept.master, "fp32, this rank's part"),
+        ("moments", kept.moments, "fp32 x 2, this rank's part"),
+        (
+            "gradients",
+            kept.gradients + memory.gradients,
+            f"accumulated in {8 * settings.accumulation_bytes} bits",
+        ),
+        (
+            "reduction buffers",
+            buffers.bucket + buffers.copies,
+            "buckets, and copies of one while it is reduced",
+        ),
+        ("activations", sum(acts.kept), layers),
+        ("logits and loss", 2 * acts.logits + acts.loss_chunks, "logits, their gradient, fp32 chunks"),
+    ]
+    if settings.document_mask:
+        note = "positions, rotary tables, masks where no kernel takes offsets"
+        rows.append(("document mask", acts.documents, note))
+    if settings.stage == 3:
+        rows.append(("gathered parameters", memory.gathered, "whole at the end of the forward pass"))
+    if kept.host:
+        rows.append(("in host memory", kept.host, "offloaded, for each rank; not in the peak"))
+    lines = ["memory of a rank                 GiB", *(_row(name, size, note) for name, size, note in rows)]
+    for phase, size in memory.phases.items():
+        lines.append(_row(f"peak: {phase}", size, PHASES[phase]))
+    machine = plan.machine
+    verdict = "fits" if plan.fits else "does not fit"
+    usable = f"{verdict}: {machine.usable / GIB:.1f} of {machine.memory / GIB:.1f} GiB are usable"
+    return [*lines, _row("predicted peak", memory.peak, usable)]
+
+
+def _traffic_lines(plan: RunPlan) -> list[str]:
+    sent = plan.traffic
+    rows = [
+        ("gradients", sent.gradients, "among data-parallel ranks"),
+        ("parameters", sent.parameters, "among data-parallel ranks"),
+        ("all-reduces", sent.tensor_all_reduces, "among tensor-parallel ranks"),
+        (
+            "head exchange",
+            sent.head_exchange,
+            "among tensor-parallel ranks; python -m model.parallel_plan has layers",
+        ),
+    ]
+    if sent.host:
+        rows.append(("host and device", sent.host, "gradients down, weights up"))
+    lines = ["sent by a rank in a step          GiB", *(_row(name, size, note) for name, size, note in rows)]
+    seconds = plan.seconds_per_step
+    if seconds is not None:
+        total = sent.data_parallel + sent.tensor_parallel
+        lines.append(
+            f"  on average {total / seconds / 1e9:,.2f} GB/s of each rank, if the step takes the time below"
+        )
+    return lines
+
+
+def _time_lines(plan: RunPlan) -> list[str]:
+    run, machine = plan.run, plan.machine
+    total = plan.tokens_per_step * run.steps
+    lines = [
+        f"tokens   {run.steps:,} steps x {plan.tokens_per_step:,} = {total:,} tokens",
+        f"compute  {plan.model.flops_per_token():,} FLOP a token (6 N_matmul + 12 sum min(T, window) A); "
+        f"{plan.flops_per_step:.3e} a step, {plan.flops_per_step * run.steps:.3e} in all",
+    ]
+    seconds = plan.seconds_per_step
+    if seconds is None or machine.peak is None:
+        precision = "bf16" if plan.settings.bf16 else "fp32"
+        return [*lines, f"time     not estimated: no {precision} peak is known; give --peak_tflops"]
+    hours = seconds * run.steps / 3600
+    lines.append(
+        f"time     {seconds:.3f} s a step, {plan.tokens_per_step / seconds:,.0f} tokens/s, {hours:,.2f} hours in all "
+        f"({hours * machine.ranks:,.1f} GPU-hours), at an MFU of {plan.mfu:g} of {machine.peak / 1e12:,.0f} TFLOP/s "
+        "a GPU"
+    )
+    if plan.settings.checkpointing:
+        lines.append("         MFU does not count what is recomputed: expect about a quarter less of it")
+    return lines
+
+
+def _row(name: str, size: int, note: str) -> str:
+    return f"  {name:<22}{size / GIB:>12.3f}  {note}"
+
+
+def to_json(plan: RunPlan) -> dict[str, Any]:
+    """Every figure of the plan; bytes as integers, seconds and FLOP/s as floats."""
+    run = plan.run
+    return {
+        "model": run.model,
+        "recipe": run.recipe,
+        "parameters": plan.model.num_parameters(),
+        "heads": list(plan.model.heads),
+        "tensor_parallel": run.tensor_parallel,
+        "engine": dataclasses.asdict(plan.settings),
+        "machine": dataclasses.asdict(plan.machine)
+        | {"ranks": plan.machine.ranks, "usable": plan.machine.usable},
+        "batch": dataclasses.asdict(plan.batch),
+        "memory_bytes": dataclasses.asdict(plan.memory) | {"peak": plan.memory.peak},
+        "sent_bytes_per_step": dataclasses.asdict(plan.traffic),
+        "tokens_per_step": plan.tokens_per_step,
+        "steps": run.steps,
+        "tokens": plan.tokens_per_step * run.steps,
+        "flops_per_token": plan.model.flops_per_token(),
+        "flops_per_step": plan.flops_per_step,
+        "mfu": plan.mfu,
+        "seconds_per_step": plan.seconds_per_step,
+        "seconds": None if plan.seconds_per_step is None else plan.seconds_per_step * run.steps,
+        "fits": plan.fits,
+    }

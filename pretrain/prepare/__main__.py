@@ -1,0 +1,8 @@
+"""``python -m pretrain.prepare``; see command.py."""
+
+import sys
+
+from pretrain.prepare.command import main
+
+if __name__ == "__main__":
+    sys.exit(main())

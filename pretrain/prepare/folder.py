@@ -1,0 +1,77 @@
+"""The folder that a preparation writes: whether it is there, who may write it, and how it appears whole."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from model.errors import UserError
+from pretrain.prepare.progress import Progress, ProgressCallback
+
+FORMAT_VERSION = 1
+META_FILE = "meta.json"
+
+
+def parts_folder(out: Path) -> Path:
+    """Where finished parts of *out* lie until it is there."""
+    return out.parent / f".{out.name}.partial-parts"
+
+
+def already_there(out: Path, request: dict[str, Any]) -> bool:
+    """True if *out* holds the corpus asked for, False if it is free; UserError if it holds something else."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return False
+    try:
+        present = dict(json.loads((out / META_FILE).read_text("utf-8"))["request"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"out: {str(out)!r} exists and is no corpus; valid: a new folder") from None
+    if present == request:
+        return True
+    differing = ", ".join(key for key in request | present if present.get(key) != request.get(key))
+    raise UserError(
+        f"out: {str(out)!r} holds another corpus (differs in {differing}); remove it or choose a new folder"
+    )
+
+
+@contextlib.contextmanager
+def only_process(out: Path, report: ProgressCallback) -> Iterator[None]:
+    """Hold the lock of *out*. The kernel frees it when its holder ends in any way, so nothing stale can
+    block."""
+    with (out.parent / f".{out.name}.lock").open("w") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            report(Progress(f"waiting for another process that prepares {out}"))
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        except OSError:
+            pass  # a file system without locks: renaming is still atomic, at worst the work is done twice
+        yield
+
+
+def publish(partial: Path, out: Path) -> None:
+    """Sync *partial* to disk and give it its name: after a crash the folder is there whole, or not at all."""
+    for folder, _, names in os.walk(partial):
+        for path in [Path(folder, name) for name in names] + [Path(folder)]:
+            _sync(path)
+    try:
+        partial.rename(out)
+    except OSError:
+        # Without locks another machine may have finished first; its folder has the same content.
+        if not (out / META_FILE).is_file():
+            raise
+        shutil.rmtree(partial)
+    _sync(out.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,261 @@
+"""Parts -> the two splits of a corpus: which documents are kept, on which side, and what there is to say of them.
+
+Everything here depends on the parts in their order only. Memory: about ten bytes a document.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from model.errors import UserError
+from pretrain.data.indexed import IndexedWriter, bin_path, idx_path
+from pretrain.data.sources.source import no_documents
+from pretrain.data.split import Split
+from pretrain.prepare.parts import Part
+
+SPLITS = ("training", "validation")
+_PARTITION = 1 << 22  # digests compared at a time, about 150 MB
+_DROPPED, _TRAINING, _VALIDATION = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which documents a corpus takes, and how it splits them."""
+
+    validation_fraction: float
+    validation_documents: int | None = None
+    """Hold out so many different documents in place of a fraction: those with the smallest hashes."""
+    drop_duplicates: bool = False
+    """Keep the first of documents with equal text only."""
+    max_tokens: int | None = None
+    """Keep documents, in order, while both splits together have at most so many tokens."""
+
+    def __post_init__(self) -> None:
+        if self.validation_documents is None and not 0 < self.validation_fraction < 1:
+            raise UserError(
+                f"validation_fraction: {self.validation_fraction} is out of range; valid: between 0 and 1"
+            )
+        for name in ("validation_documents", "max_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name}: {value} is out of range; valid: 1 or more")
+
+
+def tokens_kept(parts: Sequence[Part], selection: Selection) -> int:
+    """Tokens of *parts* that count against ``max_tokens``."""
+    if not selection.drop_duplicates:
+        return sum(part.counts.tokens for part in parts)
+    kept = _first_occurrences(parts)
+    return sum(int(rows["tokens"][kept[place]].sum(dtype=np.int64)) for rows, place in _rows(parts))
+
+
+def _rows(parts: Sequence[Part]) -> Iterator[tuple[np.ndarray, slice]]:
+    """The documents of each part, and where they lie among all documents."""
+    start = 0
+    for part in parts:
+        rows = part.documents()
+        yield rows, slice(start, start + rows.size)
+        start += rows.size
+
+
+def _first_occurrences(parts: Sequence[Part]) -> np.ndarray:
+    """True for every document whose text no earlier one has, bool [documents]."""
+    total = sum(part.counts.documents for part in parts)
+    first = np.ones(total, bool)
+    partitions = -(-total // _PARTITION)
+    for partition in range(partitions):
+        found = []
+        for rows, place in _rows(parts):
+            low = rows["low"].astype(np.uint64)
+            mine = (
+                np.flatnonzero(low % np.uint64(partitions) == partition)
+                if partitions > 1
+                else np.arange(low.size)
+            )
+            found.append(
+                np.stack(
+                    [rows["high"].astype(np.uint64)[mine], low[mine], (mine + place.start).astype(np.uint64)]
+                )
+            )
+        high, low, index = np.concatenate(found, axis=1)
+        order = np.lexsort((index, low, high))
+        high, low, index = high[order], low[order], index[order]
+        again = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
+        first[index[1:][again].astype(np.int64)] = False
+    return first
+
+
+def _cut(parts: Sequence[Part], kept: np.ndarray, max_tokens: int) -> tuple[list[Part], int]:
+    """Take the documents out of *kept* that do not fit under the cap; returns the parts up to the cut, and the number
+    of documents before it."""
+    total = 0
+    for number, (rows, place) in enumerate(_rows(parts)):
+        ends = total + np.cumsum(np.where(kept[place], rows["tokens"], 0), dtype=np.int64)
+        fits = int(np.searchsorted(ends, max_tokens, side="right"))
+        if fits < rows.size:
+            kept[place.start + fits :] = False
+            if not kept.any():
+                raise UserError(
+                    f"max_tokens: the first document alone has more than {max_tokens} tokens; valid: at least "
+                    f"{int(ends[fits])}"
+                )
+            return list(parts[: number + 1]), place.start + fits
+        total = int(ends[-1]) if ends.size else total
+    return list(parts), kept.size
+
+
+def assemble(
+    parts: Sequence[Part], folder: Path, dtype: np.dtype[Any], selection: Selection, extent: str
+) -> dict[str, Any]:
+    """Write both splits into *folder* from *parts*, in order.
+
+    Args:
+        extent: how the message begins if there is no document.
+
+    Returns:
+        What ``meta.json`` says about it.
+
+    Raises:
+        UserError: no document, or too few to split.
+    """
+    total = sum(part.counts.documents for part in parts)
+    if not total:
+        raise UserError(no_documents(extent, sum((part.counts.skipped for part in parts), Counter())))
+    kept = _first_occurrences(parts) if selection.drop_duplicates else np.ones(total, bool)
+    used, looked_at = list(parts), total
+    if selection.max_tokens is not None:
+        used, looked_at = _cut(parts, kept, selection.max_tokens)
+    split = Split.choose_from(
+        (rows["high"][kept[place]].astype(np.uint64) for rows, place in _rows(used)),
+        selection.validation_fraction,
+        selection.validation_documents,
+    )
+    content = {name: hashlib.sha256() for name in SPLITS}
+    sizes: Counter[str] = Counter()
+    lengths = _Lengths()
+    with (
+        IndexedWriter(folder / SPLITS[0], dtype) as training,
+        IndexedWriter(folder / SPLITS[1], dtype) as validation,
+    ):
+        for part, (rows, place) in zip(used, _rows(used), strict=True):
+            side = np.where(split.held_out(rows["high"].astype(np.uint64)), _VALIDATION, _TRAINING)
+            side[~kept[place]] = _DROPPED
+            _write_runs(part.tokens(dtype), rows["tokens"].astype(np.int64), side, training, validation)
+            for name, number in zip(SPLITS, (_TRAINING, _VALIDATION), strict=True):
+                chosen = rows[side == number]
+                sizes[name] += int(chosen["bytes"].sum(dtype=np.int64))
+                content[name].update(np.stack([chosen["high"], chosen["low"]], axis=1).tobytes())
+                lengths.add(chosen["tokens"])
+        counts = {
+            name: {"documents": writer.num_documents, "bytes": sizes[name], "tokens": writer.num_tokens}
+            for name, writer in zip(SPLITS, (training, validation), strict=True)
+        }
+    skipped: Counter[str] = Counter()
+    for part in used:
+        skipped.update(part.counts.skipped)
+    if selection.drop_duplicates:
+        skipped["duplicate"] = looked_at - int(kept.sum())
+    digests = [content[name].hexdigest() for name in SPLITS]
+    return {
+        "content_hash": hashlib.sha256(" ".join(digests).encode()).hexdigest(),
+        "skipped": {reason: count for reason, count in sorted(skipped.items()) if count},
+        **counts,
+        "document_lengths": lengths.summary(),
+        "files": {
+            path.name: file_record(path)
+            for name in SPLITS
+            for path in (bin_path(folder / name), idx_path(folder / name))
+        },
+    }
+
+
+def _write_runs(
+    tokens: np.ndarray,
+    lengths: np.ndarray,
+    side: np.ndarray,
+    training: IndexedWriter,
+    validation: IndexedWriter,
+) -> None:
+    """Append the documents of one part, neighbours of one side at a time."""
+    ends = np.cumsum(lengths)
+    edges = [0, *(np.flatnonzero(np.diff(side)) + 1).tolist(), side.size] if side.size else [0]
+    for first, last in itertools.pairwise(edges):
+        if side[first] != _DROPPED:
+            writer = training if side[first] == _TRAINING else validation
+            writer.add_documents(tokens[ends[first] - lengths[first] : ends[last - 1]], lengths[first:last])
+
+
+class _Lengths:
+    """Statistics of documents' lengths in tokens, in little memory: counts per power of 2^(1/8)."""
+
+    def __init__(self) -> None:
+        self.count = self.total = self.longest = 0
+        self.shortest = 2**63
+        self.bins = np.zeros(8 * 34, np.int64)
+
+    def add(self, lengths: np.ndarray) -> None:
+        if not lengths.size:
+            return
+        self.count += lengths.size
+        self.total += int(lengths.sum(dtype=np.int64))
+        self.shortest = min(self.shortest, int(lengths.min()))
+        self.longest = max(self.longest, int(lengths.max()))
+        bins = np.floor(8 * np.log2(lengths.astype(np.float64))).astype(np.int64)
+        self.bins += np.bincount(bins, minlength=self.bins.size)
+
+    def summary(self) -> dict[str, Any]:
+        """JSON: mean, extremes, percentiles (upper ends of bins of 9 %) and the bins that are not empty."""
+        reached = np.cumsum(self.bins)
+        upper = np.floor(2 ** ((np.arange(self.bins.size) + 1) / 8))
+        percentiles = {
+            f"p{p}": min(int(upper[np.searchsorted(reached, self.count * p / 100)]), self.longest)
+            for p in (10, 50, 90, 99)
+        }
+        filled = np.flatnonzero(self.bins)
+        return {
+            "mean": round(self.total / self.count, 1),
+            "shortest": self.shortest,
+            **percentiles,
+            "longest": self.longest,
+            "histogram": {
+                "from_2_to_the_eighths": int(filled[0]),
+                "documents": self.bins[filled[0] : filled[-1] + 1].tolist(),
+            },
+        }
+
+
+def file_record(path: Path) -> dict[str, Any]:
+    """Size and hash (XXH3-128) of a file, as ``meta.json`` keeps them."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as stream:
+        while chunk := stream.read(1 << 22):
+            digest.update(chunk)
+    return {"bytes": path.stat().st_size, "xxh3_128": digest.hexdigest()}
+
+
+def draw_lengths(summary: dict[str, Any], out: Path) -> None:
+    """Draw the histogram of ``document_lengths`` as a PNG."""
+    from matplotlib.figure import Figure  # without pyplot: half the time, and no state
+
+    histogram = summary["histogram"]
+    documents = histogram["documents"]
+    edges = 2.0 ** ((histogram["from_2_to_the_eighths"] + np.arange(len(documents) + 1)) / 8)
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axis = figure.subplots()
+    axis.stairs(documents, edges, fill=True)
+    axis.set_xscale("log", base=2)
+    axis.set_xlabel("tokens in the document, its end included")
+    axis.set_ylabel("documents")
+    axis.set_title(
+        f"mean {summary['mean']:,}, median {summary['p50']:,}, longest {summary['longest']:,} tokens"
+    )
+    figure.savefig(out, dpi=120)

@@ -1,0 +1,81 @@
+"""Checks of a whole corpus: hashes, bounds, document ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from model.errors import UserError
+from pretrain.data.indexed import IndexedTokens
+from pretrain.data.sequences import Corpus
+from pretrain.prepare.output import file_record
+
+_CHUNK = 1 << 20
+_SAMPLE_TOKENS = 1 << 20
+
+
+def verify(corpus: Corpus) -> Iterator[str]:
+    """Check every byte of *corpus* (opening it has compared sizes, counts and the tokenizer's hash already).
+
+    Yields:
+        A line for each thing that was found in order.
+
+    Raises:
+        UserError: the first thing that is not.
+    """
+    records = corpus.meta.get("files")
+    if records is None:
+        yield "hashes      none recorded (a bare .bin/.idx pair has none)"
+    else:
+        for name, record in records.items():
+            if file_record(corpus.folder / name) != record:
+                raise UserError(
+                    f"verify: {str(corpus.folder / name)!r} is not what was written (its hash differs from "
+                    "meta.json); prepare the corpus again"
+                )
+        yield f"hashes      {len(records)} files are what was written"
+    for name in ("training", "validation"):
+        stream: IndexedTokens = getattr(corpus, name)
+        _check_boundaries(corpus, name, stream)
+        stream.counts(corpus.tokenizer.vocab_size)
+        ended = _documents_ended(stream, corpus.tokenizer.end_of_document)
+        if records is not None and ended != stream.num_documents:
+            raise UserError(
+                f"verify: {stream.num_documents - ended} {name} documents of {str(corpus.folder)!r} do not end with "
+                "the end-of-document token; prepare the corpus again"
+            )
+        yield (
+            f"{name:<12}{stream.num_tokens:,} tokens are in the vocabulary of {corpus.tokenizer.vocab_size:,}; "
+            f"{ended:,} of {stream.num_documents:,} documents end with their token"
+        )
+
+
+def _check_boundaries(corpus: Corpus, name: str, stream: IndexedTokens) -> None:
+    for start in range(0, stream.boundaries.size, _CHUNK):
+        if (np.diff(stream.boundaries[start : start + _CHUNK + 1]) < 0).any():
+            raise UserError(
+                f"verify: the {name} documents of {str(corpus.folder)!r} are not in order; the .idx is damaged"
+            )
+
+
+def _documents_ended(stream: IndexedTokens, end: int) -> int:
+    """How many documents' last token is *end*."""
+    ended = 0
+    for first in range(0, stream.num_documents, _CHUNK):
+        last = min(first + _CHUNK, stream.num_documents)
+        ends = stream.ends_of(first, last)
+        nonempty = ends > 0
+        ended += int((stream.at(ends[nonempty] - 1) == end).sum())
+    return ended
+
+
+def bytes_per_token(corpus: Corpus, name: str) -> float:
+    """UTF-8 bytes of text a token of a split, end-of-document tokens included; of a bare pair, over its beginning."""
+    counts = corpus.meta[name]
+    if "bytes" in counts:
+        return counts["bytes"] / counts["tokens"]
+    stream: IndexedTokens = getattr(corpus, name)
+    tokens = stream.read(0, min(stream.num_tokens, _SAMPLE_TOKENS))
+    stream.check_vocabulary(tokens, corpus.tokenizer.vocab_size)
+    return float(corpus.tokenizer.token_bytes()[tokens].mean())

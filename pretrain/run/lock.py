@@ -1,0 +1,202 @@
+"""One job at a time in a run folder."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from model.errors import UserError
+from pretrain.runtime.world import World
+
+NAME = ".running.json"
+BEAT_SECONDS = 15.0
+# A file system that is slow for minutes is ordinary; a job that waits this long for another's sign of life is not lost.
+SILENT_SECONDS = 300.0
+
+
+class RunLock:
+    """Marks a run folder as in use by this job, with a sign of life every BEAT_SECONDS. Held by the main rank.
+
+    Who holds it is dead when its process is gone (same host), its SLURM job is not running (any host), or it has given
+    no sign for SILENT_SECONDS. An earlier life of the same SLURM job, before a requeue, is dead by definition.
+
+    Args:
+        folder: the run's folder; made if need be.
+
+    Raises:
+        UserError: another job that is not dead holds the folder, or the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / NAME
+        self._me: dict[str, Any] = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "started": psutil.Process().create_time(),
+            "job": os.environ.get("SLURM_JOB_ID"),
+            "restart": os.environ.get("SLURM_RESTART_COUNT", "0"),
+        }
+        self._stop = threading.Event()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._take()
+        except OSError as error:
+            raise UserError(
+                f"runs_dir: cannot write {error.filename} ({error.strerror}); give a folder that can be written with "
+                "--runs_dir"
+            ) from None
+        self._thread = threading.Thread(target=self._beat, name="run lock", daemon=True)
+        self._thread.start()
+
+    def release(self) -> None:
+        """Leave the folder to others."""
+        self._stop.set()
+        self._thread.join()
+        with contextlib.suppress(OSError):
+            if self._holder() == self._me:
+                self.path.unlink()
+
+    def _take(self) -> None:
+        with _alone(self.path.with_name(f"{NAME}.lock")):
+            holder = self._holder()
+            if holder is not None:
+                self._refuse_if_alive(holder)
+            own = self.path.with_name(f"{NAME}.{self._me['host']}.{os.getpid()}")
+            own.write_text(json.dumps(self._me))
+            own.replace(self.path)
+
+    def _holder(self) -> dict[str, Any] | None:
+        try:
+            found = json.loads(self.path.read_text())
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _refuse_if_alive(self, holder: dict[str, Any]) -> None:
+        try:
+            silent = time.time() - self.path.stat().st_mtime
+        except FileNotFoundError:
+            return
+        job = holder.get("job")
+        alive: bool | None = None
+        if job and job == self._me["job"] and holder.get("restart") != self._me["restart"]:
+            alive = False
+        if alive is None and holder.get("host") == self._me["host"]:
+            alive = _process_lives(holder)
+        if alive is None and job and job != self._me["job"]:
+            alive = _job_lives(job)
+        if alive is None:
+            alive = silent < SILENT_SECONDS
+        if alive:
+            whose = f"process {holder.get('pid')} on {holder.get('host')}" + (
+                f", SLURM job {job}" if job else ""
+            )
+            raise UserError(
+                f"name: {self.path.parent} is in use by {whose} (sign of life {max(silent, 0):.0f} s ago); "
+                "wait for it, stop it, or give another --name"
+            )
+
+    def _beat(self) -> None:
+        while not self._stop.wait(BEAT_SECONDS):
+            with contextlib.suppress(OSError):
+                os.utime(self.path)
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Let one process at a time through, of all hosts whose file system has locks (NFS 4, Lustre and GPFS do)."""
+    with path.open("a") as file:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+class RunLocks:
+    """The lock of a run folder, as all ranks see it: taken by the main rank, refused on all.
+
+    Use it as a context manager.
+
+    Args:
+        folder: the run's folder.
+    """
+
+    def __init__(self, folder: Path, world: World) -> None:
+        self.folder, self.world = folder, world
+        self._lock: RunLock | None = None
+
+    def take_existing(self) -> None:
+        """Take the folder if there is one: nothing in it may be read while another job writes. Collective.
+
+        Raises:
+            UserError: see RunLock.
+        """
+        if self.world.broadcast(self.folder.is_dir()):
+            self.take()
+
+    def take(self) -> None:
+        """Take the folder, and make it if need be. A second call does nothing. Collective.
+
+        Raises:
+            UserError: see RunLock.
+        """
+        problem = None
+        if self.world.is_main and self._lock is None:
+            try:
+                self._lock = RunLock(self.folder)
+            except UserError as error:
+                problem = str(error)
+        problem = self.world.agree(problem)
+        if problem:
+            raise UserError(problem)
+
+    def __enter__(self) -> RunLocks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+
+def _process_lives(holder: dict[str, Any]) -> bool:
+    try:
+        process = psutil.Process(int(holder["pid"]))
+        started = abs(process.create_time() - float(holder["started"])) < 2
+        return started and process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.NoSuchProcess, KeyError, TypeError, ValueError):
+        return False
+    except psutil.AccessDenied:
+        return True
+
+
+def _job_lives(job: str) -> bool | None:
+    """Whether SLURM runs the job; None where SLURM does not say."""
+    if shutil.which("squeue") is None:
+        return None
+    try:
+        done = subprocess.run(
+            ["squeue", "--noheader", "--jobs", job, "--format", "%T"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode != 0:
+        return False if "Invalid job id" in done.stderr else None
+    return any(
+        state.strip() in ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED") for state in done.stdout.split()
+    )

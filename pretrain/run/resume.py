@@ -1,0 +1,143 @@
+"""What may change between two sessions of one run, and what may not."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from model.config import ModelConfig
+from model.errors import UserError
+from pretrain.checkpoint.store import TrainingState
+from pretrain.config.run_config import RunConfig
+from pretrain.optim.groups import run_groups
+
+# Where a run lives, how it is shown and how long it goes on may differ without a word.
+SILENT = {
+    "name",
+    "runs_dir",
+    "data_root",
+    "resume",
+    "recipe",
+    "logging",
+    "checkpoint",
+    "evaluation",
+    "interruption",
+    "diagnostics_every",
+    "threads",
+    "model",
+    "heads",
+    "architecture",
+    "seed",
+    "data",
+    "tokenizer",
+    "vocab_size",
+    "micro_batch",
+    "tensor_parallel",
+}
+
+
+# What the files of a checkpoint depend on. A change is no obstacle: the checkpoint is reshaped.
+SHAPE = ("ranks", "tensor_parallel", "stage", "offload", "dtype", "partitioning")
+# What worlds recorded before these keys existed.
+SHAPE_DEFAULTS = {"tensor_parallel": 1, "partitioning": {}}
+
+
+def shape_change(saved: dict[str, Any], world: dict[str, Any]) -> str | None:
+    """How the world differs from the one that wrote a checkpoint, in a phrase; None when the files fit.
+
+    Args:
+        saved: the checkpoint's ``world``.
+        world: the same of the run that continues.
+    """
+    if not saved:
+        return "loaded from a checkpoint that no engine wrote"
+    old = {key: saved.get(key, SHAPE_DEFAULTS.get(key)) for key in SHAPE}
+    new = {key: world.get(key, SHAPE_DEFAULTS.get(key)) for key in SHAPE}
+    if old == new:
+        return None
+    return f"reshaped from {_shape(old)} to {_shape(new)}"
+
+
+def regrouped(saved: TrainingState, run: RunConfig, model: ModelConfig) -> str | None:
+    """How the optimizer's groups differ from those of a checkpoint, in a phrase; None when they are the same.
+
+    DeepSpeed pairs groups by position without a look; a checkpoint with other groups is read parameter by parameter.
+    """
+    if not saved.run:
+        return None  # no engine has written it: it is read parameter by parameter anyway
+    before = dataclasses.replace(
+        run,
+        lr_rules=saved.run.get("lr_rules", []),
+        optimizer=dataclasses.replace(
+            run.optimizer,
+            decay_embeddings=saved.run.get("optimizer", {}).get(
+                "decay_embeddings", run.optimizer.decay_embeddings
+            ),
+        ),
+    )
+    old, new = ({g.name: g.parameters for g in run_groups(which, model)} for which in (before, run))
+    if list(old.items()) == list(new.items()):
+        return None
+    return f"optimizer groups changed from {', '.join(old)} to {', '.join(new)}"
+
+
+def _shape(shape: dict[str, Any]) -> str:
+    ranks = shape["ranks"]
+    parts = [f"{ranks} rank{'s' * (ranks != 1)}"]
+    if shape["tensor_parallel"] != 1:
+        parts[0] += f" ({shape['tensor_parallel']} tensor-parallel)"
+    parts += [f"ZeRO {shape['stage']}", shape["dtype"]]
+    if shape["offload"] not in (None, "none"):
+        parts.append(f"offloaded to {shape['offload']}")
+    parts += [f"{key} {value}" for key, value in sorted(shape["partitioning"].items())]
+    return ", ".join(parts)
+
+
+def check_resume(
+    saved: TrainingState, run: RunConfig, model: ModelConfig, data: dict[str, Any], world: dict[str, Any]
+) -> list[str]:
+    """Compare a checkpoint with the run that wants to continue from it.
+
+    Returns:
+        A line for each setting that changed and may.
+
+    Raises:
+        UserError: another model, tokenizer, data, seed, document mask or choice of decayed parameters (all differences
+            named).
+    """
+    refused = ModelConfig.from_json(saved.model).difference(model)
+    if saved.run.get("seed", run.seed) != run.seed:
+        refused.append(f"seed: {saved.run['seed']} != {run.seed}")
+    # It decides which optimizer group a parameter is in, and DeepSpeed pairs groups by position without a look.
+    decayed = saved.run.get("optimizer", {}).get("decay_embeddings", run.optimizer.decay_embeddings)
+    if decayed != run.optimizer.decay_embeddings:
+        refused.append(f"optimizer.decay_embeddings: {decayed} != {run.optimizer.decay_embeddings}")
+    # Another model, in effect; runs from before the option, and imported ones, have none.
+    masked = saved.run.get("document_mask", False if saved.run else run.document_mask)
+    if masked != run.document_mask:
+        refused.append(f"document_mask: {masked} != {run.document_mask}")
+    refused += [
+        f"{key}: {saved.data.get(key)} != {value}"
+        for key, value in data.items()
+        if saved.data.get(key, value) != value  # an imported model knows its tokenizer, not the data
+    ]
+    if refused:
+        raise UserError(
+            f"resume: {run.folder} holds another run ({'; '.join(refused)}); give --name for a new run, "
+            "or the settings it was started with"
+        )
+    reshaped = [shape_change(saved.world, world), regrouped(saved, run, model)]
+    return [change for change in reshaped if change] + _notes(saved, run, world)
+
+
+def _notes(saved: TrainingState, run: RunConfig, world: dict[str, Any]) -> list[str]:
+    notes = []
+    for key, value in run.to_dict().items():
+        if key not in SILENT and key in saved.run and saved.run[key] != value:
+            notes.append(f"{key} changed: {saved.run[key]} -> {value}")
+    for key in ("threads", "device", "versions"):
+        if saved.world and saved.world.get(key) != world[key]:
+            notes.append(
+                f"{key} changed: {saved.world.get(key)} -> {world[key]}; numbers are no longer bit-identical"
+            )
+    return notes

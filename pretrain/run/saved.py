@@ -1,0 +1,183 @@
+"""A trained run as the way out sees it: one checkpoint's weights, configuration, tokenizer and held-out tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from model.config import ModelConfig
+from model.errors import UserError
+from model.transformer import Transformer
+from pretrain.checkpoint.store import UNIVERSAL_FOLDER, TrainingState, verify
+from pretrain.checkpoint.unsharded import CanonicalCheckpoint
+from pretrain.data.blend import parse_blend
+from pretrain.data.sequences import Corpus, ValidationSequences
+from pretrain.data.sources.files import BuiltinCorpus
+from pretrain.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_hash
+
+
+@dataclass(frozen=True)
+class RunSource:
+    """One checkpoint of a run, opened for reading; no weights are in memory yet."""
+
+    run_folder: Path
+    checkpoint: CanonicalCheckpoint
+    model: ModelConfig
+    tokenizer: Tokenizer
+
+    @property
+    def state(self) -> TrainingState:
+        """Everything but tensors."""
+        return self.checkpoint.state
+
+    @classmethod
+    def open(
+        cls, folder: str | Path, step: int | None = None, report: Callable[[str], None] = print
+    ) -> RunSource:
+        """Open ``runs/NAME``: its newest sound checkpoint, or the one of *step*.
+
+        Args:
+            report: is given a line for each damaged checkpoint that is passed over.
+
+        Raises:
+            UserError: no run, no such step, a checkpoint with missing or damaged files, a tokenizer that is not the
+                one the model was trained with.
+        """
+        folder = Path(folder)
+        checkpoint = CanonicalCheckpoint.open(find_checkpoint(folder, step, report))
+        model = ModelConfig.from_json(checkpoint.state.model)
+        path = checkpoint.folder / "tokenizer"
+        if not path.is_dir():
+            raise UserError(f"tokenizer: {path} is missing; copy it from another checkpoint of the run")
+        tokenizer = load_tokenizer(path)
+        expected = checkpoint.state.data.get("tokenizer")
+        if tokenizer.vocab_size != model.vocab_size or (expected and tokenizer_hash(tokenizer) != expected):
+            raise UserError(
+                f"tokenizer: {path} ({tokenizer.vocab_size:,} entries) is not the one that the run was trained with "
+                f"({model.vocab_size:,} entries, hash {str(expected)[:12]}); put that one there"
+            )
+        return cls(folder, checkpoint, model, tokenizer)
+
+    def load_model(self) -> Transformer:
+        """The trained network in fp32 on the CPU, in evaluation mode. Memory: one copy of the weights."""
+        with torch.device("meta"):
+            network = Transformer(self.model)
+        for name in self.checkpoint.names():
+            weight = self.checkpoint.parameter(name)
+            network.load_state_dict({name: weight}, strict=False, assign=True)
+            self.checkpoint.release()
+        return network.eval().requires_grad_(False)
+
+    def corpora(self) -> list[Corpus]:
+        """The corpora that the run was trained on, as far as they are on this machine and unchanged.
+
+        The same text tokenized otherwise (the built-in corpus with another vocabulary) is not one of them.
+        """
+        wanted = {entry[0] for entry in self.state.data.get("data", [])}
+        tokenizer = self.state.data.get("tokenizer")
+        run = self.state.run
+        if run.get("data", "builtin") == "builtin":
+            folders = sorted(Path(run.get("data_root", "data")).glob("builtin-*"))
+        else:
+            folders = [Path(folder) for folder, _ in parse_blend(run["data"])]
+        found = []
+        for folder in folders:
+            try:
+                corpus = Corpus.open(folder)
+            except (UserError, OSError):
+                continue
+            if corpus.meta["content_hash"] in wanted and corpus.meta["tokenizer"]["hash"] == tokenizer:
+                found.append(corpus)
+        return found
+
+    def real_tokens(self, windows: int, length: int) -> tuple[np.ndarray, str]:
+        """Token ids int64 [windows, length] of real text, and what text it is.
+
+        Held-out windows of the run's own data where that is on this machine, else Python's standard library.
+        """
+        for corpus in self.corpora():
+            held_out = ValidationSequences(corpus, length, windows)
+            rows = held_out.batch(0, len(held_out))[:, :length]
+            if len(rows) == windows:
+                return rows, f"held-out text of {corpus.name}"
+        ids: list[int] = []
+        for document in BuiltinCorpus().documents():
+            ids += [*self.tokenizer.encode(document.text), self.tokenizer.end_of_document]
+            if len(ids) >= windows * length:
+                break
+        return np.array(ids[: windows * length], np.int64).reshape(
+            windows, length
+        ), "Python's standard library"
+
+    def last_metrics(self) -> dict[str, Any]:
+        """The newest value of each loss and zero-shot score at or before this step, from metrics.jsonl."""
+        values: dict[str, Any] = {}
+        path = self.run_folder / "metrics.jsonl"
+        if path.is_file():
+            for row in _rows(path):
+                if row.get("step", 0) <= self.state.step:
+                    losses = ("train_loss", "val_loss", "val_bpb")
+                    values |= {k: row[k] for k in row if k in losses or k.startswith("evaluation/")}
+        return values
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue  # a line that was cut off when the run was killed
+        if isinstance(row, dict):
+            yield row
+
+
+def is_run(folder: str | Path) -> bool:
+    """Whether *folder* looks like a run's folder (and not like an exported model)."""
+    return (Path(folder) / "checkpoints").is_dir()
+
+
+def find_checkpoint(folder: Path, step: int | None, report: Callable[[str], None]) -> Path:
+    """The checkpoint of *step*, or the newest one whose files are as they were written.
+
+    Raises:
+        UserError: there is none.
+    """
+    if (folder / "zero" / "optimizer_state.pt").is_file():
+        raise UserError(
+            f"run: {str(folder)!r} is what DeepSpeed's ds_to_universal wrote; move it into the checkpoint that it was "
+            f"made from, as step_XXXXXX/{UNIVERSAL_FOLDER}, and give the run's folder, such as runs/NAME"
+        )
+    if not is_run(folder):
+        what = "is no run's folder (it has no checkpoints)" if folder.is_dir() else "does not exist"
+        raise UserError(f"run: {str(folder)!r} {what}; give one such as runs/NAME")
+    names = [path.name.removeprefix("step_") for path in (folder / "checkpoints").glob("step_*")]
+    steps = sorted(int(name) for name in names if name.isdigit())
+    if not steps:
+        raise UserError(f"run: {str(folder)!r} has no checkpoint yet; train until the first one is written")
+    if step is not None and step not in steps:
+        nearest = min(steps, key=lambda there: abs(there - step))
+        raise UserError(
+            f"step: no checkpoint of step {step} in {str(folder)!r}; nearest: {nearest} (there are {_listed(steps)})"
+        )
+    problem: str | None = None
+    for candidate in [step] if step is not None else reversed(steps):
+        path = folder / "checkpoints" / f"step_{candidate:06d}"
+        problem = verify(path)
+        if problem is None:
+            return path
+        if step is None:
+            report(f"checkpoint {path.name} is damaged ({problem}); looking for an earlier one")
+    which = f"step_{step:06d}" if step is not None else "every checkpoint"
+    raise UserError(
+        f"checkpoint: {which} of {str(folder)!r} is damaged ({problem}); restore it or give another --step"
+    )
+
+
+def _listed(steps: list[int]) -> str:
+    return ", ".join(map(str, steps if len(steps) <= 6 else [*steps[:3], "…", *steps[-2:]]))

@@ -1,0 +1,129 @@
+"""What interrupts a training session: requests to stop, agreed on by all ranks, and the watchdog's heartbeat."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from pretrain.runtime.signals import StopListener, Stopped
+from pretrain.runtime.watchdog import Watchdog
+from pretrain.runtime.world import COLLECTIVE_TIMEOUT, World
+
+
+class Abandoned(Exception):
+    """The ranks agreed to stop in the middle of something that changes nothing and can be done again.
+
+    Args:
+        code: exit code with which to stop.
+    """
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class Answer(NamedTuple):
+    """What a vote found."""
+
+    stop: int
+    """Exit code with which all ranks are to stop, 0 to go on."""
+    writing: bool
+    """Whether some rank is still writing its files of a checkpoint."""
+
+
+class Vote:
+    """One small question put to all ranks at every step, answered while the step computes.
+
+    What a rank casts at the beginning of a step, all ranks read at its end, at the same place of their programs. It
+    travels over gloo beside the training's own collectives and waits for no device.
+
+    Args:
+        ranks: number of ranks; 1 asks nobody.
+        timeout: after which a rank that does not vote is given up.
+    """
+
+    def __init__(self, ranks: int, timeout: timedelta = COLLECTIVE_TIMEOUT) -> None:
+        self._group: Any = dist.new_group(backend="gloo", timeout=timeout) if ranks > 1 else None
+        self._cast: list[int] | None = None
+        self._ballot: torch.Tensor | None = None  # in the host's memory, whatever the training's device
+        self._work: Any = None
+
+    def cast(self, *values: int) -> None:
+        """Give this rank's values; all ranks must give as many."""
+        self._cast = [int(value) for value in values]
+        if self._group is not None:
+            self._ballot = torch.tensor(self._cast, dtype=torch.int64)
+            self._work = dist.all_reduce(self._ballot, dist.ReduceOp.MAX, group=self._group, async_op=True)
+
+    def read(self) -> list[int]:
+        """The largest of each value over all ranks, as they were cast. Waits for the slowest rank."""
+        assert self._cast is not None, "cast() first"
+        found, self._cast = self._cast, None
+        if self._ballot is not None:
+            self._work.wait()
+            found, self._ballot, self._work = self._ballot.tolist(), None, None
+        return found
+
+
+class Control:
+    """A session's brakes.
+
+    Args:
+        listener: hears what asks this rank to stop; None (in tests) hears nothing.
+        watchdog: is told of every sign of progress.
+    """
+
+    def __init__(
+        self, world: World, listener: StopListener | None = None, watchdog: Watchdog | None = None
+    ) -> None:
+        self.world, self.listener, self.watchdog = world, listener, watchdog
+        self._vote = Vote(world.size)
+
+    def beat(self, doing: str) -> None:
+        """Tell the watchdog that all is well, and what comes next."""
+        if self.watchdog is not None:
+            self.watchdog.beat(doing)
+
+    def cast(self, writing: bool) -> None:
+        """Cast this rank's vote; ``read`` gets the answer."""
+        asked = self.listener is not None and self.listener.reason is not None
+        self._vote.cast(self.listener.exit_code if self.listener and asked else 0, writing)
+
+    def read(self) -> Answer:
+        """All ranks' answer to the last cast. Collective."""
+        stop, writing = self._vote.read()
+        if stop and self.listener is not None:
+            self.listener.agreed()
+        return Answer(stop, bool(writing))
+
+    @contextlib.contextmanager
+    def interruptible(self, engine: Any, doing: str) -> Iterator[None]:
+        """Vote after every forward pass of *engine* inside: validation and evaluation can take long.
+
+        All ranks make the same number of passes there, so they leave at the same one.
+
+        Raises:
+            Abandoned: on every rank, when one of them was asked to stop.
+        """
+
+        def poll(*_: object) -> None:
+            self.beat(doing)
+            self.cast(writing=False)
+            if code := self.read().stop:
+                raise Abandoned(code)
+
+        hook = engine.register_forward_hook(poll)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def stopped(self, code: int) -> Stopped:
+        """The exception that ends all ranks with *code*. Collective."""
+        reason = self.world.agree(self.listener.reason if self.listener else None)
+        return Stopped(reason or "asked to stop", code)

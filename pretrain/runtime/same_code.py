@@ -1,0 +1,66 @@
+"""Whether all ranks run the same code with the same packages: nodes drift apart, and then fail in odd ways."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import socket
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from model.errors import UserError
+from pretrain.runtime.world import World
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("torch", "deepspeed", "megatron-core", "numpy", "sentencepiece", "transformers")
+
+
+def check_agreement(world: World, configuration: str) -> None:
+    """Compare code, packages and configuration of all ranks. Collective.
+
+    Args:
+        configuration: the run's configuration as text; nodes that read different files have different ones.
+
+    Raises:
+        UserError: on every rank, naming what differs and the hosts that differ from rank 0's.
+    """
+    if world.size == 1:
+        return
+    mine = {
+        "host": socket.gethostname(),
+        **fingerprint(),
+        "the run's configuration": _hash(configuration.encode()),
+    }
+    found: list[dict[str, Any]] = [{}] * world.size
+    dist.all_gather_object(found, mine)
+    for what in mine:
+        if what == "host":
+            continue
+        others = {entry["host"]: entry[what] for entry in found if entry[what] != found[0][what]}
+        if others:
+            listed = ", ".join(f"{value} on {host}" for host, value in sorted(others.items())[:5])
+            more = f" and {len(others) - 5} more hosts" if len(others) > 5 else ""
+            raise UserError(
+                f"nodes: {what} differs: {found[0][what]} on {found[0]['host']}, {listed}{more}; "
+                "all nodes need the same code and packages"
+            )
+
+
+def fingerprint() -> dict[str, str]:
+    """What must be equal everywhere: versions, and a hash of this program's code."""
+    versions = {"Python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "missing"
+    files = [path for folder in ("model", "pretrain") for path in sorted((ROOT / folder).rglob("*.py"))]
+    content = b"".join(path.relative_to(ROOT).as_posix().encode() + path.read_bytes() for path in files)
+    return versions | {"the code of model/ and pretrain/": _hash(content)}
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:12]

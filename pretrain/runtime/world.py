@@ -1,0 +1,172 @@
+"""The processes of a run and what each computes on: ranks, device, threads, versions."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from model.process_grid import check_world, grid, start_grid
+from pretrain.runtime.hardware import available_cores, detect_device
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+
+
+@dataclass(frozen=True)
+class World:
+    """One rank's view of the run's processes."""
+
+    rank: int
+    local_rank: int
+    size: int
+    local_size: int
+    device: torch.device
+    threads: int
+    tensor_parallel: int = 1
+    """t: ranks that share one copy of the model and read the same batches; they are neighbours."""
+
+    @property
+    def data_parallel(self) -> int:
+        """Number of copies of the model, each of which reads its own part of a batch."""
+        return self.size // self.tensor_parallel
+
+    @property
+    def data_rank(self) -> int:
+        """Which copy this rank is part of."""
+        return self.rank // self.tensor_parallel
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank prints and writes the shared files."""
+        return self.rank == 0
+
+    def record(self) -> dict[str, Any]:
+        """What bit-identical numbers depend on, as stored with every checkpoint."""
+        import deepspeed
+
+        return {
+            "ranks": self.size,
+            "tensor_parallel": self.tensor_parallel,
+            "threads": self.threads,
+            "device": self.device.type,
+            "versions": {
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "deepspeed": deepspeed.__version__,
+            },
+        }
+
+    def say(self, *lines: object) -> None:
+        """Print lines, on the main rank only."""
+        if self.is_main:
+            for line in lines:
+                print(line, flush=True)
+
+    def agree(self, problem: str | None) -> str | None:
+        """Share a problem among all ranks: every rank gets the first one (naming its rank), or None.
+
+        Collective: all ranks must call it.
+        """
+        if self.size == 1:
+            return problem
+        problems: list[str | None] = [None] * self.size
+        dist.all_gather_object(problems, problem)
+        return next(
+            (f"rank {rank}: {text}" if rank else text for rank, text in enumerate(problems) if text), None
+        )
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's *value* on every rank. Collective."""
+        box = [value]
+        if self.size > 1:
+            dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum *tensor* over the data-parallel ranks, in place. Collective.
+
+        The ranks of a tensor group hold the same value, so every rank gets the same sum.
+        """
+        if self.data_parallel > 1:
+            dist.all_reduce(tensor, group=grid().data_group)
+        return tensor
+
+
+def environment_rank() -> int:
+    """This process's rank as the launcher gave it, 0 without a launcher."""
+    return int(os.environ.get("RANK", 0))
+
+
+def start_world(
+    threads: int | None, deterministic: bool, tensor_parallel: int = 1, sequence_parallel: bool = False
+) -> World:
+    """Join the process group (gloo on CPU, NCCL on CUDA), lay out the grid and settle device and threads.
+
+    Without a launcher's environment the process becomes a world of its own.
+
+    Args:
+        threads: CPU threads per rank; None takes OMP_NUM_THREADS, else the cores shared among the local ranks.
+        deterministic: ask torch for deterministic kernels.
+        tensor_parallel: ranks that share one copy of the model.
+        sequence_parallel: see model.process_grid.ProcessGrid.
+
+    Raises:
+        UserError: tensor_parallel does not divide the number of ranks. No rank has joined anything then.
+    """
+    import deepspeed
+
+    for name, value in {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+    }.items():
+        os.environ.setdefault(name, value)
+    size = int(os.environ["WORLD_SIZE"])
+    check_world(size, tensor_parallel)
+    local_size = int(os.environ.get("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", size)))
+    local_rank = int(os.environ["LOCAL_RANK"])
+    device = detect_device()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if threads is None and "OMP_NUM_THREADS" not in os.environ:
+        threads = max(1, available_cores() // local_size)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    # A shared-memory all-reduce for inference on CPUs, which training never calls; DeepSpeed would compile it now.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if not dist.is_initialized():
+        os.environ.setdefault("MASTER_PORT", "29500" if size > 1 else str(_free_port()))
+    # Also where a process group exists: DeepSpeed's own module must know of it before zero.Init asks for its size.
+    deepspeed.init_distributed(
+        dist_backend="nccl" if device.type == "cuda" else "gloo",
+        auto_mpi_discovery=False,
+        timeout=COLLECTIVE_TIMEOUT,
+        verbose=False,
+    )
+    start_grid(tensor_parallel, sequence_parallel=sequence_parallel, timeout=COLLECTIVE_TIMEOUT)
+    return World(
+        tensor_parallel=tensor_parallel,
+        rank=dist.get_rank(),
+        local_rank=local_rank,
+        size=dist.get_world_size(),
+        local_size=local_size,
+        device=device,
+        threads=torch.get_num_threads(),
+    )
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,68 @@
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from model.config import block
+from model.parameters import ParameterRole, parameter_roles
+from model.presets import preset
+from model.transformer import Transformer
+
+
+def expected_role(name):
+    """The role read from the name: independent of parameter_roles, which goes by module."""
+    layer = re.match(r"layers\.(\d+)\.", name)
+    number = int(layer[1]) if layer else None
+    own = name.rsplit(".", 1)[1]
+    if "norm" in name:
+        return ParameterRole("norm" if own == "weight" else "bias", "norm", number)
+    if "embedding" in name:
+        return ParameterRole("embedding", "embedding", None)
+    if name == "output.weight":
+        return ParameterRole("matrix", "output", None)
+    part = "ffn" if ".ffn." in name else name.split(".")[3]
+    return ParameterRole("matrix" if own == "weight" else "bias", part, number)
+
+
+EVERYTHING = block(
+    "llama", vocab_size=260, context_length=64, d_model=48, ffn_width=128, heads=(2, 3), norm_bias=True,
+    attention_bias="all", ffn_bias=True, positions="learned", tie_embeddings=False,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("config", [preset("prism-nano"), preset("gpt2-nano"), EVERYTHING])
+def test_role_of_every_parameter(config):
+    with torch.device("meta"):
+        model = Transformer(config)
+    roles = parameter_roles(model)
+    names = [name for name, _ in model.named_parameters()]
+    assert list(roles) == names
+    assert roles == {name: expected_role(name) for name in names}
+
+
+def test_parameter_names_are_the_published_ones():
+    with torch.device("meta"):
+        model = Transformer(EVERYTHING)
+    names = ["token_embedding.weight", "position_embedding.weight"]
+    for layer in range(2):
+        for module in ["attention_norm", *(f"attention.{x}" for x in "qkvo"), "ffn_norm",
+                       *(f"ffn.{x}" for x in ("gate", "up", "down"))]:  # fmt: skip
+            names += [f"layers.{layer}.{module}.weight", f"layers.{layer}.{module}.bias"]
+    names += ["final_norm.weight", "final_norm.bias", "output.weight"]
+    assert [name for name, _ in model.named_parameters()] == names == list(model.state_dict())
+
+
+def test_roles_do_not_look_at_shapes():
+    model = Transformer(preset("gpt2-nano"))
+    expected = parameter_roles(model)
+    for parameter in model.parameters():
+        parameter.data = torch.empty(0)  # as ZeRO-3 leaves them
+    assert parameter_roles(model) == expected
+
+
+def test_an_unknown_module_is_an_error():
+    model = Transformer(preset("prism-nano"))
+    model.layers[0].add_module("extra", nn.Linear(3, 3))
+    with pytest.raises(TypeError, match=r"layers\.0\.extra\.weight: a Linear has no known role"):
+        parameter_roles(model)

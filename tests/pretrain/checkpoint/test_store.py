@@ -1,0 +1,243 @@
+"""Checkpoints: resumed to the bit, refused when they do not fit, never half there."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from model.errors import UserError
+from pretrain.checkpoint.store import CheckpointStore, verify
+from pretrain.checkpoint.writer import RecordingCheckpointEngine
+from pretrain.config.run_config import CheckpointConfig
+from pretrain.runtime.world import World
+from tests.distributed import run_distributed
+from tests.pretrain.training import curve, nano_run, session
+
+
+def world() -> World:
+    return World(rank=0, local_rank=0, size=1, local_size=1, device=torch.device("cpu"), threads=1)
+
+
+@pytest.fixture(scope="module")
+def finished(small_folder, tmp_path_factory):
+    """An uninterrupted run of 12 steps on one rank: its RunConfig."""
+    run = nano_run(small_folder, tmp_path_factory.mktemp("runs"))
+    assert run_distributed(session, 1, run, timeout=120)[0] == ([], None)
+    return run
+
+
+def interrupted(session_run, steps, ranks, stage):
+    """Like session, but the trainer stops dead after *steps* steps, as if its machine had gone."""
+    from pretrain import trainer
+
+    original = trainer.Trainer._count
+
+    def stop(self, applied):
+        if self.state.step == steps:
+            raise KeyboardInterrupt
+        original(self, applied)
+
+    trainer.Trainer._count = stop
+    try:
+        session(session_run, stage)
+    except KeyboardInterrupt:
+        return "stopped"
+    finally:
+        trainer.Trainer._count = original
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stage", "precision"),
+    [
+        pytest.param(1, 1, "bf16", marks=pytest.mark.slow),
+        pytest.param(1, 2, "fp32", marks=pytest.mark.slow),
+        pytest.param(1, 3, "fp32", marks=pytest.mark.slow),
+        (2, 1, "fp32"),
+        pytest.param(2, 1, "bf16", marks=pytest.mark.slow),
+        pytest.param(2, 2, "bf16", marks=pytest.mark.slow),
+        (2, 3, "bf16"),
+    ],
+)
+def test_resume_is_bit_identical(small_folder, tmp_path, ranks, stage, precision):
+    whole = nano_run(small_folder, tmp_path, "--precision", precision, "--name", "whole", "--steps", "10")
+    broken = nano_run(small_folder, tmp_path, "--precision", precision, "--name", "broken", "--steps", "10")
+    run_distributed(session, ranks, whole, stage, timeout=120)
+    assert set(run_distributed(interrupted, ranks, broken, 7, ranks, stage, timeout=120)) == {"stopped"}
+    assert (broken.folder / "latest").read_text() == "step_000004\n"
+    assert run_distributed(session, ranks, broken, stage, timeout=120)[0] == ([], None)
+    rows = curve(broken.folder)
+    assert [row["step"] for row in rows] == list(range(1, 11))
+    assert rows == curve(whole.folder)
+    assert {"train_loss", "grad_norm", "lr/base/decay", "tokens", "skipped"} <= rows[0].keys()
+    assert {"val_loss", "val_bpb"} <= rows[9].keys()
+
+
+def test_folder_is_self_contained(finished):
+    checkpoint = finished.folder / "checkpoints" / "step_000012"
+    state = json.loads((checkpoint / "state.json").read_text())
+    assert state["step"] == 12 and state["sequences"] == 12 * 8 and state["tokens"] == 12 * 512
+    assert state["model"]["heads"] and state["run"]["model"] == "prism-nano"
+    assert (checkpoint / "tokenizer").is_dir() and (finished.folder / "tokenizer").is_dir()
+    assert {path.name for path in finished.folder.iterdir()} >= {
+        "config.yaml",
+        "ds_config.json",
+        "metrics.jsonl",
+        "checkpoints",
+        "latest",
+        "plots",
+        "tokenizer",
+    }
+    assert verify(checkpoint) is None
+
+
+def test_keeps_the_last_and_every_nth(small_folder, tmp_path):
+    run = nano_run(
+        small_folder,
+        tmp_path,
+        "--steps",
+        "10",
+        "--checkpoint.every",
+        "1",
+        "--checkpoint.keep_last",
+        "2",
+        "--checkpoint.keep_every",
+        "4",
+        "--validation.every",
+        "0",
+    )
+    run_distributed(session, 1, run, timeout=120)
+    names = sorted(path.name for path in (run.folder / "checkpoints").iterdir())
+    assert names == ["step_000004", "step_000008", "step_000009", "step_000010"]
+
+
+def damage(path: Path, how: str) -> None:
+    if how == "truncated":
+        os.truncate(path, path.stat().st_size // 2)
+    elif how == "missing":
+        path.unlink()
+    elif how == "flipped":
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [("truncated", "bytes"), ("missing", "is missing"), ("flipped", "contents that were written")],
+)
+def test_falls_back_to_the_previous_sound_one(small_folder, tmp_path, finished, how, said):
+    run = nano_run(small_folder, tmp_path, "--steps", "8")
+    run_distributed(session, 2, run, timeout=120)
+    damage(run.folder / "checkpoints/step_000008/deepspeed/mp_rank_00_model_states.pt", how)
+    (notes, error), _ = run_distributed(session, 2, run, timeout=120, steps=9)
+    assert error is None
+    assert said in notes[0] and "continuing from step_000004" in notes[0]
+    assert [row["step"] for row in curve(run.folder)] == list(range(1, 10))
+    assert "steps changed: 8 -> 9" in notes
+
+
+def test_no_sound_checkpoint_is_refused(small_folder, tmp_path):
+    run = nano_run(small_folder, tmp_path, "--steps", "2", "--checkpoint.every", "0")
+    run_distributed(session, 1, run, timeout=120)
+    (run.folder / "checkpoints/step_000002/manifest.json").write_text("{")
+    _, error = run_distributed(session, 1, run, timeout=120)[0]
+    assert error.startswith("checkpoints: no sound one in") and "manifest.json cannot be read" in error
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (["--heads", "4x4"], ["heads"]),
+        (["--architecture.norm", "layernorm", "--seed", "9"], ["norm", "seed: 1 != 9"]),
+        (["--optimizer.decay_embeddings", "true"], ["optimizer.decay_embeddings: False != True"]),
+        (["--resume", "never"], ["already holds a checkpoint (step_000012)"]),
+    ],
+)
+def test_another_run_in_the_same_folder_is_refused(small_folder, finished, change, named):
+    run = nano_run(small_folder, Path(finished.runs_dir), *change)
+    before = (finished.folder / "config.yaml").read_bytes()
+    _, error = run_distributed(session, 1, run, timeout=120)[0]
+    assert error is not None and error.startswith("resume: ")
+    for text in named:
+        assert text in error
+    assert (finished.folder / "config.yaml").read_bytes() == before
+
+
+class Unwritable:
+    """Stands for a full disk: every write fails after *room* bytes."""
+
+    def __init__(self, file, room):
+        self.file, self.room = file, room
+
+    def write(self, data):
+        self.room -= len(data)
+        if self.room < 0:
+            raise OSError(28, "No space left on device")
+        return self.file.write(data)
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+
+def session_on_full_disk(run, rank, room, steps):
+    """A session in which *rank* cannot write more than *room* bytes per checkpoint file once past *steps* steps."""
+    from pretrain.checkpoint import store as checkpoint
+
+    original = checkpoint.RecordingCheckpointEngine._write
+
+    def write(self, state_dict, path):
+        opened = Path.open
+
+        def open_limited(self, *args, **kwargs):
+            return Unwritable(opened(self, *args, **kwargs), room)
+
+        if torch.distributed.get_rank() == rank and f"step_{steps:06d}" in str(path):
+            Path.open = open_limited
+        try:
+            original(self, state_dict, path)
+        finally:
+            Path.open = opened
+
+    checkpoint.RecordingCheckpointEngine._write = write
+    try:
+        return session(run)
+    finally:
+        checkpoint.RecordingCheckpointEngine._write = original
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("room", [0, 20_000])
+def test_full_disk_keeps_the_older_checkpoint(small_folder, tmp_path, rank, room):
+    run = nano_run(small_folder, tmp_path)
+    for _, error in run_distributed(session_on_full_disk, 2, run, rank, room, 8, timeout=120):
+        assert error.startswith("checkpoint: ") and "No space left on device" in error
+        assert ("rank 1:" in error) == (rank == 1)
+        assert "the checkpoint of step 4 stays" in error
+    assert [path.name for path in (run.folder / "checkpoints").iterdir()] == ["step_000004"]
+    assert (run.folder / "latest").read_text() == "step_000004\n"
+    # With room again, the run goes on from there.
+    assert run_distributed(session, 2, run, timeout=120)[0] == ([], None)
+
+
+def test_every_file_is_in_the_manifest(finished):
+    checkpoint = finished.folder / "checkpoints" / "step_000012"
+    files = {path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file()}
+    assert set(json.loads((checkpoint / "manifest.json").read_text())["files"]) == files - {"manifest.json"}
+
+
+def test_written_files_load_as_torch_wrote_them(tmp_path):
+    recorder = RecordingCheckpointEngine()
+    value = {"a": torch.arange(10), "b": [1, "two"]}
+    recorder.save(value, str(tmp_path / "x.pt"))
+    assert recorder.problem is None
+    loaded = torch.load(tmp_path / "x.pt")
+    assert torch.equal(loaded["a"], value["a"]) and loaded["b"] == value["b"]
+
+
+def test_unwritable_folder_is_said_once(tmp_path):
+    store = CheckpointStore(tmp_path / "file" / "run", CheckpointConfig(), world())
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="Not a directory; there is no earlier checkpoint"):
+        store._stop_on(store._prepare(store.folder / ".writing", tmp_path), store.folder / ".writing")

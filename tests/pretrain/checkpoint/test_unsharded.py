@@ -1,0 +1,350 @@
+"""The canonical form: read from any files, written whole or not at all, refused when it does not fit."""
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from model.config import ModelConfig
+from model.errors import UserError
+from pretrain.checkpoint.deepspeed_files import load_safely
+from pretrain.checkpoint.store import TrainingState, verify
+from pretrain.checkpoint.unsharded import CanonicalCheckpoint, parameter_specs
+from pretrain.checkpoint.unsharded_folder import CanonicalParameter, save_canonical, write_canonical
+from tests.distributed import ROOT, run_distributed
+from tests.pretrain.shapes import (
+    ODD_MODEL,
+    Shape,
+    contents,
+    differences,
+    load_and_gather,
+    newest,
+    shape_run,
+    train,
+)
+from tests.pretrain.training import session
+
+
+@pytest.fixture(scope="module")
+def source(small_folder, tmp_path_factory):
+    """A finished run of the odd model on two ranks."""
+    return train(small_folder, tmp_path_factory.mktemp("source"), Shape(2, 2), *ODD_MODEL)
+
+
+@pytest.fixture(scope="module")
+def written(source, tmp_path_factory):
+    """Its checkpoint in canonical form."""
+    target = tmp_path_factory.mktemp("written") / "step_000003.canonical"
+    return save_canonical(CanonicalCheckpoint.open(source.checkpoint), target)
+
+
+def copied(folder, tmp_path):
+    return Path(shutil.copytree(folder, tmp_path / folder.name))
+
+
+# ---------------------------------------------------------------- reading
+
+
+def test_groups_and_state(source):
+    checkpoint = CanonicalCheckpoint.open(source.checkpoint)
+    assert checkpoint.state.step == 3 and checkpoint.state.model["d_model"] == 45
+    grouped = [name for group in checkpoint.groups.values() for name in group.parameters]
+    assert sorted(grouped) == sorted(checkpoint.names())
+    for name, group in checkpoint.groups.items():
+        expected = source.reference["groups"][name]
+        assert {key: group.settings[key] for key in expected} == expected
+    names = list(source.reference["parameters"])
+    assert checkpoint.names() == names
+    assert all(tuple(checkpoint.parameter(n).shape) == checkpoint.shape(n) for n in names)
+
+
+def test_needs_no_process_group_and_no_deepspeed_code(source, tmp_path):
+    script = tmp_path / "read.py"
+    script.write_text(
+        "import sys, torch\nfrom pathlib import Path\n"
+        "from pretrain.checkpoint.unsharded import CanonicalCheckpoint\n"
+        "checkpoint = CanonicalCheckpoint.open(Path(sys.argv[1]))\n"
+        "total = sum(checkpoint.parameter(name).double().sum() for name in checkpoint.names())\n"
+        "print(float(total), torch.distributed.is_initialized(), 'RANK' in __import__('os').environ)\n"
+    )
+    environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+    result = subprocess.run(
+        [sys.executable, str(script), str(source.checkpoint)],
+        capture_output=True, text=True, cwd=ROOT, env=environment | {"PYTHONPATH": str(ROOT)}, check=True,
+    )  # fmt: skip
+    total, *rest = result.stdout.split()[-3:]
+    expected = sum(t["fp32"].double().sum() for t in source.reference["parameters"].values())
+    assert float(total) == pytest.approx(float(expected), rel=1e-12) and rest == ["False", "False"]
+
+
+def test_before_the_first_update(source, tmp_path):
+    """A checkpoint without Adam state: the moments are zero."""
+    folder = copied(source.checkpoint, tmp_path)
+    for path in (folder / "deepspeed").glob("*_optim_states.pt"):
+        state = torch.load(path, weights_only=False)
+        state["optimizer_state_dict"]["base_optimizer_state"]["state"] = {}
+        torch.save(state, path)
+    checkpoint = CanonicalCheckpoint.open(folder)
+    moments = checkpoint.optimizer_state("layers.0.attention.q.weight")
+    assert moments["step"] == 0 and not moments["exp_avg"].any() and not moments["exp_avg_sq"].any()
+
+
+def test_memory_is_not_held(source, monkeypatch):
+    """Files are unmapped after so many bytes, and mapped again when needed."""
+    monkeypatch.setattr("pretrain.checkpoint.deepspeed_files.RELEASE_AFTER", 1000)
+    assert differences(contents(source.checkpoint), source.reference["parameters"]) == []
+
+
+class Danger:
+    """Pickles into a call."""
+
+    def __reduce__(self):
+        return (os.system, ("echo should never run > danger",))
+
+
+def test_a_file_with_other_objects_is_refused(source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"optimizer_state_dict": Danger()}, tmp_path / "x.pt")
+    with pytest.raises(UserError, match="holds objects that are not read"):
+        load_safely(tmp_path / "x.pt")
+    assert not (tmp_path / "danger").exists()
+    with pytest.raises(pickle.UnpicklingError):
+        torch.load(tmp_path / "x.pt", weights_only=True)
+
+
+def drop_rank(folder):
+    (folder / "deepspeed" / "zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
+
+
+def drop_model_states(folder):
+    (folder / "deepspeed" / "mp_rank_00_model_states.pt").unlink()
+
+
+def truncate(folder):
+    path = folder / "deepspeed" / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def edit_state(**changes):
+    def edit(folder):
+        state = json.loads((folder / "state.json").read_text())
+        state["model"] |= changes
+        (folder / "state.json").write_text(json.dumps(state))
+
+    return edit
+
+
+def drop_state(folder):
+    (folder / "state.json").unlink()
+
+
+def drop_engine(folder):
+    shutil.rmtree(folder / "deepspeed")
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (drop_rank, "lacks zero_pp_rank_1_mp_rank_00_optim_states.pt"),
+        (drop_model_states, "holds neither mp_rank_00_model_states.pt nor"),
+        (truncate, "cannot be read"),
+        (edit_state(d_model=90), "the files are of another model"),
+        (edit_state(norm_bias=False), "does not fit the model it describes: has unknown"),
+        (edit_state(heads=[3, 5, 9, 9, 9]), "lacks layers.4.attention.k.bias and 17 more"),
+        (drop_state, "holds no state.json"),
+        (drop_engine, "has no deepspeed, canonical or universal folder"),
+    ],
+)
+def test_unreadable_checkpoints(source, tmp_path, damage, said):
+    folder = copied(source.checkpoint, tmp_path)
+    damage(folder)
+    with pytest.raises(UserError) as error:
+        CanonicalCheckpoint.open(folder)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+# ---------------------------------------------------------------- the canonical folder
+
+
+def test_written_equals_read(source, written):
+    assert verify(written) is None
+    assert differences(contents(written), contents(source.checkpoint)) == []
+    one, other = CanonicalCheckpoint.open(written), CanonicalCheckpoint.open(source.checkpoint)
+    assert one.groups == other.groups and asdict(one.state) == asdict(other.state)
+    assert [one.step(name) for name in one.names()] == [3] * len(one.names())
+    assert (written / "tokenizer").is_dir()
+    assert sorted(path.name for path in written.parent.iterdir()) == [written.name]
+
+
+def test_progress_is_reported(source, tmp_path):
+    lines = []
+    save_canonical(CanonicalCheckpoint.open(source.checkpoint), tmp_path / "step_000003", lines.append)
+    count = len(CanonicalCheckpoint.open(source.checkpoint).names())
+    assert lines[0].startswith(f"writing step_000003: 1 of {count} parameters")
+    assert lines[-1].startswith(f"writing step_000003: {count} of {count} parameters")
+
+
+def test_killed_while_writing(source, tmp_path):
+    """A process that dies half-way leaves no checkpoint, and the next write starts afresh."""
+    target = tmp_path / "step_000003.canonical"
+    script = tmp_path / "write.py"
+    script.write_text(
+        "import os, signal, sys\nfrom pathlib import Path\n"
+        "from pretrain.checkpoint.unsharded import CanonicalCheckpoint\n"
+        "from pretrain.checkpoint.unsharded_folder import save_canonical\n"
+        "def report(line):\n"
+        "    print(line, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "import pretrain.checkpoint.progress\npretrain.progress.EVERY_SECONDS = 0\n"
+        "save_canonical(CanonicalCheckpoint.open(Path(sys.argv[1])), Path(sys.argv[2]), report)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, str(script), str(source.checkpoint), str(target)],
+        capture_output=True, text=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert result.returncode == -9, result.stderr
+    assert not target.exists() and (tmp_path / f".writing_{target.name}").is_dir()
+    save_canonical(CanonicalCheckpoint.open(source.checkpoint), target)
+    assert verify(target) is None
+    assert not (tmp_path / f".writing_{target.name}").exists()
+
+
+def test_full_disk(source, written, tmp_path, monkeypatch):
+    target = copied(written, tmp_path)
+
+    def full(tensors, path):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr("pretrain.checkpoint.unsharded_folder.save_file", full)
+    with pytest.raises(UserError, match=r"cannot write .*: No space left on device"):
+        save_canonical(CanonicalCheckpoint.open(source.checkpoint), target)
+    assert verify(target) is None
+    assert [path.name for path in tmp_path.iterdir()] == [target.name]
+
+
+def small_model():
+    return ModelConfig(vocab_size=7, context_length=8, d_model=8, heads=(2, 4), ffn_width=8)
+
+
+def parameters(specs):
+    return [CanonicalParameter(name, torch.randn(spec.shape)) for name, spec in specs.items()]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda given: given.pop(), "1 parameters were not given, final_norm.weight first"),
+        (lambda given: given.append(CanonicalParameter("x", torch.zeros(1))), "x is no parameter"),
+        (lambda given: given.insert(0, CanonicalParameter("final_norm.weight", torch.zeros(9))), r"\[9\]"),
+        (
+            lambda given: given.insert(
+                0, CanonicalParameter("final_norm.weight", torch.zeros(8, dtype=torch.bfloat16))
+            ),
+            "torch.bfloat16",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_not_written(source, tmp_path, change, said):
+    given = parameters(parameter_specs(small_model()))
+    change(given)
+    state = TrainingState(model=small_model().to_json())
+    with pytest.raises(UserError, match=said):
+        write_canonical(tmp_path / "step_000000", state, [], given, source.checkpoint / "tokenizer")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_alone(source, tmp_path):
+    """What an importer writes: no moments, no groups."""
+    specs = parameter_specs(small_model())
+    given = parameters(specs)
+    state = TrainingState(model=small_model().to_json())
+    folder = write_canonical(tmp_path / "step_000000", state, [], given, source.checkpoint / "tokenizer")
+    checkpoint = CanonicalCheckpoint.open(folder)
+    for parameter in given:
+        assert torch.equal(checkpoint.parameter(parameter.name), parameter.weight)
+        moments = checkpoint.optimizer_state(parameter.name)
+        assert moments["step"] == 0 and not moments["exp_avg"].any() and not moments["exp_avg_sq"].any()
+    assert checkpoint.groups == {}
+
+
+def damage_index(folder, change):
+    path = folder / "canonical" / "index.json"
+    index = json.loads(path.read_text())
+    change(index)
+    path.write_text(json.dumps(index))
+
+
+NAME = "layers.1.attention.o.bias"
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda f: damage_index(f, lambda i: i["parameters"].pop(NAME)), f"lacks {NAME}"),
+        (lambda f: (f / "canonical" / f"{NAME}.safetensors").unlink(), f"which holds {NAME}, is missing"),
+        (lambda f: damage_index(f, lambda i: i.update(format=9)), "has format 9"),
+        (lambda f: (f / "canonical" / "index.json").write_text("{"), "cannot be read"),
+        (edit_state(heads=[3, 5, 9]), "has unknown layers.3"),
+    ],
+)
+def test_unreadable_canonical_folders(written, tmp_path, damage, said):
+    folder = copied(written, tmp_path)
+    damage(folder)
+    with pytest.raises(UserError) as error:
+        CanonicalCheckpoint.open(folder)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_unreadable_tensors(written, tmp_path):
+    folder = copied(written, tmp_path)
+    path = folder / "canonical" / f"{NAME}.safetensors"
+    save_file({"exp_avg": load_file(path)["exp_avg"]}, path)
+    checkpoint = CanonicalCheckpoint.open(folder)
+    with pytest.raises(UserError, match="does not hold the weight"):
+        checkpoint.parameter(NAME)
+    save_file({"fp32": torch.zeros(3)}, path)
+    with pytest.raises(UserError, match=r"its model says fp32 \[45\]"):
+        checkpoint.parameter(NAME)
+    path.write_bytes(b"x" * 40)
+    with pytest.raises(UserError, match="cannot be read"):
+        checkpoint.parameter(NAME)
+
+
+# ---------------------------------------------------------------- a run that continues from a canonical folder
+
+
+def as_run(source, folder, tmp_path):
+    """The source's run with *folder* in place of its checkpoint."""
+    run = shape_run(Path(source.run.data), tmp_path, source.shape, *ODD_MODEL)
+    shutil.copytree(source.run.folder, run.folder)
+    target = newest(run.folder)
+    shutil.rmtree(target)
+    shutil.copytree(folder, target)
+    return run
+
+
+@pytest.mark.parametrize("shape", [Shape(1, 3), Shape(2, 2)], ids=str)
+def test_a_run_continues_from_a_canonical_folder(source, written, tmp_path, shape):
+    run = as_run(source, written, tmp_path)
+    found = run_distributed(load_and_gather, shape.ranks, run, shape, tmp_path / "again", timeout=120)[0]
+    assert differences(found["parameters"], source.reference["parameters"]) == []
+    assert found["groups"] == source.reference["groups"] and found["steps"] == {3}
+
+
+def test_a_run_refuses_a_canonical_folder_with_a_missing_parameter(source, written, tmp_path):
+    folder = copied(written, tmp_path)
+    damage_index(folder, lambda index: index["parameters"].pop(NAME))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["files"]["canonical/index.json"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    run = as_run(source, folder, tmp_path / "runs")
+    _, error = run_distributed(session, 1, run, 2, timeout=120)[0]
+    assert f"lacks {NAME}" in error and "\n" not in error

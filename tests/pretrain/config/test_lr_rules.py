@@ -1,0 +1,283 @@
+"""Rules: what they match, what the factor is at each step, and the message for each bad one."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from model.errors import UserError
+from model.presets import preset
+from model.transformer import Transformer
+from pretrain.config.lr_rules import NAMED_RULES, parse_rules
+from pretrain.config.run_config import load_run_config, parse_command_line
+from pretrain.optim.groups import GroupRates, build_optimizer, parameter_groups, run_groups
+from pretrain.optim.schedule import RuleSchedule
+
+ROOT = Path(__file__).resolve().parents[3]
+UPPER_QK = {
+    "name": "slow",
+    "parameters": ["q", "k"],
+    "layers": "upper_half",
+    "scale": 0.25,
+    "hold": 8,
+    "ramp": 4,
+}
+
+
+def rule(**changes):
+    return {key: value for key, value in {**UPPER_QK, **changes}.items() if value is not None}
+
+
+def run_with(*rules, model="gpt2-nano", steps=100, **flags):
+    more = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
+    return parse_command_line(
+        ["--model", model, "--steps", str(steps), "--lr_rules", json.dumps(list(rules)), *more]
+    ).run
+
+
+def groups_of(*rules, model="gpt2-nano", **flags):
+    run = run_with(*rules, model=model, **flags)
+    return {group.name: set(group.parameters) for group in run_groups(run, run.build_model_config())}
+
+
+def names(template, layers, parts):
+    return {template.format(layer=layer, part=part) for layer in layers for part in parts}
+
+
+WEIGHTS = "layers.{layer}.attention.{part}.weight"
+BIASES = "layers.{layer}.attention.{part}.bias"
+
+
+def test_no_rules_leave_the_groups_as_they_were():
+    assert list(groups_of()) == ["base/decay", "base/no_decay"]
+
+
+def test_the_papers_rule_takes_exactly_the_matrices():
+    """Four layers: 2 and 3 are the upper half. Biases of q and k stay with the base."""
+    groups = groups_of(rule())
+    assert list(groups) == ["base/decay", "base/no_decay", "slow/decay"]
+    assert groups["slow/decay"] == names(WEIGHTS, (2, 3), "qk")
+    assert names(BIASES, range(4), "qk") <= groups["base/no_decay"]
+    every = {name for name, _ in Transformer(preset("gpt2-nano")).named_parameters()}
+    assert set.union(*groups.values()) == every and sum(map(len, groups.values())) == len(every)
+
+
+def test_biases_follow_when_asked():
+    groups = groups_of(rule(biases=True))
+    assert groups["slow/no_decay"] == names(BIASES, (2, 3), "qk")
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        ("all", {0, 1, 2, 3, 4}),
+        ("upper_half", {3, 4}),  # l >= L/2 with L = 5, l from 0
+        ("lower_half", {0, 1, 2}),
+        ("1-3", {1, 2, 3}),
+        ("0, 2-3", {0, 2, 3}),
+        (4, {4}),
+        ([0, 4], {0, 4}),
+        ([0, "2-3"], {0, 2, 3}),
+    ],
+)
+def test_layers(layers, expected):
+    groups = groups_of(rule(layers=layers), model="prism-tiny", heads="3,6x2,12x3")  # six layers
+    five = run_with(rule(layers=layers)).lr_rules
+    found = parse_rules(five)[0].layer_set(5)
+    assert (found or set(range(5))) == expected
+    if layers == "all":
+        assert groups["slow/decay"] == names(WEIGHTS, range(6), "qk")
+
+
+def test_every_part_and_patterns():
+    nano = "gpt2-nano"
+    ffn = {f"layers.1.ffn.{part}.weight" for part in ("up", "down")}
+    assert groups_of(rule(parameters=["ffn"], layers=1))["slow/decay"] == ffn
+    norms = {
+        f"layers.3.{norm}.{kind}" for norm in ("attention_norm", "ffn_norm") for kind in ("weight", "bias")
+    }
+    assert groups_of(rule(parameters="norm", layers="3"))["slow/no_decay"] == norms
+    everywhere = groups_of(rule(parameters=["norm"], layers="all"))["slow/no_decay"]
+    assert "final_norm.weight" in everywhere and len(everywhere) == 4 * 4 + 2
+    embeddings = {"token_embedding.weight", "position_embedding.weight"}
+    assert groups_of(rule(parameters=["embedding"], layers="all"))["slow/no_decay"] == embeddings
+    untied = {"architecture": '{"tie_embeddings": false}'}
+    assert groups_of(rule(parameters=["output"], layers="all"), **untied)["slow/decay"] == {"output.weight"}
+    assert groups_of(rule(parameters=["v", "o"], layers="0"))["slow/decay"] == names(WEIGHTS, (0,), "vo")
+    pattern = groups_of(rule(parameters=["layers.*.attention.?.bias"], layers="upper_half"), model=nano)
+    assert pattern["slow/no_decay"] == names(BIASES, (2, 3), "qkvo")
+
+
+def test_the_first_match_wins():
+    groups = groups_of(
+        {"name": "one", "parameters": ["q"], "layers": 3, "scale": 1},
+        rule(),
+        {"name": "rest", "parameters": ["*"], "scale": 0.5},
+    )
+    assert groups["one/decay"] == names(WEIGHTS, (3,), "q")
+    assert groups["slow/decay"] == names(WEIGHTS, (2, 3), "qk") - groups["one/decay"]
+    assert list(groups) == ["one/decay", "slow/decay", "rest/decay", "rest/no_decay"]
+
+
+def test_depth_decay_makes_a_group_a_layer():
+    run = run_with(rule(depth_decay=0.5, layers="1-3", hold=None, ramp=None))
+    groups = run_groups(run, run.build_model_config())
+    slow = [group for group in groups if group.rule]
+    assert [group.name for group in slow] == [
+        "slow/layer_1/decay",
+        "slow/layer_2/decay",
+        "slow/layer_3/decay",
+    ]
+    rates = GroupRates(groups, run)
+    base = rates.at("base/decay", 50)[0]
+    assert [rates.at(group.name, 50)[0] / base for group in slow] == pytest.approx([0.25, 0.125, 0.0625])
+
+
+def test_factor_by_hand():
+    schedule = RuleSchedule(parse_rules([rule()])[0], 100)
+    by_hand = [0.25] * 8 + [0.4375, 0.625, 0.8125, 1.0] + [1.0] * 88
+    assert [schedule.factor(step) for step in range(100)] == by_hand
+    # 4 % and 1 % of 11,000 steps
+    paper = RuleSchedule(parse_rules(["upper_qk"])[0], 11_000)
+    assert (paper.hold, paper.ramp, paper.released_at()) == (440, 110, 440)
+    assert paper.factor(439) == 0.25 and paper.factor(549) == 1.0
+    assert paper.factor(440) == pytest.approx(0.25 + 0.75 / 110)
+    forever = RuleSchedule(parse_rules([rule(hold=None, ramp=None)])[0], 100)
+    assert {forever.factor(step) for step in range(100)} == {0.25} and forever.released_at() is None
+
+
+def test_released_by_maturity():
+    schedule = RuleSchedule(parse_rules([rule(release="maturity", hold=4, latest=12, ramp=2)])[0], 100)
+    assert schedule.released_at() is None
+    assert (schedule.released_at(1), schedule.released_at(7), schedule.released_at(50)) == (4, 7, 12)
+    assert [schedule.factor(step, decided=7) for step in range(5, 11)] == [0.25, 0.25, 0.625, 1, 1, 1]
+    # Undecided it is forced at the latest step.
+    assert [schedule.factor(step) for step in range(10, 15)] == [0.25, 0.25, 0.625, 1, 1]
+    assert NAMED_RULES["upper_qk_maturity"]["latest"] == 0.12
+
+
+def test_weight_decay_follows_the_rate_or_not():
+    """One step of the real optimizer with zero gradients: what is left is the decay (AdamW, algorithm 2)."""
+    for follows in (True, False):
+        run = run_with(rule(decay_with_lr=follows))
+        model = Transformer(preset("gpt2-nano"))
+        optimizer = build_optimizer(
+            parameter_groups(model, run.optimizer, parse_rules(run.lr_rules)), run.optimizer, False
+        )
+        rates = GroupRates(run_groups(run, run.build_model_config()), run)
+        rates.write(optimizer, step=4)
+        before = {name: p.detach().double().clone() for name, p in model.named_parameters()}
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        base = rates.at("base/decay", 4)[0]
+        for name, factor in (
+            ("layers.3.attention.q.weight", 0.25 if follows else 1),
+            ("layers.0.ffn.up.weight", 1),
+        ):
+            after = dict(model.named_parameters())[name].detach().double()
+            torch.testing.assert_close(after, before[name] * (1 - base * factor * 0.1), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ([rule(layers="9-12")], "lr_rules.slow.layers: layer 12 is outside the model, whose layers are 0 to 3"),
+        ([rule(layers=4)], "lr_rules.slow.layers: layer 4 is outside the model, whose layers are 0 to 3"),
+        ([rule(layers="3-1")], "lr_rules.slow.layers: '3-1' ends before it begins; write 1-3"),
+        ([rule(layers="top")], "lr_rules.slow.layers: 'top' is not valid; give all, upper_half, lower_half"),
+        ([rule(layers=[-1])], "lr_rules.slow.layers: -1 is not valid"),
+        ([rule(layers=[])], "lr_rules.slow.layers: [] is not valid"),
+        ([rule(parameters=["output"])], "parameters output in layers upper_half of 4 match nothing"),
+        ([rule(parameters=["layers.*.attn.*"])], "match nothing; the model has embedding, ffn"),
+        ([rule(parameters=["embedding"])], "match nothing; layers upper_half have no such parameter"),
+        ([rule(parameters=["query"])], "lr_rules.slow.parameters: 'query' is unknown"),
+        ([rule(parameters=["nrom"])], "'nrom' is unknown; did you mean 'norm'?"),
+        ([rule(parameters=[])], "lr_rules.slow.parameters: [] is not valid"),
+        ([rule(scale=0)], "lr_rules.slow.scale: 0 is not valid; give a positive number (freeze: true stops"),
+        ([rule(scale=-0.5)], "lr_rules.slow.scale: -0.5 is not valid"),
+        ([rule(scale=-0.5, freeze=True)], "lr_rules.slow.scale: -0.5 contradicts freeze: true"),
+        ([rule(scale=None)], "lr_rules.slow.scale: missing"),
+        ([rule(scale="fast")], "lr_rules.slow.scale: 'fast' is not valid"),
+        ([rule(scale=True)], "lr_rules.slow.scale: True is not valid"),
+        ([rule(freeze="maybe", scale=None)], "lr_rules.slow.freeze: 'maybe' is not valid; give true or false"),
+        ([rule(freeze=True, scale=None, decay_with_lr=False)], "decay_with_lr: false contradicts freeze: true"),
+        ([rule(hold=97)], "lr_rules.slow.hold: 97 steps and a ramp of 4 go beyond the run of 100 steps; give at most"),
+        ([rule(hold=0.99)], "lr_rules.slow.hold: 99 steps and a ramp of 4 go beyond the run of 100 steps"),
+        ([rule(hold=2.5)], "lr_rules.slow.hold: 2.5 is neither a fraction below 1 nor a whole number of steps"),
+        ([rule(hold=-1)], "lr_rules.slow.hold: -1 is not valid"),
+        ([rule(hold=0.004, ramp=0)], "lr_rules.slow.hold: 0.004 of a run of 100 steps is no step at all"),
+        ([rule(hold=None)], "lr_rules.slow.ramp: without a hold the rule never ends"),
+        ([rule(release="ripe")], "lr_rules.slow.release: 'ripe' is not valid; give one of hold, maturity"),
+        ([rule(latest=0.2)], "lr_rules.slow.latest: it is for release: maturity"),
+        ([rule(release="maturity", hold=20)], "lr_rules.slow.hold: 20 steps are more than latest, 12"),
+        ([rule(release="maturity", latest=99)], "lr_rules.slow.latest: 99 steps and a ramp of 4 go beyond the run"),
+        ([rule(depth_decay=0)], "lr_rules.slow.depth_decay: 0 is not valid"),
+        ([rule(depth_decay=0.9, layers="all", parameters=["norm"])], "final_norm.weight lies outside the layers"),
+        ([rule(freeze=True, scale=None, depth_decay=0.9)], "lr_rules.slow.depth_decay: it has no effect"),
+        ([rule(name="base")], "lr_rules[0].name: 'base' is not valid"),
+        ([rule(name="a/b")], "lr_rules[0].name: 'a/b' is not valid"),
+        ([rule(), rule()], "lr_rules: two rules are called 'slow'"),
+        ([rule(scal=1)], "lr_rules[0].scal: unknown key; did you mean 'scale'?"),
+        (["upper_kq"], "lr_rules[0]: there is no rule called 'upper_kq'; did you mean 'upper_qk'?"),
+        ([3], "lr_rules"),
+        (
+            [rule(name="all", layers="all"), rule()],
+            "lr_rules.slow: every parameter it matches is taken by all before it",
+        ),
+        (
+            [rule(name="a", parameters=["q"]), rule(name="b", parameters=["k"]), rule()],
+            "lr_rules.slow: every parameter it matches is taken by a and b before it (the first match wins)",
+        ),
+    ],
+)  # fmt: skip
+def test_bad_rules_are_one_clear_line(rules, message):
+    with pytest.raises(UserError) as caught:
+        run = run_with(*rules)
+        GroupRates(run_groups(run, run.build_model_config()), run)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_from_a_recipe_and_back(tmp_path):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(
+        "model: gpt2-nano\nlr_rules:\n  - upper_qk\n"
+        "  - {name: slow, parameters: [v], layers: 0-1, scale: 0.5}\n"
+    )
+    run = parse_command_line(["--config", str(recipe)]).run
+    assert [r.name for r in parse_rules(run.lr_rules)] == ["upper_qk", "slow"]
+    (tmp_path / "config.yaml").write_text(run.to_yaml())
+    assert load_run_config(tmp_path / "config.yaml") == run
+
+
+def test_the_plot_and_its_table(tmp_path):
+    from pretrain.optim.lr_plot import plot_learning_rates
+
+    run = run_with(rule(), rule(name="late", parameters=["v"], release="maturity", hold=None), steps=100)
+    lines = plot_learning_rates(run, tmp_path / "new" / "lr.png")
+    assert (tmp_path / "new" / "lr.png").stat().st_size > 10_000
+    cells = [line.split()[:4] for line in lines[1:-1]]
+    assert [row[0] for row in cells] == ["base/decay", "base/no_decay", "slow/decay", "late/decay"]
+    assert cells[2][1:3] == [f"{4 * 48 * 48:,}", "4"]
+    assert lines[3].endswith("step 8, ramp 4") and lines[4].endswith("by maturity, step 0 to 12, ramp 4")
+    with pytest.raises(UserError, match="cannot write"):
+        plot_learning_rates(run, tmp_path / "lr.nope")
+
+
+@pytest.mark.slow
+def test_the_commands_flag_draws_and_stops_and_bad_rules_end_with_2(tmp_path):
+    def main(*arguments):
+        command = [sys.executable, ROOT / "pretrain" / "main.py", "--runs_dir", tmp_path / "runs", *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    drawn = main("--model", "gpt2-270m", "--lr_rules", "[upper_qk]", "--steps", "1000", "--plot_lr", "lr.png")
+    assert drawn.returncode == 0, drawn.stderr
+    # 20 matrices of 960 x 960; 4 % and 1 % of 1,000 steps
+    assert "upper_qk/decay   18,432,000       20" in drawn.stdout and "step 40, ramp 10" in drawn.stdout
+    assert (tmp_path / "lr.png").is_file() and not (tmp_path / "runs").exists()
+    bad = main("--lr_rules", "[{name: a, parameters: [q], layers: 7, scale: 0.5}]", "--plot_lr", "lr.png")
+    assert bad.returncode == 2
+    assert bad.stderr == "error: lr_rules.a.layers: layer 7 is outside the model, whose layers are 0 to 5\n"

@@ -1,0 +1,184 @@
+"""Recipes, flags and the messages for bad ones."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from model.errors import UserError
+from pretrain.config.lr_rules import NAMED_RULES
+from pretrain.config.run_config import RECIPES, RunConfig, load_run_config, parse_command_line
+from pretrain.optim.groups import run_groups
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def parse(*arguments: str) -> RunConfig:
+    return parse_command_line(list(arguments)).run
+
+
+def test_default_recipe_is_tiny():
+    run = parse()
+    assert run.recipe == "tiny" and run.model == "prism-tiny" and run.run_name == "tiny-prism-tiny-s1"
+    assert parse_command_line([]).ds_config == "ds_configs/zero2.json"
+
+
+@pytest.mark.parametrize("name", ["124m", "354m", "757m"])
+def test_paper_recipes(name):
+    # arXiv 2606.27449, table of models: tokens a batch, peak rate, total tokens.
+    batch, rate, tokens = {
+        "124m": (262144, 6.0e-4, 2.88e9),
+        "354m": (262144, 3.0e-4, 10.49e9),
+        "757m": (524288, 2.5e-4, 20.97e9),
+    }[name]
+    run = parse("--config", name)
+    assert run.model == f"prism-{name}" and run.recipe == name
+    assert run.global_batch_tokens == batch and run.optimizer.learning_rate == rate
+    assert run.steps * run.global_batch_tokens == pytest.approx(tokens, rel=2e-3)
+    assert run.optimizer.betas == (0.9, 0.95) and run.optimizer.weight_decay == 0.1
+    assert run.schedule.kind == "cosine" and run.schedule.warmup == 0.025
+    assert run.build_model_config().context_length == 1024
+
+
+@pytest.mark.parametrize("size", ["mini", "270m", "700m"])
+def test_matched_recipes(size):
+    """arXiv 2605.10504: a quarter of the rate for W_Q and W_K of the upper half, 4 % of the run, then 1 %; 2.5B tokens
+    at 270M, 7.0B at 0.7B. Nothing but the rule (and where the control keeps its weights) differs."""
+    control, rule, maturity = (
+        parse("--config", f"{size}{end}") for end in ("", "-upper_qk", "-upper_qk_maturity")
+    )
+    assert control.lr_rules == [] and control.diagnostics.release == 0.04
+    assert rule.lr_rules == [{"name": "upper_qk", **NAMED_RULES["upper_qk"]}]
+    assert maturity.lr_rules == [{"name": "upper_qk", **NAMED_RULES["upper_qk_maturity"]}]
+    for other in (rule, maturity):
+        same = dataclasses.replace(other, lr_rules=[], recipe=control.recipe, diagnostics=control.diagnostics)
+        assert same == control
+    tokens = control.steps * control.global_batch_tokens
+    if size != "mini":
+        assert tokens == pytest.approx({"270m": 2.5e9, "700m": 7.0e9}[size], rel=1e-3)
+    for model in ("gpt2", "llama"):
+        trained = parse("--config", f"{size}-upper_qk", "--model", f"{model}-{size}")
+        groups = run_groups(trained, trained.build_model_config())
+        assert [group.name for group in groups] == ["base/decay", "base/no_decay", "upper_qk/decay"]
+
+
+def test_flags_win_over_the_recipe_in_any_order(tmp_path):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("steps: 7\noptimizer: {learning_rate: 3e-4, weight_decay: 0}\n")
+    for arguments in (["--config", str(recipe), "--steps", "9"], ["--steps", "9", f"--config={recipe}"]):
+        run = parse(*arguments)
+        assert (run.steps, run.optimizer.learning_rate, run.optimizer.weight_decay) == (9, 3e-4, 0)
+        assert run.recipe == "mine"
+
+
+def test_yaml_round_trip(tmp_path):
+    run = parse(
+        "--heads",
+        "2x3,4x3",
+        "--architecture.norm",
+        "layernorm",
+        "--micro_batch",
+        "2",
+        "--name",
+        "x",
+        "--optimizer.betas",
+        "[0.8, 0.9]",
+    )
+    (tmp_path / "config.yaml").write_text(run.to_yaml())
+    assert load_run_config(tmp_path / "config.yaml") == run
+
+
+def test_model_config_from_preset_heads_and_architecture():
+    config = parse(
+        "--model",
+        "prism-124m",
+        "--heads",
+        "12x6,6x6",
+        "--architecture.context_length",
+        "512",
+        "--architecture.norm",
+        "layernorm",
+    ).build_model_config(vocab_size=300)
+    assert config.heads == (12,) * 6 + (6,) * 6
+    assert (config.context_length, config.norm, config.vocab_size) == (512, "layernorm", 300)
+
+
+def test_every_recipe_builds():
+    for path in RECIPES.glob("*.yaml"):
+        parse("--config", path.stem).build_model_config()
+        assert yaml.safe_load(path.read_text())
+
+
+def test_every_field_is_documented(capsys):
+    with pytest.raises(SystemExit):
+        parse("--help")
+    text = capsys.readouterr().out
+    for field in dataclasses.fields(RunConfig):
+        assert f"--{field.name}" in text
+    assert "Optimizer steps in the whole run." in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--stesp", "3"], "--stesp: unknown flag; did you mean '--steps'?"),
+        (["--optimizer.learning_rat", "3"], "did you mean '--optimizer.learning_rate'?"),
+        (["--steps", "many"], "steps"),
+        (["--steps", "0"], "steps: 0 is not valid; give a positive number"),
+        (["--schedule.kind", "linear"], "'cosine', 'wsd'"),
+        (["--config", "125m"], "no recipe or file '125m'"),
+        (["--config"], "config: no value given"),
+        (["--model", "prism-125m"], "prism-124m"),
+        (["--heads", "3x2"], "a schedule for 2 layers"),
+        (["--heads", "2x5,5"], "5"),
+        (["--architecture.nrom", "layernorm"], "did you mean 'norm'?"),
+        (["--model", "nope.json"], "cannot read 'nope.json'"),
+        (["--name", "a/b"], "name: 'a/b' is not valid"),
+        (["--optimizer.betas", "[0.9, 1.5]"], "optimizer.betas: 1.5"),
+        (["--micro_batch", "-1"], "micro_batch: -1"),
+    ],
+)
+def test_bad_input_is_one_clear_line(arguments, message):
+    with pytest.raises(UserError) as caught:
+        parse(*arguments).build_model_config()
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("stepz: 3", "stepz: unknown key in"),
+        ("optimizer: {lerning_rate: 1}", "did you mean 'learning_rate'?"),
+        ("optimizer: 3", "is not a mapping"),
+        ("- 1", "it must be a mapping"),
+        ("a: [", "is not valid YAML"),
+    ],
+)
+def test_bad_recipe(tmp_path, text, message):
+    (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(UserError) as caught:
+        parse("--config", str(tmp_path / "bad.yaml"))
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_command_exits_with_2_and_prints_the_merged_configuration():
+    bad = subprocess.run(
+        [sys.executable, "pretrain/main.py", "--stesp", "3"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert bad.returncode == 2 and bad.stderr == "error: --stesp: unknown flag; did you mean '--steps'?\n"
+    shown = subprocess.run(
+        [sys.executable, "pretrain/main.py", "--config", "124m", "--steps", "5", "--print_config"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert shown.returncode == 0, shown.stderr
+    printed = yaml.safe_load(shown.stdout)
+    assert (
+        printed["steps"] == 5
+        and printed["model"] == "prism-124m"
+        and printed["optimizer"]["learning_rate"] == 6e-4
+    )

@@ -1,0 +1,169 @@
+"""Release by maturity: the decision by hand, and in runs that are stopped, continued and reshaped."""
+
+import json
+
+import pytest
+
+from model.errors import UserError
+from pretrain.checkpoint.store import read_state
+from pretrain.config.run_config import MaturityConfig
+from pretrain.diagnostics.maturity import settled
+from tests.distributed import run_distributed
+from tests.pretrain.shapes import newest
+from tests.pretrain.test_checkpoint import interrupted
+from tests.pretrain.training import curve, nano_run, session
+
+CONFIG = MaturityConfig(settled=0.5, patience=2)
+
+
+@pytest.mark.parametrize(
+    ("drifts", "expected"),
+    [
+        ([], False),
+        ([0.1, 0.01], False),  # two drifts cannot both be half of one before them
+        ([1.0, 0.5, 0.5], True),
+        ([1.0, 0.5, 0.6], False),
+        ([1.0, 0.4, 0.6, 0.5], False),  # not twice in a row
+        ([0.2, 0.1, 0.1], True),  # the scale does not matter
+        ([0.1, 0.2, 0.4, 0.8, 1.6], False),  # warmup: the newest is the largest
+        ([0.1, 0.2, 0.4, 0.2, 0.2], True),
+        ([1.0, 0.5, 0.5, 2.0], False),
+    ],
+)
+def test_settled_by_hand(drifts, expected):
+    assert settled(drifts, CONFIG) is expected
+
+
+def test_patience_and_share():
+    assert settled([1.0, 0.5], MaturityConfig(patience=1)) and not settled(
+        [1.0, 0.5, 0.5], MaturityConfig(patience=3)
+    )
+    assert not settled([1.0, 0.5, 0.5], MaturityConfig(settled=0.4))
+    # A drift is compared with one before it.
+    assert not settled([1.0], MaturityConfig(settled=1.0, patience=1))
+    assert settled([1.0, 1.0], MaturityConfig(settled=1.0, patience=1))
+
+
+def maturity_run(small_folder, folder, name, *more):
+    """16 steps, probes at every second, released at 10 at the latest."""
+    rule = {
+        "name": "slow", "parameters": ["q", "k"], "layers": "upper_half", "scale": 0.25,
+        "release": "maturity", "latest": 10, "ramp": 2,
+    }  # fmt: skip
+    flags = {
+        "name": name, "steps": 16, "lr_rules": json.dumps([rule]), "maturity.every": 2, "maturity.sequences": 3,
+        "optimizer.learning_rate": "1e-2", "validation.every": 0, "schedule.warmup": 2, "diagnostics_every": 0,
+    }  # fmt: skip
+    given = [
+        part for key, value in flags.items() if f"--{key}" not in more for part in (f"--{key}", str(value))
+    ]
+    return nano_run(small_folder, folder, *given, *more)
+
+
+def rates(run):
+    """Factor of the rule at each step."""
+    return [row["lr/slow/decay"] / row["lr/base/decay"] for row in curve(run.folder)]
+
+
+def test_forced_at_the_latest_step(small_folder, tmp_path):
+    """A share that no drift can reach."""
+    run = maturity_run(small_folder, tmp_path, "forced", "--maturity.settled", "1e-9")
+    assert run_distributed(session, 1, run, timeout=120)[0] == ([], None)
+    assert rates(run) == pytest.approx([0.25] * 10 + [0.625] + [1] * 5)
+    state = read_state(newest(run.folder))
+    assert state.released == {"slow": 10}
+    assert [step for step, _ in state.maturity["probes"]] == [2, 4, 6, 8, 10]
+    found = {row["step"]: row["maturity/drift"] for row in curve(run.folder) if "maturity/drift" in row}
+    # The drift that is known before a step stands in that step's row.
+    assert found == {step + 1: drift for step, drift in state.maturity["probes"]}
+
+
+def test_fires_when_settled_and_not_before_the_hold(small_folder, tmp_path):
+    """A share of 1 is reached by the first two drifts that are no larger than the largest."""
+    run = maturity_run(
+        small_folder, tmp_path, "fires", "--maturity.settled", "1.0", "--maturity.patience", "1"
+    )
+    run_distributed(session, 1, run, timeout=120)
+    state = read_state(newest(run.folder))
+    probes = state.maturity["probes"]
+    fired = next(
+        step for i, (step, _) in enumerate(probes) if settled([d for _, d in probes[: i + 1]], run.maturity)
+    )
+    assert state.released == {"slow": fired} and fired < 10 and probes[-1][0] == fired
+    assert rates(run) == pytest.approx([0.25] * fired + [0.625] + [1] * (15 - fired))
+    rule = json.loads(json.dumps(run.lr_rules))
+    rule[0]["hold"] = fired + 3
+    held = maturity_run(
+        small_folder,
+        tmp_path,
+        "held",
+        "--maturity.settled",
+        "1.0",
+        "--maturity.patience",
+        "1",
+        "--lr_rules",
+        json.dumps(rule),
+    )
+    run_distributed(session, 1, held, timeout=120)
+    assert read_state(newest(held.folder)).released == {"slow": fired + 4}  # the first probe after the hold
+
+
+@pytest.mark.parametrize(
+    ("settled_share", "stop"),
+    [
+        pytest.param("1e-9", 8, marks=pytest.mark.slow),
+        pytest.param("1.0", 5, marks=pytest.mark.slow),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("1e-9", 5), ("1.0", 8))),
+    ],
+)
+def test_a_break_changes_nothing(small_folder, tmp_path, settled_share, stop):
+    """Stopped between probes and at one: the features of the last probe are in the checkpoint."""
+    more = ("--maturity.settled", settled_share, "--maturity.patience", "1", "--checkpoint.every", str(stop))
+    whole = maturity_run(small_folder, tmp_path, "whole", *more)
+    broken = maturity_run(small_folder, tmp_path, "broken", *more)
+    run_distributed(session, 2, whole, 2, timeout=120)
+    run_distributed(interrupted, 2, broken, stop + 1, 2, 2, timeout=120)
+    assert run_distributed(session, 2, broken, 2, timeout=120)[0] == ([], None)
+    assert curve(broken.folder) == curve(whole.folder)
+    one, other = read_state(newest(whole.folder)), read_state(newest(broken.folder))
+    assert one.maturity == other.maturity and one.released == other.released
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stage", "tensor_parallel"),
+    [pytest.param(2, 3, 1, marks=pytest.mark.slow), pytest.param(2, 2, 2, marks=pytest.mark.slow)],
+)
+def test_every_shape_decides_alike(small_folder, tmp_path, ranks, stage, tensor_parallel):
+    """And so does a run that is continued in another shape, or from the canonical form."""
+    from pretrain.checkpoint.unsharded import CanonicalCheckpoint
+    from pretrain.checkpoint.unsharded_folder import save_canonical
+
+    more = ("--maturity.settled", "1.0", "--maturity.patience", "1", "--checkpoint.every", "3")
+    alone = maturity_run(small_folder, tmp_path, "alone", *more)
+    run_distributed(session, 1, alone, timeout=120)
+    shaped = maturity_run(small_folder, tmp_path, "shaped", *more, "--tensor_parallel", str(tensor_parallel))
+    run_distributed(interrupted, ranks, shaped, 4, ranks, stage, timeout=120)
+    folder = newest(shaped.folder)
+    assert folder.name == "step_000003"
+    save_canonical(CanonicalCheckpoint.open(folder), tmp_path / "canonical")
+    import shutil
+
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "canonical", folder)
+    run_distributed(session, ranks, shaped, stage, timeout=120)
+    one, other = read_state(newest(alone.folder)), read_state(newest(shaped.folder))
+    assert one.released == other.released
+    for (step, drift), (same_step, same_drift) in zip(
+        one.maturity["probes"], other.maturity["probes"], strict=True
+    ):
+        assert step == same_step and drift == pytest.approx(same_drift, rel=1e-3)
+
+
+def test_bad_settings(small_folder, tmp_path):
+    with pytest.raises(UserError, match=r"maturity\.settled: 1\.5 is not valid; give a share in \(0, 1\]"):
+        maturity_run(small_folder, tmp_path, "bad", "--maturity.settled", "1.5")
+    with pytest.raises(UserError, match=r"maturity\.settled: 0\.0 is not valid"):
+        maturity_run(small_folder, tmp_path, "bad", "--maturity.settled", "0")
+    run = maturity_run(small_folder, tmp_path, "bad", "--maturity.every", "2.5")
+    _, error = run_distributed(session, 1, run, timeout=120)[0]
+    assert error == "maturity.every: 2.5 is neither a fraction below 1 nor a whole number of steps"

@@ -1,0 +1,232 @@
+"""lm-eval for real, offline: the papers' tasks on local files, through runs and exports, against other code."""
+
+import json
+import logging
+
+import pytest
+import torch
+
+from pretrain import convert
+from pretrain.evaluation import command as evaluation
+from pretrain.hf.exported_model import exported_tokenizer, load_exported
+from tests.distributed import run_distributed
+from tests.pretrain.evaluation.items import piqa_items, write, write_data_sets
+from tests.pretrain.exports import trained
+
+lm_eval = pytest.importorskip("lm_eval")
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    """Data sets of piqa, arc_easy and wikitext, with a few dozen items each."""
+    return write_data_sets(tmp_path_factory.mktemp("data_sets"))
+
+
+@pytest.fixture(scope="module")
+def folders(small_folder, tmp_path_factory):
+    """A run with a context long enough for the items, and its two exports."""
+    root = tmp_path_factory.mktemp("evaluation")
+    run = trained(
+        small_folder, root / "runs", "prism", "--architecture.context_length", "128", "--micro_batch", "1",
+        "--global_batch_tokens", "512",
+    ).folder  # fmt: skip
+    for name in ("native", "llama"):
+        assert convert.main([str(run), "--out", str(root / name), "--format", name]) == 0
+    return {"run": run, "native": root / "native", "llama": root / "llama"}
+
+
+def figures(folder, data_dir, out, *more):
+    arguments = [
+        str(folder),
+        "--tasks",
+        "piqa,arc_easy,wikitext",
+        "--data_dir",
+        str(data_dir),
+        "--out",
+        str(out),
+    ]
+    assert evaluation.main([*arguments, "--wandb", "disabled", *more]) == 0
+    return json.loads(out.read_text())["figures"]
+
+
+@pytest.mark.slow
+def test_run_and_exports_have_the_same_scores(folders, data_dir, tmp_path, capsys):
+    scores = {name: figures(folder, data_dir, tmp_path / f"{name}.json") for name, folder in folders.items()}
+    assert set(scores["run"]) == {
+        "piqa/acc", "piqa/acc_norm", "arc_easy/acc", "arc_easy/acc_norm",
+        "wikitext/word_perplexity", "wikitext/byte_perplexity", "wikitext/bits_per_byte",
+    }  # fmt: skip
+    for name in ("native", "llama"):
+        assert scores[name] == pytest.approx(scores["run"], rel=1e-5)
+    printed = capsys.readouterr().out
+    assert "arc_easy  acc " in printed and " 24\n" in printed
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert record["step"] == 12 and record["items"]["piqa"]["effective"] == 30
+
+
+def test_accuracy_by_hand(folders, data_dir, tmp_path):
+    """Each answer's log-likelihood summed token by token in fp64 from transformers' logits."""
+    model = load_exported(folders["llama"], torch.float64)
+    tokenizer = exported_tokenizer(folders["llama"])
+
+    def likelihood(context, answer):
+        whole, start = tokenizer.encode(context + answer), len(tokenizer.encode(context))
+        with torch.no_grad():
+            scores = model(torch.tensor([whole])).logits[0].log_softmax(-1)
+        return sum(float(scores[place - 1, whole[place]]) for place in range(start, len(whole)))
+
+    right = {"acc": 0, "acc_norm": 0}
+    for item in piqa_items():
+        context = f"Question: {item['goal']}\nAnswer:"
+        answers = [item["sol1"], item["sol2"]]
+        plain = [likelihood(context, f" {answer}") for answer in answers]
+        by_length = [score / len(answer) for score, answer in zip(plain, answers, strict=True)]
+        right["acc"] += plain.index(max(plain)) == item["label"]
+        right["acc_norm"] += by_length.index(max(by_length)) == item["label"]
+    scores = figures(folders["run"], data_dir, tmp_path / "out.json")
+    assert scores["piqa/acc"] == pytest.approx(right["acc"] / 30)
+    assert scores["piqa/acc_norm"] == pytest.approx(right["acc_norm"] / 30)
+
+
+@pytest.mark.slow
+def test_scores_equal_lm_evals_own_hugging_face_model(folders, data_dir, tmp_path):
+    from lm_eval.models.huggingface import HFLM
+    from transformers import AutoTokenizer
+
+    from pretrain.evaluation.data_sets import local_data_sets
+
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    theirs = HFLM(
+        pretrained=load_exported(folders["llama"]), tokenizer=AutoTokenizer.from_pretrained(folders["llama"]),
+        batch_size=4,
+    )  # fmt: skip
+    with local_data_sets(data_dir):
+        results = lm_eval.simple_evaluate(
+            model=theirs, tasks=["piqa", "arc_easy", "wikitext"], bootstrap_iters=0, log_samples=False
+        )["results"]
+    ours = figures(folders["llama"], data_dir, tmp_path / "out.json")
+    for name, value in ours.items():
+        task, metric = name.split("/")
+        assert value == pytest.approx(results[task][f"{metric},none"], rel=1e-5), name
+
+
+@pytest.mark.slow
+def test_batch_size_changes_no_score(folders, data_dir, tmp_path):
+    """1e-5: other batch shapes sum in another order."""
+    one = figures(folders["run"], data_dir, tmp_path / "a.json", "--batch_tokens", "1")
+    many = figures(folders["run"], data_dir, tmp_path / "b.json", "--batch_tokens", "4000")
+    assert one == pytest.approx(many, rel=1e-5)
+
+
+def evaluated(arguments):
+    """The command inside a rank of a test pool."""
+    import os
+
+    os.environ["WORLD_SIZE"] = str(torch.distributed.get_world_size())
+    return evaluation.main(arguments)
+
+
+@pytest.mark.slow
+def test_two_ranks_share_the_work(folders, data_dir, tmp_path):
+    out = tmp_path / "two.json"
+    arguments = [
+        str(folders["run"]), "--tasks", "piqa,arc_easy,wikitext", "--data_dir", str(data_dir), "--out", str(out),
+        "--wandb", "disabled",
+    ]  # fmt: skip
+    assert run_distributed(evaluated, 2, arguments, timeout=180) == [0, 0]
+    assert json.loads(out.read_text())["figures"] == pytest.approx(
+        figures(folders["run"], data_dir, tmp_path / "one.json"), rel=1e-5
+    )
+
+
+def test_random_state_is_left_alone(folders, data_dir, tmp_path):
+    import random
+
+    import numpy as np
+
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    expected = random.random(), np.random.rand(), torch.rand(1).item()
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    figures(folders["run"], data_dir, tmp_path / "out.json", "--limit", "2")
+    assert (random.random(), np.random.rand(), torch.rand(1).item()) == expected
+
+
+@pytest.mark.slow
+def test_data_sets_are_saved_where_there_is_internet_and_read_elsewhere(
+    folders, data_dir, tmp_path, monkeypatch, capsys
+):
+    """The hub is played by a function; everything after it is real."""
+    import datasets
+
+    def hub(path, name=None, **more):
+        assert (path, name) == ("baber/piqa", None)
+        rows = datasets.Dataset.from_list(piqa_items())
+        return datasets.DatasetDict({"train": rows, "validation": rows})
+
+    monkeypatch.setattr(datasets, "load_dataset", hub)
+    assert evaluation.main(["save", "--tasks", "piqa", "--data_dir", str(tmp_path / "saved")]) == 0
+    assert "saved" in capsys.readouterr().out
+    monkeypatch.undo()
+    arguments = [str(folders["run"]), "--tasks", "piqa", "--wandb", "disabled"]
+    for where in (tmp_path / "saved", data_dir):
+        out = tmp_path / f"{where.name}.json"
+        assert evaluation.main([*arguments, "--data_dir", str(where), "--out", str(out)]) == 0
+    results = [
+        json.loads((tmp_path / f"{where.name}.json").read_text()) for where in (tmp_path / "saved", data_dir)
+    ]
+    assert results[0]["figures"] == results[1]["figures"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["{run}", "--tasks", "helaswag"], "'helaswag' is unknown; did you mean 'hellaswag'?"),
+        (["{run}", "--tasks", "paper"], "did you mean 'papers'?"),
+        (["{run}", "--tasks", ","], "tasks: none given"),
+        (
+            ["{run}", "--tasks", "winogrande", "--data_dir", "{data}"],
+            "no data set 'allenai/winogrande' (winogrande_xl)",
+        ),
+        (["{run}", "--tasks", "winogrande"], "evaluation save"),
+        (["{run}", "--tasks", "piqa", "--data_dir", "{data}/nowhere"], "is no folder"),
+        (["{data}", "--tasks", "piqa"], "has no config.json"),
+        (["{run}", "--limit", "0"], "limit: 0 is not valid"),
+        (["{run}", "--dtype", "int8"], "dtype: 'int8' is not valid"),
+        (["{run}", "--wandb", "maybe"], "wandb: 'maybe' is not valid"),
+        (["{run}", "--taks", "piqa"], "did you mean '--tasks'?"),
+        (["save", "--tasks", "piqa"], "data_dir: missing"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, words, folders, data_dir, capsys):
+    assert evaluation.main([text.format(run=folders["run"], data=data_dir) for text in arguments]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1 and words in lines[0]
+
+
+def test_damaged_data_sets_and_missing_splits(folders, tmp_path, capsys):
+    folder = tmp_path / "baber/piqa/default"
+    write(folder, piqa_items(3), ["validation"])
+    arguments = [str(folders["run"]), "--tasks", "piqa", "--data_dir", str(tmp_path)]
+    assert evaluation.main(arguments) == 2
+    assert "has no split 'train'" in capsys.readouterr().err
+    (folder / "train.jsonl").write_text("{ not json")
+    assert evaluation.main(arguments) == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_texts_longer_than_the_context_are_cut_and_counted(small_folder, data_dir, tmp_path, capsys):
+    run = trained(
+        small_folder,
+        tmp_path / "runs",
+        "short",
+        "--steps",
+        "1",
+        "--architecture.context_length",
+        "16",
+        ranks=1,
+        stage=1,
+    ).folder
+    arguments = [str(run), "--tasks", "arc_easy", "--data_dir", str(data_dir), "--wandb", "disabled"]
+    assert evaluation.main(arguments) == 0
+    assert "longer than the context of 16" in capsys.readouterr().out

@@ -1,0 +1,268 @@
+"""Zero-shot scores while training: the numbers of the training do not know of them, and they are the command's."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from model.errors import UserError
+from model.process_grid import grid, start_grid
+from pretrain import convert
+from pretrain.config.run_config import parse_command_line
+from pretrain.evaluation import command as evaluation
+from pretrain.metrics.session import read_metrics
+from pretrain.run.saved import RunSource
+from tests.distributed import run_distributed
+from tests.launch import launch
+from tests.pretrain.evaluation.items import write_data_sets
+from tests.pretrain.test_main import assert_refused
+from tests.pretrain.training import curve, nano_arguments, nano_run, session
+
+pytest.importorskip("lm_eval")
+
+FIGURES = {
+    "evaluation/piqa/acc",
+    "evaluation/piqa/acc_norm",
+    "evaluation/arc_easy/acc",
+    "evaluation/arc_easy/acc_norm",
+}
+# A context that the items fit in; one sequence a micro-batch makes many batches of few items.
+CONTEXT = ["--architecture.context_length", "128", "--micro_batch", "1"]
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    return write_data_sets(tmp_path_factory.mktemp("data_sets"))
+
+
+def evaluating(data_dir, every=4):
+    return [
+        "--evaluation.every", str(every), "--evaluation.tasks", "piqa,arc_easy",
+        "--evaluation.data_dir", str(data_dir), "--evaluation.limit", "11",
+    ]  # fmt: skip
+
+
+def without_scores(rows):
+    return [{key: value for key, value in row.items() if not key.startswith("evaluation/")} for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stage", "more"),
+    [
+        pytest.param(2, 3, ["--activation_checkpointing", "true"], marks=pytest.mark.slow),
+        pytest.param(2, 1, ["--tensor_parallel", "2", "--micro_batch", "2"], marks=pytest.mark.slow),
+        pytest.param(1, 2, [], marks=pytest.mark.slow),
+        pytest.param(2, 2, [], marks=pytest.mark.slow),
+        pytest.param(2, 1, ["--precision", "bf16"], marks=pytest.mark.slow),
+        pytest.param(4, 3, ["--tensor_parallel", "2", "--micro_batch", "2"], marks=pytest.mark.slow),
+        pytest.param(
+            4, 2, ["--tensor_parallel", "4", "--micro_batch", "4", "--sequence_parallel", "true"],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(1, 2, ["--compile", "true", "--steps", "6"], marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_curves_are_bit_identical_with_and_without(small_folder, data_dir, tmp_path, ranks, stage, more):
+    """Also where the last evaluation was before a checkpoint, and with scores between two steps of any kind."""
+    common = [*CONTEXT, "--global_batch_tokens", "512", *more]
+    plain = nano_run(small_folder, tmp_path, *common, "--name", "plain")
+    scored = nano_run(small_folder, tmp_path, *common, *evaluating(data_dir), "--name", "scored")
+    for run in (plain, scored):
+        assert run_distributed(session, ranks, run, stage, timeout=300) == [([], None)] * ranks
+    rows = curve(scored.folder)
+    assert without_scores(rows) == curve(plain.folder)
+    found = {row["step"]: {key for key in row if key.startswith("evaluation/")} for row in rows}
+    due = {step for step in found if step % 4 == 0 or step == len(rows)}
+    assert {step for step, keys in found.items() if keys} == due and all(
+        found[step] == FIGURES for step in due
+    )
+
+
+@pytest.mark.slow
+def test_scores_equal_the_commands_on_the_checkpoint_of_the_step(small_folder, data_dir, tmp_path, capsys):
+    """Two ranks of ZeRO-3 against one process that reads their checkpoint; 1e-5 for the order of sums."""
+    more = ["--evaluation.tasks", "piqa,arc_easy,wikitext"]
+    run = nano_run(
+        small_folder, tmp_path, *CONTEXT, "--global_batch_tokens", "512", *evaluating(data_dir, 8), *more,
+        "--checkpoint.every", "8",
+    )  # fmt: skip
+    assert run_distributed(session, 2, run, 3, timeout=300) == [([], None)] * 2
+    rows = {row["step"]: row for row in read_metrics(run.folder)}
+    for step in (8, 12):
+        out = tmp_path / f"{step}.json"
+        arguments = [
+            str(run.folder), "--tasks", "piqa,arc_easy,wikitext", "--data_dir", str(data_dir), "--limit", "11",
+            "--step", str(step), "--out", str(out), "--wandb", "disabled",
+        ]  # fmt: skip
+        assert evaluation.main(arguments) == 0
+        expected = json.loads(out.read_text())["figures"]
+        found = {
+            key.removeprefix("evaluation/"): value
+            for key, value in rows[step].items()
+            if key.startswith("evaluation/")
+        }
+        assert found == pytest.approx(expected, rel=1e-5) and len(found) == 7
+    source = RunSource.open(run.folder, 8)  # the model card has the scores of its own step
+    assert source.last_metrics()["evaluation/piqa/acc"] == rows[8]["evaluation/piqa/acc"]
+    assert convert.main([str(run.folder), "--out", str(tmp_path / "hf")]) == 0
+    assert f"| piqa acc | {rows[12]['evaluation/piqa/acc']:.4f} |" in (tmp_path / "hf/README.md").read_text()
+
+
+def count_passes(tensor_parallel, requests, batch_rows):
+    """Score requests of 5 tokens with a model whose pass is collective; passes made, results, and truth."""
+    from pretrain.data.tokenizer import SentencePieceTokenizer
+    from pretrain.evaluation.language_model import Share, ZeroShotModel
+
+    start_grid(tensor_parallel)
+    size = dist.get_world_size()
+    share = Share(dist.get_rank() // tensor_parallel, size // tensor_parallel, grid().data_group)
+    table = torch.randn(300, 300, generator=torch.Generator().manual_seed(0))
+    shapes = []
+
+    def logits_of(tokens):
+        shapes.append(tuple(tokens.shape))
+        everyone = torch.ones(())
+        dist.all_reduce(everyone)  # waits for ever if a rank makes one pass less
+        assert everyone == size
+        same = [torch.empty_like(tokens) for _ in range(tensor_parallel)]
+        if tensor_parallel > 1:  # the parts of one model see the same tokens
+            dist.all_gather(same, tokens, group=grid().tensor_group)
+            assert all(torch.equal(part, tokens) for part in same)
+        return table[tokens]
+
+    tokenizer = SentencePieceTokenizer.train(["some text, " * 200 + "with other pieces"], 280)
+    model = ZeroShotModel(
+        logits_of,
+        tokenizer,
+        16,
+        torch.device("cpu"),
+        batch_tokens=4 * batch_rows,
+        collective=True,
+        share=share,
+    )
+    ids = torch.randint(0, 280, (requests, 5), generator=torch.Generator().manual_seed(1)).tolist()
+    found = model._loglikelihood_tokens([(None, row[:3], row[3:]) for row in ids])
+    scores = table.double().log_softmax(-1)
+    truth = [float(scores[row[2], row[3]] + scores[row[3], row[4]]) for row in ids]
+    return len(shapes), [score for score, _ in found], truth
+
+
+@pytest.mark.parametrize("requests", [1, 4, 5, 7, 8, 9])
+@pytest.mark.parametrize(("ranks", "tensor_parallel"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.slow)])
+def test_uneven_shares_make_as_many_passes_on_every_rank(ranks, tensor_parallel, requests):
+    """Batches of two over two copies of the model: 1 to 5 batches, so that a rank is often left without one."""
+    results = run_distributed(count_passes, ranks, tensor_parallel, requests, 2)
+    batches = -(-requests // 2)
+    assert {passes for passes, _, _ in results} == {-(-batches // 2)}
+    for _, found, truth in results:
+        assert found == pytest.approx(truth, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["--evaluation.tasks", "helaswag"],
+            "evaluation.tasks: 'helaswag' is unknown; did you mean 'hellaswag'?",
+        ),
+        (["--evaluation.tasks", ","], "evaluation.tasks: none given"),
+        (
+            ["--evaluation.tasks", "winogrande"],
+            "evaluation.data_dir: no data set 'allenai/winogrande' (winogrande_xl)",
+        ),
+        (["--evaluation.tasks", "gsm8k"], "evaluation."),
+        (["--evaluation.data_dir", "nowhere"], "evaluation.data_dir: 'nowhere' is no folder"),
+    ],
+)
+def test_bad_input_is_refused_on_every_rank_before_anything_is_written(
+    small_folder, data_dir, tmp_path, arguments, words
+):
+    flags = evaluating(data_dir)
+    kept = [part for flag, value in zip(flags[::2], flags[1::2], strict=True) if flag not in arguments
+            for part in (flag, value)]  # fmt: skip
+    run = nano_run(small_folder, tmp_path, *kept, *arguments)
+    for notes, error in run_distributed(session, 2, run, 2, timeout=120):
+        assert notes == [] and words in error
+    assert not run.folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "words"),
+    [
+        ("every", "-1", "evaluation.every: -1 is not valid; give zero or a positive number"),
+        ("limit", "0", "evaluation.limit: 0 is not valid; give a positive number"),
+        ("task", "piqa", "did you mean '--evaluation.tasks'?"),
+    ],
+)
+def test_bad_settings_are_refused_at_once(flag, value, words):
+    with pytest.raises(UserError, match=words.replace("?", r"\?")):
+        parse_command_line([f"--evaluation.{flag}", value])
+
+
+@pytest.mark.slow
+def test_a_changed_evaluation_is_no_obstacle_to_a_resume(small_folder, data_dir, tmp_path):
+    run = nano_run(small_folder, tmp_path, *CONTEXT, "--global_batch_tokens", "512", "--steps", "4")
+    assert run_distributed(session, 1, run, 2, timeout=120) == [([], None)]
+    arguments = ["--global_batch_tokens", "512", *evaluating(data_dir, 6), "--steps", "6"]
+    longer = nano_run(small_folder, tmp_path, *CONTEXT, *arguments)
+    [(notes, error)] = run_distributed(session, 1, longer, 2, timeout=120)
+    assert error is None and not any("evaluation" in note for note in notes)
+    assert read_metrics(run.folder)[-1].keys() >= FIGURES
+
+
+@pytest.mark.slow
+def test_the_program_shows_scores_and_sends_them_to_wandb(small_folder, data_dir, tmp_path):
+    """Real processes, real wandb offline; its file is read with wandb's own message types."""
+    arguments = [
+        "--ds_config", "ds_configs/zero2.json",
+        *nano_arguments(small_folder, tmp_path, *CONTEXT, "--global_batch_tokens", "512", "--logging.wandb", "offline"),
+        *evaluating(data_dir),
+    ]  # fmt: skip
+    finished = launch(arguments, 2, env={"WANDB_MODE": "offline"})
+    assert finished.returncode == 0, finished.output
+    assert finished.output.count("scores   step 8: ") == 1 and "piqa/acc 0." in finished.output
+    assert "it/s" not in finished.output  # lm-eval's progress bars
+    rows = {row["step"]: row for row in read_metrics(tmp_path / "nano")}
+    logged = wandb_history(next((tmp_path / "nano").glob("wandb/offline-run-*/run-*.wandb")))
+    for step in (4, 8, 12):
+        for name in FIGURES:
+            assert logged[step][name] == rows[step][name], (step, name)
+
+
+def wandb_history(path: Path) -> dict[int, dict[str, float]]:
+    """The rows in a .wandb file (LevelDB's log format around protocol buffers), merged by step."""
+    from wandb.proto import wandb_internal_pb2
+
+    data, place, record = path.read_bytes(), 7, b""
+    rows: dict[int, dict[str, float]] = {}
+    while place + 7 <= len(data):
+        left = 32768 - place % 32768
+        if left < 7:  # no header fits: the block is filled with zeros
+            place += left
+            continue
+        _, length, kind = struct.unpack("<IHB", data[place : place + 7])
+        record += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            message = wandb_internal_pb2.Record()  # type: ignore[attr-defined]
+            message.ParseFromString(record)
+            record = b""
+            items = {item.key or "/".join(item.nested_key): item.value_json for item in message.history.item}
+            if items:
+                values = {key: json.loads(value) for key, value in items.items()}
+                rows.setdefault(values["_step"], {}).update(values)
+    return rows
+
+
+@pytest.mark.slow
+def test_a_data_set_that_is_absent_ends_the_program_with_one_line(small_folder, tmp_path):
+    arguments = nano_arguments(small_folder, tmp_path, *CONTEXT, "--global_batch_tokens", "512")
+    (tmp_path / "empty").mkdir()
+    finished = launch([*arguments, *evaluating(tmp_path / "empty"), "--ds_config", "ds_configs/zero2.json"])
+    assert_refused(finished, "evaluation.data_dir: no data set 'baber/piqa' there")
+    assert not (tmp_path / "nano").exists()

@@ -1,0 +1,122 @@
+"""The progress display: what a line says, when it appears, and the bar of a terminal."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from pretrain.metrics.console import Console, human_number, human_seconds
+
+
+class Clock:
+    """Time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+ROW = {
+    "train_loss": 5.12345,
+    "val_loss": 5.3,
+    "val_bpb": 2.25,
+    "lr/base": 3e-4,
+    "lr/upper_qk": 7.5e-5,
+    "grad_norm": 0.91,
+    "tokens_per_second": 4120.0,
+    "mfu": 0.1234,
+    "skipped": 2,
+}
+
+
+def test_a_line_has_every_figure() -> None:
+    clock = Clock()
+    console = Console(2000, stream=io.StringIO(), clock=clock)
+    console.update(100, {})
+    clock.now += 20
+    console.update(120, ROW)
+    assert console.line() == (
+        "step  120/2000 | loss 5.1235 | val loss 5.3000 | 2.2500 bits/byte | lr 7.50e-05 to 3.00e-04"
+        " | grad norm 0.910 | 4.12k tokens/s | MFU 12.3% | skipped 2 | 31m20s left"
+    )
+
+
+def test_unknown_figures_are_left_out() -> None:
+    console = Console(10, stream=io.StringIO())
+    console.update(1, {"lr/base": 1e-3, "lr/no_decay": 1e-3, "skipped": 0})
+    assert console.line() == "step  1/10 | lr 1.00e-03"
+
+
+def test_a_log_has_a_line_every_few_seconds_and_one_for_each_validation() -> None:
+    clock, stream = Clock(), io.StringIO()
+    console = Console(30, every_seconds=5, stream=stream, clock=clock)
+    for step in range(1, 13):
+        clock.now += 1
+        console.update(step, {"train_loss": 1.0})
+    console.update(12, {"val_loss": 2.0})
+    console.message("saved")
+    console.update(13, {})
+    console.close()
+    lines = stream.getvalue().splitlines()
+    assert [line.split(" | ")[0] for line in lines] == [
+        "step  5/30",
+        "step 10/30",
+        "step 12/30",
+        "saved",
+        "step 13/30",
+    ]
+
+
+def test_time_left_leaves_out_the_first_step_and_earlier_sessions() -> None:
+    clock = Clock()
+    console = Console(100, start_step=50, stream=io.StringIO(), clock=clock)
+    clock.now += 60  # the first step compiles
+    console.update(51, {})
+    assert console.seconds_left() is None
+    clock.now += 4
+    console.update(53, {})
+    assert console.seconds_left() == 94
+
+
+def test_a_terminal_gets_a_bar_and_messages_above_it() -> None:
+    stream = io.StringIO()
+    console = Console(4, stream=stream, interactive=True)
+    console.update(2, {"train_loss": 1.5})
+    console.message("saved a checkpoint")
+    console.update(4, {"train_loss": 1.25})
+    console.close()
+    shown = stream.getvalue()
+    assert "saved a checkpoint\n" in shown
+    assert "100% |" in shown and "step 4/4 | loss 1.2500" in shown
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (987, "987"),
+        (4120, "4.12k"),
+        (12345, "12.3k"),
+        (999_950, "1.00M"),
+        (2.5e9, "2.50B"),
+        (3e12, "3.00T"),
+    ],
+)
+def test_human_number(value: float, text: str) -> None:
+    assert human_number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "0s"), (42, "42s"), (59.9, "1m00s"), (200, "3m20s"), (7500, "2h05m"), (273_600, "3d04h")],
+)
+def test_human_seconds(seconds: float, text: str) -> None:
+    assert human_seconds(seconds) == text
+
+
+def test_numbers_that_are_none() -> None:
+    assert human_number(float("nan")) == "nan"
+    assert human_seconds(float("inf")) == "inf"

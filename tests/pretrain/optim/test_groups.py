@@ -1,0 +1,107 @@
+"""Which group every parameter is in, at stage 1 and at stage 3, and what a step does to it."""
+
+import pytest
+import torch
+
+from model.initialization import initialize
+from model.presets import preset
+from model.transformer import Transformer
+from pretrain.config.run_config import OptimizerConfig, parse_command_line
+from pretrain.engine.build import build_engine, merge_ds_config, read_ds_config
+from pretrain.optim.groups import GroupRates, build_optimizer, parameter_groups, run_groups
+from pretrain.plan.micro_batch import plan_batch
+from tests.distributed import run_distributed
+
+
+def expected_groups(config, decay_embeddings=False):
+    """Every parameter's group, written down from the architecture and not from the code under test."""
+    decay, no_decay = [], []
+    (decay if decay_embeddings else no_decay).append("token_embedding.weight")
+    if config.positions == "learned":
+        (decay if decay_embeddings else no_decay).append("position_embedding.weight")
+    biased = {"all": "qkvo", "output": "o", "none": ""}[config.attention_bias]
+    for layer in range(config.num_layers):
+        for part in "qkvo":
+            decay.append(f"layers.{layer}.attention.{part}.weight")
+            if part in biased:
+                no_decay.append(f"layers.{layer}.attention.{part}.bias")
+        for part in ("gate", "up", "down") if config.ffn == "swiglu" else ("up", "down"):
+            decay.append(f"layers.{layer}.ffn.{part}.weight")
+            if config.ffn_bias:
+                no_decay.append(f"layers.{layer}.ffn.{part}.bias")
+        for norm in ("attention_norm", "ffn_norm"):
+            no_decay.append(f"layers.{layer}.{norm}.weight")
+            if config.norm_bias:
+                no_decay.append(f"layers.{layer}.{norm}.bias")
+    no_decay.append("final_norm.weight")
+    if config.norm_bias:
+        no_decay.append("final_norm.bias")
+    if not config.tie_embeddings:
+        decay.append("output.weight")
+    return {"base/decay": set(decay), "base/no_decay": set(no_decay)}
+
+
+def names_by_group(groups):
+    return {group["name"]: set(group["parameter_names"]) for group in groups}
+
+
+@pytest.mark.parametrize("decay_embeddings", [False, True])
+@pytest.mark.parametrize("change", [{}, {"tie_embeddings": False}])
+@pytest.mark.parametrize("name", ["prism-nano", "gpt2-nano"])
+def test_every_parameter_is_in_its_group(name, change, decay_embeddings):
+    config = preset(name).replace(**change)
+    groups = parameter_groups(Transformer(config), OptimizerConfig(decay_embeddings=decay_embeddings))
+    assert names_by_group(groups) == expected_groups(config, decay_embeddings)
+    assert {group["name"]: group["weight_decay"] for group in groups} == {
+        "base/decay": 0.1,
+        "base/no_decay": 0.0,
+    }
+
+
+def engine_groups(stage):
+    run = parse_command_line(
+        [
+            *("--model", "gpt2-nano", "--global_batch_tokens", "128", "--precision", "fp32"),
+            *("--steps", "10", "--schedule.warmup", "2", "--optimizer.learning_rate", "1e-3"),
+        ]
+    ).run
+    config = run.build_model_config(300)
+    plan = plan_batch(run.global_batch_tokens, 1, config, torch.distributed.get_world_size(), 1 << 30, "cpu")
+    merged = merge_ds_config(read_ds_config(f"ds_configs/zero{stage}.json"), run, plan, bf16=False)
+    engine = build_engine(run, config, merged, torch.device("cpu"))
+    rates = GroupRates(run_groups(run, config), run).write(engine.optimizer, step=0)
+    groups = engine.optimizer.param_groups
+    return names_by_group(groups), rates, [(g["name"], g["lr"], g["weight_decay"]) for g in groups]
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_groups_inside_the_engine(stage):
+    for names, rates, groups in run_distributed(engine_groups, 2, stage, timeout=120):
+        assert names == expected_groups(preset("gpt2-nano"))
+        assert rates == {"base/decay": 5e-4, "base/no_decay": 5e-4}
+        assert groups == [("base/decay", 5e-4, 0.1), ("base/no_decay", 5e-4, 0.0)]
+
+
+def test_one_step_is_adamw():
+    """Against the update written out in float64 (Loshchilov & Hutter 2019, algorithm 2)."""
+    config = preset("prism-nano")
+    network = Transformer(config)
+    initialize(network, 3)
+    optimizer = build_optimizer(
+        parameter_groups(network, OptimizerConfig(learning_rate=1e-2)),
+        OptimizerConfig(learning_rate=1e-2),
+        offload=False,
+    )
+    before = {name: p.detach().double().clone() for name, p in network.named_parameters()}
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, config.vocab_size, (2, 9), generator=generator)
+    network(tokens[:, :-1], tokens[:, 1:]).backward()
+    optimizer.step()
+    decayed = expected_groups(config)["base/decay"]
+    for name, parameter in network.named_parameters():
+        gradient = parameter.grad.double()
+        # First step: both bias-corrected moments equal the gradient and its square.
+        expected = before[name] * (1 - 1e-2 * 0.1 * (name in decayed)) - 1e-2 * gradient / (
+            gradient.abs() + 1e-8
+        )
+        torch.testing.assert_close(parameter.detach().double(), expected, rtol=1e-5, atol=1e-7)

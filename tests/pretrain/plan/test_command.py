@@ -1,0 +1,113 @@
+"""The command: what it prints, what it refuses, and that what it offers is true."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from model.presets import preset
+from pretrain.plan.command import main
+
+BASE = ["--model", "prism-757m", "--gpus_per_node", "8", "--ds_config", "ds_configs/zero2.json"]
+
+
+def figures(capsys, *arguments: str) -> dict:
+    assert main([*BASE, *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_json_of_757m_on_two_nodes(capsys):
+    found = figures(capsys, "--nodes", "2", "--micro_batch", "8", "--mfu", "0.5")
+    assert found["recipe"] == "757m"  # the model's size names it
+    assert found["machine"]["ranks"] == 16
+    assert found["batch"] == {"sequences": 512, "micro_batch": 8, "accumulation": 4, "data_parallel": 16}
+    assert found["tokens_per_step"] == 524_288 and found["tokens"] == 40_000 * 524_288
+    assert found["memory_bytes"]["states"]["parameters"] == 2 * 756_819_456
+    flops = 524_288 * preset("prism-757m").flops_per_token()
+    assert found["flops_per_step"] == flops
+    assert found["seconds_per_step"] == pytest.approx(flops / (0.5 * 989e12 * 16))
+    assert found["sent_bytes_per_step"]["head_exchange"] == 0 and found["fits"]
+
+
+def test_schedule_and_degree_show_in_the_exchange(capsys):
+    found = figures(capsys, "--tensor_parallel", "4", "--micro_batch", "8")
+    heads = "8x24"
+    other = figures(capsys, "--tensor_parallel", "4", "--micro_batch", "8", "--heads", heads)
+    assert found["sent_bytes_per_step"]["head_exchange"] > other["sent_bytes_per_step"]["head_exchange"] == 0
+    assert found["batch"]["data_parallel"] == 2
+
+
+def test_table_is_aligned_and_says_its_units(capsys):
+    assert main([*BASE, "--activation_checkpointing", "true", "--tensor_parallel", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line for line in lines if re.match(r"  \S.* \d+\.\d{3}  ", line)]
+    assert len(rows) >= 15
+    assert len({re.search(r"\d\.\d{3}  ", row).end() for row in rows}) == 1
+    text = "\n".join(lines)
+    for part in (
+        "GiB",
+        "predicted peak",
+        "head exchange",
+        "GPU-hours",
+        "MFU of 0.4 of 989 TFLOP/s",
+        "recomputed",
+    ):
+        assert part in text, part
+
+
+def test_fp32_has_no_known_peak(capsys):
+    assert main([*BASE, "--precision", "fp32"]) == 0
+    assert "no fp32 peak is known; give --peak_tflops" in capsys.readouterr().out
+    assert figures(capsys, "--precision", "fp32", "--peak_tflops", "60")["seconds"] > 0
+
+
+def test_chosen_micro_batch_fits_and_grows_with_memory(capsys):
+    small = figures(capsys, "--gpu_memory", "24")
+    large = figures(capsys, "--gpu", "h200")
+    assert small["batch"]["micro_batch"] < large["batch"]["micro_batch"]
+    for found in (small, large):
+        assert found["memory_bytes"]["peak"] <= found["machine"]["usable"]
+
+
+@pytest.mark.parametrize("ds_config", ["zero1", "zero2", "zero3"])
+@pytest.mark.parametrize("memory", ["80", "24", "12"])
+def test_what_is_offered_fits(capsys, ds_config: str, memory: str):
+    asked = ["--ds_config", f"ds_configs/{ds_config}.json", "--micro_batch", "64", "--gpu_memory", memory]
+    arguments = ["--model", "prism-757m", "--gpus_per_node", "8", *asked]
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: micro_batch: 64 sequences of 1024 tokens") and error.count("\n") == 1
+    offers = error.strip().split("what would fit: ")[1].split("; or ")
+    assert offers and all(offer.startswith("--") for offer in offers)
+    for offer in offers:
+        assert main([*arguments, *offer.split(" ")]) == 0, offer
+        capsys.readouterr()
+
+
+def test_when_nothing_fits(capsys):
+    assert main([*BASE, "--gpu_memory", "2"]) == 2
+    assert "what would fit: more GPUs, or ones with more memory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--gpu", "h10"], r"gpu: 'h10' is unknown; give one of .*did you mean 'h100'"),
+        (["--nodes", "0"], r"nodes: 0 is not valid; give a positive number"),
+        (["--nodes", "two"], r"--nodes: invalid int value: 'two'"),
+        (["--mfu", "40"], r"mfu: 40.0 is not valid; give a share of the peak in \(0, 1\]"),
+        (["--tensor_parallel", "3"], r"tensor_parallel: 3 does not divide the 8 ranks"),
+        (["--model", "prism-757"], r"model: no preset 'prism-757'; did you mean"),
+        (["--heads", "5x24"], r"heads: layer 0 has 5 heads, which do not divide d_model 1536"),
+        (["--nodes", "3"], r"512 sequences .* 24 data-parallel ranks; valid numbers of ranks are"),
+        (["--micro_batch", "3"], r"micro_batch: 3 does not divide the 64 sequences"),
+        (["--stesp", "3"], r"--stesp: unknown flag; did you mean '--steps'"),
+        (["--ds_config", "none.json"], r"ds_config: cannot read 'none.json'"),
+    ],
+)
+def test_bad_input_is_one_line(capsys, arguments, message):
+    assert main([*BASE, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert re.search(message, error) and error.count("\n") == 1, error

@@ -1,0 +1,48 @@
+"""How a global batch is cut up, and what is said when it cannot be."""
+
+import pytest
+
+from model.errors import UserError
+from model.presets import preset
+from pretrain.plan.footprint import EngineSettings
+from pretrain.plan.memory import memory_plan
+from pretrain.plan.micro_batch import BatchPlan, plan_batch, usable_memory
+
+GIB = 1 << 30
+MODEL = preset("prism-124m")
+
+
+def test_accumulation_follows():
+    plan = plan_batch(262144, 8, MODEL, data_parallel=8, memory=80 * GIB, device_type="cuda")
+    assert plan == BatchPlan(sequences=256, micro_batch=8, accumulation=4, data_parallel=8)
+
+
+def test_chosen_micro_batch_divides_and_grows_with_memory():
+    small = plan_batch(262144, None, MODEL, 4, 8 * GIB, "cuda")
+    large = plan_batch(262144, None, MODEL, 4, 80 * GIB, "cuda")
+    assert 64 % small.micro_batch == 0 and 64 % large.micro_batch == 0
+    assert 1 <= small.micro_batch < large.micro_batch <= 64
+    plan = memory_plan(MODEL, EngineSettings(), 4, large.micro_batch, large.accumulation)
+    assert plan.peak <= usable_memory(80 * GIB, "cuda")
+
+
+def test_never_below_one_sequence():
+    assert plan_batch(1024, None, MODEL, 1, GIB // 4, "cuda").micro_batch == 1
+
+
+@pytest.mark.parametrize(
+    ("tokens", "micro", "ranks", "message"),
+    [
+        (
+            1000,
+            None,
+            1,
+            r"global_batch_tokens: 1000 is no multiple of the context length 1024; nearest are 1024 and 2048",
+        ),
+        (6144, None, 4, r"6 sequences .* 4 data-parallel ranks; valid numbers of ranks are \[1, 2, 3, 6\]"),
+        (8192, 3, 2, r"micro_batch: 3 does not divide the 4 sequences .*valid values are \[1, 2, 4\]"),
+    ],
+)
+def test_what_does_not_divide(tokens, micro, ranks, message):
+    with pytest.raises(UserError, match=message):
+        plan_batch(tokens, micro, MODEL, ranks, 80 * GIB, "cuda")

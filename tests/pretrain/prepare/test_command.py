@@ -1,0 +1,260 @@
+"""The command ``python -m pretrain.prepare``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pretrain.data.sequences import Corpus
+from pretrain.prepare import command as command
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("texts")
+    for number in range(30):
+        lines = [f"{number} bottles on shelf {number * line}\n" for line in range(20)]
+        (folder / f"{number:02}.txt").write_text("".join(lines))
+    (folder / "empty.txt").write_text("")
+    return folder
+
+
+def run(*arguments: object) -> int:
+    return command.main([str(argument) for argument in arguments])
+
+
+def test_prepare_then_inspect(texts, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert run("--text", texts, "--train_tokenizer", 300, "--validation_fraction", 0.2, "--out", out) == 0
+    printed = capsys.readouterr().out
+    for part in (
+        "training a tokenizer of 300 entries",
+        "tokenizing: 30 documents",
+        "1 empty",
+        f"ready       {out}",
+    ):
+        assert part in printed
+    corpus = Corpus.open(out)
+    assert run("inspect", out) == 0
+    printed = capsys.readouterr().out
+    assert f"{corpus.meta['training']['documents']} documents" in printed
+    assert "bytes per token" in printed and "bottles on shelf 0\n" in printed
+
+
+def test_tokenizer_of_another_corpus_can_be_used(texts, tmp_path, capsys):
+    assert run("--text", texts, "--train_tokenizer", 300, "--out", tmp_path / "one") == 0
+    arguments = ["--text", texts, "--tokenizer", tmp_path / "one" / "tokenizer", "--out", tmp_path / "two"]
+    assert run(*arguments) == 0
+    one, two = Corpus.open(tmp_path / "one"), Corpus.open(tmp_path / "two")
+    assert one.meta["tokenizer"] == two.meta["tokenizer"]
+    assert run(*arguments) == 0, "the same command again finds its work done"
+
+
+def test_builtin_without_out_goes_to_the_shared_folder(monkeypatch, capsys):
+    called = []
+    monkeypatch.setattr(
+        command, "prepare_builtin", lambda *arguments: called.append(arguments) or Path("nowhere")
+    )
+    assert run("--dataset", "builtin") == 2
+    assert called == [("data", 4096, command._print_progress)]
+    assert (
+        capsys.readouterr().err
+        == "error: data: 'nowhere' is no folder; valid: one written by python -m pretrain.prepare\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give either --text PATH… or --dataset builtin"),
+        (["--text", "x", "--dataset", "builtin"], "give either --text PATH… or --dataset builtin"),
+        (["--text", "missing", "--out", "o"], "text: 'missing' is no file or folder"),
+        (["--dataset", "bultin", "--out", "o"], "dataset: 'bultin' is unknown; valid: builtin"),
+        (["--dataset", "builtin", "--tokenizer", "gpt2"], "out: missing"),
+        (["--dataset", "builtin", "--tokenizer", "t", "--train_tokenizer", "300"], "and not both"),
+        (
+            ["--dataset", "builtin", "--train_tokenizer", "many"],
+            "argument --train_tokenizer: invalid int value: 'many'",
+        ),
+        (
+            ["--dataset", "builtin", "--train_tokenizer", "12"],
+            "train_tokenizer: 12 is out of range; valid: 260 to",
+        ),
+        (["--dataset", "builtin", "--validation_fraction", "2", "--out", "o"], "validation_fraction: 2.0"),
+        (["--dataset", "builtin", "--tokeniser", "gpt2"], "did you mean '--tokenizer'?"),
+        (["inspect"], "the following arguments are required: folder"),
+        (["inspect", "missing"], "data: 'missing' is no folder"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run(*arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and message in error
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--text", "x", "--subset", "y"], "subset: --subset goes with --dataset NAME, not with --text"),
+        (
+            ["--dataset", "a/b", "--format", "jsonl"],
+            "format: --format goes with --text PATH…, not with --dataset",
+        ),
+        (
+            ["--dataset", "builtin", "--revision", "y"],
+            "revision: --revision does not apply to --dataset builtin",
+        ),
+        (["--dataset", "NoSuch/thing", "--out", "o"], "dataset: 'NoSuch/thing' cannot be opened"),
+        (
+            ["--dataset", "builtin", "--validation_fraction", "0.1", "--validation_documents", "3"],
+            "and not both",
+        ),
+        (
+            ["--dataset", "builtin", "--validation_documents", "0", "--out", "o"],
+            "validation_documents: 0 is out of",
+        ),
+        (["--dataset", "builtin", "--max_tokens", "-1", "--out", "o"], "max_tokens: -1 is out of range"),
+        (["--dataset", "builtin", "--processes", "0", "--out", "o"], "processes: 0 is out of range"),
+        (
+            ["--dataset", "builtin", "--shard", "x", "--out", "o"],
+            "argument --shard: 'x' is not I/N, such as 0/16",
+        ),
+        (
+            ["--dataset", "builtin", "--shard", "4/4", "--out", "o"],
+            "shard: 4/4 is out of range; valid: 0/4 to 3/4",
+        ),
+        (["--dataset", "builtin", "--shard", "0/4"], "out: missing"),
+        (["--dataset", "builtin", "--merge", "--out", "o"], "merge: --merge goes with --shard I/N"),
+        (["--dataset", "builtin", "--format", "xml"], "argument --format: invalid choice: 'xml'"),
+        (["merge", "o"], "merge: nothing is prepared for 'o'"),
+        (["merge"], "the following arguments are required: folder"),
+        (["verify", "missing"], "data: 'missing' is no folder"),
+        (["inspect", "missing", "--tokenizer", "nothing"], "tokenizer: 'nothing' is no local folder"),
+    ],
+)
+def test_bad_options_are_one_line_and_exit_code_2(arguments, message, tmp_path, monkeypatch, capsys):
+    test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, monkeypatch, capsys)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Parquet with a column of its own name, and duplicates."""
+    import pyarrow
+    import pyarrow.parquet
+
+    path = tmp_path_factory.mktemp("dataset") / "a.parquet"
+    documents = [f"{number % 50} bottles on the shelf. " * 5 for number in range(60)]
+    pyarrow.parquet.write_table(pyarrow.table({"body": documents}), path, row_group_size=10)
+    return path
+
+
+def test_the_path_of_hub_datasets_with_all_options(dataset, small_folder, tmp_path, capsys):
+    """The line of the README that needs the internet, with files of this machine in its place."""
+    out = tmp_path / "out"
+    source = ["--dataset", "parquet", "--data_files", dataset, "--column", "body", "--split", "train"]
+    options = ["--validation_documents", 10, "--drop_duplicates", "--max_tokens", 10**6, "--processes", 1]
+    assert run(*source, *options, "--tokenizer", small_folder / "tokenizer", "--out", out) == 0
+    printed = capsys.readouterr().out
+    for part in (
+        "training    40 documents",
+        "validation  10 documents",
+        "10 duplicate",
+        "histogram   ",
+        "p50 ",
+    ):
+        assert part in printed
+    assert (out / "document_lengths.png").is_file()
+    assert run("verify", out) == 0
+    assert "4 files are what was written" in capsys.readouterr().out
+    assert run("inspect", out / "training", "--tokenizer", small_folder / "tokenizer") == 0
+    assert "bottles on the shelf" in capsys.readouterr().out
+    (out / "training.bin").write_bytes(b"")
+    assert run("verify", out) == 2
+    assert "training.bin' is truncated" in capsys.readouterr().err
+
+
+def test_shards_and_merge(dataset, small_folder, tmp_path, capsys):
+    common = [
+        "--text",
+        dataset,
+        "--column",
+        "body",
+        "--tokenizer",
+        small_folder / "tokenizer",
+        "--processes",
+        1,
+    ]
+    assert run(*common, "--out", tmp_path / "one") == 0
+    assert run(*common, "--out", tmp_path / "two", "--shard", "0/2") == 0
+    assert run(*common, "--out", tmp_path / "two", "--shard", "1/2") == 0
+    assert "shard       1/2 is done" in capsys.readouterr().out
+    assert run("merge", tmp_path / "two") == 0
+    assert run("verify", tmp_path / "two") == 0
+    for name in ("training.bin", "training.idx", "validation.bin", "meta.json", "document_lengths.png"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_the_job_script_ends_with_a_merged_corpus(texts, small_folder, tmp_path):
+    """slurm/prepare.sh as an array of two calls it; the environment variables are SLURM's."""
+    import os
+
+    line = ["bash", str(ROOT / "slurm" / "prepare.sh"), "--text", str(texts)]
+    line += [
+        "--tokenizer",
+        str(small_folder / "tokenizer"),
+        "--out",
+        str(tmp_path / "out"),
+        "--processes",
+        "1",
+    ]
+    for task, ready in ((7, False), (6, True)):
+        variables = {"SLURM_SUBMIT_DIR": str(ROOT), "SLURM_ARRAY_TASK_ID": str(task)}
+        variables |= {"SLURM_ARRAY_TASK_MIN": "6", "SLURM_ARRAY_TASK_COUNT": "2"}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        result = subprocess.run(
+            line, cwd=tmp_path, env=os.environ | variables | {"PATH": path}, capture_output=True, text=True
+        )
+        assert result.returncode == 0, result.stderr
+        assert ("ready       " in result.stdout) == (tmp_path / "out").exists()
+        assert (tmp_path / "out").exists() >= ready
+    assert Corpus.open(tmp_path / "out").meta["skipped"] == {"empty": 1}
+
+
+def test_disk_errors_are_one_line(texts, tmp_path, capsys, monkeypatch):
+    def full(*_: object, **__: object) -> Path:
+        raise OSError(28, "No space left on device", str(tmp_path / "out"))
+
+    monkeypatch.setattr(command, "prepare", full)
+    assert run("--text", texts, "--out", tmp_path / "out") == 2
+    assert capsys.readouterr().err == f"error: {tmp_path / 'out'}: No space left on device\n"
+
+
+def test_it_runs_as_a_module(tmp_path):
+    line = [sys.executable, "-m", "pretrain.prepare", "inspect", str(tmp_path)]
+    result = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert result.stderr == (
+        f"error: data: {str(tmp_path)!r} has no meta.json; "
+        "valid: a folder written by python -m pretrain.prepare\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("zstd frame is damaged"), OSError(None, "zstd frame is damaged", None)]
+)
+def test_readers_errors_without_a_number_are_one_line(texts, tmp_path, capsys, monkeypatch, error):
+    """As pyarrow raises them, here and handed over from a worker."""
+
+    def damaged(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(command, "prepare", damaged)
+    assert run("--text", texts, "--train_tokenizer", 300, "--out", tmp_path / "out") == 2
+    assert capsys.readouterr().err == "error: zstd frame is damaged\n"

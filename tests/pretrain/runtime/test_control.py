@@ -1,0 +1,79 @@
+"""What all ranks learn at the same place."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from pretrain.runtime.control import Abandoned, Answer, Control, Vote
+from pretrain.runtime.signals import STOPPED
+from tests.distributed import run_distributed
+from tests.pretrain.test_checkpoint import world as alone
+
+
+def world():
+    from pretrain.runtime.world import start_world
+
+    return start_world(None, False)
+
+
+def votes(stops):
+    vote = Vote(dist.get_world_size())
+    read = []
+    for step in range(4):
+        vote.cast(step == stops and dist.get_rank() == 1, 10 * dist.get_rank())
+        read.append(vote.read())
+    return read
+
+
+def test_all_ranks_read_the_same_vote():
+    for ranks in (1, 3):
+        most = 10 * (ranks - 1)
+        expected = [[0, most], [0, most], [int(ranks > 1), most], [0, most]]
+        assert run_distributed(votes, ranks, 2) == [expected] * ranks
+
+
+class Asked:
+    """A listener that was asked after some questions."""
+
+    exit_code = STOPPED
+
+    def __init__(self, after):
+        self.after, self.has_agreed = after, False
+
+    @property
+    def reason(self):
+        self.after -= 1
+        return "SIGUSR1" if self.after < 0 else None
+
+    def agreed(self):
+        self.has_agreed = True
+
+
+def passes(asked):
+    listener = Asked(asked if dist.get_rank() == 1 else 1000)
+    control = Control(world(), listener)
+    engine = torch.nn.Linear(2, 2)
+    done = 0
+    try:
+        with control.interruptible(engine, "validating"):
+            for _ in range(10):
+                engine(torch.zeros(2))
+                done += 1
+    except Abandoned:
+        return done, listener.has_agreed, str(control.stopped(STOPPED)), len(engine._forward_hooks)
+    return done
+
+
+def test_evaluation_ends_on_all_ranks_after_the_same_pass():
+    assert run_distributed(passes, 3, 4) == [(4, True, "rank 1: SIGUSR1", 0)] * 3
+    assert run_distributed(passes, 2, 100) == [10, 10]
+
+
+def test_one_rank_needs_nobody():
+    control = Control(alone(), Asked(1))
+    answers = []
+    for writing in (False, True):
+        control.cast(writing)
+        answers.append(control.read())
+    assert answers == [Answer(0, False), Answer(STOPPED, True)]

@@ -1,0 +1,106 @@
+"""Device detection: GPU names against the table, CPU flags, and the measured peak."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from pretrain.runtime import hardware
+from pretrain.runtime.hardware import (
+    data_sheet_peak,
+    describe_device,
+    detect_device,
+    peak_flops,
+    supports_bf16,
+)
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "tera"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA A100 80GB PCIe", 312),
+        ("NVIDIA A800-SXM4-80GB", 312),
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H800", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H100 NVL", 835),
+        ("NVIDIA H200", 989),
+        ("NVIDIA H200 NVL", 835),
+        ("NVIDIA GH200 480GB", 989),
+        ("NVIDIA B200", 2250),
+        ("NVIDIA GB200", 2500),
+        ("NVIDIA L40S", 362),
+        ("NVIDIA L40", 181),
+        ("NVIDIA L4", 121),
+        ("NVIDIA A10", 125),
+        ("NVIDIA A40", 150),
+        ("NVIDIA GeForce RTX 4090", 165),
+    ],
+)
+def test_known_gpus(name: str, tera: float) -> None:
+    assert data_sheet_peak(name, torch.bfloat16) == tera * 1e12
+    assert data_sheet_peak(name, torch.float16) == tera * 1e12
+    assert data_sheet_peak(name, torch.float32) is None
+
+
+def test_a_name_inside_another_is_not_taken_for_it() -> None:
+    assert data_sheet_peak("NVIDIA A10G", torch.bfloat16) is None
+    assert data_sheet_peak("NVIDIA A1000", torch.bfloat16) is None
+    assert data_sheet_peak("NVIDIA GeForce GTX 1080", torch.bfloat16) is None
+
+
+def test_volta_has_fp16_only() -> None:
+    assert data_sheet_peak("Tesla V100-SXM2-16GB", torch.float16) == 125e12
+    assert data_sheet_peak("Tesla V100-SXM2-16GB", torch.bfloat16) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cpu_peak_is_measured_once_and_says_so(dtype: torch.dtype) -> None:
+    hardware._measured_peak.cache_clear()
+    state = torch.get_rng_state()
+    began = time.perf_counter()
+    flops, source = peak_flops(CPU, dtype)
+    assert time.perf_counter() - began < 10
+    assert flops > 1e8
+    assert source.startswith("measured: a 1024 × 1024") and "CPU thread" in source
+    assert torch.equal(torch.get_rng_state(), state)  # the run's random numbers did not move
+    began = time.perf_counter()
+    assert peak_flops(CPU, dtype) == (flops, source)
+    assert time.perf_counter() - began < 0.01
+
+
+@pytest.mark.parametrize(
+    ("info", "supported", "reason"),
+    [
+        ("flags\t\t: fpu sse avx512f avx512_bf16 amx_bf16\n", True, "the CPU has amx_bf16"),
+        ("flags\t\t: fpu sse avx512_bf16\n", True, "the CPU has avx512_bf16"),
+        ("flags\t\t: fpu sse avx512f\n", False, "the CPU has neither amx_bf16 nor avx512_bf16"),
+        ("processor: 0\n", False, "the CPU has neither amx_bf16 nor avx512_bf16"),
+        (None, False, "does not list"),
+    ],
+)
+def test_cpu_bf16(monkeypatch: pytest.MonkeyPatch, info: str | None, supported: bool, reason: str) -> None:
+    monkeypatch.setattr(hardware, "_cpu_info", lambda: info)
+    answer, text = supports_bf16(CPU)
+    assert answer is supported
+    assert reason in text
+    assert describe_device(CPU)  # also without a name
+
+
+def test_device_is_found_and_described() -> None:
+    device = detect_device()
+    assert device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert describe_device(device)
+    assert "core" in describe_device(CPU) and "thread" in describe_device(CPU)
+
+
+def test_gpu_of_the_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert detect_device() == torch.device("cuda", 3)

@@ -1,0 +1,152 @@
+"""Being asked to stop: real signals in real processes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from pretrain.runtime.signals import STOPPED, StopListener, Stopped
+from tests.launch import ROOT
+
+
+class Program:
+    """A small program with a StopListener; what it prints, and how it ended."""
+
+    def __init__(self, body: str, options: str = "") -> None:
+        code = (
+            f"import time, sys\nfrom pretrain.runtime.signals import *\nlistener = StopListener({options})\n"
+        )
+        code += "print('ready', flush=True)\n" + textwrap.dedent(body)
+        self.process = subprocess.Popen(
+            [sys.executable, "-u", "-c", code],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "ready\n"
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def send(self, *signals: signal.Signals) -> None:
+        for number in signals:
+            self.process.send_signal(number)
+
+    def end(self) -> tuple[int, str]:
+        output, _ = self.process.communicate(timeout=30)
+        return self.process.returncode, output
+
+
+WAIT = """
+while listener.reason is None:
+    time.sleep(0.01)
+print(listener.reason, listener.exit_code)
+"""
+# ctypes releases the GIL but runs no Python in the main thread, as a compiler or a collective does.
+STUCK = "import ctypes\nlibc = ctypes.CDLL(None)\nwhile True: libc.sleep(60)\n"
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGUSR1, STOPPED), (signal.SIGTERM, STOPPED), (signal.SIGINT, 130)]
+)
+def test_a_signal_only_leaves_a_note(number, code):
+    with Program(WAIT) as program:
+        program.send(number)
+        assert program.end() == (0, f"{number.name} {code}\n")
+
+
+def test_the_same_signal_again_ends_at_once_even_inside_a_library():
+    with Program(STUCK) as program:
+        program.send(signal.SIGTERM)
+        time.sleep(0.5)
+        program.send(signal.SIGTERM)  # soon after the first: the same event, heard twice
+        time.sleep(2)
+        assert program.process.poll() is None
+        program.send(signal.SIGTERM)
+        assert program.end() == (143, "rank 0: SIGTERM again; ending at once, without saving\n")
+
+
+def test_sigterm_after_ctrl_c_is_no_repetition():
+    """The deepspeed launcher sends it to the ranks after Ctrl-C has reached them."""
+    with Program(WAIT + "time.sleep(4)\nprint('saved')") as program:
+        program.send(signal.SIGINT)
+        time.sleep(2.5)
+        program.send(signal.SIGTERM)
+        assert program.end() == (0, "SIGINT 130\nsaved\n")
+
+
+def test_ctrl_c_counts_even_when_it_is_heard_second():
+    """Of two signals that wait for a process, the kernel may hand over the later one first."""
+    body = """
+    while listener.exit_code != 130:
+        time.sleep(0.01)
+    print(listener.reason)
+    """
+    with Program(body) as program:
+        program.send(signal.SIGTERM)
+        time.sleep(0.5)
+        program.send(signal.SIGINT)
+        assert program.end() == (0, "SIGINT\n")
+
+
+def test_alone_it_ends_without_saving():
+    with Program(STUCK, "agreement_seconds=0.5") as program:
+        program.send(signal.SIGUSR1)
+        code, output = program.end()
+        assert code == STOPPED and "the other ranks have not agreed; ending without saving" in output
+
+
+def test_after_the_agreement_saving_may_take_its_time():
+    body = WAIT + "listener.agreed()\ntime.sleep(1.5)\nprint('saved')"
+    with Program(body, "agreement_seconds=0.5") as program:
+        program.send(signal.SIGUSR1)
+        assert program.end() == (0, f"SIGUSR1 {STOPPED}\nsaved\n")
+
+
+def test_before_anything_began_it_stops_at_once():
+    body = """
+    try:
+        with listener.at_once():
+            time.sleep(30)
+    except Stopped as stopped:
+        print(stopped, stopped.exit_code)
+    """
+    with Program(body) as program:
+        began = time.monotonic()
+        program.send(signal.SIGTERM)
+        assert program.end() == (0, f"SIGTERM {STOPPED}\n")
+        assert time.monotonic() - began < 10
+
+
+def test_a_time_budget_asks_by_itself():
+    listener = StopListener(budget_seconds=0.05)
+    try:
+        assert listener.reason is None
+        time.sleep(0.1)
+        with (
+            pytest.raises(Stopped, match=r"time budget of .* minutes used up") as stopped,
+            listener.at_once(),
+        ):
+            pass
+        assert stopped.value.exit_code == STOPPED
+    finally:
+        listener.close()
+
+
+def test_signals_are_given_back():
+    before = [signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)]
+    StopListener().close()
+    assert [signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)] == before
+    assert signal.set_wakeup_fd(-1) == -1

@@ -1,0 +1,152 @@
+"""One run, many faults at random moments: it completes, and its curve is that of a run without any.
+
+CHAOS_FAULTS=30 CHAOS_SEED=1 python -m pytest -m slow tests/scenarios/test_chaos.py -s
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.launch import Running, launch, start
+from tests.pretrain.training import curve, nano_arguments
+from tests.small_disk import small_disk
+
+FAULTS = int(os.environ.get("CHAOS_FAULTS", "8"))
+SEED = int(os.environ.get("CHAOS_SEED", "1"))
+RANKS = 2
+STEPS = 10 * FAULTS + 20
+SETTINGS = (
+    "--steps", str(STEPS), "--checkpoint.every", "3", "--checkpoint.keep_last", "3", "--validation.every", "7",
+    "--validation.sequences", "40", "--logging.every", "1", "--logging.seconds", "0", "--skip_spikes", "6",
+    "--checkpoint.background", "true",
+)  # fmt: skip
+
+
+def signals(*numbers: signal.Signals) -> Callable[[Running, random.Random, Path], None]:
+    """Signals to one rank, at once one after the other."""
+
+    def fault(running: Running, generator: random.Random, folder: Path) -> None:
+        rank = generator.randrange(RANKS)
+        for number in numbers:
+            running.kill(rank, number)
+
+    return fault
+
+
+def stop_for_a_while(running: Running, generator: random.Random, folder: Path) -> None:
+    """A rank that sleeps and comes back harms nobody; then the whole machine is gone."""
+    rank = generator.randrange(RANKS)
+    running.kill(rank, signal.SIGSTOP)
+    time.sleep(generator.uniform(0.5, 3))
+    running.kill(rank, signal.SIGCONT)
+    time.sleep(generator.uniform(0, 2))
+    running.kill()
+
+
+def damage_the_newest(running: Running, generator: random.Random, folder: Path) -> None:
+    """Power goes, and the newest checkpoint loses the end of a file."""
+    running.kill()
+    for process in running.processes:
+        process.wait()
+    checkpoints = sorted((folder / "checkpoints").glob("step_*"))
+    if len(checkpoints) > 1:
+        files = sorted(path for path in checkpoints[-1].rglob("*") if path.is_file() and path.stat().st_size)
+        victim = generator.choice(files)
+        os.truncate(victim, generator.randrange(victim.stat().st_size))
+
+
+def full_disk(running: Running, generator: random.Random, folder: Path) -> None:
+    """Somebody else fills the disk, but for a few kilobytes, until the run has given up."""
+    room = generator.choice([0, 4096, 65536])
+    filler = folder.parent / "filler"
+    with contextlib.suppress(OSError), filler.open("wb") as file:
+        file.write(bytes(max(0, shutil.disk_usage(folder.parent).free - room)))
+    with contextlib.suppress(AssertionError):
+        running.wait(60)
+    filler.unlink()
+
+
+def lose_the_checkpoints(running: Running, generator: random.Random, folder: Path) -> None:
+    """The folder of checkpoints disappears under the run, perhaps during a save; a little later all is over."""
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    time.sleep(generator.uniform(0, 2))
+    running.kill()
+
+
+KINDS = {
+    "kill": signals(signal.SIGKILL),
+    "SIGUSR1": signals(signal.SIGUSR1),
+    "SIGTERM": signals(signal.SIGTERM),
+    "SIGINT": signals(signal.SIGINT, signal.SIGTERM),
+    "stop for a while": stop_for_a_while,
+    "damaged checkpoint": damage_the_newest,
+    "full disk": full_disk,
+    "lost checkpoints": lose_the_checkpoints,
+}
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A disk that can be filled."""
+    with small_disk(tmp_path / "disk", "64m") as folder:
+        yield folder
+
+
+@pytest.mark.slow
+def test_a_run_survives_everything(small_folder, tmp_path, disk):
+    arguments = ["--ds_config", "ds_configs/zero2.json", *nano_arguments(small_folder, disk, *SETTINGS)]
+    undisturbed = [
+        "--ds_config",
+        "ds_configs/zero2.json",
+        *nano_arguments(small_folder, tmp_path / "whole", *SETTINGS),
+    ]
+    finished = launch(undisturbed, RANKS, timeout=600)
+    assert finished.returncode == 0, finished.output
+
+    generator = random.Random(SEED)
+    folder = disk / "nano"
+    kinds = [list(KINDS)[index % len(KINDS)] for index in range(FAULTS)]
+    generator.shuffle(kinds)
+    began = time.monotonic()
+    for number, kind in enumerate(kinds):
+        with start(arguments, RANKS) as running:
+            # Now and then before the first step, and in the middle of starting; mostly a few steps on.
+            if generator.random() < 0.2:
+                time.sleep(generator.uniform(1, 8))
+            else:
+                steps = generator.randint(1, 9)
+                wait_for_steps(running, steps)
+                time.sleep(generator.uniform(0, 0.5))
+            KINDS[kind](running, generator, folder)
+            finished = running.wait(120)
+        newest = (folder / "latest").read_text().strip() if (folder / "latest").exists() else "none"
+        codes = finished.returncodes
+        print(
+            f"[{time.monotonic() - began:5.0f} s] fault {number + 1:2}/{FAULTS}: {kind}; exit codes {codes}; {newest}"
+        )
+        assert any(codes) or f"step_{STEPS:06d}" == newest, finished.output
+        if kind == "SIGINT":
+            assert set(codes) <= {0, 130}, codes
+        if kind in ("SIGUSR1", "SIGTERM", "SIGINT", "full disk"):
+            assert "Traceback" not in finished.output, finished.output
+    finished = launch(arguments, RANKS, timeout=600)
+    assert finished.returncode == 0, finished.output
+    assert curve(folder) == curve(tmp_path / "whole" / "nano")
+
+
+def wait_for_steps(running: Running, steps: int) -> None:
+    """Wait until so many lines of steps were printed, or the run has ended."""
+    deadline = time.monotonic() + 120
+    while running.output(0).count("\nstep ") < steps and time.monotonic() < deadline:
+        if any(process.poll() is not None for process in running.processes):
+            return
+        time.sleep(0.02)

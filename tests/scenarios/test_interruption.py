@@ -1,0 +1,111 @@
+"""Runs that are asked to stop at any moment, and go on as if nothing had happened: real processes, real signals."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+
+import pytest
+
+from pretrain.runtime.signals import STOPPED
+from tests.launch import launch, start
+from tests.pretrain.training import curve, nano_arguments
+
+# Slow enough to be hit in the middle: validation after every second step takes longer than the steps.
+SETTINGS = (
+    "--steps", "10", "--validation.every", "2", "--validation.sequences", "40", "--micro_batch", "1",
+    "--logging.every", "1", "--logging.seconds", "0", "--checkpoint.every", "5",
+    "--checkpoint.background", "true",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(small_folder, tmp_path_factory):
+    """The curve of an uninterrupted run on two ranks."""
+    runs = tmp_path_factory.mktemp("whole")
+    finished = launch(
+        ["--ds_config", "ds_configs/zero1.json", *nano_arguments(small_folder, runs, *SETTINGS)], 2
+    )
+    assert finished.returncode == 0, finished.output
+    return curve(runs / "nano")
+
+
+def arguments_of(data, runs, *more):
+    return ["--ds_config", "ds_configs/zero1.json", *nano_arguments(data, runs, *SETTINGS, *more)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "rank", "code", "text"),
+    [
+        (signal.SIGUSR1, 1, STOPPED, "step  3/10"),
+        pytest.param(signal.SIGTERM, 0, STOPPED, "step  4/10", marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, None, 130, "step  6/10", marks=pytest.mark.slow),
+    ],
+)
+def test_stopped_by_a_signal(small_folder, tmp_path, whole, number, rank, code, text):
+    arguments = arguments_of(small_folder, tmp_path)
+    with start(arguments, 2) as running:
+        running.wait_for(text)
+        running.kill(rank, number)
+        finished = running.wait(60)
+    assert finished.returncodes == [code, code], finished.output
+    assert (
+        f"stopped  ({'rank 1: ' if rank else ''}{number.name}); the same command continues" in finished.output
+    )
+    assert "Traceback" not in finished.output
+    again = launch(arguments, 2)
+    assert again.returncode == 0, again.output
+    assert curve(tmp_path / "nano") == whole
+
+
+@pytest.mark.slow
+def test_stopped_while_compiling(small_folder, tmp_path):
+    """The first step compiles; it is finished, and saved, and perhaps one more."""
+    settings = ("--compile", "true", "--steps", "4", "--interruption.agreement_seconds", "200")
+    arguments = arguments_of(small_folder, tmp_path, *settings)
+    with start(arguments, 1, env={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}) as running:
+        running.wait_for("steps    ")
+        time.sleep(4)  # the engine is there, and what follows takes longer
+        running.kill(0, signal.SIGUSR1)
+        assert "step 1/4" not in running.output()
+        finished = running.wait(200)
+    assert finished.returncodes == [STOPPED], finished.output
+    assert [row["step"] for row in curve(tmp_path / "nano")] in ([1], [1, 2])
+    again = launch(arguments, 1)
+    assert again.returncode == 0 and "resume   from" in again.output, again.output
+    assert [row["step"] for row in curve(tmp_path / "nano")] == [1, 2, 3, 4]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("background", ["true", "false"])
+def test_checkpoints_that_disappear(small_folder, tmp_path, whole, background):
+    """Later saves make the folder again; one that was under way ends the run with a line, and the next life goes on."""
+    settings = ("--checkpoint.background", background, "--checkpoint.every", "3")
+    arguments = arguments_of(small_folder, tmp_path, *settings)
+    with start(arguments, 2) as running:
+        running.wait_for("step  4/10")
+        shutil.rmtree(tmp_path / "nano" / "checkpoints")
+        finished = running.wait(60)
+    assert finished.returncode in (0, 2) and "Traceback" not in finished.output, finished.output
+    if finished.returncode == 2:
+        assert finished.output.count("error: checkpoint: cannot write ") == 1
+        finished = launch(arguments, 2)
+    assert finished.returncode == 0, finished.output
+    assert curve(tmp_path / "nano") == whole
+    assert (tmp_path / "nano" / "checkpoints" / "step_000010").is_dir()
+
+
+@pytest.mark.slow
+def test_a_run_folder_that_disappears(small_folder, tmp_path, whole):
+    arguments = arguments_of(small_folder, tmp_path)
+    with start(arguments, 2) as running:
+        running.wait_for("step  6/10")
+        shutil.rmtree(tmp_path / "nano")
+        finished = running.wait(60)
+    assert finished.returncodes == [2, 2] and "Traceback" not in finished.output, finished.output
+    assert finished.output.count("error: checkpoint: cannot write ") == 1
+    again = launch(arguments, 2)
+    assert again.returncode == 0, again.output
+    assert curve(tmp_path / "nano") == whole
