@@ -21,8 +21,8 @@ from pretrain.run.folder import open_data
 from pretrain.runtime.world import World, start_world
 from pretrain.trainer import Trainer
 from tests.distributed import run_distributed
+from tests.pretrain.checkpoint.test_store import interrupted
 from tests.pretrain.conftest import small_paths
-from tests.pretrain.test_checkpoint import interrupted
 from tests.pretrain.training import ROOT, curve, nano_run, session
 
 MASK = ("--document_mask", "true")

@@ -15,7 +15,7 @@ from pretrain.engine.build import build_engine, merge_ds_config, quiet_deepspeed
 from pretrain.plan.micro_batch import plan_batch
 from pretrain.runtime.world import start_world
 from tests.distributed import run_distributed
-from tests.pretrain.test_checkpoint import interrupted
+from tests.pretrain.checkpoint.test_store import interrupted
 from tests.pretrain.training import ROOT, curve, nano_run, session
 
 STEPS = 20

@@ -10,6 +10,7 @@ import torch
 from pretrain.checkpoint.reshard import load_resharded
 from pretrain.checkpoint.store import verify
 from tests.distributed import run_distributed
+from tests.pretrain.checkpoint.test_store import interrupted
 from tests.pretrain.shapes import (
     ODD_MODEL,
     SEQUENCES,
@@ -27,7 +28,6 @@ from tests.pretrain.shapes import (
     shape_run,
     train,
 )
-from tests.pretrain.test_checkpoint import interrupted
 from tests.pretrain.training import curve, nano_run, session
 
 SHAPES = [

@@ -14,8 +14,8 @@ from model.transformer import Transformer
 from pretrain.checkpoint.unsharded import CanonicalCheckpoint
 from pretrain.diagnostics.weights import displacement, kept_path, update_norm
 from tests.distributed import run_distributed
+from tests.pretrain.checkpoint.test_store import interrupted
 from tests.pretrain.shapes import Shape, build, contents
-from tests.pretrain.test_checkpoint import interrupted
 from tests.pretrain.training import curve, nano_run, session
 
 RULE = {"name": "slow", "parameters": ["q", "k"], "layers": "upper_half", "scale": 0.25, "hold": 3}

@@ -9,8 +9,8 @@ from pretrain.checkpoint.store import read_state
 from pretrain.config.run_config import MaturityConfig
 from pretrain.diagnostics.maturity import settled
 from tests.distributed import run_distributed
+from tests.pretrain.checkpoint.test_store import interrupted
 from tests.pretrain.shapes import newest
-from tests.pretrain.test_checkpoint import interrupted
 from tests.pretrain.training import curve, nano_run, session
 
 CONFIG = MaturityConfig(settled=0.5, patience=2)

@@ -45,7 +45,7 @@ def start(out: Path, extra: str = "") -> subprocess.Popen[str]:
     code = f"""
 import os, signal, sys
 from pathlib import Path
-from tests.pretrain.data.test_prepare import prepare_small
+from tests.pretrain.prepare.test_pipeline import prepare_small
 def progress(report):
     line = str(report)
     print(line, flush=True)

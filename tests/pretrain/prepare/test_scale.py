@@ -125,7 +125,7 @@ def start(texts: Path, out: Path, tokenizer_folder: Path, processes: int) -> sub
     """A process, leader of its own session, that prepares the corpus slowly enough to be hit."""
     code = f"""
 from pathlib import Path
-from tests.pretrain.data.test_scale import run
+from tests.pretrain.prepare.test_scale import run
 if __name__ == "__main__":
     run(Path({str(texts)!r}), Path({str(out)!r}), Path({str(tokenizer_folder)!r}), processes={processes})
 """
