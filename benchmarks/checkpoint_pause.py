@@ -32,9 +32,12 @@ def main() -> None:
 
     import torch
 
-    from pretrain.checkpoint.store import CheckpointStore, TrainingState
-    from pretrain.config.run_config import parse_command_line
-    from pretrain.engine.build import build_engine, merge_ds_config, quiet_deepspeed, read_ds_config
+    from pretrain.checkpoint.state import TrainingState
+    from pretrain.checkpoint.store import CheckpointStore
+    from pretrain.config.command_line import parse_command_line
+    from pretrain.engine.build import build_engine
+    from pretrain.engine.ds_config import merge_ds_config, read_ds_config
+    from pretrain.engine.quiet import quiet_deepspeed
     from pretrain.plan.micro_batch import plan_batch
     from pretrain.runtime.world import start_world
 

@@ -19,10 +19,13 @@ import time
 
 import torch
 
-from pretrain.config.run_config import RunConfig, parse_command_line
+from pretrain.config.command_line import parse_command_line
+from pretrain.config.run_config import RunConfig
 from pretrain.data.loader import BatchPrefetcher
-from pretrain.engine.build import build_engine, quiet_deepspeed, read_ds_config
-from pretrain.run.folder import open_data
+from pretrain.engine.build import build_engine
+from pretrain.engine.ds_config import read_ds_config
+from pretrain.engine.quiet import quiet_deepspeed
+from pretrain.run.data import open_data
 from pretrain.runtime.world import start_world
 from pretrain.trainer import Trainer
 

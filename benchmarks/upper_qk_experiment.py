@@ -26,7 +26,7 @@ from typing import Any
 
 import yaml
 
-from pretrain.metrics.session import read_metrics
+from pretrain.metrics.file import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 ARMS = {"control": "mini", "upper_qk": "mini-upper_qk", "upper_qk_maturity": "mini-upper_qk_maturity"}

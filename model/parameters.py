@@ -8,12 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import nn
 
 from model.attention import Attention
+from model.config import ModelConfig
 from model.feedforward import FeedForward
 from model.linears import is_embedding, is_linear
 from model.norms import Norm
+from model.process_grid import whole_model
 from model.transformer import Transformer
 
 Kind = Literal["matrix", "bias", "norm", "embedding"]
@@ -90,3 +93,30 @@ def _kind(module: nn.Module, own_name: str) -> Kind:
     if is_linear(module):
         return "matrix"
     raise TypeError(f"a {type(module).__name__} has a parameter {own_name!r} of no known kind")
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """What a model expects of one parameter."""
+
+    shape: tuple[int, ...]
+    """The full shape, with the vocabulary padded as for one tensor-parallel rank."""
+    shard_dimension: int | None
+    """The dimension that tensor parallelism cuts; None: every rank has all of it."""
+    vocabulary: bool
+    """Whether dimension 0 is the padded vocabulary, whose zero rows at the end depend on the world."""
+
+
+def parameter_specs(config: ModelConfig) -> dict[str, ParameterSpec]:
+    """Every parameter of a model by name, in the model's order. No memory is allocated for them."""
+    with torch.device("meta"), whole_model():
+        model = Transformer(config)
+    roles = parameter_roles(model)
+    return {
+        name: ParameterSpec(
+            tuple(parameter.shape),
+            shard_dimension(name, roles[name]),
+            name == "token_embedding.weight" or roles[name].part == "output",
+        )
+        for name, parameter in model.named_parameters()
+    }

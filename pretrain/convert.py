@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from model.errors import UserError, run_command
-from pretrain.prepare.command import _Parser as Parser
+from pretrain.config.command_line import CommandParser as Parser
 
 FORMATS = ("auto", "native", "llama")
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
@@ -68,9 +68,9 @@ def _to_hugging_face(options: argparse.Namespace) -> None:
 
     quiet_libraries()
     from pretrain.hf.export_folder import export_run
-    from pretrain.run.saved import RunSource
+    from pretrain.run.saved import SavedRun
 
-    source = RunSource.open(options.run, options.step)
+    source = SavedRun.open(options.run, options.step)
     written = export_run(
         source,
         Path(options.out),

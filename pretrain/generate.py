@@ -132,7 +132,7 @@ def cached_exported(network: Any) -> Predict:
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
-    from pretrain.prepare.command import _Parser as Parser
+    from pretrain.config.command_line import CommandParser as Parser
 
     parser = Parser(
         prog="python -m pretrain.generate",
@@ -201,11 +201,11 @@ def open_model(folder: str, step: int | None, cache: bool = True) -> tuple[Predi
         UserError: *folder* is neither, or cannot be used.
     """
     from pretrain.hf.exported_model import exported_tokenizer, load_exported
-    from pretrain.run.saved import RunSource, is_run
+    from pretrain.run.saved import SavedRun, is_run
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if is_run(folder):
-        source = RunSource.open(folder, step, report=lambda line: print(line, file=sys.stderr))
+        source = SavedRun.open(folder, step, report=lambda line: print(line, file=sys.stderr))
         ours = source.load_model().to(device)
         length = source.model.context_length
         return cached(ours) if cache else recomputed(ours, length, device), source.tokenizer

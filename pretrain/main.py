@@ -19,7 +19,7 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from model.errors import UserError  # noqa: E402
-from pretrain.config.run_config import parse_command_line  # noqa: E402
+from pretrain.config.command_line import parse_command_line  # noqa: E402
 from pretrain.runtime.exit import end_after, exit_with  # noqa: E402
 from pretrain.runtime.signals import StopListener, Stopped  # noqa: E402
 
@@ -37,7 +37,8 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
         listener.limit(run.interruption.agreement_seconds, run.interruption.minutes)
         # DeepSpeed's own calls; nothing a user of this program could change.
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
-        from pretrain.engine.build import quiet_deepspeed, read_ds_config
+        from pretrain.engine.ds_config import read_ds_config
+        from pretrain.engine.quiet import quiet_deepspeed
 
         quiet_deepspeed()
         if command.plot_lr:
@@ -49,7 +50,7 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
         ds_config = read_ds_config(command.ds_config)
         from pretrain.plots import draw_runs
         from pretrain.report import closing, finished_already, metrics_of, opening
-        from pretrain.run.folder import open_data
+        from pretrain.run.data import open_data
         from pretrain.run.lock import RunLocks
         from pretrain.runtime.control import Control
         from pretrain.runtime.same_code import check_agreement

@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from model.config import ModelConfig
-from pretrain.checkpoint.store import TrainingState
+from pretrain.checkpoint.state import TrainingState
 from pretrain.config.run_config import RunConfig
 from pretrain.diagnostics.in_loop import Diagnostics
+from pretrain.engine.batch import BatchPlan
 from pretrain.evaluation.validation import Validation, ValidationResult
 from pretrain.metrics.session import Metrics
 from pretrain.metrics.step_log import StepLog
-from pretrain.plan.micro_batch import BatchPlan
-from pretrain.run.folder import RunData
+from pretrain.run.data import RunData
 from pretrain.runtime.control import Abandoned, Control
 from pretrain.runtime.world import World
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from model.errors import UserError, run_command
-from pretrain.metrics.session import FILE_NAME, read_metrics
+from pretrain.metrics.file import FILE_NAME, read_metrics
 
 
 def draw_runs(folders: list[Path], out: Path) -> Path:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from model.heads import format_heads
-from pretrain.data.sequences import Corpus, unigram_entropy
+from pretrain.data.corpus import Corpus, unigram_entropy
 from pretrain.metrics.session import Metrics
 from pretrain.runtime.hardware import describe_device, peak_flops
 

@@ -15,21 +15,24 @@ from model.errors import UserError
 from model.parallel_plan import check_tensor_parallel
 from model.process_grid import grid
 from pretrain.checkpoint.reshard import check_readable, load_resharded
-from pretrain.checkpoint.store import CheckpointStore, TrainingState, has_engine_files, read_features
+from pretrain.checkpoint.state import TrainingState, has_engine_files, read_features
+from pretrain.checkpoint.store import CheckpointStore
 from pretrain.config.run_config import RunConfig
 from pretrain.data.loader import BatchPrefetcher
 from pretrain.diagnostics.in_loop import Diagnostics
 from pretrain.diagnostics.maturity import Maturity
-from pretrain.engine.build import build_engine, merge_ds_config, resolve_bf16
+from pretrain.engine.batch import BatchPlan
+from pretrain.engine.build import build_engine
+from pretrain.engine.ds_config import EngineSettings, merge_ds_config, resolve_bf16
 from pretrain.generate import generate
 from pretrain.measurements import Measurements
 from pretrain.metrics.session import Metrics
 from pretrain.metrics.step_log import StepLog
 from pretrain.optim.groups import GroupRates, run_groups
 from pretrain.optim.spikes import SpikeGuard, global_loss
-from pretrain.plan.footprint import EngineSettings
-from pretrain.plan.micro_batch import BatchPlan, device_memory, plan_batch
-from pretrain.run.folder import RunData, prepare_run_folder
+from pretrain.plan.micro_batch import device_memory, plan_batch
+from pretrain.run.data import RunData
+from pretrain.run.folder import prepare_run_folder
 from pretrain.run.resume import check_resume, regrouped, shape_change
 from pretrain.runtime.control import Control
 from pretrain.runtime.world import World

@@ -9,21 +9,20 @@ could time out while a rank reads.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
 from model.errors import UserError
+from model.parameters import ParameterSpec
 from pretrain.checkpoint.deepspeed_files import MASTERS, MOMENTS
 from pretrain.checkpoint.progress import Progress, Report
-from pretrain.checkpoint.store import TrainingState
-from pretrain.checkpoint.unsharded import CanonicalCheckpoint, ParameterSpec
-from pretrain.engine.layout import Piece, contiguous_pieces, sliced_pieces
+from pretrain.checkpoint.state import TrainingState
+from pretrain.checkpoint.unsharded import UnshardedCheckpoint
+from pretrain.engine.layout import EngineFlat, engine_flats
 from pretrain.runtime.world import World
 
 # What a group says about the optimizer's code, not about the training: that belongs to the engine.
@@ -40,18 +39,6 @@ OF_THE_CODE = {
     "bias_correction",
     "decoupled_weight_decay",
 }
-
-
-@dataclass(frozen=True)
-class EngineFlat:
-    """One flat tensor of this rank's optimizer."""
-
-    master: Tensor
-    """fp32 weights of the pieces, padded: the tensor that Adam steps."""
-    group: dict[str, Any]
-    """Adam's parameter group that it belongs to."""
-    pieces: dict[str, list[Piece]]
-    """What of which parameter this rank holds in it; parameters that lie on other ranks have no pieces."""
 
 
 def load_resharded(engine: Any, folder: Path, world: World, report: Report = lambda line: None) -> None:
@@ -71,7 +58,7 @@ def load_resharded(engine: Any, folder: Path, world: World, report: Report = lam
         optimizer.checkpoint_event_prologue()  # no rank holds a gathered weight while slices are written
     problem = state = None
     try:
-        state = _restore(engine, CanonicalCheckpoint.open(folder), report)
+        state = _restore(engine, UnshardedCheckpoint.open(folder), report)
     except UserError as error:
         problem = str(error)
     problem = world.agree(problem)
@@ -91,7 +78,7 @@ def check_readable(folder: Path, world: World) -> None:
     problem = None
     if world.is_main:
         try:
-            CanonicalCheckpoint.open(folder)
+            UnshardedCheckpoint.open(folder)
         except UserError as error:
             problem = str(error)
     problem = world.agree(problem)
@@ -99,41 +86,7 @@ def check_readable(folder: Path, world: World) -> None:
         raise UserError(problem)
 
 
-def engine_flats(engine: Any) -> list[EngineFlat]:
-    """The flat tensors of this rank's optimizer and what lies in them."""
-    optimizer, names = engine.optimizer, engine.param_names
-    groups = optimizer.optimizer.param_groups
-    flats = []
-    if engine.zero_optimization_stage() == 3:
-        if optimizer.swap_optimizer:
-            raise UserError("checkpoint: it cannot be reshaped into an engine that swaps to NVMe")
-        for index, parameters in enumerate(optimizer.fp16_groups):
-            process_group = optimizer.sub_group_process_groups[index]
-            named = [(names[p], p.ds_numel) for p in parameters]
-            pieces = sliced_pieces(index, named, dist.get_world_size(process_group))
-            master = optimizer.fp32_partitioned_groups_flat[index]
-            group = groups[optimizer.sub_group_to_group_id[index]]
-            flats.append(EngineFlat(master, group, _own(pieces, dist.get_rank(process_group))))
-        return flats
-    if hasattr(optimizer, "bf16_groups"):  # BF16_Optimizer
-        layout, paddings = optimizer.bf16_groups, [None] * len(optimizer.bf16_groups)
-        masters = optimizer.fp32_groups_flat_partition
-    else:
-        layout, paddings = optimizer.round_robin_bit16_groups, optimizer.round_robin_bit16_padding
-        masters = optimizer.single_partition_of_fp32_groups
-    for index, (parameters, padding, master) in enumerate(zip(layout, paddings, masters, strict=True)):
-        named = [(names[p], p.numel()) for p in parameters]
-        pieces = contiguous_pieces(index, named, padding, master.numel())
-        rank = dist.get_rank(optimizer.real_dp_process_group[index])
-        flats.append(EngineFlat(master, groups[index], _own(pieces, rank)))
-    return flats
-
-
-def _own(pieces: dict[str, list[Piece]], rank: int) -> dict[str, list[Piece]]:
-    return {name: [piece for piece in found if piece.rank == rank] for name, found in pieces.items()}
-
-
-def _restore(engine: Any, checkpoint: CanonicalCheckpoint, report: Report) -> TrainingState:
+def _restore(engine: Any, checkpoint: UnshardedCheckpoint, report: Report) -> TrainingState:
     """Everything but what needs the other ranks."""
     flats = engine_flats(engine)
     _check_names(flats, checkpoint)
@@ -176,7 +129,7 @@ def _step_like(adam: Any, master: Tensor, step: int) -> Any:
     return step
 
 
-def _check_names(flats: list[EngineFlat], checkpoint: CanonicalCheckpoint) -> None:
+def _check_names(flats: list[EngineFlat], checkpoint: UnshardedCheckpoint) -> None:
     found = {name for flat in flats for name in flat.pieces}
     different = found ^ set(checkpoint.names())
     if different:
@@ -185,7 +138,7 @@ def _check_names(flats: list[EngineFlat], checkpoint: CanonicalCheckpoint) -> No
         )
 
 
-def _shard_cutter(engine: Any, checkpoint: CanonicalCheckpoint) -> Callable[[str, Tensor], Tensor]:
+def _shard_cutter(engine: Any, checkpoint: UnshardedCheckpoint) -> Callable[[str, Tensor], Tensor]:
     """A function that cuts this tensor-parallel rank's part out of a named full tensor."""
     count, rank = engine.mp_world_size, engine.checkpoint_mp_rank
     shapes = {

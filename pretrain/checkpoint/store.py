@@ -9,68 +9,29 @@ renamed when every rank has finished; ``latest`` is then replaced in one step.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import xxhash
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from model.errors import UserError
+from pretrain.checkpoint.manifest import verify
+from pretrain.checkpoint.state import (
+    ENGINE_FOLDER,
+    FEATURES,
+    FORMAT,
+    TrainingState,
+    read_state,
+)
 from pretrain.checkpoint.writer import RecordingCheckpointEngine
 from pretrain.config.run_config import CheckpointConfig
 from pretrain.runtime.world import World
-
-FORMAT = 1
-ENGINE_FOLDER = "deepspeed"
-# What DeepSpeed's ds_to_universal makes of it, when somebody runs that.
-UNIVERSAL_FOLDER = "universal"
-FEATURES = "features.safetensors"
-
-
-@dataclass
-class TrainingState:
-    """Everything but tensors that a run continues from."""
-
-    step: int = 0
-    """Optimizer steps attempted so far."""
-    sequences: int = 0
-    """Training sequences consumed so far: where the data goes on."""
-    tokens: int = 0
-    """Label tokens seen by all ranks so far."""
-    seconds: float = 0.0
-    """Wall-clock seconds spent training, over all sessions."""
-    skipped: int = 0
-    """Updates skipped for a non-finite loss or gradient."""
-    skipped_in_a_row: int = 0
-    """The same, since the last applied update."""
-    spikes: int = 0
-    """Updates skipped for a loss or gradient norm out of line; part of skipped."""
-    recent: dict[str, list[float]] = field(default_factory=dict)
-    """Losses and gradient norms that the next one is compared with."""
-    owed: list[str] = field(default_factory=list)
-    """What was due at this step and not done (validation), because the session was asked to stop."""
-    released: dict[str, int] = field(default_factory=dict)
-    """Learning-rate rules that were released by maturity, with the step from which they were."""
-    maturity: dict[str, Any] = field(default_factory=dict)
-    """What the probes of pretrain/diagnostics/maturity.py have found so far."""
-    from_seed: bool = True
-    """Whether the weights of step 0 were drawn from the seed, and not made elsewhere."""
-    micro_batch: int = 0
-    """Sequences per rank and forward pass."""
-    run: dict[str, Any] = field(default_factory=dict)
-    """The RunConfig."""
-    model: dict[str, Any] = field(default_factory=dict)
-    """The ModelConfig."""
-    data: dict[str, Any] = field(default_factory=dict)
-    """What identifies the data: corpora with hashes and weights, tokenizer hash."""
-    world: dict[str, Any] = field(default_factory=dict)
-    """World.record(), with ZeRO stage and dtype."""
+from pretrain.utils.files import file_entry, sync_file, sync_folder, write_synced
 
 
 class _UnderWay(NamedTuple):
@@ -267,91 +228,6 @@ class CheckpointStore:
         for step in self.steps():
             if step not in keep:
                 remove(self.path(step))
-
-
-def verify(folder: Path, part: int = 0, parts: int = 1) -> str | None:
-    """Compare a checkpoint's files with its manifest.
-
-    Args:
-        folder: the checkpoint.
-        part: which of *parts* equal shares of the files to read (each rank reads its own).
-
-    Returns:
-        None when sound, else what is wrong.
-    """
-    try:
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        if manifest["format"] != FORMAT:
-            return f"its format is {manifest['format']}, this version reads {FORMAT}"
-        # DeepSpeed's own converter may have made universal/ of deepspeed/, which is then free to go.
-        replaced = not (folder / ENGINE_FOLDER).is_dir() and (folder / UNIVERSAL_FOLDER).is_dir()
-        files = {
-            name: entry
-            for name, entry in manifest["files"].items()
-            if not (replaced and name.startswith(f"{ENGINE_FOLDER}/"))
-        }
-        for name, entry in sorted(files.items())[part::parts]:
-            path = folder / name
-            size = path.stat().st_size
-            if size != entry["bytes"]:
-                return f"{name} has {size} bytes, {entry['bytes']} were written"
-            if file_entry(path) != entry:
-                return f"{name} does not have the contents that were written"
-    except FileNotFoundError as error:
-        return f"{Path(error.filename).name} is missing"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"manifest.json cannot be read ({type(error).__name__})"
-    return None
-
-
-def has_engine_files(folder: Path) -> bool:
-    """Whether a checkpoint holds an engine's own files, not only the canonical form."""
-    return (folder / ENGINE_FOLDER).is_dir()
-
-
-def read_state(folder: Path) -> TrainingState:
-    """Read a checkpoint's TrainingState."""
-    return TrainingState(**json.loads((folder / "state.json").read_text(encoding="utf-8")))
-
-
-def read_features(folder: Path) -> dict[str, Tensor]:
-    """The features of the last probes before a checkpoint, by name; empty when there are none."""
-    path = folder / FEATURES
-    return load_file(path) if path.is_file() else {}
-
-
-def file_entry(path: Path) -> dict[str, Any]:
-    """Size and hash of a file, as the manifest has them."""
-    digest = xxhash.xxh3_128()
-    size = 0
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-            size += len(chunk)
-    return {"bytes": size, "xxh3_128": digest.hexdigest()}
-
-
-def write_synced(path: Path, text: str) -> None:
-    """Write a text file and force it to disk."""
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync_file(path: Path) -> None:
-    """Force a file that was written by other means to disk."""
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Force a folder's entries (renames, new files) to disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def remove(folder: Path) -> None:

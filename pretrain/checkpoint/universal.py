@@ -9,8 +9,6 @@ count stays in ``zero/optimizer_state.pt``.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,31 +19,7 @@ from model.errors import UserError
 from pretrain.checkpoint.deepspeed_files import MASTERS, MOMENTS, load_safely
 
 if TYPE_CHECKING:
-    from pretrain.checkpoint.unsharded import ParameterSpec
-
-
-def universal_info(specs: Mapping[str, ParameterSpec], vocab_size: int) -> dict[str, Any]:
-    """How the tensor-parallel parts of each parameter join, as DeepSpeed's converter reads it in a checkpoint.
-
-    The converter matches patterns from a name's start, and refuses one that matches nothing. Parameters without a
-    pattern are joined along dimension 0; of vocabularies it keeps the first *vocab_size* rows.
-    """
-    from deepspeed.checkpoint import constants
-
-    cut = {name: spec.shard_dimension for name, spec in specs.items()}
-    return {
-        constants.UNIVERSAL_CHECKPOINT_VERSION_KEY: constants.UNIVERSAL_CHECKPOINT_VERSION_VALUE,
-        constants.TP_REPLICATED_PARAMETER_PATTERNS: _patterns(name for name in cut if cut[name] is None),
-        constants.PARAMETER_WITH_ROW_PARALLELISM_PATTERNS: _patterns(name for name in cut if cut[name] == 1),
-        constants.VOCABULARY_PARAMETER_PATTERNS: _patterns(name for name in cut if specs[name].vocabulary),
-        constants.ORIGINAL_VOCAB_SIZE: vocab_size,
-    }
-
-
-def _patterns(names: Iterable[str]) -> list[str]:
-    """Anchored patterns that match the names; those of all layers share one."""
-    numbered = (re.sub(r"^layers\\\.\d+\\\.", r"layers\\.\\d+\\.", re.escape(name)) for name in names)
-    return [f"^{pattern}$" for pattern in dict.fromkeys(numbered)]
+    pass
 
 
 class UniversalFolder:

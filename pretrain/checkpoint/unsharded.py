@@ -1,6 +1,6 @@
 """The canonical form of a checkpoint: full-shape fp32 tensors by parameter name, whatever world wrote them.
 
-    checkpoint = CanonicalCheckpoint.open(Path("runs/NAME/checkpoints/step_000500"))
+    checkpoint = UnshardedCheckpoint.open(Path("runs/NAME/checkpoints/step_000500"))
     for name in checkpoint.names():
         weight = checkpoint.parameter(name)          # fp32 master weight, full shape
         moments = checkpoint.optimizer_state(name)   # exp_avg, exp_avg_sq (full shape), step
@@ -25,11 +25,9 @@ from torch import Tensor
 
 from model.config import ModelConfig
 from model.errors import UserError
-from model.parameters import parameter_roles, shard_dimension
-from model.process_grid import whole_model
-from model.transformer import Transformer
+from model.parameters import ParameterSpec, parameter_specs
 from pretrain.checkpoint.deepspeed_files import MASTERS, MOMENTS, DeepSpeedShards
-from pretrain.checkpoint.store import ENGINE_FOLDER, UNIVERSAL_FOLDER, TrainingState, read_state
+from pretrain.checkpoint.state import ENGINE_FOLDER, UNIVERSAL_FOLDER, TrainingState, read_state
 from pretrain.checkpoint.universal import UniversalFolder
 
 CANONICAL_FOLDER = "canonical"
@@ -55,33 +53,6 @@ class ParameterGroup:
     """Hyperparameters: lr, weight_decay, betas, eps and whatever else the group carries."""
 
 
-@dataclass(frozen=True)
-class ParameterSpec:
-    """What a model expects of one parameter."""
-
-    shape: tuple[int, ...]
-    """The full shape, with the vocabulary padded as for one tensor-parallel rank."""
-    shard_dimension: int | None
-    """The dimension that tensor parallelism cuts; None: every rank has all of it."""
-    vocabulary: bool
-    """Whether dimension 0 is the padded vocabulary, whose zero rows at the end depend on the world."""
-
-
-def parameter_specs(config: ModelConfig) -> dict[str, ParameterSpec]:
-    """Every parameter of a model by name, in the model's order. No memory is allocated for them."""
-    with torch.device("meta"), whole_model():
-        model = Transformer(config)
-    roles = parameter_roles(model)
-    return {
-        name: ParameterSpec(
-            tuple(parameter.shape),
-            shard_dimension(name, roles[name]),
-            name == "token_embedding.weight" or roles[name].part == "output",
-        )
-        for name, parameter in model.named_parameters()
-    }
-
-
 class Source(Protocol):
     """Where a checkpoint's tensors come from."""
 
@@ -100,7 +71,7 @@ class Source(Protocol):
         """Let go of what reading has mapped into memory."""
 
 
-class CanonicalCheckpoint:
+class UnshardedCheckpoint:
     """A checkpoint of any shape, read as if one rank had written it.
 
     Attributes:
@@ -118,7 +89,7 @@ class CanonicalCheckpoint:
         self._source = source
 
     @classmethod
-    def open(cls, folder: Path) -> CanonicalCheckpoint:
+    def open(cls, folder: Path) -> UnshardedCheckpoint:
         """Open a checkpoint: ``checkpoints/step_000500``.
 
         Sizes and hashes are not checked here; pretrain.checkpoint.store.verify does that.

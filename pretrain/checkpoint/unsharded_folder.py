@@ -26,18 +26,17 @@ from torch import Tensor
 
 from model.config import ModelConfig
 from model.errors import UserError
+from model.parameters import ParameterSpec, parameter_specs
 from pretrain.checkpoint import store as checkpoints
 from pretrain.checkpoint.deepspeed_files import MASTERS
 from pretrain.checkpoint.progress import Progress, Report
-from pretrain.checkpoint.store import TrainingState
+from pretrain.checkpoint.state import TrainingState
 from pretrain.checkpoint.unsharded import (
     CANONICAL_FOLDER,
     INDEX,
     INDEX_FORMAT,
-    CanonicalCheckpoint,
     ParameterGroup,
-    ParameterSpec,
-    parameter_specs,
+    UnshardedCheckpoint,
 )
 
 
@@ -123,7 +122,7 @@ def write_canonical(
     return target
 
 
-def save_canonical(checkpoint: CanonicalCheckpoint, target: Path, report: Report = lambda line: None) -> Path:
+def save_canonical(checkpoint: UnshardedCheckpoint, target: Path, report: Report = lambda line: None) -> Path:
     """Write any checkpoint in canonical form. Raises as write_canonical and reading do."""
     return write_canonical(
         target,
@@ -136,7 +135,7 @@ def save_canonical(checkpoint: CanonicalCheckpoint, target: Path, report: Report
     )
 
 
-def _parameters(checkpoint: CanonicalCheckpoint) -> Iterator[CanonicalParameter]:
+def _parameters(checkpoint: UnshardedCheckpoint) -> Iterator[CanonicalParameter]:
     for name in checkpoint.names():
         yield CanonicalParameter(name, checkpoint.parameter(name), **checkpoint.optimizer_state(name))
 

@@ -1,1 +1,4 @@
-"""From text to batches: corpus -> tokenizer -> prepare -> sequences."""
+"""What training reads: tokenizers, corpora, blends, the order of sequences, and the thread that loads batches.
+
+How a corpus is made belongs to pretrain.prepare; where its text comes from, to pretrain.data.sources.
+"""

@@ -6,25 +6,17 @@ batch size, ranks, workers, restarts or the length of the run.
 
 from __future__ import annotations
 
-import json
-import math
-import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from model.errors import UserError
 from pretrain.data.blend import BlendSplitter, parse_blend
+from pretrain.data.corpus import Corpus, unigram_entropy
 from pretrain.data.indexed import IndexedTokens
-from pretrain.data.megatron import is_prefix, open_prefix
 from pretrain.data.permutation import Permutation
-from pretrain.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_hash
-from pretrain.prepare.folder import FORMAT_VERSION, META_FILE
 
 __all__ = [
     "Corpus",
@@ -34,87 +26,6 @@ __all__ = [
     "parse_blend",
     "unigram_entropy",
 ]
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """An opened corpus folder."""
-
-    folder: Path
-    meta: dict[str, Any]
-    """``meta.json``."""
-    tokenizer: Tokenizer
-    training: IndexedTokens
-    validation: IndexedTokens
-
-    @classmethod
-    def open(cls, folder: str | os.PathLike[str], tokenizer: Tokenizer | None = None) -> Corpus:
-        """Open a folder written by ``prepare``, or the prefix of a ``.bin/.idx`` pair of Megatron's tools.
-
-        Args:
-            tokenizer: what a pair was made with, since it does not say; a folder has its own, and another is refused.
-
-        Raises:
-            UserError: neither one nor the other, a damaged file, no tokenizer or another one.
-        """
-        root = Path(folder)
-        if is_prefix(root):
-            if tokenizer is None:
-                raise UserError(
-                    f"data: {str(root)!r} is a .bin/.idx pair, which does not say its tokenizer; give --tokenizer, "
-                    "such as --tokenizer gpt2"
-                )
-            return cls(root, *open_prefix(root, tokenizer))
-        if not root.is_dir():
-            raise UserError(
-                f"data: {str(root)!r} is no folder; valid: one written by python -m pretrain.prepare"
-            )
-        try:
-            meta = json.loads((root / META_FILE).read_text("utf-8"))
-            version, expected_hash = meta["format_version"], meta["tokenizer"]["hash"]
-            expected_tokens = {name: meta[name]["tokens"] for name in ("training", "validation")}
-        except FileNotFoundError:
-            raise UserError(
-                f"data: {str(root)!r} has no {META_FILE}; "
-                "valid: a folder written by python -m pretrain.prepare"
-            ) from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"data: {str(root / META_FILE)!r} is damaged ({type(error).__name__}: {error}); "
-                "prepare the corpus again"
-            ) from None
-        if version != FORMAT_VERSION:
-            raise UserError(
-                f"data: {str(root)!r} has format version {version}; valid: {FORMAT_VERSION}; "
-                "prepare the corpus again"
-            )
-        if not (root / "tokenizer").is_dir():
-            raise UserError(f"data: {str(root)!r} has no tokenizer folder; prepare the corpus again")
-        own = load_tokenizer(root / "tokenizer")
-        if tokenizer_hash(own) != expected_hash:
-            raise UserError(
-                f"data: the tokenizer in {str(root)!r} is not the one the corpus was made with "
-                f"({meta['tokenizer'].get('name')}); prepare the corpus again"
-            )
-        own.name = meta["tokenizer"].get("name", own.name)
-        if tokenizer is not None and tokenizer_hash(tokenizer) != expected_hash:
-            raise UserError(
-                f"tokenizer: {str(root)!r} was made with {own.name}, and not with {tokenizer.name}; valid: its own "
-                "tokenizer, or a corpus prepared with the other"
-            )
-        streams = {name: IndexedTokens(root / name) for name in expected_tokens}
-        for name, stream in streams.items():
-            if stream.num_tokens != expected_tokens[name]:
-                raise UserError(
-                    f"data: {str(root / name)!r} has {stream.num_tokens} tokens, but {META_FILE} says "
-                    f"{expected_tokens[name]}; the files are of different corpora"
-                )
-        return cls(root, meta, own, streams["training"], streams["validation"])
-
-    @property
-    def name(self) -> str:
-        """Name of the folder (or prefix)."""
-        return self.folder.resolve().name
 
 
 def _windows(stream: IndexedTokens, context_length: int, name: str) -> int:
@@ -287,18 +198,3 @@ class ValidationSequences:
         """
         sizes = self.corpus.tokenizer.token_bytes()
         return sum(int(sizes[self.batch(number, 1)[0, 1:]].sum()) for number in range(self.count))
-
-
-def unigram_entropy(corpus: Corpus) -> tuple[float, float]:
-    """What guessing by token frequency alone costs: (nats per token, bits per byte) on the validation split.
-
-    It is the cross-entropy of the validation tokens under the frequencies of the training tokens, with one
-    added to every count so that a token never seen in training costs something finite. A model that learns
-    ends far below.
-    """
-    vocab_size = corpus.tokenizer.vocab_size
-    training = corpus.training.counts(vocab_size) + 1
-    validation = corpus.validation.counts(vocab_size)
-    nats = float(-(validation * np.log(training / training.sum())).sum())
-    text_bytes = int((validation * corpus.tokenizer.token_bytes()).sum())
-    return nats / int(validation.sum()), nats / math.log(2) / text_bytes

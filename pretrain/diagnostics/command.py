@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from model.errors import UserError, closest, run_command
-from pretrain.prepare.command import _Parser as Parser
+from pretrain.config.command_line import CommandParser as Parser
 
 
 def build_parser() -> Parser:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from model.config import ModelConfig
 from model.errors import UserError
-from pretrain.checkpoint.store import TrainingState
-from pretrain.checkpoint.unsharded import parameter_specs
+from model.parameters import parameter_specs
+from pretrain.checkpoint.state import TrainingState
 from pretrain.config.run_config import RunConfig
 from pretrain.diagnostics.forward import ForwardProbe, feature_drift, lower_layers
 from pretrain.diagnostics.weights import (
@@ -24,10 +24,10 @@ from pretrain.diagnostics.weights import (
     update_sizes,
     write_kept,
 )
+from pretrain.engine.batch import BatchPlan
 from pretrain.optim.groups import GroupRates
 from pretrain.optim.schedule import length_in_steps
-from pretrain.plan.micro_batch import BatchPlan
-from pretrain.run.folder import RunData
+from pretrain.run.data import RunData
 from pretrain.runtime.world import World
 
 FEATURE = "diagnostics/layer_"

@@ -24,13 +24,13 @@ from typing import Any
 from torch import Tensor
 
 from model.config import ModelConfig
-from pretrain.checkpoint.store import TrainingState
+from pretrain.checkpoint.state import TrainingState
 from pretrain.config.run_config import MaturityConfig, RunConfig
 from pretrain.diagnostics.forward import ForwardProbe, feature_drift, lower_layers
+from pretrain.engine.batch import BatchPlan
 from pretrain.optim.groups import GroupRates
 from pretrain.optim.schedule import length_in_steps
-from pretrain.plan.micro_batch import BatchPlan
-from pretrain.run.folder import RunData
+from pretrain.run.data import RunData
 from pretrain.runtime.world import World
 
 FEATURE = "maturity/features"

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from model.errors import UserError
-from pretrain.checkpoint.unsharded import CanonicalCheckpoint
+from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.data.blend import parse_blend
-from pretrain.data.sequences import Corpus
+from pretrain.data.corpus import Corpus
 from pretrain.diagnostics.forward import ForwardProbe, feature_drift, lower_layers
 from pretrain.diagnostics.in_loop import displacement_row
 from pretrain.diagnostics.weights import (
@@ -28,9 +28,9 @@ from pretrain.diagnostics.weights import (
     projections,
     update_norm,
 )
-from pretrain.metrics.session import read_metrics
-from pretrain.run.folder import RunData
-from pretrain.run.saved import RunSource
+from pretrain.metrics.file import read_metrics
+from pretrain.run.data import RunData
+from pretrain.run.saved import SavedRun
 from pretrain.runtime.world import World
 
 Report = Callable[[str], None]
@@ -90,7 +90,7 @@ def measure_run(
     last: dict[str, Any] = {}
     num_layers = 0
     for step in wanted:
-        source = RunSource.open(folder, step, report)
+        source = SavedRun.open(folder, step, report)
         if windows is None:
             windows = _windows(source, data, sequences)
         figures, before = _measure(source, windows, micro_batch, device, before)
@@ -108,7 +108,7 @@ def group_and_seed(name: str) -> tuple[str, str]:
     return (match[1], match[2]) if match else (name, "")
 
 
-def _windows(source: RunSource, data: str | None, sequences: int) -> np.ndarray:
+def _windows(source: SavedRun, data: str | None, sequences: int) -> np.ndarray:
     if data is not None:
         corpora = [(Corpus.open(folder, source.tokenizer), weight) for folder, weight in parse_blend(data)]
     else:
@@ -121,7 +121,7 @@ def _windows(source: RunSource, data: str | None, sequences: int) -> np.ndarray:
 
 
 def _measure(
-    source: RunSource, windows: np.ndarray, micro_batch: int, device: torch.device, before: dict[int, Tensor]
+    source: SavedRun, windows: np.ndarray, micro_batch: int, device: torch.device, before: dict[int, Tensor]
 ) -> tuple[dict[str, Any], dict[int, Tensor]]:
     """The figures of one checkpoint, and its features for the drift to the next."""
     alone = World(rank=0, local_rank=0, size=1, local_size=1, device=device, threads=torch.get_num_threads())
@@ -152,7 +152,7 @@ def _measure(
     return row, look.features
 
 
-def _kept(source: RunSource, names: list[str]) -> Callable[[str], Tensor] | None:
+def _kept(source: SavedRun, names: list[str]) -> Callable[[str], Tensor] | None:
     """W_Q and W_K at the release, if that is no later than the checkpoint."""
     files = (source.run_folder / "release").glob("step_*.safetensors")
     steps = [int(path.stem[5:]) for path in files if path.stem[5:].isdigit()]
@@ -162,7 +162,7 @@ def _kept(source: RunSource, names: list[str]) -> Callable[[str], Tensor] | None
     return open_kept(kept_path(source.run_folder, max(known)), source.checkpoint.specs, names)
 
 
-def _updates(checkpoint: CanonicalCheckpoint) -> dict[str, Any]:
+def _updates(checkpoint: UnshardedCheckpoint) -> dict[str, Any]:
     """Effective learning rate and relative update of every group, as pretrain.diagnostics.weights.update_sizes."""
     row = {}
     for name, group in checkpoint.groups.items():

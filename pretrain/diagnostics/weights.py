@@ -19,12 +19,11 @@ from torch import Tensor
 
 from model.config import ModelConfig
 from model.initialization import initial_value
-from model.parameters import parameter_roles
+from model.parameters import ParameterSpec, parameter_roles
 from model.process_grid import whole_model
 from model.transformer import Transformer
-from pretrain.checkpoint.reshard import EngineFlat, engine_flats, shard_of
-from pretrain.checkpoint.unsharded import ParameterSpec
-from pretrain.engine.layout import Piece
+from pretrain.checkpoint.reshard import shard_of
+from pretrain.engine.layout import EngineFlat, Piece, engine_flats
 from pretrain.runtime.world import World
 
 Pieces = dict[str, list[Tensor]]

@@ -9,6 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from model.errors import UserError
 
 Named = Sequence[tuple[str, int]]
 """Parameters in order: name, and number of elements on one tensor-parallel rank."""
@@ -75,3 +81,49 @@ def sliced_pieces(flat: int, parameters: Named, ranks: int) -> dict[str, list[Pi
 def slice_length(numel: int, ranks: int) -> int:
     """Elements of a parameter on each rank in stage 3, padding included."""
     return -(-numel // ranks)
+
+
+@dataclass(frozen=True)
+class EngineFlat:
+    """One flat tensor of this rank's optimizer."""
+
+    master: Tensor
+    """fp32 weights of the pieces, padded: the tensor that Adam steps."""
+    group: dict[str, Any]
+    """Adam's parameter group that it belongs to."""
+    pieces: dict[str, list[Piece]]
+    """What of which parameter this rank holds in it; parameters that lie on other ranks have no pieces."""
+
+
+def engine_flats(engine: Any) -> list[EngineFlat]:
+    """The flat tensors of this rank's optimizer and what lies in them."""
+    optimizer, names = engine.optimizer, engine.param_names
+    groups = optimizer.optimizer.param_groups
+    flats = []
+    if engine.zero_optimization_stage() == 3:
+        if optimizer.swap_optimizer:
+            raise UserError("checkpoint: it cannot be reshaped into an engine that swaps to NVMe")
+        for index, parameters in enumerate(optimizer.fp16_groups):
+            process_group = optimizer.sub_group_process_groups[index]
+            named = [(names[p], p.ds_numel) for p in parameters]
+            pieces = sliced_pieces(index, named, dist.get_world_size(process_group))
+            master = optimizer.fp32_partitioned_groups_flat[index]
+            group = groups[optimizer.sub_group_to_group_id[index]]
+            flats.append(EngineFlat(master, group, _own(pieces, dist.get_rank(process_group))))
+        return flats
+    if hasattr(optimizer, "bf16_groups"):  # BF16_Optimizer
+        layout, paddings = optimizer.bf16_groups, [None] * len(optimizer.bf16_groups)
+        masters = optimizer.fp32_groups_flat_partition
+    else:
+        layout, paddings = optimizer.round_robin_bit16_groups, optimizer.round_robin_bit16_padding
+        masters = optimizer.single_partition_of_fp32_groups
+    for index, (parameters, padding, master) in enumerate(zip(layout, paddings, masters, strict=True)):
+        named = [(names[p], p.numel()) for p in parameters]
+        pieces = contiguous_pieces(index, named, padding, master.numel())
+        rank = dist.get_rank(optimizer.real_dp_process_group[index])
+        flats.append(EngineFlat(master, groups[index], _own(pieces, rank)))
+    return flats
+
+
+def _own(pieces: dict[str, list[Piece]], rank: int) -> dict[str, list[Piece]]:
+    return {name: [piece for piece in found if piece.rank == rank] for name, found in pieces.items()}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
+
+import torch
 
 
 def quiet_libraries() -> None:
@@ -13,8 +16,17 @@ def quiet_libraries() -> None:
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     import transformers
 
-    from pretrain.engine.build import quiet_deepspeed
-
     quiet_deepspeed()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+
+
+def quiet_deepspeed() -> None:
+    """Keep DeepSpeed's informational lines out of the log; warnings and errors stay. Call it before DeepSpeed loads."""
+    if not torch.cuda.is_available():
+        os.environ.setdefault(
+            "DS_ACCELERATOR", "cpu"
+        )  # told, it does not warn on every rank that it had to guess
+    from deepspeed.utils import logger
+
+    logger.setLevel(logging.WARNING)

@@ -26,7 +26,7 @@ WANDB_MODES = ("auto", "online", "offline", "disabled")
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
-    from pretrain.prepare.command import _Parser as Parser
+    from pretrain.config.command_line import CommandParser as Parser
 
     parser = Parser(
         prog="python -m pretrain.evaluation",
@@ -114,7 +114,7 @@ def run_save(arguments: Sequence[str]) -> None:
     Raises:
         UserError: bad input, or a data set that cannot be fetched.
     """
-    from pretrain.prepare.command import _Parser as Parser
+    from pretrain.config.command_line import CommandParser as Parser
 
     parser = Parser(
         prog="python -m pretrain.evaluation save", description="Save tasks' data sets.", allow_abbrev=False
@@ -162,7 +162,7 @@ def open_model(options: argparse.Namespace) -> tuple[ZeroShotModel, int | None]:
 
     from pretrain.evaluation.language_model import ZeroShotModel
     from pretrain.hf.exported_model import exported_tokenizer, load_exported
-    from pretrain.run.saved import RunSource, is_run
+    from pretrain.run.saved import SavedRun, is_run
 
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -171,7 +171,7 @@ def open_model(options: argparse.Namespace) -> tuple[ZeroShotModel, int | None]:
         device = torch.device("cpu")
     dtype = getattr(torch, options.dtype) if options.dtype else None
     if is_run(options.model):
-        source = RunSource.open(options.model, options.step, report=lambda line: print(line, file=sys.stderr))
+        source = SavedRun.open(options.model, options.step, report=lambda line: print(line, file=sys.stderr))
         ours = source.load_model().to(device, dtype or torch.float32)
         model = ZeroShotModel(
             ours, source.tokenizer, source.model.context_length, device, options.batch_tokens
@@ -242,9 +242,9 @@ def _write(
 def _log_to_wandb(options: argparse.Namespace, step: int, figures: dict[str, float]) -> None:
     """Add the figures to the run's curves. wandb takes no row behind its newest, so they stand one step later."""
     from pretrain.metrics.tracking import WandbLogger
-    from pretrain.run.saved import RunSource
+    from pretrain.run.saved import SavedRun
 
-    logged = RunSource.open(options.model, step, report=lambda line: None).state.run.get("logging", {})
+    logged = SavedRun.open(options.model, step, report=lambda line: None).state.run.get("logging", {})
     mode = logged.get("wandb", "auto") if options.wandb == "auto" else options.wandb
     logger = WandbLogger(
         Path(options.model), mode=mode, project=logged.get("wandb_project", "head-schedules")

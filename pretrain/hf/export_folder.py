@@ -18,7 +18,7 @@ from pretrain.hf.model_card import model_card
 from pretrain.hf.new_folder import new_folder
 from pretrain.hf.safetensors_writer import SHARD_BYTES, total_bytes, write_weights
 from pretrain.hf.tokenizer_files import check_tokenizer, write_tokenizer
-from pretrain.run.saved import RunSource
+from pretrain.run.saved import SavedRun
 from pretrain.utils.heap import return_memory
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -46,7 +46,7 @@ class Written:
 
 
 def export_run(
-    source: RunSource,
+    source: SavedRun,
     out: Path,
     *,
     format: str = "auto",

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from model.config import ModelConfig, block
 from model.errors import UserError
-from pretrain.checkpoint.store import TrainingState, write_synced
+from pretrain.checkpoint.state import TrainingState
 from pretrain.checkpoint.unsharded_folder import CanonicalParameter, write_canonical
 from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.tokenizer import Tokenizer, tokenizer_hash
@@ -27,7 +27,8 @@ from pretrain.hf.comparison import MAX_LENGTH, WINDOWS, Comparison, compare, mod
 from pretrain.hf.exported_model import SUPPORTED, exported_tokenizer, load_exported, read_config
 from pretrain.hf.formats import ACTIVATIONS, gpt2_sources, has_vocabulary_rows, llama_name, parameter_shapes
 from pretrain.hf.new_folder import new_folder
-from pretrain.run.saved import RunSource
+from pretrain.run.saved import SavedRun
+from pretrain.utils.files import write_synced
 
 # transformers' names of the three activations; gelu_new and gelu_pytorch_tanh are one formula.
 _ACTIVATIONS = {theirs: ours for ours, theirs in ACTIVATIONS.items()} | {
@@ -105,7 +106,7 @@ def _compare(folder: Path, run_folder: Path, tokenizer: Tokenizer, model: ModelC
         if len(ids) >= WINDOWS * length:
             break
     tokens = np.array(ids[: WINDOWS * length], np.int64).reshape(WINDOWS, length)
-    network = RunSource.open(run_folder).load_model()
+    network = SavedRun.open(run_folder).load_model()
     reference = our_logits(network, tokens)
     del network
     theirs = model_logits(load_exported(folder, torch.float32), tokens)

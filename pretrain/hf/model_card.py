@@ -12,7 +12,7 @@ from model.heads import format_heads
 from pretrain.data.blend import parse_blend
 from pretrain.hf.comparison import Comparison
 from pretrain.hf.formats import Export
-from pretrain.run.saved import RunSource
+from pretrain.run.saved import SavedRun
 
 _USAGE = """\
 ```python
@@ -32,9 +32,7 @@ _DOCUMENT_MASK = (
 )
 
 
-def model_card(
-    source: RunSource, export: Export, comparison: Comparison, name: str, license_name: str
-) -> str:
+def model_card(source: SavedRun, export: Export, comparison: Comparison, name: str, license_name: str) -> str:
     """Markdown with a YAML header: what the model is, what it was trained on and for how long, how it was checked."""
     model, state, run = source.model, source.state, source.state.run
     layers = range(model.num_layers)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from model.errors import UserError
-from pretrain.checkpoint.store import sync_folder
+from pretrain.utils.files import sync_folder
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 from model.errors import UserError
-from pretrain.checkpoint.unsharded import parameter_specs
+from model.parameters import parameter_specs
 from pretrain.config.run_config import RunConfig
 from pretrain.optim.groups import Group, GroupRates, run_groups
 

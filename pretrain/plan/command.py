@@ -20,10 +20,12 @@ from typing import Any
 from model.config import ModelConfig
 from model.errors import UserError, closest, run_command
 from model.parallel_plan import check_tensor_parallel
-from pretrain.config.run_config import RECIPES, RunConfig, parse_command_line
-from pretrain.plan.footprint import EngineSettings
+from pretrain.config.command_line import RECIPES, parse_command_line
+from pretrain.config.run_config import RunConfig
+from pretrain.engine.batch import BatchPlan, valid_micro_batches
+from pretrain.engine.ds_config import EngineSettings
 from pretrain.plan.memory import MemoryPlan, memory_plan
-from pretrain.plan.micro_batch import BatchPlan, plan_batch, usable_memory, valid_micro_batches
+from pretrain.plan.micro_batch import plan_batch, usable_memory
 from pretrain.plan.traffic import Traffic, traffic
 
 GIB = 1 << 30
@@ -124,7 +126,7 @@ def make_plan(run: RunConfig, ds_config: dict[str, Any], machine: Machine, bf16:
         UserError: whatever the trainer would refuse: sizes that do not divide, contradicting settings.
     """
     from model.process_grid import check_world
-    from pretrain.engine.build import merge_ds_config
+    from pretrain.engine.ds_config import merge_ds_config
 
     model = run.build_model_config(run.vocab_size if run.data == "builtin" else None)
     check_world(machine.ranks, run.tensor_parallel)
@@ -302,7 +304,7 @@ def use_bf16(run: RunConfig, ds_config: dict[str, Any]) -> bool:
     """
     import torch
 
-    from pretrain.engine.build import resolve_bf16
+    from pretrain.engine.ds_config import resolve_bf16
 
     enabled = ds_config.get("bf16", {}).get("enabled", False)
     if run.precision == "auto" and enabled == "auto":
@@ -316,7 +318,8 @@ def run_plan(arguments: list[str]) -> None:
     Raises:
         UserError: bad input, or what does not fit.
     """
-    from pretrain.engine.build import quiet_deepspeed, read_ds_config
+    from pretrain.engine.ds_config import read_ds_config
+    from pretrain.engine.quiet import quiet_deepspeed
     from pretrain.plan.report import describe, to_json
 
     options, run, path = read_arguments(arguments)

@@ -6,124 +6,23 @@ tensor-parallel degree, B T the tokens of a micro-batch. docs/memory.md has the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from model.config import ModelConfig
 from model.documents import varlen_head_dim
 from model.parallel_plan import choose_form, head_groups
+from pretrain.engine.ds_config import FP32_BYTES, EngineSettings
 
 if TYPE_CHECKING:
-    from pretrain.config.run_config import RunConfig
+    pass
 
 DeviceType = Literal["cpu", "cuda"]
-FP32_BYTES = 4
 
 # Elements of logits that the loss takes to fp32 at a time (model/loss.py, CHUNK_ELEMENTS), and how many such chunks
 # its backward pass holds at once.
 LOSS_CHUNK: dict[DeviceType, int] = {"cpu": 2**18, "cuda": 2**24}
 LOSS_CHUNKS = 2
-
-_DTYPE_BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
-# Field of EngineSettings -> the names it may have in a ds_config's zero_optimization.
-_SIZES = {
-    "reduce_bucket": ("reduce_bucket_size",),
-    "prefetch_bucket": ("stage3_prefetch_bucket_size", "prefetch_bucket_size"),
-    "reuse_distance": ("stage3_max_reuse_distance", "max_reuse_distance"),
-    "persistence_threshold": ("stage3_param_persistence_threshold", "param_persistence_threshold"),
-}
-
-
-@dataclass(frozen=True)
-class EngineSettings:
-    """What memory and communication depend on beside the model, the batch and the number of ranks.
-
-    Defaults are DeepSpeed 0.19.8's (deepspeed/runtime/zero/config.py), which a ds_config without the key gets.
-    """
-
-    stage: int = 2
-    bf16: bool = True
-    offload_optimizer: bool = False
-    """Master weights, moments and the optimizer's gradients live in the host's memory."""
-    offload_parameters: bool = False
-    """At stage 3, the parameter partitions live in the host's memory."""
-    accumulation_bytes: int = FP32_BYTES
-    """Size of an accumulated gradient element."""
-    communication_bytes: int = FP32_BYTES
-    """Size of a gradient element while it is reduced."""
-    reduce_bucket: int = 500_000_000
-    """Elements of one reduction buffer."""
-    overlap: bool = False
-    """Whether a second reduction buffer is filled while the first is reduced."""
-    all_reduce_buckets: bool = True
-    """Stages 1 and 2: whether a bucket is all-reduced; else each part is reduced to the rank that owns it."""
-    prefetch_bucket: int = 50_000_000
-    """Stage 3: elements gathered ahead of use."""
-    reuse_distance: int = 1_000_000_000
-    """Stage 3: a gathered parameter stays if it is used again within so many elements."""
-    persistence_threshold: int = 100_000
-    """Stage 3: parameters of at most so many elements are never partitioned."""
-    checkpointing: bool = False
-    """The run's activation_checkpointing."""
-    sequence_parallel: bool = False
-    """The run's sequence_parallel; without effect at t = 1."""
-    document_mask: bool = False
-    """The run's document_mask."""
-
-    @classmethod
-    def of(cls, run: RunConfig, ds_config: Mapping[str, Any], bf16: bool) -> EngineSettings:
-        """Settings of a run and a ds_config that pretrain.engine.build.read_ds_config accepted."""
-        zero = ds_config["zero_optimization"]
-        stage = zero["stage"]
-        compute = 2 if bf16 else FP32_BYTES
-        accumulation = ds_config.get("data_types", {}).get("grad_accum_dtype")
-        sizes = {
-            name: int(zero[key])
-            for name, keys in _SIZES.items()
-            for key in keys
-            if isinstance(zero.get(key), int | float)
-        }
-        overlap = zero.get("overlap_comm")
-        return cls(
-            stage=stage,
-            bf16=bf16,
-            offload_optimizer=_offloads(zero, "offload_optimizer"),
-            offload_parameters=stage == 3 and _offloads(zero, "offload_param"),
-            accumulation_bytes=_DTYPE_BYTES.get(str(accumulation), compute),
-            communication_bytes=_DTYPE_BYTES.get(str(ds_config.get("communication_data_type")), compute),
-            overlap=stage == 3 if overlap is None else bool(overlap),
-            all_reduce_buckets=bool(zero.get("use_multi_rank_bucket_allreduce", True)),
-            checkpointing=run.activation_checkpointing,
-            sequence_parallel=run.sequence_parallel,
-            document_mask=run.document_mask,
-            **sizes,
-        )
-
-    @property
-    def compute_bytes(self) -> int:
-        """s: bytes of an element of weights and activations."""
-        return 2 if self.bf16 else FP32_BYTES
-
-    @property
-    def whole_gradients(self) -> bool:
-        """Whether DeepSpeed's BF16_Optimizer runs, which keeps fp32 gradients of all parameters on every rank.
-
-        It is chosen at stage 1 with bf16 weights, fp32 accumulation and no offload (deepspeed/runtime/engine.py,
-        _do_optimizer_sanity_check).
-        """
-        fp32_accumulation = self.accumulation_bytes == FP32_BYTES
-        return self.stage == 1 and self.bf16 and fp32_accumulation and not self.offload_optimizer
-
-    @property
-    def separate_accumulation(self) -> bool:
-        """Whether gradients are accumulated in another precision than the one they are computed in."""
-        return self.accumulation_bytes != self.compute_bytes
-
-
-def _offloads(zero: Mapping[str, Any], section: str) -> bool:
-    found = zero.get(section) or {}
-    return str(found.get("device", "none")) != "none"
 
 
 # ---------------------------------------------------------------------- parameters

@@ -12,15 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from model.config import ModelConfig
-from pretrain.plan.footprint import (
-    FP32_BYTES,
-    Activations,
-    DeviceType,
-    EngineSettings,
-    Parameter,
-    activations,
-    rank_parameters,
-)
+from pretrain.engine.ds_config import FP32_BYTES, EngineSettings
+from pretrain.plan.footprint import Activations, DeviceType, Parameter, activations, rank_parameters
 
 MOMENTS = 2  # of AdamW
 # Above this many gradient elements BF16_Optimizer's groups are all-reduced one by one, without being copied into one

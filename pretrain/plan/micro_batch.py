@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from model.config import ModelConfig
 from model.errors import UserError
-from model.parallel_plan import check_split, split_multiple
-from pretrain.plan.footprint import DeviceType, EngineSettings
+from model.parallel_plan import check_split
+from pretrain.engine.batch import BatchPlan, divisors, valid_micro_batches
+from pretrain.engine.ds_config import EngineSettings
+from pretrain.plan.footprint import DeviceType
 from pretrain.plan.memory import memory_plan
 
 CPU_MICRO_BATCH_TOKENS = 4096  # a larger micro-batch gains nothing on a CPU and costs memory
@@ -17,16 +17,6 @@ CPU_MICRO_BATCH_TOKENS = 4096  # a larger micro-batch gains nothing on a CPU and
 # (CUDA's context and NCCL's buffers take the fixed part); a CPU's memory is shared with everything else that runs.
 USABLE_SHARE: dict[DeviceType, float] = {"cuda": 0.92, "cpu": 0.6}
 LIBRARY_BYTES: dict[DeviceType, int] = {"cuda": 3 << 29, "cpu": 0}
-
-
-@dataclass(frozen=True)
-class BatchPlan:
-    """Sequences per step and how they are spread: ``sequences = micro_batch * accumulation * data_parallel``."""
-
-    sequences: int
-    micro_batch: int
-    accumulation: int
-    data_parallel: int
 
 
 def plan_batch(
@@ -91,12 +81,6 @@ def usable_memory(memory: int, device_type: DeviceType) -> int:
     return max(0, int(memory * USABLE_SHARE[device_type]) - LIBRARY_BYTES[device_type])
 
 
-def valid_micro_batches(per_rank: int, model: ModelConfig, tensor_parallel: int) -> list[int]:
-    """The micro-batches that divide *per_rank* sequences and that the ranks which share heads can split."""
-    multiple = split_multiple(model, tensor_parallel)
-    return [divisor for divisor in divisors(per_rank) if divisor % multiple == 0]
-
-
 def _largest_micro_batch(
     per_rank: int,
     model: ModelConfig,
@@ -120,11 +104,6 @@ def _largest_micro_batch(
         if plan.peak <= room:
             return micro_batch
     return valid[0]  # nothing fits: the smallest comes closest
-
-
-def divisors(number: int) -> list[int]:
-    """All of them, in order."""
-    return [d for d in range(1, number + 1) if number % d == 0]
 
 
 def device_memory(device: torch.device, local_ranks: int = 1) -> int:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from model.config import ModelConfig
 from model.parallel_plan import plan as tensor_plan
-from pretrain.plan.footprint import EngineSettings, rank_parameters
+from pretrain.engine.ds_config import EngineSettings
+from pretrain.plan.footprint import rank_parameters
 from pretrain.plan.memory import gathered_bytes, persistent_elements
 
 

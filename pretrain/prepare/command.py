@@ -6,10 +6,11 @@ import argparse
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from model.errors import UserError, closest, run_command
-from pretrain.data.sequences import Corpus
+from pretrain.config.command_line import CommandParser
+from pretrain.data.corpus import Corpus
 from pretrain.data.sources.files import BuiltinCorpus, TextFiles
 from pretrain.data.sources.readers import FORMATS, MAX_DOCUMENT_BYTES
 from pretrain.data.sources.source import TextSource
@@ -38,19 +39,8 @@ _FOR_HUB = ("subset", "split", "revision", "data_files")
 _print_progress = ProgressPrinter()
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse that reports bad arguments as every other bad input."""
-
-    def error(self, message: str) -> NoReturn:
-        hint = ""
-        if message.startswith("unrecognized arguments: "):
-            given = message.removeprefix("unrecognized arguments: ").split()[0].partition("=")[0]
-            hint = closest(given, [option for action in self._actions for option in action.option_strings])
-        raise UserError(message + hint)
-
-
 def _prepare_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = CommandParser(
         prog="python -m pretrain.prepare",
         description="Tokenize text into a corpus folder that the trainer reads. Interrupted, the same command goes on.",
         epilog="python -m pretrain.prepare inspect FOLDER shows what a corpus holds, verify FOLDER checks every byte, "
@@ -244,7 +234,9 @@ def summary(corpus: Corpus) -> str:
 
 def _open(prog: str, description: str, argv: Sequence[str]) -> Corpus:
     """The corpus that a command names, with --tokenizer for a bare pair."""
-    parser = _Parser(prog=f"python -m pretrain.prepare {prog}", description=description, allow_abbrev=False)
+    parser = CommandParser(
+        prog=f"python -m pretrain.prepare {prog}", description=description, allow_abbrev=False
+    )
     parser.add_argument("folder", help="corpus folder, or the prefix of a .bin/.idx pair")
     parser.add_argument("--tokenizer", metavar="FOLDER", help="of a .bin/.idx pair, which does not say it")
     arguments = parser.parse_args(argv)
@@ -272,7 +264,7 @@ def run_verify(argv: Sequence[str]) -> None:
 
 def run_merge(argv: Sequence[str]) -> None:
     """Make a corpus folder of finished shards."""
-    parser = _Parser(
+    parser = CommandParser(
         prog="python -m pretrain.prepare merge",
         description="Make the corpus folder of what --shard I/N has tokenized.",
     )

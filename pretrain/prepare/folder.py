@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from model.errors import UserError
+from pretrain.data.corpus import META_FILE
 from pretrain.prepare.progress import Progress, ProgressCallback
-
-FORMAT_VERSION = 1
-META_FILE = "meta.json"
 
 
 def parts_folder(out: Path) -> Path:

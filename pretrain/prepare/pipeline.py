@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from model.errors import UserError
+from pretrain.data.corpus import FORMAT_VERSION, META_FILE
 from pretrain.data.indexed import token_dtype
 from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.sources.source import TextSource, Unit
@@ -38,14 +39,7 @@ from pretrain.data.tokenizer import (
     load_tokenizer,
     tokenizer_hash,
 )
-from pretrain.prepare.folder import (
-    FORMAT_VERSION,
-    META_FILE,
-    already_there,
-    only_process,
-    parts_folder,
-    publish,
-)
+from pretrain.prepare.folder import already_there, only_process, parts_folder, publish
 from pretrain.prepare.output import SPLITS, Selection, assemble, draw_lengths
 from pretrain.prepare.parts import (
     PART_BYTES,

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from model.errors import UserError
+from pretrain.data.corpus import Corpus
 from pretrain.data.indexed import IndexedTokens
-from pretrain.data.sequences import Corpus
 from pretrain.prepare.output import file_record
 
 _CHUNK = 1 << 20

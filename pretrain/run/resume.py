@@ -7,7 +7,7 @@ from typing import Any
 
 from model.config import ModelConfig
 from model.errors import UserError
-from pretrain.checkpoint.store import TrainingState
+from pretrain.checkpoint.state import TrainingState
 from pretrain.config.run_config import RunConfig
 from pretrain.optim.groups import run_groups
 

@@ -14,20 +14,22 @@ import torch
 from model.config import ModelConfig
 from model.errors import UserError
 from model.transformer import Transformer
-from pretrain.checkpoint.store import UNIVERSAL_FOLDER, TrainingState, verify
-from pretrain.checkpoint.unsharded import CanonicalCheckpoint
+from pretrain.checkpoint.manifest import verify
+from pretrain.checkpoint.state import UNIVERSAL_FOLDER, TrainingState
+from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.data.blend import parse_blend
-from pretrain.data.sequences import Corpus, ValidationSequences
+from pretrain.data.corpus import Corpus
+from pretrain.data.sequences import ValidationSequences
 from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_hash
 
 
 @dataclass(frozen=True)
-class RunSource:
+class SavedRun:
     """One checkpoint of a run, opened for reading; no weights are in memory yet."""
 
     run_folder: Path
-    checkpoint: CanonicalCheckpoint
+    checkpoint: UnshardedCheckpoint
     model: ModelConfig
     tokenizer: Tokenizer
 
@@ -39,7 +41,7 @@ class RunSource:
     @classmethod
     def open(
         cls, folder: str | Path, step: int | None = None, report: Callable[[str], None] = print
-    ) -> RunSource:
+    ) -> SavedRun:
         """Open ``runs/NAME``: its newest sound checkpoint, or the one of *step*.
 
         Args:
@@ -50,7 +52,7 @@ class RunSource:
                 one the model was trained with.
         """
         folder = Path(folder)
-        checkpoint = CanonicalCheckpoint.open(find_checkpoint(folder, step, report))
+        checkpoint = UnshardedCheckpoint.open(find_checkpoint(folder, step, report))
         model = ModelConfig.from_json(checkpoint.state.model)
         path = checkpoint.folder / "tokenizer"
         if not path.is_dir():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.data.sequences import Corpus
+from pretrain.data.corpus import Corpus
 
 SMALL_VOCABULARY = 600
 GPT2_FOLDER = Path(__file__).parents[3] / "shared" / "data" / "gpt2"

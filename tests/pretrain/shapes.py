@@ -11,11 +11,12 @@ from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_st
 from torch import Tensor
 
 from pretrain.checkpoint.store import CheckpointStore
-from pretrain.checkpoint.unsharded import CanonicalCheckpoint
+from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.config.run_config import RunConfig
-from pretrain.engine.build import quiet_deepspeed, read_ds_config
+from pretrain.engine.ds_config import read_ds_config
+from pretrain.engine.quiet import quiet_deepspeed
 from pretrain.metrics.session import Metrics
-from pretrain.run.folder import open_data
+from pretrain.run.data import open_data
 from pretrain.runtime.world import start_world
 from pretrain.trainer import Trainer
 from tests.distributed import run_distributed
@@ -180,7 +181,7 @@ def newest(run_folder: Path) -> Path:
 
 def contents(folder: Path) -> dict[str, dict[str, Any]]:
     """The canonical tensors and step counts of a checkpoint."""
-    checkpoint = CanonicalCheckpoint.open(folder)
+    checkpoint = UnshardedCheckpoint.open(folder)
     return {
         name: {"fp32": checkpoint.parameter(name), **checkpoint.optimizer_state(name)}
         for name in checkpoint.names()

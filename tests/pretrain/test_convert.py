@@ -13,8 +13,8 @@ from model.config import ModelConfig
 from pretrain import convert, generate
 from pretrain.data.sequences import ValidationSequences
 from pretrain.hf import export_folder
-from pretrain.metrics.session import read_metrics
-from pretrain.run.saved import RunSource
+from pretrain.metrics.file import read_metrics
+from pretrain.run.saved import SavedRun
 from tests.pretrain.exports import trained
 
 
@@ -110,7 +110,7 @@ def test_llama_format_needs_no_remote_code(prism, tmp_path, capsys):
     assert "attention width" in printed and "(4.00x)" in printed and "no remote code" in printed
     model = AutoModelForCausalLM.from_pretrained(out, trust_remote_code=False)
     assert type(model).__name__ == "LlamaForCausalLM"
-    assert AutoTokenizer.from_pretrained(out, trust_remote_code=False).encode("x = 1") == RunSource.open(
+    assert AutoTokenizer.from_pretrained(out, trust_remote_code=False).encode("x = 1") == SavedRun.open(
         prism
     ).tokenizer.encode("x = 1")
 
@@ -127,7 +127,7 @@ def test_gpt2_runs_become_plain_gpt2_and_come_back(small_folder, runs, tmp_path)
 
 
 def same_weights(one, other):
-    first, second = RunSource.open(one), RunSource.open(other)
+    first, second = SavedRun.open(one), SavedRun.open(other)
     assert first.model == second.model
     for name in first.checkpoint.names():
         assert torch.equal(first.checkpoint.parameter(name), second.checkpoint.parameter(name)), name
@@ -310,7 +310,7 @@ def test_other_libraries_stay_out_of_a_typing_error():
 
 def test_real_tokens_fall_back_to_the_standard_library(prism, tmp_path):
     run = shutil.copytree(prism, tmp_path / "run")
-    source = RunSource.open(run)
+    source = SavedRun.open(run)
     held_out, name = source.real_tokens(3, 64)
     assert "held-out text of small" in name and held_out.shape == (3, 64)
     source.state.run["data"] = str(tmp_path / "gone")

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from model.config import ModelConfig, block
-from pretrain.checkpoint.store import TrainingState
-from pretrain.checkpoint.unsharded import parameter_specs
+from model.parameters import parameter_specs
+from pretrain.checkpoint.state import TrainingState
 from pretrain.checkpoint.unsharded_folder import CanonicalParameter, write_canonical
 from pretrain.data.tokenizer import tokenizer_hash
 from tests.pretrain.exports import trained

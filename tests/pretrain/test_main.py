@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pretrain.metrics.session import read_metrics
+from pretrain.metrics.file import read_metrics
 from tests.launch import launch, start
 from tests.pretrain.training import ROOT, curve, nano_arguments
 from tests.small_disk import small_disk

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pretrain.metrics.session import MetricsFile
+from pretrain.metrics.file import MetricsFile
 from pretrain.plots import _rows, _series, main
 
 

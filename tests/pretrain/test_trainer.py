@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretrain.config.run_config import parse_command_line
-from pretrain.data.sequences import Corpus, TrainingSequences, unigram_entropy
+from pretrain.config.command_line import parse_command_line
+from pretrain.data.corpus import Corpus, unigram_entropy
+from pretrain.data.sequences import TrainingSequences
 from pretrain.data.sources.files import TextFiles
 from pretrain.prepare.pipeline import prepare
 from tests.distributed import run_distributed

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from model.errors import UserError
-from pretrain.config.run_config import RunConfig, parse_command_line
-from pretrain.engine.build import quiet_deepspeed, read_ds_config
-from pretrain.metrics.session import Metrics, read_metrics
-from pretrain.run.folder import open_data
+from pretrain.config.command_line import parse_command_line
+from pretrain.config.run_config import RunConfig
+from pretrain.engine.ds_config import read_ds_config
+from pretrain.engine.quiet import quiet_deepspeed
+from pretrain.metrics.file import read_metrics
+from pretrain.metrics.session import Metrics
+from pretrain.run.data import open_data
 from pretrain.runtime.world import start_world
 from pretrain.trainer import Trainer
 

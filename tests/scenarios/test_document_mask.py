@@ -10,14 +10,16 @@ import torch
 import torch.nn.functional as F
 
 from model.transformer import Transformer
-from pretrain.config.run_config import parse_command_line
+from pretrain.config.command_line import parse_command_line
 from pretrain.data.sources.files import TextFiles
-from pretrain.engine.build import build_engine, quiet_deepspeed, read_ds_config
+from pretrain.engine.build import build_engine
+from pretrain.engine.ds_config import EngineSettings, read_ds_config
+from pretrain.engine.quiet import quiet_deepspeed
 from pretrain.evaluation.validation import Validation
 from pretrain.plan.command import main as plan_main
-from pretrain.plan.footprint import EngineSettings, activations, document_bytes
+from pretrain.plan.footprint import activations, document_bytes
 from pretrain.prepare.pipeline import prepare
-from pretrain.run.folder import open_data
+from pretrain.run.data import open_data
 from pretrain.runtime.world import World, start_world
 from pretrain.trainer import Trainer
 from tests.distributed import run_distributed

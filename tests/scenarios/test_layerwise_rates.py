@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from model.initialization import initial_value
-from model.parameters import parameter_roles
+from model.parameters import parameter_roles, parameter_specs
 from model.transformer import Transformer
-from pretrain.checkpoint.unsharded import CanonicalCheckpoint, parameter_specs
+from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from tests.distributed import run_distributed
 from tests.pretrain.shapes import Shape, build, contents, differences, fit, load_and_gather, newest
 from tests.pretrain.training import curve, nano_run, session
@@ -50,7 +50,7 @@ def rates_run(small_folder, folder, *more, rules=(SLOW, FAST)):
 
 def masters(engine):
     """Copies of this rank's fp32 weights by parameter, and the learning rate that Adam has for each."""
-    from pretrain.checkpoint.reshard import engine_flats
+    from pretrain.engine.layout import engine_flats
 
     weights, rates = {}, {}
     for flat in engine_flats(engine):
@@ -237,7 +237,7 @@ def test_other_rules_regroup_what_was_saved(small_folder, tmp_path, shape):
     last = curve(run.folder)
     assert last[4]["lr/slow/decay"] == last[4]["lr/base/decay"] / 4
     assert last[5]["lr/slow/decay"] == last[5]["lr/base/decay"] / 2
-    groups = CanonicalCheckpoint.open(newest(run.folder)).groups
+    groups = UnshardedCheckpoint.open(newest(run.folder)).groups
     decays = {name: group.settings["weight_decay"] for name, group in groups.items()}
     assert decays == {"base/decay": 0.3, "base/no_decay": 0.0, "slow/decay": 0.6}
 
@@ -251,8 +251,8 @@ def test_the_canonical_form_keeps_every_groups_settings(small_folder, tmp_path):
         "--optimizer.weight_decay", "0.1", "--steps", "20", "--lr_rules", json.dumps(rules),
     )  # fmt: skip
     run_distributed(observed_session, 2, run, Shape(2, 2), 4, timeout=120)
-    checkpoint = CanonicalCheckpoint.open(newest(run.folder))
-    again = CanonicalCheckpoint.open(save_canonical(checkpoint, tmp_path / "canonical" / "step_000004"))
+    checkpoint = UnshardedCheckpoint.open(newest(run.folder))
+    again = UnshardedCheckpoint.open(save_canonical(checkpoint, tmp_path / "canonical" / "step_000004"))
     assert differences(contents(again.folder), contents(checkpoint.folder)) == []
     assert {name: group.settings for name, group in again.groups.items()} == {
         name: group.settings for name, group in checkpoint.groups.items()

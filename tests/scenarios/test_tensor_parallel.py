@@ -10,8 +10,10 @@ import torch.distributed as dist
 
 from model.errors import UserError
 from model.process_grid import grid, start_grid
-from pretrain.config.run_config import parse_command_line
-from pretrain.engine.build import build_engine, merge_ds_config, quiet_deepspeed, read_ds_config
+from pretrain.config.command_line import parse_command_line
+from pretrain.engine.build import build_engine
+from pretrain.engine.ds_config import merge_ds_config, read_ds_config
+from pretrain.engine.quiet import quiet_deepspeed
 from pretrain.plan.micro_batch import plan_batch
 from pretrain.runtime.world import start_world
 from tests.distributed import run_distributed

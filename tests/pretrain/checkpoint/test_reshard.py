@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from pretrain.checkpoint.manifest import verify
 from pretrain.checkpoint.reshard import load_resharded
-from pretrain.checkpoint.store import verify
 from tests.distributed import run_distributed
 from tests.pretrain.checkpoint.test_store import interrupted
 from tests.pretrain.shapes import (
@@ -270,9 +270,9 @@ def test_the_curve_goes_on(small_folder, tmp_path, precision, tolerance):
 
 def load_and_stop(run, shape, after):
     """Load in another shape, but end as if killed once *after* tensors were read."""
-    from pretrain.checkpoint.unsharded import CanonicalCheckpoint
+    from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 
-    original, reads = CanonicalCheckpoint.tensor, []
+    original, reads = UnshardedCheckpoint.tensor, []
 
     def tensor(self, name, key):
         reads.append(name)
@@ -280,13 +280,13 @@ def load_and_stop(run, shape, after):
             raise KeyboardInterrupt
         return original(self, name, key)
 
-    CanonicalCheckpoint.tensor = tensor
+    UnshardedCheckpoint.tensor = tensor
     try:
         fit(build(run, shape))
     except KeyboardInterrupt:
         return "stopped"
     finally:
-        CanonicalCheckpoint.tensor = original
+        UnshardedCheckpoint.tensor = original
 
 
 def test_stopped_while_reshaping(saved, tmp_path):

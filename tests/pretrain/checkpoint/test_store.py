@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from model.errors import UserError
-from pretrain.checkpoint.store import CheckpointStore, verify
+from pretrain.checkpoint.manifest import verify
+from pretrain.checkpoint.store import CheckpointStore
 from pretrain.checkpoint.writer import RecordingCheckpointEngine
 from pretrain.config.run_config import CheckpointConfig
 from pretrain.runtime.world import World

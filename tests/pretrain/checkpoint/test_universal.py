@@ -14,10 +14,11 @@ import torch
 
 from model.config import ModelConfig
 from model.errors import UserError
+from model.parameters import parameter_specs
 from pretrain import convert
-from pretrain.checkpoint.universal import universal_info
-from pretrain.checkpoint.unsharded import CanonicalCheckpoint, parameter_specs
-from pretrain.run.saved import RunSource
+from pretrain.checkpoint.unsharded import UnshardedCheckpoint
+from pretrain.engine.universal_info import universal_info
+from pretrain.run.saved import SavedRun
 from tests.distributed import run_distributed
 from tests.pretrain.exports import trained
 from tests.pretrain.shapes import contents, differences, newest
@@ -84,7 +85,7 @@ def test_the_same_bits_as_the_checkpoint(world, run_of, tmp_path):
     run = run_of(world)
     copy = universal_only(run, tmp_path / world)
     assert differences(contents(newest(run)), contents(newest(copy))) == []
-    first, second = CanonicalCheckpoint.open(newest(run)), CanonicalCheckpoint.open(newest(copy))
+    first, second = UnshardedCheckpoint.open(newest(run)), UnshardedCheckpoint.open(newest(copy))
     assert first.groups == second.groups and set(first.groups) == {
         "base/decay",
         "base/no_decay",
@@ -187,7 +188,7 @@ def test_files_beside_deepspeed_are_still_checked(run_of, tmp_path):
     copy = universal_only(run_of("zero2"), tmp_path / "run")
     (newest(copy) / "state.json").write_text((newest(copy) / "state.json").read_text() + " ")
     with pytest.raises(UserError, match="is damaged"):
-        RunSource.open(copy, 4)
+        SavedRun.open(copy, 4)
 
 
 def test_every_parameter_is_joined_the_way_it_is_cut():

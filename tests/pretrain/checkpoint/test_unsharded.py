@@ -15,9 +15,11 @@ from safetensors.torch import load_file, save_file
 
 from model.config import ModelConfig
 from model.errors import UserError
+from model.parameters import parameter_specs
 from pretrain.checkpoint.deepspeed_files import load_safely
-from pretrain.checkpoint.store import TrainingState, verify
-from pretrain.checkpoint.unsharded import CanonicalCheckpoint, parameter_specs
+from pretrain.checkpoint.manifest import verify
+from pretrain.checkpoint.state import TrainingState
+from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.checkpoint.unsharded_folder import CanonicalParameter, save_canonical, write_canonical
 from tests.distributed import ROOT, run_distributed
 from tests.pretrain.shapes import (
@@ -43,7 +45,7 @@ def source(small_folder, tmp_path_factory):
 def written(source, tmp_path_factory):
     """Its checkpoint in canonical form."""
     target = tmp_path_factory.mktemp("written") / "step_000003.canonical"
-    return save_canonical(CanonicalCheckpoint.open(source.checkpoint), target)
+    return save_canonical(UnshardedCheckpoint.open(source.checkpoint), target)
 
 
 def copied(folder, tmp_path):
@@ -54,7 +56,7 @@ def copied(folder, tmp_path):
 
 
 def test_groups_and_state(source):
-    checkpoint = CanonicalCheckpoint.open(source.checkpoint)
+    checkpoint = UnshardedCheckpoint.open(source.checkpoint)
     assert checkpoint.state.step == 3 and checkpoint.state.model["d_model"] == 45
     grouped = [name for group in checkpoint.groups.values() for name in group.parameters]
     assert sorted(grouped) == sorted(checkpoint.names())
@@ -70,8 +72,8 @@ def test_needs_no_process_group_and_no_deepspeed_code(source, tmp_path):
     script = tmp_path / "read.py"
     script.write_text(
         "import sys, torch\nfrom pathlib import Path\n"
-        "from pretrain.checkpoint.unsharded import CanonicalCheckpoint\n"
-        "checkpoint = CanonicalCheckpoint.open(Path(sys.argv[1]))\n"
+        "from pretrain.checkpoint.unsharded import UnshardedCheckpoint\n"
+        "checkpoint = UnshardedCheckpoint.open(Path(sys.argv[1]))\n"
         "total = sum(checkpoint.parameter(name).double().sum() for name in checkpoint.names())\n"
         "print(float(total), torch.distributed.is_initialized(), 'RANK' in __import__('os').environ)\n"
     )
@@ -92,7 +94,7 @@ def test_before_the_first_update(source, tmp_path):
         state = torch.load(path, weights_only=False)
         state["optimizer_state_dict"]["base_optimizer_state"]["state"] = {}
         torch.save(state, path)
-    checkpoint = CanonicalCheckpoint.open(folder)
+    checkpoint = UnshardedCheckpoint.open(folder)
     moments = checkpoint.optimizer_state("layers.0.attention.q.weight")
     assert moments["step"] == 0 and not moments["exp_avg"].any() and not moments["exp_avg_sq"].any()
 
@@ -167,7 +169,7 @@ def test_unreadable_checkpoints(source, tmp_path, damage, said):
     folder = copied(source.checkpoint, tmp_path)
     damage(folder)
     with pytest.raises(UserError) as error:
-        CanonicalCheckpoint.open(folder)
+        UnshardedCheckpoint.open(folder)
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
@@ -177,7 +179,7 @@ def test_unreadable_checkpoints(source, tmp_path, damage, said):
 def test_written_equals_read(source, written):
     assert verify(written) is None
     assert differences(contents(written), contents(source.checkpoint)) == []
-    one, other = CanonicalCheckpoint.open(written), CanonicalCheckpoint.open(source.checkpoint)
+    one, other = UnshardedCheckpoint.open(written), UnshardedCheckpoint.open(source.checkpoint)
     assert one.groups == other.groups and asdict(one.state) == asdict(other.state)
     assert [one.step(name) for name in one.names()] == [3] * len(one.names())
     assert (written / "tokenizer").is_dir()
@@ -186,8 +188,8 @@ def test_written_equals_read(source, written):
 
 def test_progress_is_reported(source, tmp_path):
     lines = []
-    save_canonical(CanonicalCheckpoint.open(source.checkpoint), tmp_path / "step_000003", lines.append)
-    count = len(CanonicalCheckpoint.open(source.checkpoint).names())
+    save_canonical(UnshardedCheckpoint.open(source.checkpoint), tmp_path / "step_000003", lines.append)
+    count = len(UnshardedCheckpoint.open(source.checkpoint).names())
     assert lines[0].startswith(f"writing step_000003: 1 of {count} parameters")
     assert lines[-1].startswith(f"writing step_000003: {count} of {count} parameters")
 
@@ -198,13 +200,13 @@ def test_killed_while_writing(source, tmp_path):
     script = tmp_path / "write.py"
     script.write_text(
         "import os, signal, sys\nfrom pathlib import Path\n"
-        "from pretrain.checkpoint.unsharded import CanonicalCheckpoint\n"
+        "from pretrain.checkpoint.unsharded import UnshardedCheckpoint\n"
         "from pretrain.checkpoint.unsharded_folder import save_canonical\n"
         "def report(line):\n"
         "    print(line, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "import pretrain.checkpoint.progress\npretrain.progress.EVERY_SECONDS = 0\n"
-        "save_canonical(CanonicalCheckpoint.open(Path(sys.argv[1])), Path(sys.argv[2]), report)\n"
+        "save_canonical(UnshardedCheckpoint.open(Path(sys.argv[1])), Path(sys.argv[2]), report)\n"
     )
     result = subprocess.run(
         [sys.executable, str(script), str(source.checkpoint), str(target)],
@@ -212,7 +214,7 @@ def test_killed_while_writing(source, tmp_path):
     )  # fmt: skip
     assert result.returncode == -9, result.stderr
     assert not target.exists() and (tmp_path / f".writing_{target.name}").is_dir()
-    save_canonical(CanonicalCheckpoint.open(source.checkpoint), target)
+    save_canonical(UnshardedCheckpoint.open(source.checkpoint), target)
     assert verify(target) is None
     assert not (tmp_path / f".writing_{target.name}").exists()
 
@@ -225,7 +227,7 @@ def test_full_disk(source, written, tmp_path, monkeypatch):
 
     monkeypatch.setattr("pretrain.checkpoint.unsharded_folder.save_file", full)
     with pytest.raises(UserError, match=r"cannot write .*: No space left on device"):
-        save_canonical(CanonicalCheckpoint.open(source.checkpoint), target)
+        save_canonical(UnshardedCheckpoint.open(source.checkpoint), target)
     assert verify(target) is None
     assert [path.name for path in tmp_path.iterdir()] == [target.name]
 
@@ -267,7 +269,7 @@ def test_weights_alone(source, tmp_path):
     given = parameters(specs)
     state = TrainingState(model=small_model().to_json())
     folder = write_canonical(tmp_path / "step_000000", state, [], given, source.checkpoint / "tokenizer")
-    checkpoint = CanonicalCheckpoint.open(folder)
+    checkpoint = UnshardedCheckpoint.open(folder)
     for parameter in given:
         assert torch.equal(checkpoint.parameter(parameter.name), parameter.weight)
         moments = checkpoint.optimizer_state(parameter.name)
@@ -299,7 +301,7 @@ def test_unreadable_canonical_folders(written, tmp_path, damage, said):
     folder = copied(written, tmp_path)
     damage(folder)
     with pytest.raises(UserError) as error:
-        CanonicalCheckpoint.open(folder)
+        UnshardedCheckpoint.open(folder)
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
@@ -307,7 +309,7 @@ def test_unreadable_tensors(written, tmp_path):
     folder = copied(written, tmp_path)
     path = folder / "canonical" / f"{NAME}.safetensors"
     save_file({"exp_avg": load_file(path)["exp_avg"]}, path)
-    checkpoint = CanonicalCheckpoint.open(folder)
+    checkpoint = UnshardedCheckpoint.open(folder)
     with pytest.raises(UserError, match="does not hold the weight"):
         checkpoint.parameter(NAME)
     save_file({"fp32": torch.zeros(3)}, path)

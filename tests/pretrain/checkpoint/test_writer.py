@@ -9,7 +9,7 @@ from collections import OrderedDict
 import pytest
 import torch
 
-from pretrain.checkpoint.store import verify
+from pretrain.checkpoint.manifest import verify
 from pretrain.checkpoint.writer import RecordingCheckpointEngine, copied_to_host
 from tests.distributed import run_distributed
 from tests.pretrain.shapes import contents, differences

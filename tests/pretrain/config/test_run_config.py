@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 from model.errors import UserError
+from pretrain.config.command_line import RECIPES, load_run_config, parse_command_line
 from pretrain.config.lr_rules import NAMED_RULES
-from pretrain.config.run_config import RECIPES, RunConfig, load_run_config, parse_command_line
+from pretrain.config.run_config import RunConfig
 from pretrain.optim.groups import run_groups
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from model.errors import UserError
 from pretrain.config.run_config import RunConfig
+from pretrain.data.corpus import Corpus, unigram_entropy
 from pretrain.data.indexed import IndexedTokens, IndexedWriter, bin_path, idx_path
-from pretrain.data.sequences import Corpus, TrainingSequences, unigram_entropy
+from pretrain.data.sequences import TrainingSequences
 from pretrain.prepare.verify import verify
-from pretrain.run.folder import open_data
+from pretrain.run.data import open_data
 
 
 def write(prefix: Path, documents: list[list[int]], dtype: type = np.uint16) -> Path:

@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.errors import UserError
+from pretrain.data.corpus import Corpus, unigram_entropy
 from pretrain.data.indexed import IndexedTokens, IndexedWriter
-from pretrain.data.sequences import Corpus, TrainingSequences, ValidationSequences, unigram_entropy
+from pretrain.data.sequences import TrainingSequences, ValidationSequences
 
 
 def numbered_corpus(folder: Path, training: int, validation: int = 100, name: str = "numbered") -> Corpus:

@@ -9,7 +9,7 @@ from model.errors import UserError
 from pretrain.diagnostics.command import main
 from pretrain.diagnostics.comparison import Band, by_group, differences, paired
 from pretrain.diagnostics.measure import RunFigures, group_and_seed, measure_run
-from pretrain.metrics.session import read_metrics
+from pretrain.metrics.file import read_metrics
 from tests.distributed import run_distributed
 from tests.pretrain.training import nano_run, session
 
@@ -133,9 +133,9 @@ def test_names():
 @pytest.mark.slow
 def test_the_same_text_with_another_vocabulary_is_not_the_runs_data(runs, small_folder, tmp_path):
     """The folders of the built-in corpus differ in their tokenizer only; ids of a larger one would not fit."""
-    from pretrain.run.saved import RunSource
+    from pretrain.run.saved import SavedRun
 
-    source = RunSource.open(runs[0])
+    source = SavedRun.open(runs[0])
     assert len(source.corpora()) == 1
     source.state.data["tokenizer"] = "another"
     assert source.corpora() == []

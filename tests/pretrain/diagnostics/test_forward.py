@@ -9,9 +9,11 @@ import torch
 from model.initialization import initialize
 from model.presets import preset
 from model.transformer import Transformer
-from pretrain.config.run_config import parse_command_line
+from pretrain.config.command_line import parse_command_line
 from pretrain.diagnostics.forward import ForwardProbe, feature_drift, lower_layers, normalised
-from pretrain.engine.build import build_engine, merge_ds_config, quiet_deepspeed, read_ds_config
+from pretrain.engine.build import build_engine
+from pretrain.engine.ds_config import merge_ds_config, read_ds_config
+from pretrain.engine.quiet import quiet_deepspeed
 from pretrain.plan.micro_batch import plan_batch
 from pretrain.runtime.world import World, start_world
 from tests.distributed import run_distributed

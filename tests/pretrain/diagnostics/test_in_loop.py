@@ -11,7 +11,7 @@ from model.errors import UserError
 from model.initialization import initial_value
 from model.parameters import parameter_roles
 from model.transformer import Transformer
-from pretrain.checkpoint.unsharded import CanonicalCheckpoint
+from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.diagnostics.weights import displacement, kept_path, update_norm
 from tests.distributed import run_distributed
 from tests.pretrain.checkpoint.test_store import interrupted
@@ -96,7 +96,7 @@ def check_weights(run, looks, weights):
                 assert look[f"diagnostics/lambda_{part}_initial/layer_{layer}"] == pytest.approx(
                     expected, rel=1e-6
                 )
-        checkpoint = CanonicalCheckpoint.open(run.folder / "checkpoints" / f"step_{step:06d}")
+        checkpoint = UnshardedCheckpoint.open(run.folder / "checkpoints" / f"step_{step:06d}")
         for name, group in checkpoint.groups.items():
             lr, (b1, b2), eps = (group.settings[key] for key in ("lr", "betas", "eps"))
             moved = whole = count = 0.0
@@ -165,12 +165,12 @@ def test_after_a_resume_the_figures_go_on(small_folder, tmp_path, first, second)
 
 
 def test_weights_made_elsewhere_have_no_displacement_from_a_seed(small_folder, tmp_path):
-    from pretrain.checkpoint.store import TrainingState
+    from pretrain.checkpoint.state import TrainingState
     from pretrain.checkpoint.unsharded_folder import save_canonical
 
     run = measured_run(small_folder, tmp_path, "origin", 0)
     run_distributed(session, 1, run, timeout=120)
-    source = CanonicalCheckpoint.open(run.folder / "checkpoints" / "step_000008")
+    source = UnshardedCheckpoint.open(run.folder / "checkpoints" / "step_000008")
     source.state = TrainingState(model=source.state.model, data={"tokenizer": source.state.data["tokenizer"]})
     imported = replace(run, name="imported", diagnostics_every=4)
     save_canonical(source, imported.folder / "checkpoints" / "step_000000")

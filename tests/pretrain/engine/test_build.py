@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from model.errors import UserError
-from pretrain.config.run_config import parse_command_line
-from pretrain.engine.build import build_engine, merge_ds_config, read_ds_config, resolve_bf16
-from pretrain.plan.micro_batch import BatchPlan, plan_batch
+from pretrain.config.command_line import parse_command_line
+from pretrain.engine.batch import BatchPlan
+from pretrain.engine.build import build_engine
+from pretrain.engine.ds_config import merge_ds_config, read_ds_config, resolve_bf16
+from pretrain.plan.micro_batch import plan_batch
 from tests.distributed import run_distributed
 
 ROOT = Path(__file__).resolve().parents[3]

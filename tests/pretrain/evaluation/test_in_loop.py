@@ -13,10 +13,10 @@ import torch.distributed as dist
 from model.errors import UserError
 from model.process_grid import grid, start_grid
 from pretrain import convert
-from pretrain.config.run_config import parse_command_line
+from pretrain.config.command_line import parse_command_line
 from pretrain.evaluation import command as evaluation
-from pretrain.metrics.session import read_metrics
-from pretrain.run.saved import RunSource
+from pretrain.metrics.file import read_metrics
+from pretrain.run.saved import SavedRun
 from tests.distributed import run_distributed
 from tests.launch import launch
 from tests.pretrain.evaluation.items import write_data_sets
@@ -107,7 +107,7 @@ def test_scores_equal_the_commands_on_the_checkpoint_of_the_step(small_folder, d
             if key.startswith("evaluation/")
         }
         assert found == pytest.approx(expected, rel=1e-5) and len(found) == 7
-    source = RunSource.open(run.folder, 8)  # the model card has the scores of its own step
+    source = SavedRun.open(run.folder, 8)  # the model card has the scores of its own step
     assert source.last_metrics()["evaluation/piqa/acc"] == rows[8]["evaluation/piqa/acc"]
     assert convert.main([str(run.folder), "--out", str(tmp_path / "hf")]) == 0
     assert f"| piqa acc | {rows[12]['evaluation/piqa/acc']:.4f} |" in (tmp_path / "hf/README.md").read_text()

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain.metrics.session import FILE_NAME, Metrics, MetricsFile, Throughput, read_metrics
+from pretrain.metrics.file import FILE_NAME, MetricsFile, read_metrics
+from pretrain.metrics.session import Metrics
+from pretrain.metrics.throughput import Throughput
 
 
 class Clock:

@@ -8,9 +8,9 @@ import torch
 from model.config import ModelConfig, block
 from model.presets import preset
 from model.transformer import Transformer
-from pretrain.config.run_config import parse_command_line
-from pretrain.engine.build import read_ds_config
-from pretrain.plan.footprint import EngineSettings, activations, layer_activation_bytes, rank_parameters
+from pretrain.config.command_line import parse_command_line
+from pretrain.engine.ds_config import EngineSettings, read_ds_config
+from pretrain.plan.footprint import activations, layer_activation_bytes, rank_parameters
 
 LLAMA = block("llama", vocab_size=500, context_length=64, d_model=64, heads=(2, 4), ffn_width=176)
 GPT2 = block("gpt2", vocab_size=500, context_length=64, d_model=64, heads=(2, 4), ffn_width=256)

@@ -10,7 +10,8 @@ import pytest
 
 from model.config import block
 from model.presets import preset
-from pretrain.plan.footprint import EngineSettings, activations, rank_parameters
+from pretrain.engine.ds_config import EngineSettings
+from pretrain.plan.footprint import activations, rank_parameters
 from pretrain.plan.memory import memory_plan, states
 
 GIB = 1 << 30

@@ -4,9 +4,10 @@ import pytest
 
 from model.errors import UserError
 from model.presets import preset
-from pretrain.plan.footprint import EngineSettings
+from pretrain.engine.batch import BatchPlan
+from pretrain.engine.ds_config import EngineSettings
 from pretrain.plan.memory import memory_plan
-from pretrain.plan.micro_batch import BatchPlan, plan_batch, usable_memory
+from pretrain.plan.micro_batch import plan_batch, usable_memory
 
 GIB = 1 << 30
 MODEL = preset("prism-124m")

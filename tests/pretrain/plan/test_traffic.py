@@ -6,7 +6,7 @@ import dataclasses
 
 from model.parallel_plan import plan as tensor_plan
 from model.presets import preset
-from pretrain.plan.footprint import EngineSettings
+from pretrain.engine.ds_config import EngineSettings
 from pretrain.plan.traffic import traffic
 
 PRISM = preset("prism-757m")

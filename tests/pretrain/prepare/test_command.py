@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.data.sequences import Corpus
+from pretrain.data.corpus import Corpus
 from pretrain.prepare import command as command
 
 ROOT = Path(__file__).parents[3]

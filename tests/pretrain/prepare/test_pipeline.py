@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from model.errors import UserError
-from pretrain.data.sequences import Corpus
+from pretrain.data.corpus import Corpus
 from pretrain.data.sources.files import TextFiles
 from pretrain.data.tokenizer import load_tokenizer
 from pretrain.prepare import pipeline as module

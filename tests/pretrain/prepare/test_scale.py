@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.errors import UserError
-from pretrain.data.sequences import Corpus
+from pretrain.data.corpus import Corpus
 from pretrain.data.sources.files import TextFiles
 from pretrain.data.tokenizer import load_tokenizer
 from pretrain.prepare import parts as shards

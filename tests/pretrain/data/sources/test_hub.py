@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from model.errors import UserError
-from pretrain.data.sequences import Corpus
+from pretrain.data.corpus import Corpus
 from pretrain.data.sources import hub
 from pretrain.data.sources.hub import HubDataset
 from pretrain.data.sources.source import Document

@@ -1,0 +1,48 @@
+"""A checkpoint's manifest: the size and hash of every file, and whether they still hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pretrain.checkpoint.state import (
+    ENGINE_FOLDER,
+    FORMAT,
+    UNIVERSAL_FOLDER,
+)
+from pretrain.utils.files import file_entry
+
+
+def verify(folder: Path, part: int = 0, parts: int = 1) -> str | None:
+    """Compare a checkpoint's files with its manifest.
+
+    Args:
+        folder: the checkpoint.
+        part: which of *parts* equal shares of the files to read (each rank reads its own).
+
+    Returns:
+        None when sound, else what is wrong.
+    """
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        if manifest["format"] != FORMAT:
+            return f"its format is {manifest['format']}, this version reads {FORMAT}"
+        # DeepSpeed's own converter may have made universal/ of deepspeed/, which is then free to go.
+        replaced = not (folder / ENGINE_FOLDER).is_dir() and (folder / UNIVERSAL_FOLDER).is_dir()
+        files = {
+            name: entry
+            for name, entry in manifest["files"].items()
+            if not (replaced and name.startswith(f"{ENGINE_FOLDER}/"))
+        }
+        for name, entry in sorted(files.items())[part::parts]:
+            path = folder / name
+            size = path.stat().st_size
+            if size != entry["bytes"]:
+                return f"{name} has {size} bytes, {entry['bytes']} were written"
+            if file_entry(path) != entry:
+                return f"{name} does not have the contents that were written"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"manifest.json cannot be read ({type(error).__name__})"
+    return None

@@ -1,0 +1,166 @@
+"""Command lines: main.py's flags and recipes, and the parser that every other command uses."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+from argparse import ArgumentError
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jsonargparse
+import yaml
+
+from model.errors import UserError, closest
+from pretrain.config.run_config import DEFAULT_RECIPE, RunConfig
+
+RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """What main.py was called with: the run, and which ds_config it uses."""
+
+    run: RunConfig
+    ds_config: str
+    plot_lr: str | None = None
+    """Draw the learning rates into this file instead of training."""
+
+
+def parse_command_line(arguments: list[str]) -> CommandLine:
+    """Turn main.py's arguments into a checked RunConfig.
+
+    Raises:
+        UserError: an unknown flag or key (with the closest valid name), a value of the wrong type, a recipe that
+            is missing or no YAML mapping.
+    """
+    parser = _build_parser()
+    arguments = _resolve_recipe(list(arguments))
+    _check_flags(arguments, parser)
+    try:
+        parsed = parser.parse_args(arguments)
+        instance = parser.instantiate(parsed)
+    except (ArgumentError, jsonargparse.ArgumentError) as error:
+        raise UserError(_one_line(str(error))) from None
+    values = {f.name: getattr(instance, f.name) for f in dataclasses.fields(RunConfig)}
+    return CommandLine(run=RunConfig(**values), ds_config=instance.ds_config, plot_lr=instance.plot_lr)
+
+
+def load_run_config(path: str | Path) -> RunConfig:
+    """Read the config.yaml of a run folder.
+
+    Raises:
+        UserError: the file is missing or does not hold a RunConfig.
+    """
+    return parse_command_line(["--config", str(path), "--ds_config", "unused"]).run
+
+
+@functools.cache
+def _build_parser() -> jsonargparse.ArgumentParser:
+    jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    parser = jsonargparse.ArgumentParser(
+        prog="deepspeed pretrain/main.py",
+        exit_on_error=False,
+        description="Pretrain a decoder with any head count per layer. Recipes: "
+        + ", ".join(_recipe_names()),
+    )
+    parser.add_argument(
+        "--config", action="config", help="Recipe: a name from pretrain/recipes or a YAML file."
+    )
+    parser.add_argument(
+        "--ds_config", type=str, default="ds_configs/zero2.json", help="DeepSpeed configuration."
+    )
+    parser.add_argument(
+        "--plot_lr", metavar="FILE", help="Draw every group's learning rate over the run into FILE, and stop."
+    )
+    parser.add_argument("--local_rank", type=int, default=0, help="Passed by the launcher; ignored.")
+    parser.add_class_arguments(RunConfig)
+    return parser
+
+
+def _recipe_names() -> list[str]:
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def _resolve_recipe(arguments: list[str]) -> list[str]:
+    """Point --config at a file (the default recipe when absent), check its keys, and name the recipe."""
+    given, rest = DEFAULT_RECIPE, []
+    remaining = iter(arguments)
+    for argument in remaining:  # the last one counts, as with any flag: scripts give one, their users another
+        if argument == "--config":
+            given = next(remaining, "")
+        elif argument.startswith("--config="):
+            given = argument.split("=", 1)[1]
+        else:
+            rest.append(argument)
+            continue
+        if not given:
+            raise UserError("config: no value given; give a recipe name or a YAML file")
+    path = Path(given)
+    if not path.is_file():
+        path = RECIPES / f"{given}.yaml"
+    if not path.is_file():
+        raise UserError(
+            f"config: no recipe or file {given!r}; recipes are {', '.join(_recipe_names())}"
+            + closest(given, _recipe_names())
+        )
+    try:
+        recipe = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"config: {given} is not valid YAML ({_one_line(str(error))})") from None
+    if not isinstance(recipe, dict):
+        raise UserError(
+            f"config: {given} holds a {type(recipe).__name__}; it must be a mapping of RunConfig fields"
+        )
+    _check_keys(recipe, RunConfig, source=str(given))
+    named = [] if "recipe" in recipe else ["--recipe", path.stem]
+    return ["--config", str(path), *named, *rest]
+
+
+def _check_keys(values: dict[str, Any], config_class: type, source: str, prefix: str = "") -> None:
+    valid = {f.name: f for f in dataclasses.fields(config_class)}
+    for key, value in values.items():
+        if key not in valid:
+            raise UserError(
+                f"{prefix}{key}: unknown key in {source}"
+                + (closest(str(key), valid) or f"; valid keys are {', '.join(valid)}")
+            )
+        nested = valid[key].default_factory
+        if dataclasses.is_dataclass(nested):
+            if not isinstance(value, dict):
+                raise UserError(f"{prefix}{key}: {value!r} in {source} is not a mapping")
+            _check_keys(value, nested, source, f"{prefix}{key}.")  # type: ignore[arg-type]
+
+
+def _check_flags(arguments: list[str], parser: jsonargparse.ArgumentParser) -> None:
+    valid = [
+        option for action in parser._actions for option in action.option_strings if option.startswith("--")
+    ]
+    for argument in arguments:
+        flag = argument.split("=", 1)[0]
+        if flag.startswith("--") and flag not in valid and not flag.startswith("--architecture."):
+            raise UserError(
+                f"{flag}: unknown flag" + (closest(flag, valid) or "; --help lists the valid ones")
+            )
+
+
+def _one_line(message: str) -> str:
+    message = " ".join(message.split()).removeprefix("Parser key ")
+    return (
+        message.replace("typing.Literal", "one of ")
+        .replace("Expected a <class '", "expected <")
+        .replace("'>.", ">.")
+    )
+
+
+class CommandParser(argparse.ArgumentParser):
+    """argparse that reports bad arguments as every other bad input."""
+
+    def error(self, message: str) -> NoReturn:
+        hint = ""
+        if message.startswith("unrecognized arguments: "):
+            given = message.removeprefix("unrecognized arguments: ").split()[0].partition("=")[0]
+            hint = closest(given, [option for action in self._actions for option in action.option_strings])
+        raise UserError(message + hint)

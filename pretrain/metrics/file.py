@@ -1,0 +1,133 @@
+"""metrics.jsonl: one JSON object a line, each written whole as soon as it is known."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+FILE_NAME = "metrics.jsonl"
+
+
+# JSON has no word for these; as strings, float() reads them back and so does every data frame library.
+NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+class MetricsFile:
+    """A file of JSON objects, one a line, each written whole as soon as it is known.
+
+    Args:
+        path: the file; it is created with the first row.
+        report: where to say that rows cannot be written.
+    """
+
+    def __init__(self, path: Path, report: Callable[[str], None] | None = None) -> None:
+        self.path = path
+        self._report = report or (lambda text: print(text, file=sys.stderr))
+        self._descriptor: int | None = None
+        self._size = 0
+        self._lost = 0
+
+    def append(self, step: int, row: Mapping[str, Any]) -> None:
+        """Write one row. A full disk loses rows, which is said once; it does not end the training."""
+        line = json.dumps({"step": step, **{key: _encode(plain(value)) for key, value in row.items()}})
+        try:
+            if self._descriptor is None:
+                self._open()
+            assert self._descriptor is not None
+            data = line.encode() + b"\n"
+            if self._lost:  # a write that the full disk cut short would spoil this row too
+                os.ftruncate(self._descriptor, self._size)
+            if os.write(self._descriptor, data) != len(data):
+                raise OSError(28, "No space left on device")
+            self._size += len(data)
+        except OSError as error:
+            self._lost += 1
+            if self._lost == 1:
+                self._report(f"warning: cannot write {self.path} ({error.strerror}); training goes on")
+
+    def truncate_after(self, step: int) -> int:
+        """Drop the rows after *step* and lines that are no row; return how many lines went.
+
+        What remains replaces the file at once: an interruption leaves the old file or the new one.
+        """
+        self.close()
+        try:
+            lines = self.path.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return 0
+        kept, dropped = [], 0
+        for line in filter(None, lines):
+            row = _parse(line)
+            if row is not None and row["step"] <= step:
+                kept.append(line + b"\n")
+            else:
+                dropped += 1
+        if dropped or (lines and lines[-1]):  # the last line lacks its end
+            partial = self.path.with_name(self.path.name + ".partial")
+            with partial.open("wb") as file:
+                file.writelines(kept)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(self.path)
+        return dropped
+
+    def close(self) -> None:
+        """Close the file; ``append`` opens it again."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _open(self) -> None:
+        """Open for appending, after the last complete line."""
+        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        content = self.path.read_bytes()
+        self._size = content.rfind(b"\n") + 1
+        if self._size != len(content):
+            os.ftruncate(self._descriptor, self._size)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a metrics file in order of step, with rows of the same step merged into one.
+
+    *path* may be the run's folder. Lines that are no row, such as a half-written last one, are left out.
+    """
+    path = path / FILE_NAME if path.is_dir() else path
+    merged: dict[int, dict[str, Any]] = {}
+    for line in path.read_bytes().split(b"\n"):
+        row = _parse(line)
+        if row is not None:
+            merged.setdefault(row["step"], {}).update({key: _decode(value) for key, value in row.items()})
+    return [merged[step] for step in sorted(merged)]
+
+
+def plain(value: Any) -> Any:
+    """Return a Python number for a one-element tensor or NumPy value, anything else as it is."""
+    return value.item() if hasattr(value, "item") else value
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """Return the row that *line* holds, or None if it holds none."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_encode(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decode(item) for item in value]
+    return NON_FINITE.get(value, value) if isinstance(value, str) else value
