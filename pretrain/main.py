@@ -48,6 +48,7 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
                 print("\n".join(plot_learning_rates(run, Path(command.plot_lr))))
             return
         ds_config = read_ds_config(command.ds_config)
+        from pretrain.engine.patches import prepare_deepspeed
         from pretrain.plots import draw_runs
         from pretrain.report import closing, finished_already, metrics_of, opening
         from pretrain.run.data import open_data
@@ -58,6 +59,7 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
         from pretrain.runtime.world import start_world
         from pretrain.trainer import Trainer
 
+        prepare_deepspeed()
         world = start_world(run.threads, run.deterministic, run.tensor_parallel, run.sequence_parallel)
         check_agreement(world, run.to_yaml())
         locks = RunLocks(run.folder, world)

@@ -24,6 +24,7 @@ from pretrain.diagnostics.maturity import Maturity
 from pretrain.engine.batch import BatchPlan
 from pretrain.engine.build import build_engine
 from pretrain.engine.ds_config import EngineSettings, merge_ds_config, resolve_bf16
+from pretrain.engine.patches import guarded_updates
 from pretrain.generate import generate
 from pretrain.measurements import Measurements
 from pretrain.metrics.session import Metrics
@@ -175,7 +176,7 @@ class Trainer:
 
         with (
             BatchPrefetcher(lambda index: self._micro_batch(base, index), start=0) as batches,
-            guard.installed(),
+            guarded_updates(guard),
         ):
             stop = 0
             if state.owed:
