@@ -61,7 +61,7 @@ def test_no_read_of_ours_between_logs(small_folder, tmp_path):
             "0",
         )
         reads = run_distributed(session_counting_reads, 1, run, timeout=120)[0]
-        assert "step_log.py:flush" in reads  # the counting works
+        assert "step_log.py:read" in reads  # the counting works
         counts[steps] = reads
     assert counts[6] == counts[12], counts
 

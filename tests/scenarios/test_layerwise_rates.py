@@ -68,12 +68,12 @@ def observed_session(run, shape, stop=None):
 
     original, seen = Trainer._forward_backward, {}
 
-    def observe(self, engine, batches):
+    def observe(self, batches):
         if self.state.step == stop:
             raise KeyboardInterrupt
-        before, rates = masters(engine)
-        loss = original(self, engine, batches)
-        after, _ = masters(engine)
+        before, rates = masters(self.engine)
+        loss = original(self, batches)
+        after, _ = masters(self.engine)
         moved = {
             name: max((a - b).abs().max().item() for a, b in zip(after[name], before[name], strict=True))
             for name in before
