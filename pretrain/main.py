@@ -18,9 +18,8 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)
 # spinning makes a training step 1.8 times slower, and gains 4 % on an idle machine (docs/experiments.md).
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from model.errors import UserError  # noqa: E402
 from pretrain.config.command_line import parse_command_line  # noqa: E402
-from pretrain.runtime.exit import end_after, exit_with  # noqa: E402
+from pretrain.runtime.exit import end_after  # noqa: E402
 from pretrain.runtime.signals import StopListener, Stopped  # noqa: E402
 
 
@@ -73,8 +72,6 @@ if __name__ == "__main__":
     listener = StopListener()
     try:
         main(sys.argv[1:], listener, rank)
-    except UserError as error:
-        exit_with(error, rank)
     except Stopped as stopped:
         if rank == 0:
             print(
