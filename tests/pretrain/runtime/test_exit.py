@@ -7,8 +7,8 @@ import time
 import pytest
 
 from pretrain.runtime.exit import lost_peer
-from tests.launch import start
-from tests.pretrain.training import nano_arguments
+from tests.helpers.launch import start
+from tests.helpers.training import nano_arguments
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ runpy.run_path({root!r} + "/pretrain/main.py", run_name="__main__")
 
 @pytest.mark.slow
 def test_the_failing_rank_comes_first(small_folder, tmp_path):
-    from tests.launch import ROOT
+    from tests.helpers.launch import ROOT
 
     script = tmp_path / "broken.py"
     script.write_text(BROKEN.format(root=str(ROOT)))

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 MAIN = "pretrain/main.py"
 # After a rank failed, the others get this long to end by themselves, as under a launcher.
 GRACE = 10.0
