@@ -53,7 +53,10 @@ def end_after(error: BaseException, rank: int, wait: float = WAIT_SECONDS) -> No
 
 
 def _end_alone(error: BaseException, rank: int, code: int, wait: float) -> NoReturn:
-    """End a rank that has not met the others. What is wrong on all nodes rank 0 says; on one, that node's first rank."""
+    """End a rank that has not met the others.
+
+    What is wrong everywhere is said by rank 0; what is wrong on one node, by that node's first rank.
+    """
     if code == FAILED or rank == 0:
         _print(_text(error, rank))
     elif os.environ.get("LOCAL_RANK", "0") == "0":

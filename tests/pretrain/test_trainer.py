@@ -12,8 +12,8 @@ from pretrain.data.corpus import Corpus, unigram_entropy
 from pretrain.data.sequences import TrainingSequences
 from pretrain.data.sources.files import TextFiles
 from pretrain.prepare.pipeline import prepare
-from tests.distributed import run_distributed
-from tests.pretrain.training import ROOT, curve, nano_run, session
+from tests.helpers.distributed import run_distributed
+from tests.helpers.training import ROOT, curve, nano_run, session
 
 READS = ("item", "tolist", "__bool__", "__float__", "__int__", "cpu", "numpy")
 

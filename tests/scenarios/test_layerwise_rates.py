@@ -10,9 +10,9 @@ from model.initialization import initial_value
 from model.parameters import parameter_roles, parameter_specs
 from model.transformer import Transformer
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
-from tests.distributed import run_distributed
-from tests.pretrain.shapes import Shape, build, contents, differences, fit, load_and_gather, newest
-from tests.pretrain.training import curve, nano_run, session
+from tests.helpers.distributed import run_distributed
+from tests.helpers.shapes import Shape, build, contents, differences, fit, load_and_gather, newest
+from tests.helpers.training import curve, nano_run, session
 
 # Four layers; 2 and 3 are the upper half.
 SLOW = {"name": "slow", "parameters": ["q", "k"], "layers": "upper_half", "scale": 0.25, "hold": 8, "ramp": 4}

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from pretrain.optim.spikes import LEAST, WINDOW, SpikeGuard
-from tests.distributed import run_distributed
-from tests.pretrain.training import curve, nano_run, session
+from tests.helpers.distributed import run_distributed
+from tests.helpers.training import curve, nano_run, session
 
 
 def offered(guard, loss, norm):

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from tests.launch import ROOT, start
-from tests.pretrain.training import nano_arguments
+from tests.helpers.launch import ROOT, start
+from tests.helpers.training import nano_arguments
 
 HOST = socket.gethostname()
 BROKEN = """

@@ -9,7 +9,7 @@ from model.errors import UserError
 from pretrain.runtime import same_code as agreement
 from pretrain.runtime.same_code import check_agreement, fingerprint
 from pretrain.runtime.world import start_world
-from tests.distributed import run_distributed
+from tests.helpers.distributed import run_distributed
 
 
 def refusal(odd_rank, what, value):

@@ -20,8 +20,8 @@ from pretrain.run.data import open_data
 from pretrain.runtime.world import start_world
 from pretrain.session import Session, build_session
 from pretrain.trainer import Trainer
-from tests.distributed import run_distributed
-from tests.pretrain.training import ROOT, nano_run
+from tests.helpers.distributed import run_distributed
+from tests.helpers.training import ROOT, nano_run
 
 # Odd sizes, so that ZeRO's partitions do not divide evenly over 2 ranks, and widths that 3 tensor-parallel ranks
 # divide; every kind of parameter: biases of all projections and norms, learned positions, an untied output.
