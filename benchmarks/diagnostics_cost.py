@@ -24,7 +24,7 @@ from pretrain.config.run_config import RunConfig
 from pretrain.data.loader import BatchPrefetcher
 from pretrain.engine.build import build_engine
 from pretrain.engine.ds_config import read_ds_config
-from pretrain.engine.quiet import quiet_deepspeed
+from pretrain.engine.patches import prepare_deepspeed
 from pretrain.metrics.session import Metrics
 from pretrain.run.data import open_data
 from pretrain.runtime.world import start_world
@@ -40,7 +40,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         command = parse_command_line([*flags, "--runs_dir", folder, "--logging.wandb", "disabled"])
         run = command.run
-        quiet_deepspeed()
+        prepare_deepspeed()
         world = start_world(run.threads, run.deterministic)
         session = build_session(run, read_ds_config(command.ds_config), open_data(run, print), world)
         diagnostics = session.hooks[-1]

@@ -30,6 +30,7 @@ from pretrain.diagnostics.in_loop import Diagnostics
 from pretrain.diagnostics.maturity import Maturity
 from pretrain.engine.batch import BatchPlan
 from pretrain.engine.ds_config import EngineSettings, merge_ds_config, read_ds_config, resolve_bf16
+from pretrain.engine.patches import prepare_deepspeed
 from pretrain.evaluation.hooks import EvaluationHook, ValidationHook
 from pretrain.optim.groups import GroupRates, run_groups
 from pretrain.plan.micro_batch import device_memory, plan_batch
@@ -107,6 +108,7 @@ def open_session(command: CommandLine, listener: StopListener) -> Iterator[Sessi
     run = command.run
     with listener.at_once():
         ds_config = read_ds_config(command.ds_config)
+        prepare_deepspeed()
         world = start_world(run.threads, run.deterministic, run.tensor_parallel, run.sequence_parallel)
         check_agreement(world, run.to_yaml())
         locks = RunLocks(run.folder, world)

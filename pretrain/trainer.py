@@ -12,6 +12,7 @@ from pretrain.checkpoint.reshard import load_resharded
 from pretrain.checkpoint.state import read_features
 from pretrain.data.loader import BatchPrefetcher
 from pretrain.engine.build import build_engine
+from pretrain.engine.patches import guarded_updates
 from pretrain.metrics.session import Metrics
 from pretrain.metrics.step_log import StepLog
 from pretrain.optim.spikes import SpikeGuard, global_loss
@@ -58,7 +59,7 @@ class Trainer:
         seen = state.sequences
         with (
             BatchPrefetcher(lambda index: session.micro_batch(seen, index), start=0) as batches,
-            self.guard.installed(),
+            guarded_updates(self.guard),
         ):
             stop = 0
             if state.owed:  # left by a session that was stopped

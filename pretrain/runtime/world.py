@@ -107,7 +107,8 @@ def start_world(
 ) -> World:
     """Join the process group (gloo on CPU, NCCL on CUDA), lay out the grid and settle device and threads.
 
-    Without a launcher's environment the process becomes a world of its own.
+    Without a launcher's environment the process becomes a world of its own. DeepSpeed is to be made ready first
+    (pretrain.engine.patches.prepare_deepspeed), or it compiles an extension that nobody needs.
 
     Args:
         threads: CPU threads per rank; None takes OMP_NUM_THREADS, else the cores shared among the local ranks.
@@ -141,8 +142,6 @@ def start_world(
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-    # A shared-memory all-reduce for inference on CPUs, which training never calls; DeepSpeed would compile it now.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if not dist.is_initialized():
         os.environ.setdefault("MASTER_PORT", "29500" if size > 1 else str(_free_port()))
     # Also where a process group exists: DeepSpeed's own module must know of it before zero.Init asks for its size.

@@ -14,7 +14,7 @@ from pretrain.checkpoint.store import CheckpointStore
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.ds_config import read_ds_config
-from pretrain.engine.quiet import quiet_deepspeed
+from pretrain.engine.patches import prepare_deepspeed
 from pretrain.metrics.session import Metrics
 from pretrain.run.data import open_data
 from pretrain.runtime.world import start_world
@@ -69,7 +69,7 @@ def shape_run(data: Path, runs: Path, shape: Shape, *more: str) -> RunConfig:
 
 def build(run: RunConfig, shape: Shape) -> Session:
     """A session in this worker."""
-    quiet_deepspeed()
+    prepare_deepspeed()
     world = start_world(None, False, run.tensor_parallel)
     ds_config = read_ds_config(str(ROOT / f"ds_configs/zero{shape.stage}.json"))
     ds_config["zero_optimization"] |= dict(shape.zero)

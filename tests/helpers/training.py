@@ -10,7 +10,7 @@ from model.errors import UserError
 from pretrain.config.command_line import parse_command_line
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.ds_config import read_ds_config
-from pretrain.engine.quiet import quiet_deepspeed
+from pretrain.engine.patches import prepare_deepspeed
 from pretrain.metrics.file import read_metrics
 from pretrain.metrics.session import Metrics
 from pretrain.run.data import open_data
@@ -64,7 +64,7 @@ def session(run: RunConfig, stage: int = 2, **changes: Any) -> tuple[list[str], 
         The notes of a resume, and the line of the UserError that ended the session, if one did.
     """
     run = replace(run, **changes)
-    quiet_deepspeed()
+    prepare_deepspeed()
     try:
         world = start_world(None, False, run.tensor_parallel, run.sequence_parallel)
         session = build_session(

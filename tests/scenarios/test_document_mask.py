@@ -14,7 +14,7 @@ from pretrain.config.command_line import parse_command_line
 from pretrain.data.sources.files import TextFiles
 from pretrain.engine.build import build_engine
 from pretrain.engine.ds_config import EngineSettings, read_ds_config
-from pretrain.engine.quiet import quiet_deepspeed
+from pretrain.engine.patches import prepare_deepspeed
 from pretrain.evaluation.validation import Validation
 from pretrain.plan.command import main as plan_main
 from pretrain.plan.footprint import activations, document_bytes
@@ -105,7 +105,7 @@ def validated(windows, micro_batch, world, starts):
 
 def losses(run, stage, steps=4):
     """Losses and norms of some steps of the run's own batches."""
-    quiet_deepspeed()
+    prepare_deepspeed()
     world = start_world(None, False, run.tensor_parallel, run.sequence_parallel)
     data = open_data(run, lambda progress: None)
     session = build_session(run, read_ds_config(str(ROOT / f"ds_configs/zero{stage}.json")), data, world)

@@ -13,7 +13,7 @@ from model.process_grid import grid, start_grid
 from pretrain.config.command_line import parse_command_line
 from pretrain.engine.build import build_engine
 from pretrain.engine.ds_config import merge_ds_config, read_ds_config
-from pretrain.engine.quiet import quiet_deepspeed
+from pretrain.engine.patches import prepare_deepspeed
 from pretrain.plan.micro_batch import plan_batch
 from pretrain.runtime.world import start_world
 from tests.helpers.distributed import run_distributed
@@ -35,7 +35,7 @@ def train(
     """Train on random tokens; losses, norms, and this rank's parameters in full, in the order of the model."""
     import deepspeed
 
-    quiet_deepspeed()
+    prepare_deepspeed()
     world = start_world(None, False, tensor_parallel, sequence_parallel)
     run = parse_command_line(
         ["--model", model, "--precision", precision, *SETTINGS, *ARCHITECTURE, "--compile", str(compiled)]
