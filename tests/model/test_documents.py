@@ -13,8 +13,8 @@ from model.config import block
 from model.documents import PackedDocuments, of_rows, widened
 from model.process_grid import start_grid
 from model.transformer import Transformer
-from tests.distributed import run_distributed
-from tests.gpus import needs_gpus
+from tests.helpers.distributed import run_distributed
+from tests.helpers.gpus import needs_gpus
 from tests.model.parallel import alone, build, example, own_part, relative, shard_dim
 
 TOLERANCE = 1e-12

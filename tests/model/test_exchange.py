@@ -16,7 +16,7 @@ from model.exchange import BatchForm, HeadExchange, QueryForm, WholeHeads
 from model.parallel_plan import plan
 from model.presets import preset, preset_names
 from model.process_grid import start_grid
-from tests.distributed import run_distributed
+from tests.helpers.distributed import run_distributed
 from tests.model.parallel import Sent, build, differences, example, many_differences, scaled_down
 
 # Everything is compared relative to its own largest value; see tests/model/parallel.py for gradients that are zero.

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from model import loss
 from model.loss import cross_entropy, parallel_cross_entropy
 from model.process_grid import start_grid
-from tests.distributed import run_distributed
+from tests.helpers.distributed import run_distributed
 
 COLUMNS = 36
 

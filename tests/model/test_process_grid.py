@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from model.errors import UserError
 from model.process_grid import ALONE, check_world, deepspeed_mpu, grid, start_grid
-from tests.distributed import ROOT, run_distributed
+from tests.helpers.distributed import ROOT, run_distributed
 
 
 def layout(tensor_parallel, **options):

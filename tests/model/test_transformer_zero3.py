@@ -11,7 +11,7 @@ from model.initialization import initialize
 from model.parameters import parameter_roles
 from model.presets import preset
 from model.transformer import Transformer
-from tests.distributed import run_distributed
+from tests.helpers.distributed import run_distributed
 
 STEPS, LR = 4, 1.0
 

@@ -13,7 +13,7 @@ from model.initialization import initialize
 from model.presets import preset, preset_names
 from model.rotary import RotaryTables
 from model.transformer import Transformer
-from tests.gpus import needs_gpus
+from tests.helpers.gpus import needs_gpus
 
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpus(1))]
 SHAPE = {"vocab_size": 260, "context_length": 32, "d_model": 48, "ffn_width": 64}

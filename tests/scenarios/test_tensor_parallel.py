@@ -16,9 +16,9 @@ from pretrain.engine.ds_config import merge_ds_config, read_ds_config
 from pretrain.engine.patches import prepare_deepspeed
 from pretrain.plan.micro_batch import plan_batch
 from pretrain.runtime.world import start_world
-from tests.distributed import run_distributed
+from tests.helpers.distributed import run_distributed
+from tests.helpers.training import ROOT, curve, nano_run, session
 from tests.pretrain.checkpoint.test_store import interrupted
-from tests.pretrain.training import ROOT, curve, nano_run, session
 
 STEPS = 20
 # Clipping and decay so strong that a wrong norm, or a shard that is not decayed, shows in the first digits.

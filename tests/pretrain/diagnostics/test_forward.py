@@ -16,9 +16,9 @@ from pretrain.engine.ds_config import merge_ds_config, read_ds_config
 from pretrain.engine.patches import prepare_deepspeed
 from pretrain.plan.micro_batch import plan_batch
 from pretrain.runtime.world import World, start_world
-from tests.distributed import run_distributed
+from tests.helpers.distributed import run_distributed
+from tests.helpers.training import ROOT
 from tests.pretrain.diagnostics.test_attention import by_loops
-from tests.pretrain.training import ROOT
 
 ALONE = World(rank=0, local_rank=0, size=1, local_size=1, device=torch.device("cpu"), threads=1)
 

@@ -12,7 +12,7 @@ from pretrain.engine.batch import BatchPlan
 from pretrain.engine.build import build_engine
 from pretrain.engine.ds_config import merge_ds_config, read_ds_config, resolve_bf16
 from pretrain.plan.micro_batch import plan_batch
-from tests.distributed import run_distributed
+from tests.helpers.distributed import run_distributed
 
 ROOT = Path(__file__).resolve().parents[3]
 CPU = torch.device("cpu")

@@ -17,11 +17,11 @@ from pretrain.config.command_line import parse_command_line
 from pretrain.evaluation import command as evaluation
 from pretrain.metrics.file import read_metrics
 from pretrain.run.saved import SavedRun
-from tests.distributed import run_distributed
-from tests.launch import launch
-from tests.pretrain.evaluation.items import write_data_sets
+from tests.helpers.distributed import run_distributed
+from tests.helpers.items import write_data_sets
+from tests.helpers.launch import launch
+from tests.helpers.training import curve, nano_arguments, nano_run, session
 from tests.pretrain.test_main import assert_refused
-from tests.pretrain.training import curve, nano_arguments, nano_run, session
 
 pytest.importorskip("lm_eval")
 

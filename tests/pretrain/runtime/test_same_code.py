@@ -10,7 +10,7 @@ from pretrain.engine.patches import prepare_deepspeed
 from pretrain.runtime import same_code as agreement
 from pretrain.runtime.same_code import check_agreement, fingerprint
 from pretrain.runtime.world import start_world
-from tests.distributed import run_distributed
+from tests.helpers.distributed import run_distributed
 
 
 def refusal(odd_rank, what, value):

@@ -15,6 +15,7 @@ from pretrain.metrics.file import read_metrics
 from pretrain.metrics.session import Metrics
 from pretrain.run.data import open_data
 from pretrain.runtime.world import start_world
+from pretrain.session import build_session
 from pretrain.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,24 +67,24 @@ def session(run: RunConfig, stage: int = 2, **changes: Any) -> tuple[list[str], 
     prepare_deepspeed()
     try:
         world = start_world(None, False, run.tensor_parallel, run.sequence_parallel)
-        trainer = Trainer(
+        session = build_session(
             run,
             read_ds_config(str(ROOT / f"ds_configs/zero{stage}.json")),
             open_data(run, lambda progress: None),
             world,
         )
-        if not trainer.finished:
+        if not session.finished:
             with Metrics(
                 run.folder,
                 total_steps=run.steps,
-                start_step=trainer.state.step,
+                start_step=session.state.step,
                 main=world.is_main,
                 wandb="disabled",
             ) as metrics:
-                trainer.fit(metrics)
+                Trainer(session, metrics).fit()
     except UserError as error:
         return [], str(error)
-    return trainer.notes, None
+    return session.notes, None
 
 
 def curve(folder: Path) -> list[dict[str, Any]]:

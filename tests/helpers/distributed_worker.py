@@ -1,4 +1,4 @@
-"""One rank of tests/distributed.py: a process that is sent functions, calls them and sends back the results.
+"""One rank of tests/helpers/distributed.py: a process that is sent functions, calls them and sends back the results.
 
 Started as ``python distributed_worker.py FD`` with the process group's environment set; FD is its connection.
 """

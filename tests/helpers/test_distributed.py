@@ -13,8 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests import distributed
-from tests.distributed import DistributedError, run_distributed
+from tests.helpers import distributed
+from tests.helpers.distributed import DistributedError, run_distributed
 
 
 @dataclass
