@@ -95,9 +95,10 @@ PUBLIC_OF_ENGINES = {
     "get_global_grad_norm", "was_step_applied", "zero_optimization_stage", "destroy", "register_forward_hook",
 }  # fmt: skip
 PUBLIC_OF_OPTIMIZERS = {"param_groups", "step", "zero_grad", "state_dict", "load_state_dict"}
-# What it hangs on parameters, and what of its modules is replaced.
+# What it hangs on parameters and keeps in its optimizers, and what of its modules is replaced.
 MARKS = re.compile(
     r"ds_(id|shape|numel|tensor|status|persist|process_group|world_size)|_?hp_\w+|is_invalid_grad_norm"
+    r"|\w*(bf16|fp16|fp32|bit16)_\w*groups\w*"
 )
 
 
@@ -128,7 +129,7 @@ def _private_uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 written = not isinstance(node.ctx, ast.Load)
                 if written or not _public(".".join(["deepspeed", *chain[1:]])):
                     yield node.lineno, ".".join(chain)
-            elif _private_attribute(chain[0], chain[-2], node.attr):
+            elif _private_attribute(chain):
                 yield node.lineno, ".".join(chain)
         elif isinstance(node, ast.Call) and _dotted(node.func)[-1] in (
             "getattr",
@@ -136,9 +137,9 @@ def _private_uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
             "hasattr",
             "delattr",
         ):
-            owner, name = _dotted(node.args[0]), str(getattr(node.args[1], "value", ""))
-            if _private_attribute("", owner[-1], name):
-                yield node.lineno, ".".join([*owner, name])
+            chain = [*_dotted(node.args[0]), str(getattr(node.args[1], "value", ""))]
+            if _private_attribute(chain):
+                yield node.lineno, ".".join(chain)
         elif isinstance(node, ast.Constant) and isinstance(text := node.value, str) and _hidden(text):
             yield node.lineno, repr(text)
 
@@ -161,15 +162,17 @@ def _hidden(text: str) -> bool:
     return re.fullmatch(r"deepspeed(\.\w+)+", text) is not None and not _public(text)
 
 
-def _private_attribute(root: str, owner: str, name: str) -> bool:
-    """Whether *name* of something called *owner* belongs to DeepSpeed alone."""
+def _private_attribute(chain: list[str]) -> bool:
+    """Whether the last name of ``a.b.c`` belongs to DeepSpeed alone."""
+    *owners, name = chain
     if MARKS.fullmatch(name):
         return True
-    if owner == "engine" and root != "pretrain":  # not the package
+    if owners[-1] == "engine" and owners[0] != "pretrain":  # not the package
         return name not in PUBLIC_OF_ENGINES
-    return owner == "optimizer" and (
-        name in ("optimizer", "bf16_groups", "fp16_groups") or name.startswith("_")
-    )
+    # Not the settings, as in run.optimizer.learning_rate.
+    return (
+        owners == ["optimizer"] or owners[-2:] == ["engine", "optimizer"]
+    ) and name not in PUBLIC_OF_OPTIMIZERS
 
 
 # ---------------------------------------------------------------------- sizes and names
@@ -216,6 +219,7 @@ def picture(root: Path) -> list[str]:
 
 PLACES = ("pretrain", "model", "tests", "docs", "benchmarks", "slurm")
 FILE = re.compile(rf"(?<![\w/.-])(?:{'|'.join(PLACES)})/[\w/.-]*\w\.(?:py|md|sh)\b")
+LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 MODULE = re.compile(
     r"(?<![\w/.-])(?:(?:pretrain|tests)(?:\.[A-Za-z_]\w*)+|(?<=-m )(?:model|benchmarks)\.\w+)"
 )
@@ -231,6 +235,11 @@ def mentions(root: Path) -> list[str]:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             missing = [
                 name for name in FILE.findall(line) if "NAME" not in name and not (root / name).exists()
+            ]
+            missing += [
+                name
+                for name in LINK.findall(line)
+                if path.suffix == ".md" and not (path.parent / name).exists()
             ]
             missing += [name for name in MODULE.findall(line) if not _resolves(root, name)]
             problems += [f"{path.relative_to(root)}:{number} names {name}" for name in missing]
@@ -313,66 +322,35 @@ def test_a_tree_without_a_problem(small: Path) -> None:
 
 
 NEW = "pretrain/metrics/new.py"
+# fmt: off
 PLANTED: dict[Check, list[tuple[str, str, str | None]]] = {
     # A file, its text, and what is said of it; None for nothing.
     direction: [
-        (
-            "pretrain/config/new.py",
-            "import pretrain.engine.build",
-            "pretrain/engine comes after pretrain/config",
-        ),
-        (
-            "pretrain/config/new.py",
-            "from pretrain.engine import build",
-            "new:1 imports pretrain.engine.build",
-        ),
+        ("pretrain/config/new.py", "import pretrain.engine.build", "pretrain/engine comes after pretrain/config"),
+        ("pretrain/config/new.py", "from pretrain.engine import build", "new:1 imports pretrain.engine.build"),
         ("pretrain/config/new.py", "from ..engine import build", "new:1 imports pretrain.engine.build"),
         ("pretrain/config/__init__.py", "from ..engine import build", "pretrain.config:1 imports"),
         ("pretrain/config/new.py", "def late():\n    import pretrain.engine.build", "pretrain.config.new:2"),
-        (
-            "pretrain/config/new.py",
-            "if TYPE_CHECKING:\n    import pretrain.engine.build",
-            "pretrain.config.new:2",
-        ),
-        (
-            "pretrain/config/new.py",
-            "from pretrain.trainer import Trainer",
-            "pretrain comes after pretrain/config",
-        ),
+        ("pretrain/config/new.py", "if TYPE_CHECKING:\n    import pretrain.engine.build", "pretrain.config.new:2"),
+        ("pretrain/config/new.py", "from pretrain.trainer import Trainer", "pretrain comes after pretrain/config"),
         ("pretrain/config/inner/new.py", "import pretrain.engine.build", "pretrain.config.inner.new:1"),
         ("pretrain/extra/new.py", "", "pretrain/extra/ is not in the order"),
     ],
     cycles: [
-        (
-            "model/heads.py",
-            "import pretrain.trainer",
-            "model.heads imports pretrain.trainer imports pretrain.metrics",
-        ),
+        ("model/heads.py", "import pretrain.trainer", "model.heads imports pretrain.trainer imports pretrain.metrics"),
         ("pretrain/engine/new.py", "from pretrain.engine import new, other", None),
         ("model/heads.py", "def late():\n    import pretrain.trainer", None),
     ],
     network_alone: [
-        (
-            "model/new.py",
-            "import pretrain.config.run_config",
-            "model.new:1 imports pretrain.config.run_config",
-        ),
-        (
-            "model/new.py",
-            "def late():\n    from pretrain import trainer",
-            "model.new:2 imports pretrain.trainer",
-        ),
+        ("model/new.py", "import pretrain.config.run_config", "model.new:1 imports pretrain.config.run_config"),
+        ("model/new.py", "def late():\n    from pretrain import trainer", "model.new:2 imports pretrain.trainer"),
     ],
     private_deepspeed: [
         (NEW, "from deepspeed.runtime.zero import stage3", "new.py:1 uses deepspeed.runtime.zero.stage3"),
         (NEW, "import deepspeed.runtime.engine", "new.py:1 uses deepspeed.runtime.engine"),
         (NEW, "def late():\n    from deepspeed.utils import groups", "new.py:2 uses deepspeed.utils.groups"),
         (NEW, "from deepspeed import runtime", "uses deepspeed.runtime"),
-        (
-            NEW,
-            "import deepspeed\ndeepspeed.ops.__compatible_ops__['x'] = 0",
-            "deepspeed.ops.__compatible_ops__",
-        ),
+        (NEW, "import deepspeed\ndeepspeed.ops.__compatible_ops__['x'] = 0", "deepspeed.ops.__compatible_ops__"),
         (NEW, "import deepspeed as ds\nds.comm.comm.cdb", "new.py:2 uses ds.comm.comm.cdb"),
         (NEW, "import deepspeed\ndeepspeed.initialize = None", "new.py:2 uses deepspeed.initialize"),
         (NEW, "patch('deepspeed.runtime.engine.step')", "new.py:1 uses 'deepspeed.runtime.engine.step'"),
@@ -381,15 +359,14 @@ PLANTED: dict[Check, list[tuple[str, str, str | None]]] = {
         (NEW, "setattr(engine, 'checkpoint_engine', 1)", "uses engine.checkpoint_engine"),
         (NEW, "engine.optimizer.optimizer.state", "uses engine.optimizer.optimizer"),
         (NEW, "optimizer._hp_optimizer_states_linked", "uses optimizer._hp_optimizer_states_linked"),
+        (NEW, "optimizer.fp32_partitioned_groups_flat", "uses optimizer.fp32_partitioned_groups_flat"),
+        (NEW, "inner = self.engine.optimizer\ninner.bf16_groups", "new.py:2 uses inner.bf16_groups"),
         (NEW, "getattr(parameter, 'ds_shape', None)", "uses parameter.ds_shape"),
         (NEW, "module.is_invalid_grad_norm = None", "uses module.is_invalid_grad_norm"),
         ("model/new.py", "weight.ds_tensor", "model/new.py:1 uses weight.ds_tensor"),
         ("pretrain/checkpoint/new.py", "from deepspeed.runtime import engine\nengine.param_names", None),
-        (
-            NEW,
-            "from deepspeed.ops.adam import DeepSpeedCPUAdam\nengine.step()\nengine.optimizer.param_groups",
-            None,
-        ),
+        (NEW, "from deepspeed.ops.adam import DeepSpeedCPUAdam\nengine.optimizer.param_groups", None),
+        (NEW, "run.optimizer.betas", None),
     ],
     sizes: [("model/new.py", "\n" * 501, "model/new.py has 501 lines, more than 500")],
     shadows: [
@@ -404,17 +381,16 @@ PLANTED: dict[Check, list[tuple[str, str, str | None]]] = {
     ],
     mentions: [
         ("README.md", "See `pretrain/lost.py`.", "README.md:1 names pretrain/lost.py"),
-        ("docs/page.md", "\n[more](docs/lost.md)", "docs/page.md:2 names docs/lost.md"),
+        ("docs/page.md", "\nmore in docs/lost.md", "docs/page.md:2 names docs/lost.md"),
+        ("docs/page.md", "[more](lost.md#part)", "docs/page.md:1 names lost.md"),
+        ("docs/page.md", "[file](../model/heads.py) [here](#part) [far](https://example.org/a.md)", None),
         ("Makefile", "\tpython -m pretrain.lost", "Makefile:1 names pretrain.lost"),
         ("slurm/job.sh", "python -m model.lost", "slurm/job.sh:1 names model.lost"),
         ("model/heads.py", "# as in pretrain.metrics.file.lost", "names pretrain.metrics.file.lost"),
-        (
-            "README.md",
-            "pretrain/trainer.py pretrain.trainer pretrain.metrics.file.build /pretrain/lost.py",
-            None,
-        ),
+        ("README.md", "pretrain/trainer.py pretrain.trainer pretrain.metrics.file.build /pretrain/lost.py", None),
     ],
 }
+# fmt: on
 
 
 @pytest.mark.parametrize(
