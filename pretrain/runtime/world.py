@@ -72,13 +72,22 @@ class World:
 
         Collective: all ranks must call it.
         """
-        if self.size == 1:
-            return problem
-        problems: list[str | None] = [None] * self.size
-        dist.all_gather_object(problems, problem)
         return next(
-            (f"rank {rank}: {text}" if rank else text for rank, text in enumerate(problems) if text), None
+            (
+                f"rank {rank}: {text}" if rank else text
+                for rank, text in enumerate(self.gather(problem))
+                if text
+            ),
+            None,
         )
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's *value*, in rank order, on every rank. Collective."""
+        values: list[Any] = [value]
+        if self.size > 1:
+            values = [None] * self.size
+            dist.all_gather_object(values, value)
+        return values
 
     def broadcast(self, value: Any) -> Any:
         """Rank 0's *value* on every rank. Collective."""
