@@ -41,7 +41,7 @@ def main() -> None:
         quiet_deepspeed()
         world = start_world(run.threads, run.deterministic)
         trainer = Trainer(run, read_ds_config(command.ds_config), open_data(run, print), world)
-        engine = build_engine(run, trainer.model_config, trainer.ds_config, world.device)
+        engine = build_engine(run, trainer.model_config, trainer.ds_config, world.grid)
         steps, looks = [], []
         with BatchPrefetcher(lambda index: trainer._micro_batch(0, index), start=0) as batches:
             for index in range(options.rounds + 1):

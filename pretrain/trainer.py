@@ -13,7 +13,6 @@ from torch import Tensor
 from model.config import ModelConfig
 from model.errors import UserError
 from model.parallel_plan import check_tensor_parallel
-from model.process_grid import grid
 from pretrain.checkpoint.reshard import check_readable, load_resharded
 from pretrain.checkpoint.state import TrainingState, has_engine_files, read_features
 from pretrain.checkpoint.store import CheckpointStore
@@ -60,7 +59,7 @@ class Trainer:
         self.model_config: ModelConfig = run.build_model_config(data.tokenizer.vocab_size)
         self.rates = GroupRates(run_groups(run, self.model_config), run)
         check_tensor_parallel(
-            self.model_config, world.tensor_parallel, sequence_parallel=grid().sequence_parallel
+            self.model_config, world.tensor_parallel, sequence_parallel=world.grid.sequence_parallel
         )
         self.sequences = data.training_sequences(self.model_config.context_length, run.seed)
         self.bf16, self.dtype_reason = resolve_bf16(run, ds_config, world.device)
@@ -159,7 +158,7 @@ class Trainer:
         run, state = self.run, self.state
         control = control or Control(self.world)
         prepare_run_folder(run, self.data, self.ds_config, self.world)
-        engine = build_engine(run, self.model_config, self.ds_config, self.world.device)
+        engine = build_engine(run, self.model_config, self.ds_config, self.world.grid)
         if self.resumed_from and self.reshape:
             load_resharded(engine, self.resumed_from, self.world, self.world.say)
         elif self.resumed_from:
