@@ -133,8 +133,7 @@ def build_session(run: RunConfig, ds_config: dict[str, Any], data: RunData, worl
     """
     model = run.build_model_config(data.tokenizer.vocab_size)
     rates = GroupRates(run_groups(run, model), run)
-    sequence_parallel = run.sequence_parallel and world.tensor_parallel > 1
-    check_tensor_parallel(model, world.tensor_parallel, sequence_parallel=sequence_parallel)
+    check_tensor_parallel(model, world.tensor_parallel, sequence_parallel=world.grid.sequence_parallel)
     sequences = data.training_sequences(model.context_length, run.seed)
     bf16, dtype_reason = resolve_bf16(run, ds_config, world.device)
 

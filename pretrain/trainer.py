@@ -96,7 +96,7 @@ class Trainer:
         """The run's folder and engine; weights, optimizer and hooks as the last session left them."""
         session, folder = self.session, self.session.resumed_from
         prepare_run_folder(self.run, session.data, session.ds_config, session.world)
-        engine = build_engine(self.run, session.model, session.ds_config, session.world.device)
+        engine = build_engine(self.run, session.model, session.ds_config, session.world.grid)
         if folder:
             if session.reshape:
                 load_resharded(engine, folder, session.world, session.world.say)

@@ -20,7 +20,6 @@ from torch import Tensor
 from model.config import ModelConfig
 from model.initialization import initial_value
 from model.parameters import ParameterSpec, parameter_roles
-from model.process_grid import whole_model
 from model.transformer import Transformer
 from pretrain.checkpoint.reshard import shard_of
 from pretrain.engine.layout import (
@@ -59,7 +58,7 @@ def initial_weights(
     That is cheaper than keeping it. The optimizer's masters begin as copies of the weights that the model computes
     with, so in bf16 (*dtype*) they begin rounded.
     """
-    with torch.device("meta"), whole_model():
+    with torch.device("meta"):
         roles = parameter_roles(Transformer(model))
 
     def initial(name: str) -> Tensor:

@@ -10,7 +10,7 @@ from deepspeed.runtime.zero import stage3, stage_1_and_2
 from pretrain.engine.patches import guarded_updates, prepare_deepspeed
 from pretrain.optim.spikes import LEAST, SpikeGuard
 from pretrain.runtime.world import start_world
-from tests.distributed import run_distributed
+from tests.helpers.distributed import run_distributed
 
 OPTIMIZERS = [bf16_optimizer, stage_1_and_2, stage3]
 
