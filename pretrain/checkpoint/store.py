@@ -31,7 +31,14 @@ from pretrain.checkpoint.state import (
 from pretrain.checkpoint.writer import RecordingCheckpointEngine
 from pretrain.config.run_config import CheckpointConfig
 from pretrain.runtime.world import World
-from pretrain.utils.files import file_entry, sync_file, sync_folder, write_synced
+from pretrain.utils.files import (
+    file_entry,
+    put_folder,
+    restore_folder,
+    sync,
+    sync_tree,
+    write_atomically,
+)
 
 
 class _UnderWay(NamedTuple):
@@ -165,6 +172,8 @@ class CheckpointStore:
 
     def _prepare(self, partial: Path, tokenizer_folder: Path) -> str | None:
         try:
+            for replaced in self.folder.glob(".replaced_step_*"):
+                restore_folder(self.folder / replaced.name.removeprefix(".replaced_"))
             for leftover in self.folder.glob(".*_step_*"):  # of sessions that were killed
                 shutil.rmtree(leftover, ignore_errors=True)
             (partial / ENGINE_FOLDER).mkdir(parents=True)
@@ -177,26 +186,22 @@ class CheckpointStore:
         """Rank 0: add state and manifest, sync, rename, point ``latest`` at the result."""
         partial, target = done.partial, done.target
         try:
-            write_synced(partial / "state.json", done.state)
+            write_atomically(partial / "state.json", done.state)
             files = {f"{ENGINE_FOLDER}/{name}": entry for name, entry in written.items()}
             if done.features:
                 save_file(done.features, partial / FEATURES)
-                sync_file(partial / FEATURES)
+                sync(partial / FEATURES)
             own = [partial / "state.json", partial / FEATURES]
             for path in [*own, *sorted((partial / "tokenizer").rglob("*"))]:
                 if path.is_file():
                     files[path.relative_to(partial).as_posix()] = file_entry(path)
-            write_synced(partial / "manifest.json", json.dumps({"format": FORMAT, "files": files}, indent=1))
-            sync_folder(partial)
-            replaced = target.with_name(f".replaced_{target.name}")
-            if target.exists():  # left damaged by an earlier session, or written before a fall-back
-                target.rename(replaced)
-            partial.rename(target)
-            shutil.rmtree(replaced, ignore_errors=True)
-            sync_folder(self.folder)
-            write_synced(self.run_folder / "latest.new", target.name + "\n")
-            (self.run_folder / "latest.new").replace(self.run_folder / "latest")
-            sync_folder(self.run_folder)
+            manifest = json.dumps({"format": FORMAT, "files": files}, indent=1)
+            write_atomically(partial / "manifest.json", manifest)
+            sync_tree(partial / "tokenizer")
+            sync(partial / ENGINE_FOLDER)  # every rank has synced its own files in there
+            sync(partial)
+            put_folder(partial, target)  # one may be there: damaged, or written before a fall-back
+            write_atomically(self.run_folder / "latest", target.name + "\n")
         except (OSError, SafetensorError) as error:
             name = getattr(error, "filename", None) or partial
             return f"cannot write {name}: {getattr(error, 'strerror', None) or error}"

@@ -218,6 +218,8 @@ def _write(
     import lm_eval
     import torch
 
+    from pretrain.utils.files import write_atomically
+
     record = {
         "model": options.model,
         "step": step,
@@ -232,9 +234,7 @@ def _write(
     }
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        partial = out.with_name(f".{out.name}.writing")
-        partial.write_text(json.dumps(record, indent=2, default=str) + "\n", encoding="utf-8")
-        partial.replace(out)
+        write_atomically(out, json.dumps(record, indent=2, default=str) + "\n")
     except OSError as error:
         raise UserError(f"out: cannot write {out}: {error.strerror or error}") from error
 
