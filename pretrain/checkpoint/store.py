@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from model.errors import UserError
+from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps, newest_sound
 from pretrain.checkpoint.manifest import verify
 from pretrain.checkpoint.state import (
     ENGINE_FOLDER,
@@ -70,14 +71,11 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """Steps that have a finished checkpoint, ascending."""
-        names = [path.name for path in self.folder.glob("step_*") if path.is_dir()]
-        return sorted(
-            int(name.removeprefix("step_")) for name in names if name.removeprefix("step_").isdigit()
-        )
+        return checkpoint_steps(self.run_folder)
 
     def path(self, step: int) -> Path:
         """Folder of the checkpoint of *step*."""
-        return self.folder / f"step_{step:06d}"
+        return checkpoint_path(self.run_folder, step)
 
     def begin(
         self,
@@ -148,12 +146,14 @@ class CheckpointStore:
             UserError: there are checkpoints, but none is sound.
         """
         notes: list[str] = []
-        for step in reversed(self.world.broadcast(self.steps())):
-            folder = self.path(step)
-            problem = self.world.agree(verify(folder, self.world.rank, self.world.size))
-            if problem is None:
-                return folder, read_state(folder), notes
-            notes.append(f"checkpoint {folder.name} is damaged ({problem})")
+        folder = newest_sound(
+            self.run_folder,
+            self.world.broadcast(self.steps()),
+            lambda folder: self.world.agree(verify(folder, self.world.rank, self.world.size)),
+            lambda folder, problem: notes.append(f"checkpoint {folder.name} is damaged ({problem})"),
+        )
+        if folder is not None:
+            return folder, read_state(folder), notes
         if notes:
             raise UserError(
                 f"checkpoints: no sound one in {self.folder}: {'; '.join(notes)}; restore one, or remove "
