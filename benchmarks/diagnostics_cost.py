@@ -45,7 +45,7 @@ def main() -> None:
         session = build_session(run, read_ds_config(command.ds_config), open_data(run, print), world)
         diagnostics = session.hooks[-1]
         trainer = Trainer(session, Metrics(run.folder, total_steps=run.steps, wandb="disabled"))
-        trainer.engine = engine = build_engine(run, session.model, session.ds_config, world.device)
+        trainer.engine = engine = build_engine(run, session.model, session.ds_config, world.grid)
         steps, looks = [], []
         with BatchPrefetcher(lambda index: session.micro_batch(0, index), start=0) as batches:
             for index in range(options.rounds + 1):

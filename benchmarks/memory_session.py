@@ -57,7 +57,7 @@ def main(case: dict[str, Any]) -> dict[str, Any]:
     merged = merge_ds_config(ds_config, run, plan, run.precision == "bf16")
 
     def train(config: ModelConfig, steps: int) -> None:
-        engine = build_engine(run, config, merged, world.device)
+        engine = build_engine(run, config, merged, world.grid)
         engine.train()
         generator = torch.Generator().manual_seed(world.data_rank)
         shape = (plan.micro_batch, config.context_length)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from model.config import ModelConfig
 from model.heads import format_heads
-from pretrain.data.corpus import Corpus, unigram_entropy
+from pretrain.data.corpus import Corpus
+from pretrain.evaluation.baselines import compare_baselines
 from pretrain.generate import generate
+from pretrain.metrics.file import FILE_NAME
 from pretrain.metrics.session import Metrics
 from pretrain.plots import draw_runs
 from pretrain.runtime.hardware import describe_device, peak_flops
@@ -30,8 +34,7 @@ def opening(session: Session) -> list[str]:
         f"run      {run.folder}",
         f"world    {where}",
         f"engine   ZeRO stage {record['stage']}; {record['dtype']} ({session.dtype_reason})",
-        f"model    {run.model}: {model.num_parameters():,} parameters, {model.num_layers} layers, "
-        f"heads {format_heads(model.heads)}, d_model {model.d_model}, context {model.context_length}",
+        f"model    {_model_line(run.model, model)}",
         *(f"data     {line}" for line in session.sequences.describe().splitlines()),
         *["data     documents are kept apart: attention and positions begin anew in each"]
         * run.document_mask,
@@ -47,6 +50,20 @@ def opening(session: Session) -> list[str]:
     return lines + [f"note     {note}" for note in session.notes]
 
 
+def _model_line(name: str, model: ModelConfig) -> str:
+    """What is trained, in one line."""
+    parts = [f"{model.num_parameters():,} parameters", f"{model.num_layers} layers"]
+    parts.append(f"heads {format_heads(model.heads)}")
+    if model.kv_heads is not None:
+        parts.append(f"KV heads {format_heads(model.kv_heads)}")
+    if model.head_dim is not None:
+        parts.append(f"head dim {format_heads(model.head_dim)}")
+    windows = [model.layer_window(layer) for layer in range(model.num_layers)]
+    if any(windows):
+        parts.append(f"attention windows {','.join(str(window or 'all') for window in windows)}")
+    return f"{name}: {', '.join(parts)}, d_model {model.d_model}, context {model.context_length}"
+
+
 def _source(corpus: Corpus) -> str:
     """Where a corpus's text came from, with the hash that says it is the same text."""
     meta = corpus.meta
@@ -54,17 +71,29 @@ def _source(corpus: Corpus) -> str:
     if "python" in meta["source"]:
         name = f"standard library of Python {meta['source']['python']}"
     skipped = ", ".join(f"{count} {reason}" for reason, count in meta["skipped"].items())
-    return f"{name}, content {meta['content_hash'][:12]}" + (f", files skipped: {skipped}" if skipped else "")
+    return f"{name}, content {meta['content_hash'][:12]}" + (
+        f", documents skipped: {skipped}" if skipped else ""
+    )
+
+
+def launcher_command() -> list[str]:
+    """The beginning of the command that started this session, as far as the environment tells."""
+    local = os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("LOCAL_SIZE", "1"))
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return ["torchrun", "--nproc_per_node", local, "pretrain/main.py"]
+    if local != "1":
+        return ["deepspeed", "--num_accelerators", local, "pretrain/main.py"]
+    return ["deepspeed", "pretrain/main.py"]
 
 
 def continue_command(ds_config: str, arguments: list[str], steps: int) -> str:
-    """The command that takes the run further, to *steps*."""
-    launcher = "deepspeed pretrain/main.py"
-    local = int(os.environ.get("LOCAL_SIZE", "1"))
-    if local > 1:
-        launcher = f"deepspeed --num_accelerators {local} pretrain/main.py"
+    """The command that takes the run further, to *steps*, as a shell reads it."""
     kept = _without(arguments, {"--ds_config", "--steps", "--local_rank"})
-    return " ".join([launcher, "--ds_config", ds_config, *kept, "--steps", str(steps)])
+    return shlex.join([*launcher_command(), "--ds_config", ds_config, *kept, "--steps", str(steps)])
+
+
+def _python(module: str, *arguments: str) -> str:
+    return shlex.join(["python", "-m", module, *arguments])
 
 
 def _without(arguments: list[str], flags: set[str]) -> list[str]:
@@ -80,10 +109,13 @@ def _without(arguments: list[str], flags: set[str]) -> list[str]:
 
 
 def finished_already(session: Session, ds_config: str, arguments: list[str]) -> list[str]:
-    """Lines for a run that has all its steps."""
-    step = session.state.step
+    """Lines for a run that has all its steps. Its curves are drawn if the last session was ended before that."""
+    step, folder = session.state.step, session.run.folder
+    picture = folder / "plots" / "training.png"
+    if session.world.is_main and not picture.is_file() and (folder / FILE_NAME).is_file():
+        draw_runs([folder], picture)
     more = continue_command(ds_config, arguments, 2 * step)
-    return [f"{session.run.folder} is already finished at step {step:,}; to go on: {more}"]
+    return [f"{folder} is already finished at step {step:,}; to go on: {more}"]
 
 
 def build_metrics(session: Session) -> Metrics:
@@ -135,12 +167,9 @@ def closing(trainer: Trainer, ds_config: str, arguments: list[str]) -> list[str]
         lines.append(
             f"result   validation loss {result.loss:.4f} nats per token, {result.bpb:.4f} bits per byte"
         )
-    corpora = session.data.corpora
-    if result and len(corpora) == 1:
-        nats, bits = unigram_entropy(corpora[0][0])
-        lines.append(
-            f"compare  guessing by token frequency: {nats:.4f} nats per token, {bits:.4f} bits per byte"
-        )
+    if result and session.world.is_main:
+        others = compare_baselines(session.data, session.model.context_length, run.validation.sequences)
+        lines.append(f"compare  bits per byte of the same windows: the model {result.bpb:.4f}, {others}")
     lines += ["sample", *(f"  | {line}" for line in sample.splitlines())]
     more = continue_command(ds_config, arguments, 2 * run.steps)
     newest = session.store.path(state.step).name
@@ -149,8 +178,8 @@ def closing(trainer: Trainer, ds_config: str, arguments: list[str]) -> list[str]
         f"saved    {run.folder}: config.yaml, metrics.jsonl, plots/training.png, tokenizer/, "
         f"checkpoints/{newest}",
         "next",
-        f"  convert   python -m pretrain.convert {run.folder} --out hf/{run.run_name}",
-        f"  evaluate  python -m pretrain.evaluation {run.folder} --tasks hellaswag,piqa",
+        f"  convert   {_python('pretrain.convert', str(run.folder), '--out', f'hf/{run.run_name}')}",
+        f"  evaluate  {_python('pretrain.evaluation', str(run.folder), '--tasks', 'hellaswag,piqa')}",
         f"  continue  {more}",
     ]
 

@@ -133,8 +133,7 @@ def build_session(run: RunConfig, ds_config: dict[str, Any], data: RunData, worl
     """
     model = run.build_model_config(data.tokenizer.vocab_size)
     rates = GroupRates(run_groups(run, model), run)
-    sequence_parallel = run.sequence_parallel and world.tensor_parallel > 1
-    check_tensor_parallel(model, world.tensor_parallel, sequence_parallel=sequence_parallel)
+    check_tensor_parallel(model, world.tensor_parallel, sequence_parallel=world.grid.sequence_parallel)
     sequences = data.training_sequences(model.context_length, run.seed)
     bf16, dtype_reason = resolve_bf16(run, ds_config, world.device)
 
@@ -178,7 +177,8 @@ def build_session(run: RunConfig, ds_config: dict[str, Any], data: RunData, worl
         dtype_reason=dtype_reason,
         sequences=sequences,
         store=store,
-        state=dataclasses.replace(saved, **identity),
+        # The settings may have changed, so a run that had stopped learning gets a new chance.
+        state=dataclasses.replace(saved, skipped_in_a_row=0, **identity),
         resumed_from=folder,
         reshape=reshape,
         notes=notes,
@@ -204,23 +204,36 @@ def _build_hooks(session: Session) -> list[Hook]:
 def _plan_batch(
     run: RunConfig, model: ModelConfig, saved: TrainingState, world: World, settings: EngineSettings
 ) -> BatchPlan:
-    """The batch plan; a micro-batch chosen by an earlier session is kept, so that its numbers go on.
+    """The batch plan of all ranks, which the smallest device decides. Collective.
 
-    Unless it was chosen for another tensor-parallel degree, or does not divide what a rank has per step now.
+    A micro-batch chosen by an earlier session is kept, so that its numbers go on; unless it was chosen for another
+    tensor-parallel degree, or does not divide what a rank has per step now.
+
+    Raises:
+        UserError: see plan_batch; or the ranks do not come to the same plan.
     """
+    memory = min(world.gather(device_memory(world.device, world.local_size)))
     per_rank = run.global_batch_tokens // model.context_length // world.data_parallel
     same_degree = saved.world.get("tensor_parallel", 1) == world.tensor_parallel
     fits = bool(saved.micro_batch) and same_degree and per_rank % saved.micro_batch == 0
-    return plan_batch(
+    batch = plan_batch(
         run.global_batch_tokens,
         run.micro_batch or (saved.micro_batch if fits else None),
         model,
         world.data_parallel,
-        device_memory(world.device, world.local_size),
+        memory,
         world.device.type,
         world.tensor_parallel,
         settings,
     )
+    plans = world.gather(batch)
+    for rank, other in enumerate(plans):
+        if other != plans[0]:
+            raise UserError(
+                f"micro_batch: rank 0 would take {plans[0].micro_batch} sequences at a time and rank {rank} "
+                f"{other.micro_batch}; give one for all with --micro_batch"
+            )
+    return batch
 
 
 def _world_record(world: World, ds_config: dict[str, Any], bf16: bool) -> dict[str, Any]:

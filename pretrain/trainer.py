@@ -84,7 +84,7 @@ class Trainer:
                 if self._due(run.logging.every):
                     self.log.flush()
                 if stop or self._due(run.checkpoint.every):
-                    self._save()
+                    self._save(asked=bool(stop))
             self.data_share = batches.wait_seconds / max(self.metrics.throughput.seconds, 1e-9)
             control.beat("finishing the last checkpoint")
             self.store.finish()
@@ -96,7 +96,7 @@ class Trainer:
         """The run's folder and engine; weights, optimizer and hooks as the last session left them."""
         session, folder = self.session, self.session.resumed_from
         prepare_run_folder(self.run, session.data, session.ds_config, session.world)
-        engine = build_engine(self.run, session.model, session.ds_config, session.world.device)
+        engine = build_engine(self.run, session.model, session.ds_config, session.world.grid)
         if folder:
             if session.reshape:
                 load_resharded(engine, folder, session.world, session.world.say)
@@ -197,15 +197,33 @@ class Trainer:
             state.owed = state.owed[1:]
         return 0
 
-    def _save(self) -> None:
-        """Begin a checkpoint of this step."""
+    def _save(self, asked: bool = True) -> None:
+        """Begin a checkpoint of this step.
+
+        While updates are being skipped the weights may be beyond repair. Then only a last checkpoint is written (of a
+        session that is *asked* to stop, or of the run), and it replaces no older one.
+        """
         run, state = self.run, self.state
         self.log.flush()
+        learning = state.skipped_in_a_row == 0
+        if not (learning or asked or self.session.finished):
+            self.metrics.message(
+                f"note     step {state.step:,}: no checkpoint, since the last {state.skipped_in_a_row} updates were "
+                "skipped"
+            )
+            return
         state.seconds, state.recent = self.log.seconds, self.guard.recent()
         tensors = {name: tensor for hook in self.session.hooks for name, tensor in hook.state().items()}
         with self.metrics.pause():
             self.control.beat(f"saving step {state.step}")
-            self.store.begin(self.engine, state, run.folder / "tokenizer", tensors, run.checkpoint.background)
+            self.store.begin(
+                self.engine,
+                state,
+                run.folder / "tokenizer",
+                tensors,
+                run.checkpoint.background,
+                prune=learning,
+            )
             if not run.checkpoint.background:
                 self.store.finish()
 

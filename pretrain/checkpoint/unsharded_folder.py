@@ -27,10 +27,9 @@ from torch import Tensor
 from model.config import ModelConfig
 from model.errors import UserError
 from model.parameters import ParameterSpec, parameter_specs
-from pretrain.checkpoint import store as checkpoints
 from pretrain.checkpoint.deepspeed_files import MASTERS
 from pretrain.checkpoint.progress import Progress, Report
-from pretrain.checkpoint.state import TrainingState
+from pretrain.checkpoint.state import FEATURES, FORMAT, TrainingState
 from pretrain.checkpoint.unsharded import (
     CANONICAL_FOLDER,
     INDEX,
@@ -38,6 +37,7 @@ from pretrain.checkpoint.unsharded import (
     ParameterGroup,
     UnshardedCheckpoint,
 )
+from pretrain.utils.files import atomic_folder, file_entry, write_atomically
 
 
 @dataclass(frozen=True)
@@ -83,42 +83,35 @@ def write_canonical(
             Nothing is left then; a *target* that existed stays.
     """
     specs = parameter_specs(ModelConfig.from_json(state.model))
-    partial = target.with_name(f".writing_{target.name}")
     progress = Progress(f"writing {target.name}", {name: s.shape for name, s in specs.items()}, report)
     try:
-        shutil.rmtree(partial, ignore_errors=True)  # left by a write that was interrupted
-        folder = partial / CANONICAL_FOLDER
-        folder.mkdir(parents=True)
-        shutil.copytree(tokenizer_folder, partial / "tokenizer")
-        if features is not None and features.is_file():
-            shutil.copyfile(features, partial / checkpoints.FEATURES)
-            checkpoints.sync_file(partial / checkpoints.FEATURES)
-        entries: dict[str, Any] = {}
-        for parameter in parameters:
-            tensors = _checked(parameter, specs)
-            path = folder / f"{parameter.name}.safetensors"
-            save_file(tensors, path)
-            checkpoints.sync_file(path)
-            entries[parameter.name] = {"file": path.name, "step": parameter.step}
-            progress.add(parameter.name)
-        missing = [name for name in specs if name not in entries]
-        if missing:
-            raise UserError(f"checkpoint: {len(missing)} parameters were not given, {missing[0]} first")
-        index = {
-            "format": INDEX_FORMAT,
-            "parameters": entries,
-            "groups": {g.name: {"parameters": g.parameters, "settings": g.settings} for g in groups},
-        }
-        checkpoints.write_synced(folder / INDEX, json.dumps(index, indent=1))
-        _finish(partial, target, state)
+        with atomic_folder(target) as partial:
+            folder = partial / CANONICAL_FOLDER
+            folder.mkdir()
+            shutil.copytree(tokenizer_folder, partial / "tokenizer")
+            if features is not None and features.is_file():
+                shutil.copyfile(features, partial / FEATURES)
+            entries: dict[str, Any] = {}
+            for parameter in parameters:
+                tensors = _checked(parameter, specs)
+                path = folder / f"{parameter.name}.safetensors"
+                save_file(tensors, path)
+                entries[parameter.name] = {"file": path.name, "step": parameter.step}
+                progress.add(parameter.name)
+            missing = [name for name in specs if name not in entries]
+            if missing:
+                raise UserError(f"checkpoint: {len(missing)} parameters were not given, {missing[0]} first")
+            index = {
+                "format": INDEX_FORMAT,
+                "parameters": entries,
+                "groups": {g.name: {"parameters": g.parameters, "settings": g.settings} for g in groups},
+            }
+            write_atomically(folder / INDEX, json.dumps(index, indent=1))
+            _add_state_and_manifest(partial, state)
     except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
         raise UserError(
             f"checkpoint: cannot write {error.filename or target}: {error.strerror or error}"
         ) from None
-    except UserError:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
     return target
 
 
@@ -131,7 +124,7 @@ def save_canonical(checkpoint: UnshardedCheckpoint, target: Path, report: Report
         _parameters(checkpoint),
         checkpoint.folder / "tokenizer",
         report,
-        checkpoint.folder / checkpoints.FEATURES,
+        checkpoint.folder / FEATURES,
     )
 
 
@@ -156,19 +149,11 @@ def _checked(parameter: CanonicalParameter, specs: dict[str, ParameterSpec]) -> 
     return {key: tensor.detach().contiguous() for key, tensor in tensors.items()}
 
 
-def _finish(partial: Path, target: Path, state: TrainingState) -> None:
-    """Add state and manifest, sync, rename."""
-    checkpoints.write_synced(partial / "state.json", json.dumps(asdict(state), indent=1))
+def _add_state_and_manifest(folder: Path, state: TrainingState) -> None:
+    write_atomically(folder / "state.json", json.dumps(asdict(state), indent=1))
     files = {
-        path.relative_to(partial).as_posix(): checkpoints.file_entry(path)
-        for path in sorted(partial.rglob("*"))
+        path.relative_to(folder).as_posix(): file_entry(path)
+        for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
-    manifest = {"format": checkpoints.FORMAT, "files": files}
-    checkpoints.write_synced(partial / "manifest.json", json.dumps(manifest, indent=1))
-    checkpoints.sync_folder(partial / CANONICAL_FOLDER)
-    checkpoints.sync_folder(partial)
-    if target.exists():
-        checkpoints.remove(target)
-    partial.rename(target)
-    checkpoints.sync_folder(target.parent)
+    write_atomically(folder / "manifest.json", json.dumps({"format": FORMAT, "files": files}, indent=1))

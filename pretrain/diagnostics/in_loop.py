@@ -22,6 +22,7 @@ from pretrain.diagnostics.weights import (
     update_sizes,
     write_kept,
 )
+from pretrain.optim.groups import GroupRates
 from pretrain.optim.schedule import length_in_steps
 from pretrain.run.context import RunContext
 from pretrain.run.hooks import Hook, HookResult
@@ -55,6 +56,7 @@ class Diagnostics(Hook):
                 raise UserError(
                     f"diagnostics.release: step {self._release} is beyond the run of {run.steps} steps"
                 )
+        self._rule = slowing_rule(context.rates)
         self.notes: list[str] = []
         self._probe: ForwardProbe | None = None
         if run.diagnostics_every:
@@ -88,14 +90,9 @@ class Diagnostics(Hook):
 
     def release_step(self, state: TrainingState) -> int | None:
         """The step whose W_Q and W_K are the reference of the second displacement, once it is known."""
-        if self._release is not None:
+        if self._release is not None or self._rule is None:
             return self._release
-        known = [
-            step
-            for name, rule in self.context.rates.rules.items()
-            if (step := rule.released_at(state.released.get(name))) is not None
-        ]
-        return known[0] if known else None
+        return self.context.rates.rules[self._rule].released_at(state.released.get(self._rule))
 
     def before_step(self, engine: Any, state: TrainingState) -> HookResult:
         """Keep W_Q and W_K in the run's folder when the step about to be attempted is the first after the slow-down.
@@ -168,6 +165,17 @@ class Diagnostics(Hook):
             assert read is not None
             self._kept = (step, own.cut(read))
         return self._kept[1]
+
+
+def slowing_rule(rates: GroupRates) -> str | None:
+    """The rule whose release the second displacement refers to: the first that ends and matches a W_Q or W_K."""
+    for name, rule in rates.rules.items():
+        matched = [p for g in rates.groups.values() if g.rule and g.rule.name == name for p in g.parameters]
+        if any(p.endswith((".attention.q.weight", ".attention.k.weight")) for p in matched) and (
+            rule.hold is not None or rule.latest is not None
+        ):
+            return name
+    return None
 
 
 def displacement_row(displacements: Mapping[str, float], reference: str) -> dict[str, Any]:

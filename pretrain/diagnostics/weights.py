@@ -20,7 +20,6 @@ from torch import Tensor
 from model.config import ModelConfig
 from model.initialization import initial_value
 from model.parameters import ParameterSpec, parameter_roles
-from model.process_grid import whole_model
 from model.transformer import Transformer
 from pretrain.checkpoint.reshard import shard_of
 from pretrain.engine.layout import (
@@ -32,6 +31,7 @@ from pretrain.engine.layout import (
     tensor_place,
 )
 from pretrain.runtime.world import World
+from pretrain.utils.files import atomic_file, remove_leftovers
 
 Pieces = dict[str, list[Tensor]]
 """By parameter: this rank's runs of its elements, flat."""
@@ -59,7 +59,7 @@ def initial_weights(
     That is cheaper than keeping it. The optimizer's masters begin as copies of the weights that the model computes
     with, so in bf16 (*dtype*) they begin rounded.
     """
-    with torch.device("meta"), whole_model():
+    with torch.device("meta"):
         roles = parameter_roles(Transformer(model))
 
     def initial(name: str) -> Tensor:
@@ -205,13 +205,12 @@ def kept_path(run_folder: Path, step: int) -> Path:
 
 def write_kept(path: Path, tensors: dict[str, Tensor]) -> str | None:
     """Write weights, whole or not at all; what went wrong, or None."""
-    partial = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, partial)
-        partial.replace(path)
+        remove_leftovers(path.parent)
+        with atomic_file(path) as partial:
+            save_file(tensors, partial)
     except (OSError, SafetensorError) as error:
-        partial.unlink(missing_ok=True)
         return f"cannot write {path} ({getattr(error, 'strerror', None) or error})"
     return None
 

@@ -28,7 +28,7 @@ from pretrain.hf.exported_model import SUPPORTED, exported_tokenizer, load_expor
 from pretrain.hf.formats import ACTIVATIONS, gpt2_sources, has_vocabulary_rows, llama_name, parameter_shapes
 from pretrain.hf.new_folder import new_folder
 from pretrain.run.saved import SavedRun
-from pretrain.utils.files import write_synced
+from pretrain.utils.files import write_atomically
 
 # transformers' names of the three activations; gelu_new and gelu_pytorch_tanh are one formula.
 _ACTIVATIONS = {theirs: ours for ours, theirs in ACTIVATIONS.items()} | {
@@ -82,15 +82,15 @@ def import_folder(folder: Path, run_folder: Path) -> Imported:
             for name, tensor in _parameters(model, config["model_type"], tensors)
         )
         write_canonical(created / "checkpoints" / "step_000000", state, [], parameters, created / "tokenizer")
-        write_synced(created / "latest", "step_000000\n")
-        write_synced(created / "model.json", json.dumps(model.to_json(), indent=1) + "\n")
+        write_atomically(created / "latest", "step_000000\n")
+        write_atomically(created / "model.json", json.dumps(model.to_json(), indent=1) + "\n")
         recipe = {
             "model": str(run_folder / "model.json"),
             "name": run_folder.name,
             "runs_dir": str(run_folder.parent),
             "recipe": "imported",
         }
-        write_synced(created / "config.yaml", yaml.safe_dump(recipe, sort_keys=False))
+        write_atomically(created / "config.yaml", yaml.safe_dump(recipe, sort_keys=False))
         comparison = _compare(folder, created, tokenizer, model)
         if comparison.problem:
             raise UserError(f"from_hf: {comparison.problem}; nothing was written to {run_folder}")

@@ -109,7 +109,7 @@ def losses(run, stage, steps=4):
     world = start_world(None, False, run.tensor_parallel, run.sequence_parallel)
     data = open_data(run, lambda progress: None)
     session = build_session(run, read_ds_config(str(ROOT / f"ds_configs/zero{stage}.json")), data, world)
-    engine = build_engine(run, session.model, session.ds_config, world.device)
+    engine = build_engine(run, session.model, session.ds_config, world.grid)
     found = []
     for step in range(steps):
         for group in engine.optimizer.param_groups:

@@ -205,7 +205,7 @@ def test_killed_while_writing(source, tmp_path):
         "def report(line):\n"
         "    print(line, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "import pretrain.checkpoint.progress\npretrain.progress.EVERY_SECONDS = 0\n"
+        "import pretrain.checkpoint.progress\npretrain.checkpoint.progress.EVERY_SECONDS = 0\n"
         "save_canonical(UnshardedCheckpoint.open(Path(sys.argv[1])), Path(sys.argv[2]), report)\n"
     )
     result = subprocess.run(
