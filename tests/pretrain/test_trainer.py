@@ -202,3 +202,37 @@ def test_default_run_is_the_documented_one():
     config = command.run.build_model_config()
     assert list(config.heads) == sorted(config.heads) and len(set(config.heads)) > 1  # progressive
     assert 2e6 < config.num_parameters() < 9e6
+
+
+def test_a_streak_of_skipped_updates_costs_no_good_checkpoint(small_folder, tmp_path):
+    """The rate explodes after a sound checkpoint; a restart with a sane one goes on from that."""
+    run = nano_run(
+        small_folder, tmp_path, "--steps", "40", "--checkpoint.every", "4", "--validation.every", "0",
+        "--max_skipped_steps", "10", "--optimizer.gradient_clipping", "0",
+    )  # fmt: skip
+    error = run_distributed(session_that_explodes, 1, run, 5, timeout=120)[0][1]
+    assert error is not None and "10 updates in a row were skipped" in error
+    assert "step 4 is kept" in error
+    kept = sorted(path.name for path in (run.folder / "checkpoints").glob("step_*"))
+    assert kept == ["step_000004"]
+    assert run_distributed(session, 1, run, timeout=120)[0][1] is None
+    rows = curve(run.folder)
+    assert [row["step"] for row in rows] == list(range(1, 41)) and rows[-1]["skipped"] == 0
+
+
+def session_that_explodes(run, at_step):
+    """Train; from *at_step* on every loss is infinite, as with weights that are beyond repair."""
+    from model.transformer import Transformer
+
+    original, calls = Transformer.forward, []
+
+    def forward(self, tokens, labels=None):
+        loss = original(self, tokens, labels)
+        calls.append(loss)
+        return loss * float("inf") if len(calls) > 4 * at_step else loss  # four passes a step
+
+    Transformer.forward = forward
+    try:
+        return session(run)
+    finally:
+        Transformer.forward = original
