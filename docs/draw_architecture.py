@@ -233,7 +233,7 @@ def draw(edges: Edges, path: Path) -> None:
             x, y, label, ha="center", va="center", fontsize=11, zorder=2,
             bbox={"boxstyle": "round,pad=0.45", "facecolor": color, "edgecolor": "0.3"},
         )  # fmt: skip
-    xs, ys = zip(*places.values(), strict=True)
+    xs, ys = zip(*itertools.chain(*arrows), strict=True)  # an arrow may pass beside every box
     axes.set_xlim(min(xs) - 0.7, max(xs) + 0.7)
     axes.set_ylim(min(ys) - 0.5, max(ys) + 0.5)
     axes.axis("off")
