@@ -1,7 +1,7 @@
 """Loads a checkpoint of one shape into an engine of another, to the bit.
 
 Shape: data-parallel and tensor-parallel ranks, ZeRO stage, offloading, dtype. Every rank reads its own pieces
-of the canonical tensors straight from the checkpoint's files and writes them into its optimizer's flat
+of the unsharded tensors straight from the checkpoint's files and writes them into its optimizer's flat
 tensors. So there is no converted copy on disk to wait for, to interrupt or to clean up, and no collective that
 could time out while a rank reads.
 """

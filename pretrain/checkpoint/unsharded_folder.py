@@ -1,4 +1,4 @@
-"""The canonical form on disk: a checkpoint that any world can continue from and that no engine had to write.
+"""Unsharded tensors on disk: a checkpoint that any world can continue from and that no engine had to write.
 
     step_000500.canonical/
       state.json  manifest.json  tokenizer/                  as in every checkpoint
@@ -15,33 +15,32 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from model.config import ModelConfig
 from model.errors import UserError
 from model.parameters import ParameterSpec, parameter_specs
-from pretrain.checkpoint.deepspeed_files import MASTERS
+from pretrain.checkpoint.deepspeed_files import MASTERS, MOMENTS
 from pretrain.checkpoint.progress import Progress, Report
+from pretrain.checkpoint.source import ParameterGroup
 from pretrain.checkpoint.state import FEATURES, FORMAT, TrainingState
-from pretrain.checkpoint.unsharded import (
-    CANONICAL_FOLDER,
-    INDEX,
-    INDEX_FORMAT,
-    ParameterGroup,
-    UnshardedCheckpoint,
-)
 from pretrain.utils.files import atomic_folder, file_entry, write_atomically
+
+CANONICAL_FOLDER = "canonical"  # the name that run folders have had from the beginning
+INDEX = "index.json"
+INDEX_FORMAT = 1
 
 
 @dataclass(frozen=True)
-class CanonicalParameter:
+class UnshardedParameter:
     """One parameter as it is written."""
 
     name: str
@@ -55,16 +54,16 @@ class CanonicalParameter:
     """Updates that Adam has applied."""
 
 
-def write_canonical(
+def write_unsharded(
     target: Path,
     state: TrainingState,
     groups: Iterable[ParameterGroup],
-    parameters: Iterable[CanonicalParameter],
+    parameters: Iterable[UnshardedParameter],
     tokenizer_folder: Path,
     report: Report = lambda line: None,
     features: Path | None = None,
 ) -> Path:
-    """Write a checkpoint in canonical form, with one parameter in memory at a time.
+    """Write an unsharded checkpoint, with one parameter in memory at a time.
 
     Args:
         target: the checkpoint's folder; one that exists is replaced when the new one is complete.
@@ -115,25 +114,7 @@ def write_canonical(
     return target
 
 
-def save_canonical(checkpoint: UnshardedCheckpoint, target: Path, report: Report = lambda line: None) -> Path:
-    """Write any checkpoint in canonical form. Raises as write_canonical and reading do."""
-    return write_canonical(
-        target,
-        checkpoint.state,
-        checkpoint.groups.values(),
-        _parameters(checkpoint),
-        checkpoint.folder / "tokenizer",
-        report,
-        checkpoint.folder / FEATURES,
-    )
-
-
-def _parameters(checkpoint: UnshardedCheckpoint) -> Iterator[CanonicalParameter]:
-    for name in checkpoint.names():
-        yield CanonicalParameter(name, checkpoint.parameter(name), **checkpoint.optimizer_state(name))
-
-
-def _checked(parameter: CanonicalParameter, specs: dict[str, ParameterSpec]) -> dict[str, Tensor]:
+def _checked(parameter: UnshardedParameter, specs: dict[str, ParameterSpec]) -> dict[str, Tensor]:
     """The tensors of a parameter, known to fit the model."""
     if parameter.name not in specs:
         raise UserError(f"checkpoint: {parameter.name} is no parameter of the model that is to be written")
@@ -157,3 +138,63 @@ def _add_state_and_manifest(folder: Path, state: TrainingState) -> None:
         if path.is_file()
     }
     write_atomically(folder / "manifest.json", json.dumps({"format": FORMAT, "files": files}, indent=1))
+
+
+class FolderSource:
+    """Tensors from a ``canonical`` folder."""
+
+    def __init__(self, folder: Path, specs: dict[str, ParameterSpec]) -> None:
+        self.folder, self.specs = folder, specs
+        path = folder / INDEX
+        try:
+            index = json.loads(path.read_text(encoding="utf-8"))
+            if index["format"] != INDEX_FORMAT:
+                raise UserError(
+                    f"checkpoint: {path} has format {index['format']}, this version reads {INDEX_FORMAT}"
+                )
+            self.steps: dict[str, int] = {name: entry["step"] for name, entry in index["parameters"].items()}
+            self.files: dict[str, str] = {name: entry["file"] for name, entry in index["parameters"].items()}
+            self.groups = {
+                name: ParameterGroup(name, group["parameters"], _tuples(group["settings"]))
+                for name, group in index["groups"].items()
+            }
+        except UserError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"checkpoint: {path} cannot be read ({type(error).__name__}: {error})") from None
+        for name in specs:
+            if name in self.files and not (folder / self.files[name]).is_file():
+                raise UserError(f"checkpoint: {folder / self.files[name]}, which holds {name}, is missing")
+
+    def names(self) -> list[str]:
+        return list(self.files)
+
+    def tensor(self, name: str, key: str) -> Tensor:
+        path = self.folder / self.files[name]
+        try:
+            with safe_open(path, framework="pt") as file:
+                if key in file.keys():  # noqa: SIM118 - a safetensors file, not a dict
+                    tensor = file.get_tensor(key).clone()
+                elif key in MOMENTS:
+                    tensor = torch.zeros(self.specs[name].shape)
+                else:
+                    raise UserError(f"checkpoint: {path} does not hold the weight of {name}")
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"checkpoint: {path} cannot be read ({error})") from None
+        if tuple(tensor.shape) != self.specs[name].shape or tensor.dtype != torch.float32:
+            raise UserError(
+                f"checkpoint: {key} of {name} is {tensor.dtype} {list(tensor.shape)} in {path}, "
+                f"its model says fp32 {list(self.specs[name].shape)}"
+            )
+        return tensor
+
+    def step(self, name: str) -> int:
+        return self.steps[name]
+
+    def release(self) -> None:
+        """Nothing stays mapped between reads."""
+
+
+def _tuples(settings: dict[str, Any]) -> dict[str, Any]:
+    """JSON has lists where optimizers have tuples (betas)."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}

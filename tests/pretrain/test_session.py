@@ -1,6 +1,7 @@
 """What a session decides before there is a model, on all ranks alike."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch.distributed as dist
 
@@ -20,7 +21,8 @@ def planned(run, memories, micro_batches=None):
     prepare_deepspeed()
     world = start_world(1, False)
     real = sessions.device_memory
-    sessions.device_memory = lambda device, ranks: memories[dist.get_rank()]
+    monkeypatched: Any = lambda device, ranks: memories[dist.get_rank()]  # noqa: E731
+    sessions.device_memory = monkeypatched
     if micro_batches:
         run = replace(run, micro_batch=micro_batches[dist.get_rank()])
     try:

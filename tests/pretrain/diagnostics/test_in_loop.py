@@ -169,14 +169,14 @@ def test_after_a_resume_the_figures_go_on(small_folder, tmp_path, first, second)
 
 def test_weights_made_elsewhere_have_no_displacement_from_a_seed(small_folder, tmp_path):
     from pretrain.checkpoint.state import TrainingState
-    from pretrain.checkpoint.unsharded_folder import save_canonical
+    from pretrain.checkpoint.unsharded import save_unsharded
 
     run = measured_run(small_folder, tmp_path, "origin", 0)
     run_distributed(session, 1, run, timeout=120)
     source = UnshardedCheckpoint.open(run.folder / "checkpoints" / "step_000008")
     source.state = TrainingState(model=source.state.model, data={"tokenizer": source.state.data["tokenizer"]})
     imported = replace(run, name="imported", diagnostics_every=4)
-    save_canonical(source, imported.folder / "checkpoints" / "step_000000")
+    save_unsharded(source, imported.folder / "checkpoints" / "step_000000")
     assert run_distributed(session, 1, imported, timeout=120)[0][1] is None
     look = split(curve(imported.folder))[1][4]
     assert not any("initial" in key for key in look) and "diagnostics/lambda_q_release/layer_0" in look
