@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.slurm import Cluster
+    from tests.helpers.slurm import Cluster
 
 # Before any library reads them. A developer who is logged in to wandb must not find test runs in their
 # account, and a test that needs a download would fail on a machine without a network.
@@ -22,7 +22,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """End the workers of multi-process tests while the session still reports."""
-    from tests import distributed
+    from tests.helpers import distributed
 
     distributed.shutdown()
 
@@ -30,7 +30,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A real SLURM of two nodes."""
-    from tests import slurm
+    from tests.helpers import slurm
 
     with slurm.cluster(tmp_path_factory.mktemp("slurm")) as running:
         yield running

@@ -22,7 +22,7 @@ from pretrain.checkpoint.deepspeed_files import MASTERS, MOMENTS
 from pretrain.checkpoint.progress import Progress, Report
 from pretrain.checkpoint.state import TrainingState
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
-from pretrain.engine.layout import EngineFlat, engine_flats
+from pretrain.engine.layout import EngineFlat, engine_flats, inner_optimizer, shard_shapes, tensor_place
 from pretrain.runtime.world import World
 
 # What a group says about the optimizer's code, not about the training: that belongs to the engine.
@@ -91,7 +91,7 @@ def _restore(engine: Any, checkpoint: UnshardedCheckpoint, report: Report) -> Tr
     flats = engine_flats(engine)
     _check_names(flats, checkpoint)
     cut = _shard_cutter(engine, checkpoint)
-    adam = engine.optimizer.optimizer
+    adam = inner_optimizer(engine)
     progress = Progress("reshaping", {name: spec.shape for name, spec in checkpoint.specs.items()}, report)
     for flat in flats:
         targets = {MASTERS: flat.master.data} | {key: torch.zeros_like(flat.master.data) for key in MOMENTS}
@@ -140,11 +140,8 @@ def _check_names(flats: list[EngineFlat], checkpoint: UnshardedCheckpoint) -> No
 
 def _shard_cutter(engine: Any, checkpoint: UnshardedCheckpoint) -> Callable[[str, Tensor], Tensor]:
     """A function that cuts this tensor-parallel rank's part out of a named full tensor."""
-    count, rank = engine.mp_world_size, engine.checkpoint_mp_rank
-    shapes = {
-        name: tuple(getattr(parameter, "ds_shape", parameter.shape))
-        for parameter, name in engine.param_names.items()
-    }
+    count, rank = tensor_place(engine)
+    shapes = shard_shapes(engine)
 
     def cut(name: str, full: Tensor) -> Tensor:
         shard = shard_of(full, checkpoint.specs[name], count, rank, shapes[name])

@@ -51,6 +51,7 @@ class _UnderWay(NamedTuple):
     state: str
     step: int
     features: dict[str, Tensor]
+    prune: bool
 
 
 class CheckpointStore:
@@ -84,11 +85,13 @@ class CheckpointStore:
         tokenizer_folder: Path,
         features: dict[str, Tensor] | None = None,
         background: bool = True,
+        prune: bool = True,
     ) -> None:
         """Start to write a checkpoint; ``finish`` makes it valid. One that is still being written is finished first.
 
         Args:
             features: what probes of the network compare the next time, equal on all ranks (see ``read_features``).
+            prune: whether older checkpoints that the configuration does not keep go when this one is there.
             background: return as soon as the tensors are copied to the host's memory, and write beside the training.
 
         Raises:
@@ -106,7 +109,9 @@ class CheckpointStore:
         if background:
             writer.start()
         written_state = json.dumps(asdict(state), indent=1)
-        self._under_way = _UnderWay(writer, partial, target, written_state, state.step, dict(features or {}))
+        self._under_way = _UnderWay(
+            writer, partial, target, written_state, state.step, dict(features or {}), prune
+        )
 
     @property
     def writing(self) -> bool:
@@ -133,7 +138,7 @@ class CheckpointStore:
         written = self._gather(done.writer.written)
         problem = self._finish(done, written) if self.world.is_main else None
         self._stop_on(problem, partial)
-        if self.world.is_main:
+        if self.world.is_main and done.prune:
             self._prune(done.step)
 
     def newest_sound(self) -> tuple[Path, TrainingState, list[str]] | None:

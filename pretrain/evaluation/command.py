@@ -146,8 +146,10 @@ def _join_ranks() -> int:
     """Join the launcher's ranks, if there is a launcher; returns this process's rank."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return 0
+    from pretrain.engine.patches import prepare_deepspeed
     from pretrain.runtime.world import start_world
 
+    prepare_deepspeed()
     return start_world(threads=None, deterministic=False).rank
 
 

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from model import collectives
-from tests.distributed import run_distributed
+from tests.helpers.distributed import run_distributed
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 

@@ -8,7 +8,7 @@ import torch
 
 from model.decoding import CachedDecoder
 from model.errors import UserError
-from tests.pretrain.hf.networks import CONFIGS, network, tokens
+from tests.helpers.networks import CONFIGS, network, tokens
 
 
 @pytest.mark.parametrize("chunks", [(1,) * 40, (13, 1, 20, 6)])

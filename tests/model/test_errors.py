@@ -11,7 +11,7 @@ import time
 import pytest
 
 from model.errors import UserError, run_command
-from tests.launch import ROOT
+from tests.helpers.launch import ROOT
 
 
 def raising(error):

@@ -10,7 +10,7 @@ from model.linears import is_embedding, is_linear, shard_dim
 from model.parameters import parameter_roles
 from model.process_grid import start_grid
 from model.transformer import Transformer
-from tests.distributed import run_distributed
+from tests.helpers.distributed import run_distributed
 
 CONFIG = block(
     "gpt2", vocab_size=260, context_length=12, d_model=24, ffn_width=48, heads=(3, 4, 1), tie_embeddings=False
@@ -19,8 +19,7 @@ GATED = block("llama", vocab_size=260, context_length=12, d_model=24, ffn_width=
 
 
 def shards_of(config):
-    start_grid(dist.get_world_size())
-    model = Transformer(config)
+    model = Transformer(config, start_grid(dist.get_world_size()))
     initialize(model, 3)
     marks = {
         name: (bool(getattr(p, "tensor_model_parallel", False)), shard_dim(p))

@@ -11,7 +11,7 @@ from model.initialization import initialize
 from model.parameters import parameter_roles
 from model.presets import preset
 from model.transformer import Transformer
-from tests.distributed import run_distributed
+from tests.helpers.distributed import run_distributed
 
 STEPS, LR = 4, 1.0
 
@@ -25,6 +25,9 @@ def train_partitioned(config, checkpointing, bf16):
     """Build inside zero.Init, initialise by gathering, train; return what a rank saw."""
     import deepspeed
 
+    from pretrain.engine.patches import prepare_deepspeed
+
+    prepare_deepspeed()
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     ds_config = {
         "train_micro_batch_size_per_gpu": 2,

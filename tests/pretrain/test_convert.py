@@ -15,7 +15,7 @@ from pretrain.data.sequences import ValidationSequences
 from pretrain.hf import export_folder
 from pretrain.metrics.file import read_metrics
 from pretrain.run.saved import SavedRun
-from tests.pretrain.exports import trained
+from tests.helpers.exports import trained
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from model.parameters import parameter_specs
 from pretrain.checkpoint.state import TrainingState
 from pretrain.checkpoint.unsharded_folder import CanonicalParameter, write_canonical
 from pretrain.data.tokenizer import tokenizer_hash
-from tests.pretrain.exports import trained
-from tests.pretrain.training import ROOT
+from tests.helpers.exports import trained
+from tests.helpers.training import ROOT
 
 LIMIT = 1.3
 

@@ -7,8 +7,8 @@ from pretrain import convert
 from pretrain import generate as command
 from pretrain.generate import cached, cached_exported, generate, pick, recomputed, sample, text_pieces
 from pretrain.hf.modeling_head_schedule import HeadScheduleForCausalLM
-from tests.pretrain.exports import trained
-from tests.pretrain.hf.networks import CONFIGS, network, tokens, write_folder
+from tests.helpers.exports import trained
+from tests.helpers.networks import CONFIGS, network, tokens, write_folder
 
 
 def test_pick_follows_temperature_and_top_p():

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from pretrain.metrics.file import read_metrics
-from tests.launch import launch, start
-from tests.pretrain.training import ROOT, curve, nano_arguments
-from tests.small_disk import small_disk
+from tests.helpers.launch import launch, start
+from tests.helpers.small_disk import small_disk
+from tests.helpers.training import ROOT, curve, nano_arguments
 
 
 def lines_of_error(output: str) -> list[str]:

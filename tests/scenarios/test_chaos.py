@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch import Running, launch, start
-from tests.pretrain.training import curve, nano_arguments
-from tests.small_disk import small_disk
+from tests.helpers.launch import Running, launch, start
+from tests.helpers.small_disk import small_disk
+from tests.helpers.training import curve, nano_arguments
 
 FAULTS = int(os.environ.get("CHAOS_FAULTS", "8"))
 SEED = int(os.environ.get("CHAOS_SEED", "1"))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.gpus import needs_gpus
-from tests.launch import launch
-from tests.pretrain.training import curve, nano_arguments
+from tests.helpers.gpus import needs_gpus
+from tests.helpers.launch import launch
+from tests.helpers.training import curve, nano_arguments
 
 
 def train(data, runs, name, *more, world=1, stage=2):

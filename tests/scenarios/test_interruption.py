@@ -9,8 +9,8 @@ import time
 import pytest
 
 from pretrain.runtime.signals import STOPPED
-from tests.launch import launch, start
-from tests.pretrain.training import curve, nano_arguments
+from tests.helpers.launch import launch, start
+from tests.helpers.training import curve, nano_arguments
 
 # Slow enough to be hit in the middle: validation after every second step takes longer than the steps.
 SETTINGS = (

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch import ROOT, free_port, launch
-from tests.pretrain.training import curve, nano_arguments
+from tests.helpers.launch import ROOT, free_port, launch
+from tests.helpers.training import curve, nano_arguments
 
 
 @pytest.mark.slow

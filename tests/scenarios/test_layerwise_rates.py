@@ -10,9 +10,9 @@ from model.initialization import initial_value
 from model.parameters import parameter_roles, parameter_specs
 from model.transformer import Transformer
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
-from tests.distributed import run_distributed
-from tests.pretrain.shapes import Shape, build, contents, differences, fit, load_and_gather, newest
-from tests.pretrain.training import curve, nano_run, session
+from tests.helpers.distributed import run_distributed
+from tests.helpers.shapes import Shape, build, contents, differences, fit, load_and_gather, newest
+from tests.helpers.training import curve, nano_run, session
 
 # Four layers; 2 and 3 are the upper half.
 SLOW = {"name": "slow", "parameters": ["q", "k"], "layers": "upper_half", "scale": 0.25, "hold": 8, "ramp": 4}
@@ -68,12 +68,12 @@ def observed_session(run, shape, stop=None):
 
     original, seen = Trainer._forward_backward, {}
 
-    def observe(self, engine, batches):
+    def observe(self, batches):
         if self.state.step == stop:
             raise KeyboardInterrupt
-        before, rates = masters(engine)
-        loss = original(self, engine, batches)
-        after, _ = masters(engine)
+        before, rates = masters(self.engine)
+        loss = original(self, batches)
+        after, _ = masters(self.engine)
         moved = {
             name: max((a - b).abs().max().item() for a, b in zip(after[name], before[name], strict=True))
             for name in before

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import slurm
-from tests.launch import ROOT, launch
-from tests.pretrain.training import curve, nano_arguments
+from tests.helpers import slurm
+from tests.helpers.launch import ROOT, launch
+from tests.helpers.training import curve, nano_arguments
 
 WHY_NOT = slurm.unavailable()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(WHY_NOT is not None, reason=f"real SLURM: {WHY_NOT}")]

@@ -9,11 +9,11 @@ import pytest
 from pretrain import convert
 from pretrain.evaluation import command as evaluation
 from pretrain.prepare.command import main as prepare_main
-from tests import slurm
-from tests.launch import launch
+from tests.helpers import slurm
+from tests.helpers.items import write_data_sets
+from tests.helpers.launch import launch
+from tests.helpers.training import nano_arguments
 from tests.pretrain.conftest import SMALL_VOCABULARY, small_paths
-from tests.pretrain.evaluation.items import write_data_sets
-from tests.pretrain.training import nano_arguments
 
 WHY_NOT = slurm.unavailable()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(WHY_NOT is not None, reason=f"real SLURM: {WHY_NOT}")]

@@ -9,9 +9,8 @@ import torch
 
 from pretrain.checkpoint.manifest import verify
 from pretrain.checkpoint.reshard import load_resharded
-from tests.distributed import run_distributed
-from tests.pretrain.checkpoint.test_store import interrupted
-from tests.pretrain.shapes import (
+from tests.helpers.distributed import run_distributed
+from tests.helpers.shapes import (
     ODD_MODEL,
     SEQUENCES,
     VOCABULARY_ROWS,
@@ -28,7 +27,8 @@ from tests.pretrain.shapes import (
     shape_run,
     train,
 )
-from tests.pretrain.training import curve, nano_run, session
+from tests.helpers.training import curve, nano_run, session
+from tests.pretrain.checkpoint.test_store import interrupted
 
 SHAPES = [
     Shape(ranks, stage, precision)
@@ -159,9 +159,9 @@ def test_every_shape_loads_every_other(saved, tmp_path, source, target):
 
 def train_then_load(run, shape, folder):
     """Train another run, then load *folder* into its engine."""
-    trainer = build(run, shape)
-    engine = fit(trainer)
-    load_resharded(engine, folder, trainer.world)
+    session = build(run, shape)
+    engine = fit(session)
+    load_resharded(engine, folder, session.world)
     found = gathered(engine)
     return found if torch.distributed.get_rank() == 0 else None
 

@@ -13,8 +13,8 @@ from pretrain.checkpoint.store import CheckpointStore
 from pretrain.checkpoint.writer import RecordingCheckpointEngine
 from pretrain.config.run_config import CheckpointConfig
 from pretrain.runtime.world import World
-from tests.distributed import run_distributed
-from tests.pretrain.training import curve, nano_run, session
+from tests.helpers.distributed import run_distributed
+from tests.helpers.training import curve, nano_run, session
 
 
 def world() -> World:

@@ -21,8 +21,8 @@ from pretrain.checkpoint.manifest import verify
 from pretrain.checkpoint.state import TrainingState
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.checkpoint.unsharded_folder import CanonicalParameter, save_canonical, write_canonical
-from tests.distributed import ROOT, run_distributed
-from tests.pretrain.shapes import (
+from tests.helpers.distributed import ROOT, run_distributed
+from tests.helpers.shapes import (
     ODD_MODEL,
     Shape,
     contents,
@@ -32,7 +32,7 @@ from tests.pretrain.shapes import (
     shape_run,
     train,
 )
-from tests.pretrain.training import session
+from tests.helpers.training import session
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ import torch
 
 from pretrain.checkpoint.manifest import verify
 from pretrain.checkpoint.writer import RecordingCheckpointEngine, copied_to_host
-from tests.distributed import run_distributed
-from tests.pretrain.shapes import contents, differences
-from tests.pretrain.training import curve, nano_run, session
+from tests.helpers.distributed import run_distributed
+from tests.helpers.shapes import contents, differences
+from tests.helpers.training import curve, nano_run, session
 
 
 def test_a_copy_no_longer_changes():

@@ -183,3 +183,28 @@ def test_command_exits_with_2_and_prints_the_merged_configuration():
         and printed["model"] == "prism-124m"
         and printed["optimizer"]["learning_rate"] == 6e-4
     )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--recipe", "../../x"],
+        ["--recipe=x"],
+        ["--name", "a/b"],
+        ["--name", ".hidden"],
+        ["--name", "x" * 300],
+        ["--name", "a\x00b"],
+        ["--name", "a\nb"],
+        ["--name", "\x1b[31mred"],
+    ],
+)
+def test_names_that_are_no_folder_names(arguments):
+    with pytest.raises(UserError, match=r"^(--)?(recipe|name): ") as caught:
+        parse(*arguments)
+    assert "\n" not in str(caught.value) and "\x1b" not in str(caught.value)
+
+
+def test_a_recipe_cannot_send_a_run_elsewhere(tmp_path):
+    (tmp_path / "mine.yaml").write_text("recipe: ../../x\n")
+    with pytest.raises(UserError, match=r"^recipe: '../../x' is not valid"):
+        parse("--config", str(tmp_path / "mine.yaml"))

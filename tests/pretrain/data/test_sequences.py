@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -16,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.errors import UserError
-from pretrain.data.corpus import Corpus, unigram_entropy
+from pretrain.data.corpus import Corpus
 from pretrain.data.indexed import IndexedTokens, IndexedWriter
 from pretrain.data.sequences import TrainingSequences, ValidationSequences
 
@@ -178,18 +177,6 @@ def test_validation_errors(tmp_path, small):
         ValidationSequences(small, 16, 0)
     with pytest.raises(IndexError):
         ValidationSequences(small, 16, 4).batch(3, 2)
-
-
-def test_unigram_entropy_is_the_cross_entropy_of_token_frequencies(small):
-    nats, bits_per_byte = unigram_entropy(small)
-    training = Counter(small.training.read(0, small.training.num_tokens).tolist())
-    total = small.training.num_tokens + small.tokenizer.vocab_size
-    tokens = small.validation.read(0, small.validation.num_tokens).tolist()
-    losses = [-math.log((training[token] + 1) / total) for token in tokens]
-    assert nats == pytest.approx(sum(losses) / len(losses), rel=1e-12)  # double rounding of a sum
-    assert bits_per_byte == pytest.approx(
-        sum(losses) / math.log(2) / small.meta["validation"]["bytes"], rel=1e-12
-    )
 
 
 @pytest.fixture

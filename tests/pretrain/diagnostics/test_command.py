@@ -10,8 +10,8 @@ from pretrain.diagnostics.command import main
 from pretrain.diagnostics.comparison import Band, by_group, differences, paired
 from pretrain.diagnostics.measure import RunFigures, group_and_seed, measure_run
 from pretrain.metrics.file import read_metrics
-from tests.distributed import run_distributed
-from tests.pretrain.training import nano_run, session
+from tests.helpers.distributed import run_distributed
+from tests.helpers.training import nano_run, session
 
 RULE = {"name": "slow", "parameters": ["q", "k"], "layers": "upper_half", "scale": 0.25, "hold": 2}
 

@@ -12,11 +12,14 @@ from model.initialization import initial_value
 from model.parameters import parameter_roles
 from model.transformer import Transformer
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
+from pretrain.config.run_config import RunConfig
+from pretrain.diagnostics.in_loop import slowing_rule
 from pretrain.diagnostics.weights import displacement, kept_path, update_norm
-from tests.distributed import run_distributed
+from pretrain.optim.groups import GroupRates, run_groups
+from tests.helpers.distributed import run_distributed
+from tests.helpers.shapes import Shape, build, contents
+from tests.helpers.training import curve, nano_run, session
 from tests.pretrain.checkpoint.test_store import interrupted
-from tests.pretrain.shapes import Shape, build, contents
-from tests.pretrain.training import curve, nano_run, session
 
 RULE = {"name": "slow", "parameters": ["q", "k"], "layers": "upper_half", "scale": 0.25, "hold": 3}
 
@@ -207,3 +210,21 @@ def test_update_by_hand():
     # After two updates: m̂ = 3 / (1 − 0.25) = 4, v̂ = 7 / (1 − 0.5625) = 16; 0.1 · 4 / 4, twice.
     found = update_norm(torch.tensor([3.0, -3.0]), torch.tensor([7.0, 7.0]), 2, group)
     assert found == pytest.approx(0.1 * math.sqrt(2))
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        ([], None),
+        (["upper_qk"], "upper_qk"),
+        ([{"name": "n", "parameters": ["norm"], "scale": 2, "hold": 0.5}, "upper_qk"], "upper_qk"),
+        (
+            ["upper_qk_maturity", {"name": "k", "parameters": ["k"], "scale": 0.5, "hold": 0.1}],
+            "upper_qk_maturity",
+        ),
+        ([{"name": "forever", "parameters": ["q"], "scale": 0.5}], None),
+    ],
+)
+def test_the_release_is_that_of_the_rule_which_slows_q_and_k(rules, expected):
+    run = RunConfig(model="uniform-tiny", lr_rules=rules, steps=1000)
+    assert slowing_rule(GroupRates(run_groups(run, run.build_model_config()), run)) == expected

@@ -8,10 +8,10 @@ from model.errors import UserError
 from pretrain.checkpoint.state import read_state
 from pretrain.config.run_config import MaturityConfig
 from pretrain.diagnostics.maturity import settled
-from tests.distributed import run_distributed
+from tests.helpers.distributed import run_distributed
+from tests.helpers.shapes import newest
+from tests.helpers.training import curve, nano_run, session
 from tests.pretrain.checkpoint.test_store import interrupted
-from tests.pretrain.shapes import newest
-from tests.pretrain.training import curve, nano_run, session
 
 CONFIG = MaturityConfig(settled=0.5, patience=2)
 

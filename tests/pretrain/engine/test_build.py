@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from model.errors import UserError
+from model.process_grid import ALONE
 from pretrain.config.command_line import parse_command_line
 from pretrain.engine.batch import BatchPlan
 from pretrain.engine.build import build_engine
 from pretrain.engine.ds_config import merge_ds_config, read_ds_config, resolve_bf16
 from pretrain.plan.micro_batch import plan_batch
-from tests.distributed import run_distributed
+from tests.helpers.distributed import run_distributed
 
 ROOT = Path(__file__).resolve().parents[3]
 CPU = torch.device("cpu")
@@ -129,7 +130,7 @@ def curve(ds_config, precision, steps=6, poison_at=None, model="prism-nano", cli
     merged = merge_ds_config(
         read_ds_config(str(ROOT / f"ds_configs/{ds_config}.json")), run, plan, precision == "bf16"
     )
-    engine = build_engine(run, config, merged, CPU)
+    engine = build_engine(run, config, merged, ALONE)
     generator = torch.Generator().manual_seed(5)
     T = config.context_length
     data = torch.randint(0, 300, (steps, plan.sequences, T + 1), generator=generator)

@@ -9,9 +9,9 @@ import torch
 from pretrain import convert
 from pretrain.evaluation import command as evaluation
 from pretrain.hf.exported_model import exported_tokenizer, load_exported
-from tests.distributed import run_distributed
-from tests.pretrain.evaluation.items import piqa_items, write, write_data_sets
-from tests.pretrain.exports import trained
+from tests.helpers.distributed import run_distributed
+from tests.helpers.exports import trained
+from tests.helpers.items import piqa_items, write, write_data_sets
 
 lm_eval = pytest.importorskip("lm_eval")
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from pretrain.evaluation.validation import Validation
 from pretrain.runtime.world import World
-from tests.distributed import run_distributed
+from tests.helpers.distributed import run_distributed
 
 VOCABULARY = 11
 

@@ -6,7 +6,7 @@ import torch
 
 from model.errors import UserError
 from pretrain.hf.comparison import compare, folder_logits, kept_positions, our_logits
-from tests.pretrain.hf.networks import network, tokens, write_folder
+from tests.helpers.networks import network, tokens, write_folder
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM
 from model.config import block
 from model.errors import UserError
 from pretrain.hf.formats import Padding, choose_format, llama_name, padding_cost, padding_for
-from tests.pretrain.hf.networks import CONFIGS, LLAMA, network, relative, tokens, write_folder
+from tests.helpers.networks import CONFIGS, LLAMA, network, relative, tokens, write_folder
 
 ROPE = ["uniform", "prism", "ablation", "descending", "grouped", "head_dim"]
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from pretrain.generate import cached, sample
 from pretrain.hf.modeling_head_schedule import HeadScheduleForCausalLM
-from tests.pretrain.hf.networks import CONFIGS, network, relative, tokens, write_folder
+from tests.helpers.networks import CONFIGS, network, relative, tokens, write_folder
 
 FP32, BF16 = 1e-5, 3e-2
 

@@ -9,7 +9,7 @@ from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.tokenizer import SentencePieceTokenizer
 from pretrain.hf.open_model import open_model
 from pretrain.hf.tokenizer_files import ORIGINAL_FOLDER
-from tests.pretrain.hf.networks import CONFIGS, network, relative, tokens, write_folder
+from tests.helpers.networks import CONFIGS, network, relative, tokens, write_folder
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from model.errors import UserError
 from pretrain.hf.safetensors_writer import total_bytes, write_weights
-from tests.pretrain.hf.networks import export_of, network, weights_of
+from tests.helpers.networks import export_of, network, weights_of
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from transformers import AttentionInterface, AutoConfig, AutoModel
 
 from pretrain.hf.modeling_head_schedule import HeadScheduleAttention, HeadScheduleForCausalLM
-from tests.distributed import run_distributed
-from tests.pretrain.hf.networks import CONFIGS, network, relative, tokens, write_folder
+from tests.helpers.distributed import run_distributed
+from tests.helpers.networks import CONFIGS, network, relative, tokens, write_folder
 
 FP32 = 1e-5
 

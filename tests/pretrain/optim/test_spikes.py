@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from pretrain.optim.spikes import LEAST, WINDOW, SpikeGuard
-from tests.distributed import run_distributed
-from tests.pretrain.training import curve, nano_run, session
+from tests.helpers.distributed import run_distributed
+from tests.helpers.training import curve, nano_run, session
 
 
 def offered(guard, loss, norm):
@@ -69,14 +69,15 @@ def session_with_a_spike(run, stage, spike_at, kind):
     spikes_least, spikes.LEAST = spikes.LEAST, 4
     original = trainer.Trainer._forward_backward
 
-    def forward_backward(self, engine, batches):
-        if self.state.step == spike_at and self.world.rank == self.world.size - 1:
-            hook = engine.module.register_forward_hook(lambda module, inputs, loss: 100 * loss)
+    def forward_backward(self, batches):
+        world = self.session.world
+        if self.state.step == spike_at and world.rank == world.size - 1:
+            hook = self.engine.module.register_forward_hook(lambda module, inputs, loss: 100 * loss)
             try:
-                return original(self, engine, batches)
+                return original(self, batches)
             finally:
                 hook.remove()
-        return original(self, engine, batches)
+        return original(self, batches)
 
     trainer.Trainer._forward_backward = forward_backward
     try:

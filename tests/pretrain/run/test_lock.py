@@ -13,7 +13,7 @@ import pytest
 from model.errors import UserError
 from pretrain.run import lock as run_lock
 from pretrain.run.lock import NAME, SILENT_SECONDS, RunLock
-from tests.launch import ROOT
+from tests.helpers.launch import ROOT
 
 
 @pytest.fixture(autouse=True)

@@ -7,13 +7,15 @@ import torch.distributed as dist
 
 from pretrain.runtime.control import Abandoned, Answer, Control, Vote
 from pretrain.runtime.signals import STOPPED
-from tests.distributed import run_distributed
+from tests.helpers.distributed import run_distributed
 from tests.pretrain.checkpoint.test_store import world as alone
 
 
 def world():
+    from pretrain.engine.patches import prepare_deepspeed
     from pretrain.runtime.world import start_world
 
+    prepare_deepspeed()
     return start_world(None, False)
 
 

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from pretrain.runtime.signals import STOPPED, StopListener, Stopped
-from tests.launch import ROOT
+from tests.helpers.launch import ROOT
 
 
 class Program:

@@ -8,7 +8,7 @@ import threading
 import time
 
 from pretrain.runtime.watchdog import HUNG, Watchdog
-from tests.launch import ROOT
+from tests.helpers.launch import ROOT
 
 HEAD = """
 import ctypes, sys

@@ -33,7 +33,7 @@ from typing import IO, Any
 
 import torch.distributed as dist
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 WORKER = Path(__file__).with_name("distributed_worker.py")
 START_TIMEOUT = 120.0
 # After one rank failed, the others get this long to report too; most of them wait for it in a collective.

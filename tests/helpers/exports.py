@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from pretrain.config.run_config import RunConfig
-from tests.distributed import run_distributed
-from tests.pretrain.training import nano_run, session
+from tests.helpers.distributed import run_distributed
+from tests.helpers.training import nano_run, session
 
 
 def trained(data: Path, runs: Path, name: str, *more: str, ranks: int = 2, stage: int = 3) -> RunConfig:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch import launch, start
+from tests.helpers.launch import launch, start
 
 SCRIPT = """
 import os, sys, time
@@ -42,7 +42,7 @@ def test_a_failing_rank_gives_its_status(script: Path) -> None:
 
 
 def test_one_rank_is_killed_and_the_others_are_ended(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.launch.GRACE", 0.2)
+    monkeypatch.setattr("tests.helpers.launch.GRACE", 0.2)
     began = time.monotonic()
     with start(["hang"], 2, script=script) as running:
         running.wait_for("waiting", rank=0)

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tests.launch import ROOT, free_port
+from tests.helpers.launch import ROOT, free_port
 
 NODES = ("n1", "n2")
 # Two daemons of one host are told apart by node name and port. cred_expire shortens the two minutes that a requeued

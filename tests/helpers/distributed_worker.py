@@ -1,4 +1,4 @@
-"""One rank of tests/distributed.py: a process that is sent functions, calls them and sends back the results.
+"""One rank of tests/helpers/distributed.py: a process that is sent functions, calls them and sends back the results.
 
 Started as ``python distributed_worker.py FD`` with the process group's environment set; FD is its connection.
 """
@@ -141,13 +141,10 @@ def destroy_engines() -> None:
 
 def reset_libraries() -> None:
     """Put the modules that remember process groups in global variables back into their first state."""
-    if "megatron.core.parallel_state" in sys.modules:
-        sys.modules["megatron.core.parallel_state"].destroy_model_parallel()
     # An engine leaves its mpu in deepspeed.utils.groups, and the next engine would take it over.
-    for name in ("deepspeed.utils.groups", "model.process_grid"):
-        module = sys.modules.get(name)
-        if module is not None:
-            restore_globals(module)
+    module = sys.modules.get("deepspeed.utils.groups")
+    if module is not None:
+        restore_globals(module)
 
 
 def restore_globals(module: ModuleType) -> None:

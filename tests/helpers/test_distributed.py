@@ -13,8 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests import distributed
-from tests.distributed import DistributedError, run_distributed
+from pretrain.engine.patches import prepare_deepspeed
+from tests.helpers import distributed
+from tests.helpers.distributed import DistributedError, run_distributed
 
 
 @dataclass
@@ -158,6 +159,7 @@ def test_what_cannot_travel_is_refused() -> None:
 
 def train_two_engines(stage: int) -> list[list[float]]:
     """Train a small model twice, each time with a new engine in the same process."""
+    prepare_deepspeed()
     curves = []
     for _ in range(2):
         torch.manual_seed(1)
