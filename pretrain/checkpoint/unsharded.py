@@ -8,7 +8,7 @@
 Every change of shape passes through it, and so does conversion to other formats. It needs no process group,
 no GPU and no model in memory, and holds about one parameter at a time. It reads ``deepspeed/`` folders of any
 ZeRO stage, dtype, data-parallel and tensor-parallel size, what DeepSpeed's own converter made of them
-(``universal/``, see universal.py), and ``canonical/`` folders (canonical_folder.py writes those).
+(``universal/``, see universal.py), and ``canonical/`` folders (unsharded_folder.py writes those).
 """
 
 from __future__ import annotations
