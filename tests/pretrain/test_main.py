@@ -8,20 +8,9 @@ import sys
 import pytest
 
 from pretrain.metrics.file import read_metrics
-from tests.helpers.launch import launch, start
+from tests.helpers.launch import assert_refused, launch, start
 from tests.helpers.small_disk import small_disk
 from tests.helpers.training import ROOT, curve, nano_arguments
-
-
-def lines_of_error(output: str) -> list[str]:
-    return [line for line in output.splitlines() if line.startswith("error: ")]
-
-
-def assert_refused(finished, message):
-    """Exit code 2 and exactly one line, without a traceback."""
-    assert finished.returncode == 2, finished.output
-    assert len(lines_of_error(finished.output)) == 1 and message in lines_of_error(finished.output)[0]
-    assert "Traceback" not in finished.output
 
 
 @pytest.mark.parametrize(
