@@ -24,7 +24,7 @@ from tests.helpers.training import alone, curve, interrupted, nano_run, session
         (2, 1, "fp32"),
         pytest.param(2, 1, "bf16", marks=pytest.mark.slow),
         pytest.param(2, 2, "bf16", marks=pytest.mark.slow),
-        (2, 3, "bf16"),
+        pytest.param(2, 3, "bf16", marks=pytest.mark.slow),
     ],
 )
 def test_resume_is_bit_identical(small_folder, tmp_path, ranks, stage, precision):
@@ -81,7 +81,11 @@ def test_keeps_the_last_and_every_nth(small_folder, tmp_path):
 
 @pytest.mark.parametrize(
     ("how", "said"),
-    [("truncated", "bytes"), ("missing", "is missing"), ("flipped", "contents that were written")],
+    [  # how each kind is found is in test_manifest.py
+        pytest.param("truncated", "bytes", marks=pytest.mark.slow),
+        pytest.param("missing", "is missing", marks=pytest.mark.slow),
+        ("flipped", "contents that were written"),
+    ],
 )
 def test_falls_back_to_the_previous_sound_one(small_folder, tmp_path, finished, how, said):
     run = nano_run(small_folder, tmp_path, "--steps", "8")
@@ -163,8 +167,15 @@ def session_on_full_disk(run, rank, room, steps):
         checkpoint.RecordingCheckpointEngine._write = original
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("room", [0, 20_000])
+@pytest.mark.parametrize(
+    ("rank", "room"),
+    [
+        pytest.param(0, 0, marks=pytest.mark.slow),
+        (0, 20_000),
+        (1, 0),
+        pytest.param(1, 20_000, marks=pytest.mark.slow),
+    ],
+)
 def test_full_disk_keeps_the_older_checkpoint(small_folder, tmp_path, rank, room):
     run = nano_run(small_folder, tmp_path)
     for _, error in run_distributed(session_on_full_disk, 2, run, rank, room, 8, timeout=120):

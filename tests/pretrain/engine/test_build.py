@@ -70,8 +70,17 @@ def test_same_curve_at_every_stage_and_world(precision):
                 assert skipped == 0
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("stage", ["zero1", "zero2", "zero3"])
+@pytest.mark.parametrize(
+    ("stage", "precision"),
+    [
+        pytest.param("zero1", "fp32", marks=pytest.mark.slow),
+        ("zero2", "fp32"),
+        ("zero3", "fp32"),
+        ("zero1", "bf16"),
+        pytest.param("zero2", "bf16", marks=pytest.mark.slow),
+        pytest.param("zero3", "bf16", marks=pytest.mark.slow),
+    ],
+)
 def test_a_bad_gradient_on_one_rank_skips_the_update_on_all(stage, precision):
     for losses, norms, skipped in run_distributed(curve, 2, stage, precision, poison_at=2, timeout=120):
         assert skipped == 1
