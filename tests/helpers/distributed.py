@@ -98,7 +98,12 @@ def start_nursery() -> Any:
     if (
         not torch.cuda.is_available()
     ):  # DeepSpeed asks for a GPU when it is imported, and a fork could not use it
-        preload += ["deepspeed", "pretrain.trainer"]
+        preload += [
+            "deepspeed",
+            "pretrain.trainer",
+            "megatron.core.parallel_state",
+            "megatron.core.tensor_parallel",
+        ]
     context.set_forkserver_preload(preload)
     # One thread a rank: more compete for the same cores, and results depend on the number. Read at import.
     one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
