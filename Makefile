@@ -2,8 +2,8 @@
 #
 #   make setup         .venv with the pinned packages (PYTHON=python3.12 chooses the interpreter)
 #   make train         pretrain a small model on built-in text; ARGS="--seed 1" adds arguments
-#   make test          every test: the quick ones, then those marked slow
-#   make test-quick    only the quick ones
+#   make test          the quick tests, about five minutes on two cores: every part, with real ranks on gloo
+#   make test-all      every test: the quick ones, then those marked slow, which take half an hour more
 #   make lint          ruff and mypy
 #   make constraints   write constraints.txt again from the newest versions that pyproject.toml allows
 #   make clean         remove .venv and caches; data/, runs/ and hf/ stay
@@ -19,7 +19,7 @@ ACTIVATE := . $(VENV)/bin/activate
 # checkout) installs nothing, and a moved or copied folder does not use another folder's environment.
 STAMP := $(VENV)/.setup-$(shell { cat pyproject.toml constraints.txt; pwd; } | cksum | cut -d ' ' -f 1)
 
-.PHONY: setup train test test-quick test-slow lint constraints clean
+.PHONY: setup train test test-all test-slow lint constraints clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
@@ -38,10 +38,12 @@ $(STAMP):
 train: setup
 	$(ACTIVATE) && deepspeed pretrain/main.py --ds_config ds_configs/zero2.json $(ARGS)
 
-test: test-quick test-slow
-
-test-quick: setup
+test: setup
 	$(ACTIVATE) && python -m pytest -m "not slow" --durations 10 $(PYTEST_ARGS)
+
+# One after the other also under make -j: both want all cores.
+test-all: test
+	$(MAKE) test-slow
 
 # pytest ends with 5 when it finds no test at all, which is no failure while nothing is marked slow.
 test-slow: setup

@@ -41,7 +41,7 @@ def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Corpus folder of ``small_paths`` with a SentencePiece tokenizer of SMALL_VOCABULARY entries."""
     from pretrain.data.sources.files import TextFiles
     from pretrain.prepare.pipeline import prepare
-    from tests.pretrain.conftest import SMALL_VOCABULARY, small_paths
+    from tests.helpers.small_corpus import SMALL_VOCABULARY, small_paths
 
     out = tmp_path_factory.mktemp("data") / "small"
     return prepare(TextFiles(small_paths()), out, train_tokenizer=SMALL_VOCABULARY, validation_fraction=0.2)

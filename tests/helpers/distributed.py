@@ -13,28 +13,34 @@ world size, which has its process group (gloo, one thread a rank) ready; it retu
 order. A rank that raises, dies or hangs ends the call with a ``DistributedError`` that names the rank and
 shows its traceback and last output; that pool is then thrown away, since nobody knows which collectives are
 still pending, and the next call starts a new one. What a worker does is in distributed_worker.py.
+
+Workers are forks of one process that has imported the libraries, which take each process several seconds.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import multiprocessing
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import IO, Any
 
+import torch
 import torch.distributed as dist
 
+from tests.helpers.distributed_worker import serve
+
 ROOT = Path(__file__).resolve().parents[2]
-WORKER = Path(__file__).with_name("distributed_worker.py")
 START_TIMEOUT = 120.0
 # After one rank failed, the others get this long to report too; most of them wait for it in a collective.
 GRACE = 1.0
@@ -85,6 +91,35 @@ def shutdown(world_size: int | None = None) -> None:
             pool.close()
 
 
+def start_nursery() -> Any:
+    """Start the process that workers are forks of, if it does not run yet; the context that forks them."""
+    context = multiprocessing.get_context("forkserver")
+    preload = ["torch", "torch.distributed", "pytest", "hypothesis", "tests.helpers.distributed_worker"]
+    if (
+        not torch.cuda.is_available()
+    ):  # DeepSpeed asks for a GPU when it is imported, and a fork could not use it
+        preload += [
+            "deepspeed",
+            "pretrain.trainer",
+            "megatron.core.parallel_state",
+            "megatron.core.tensor_parallel",
+        ]
+    context.set_forkserver_preload(preload)
+    # One thread a rank: more compete for the same cores, and results depend on the number. Read at import.
+    one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    before = {name: os.environ.get(name) for name in one_thread}
+    os.environ.update(one_thread)
+    try:
+        forkserver.ensure_running()
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+    return context
+
+
 class Pool:
     """The workers of one world size."""
 
@@ -104,7 +139,7 @@ class Pool:
             raise DistributedError(f"the workers did not start: {failure}")
 
     def alive(self) -> bool:
-        return all(rank.process.poll() is None for rank in self.ranks)
+        return all(rank.process.is_alive() for rank in self.ranks)
 
     def load(self, module: str, path: Path) -> str | None:
         """Import the test module on all ranks, once; return a text that says what failed."""
@@ -171,28 +206,19 @@ class Rank:
         self._mark = 0
         self.connection, theirs = Pipe()
         environment = {
-            **os.environ,
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(world_size),
             "LOCAL_WORLD_SIZE": str(world_size),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
-            # One thread a rank: more compete for the same cores, and results depend on the number.
-            "OMP_NUM_THREADS": "1",
-            "MKL_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         }
-        self.process = subprocess.Popen(
-            [sys.executable, str(WORKER), str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # so that kill() also ends what a test function started
+        context = start_nursery()
+        self.process = context.Process(
+            target=serve, args=(theirs, DupFd(self._log.fileno()), environment, ROOT)
         )
+        self.process.start()
         theirs.close()
 
     def mark_output(self) -> None:
@@ -212,15 +238,15 @@ class Rank:
     def stack(self) -> str:
         """Have a hung worker print where it is, and return what it printed."""
         with contextlib.suppress(OSError):
-            self.process.send_signal(signal.SIGUSR1)
+            os.kill(self.process.pid, signal.SIGUSR1)
             time.sleep(0.2)
         return self.output()
 
     def describe_death(self) -> str:
         """Say how a worker ended that closed its connection."""
-        try:
-            code = self.process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
+        self.process.join(5)
+        code = self.process.exitcode
+        if code is None:
             return f"rank {self.rank} closed its connection{self.stack()}"
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
         return f"rank {self.rank} {how}{self.output()}"
@@ -230,7 +256,8 @@ class Rank:
         self.connection.close()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        self.process.kill()  # it may be too young to lead a group
+        self.process.join()
         self._log.close()
 
 

@@ -1,7 +1,4 @@
-"""One rank of tests/helpers/distributed.py: a process that is sent functions, calls them and sends back the results.
-
-Started as ``python distributed_worker.py FD`` with the process group's environment set; FD is its connection.
-"""
+"""One rank of tests/helpers/distributed.py: a process that is sent functions, calls them and sends back the results."""
 
 from __future__ import annotations
 
@@ -31,15 +28,26 @@ CALLS = itertools.count(1)
 CALLS_BETWEEN_DESTRUCTIONS = 20  # it takes half a second
 
 
-def main() -> None:
-    """Join the process group, then serve calls until the other end goes away."""
-    # This file's folder is first on sys.path, where its files could shadow libraries.
-    here = Path(__file__).resolve().parent
-    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != here]
+def serve(connection: Connection, log: Any, environment: dict[str, str], cwd: Path) -> None:
+    """Join the process group, then serve calls until the other end goes away.
+
+    Args:
+        connection: to the test process.
+        log: the file descriptor, to be detached, of the file that takes all output.
+        environment: variables to set: the launcher's.
+        cwd: the folder to work in.
+    """
+    os.setsid()  # so that the test process also ends what a test function started
+    output = log.detach()
+    sys.stdout.flush()
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    os.environ.update(environment)
+    os.chdir(cwd)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # the parent asks a hung rank where it is
-    os.set_inheritable(int(sys.argv[1]), False)
-    connection = Connection(int(sys.argv[1]))
     threading.Thread(target=leave_with_parent, args=[os.getppid()], daemon=True).start()
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), None, False)
@@ -157,7 +165,3 @@ def restore_globals(module: ModuleType) -> None:
         plain = value is None or isinstance(value, bool | int | float | str | list | dict | set | tuple)
         if plain and not name.startswith("__"):
             setattr(module, name, value)
-
-
-if __name__ == "__main__":
-    main()

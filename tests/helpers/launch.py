@@ -185,6 +185,14 @@ def launch(
         return running.wait(timeout)
 
 
+def assert_refused(finished: Finished, message: str) -> None:
+    """Exit code 2 and exactly one line, without a traceback."""
+    lines = [line for line in finished.output.splitlines() if line.startswith("error: ")]
+    assert finished.returncode == 2, finished.output
+    assert len(lines) == 1 and message in lines[0]
+    assert "Traceback" not in finished.output
+
+
 def free_port() -> int:
     """Return a port that nothing listens on at this moment."""
     with socket.socket() as probe:

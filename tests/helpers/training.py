@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from model.errors import UserError
 from pretrain.config.command_line import parse_command_line
 from pretrain.config.run_config import RunConfig
@@ -14,7 +16,7 @@ from pretrain.engine.patches import prepare_deepspeed
 from pretrain.metrics.file import read_metrics
 from pretrain.metrics.session import Metrics
 from pretrain.run.data import open_data
-from pretrain.runtime.world import start_world
+from pretrain.runtime.world import World, start_world
 from pretrain.session import build_session
 from pretrain.trainer import Trainer
 
@@ -87,6 +89,30 @@ def session(run: RunConfig, stage: int = 2, **changes: Any) -> tuple[list[str], 
     return session.notes, None
 
 
+def interrupted(session_run: RunConfig, steps: int, ranks: int, stage: int) -> str | None:
+    """Like session, but the trainer stops dead after *steps* steps, as if its machine had gone."""
+    original = Trainer._count
+
+    def stop(self: Trainer, applied: bool) -> None:
+        if self.state.step == steps:
+            raise KeyboardInterrupt
+        original(self, applied)
+
+    Trainer._count = stop  # type: ignore[method-assign]
+    try:
+        session(session_run, stage)
+    except KeyboardInterrupt:
+        return "stopped"
+    finally:
+        Trainer._count = original  # type: ignore[method-assign]
+    return None
+
+
 def curve(folder: Path) -> list[dict[str, Any]]:
     """The rows of a run's metrics without the times: equal rows mean bit-identical numbers."""
     return [{key: value for key, value in row.items() if key not in TIMES} for row in read_metrics(folder)]
+
+
+def alone() -> World:
+    """A world of one process, without a process group."""
+    return World(rank=0, local_rank=0, size=1, local_size=1, device=torch.device("cpu"), threads=1)

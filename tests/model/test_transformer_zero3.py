@@ -86,8 +86,8 @@ def train_whole(config, world):
 @pytest.mark.parametrize(
     ("name", "tied", "checkpointing", "world"),
     [
-        ("prism-nano", True, False, 1),
-        ("prism-nano", True, True, 1),
+        pytest.param("prism-nano", True, False, 1, marks=pytest.mark.slow),
+        pytest.param("prism-nano", True, True, 1, marks=pytest.mark.slow),
         ("prism-nano", False, False, 1),
         ("gpt2-nano", True, True, 1),
         ("prism-nano", True, True, 2),

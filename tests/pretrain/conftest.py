@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import sysconfig
 from pathlib import Path
 
 import pytest
 
 from pretrain.data.corpus import Corpus
-
-SMALL_VOCABULARY = 600
-GPT2_FOLDER = Path(__file__).parents[3] / "shared" / "data" / "gpt2"
-WIKITEXT = GPT2_FOLDER.parent / "wikitext2-valid.txt"
-
-
-def small_paths() -> list[Path]:
-    """About 40 files, 0.5 MB: packages that every Python has."""
-    library = Path(sysconfig.get_path("stdlib"))
-    return [path for name in ("json", "email", "html") for path in sorted((library / name).glob("*.py"))]
+from tests.helpers.small_corpus import GPT2_FOLDER
 
 
 @pytest.fixture(scope="session")

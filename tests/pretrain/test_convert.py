@@ -15,7 +15,7 @@ from pretrain.data.sequences import ValidationSequences
 from pretrain.hf import export_folder
 from pretrain.metrics.file import read_metrics
 from pretrain.run.saved import SavedRun
-from tests.helpers.exports import trained
+from tests.helpers.exports import failure, trained
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +35,6 @@ def native(prism, tmp_path_factory):
     out = tmp_path_factory.mktemp("hf") / "prism"
     assert convert.main([str(prism), "--out", str(out)]) == 0
     return out
-
-
-def failure(capsys, *arguments):
-    """The one line that a command with bad input prints."""
-    capsys.readouterr()
-    assert convert.main([str(argument) for argument in arguments]) == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1
-    return lines[0]
 
 
 def test_the_folder_has_everything(native):

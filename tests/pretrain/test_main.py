@@ -8,20 +8,10 @@ import sys
 import pytest
 
 from pretrain.metrics.file import read_metrics
-from tests.helpers.launch import launch, start
+from tests.helpers.distributed import run_distributed
+from tests.helpers.launch import assert_refused, launch, start
 from tests.helpers.small_disk import small_disk
-from tests.helpers.training import ROOT, curve, nano_arguments
-
-
-def lines_of_error(output: str) -> list[str]:
-    return [line for line in output.splitlines() if line.startswith("error: ")]
-
-
-def assert_refused(finished, message):
-    """Exit code 2 and exactly one line, without a traceback."""
-    assert finished.returncode == 2, finished.output
-    assert len(lines_of_error(finished.output)) == 1 and message in lines_of_error(finished.output)[0]
-    assert "Traceback" not in finished.output
+from tests.helpers.training import ROOT, curve, nano_arguments, nano_run, session
 
 
 @pytest.mark.parametrize(
@@ -30,7 +20,7 @@ def assert_refused(finished, message):
         (["--ds_config", "ds_configs/zero4.json"], "ds_config: cannot read 'ds_configs/zero4.json'"),
         pytest.param(["--model", "prism-1b"], "'prism-1b'", marks=pytest.mark.slow),
         pytest.param(["--heads", "5x6"], "heads", marks=pytest.mark.slow),
-        (["--data", "nowhere"], "data: 'nowhere' is no folder"),
+        pytest.param(["--data", "nowhere"], "data: 'nowhere' is no folder", marks=pytest.mark.slow),
     ],
 )
 def test_bad_input(small_folder, tmp_path, arguments, message):
@@ -68,25 +58,28 @@ def test_launcher_trains_to_the_end_and_the_same_command_says_so(small_folder, t
     assert again.returncode == 0 and "is already finished at step 12" in again.output
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
-def test_kill_9_at_any_step_and_the_same_command_again(small_folder, tmp_path, seed):
-    """Real processes, killed without warning; the curve must not show it."""
-    common = ["--ds_config", "ds_configs/zero1.json", "--logging.every", "1", "--logging.seconds", "0"]
-    whole = launch([*nano_arguments(small_folder, tmp_path, "--name", "whole"), *common], 2)
-    assert whole.returncode == 0, whole.output
-    broken = [*nano_arguments(small_folder, tmp_path, "--name", "broken"), *common]
+@pytest.mark.parametrize(
+    ("seed", "launcher"), [(0, "deepspeed"), pytest.param(1, "direct", marks=pytest.mark.slow)]
+)
+def test_kill_9_at_any_step_and_the_same_command_again(small_folder, tmp_path, seed, launcher):
+    """Real processes, killed without warning; the curve must not show it, nor who started them."""
+    more = ["--logging.every", "1", "--logging.seconds", "0"]
+    whole = nano_run(small_folder, tmp_path, "--name", "whole", *more)
+    assert run_distributed(session, 2, whole, 1, timeout=120) == [([], None)] * 2
+    broken = nano_arguments(small_folder, tmp_path, "--name", "broken", *more)
+    broken = ["--ds_config", "ds_configs/zero1.json", *broken]
     step = random.Random(seed).randint(5, 11)
     with start(broken, 2) as running:
         running.wait_for(f"step {step:>2}/12")
         running.kill(rank=seed)
         running.wait(60)
-    resumed = launch(broken, 2)
+    resumed = launch(broken, 2, launcher=launcher)
     assert resumed.returncode == 0, resumed.output
     assert "resume   from" in resumed.output
     assert curve(tmp_path / "broken") == curve(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_diverged_run_stops_and_keeps_its_checkpoint(small_folder, tmp_path):
     arguments = nano_arguments(
         small_folder,
@@ -111,6 +104,7 @@ def test_diverged_run_stops_and_keeps_its_checkpoint(small_folder, tmp_path):
     assert rows[-1]["skipped"] == 3
 
 
+@pytest.mark.slow
 def test_full_disk(small_folder, tmp_path):
     """A real one: a small tmpfs."""
     with small_disk(tmp_path / "disk", "3500k") as disk:
@@ -124,6 +118,7 @@ def test_full_disk(small_folder, tmp_path):
         assert [path.name for path in (disk / "nano/checkpoints").iterdir()] == ["step_000004"]
 
 
+@pytest.mark.slow
 def test_interrupt_says_how_to_go_on(small_folder, tmp_path):
     arguments = nano_arguments(
         small_folder,
@@ -166,7 +161,9 @@ def test_offloading_follows_the_fused_optimizer(small_folder, tmp_path, stage):
 
 
 def test_help_names_the_recipes():
-    shown = subprocess.run(["python", "pretrain/main.py", "--help"], cwd=ROOT, capture_output=True, text=True)
+    shown = subprocess.run(
+        [sys.executable, "pretrain/main.py", "--help"], cwd=ROOT, capture_output=True, text=True
+    )
     assert shown.returncode == 0 and "757m" in shown.stdout and "--global_batch_tokens" in shown.stdout
 
 

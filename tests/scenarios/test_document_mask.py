@@ -23,9 +23,8 @@ from pretrain.run.data import open_data
 from pretrain.runtime.world import World, start_world
 from pretrain.session import build_session
 from tests.helpers.distributed import run_distributed
-from tests.helpers.training import ROOT, curve, nano_run, session
-from tests.pretrain.checkpoint.test_store import interrupted
-from tests.pretrain.conftest import small_paths
+from tests.helpers.small_corpus import small_paths
+from tests.helpers.training import ROOT, curve, interrupted, nano_run, session
 
 MASK = ("--document_mask", "true")
 

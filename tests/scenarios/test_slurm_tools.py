@@ -12,8 +12,8 @@ from pretrain.prepare.command import main as prepare_main
 from tests.helpers import slurm
 from tests.helpers.items import write_data_sets
 from tests.helpers.launch import launch
+from tests.helpers.small_corpus import SMALL_VOCABULARY, small_paths
 from tests.helpers.training import nano_arguments
-from tests.pretrain.conftest import SMALL_VOCABULARY, small_paths
 
 WHY_NOT = slurm.unavailable()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(WHY_NOT is not None, reason=f"real SLURM: {WHY_NOT}")]

@@ -17,8 +17,7 @@ from pretrain.engine.patches import prepare_deepspeed
 from pretrain.plan.micro_batch import plan_batch
 from pretrain.runtime.world import start_world
 from tests.helpers.distributed import run_distributed
-from tests.helpers.training import ROOT, curve, nano_run, session
-from tests.pretrain.checkpoint.test_store import interrupted
+from tests.helpers.training import ROOT, curve, interrupted, nano_run, session
 
 STEPS = 20
 # Clipping and decay so strong that a wrong norm, or a shard that is not decayed, shows in the first digits.

@@ -27,8 +27,7 @@ from tests.helpers.shapes import (
     shape_run,
     train,
 )
-from tests.helpers.training import curve, nano_run, session
-from tests.pretrain.checkpoint.test_store import interrupted
+from tests.helpers.training import curve, interrupted, nano_run, session
 
 SHAPES = [
     Shape(ranks, stage, precision)

@@ -1,7 +1,6 @@
 """Checkpoints: resumed to the bit, refused when they do not fit, never half there."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -10,43 +9,10 @@ import torch
 from model.errors import UserError
 from pretrain.checkpoint.manifest import verify
 from pretrain.checkpoint.store import CheckpointStore
-from pretrain.checkpoint.writer import RecordingCheckpointEngine
 from pretrain.config.run_config import CheckpointConfig
-from pretrain.runtime.world import World
+from tests.helpers.damage import damage
 from tests.helpers.distributed import run_distributed
-from tests.helpers.training import curve, nano_run, session
-
-
-def world() -> World:
-    return World(rank=0, local_rank=0, size=1, local_size=1, device=torch.device("cpu"), threads=1)
-
-
-@pytest.fixture(scope="module")
-def finished(small_folder, tmp_path_factory):
-    """An uninterrupted run of 12 steps on one rank: its RunConfig."""
-    run = nano_run(small_folder, tmp_path_factory.mktemp("runs"))
-    assert run_distributed(session, 1, run, timeout=120)[0] == ([], None)
-    return run
-
-
-def interrupted(session_run, steps, ranks, stage):
-    """Like session, but the trainer stops dead after *steps* steps, as if its machine had gone."""
-    from pretrain import trainer
-
-    original = trainer.Trainer._count
-
-    def stop(self, applied):
-        if self.state.step == steps:
-            raise KeyboardInterrupt
-        original(self, applied)
-
-    trainer.Trainer._count = stop
-    try:
-        session(session_run, stage)
-    except KeyboardInterrupt:
-        return "stopped"
-    finally:
-        trainer.Trainer._count = original
+from tests.helpers.training import alone, curve, interrupted, nano_run, session
 
 
 @pytest.mark.parametrize(
@@ -58,7 +24,7 @@ def interrupted(session_run, steps, ranks, stage):
         (2, 1, "fp32"),
         pytest.param(2, 1, "bf16", marks=pytest.mark.slow),
         pytest.param(2, 2, "bf16", marks=pytest.mark.slow),
-        (2, 3, "bf16"),
+        pytest.param(2, 3, "bf16", marks=pytest.mark.slow),
     ],
 )
 def test_resume_is_bit_identical(small_folder, tmp_path, ranks, stage, precision):
@@ -113,20 +79,13 @@ def test_keeps_the_last_and_every_nth(small_folder, tmp_path):
     assert names == ["step_000004", "step_000008", "step_000009", "step_000010"]
 
 
-def damage(path: Path, how: str) -> None:
-    if how == "truncated":
-        os.truncate(path, path.stat().st_size // 2)
-    elif how == "missing":
-        path.unlink()
-    elif how == "flipped":
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 1
-        path.write_bytes(data)
-
-
 @pytest.mark.parametrize(
     ("how", "said"),
-    [("truncated", "bytes"), ("missing", "is missing"), ("flipped", "contents that were written")],
+    [  # how each kind is found is in test_manifest.py
+        pytest.param("truncated", "bytes", marks=pytest.mark.slow),
+        pytest.param("missing", "is missing", marks=pytest.mark.slow),
+        ("flipped", "contents that were written"),
+    ],
 )
 def test_falls_back_to_the_previous_sound_one(small_folder, tmp_path, finished, how, said):
     run = nano_run(small_folder, tmp_path, "--steps", "8")
@@ -208,8 +167,15 @@ def session_on_full_disk(run, rank, room, steps):
         checkpoint.RecordingCheckpointEngine._write = original
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("room", [0, 20_000])
+@pytest.mark.parametrize(
+    ("rank", "room"),
+    [
+        pytest.param(0, 0, marks=pytest.mark.slow),
+        (0, 20_000),
+        (1, 0),
+        pytest.param(1, 20_000, marks=pytest.mark.slow),
+    ],
+)
 def test_full_disk_keeps_the_older_checkpoint(small_folder, tmp_path, rank, room):
     run = nano_run(small_folder, tmp_path)
     for _, error in run_distributed(session_on_full_disk, 2, run, rank, room, 8, timeout=120):
@@ -222,23 +188,8 @@ def test_full_disk_keeps_the_older_checkpoint(small_folder, tmp_path, rank, room
     assert run_distributed(session, 2, run, timeout=120)[0] == ([], None)
 
 
-def test_every_file_is_in_the_manifest(finished):
-    checkpoint = finished.folder / "checkpoints" / "step_000012"
-    files = {path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file()}
-    assert set(json.loads((checkpoint / "manifest.json").read_text())["files"]) == files - {"manifest.json"}
-
-
-def test_written_files_load_as_torch_wrote_them(tmp_path):
-    recorder = RecordingCheckpointEngine()
-    value = {"a": torch.arange(10), "b": [1, "two"]}
-    recorder.save(value, str(tmp_path / "x.pt"))
-    assert recorder.problem is None
-    loaded = torch.load(tmp_path / "x.pt")
-    assert torch.equal(loaded["a"], value["a"]) and loaded["b"] == value["b"]
-
-
 def test_unwritable_folder_is_said_once(tmp_path):
-    store = CheckpointStore(tmp_path / "file" / "run", CheckpointConfig(), world())
+    store = CheckpointStore(tmp_path / "file" / "run", CheckpointConfig(), alone())
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="Not a directory; there is no earlier checkpoint"):
         store._stop_on(store._prepare(store.folder / ".writing", tmp_path), store.folder / ".writing")

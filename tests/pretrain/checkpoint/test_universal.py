@@ -20,10 +20,9 @@ from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.engine.universal_info import universal_info
 from pretrain.run.saved import SavedRun
 from tests.helpers.distributed import run_distributed
-from tests.helpers.exports import trained
+from tests.helpers.exports import failure, trained
 from tests.helpers.shapes import contents, differences, newest
 from tests.helpers.training import curve, nano_run, session
-from tests.pretrain.test_convert import failure
 
 # ranks, ZeRO stage, tensor-parallel degree, precision. In bf16 with fp32 gradients stage 1 is another optimizer class.
 WORLDS = {

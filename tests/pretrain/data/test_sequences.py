@@ -1,9 +1,7 @@
-"""Training order, validation windows, opened corpora."""
+"""Training order and validation windows."""
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -177,55 +175,3 @@ def test_validation_errors(tmp_path, small):
         ValidationSequences(small, 16, 0)
     with pytest.raises(IndexError):
         ValidationSequences(small, 16, 4).batch(3, 2)
-
-
-@pytest.fixture
-def damaged(small_folder, tmp_path):
-    """A copy of the small corpus to break."""
-    return Path(shutil.copytree(small_folder, tmp_path / "damaged"))
-
-
-def edit_meta(folder: Path, change) -> None:
-    meta = json.loads((folder / "meta.json").read_text())
-    change(meta)
-    (folder / "meta.json").write_text(json.dumps(meta))
-
-
-def swap_splits(folder: Path) -> None:
-    for suffix in ("bin", "idx"):
-        (folder / f"training.{suffix}").rename(folder / "saved")
-        (folder / f"validation.{suffix}").rename(folder / f"training.{suffix}")
-        (folder / "saved").rename(folder / f"validation.{suffix}")
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (shutil.rmtree, "is no folder"),
-        (lambda folder: (folder / "meta.json").unlink(), r"has no meta\.json"),
-        (lambda folder: (folder / "meta.json").write_text("{"), "is damaged"),
-        (lambda folder: (folder / "meta.json").write_text("[]"), "is damaged"),
-        (lambda folder: edit_meta(folder, lambda meta: meta.pop("training")), "is damaged"),
-        (
-            lambda folder: edit_meta(folder, lambda meta: meta.update(format_version=9)),
-            "format version 9; valid: 1",
-        ),
-        (
-            lambda folder: edit_meta(folder, lambda meta: meta["tokenizer"].update(hash="0")),
-            "not the one the corpus",
-        ),
-        (lambda folder: shutil.rmtree(folder / "tokenizer"), "has no tokenizer folder"),
-        (
-            lambda folder: (folder / "tokenizer/tokenizer.model").write_bytes(b"x"),
-            "not a SentencePiece model",
-        ),
-        (lambda folder: (folder / "training.bin").write_bytes(b"xx"), r"training\.bin' is truncated"),
-        (lambda folder: (folder / "validation.idx").unlink(), r"validation\.idx' is missing"),
-        (swap_splits, "the files are of different corpora"),
-    ],
-)
-def test_damaged_folders_are_refused_in_one_line(damaged, damage, message):
-    damage(damaged)
-    with pytest.raises(UserError, match=message) as refusal:
-        Corpus.open(damaged)
-    assert "\n" not in str(refusal.value)

@@ -18,7 +18,7 @@ from pretrain.data.tokenizer import (
     tokenizer_hash,
 )
 from pretrain.runtime.signals import Stopped
-from tests.pretrain.conftest import SMALL_VOCABULARY, WIKITEXT, small_paths
+from tests.helpers.small_corpus import SMALL_VOCABULARY, WIKITEXT, small_paths
 
 # What SentencePiece, its byte fallback, or our handling of U+2581 could mistake for something else.
 SPACES = [

@@ -178,7 +178,7 @@ def reference():
 @pytest.mark.parametrize(
     ("ranks", "stage", "tensor_parallel", "micro_batch", "sequence_parallel"),
     [
-        (2, 1, 1, 2, False),
+        pytest.param(2, 1, 1, 2, False, marks=pytest.mark.slow),
         (2, 3, 1, 2, False),
         (2, 2, 2, 2, False),  # three heads over two ranks: batch form
         (2, 3, 2, 3, True),  # query form
@@ -201,6 +201,7 @@ def test_the_same_in_every_shape(reference, ranks, stage, tensor_parallel, micro
             np.testing.assert_allclose(found[layer], tensor, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow  # it compiles
 def test_compiled_blocks_are_looked_into(reference):
     row, _ = run_distributed(look_in_engine, 1, 2, compiled=True, timeout=240)[0]
     key = "diagnostics/attention_distance/layer_2"

@@ -18,8 +18,7 @@ from pretrain.diagnostics.weights import displacement, kept_path, update_norm
 from pretrain.optim.groups import GroupRates, run_groups
 from tests.helpers.distributed import run_distributed
 from tests.helpers.shapes import Shape, build, contents
-from tests.helpers.training import curve, nano_run, session
-from tests.pretrain.checkpoint.test_store import interrupted
+from tests.helpers.training import curve, interrupted, nano_run, session
 
 RULE = {"name": "slow", "parameters": ["q", "k"], "layers": "upper_half", "scale": 0.25, "hold": 3}
 

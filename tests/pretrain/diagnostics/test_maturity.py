@@ -10,8 +10,7 @@ from pretrain.config.run_config import MaturityConfig
 from pretrain.diagnostics.maturity import settled
 from tests.helpers.distributed import run_distributed
 from tests.helpers.shapes import newest
-from tests.helpers.training import curve, nano_run, session
-from tests.pretrain.checkpoint.test_store import interrupted
+from tests.helpers.training import curve, interrupted, nano_run, session
 
 CONFIG = MaturityConfig(settled=0.5, patience=2)
 

@@ -19,9 +19,8 @@ from pretrain.metrics.file import read_metrics
 from pretrain.run.saved import SavedRun
 from tests.helpers.distributed import run_distributed
 from tests.helpers.items import write_data_sets
-from tests.helpers.launch import launch
+from tests.helpers.launch import assert_refused, launch
 from tests.helpers.training import curve, nano_arguments, nano_run, session
-from tests.pretrain.test_main import assert_refused
 
 pytest.importorskip("lm_eval")
 

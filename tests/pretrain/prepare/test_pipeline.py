@@ -18,7 +18,7 @@ from pretrain.data.sources.files import TextFiles
 from pretrain.data.tokenizer import load_tokenizer
 from pretrain.prepare import pipeline as module
 from pretrain.prepare.pipeline import prepare, prepare_builtin
-from tests.pretrain.conftest import SMALL_VOCABULARY, small_paths
+from tests.helpers.small_corpus import SMALL_VOCABULARY, small_paths
 
 ROOT = Path(__file__).parents[3]
 

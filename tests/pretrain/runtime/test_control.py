@@ -8,7 +8,7 @@ import torch.distributed as dist
 from pretrain.runtime.control import Abandoned, Answer, Control, Vote
 from pretrain.runtime.signals import STOPPED
 from tests.helpers.distributed import run_distributed
-from tests.pretrain.checkpoint.test_store import world as alone
+from tests.helpers.training import alone
 
 
 def world():
