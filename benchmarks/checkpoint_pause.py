@@ -37,17 +37,17 @@ def main() -> None:
     from pretrain.config.command_line import parse_command_line
     from pretrain.engine.build import build_engine
     from pretrain.engine.ds_config import merge_ds_config, read_ds_config
-    from pretrain.engine.quiet import quiet_deepspeed
+    from pretrain.engine.patches import prepare_deepspeed
     from pretrain.plan.micro_batch import plan_batch
     from pretrain.runtime.world import start_world
 
-    quiet_deepspeed()
+    prepare_deepspeed()
     world = start_world(None, False)
     run = parse_command_line(["--model", options.model, "--precision", "fp32"]).run
     model = run.build_model_config()
     plan = plan_batch(2 * model.context_length, 2, model, 1, 1 << 34, world.device.type)
     settings = read_ds_config(str(ROOT / f"ds_configs/zero{options.stage}.json"))
-    engine = build_engine(run, model, merge_ds_config(settings, run, plan, False), world.device)
+    engine = build_engine(run, model, merge_ds_config(settings, run, plan, False), world.grid)
     tokens = torch.randint(0, model.vocab_size, (2, model.context_length + 1), device=world.device)
 
     def step() -> float:

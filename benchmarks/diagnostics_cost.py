@@ -24,9 +24,11 @@ from pretrain.config.run_config import RunConfig
 from pretrain.data.loader import BatchPrefetcher
 from pretrain.engine.build import build_engine
 from pretrain.engine.ds_config import read_ds_config
-from pretrain.engine.quiet import quiet_deepspeed
+from pretrain.engine.patches import prepare_deepspeed
+from pretrain.metrics.session import Metrics
 from pretrain.run.data import open_data
 from pretrain.runtime.world import start_world
+from pretrain.session import build_session
 from pretrain.trainer import Trainer
 
 
@@ -38,24 +40,24 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         command = parse_command_line([*flags, "--runs_dir", folder, "--logging.wandb", "disabled"])
         run = command.run
-        quiet_deepspeed()
+        prepare_deepspeed()
         world = start_world(run.threads, run.deterministic)
-        trainer = Trainer(run, read_ds_config(command.ds_config), open_data(run, print), world)
-        engine = build_engine(run, trainer.model_config, trainer.ds_config, world.device)
+        session = build_session(run, read_ds_config(command.ds_config), open_data(run, print), world)
+        diagnostics = session.hooks[-1]
+        trainer = Trainer(session, Metrics(run.folder, total_steps=run.steps, wandb="disabled"))
+        trainer.engine = engine = build_engine(run, session.model, session.ds_config, world.grid)
         steps, looks = [], []
-        with BatchPrefetcher(lambda index: trainer._micro_batch(0, index), start=0) as batches:
+        with BatchPrefetcher(lambda index: session.micro_batch(0, index), start=0) as batches:
             for index in range(options.rounds + 1):
-                steps.append(seconds(world.device, lambda: trainer._forward_backward(engine, batches)))
+                steps.append(seconds(world.device, lambda: trainer._forward_backward(batches)))
                 trainer._count(True)
-                looks.append(
-                    seconds(world.device, lambda: trainer.diagnostics.measure(engine, trainer.state))
-                )
+                looks.append(seconds(world.device, lambda: diagnostics.run(engine, session.state)))
                 if index == 0:  # the first of each fills caches
                     print(f"first step {steps.pop():.3f} s, first look {looks.pop():.3f} s")
     step, look = statistics.median(steps), statistics.median(looks)
-    tokens = trainer.tokens_per_step
+    tokens = session.tokens_per_step
     default = RunConfig().diagnostics_every
-    print(f"{run.model}: {trainer.model_config.num_parameters():,} parameters, {tokens:,} tokens a step")
+    print(f"{run.model}: {session.model.num_parameters():,} parameters, {tokens:,} tokens a step")
     print(
         f"step {step:.3f} s, look {look:.3f} s ({run.diagnostics.sequences} windows); medians of {len(steps)}"
     )

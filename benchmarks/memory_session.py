@@ -33,11 +33,11 @@ def main(case: dict[str, Any]) -> dict[str, Any]:
     from pretrain.config.command_line import parse_command_line
     from pretrain.engine.build import build_engine
     from pretrain.engine.ds_config import merge_ds_config, read_ds_config
-    from pretrain.engine.quiet import quiet_deepspeed
+    from pretrain.engine.patches import prepare_deepspeed
     from pretrain.plan.micro_batch import plan_batch
     from pretrain.runtime.world import start_world
 
-    quiet_deepspeed()
+    prepare_deepspeed()
     warnings.simplefilter("ignore")
     command = parse_command_line(case["arguments"])
     run = command.run
@@ -57,7 +57,7 @@ def main(case: dict[str, Any]) -> dict[str, Any]:
     merged = merge_ds_config(ds_config, run, plan, run.precision == "bf16")
 
     def train(config: ModelConfig, steps: int) -> None:
-        engine = build_engine(run, config, merged, world.device)
+        engine = build_engine(run, config, merged, world.grid)
         engine.train()
         generator = torch.Generator().manual_seed(world.data_rank)
         shape = (plan.micro_batch, config.context_length)

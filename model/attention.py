@@ -11,7 +11,7 @@ from model.config import ModelConfig
 from model.documents import has_varlen_kernel, of_rows, varlen_attention
 from model.exchange import HeadExchange, Span
 from model.linears import column_linear, enter_columns, row_linear
-from model.process_grid import grid
+from model.process_grid import ProcessGrid
 from model.rotary import Table, rotate, rotate_spans
 
 
@@ -22,15 +22,15 @@ class Attention(nn.Module):
     With tensor parallelism each rank has an equal part of the columns; see model/exchange.py for the heads.
     """
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: ModelConfig, layer: int, grid: ProcessGrid) -> None:
         super().__init__()
-        self.grid = grid()
+        self.grid = grid
         self.exchange: HeadExchange | None = None
         # Heads that this rank sees at a time: those of its group of ranks, all of them at t = 1.
         self.heads = config.heads[layer]
         self.kv_heads = config.layer_kv_heads(layer)
-        if self.grid.tensor_parallel > 1:
-            self.exchange = HeadExchange(config, layer, self.grid)
+        if grid.tensor_parallel > 1:
+            self.exchange = HeadExchange(config, layer, grid)
             self.heads //= self.exchange.groups
             self.kv_heads //= self.exchange.groups
         self.head_dim = config.layer_head_dim(layer)
@@ -39,10 +39,10 @@ class Attention(nn.Module):
         self.scale = 1.0 if config.attention_scale == "none" else None
         width, kv_width = config.attention_width(layer), config.kv_width(layer)
         bias = config.attention_bias == "all"
-        self.q = column_linear(config.d_model, width, bias)
-        self.k = column_linear(config.d_model, kv_width, bias)
-        self.v = column_linear(config.d_model, kv_width, bias)
-        self.o = row_linear(width, config.d_model, config.attention_bias != "none")
+        self.q = column_linear(config.d_model, width, bias, grid)
+        self.k = column_linear(config.d_model, kv_width, bias, grid)
+        self.v = column_linear(config.d_model, kv_width, bias, grid)
+        self.o = row_linear(width, config.d_model, config.attention_bias != "none", grid)
 
     def takes_offsets(self, hidden: Tensor, batch: int, length: int) -> bool:
         """Whether packed documents [B, T] go by their offsets here, and not by a mask (see model/documents.py)."""

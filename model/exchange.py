@@ -52,16 +52,16 @@ class HeadExchange:
     Args:
         config: the model, whose widths t divides.
         layer: which layer.
-        here: this rank's place, with t > 1.
+        grid: this rank's place, with t > 1.
     """
 
-    def __init__(self, config: ModelConfig, layer: int, here: ProcessGrid) -> None:
+    def __init__(self, config: ModelConfig, layer: int, grid: ProcessGrid) -> None:
         self.layer = layer
-        self.groups, self.ranks = head_groups(config.layer_kv_heads(layer), here.tensor_parallel)
+        self.groups, self.ranks = head_groups(config.layer_kv_heads(layer), grid.tensor_parallel)
         """g and r of the layer."""
-        self.index = here.tensor_rank % self.ranks
+        self.index = grid.tensor_rank % self.ranks
         """Which rank of its group this is."""
-        self.process_group: Any = here.head_group(self.ranks)
+        self.process_group: Any = grid.head_group(self.ranks)
 
     def form(self, batch: int, length: int, *, packed: bool = False) -> Form:
         """The form for B sequences of T positions.

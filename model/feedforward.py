@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from model.config import ModelConfig
 from model.linears import column_linear, enter_columns, row_linear
-from model.process_grid import grid
+from model.process_grid import ProcessGrid
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -24,16 +24,16 @@ class FeedForward(nn.Module):
 
     gate: nn.Module | None
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, grid: ProcessGrid) -> None:
         super().__init__()
-        self.grid = grid()
+        self.grid = grid
         self.activation = _ACTIVATIONS[config.activation]
         if config.ffn == "swiglu":
-            self.gate = column_linear(config.d_model, config.ffn_width, config.ffn_bias)
+            self.gate = column_linear(config.d_model, config.ffn_width, config.ffn_bias, grid)
         else:
             self.gate = None
-        self.up = column_linear(config.d_model, config.ffn_width, config.ffn_bias)
-        self.down = row_linear(config.ffn_width, config.d_model, config.ffn_bias)
+        self.up = column_linear(config.d_model, config.ffn_width, config.ffn_bias, grid)
+        self.down = row_linear(config.ffn_width, config.d_model, config.ffn_bias, grid)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[B, T, d] -> [B, T, d]."""

@@ -2,8 +2,9 @@
 
 Every matrix of the network is a column-parallel linear (its outputs can be split over ranks), a row-parallel
 linear (its inputs can) or the token embedding; the callers name which, and these functions build it: torch's own
-classes at t = 1, megatron-core's parallel ones, with the same parameter names, where a process grid with t > 1 was
-started. megatron-core is imported only then.
+classes at t = 1, megatron-core's parallel ones, with the same parameter names, on a process grid with t > 1.
+megatron-core is imported only then. No grid is a default here: a layer that was not told would be whole in a model
+that is cut.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.process_grid import ProcessGrid, grid
+from model.process_grid import ProcessGrid
 
 
 class TokenEmbedding(nn.Embedding):
@@ -31,51 +32,51 @@ class TokenEmbedding(nn.Embedding):
         return super().forward(input)
 
 
-def column_linear(in_features: int, out_features: int, bias: bool) -> nn.Module:
+def column_linear(in_features: int, out_features: int, bias: bool, grid: ProcessGrid) -> nn.Module:
     """A linear layer whose outputs split into equal contiguous parts: q, k, v, gate, up, output.
 
     Its input must have come through enter_columns, once for all layers that share it.
     """
-    if grid().tensor_parallel > 1:
+    if grid.tensor_parallel > 1:
         from model.parallel_linears import ColumnLinear
 
-        return ColumnLinear(in_features, out_features, bias)
+        return ColumnLinear(in_features, out_features, bias, grid)
     return nn.Linear(in_features, out_features, bias=bias)
 
 
-def row_linear(in_features: int, out_features: int, bias: bool) -> nn.Module:
+def row_linear(in_features: int, out_features: int, bias: bool, grid: ProcessGrid) -> nn.Module:
     """A linear layer whose inputs are the columns of such layers: o, down."""
-    if grid().tensor_parallel > 1:
+    if grid.tensor_parallel > 1:
         from model.parallel_linears import RowLinear
 
-        return RowLinear(in_features, out_features, bias)
+        return RowLinear(in_features, out_features, bias, grid)
     return nn.Linear(in_features, out_features, bias=bias)
 
 
-def token_embedding(rows: int, d_model: int) -> nn.Module:
+def token_embedding(rows: int, d_model: int, grid: ProcessGrid) -> nn.Module:
     """The token embedding, *rows* being the padded vocabulary."""
-    if grid().tensor_parallel > 1:
+    if grid.tensor_parallel > 1:
         from model import parallel_linears
 
-        return parallel_linears.TokenEmbedding(rows, d_model)
+        return parallel_linears.TokenEmbedding(rows, d_model, grid)
     return TokenEmbedding(rows, d_model)
 
 
-def position_embedding(context_length: int, d_model: int) -> nn.Embedding:
+def position_embedding(context_length: int, d_model: int, grid: ProcessGrid) -> nn.Embedding:
     """The learned position embedding; every rank needs all of it."""
-    if grid().sequence_parallel:
+    if grid.sequence_parallel:
         from model.parallel_linears import PositionEmbedding
 
-        return PositionEmbedding(context_length, d_model)
+        return PositionEmbedding(context_length, d_model, grid)
     return nn.Embedding(context_length, d_model)
 
 
-def enter_columns(hidden: Tensor, here: ProcessGrid) -> Tensor:
+def enter_columns(hidden: Tensor, grid: ProcessGrid) -> Tensor:
     """A hidden state [B, T, d] on its way into column-parallel layers, which sum its gradient over the ranks."""
-    if here.tensor_parallel > 1:
+    if grid.tensor_parallel > 1:
         from model.parallel_linears import enter
 
-        return enter(hidden, here)
+        return enter(hidden, grid)
     return hidden
 
 

@@ -66,7 +66,7 @@ class _CrossEntropy(torch.autograd.Function):
         return result, None, None
 
 
-def parallel_cross_entropy(logits: Tensor, labels: Tensor, vocab_size: int, here: ProcessGrid) -> Tensor:
+def parallel_cross_entropy(logits: Tensor, labels: Tensor, vocab_size: int, grid: ProcessGrid) -> Tensor:
     """cross_entropy of logits whose columns are spread over the tensor group, t > 1; the same on all its ranks.
 
     logits: [..., columns / t], this rank's contiguous part; labels and vocab_size are those of the whole
@@ -74,16 +74,16 @@ def parallel_cross_entropy(logits: Tensor, labels: Tensor, vocab_size: int, here
     largest of the ranks' log-sum-exps, and the sum of their exponentials together with the label's logit, in
     fp32 (fp64 for fp64 logits).
     """
-    return _ParallelCrossEntropy.apply(logits.flatten(0, -2), labels.flatten(), vocab_size, here)
+    return _ParallelCrossEntropy.apply(logits.flatten(0, -2), labels.flatten(), vocab_size, grid)
 
 
 class _ParallelCrossEntropy(torch.autograd.Function):
     """As _CrossEntropy. A rank may hold padded columns only: its part of the sums is zero, its gradient too."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, vocab_size: int, here: ProcessGrid) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, vocab_size: int, grid: ProcessGrid) -> Tensor:
         columns = logits.shape[1]
-        first = here.tensor_rank * columns
+        first = grid.tensor_rank * columns
         real = min(columns, max(0, vocab_size - first))  # columns of this rank that are no padding
         counted = labels != IGNORED_LABEL  # [N]
         targets = labels - first
@@ -98,9 +98,9 @@ class _ParallelCrossEntropy(torch.autograd.Function):
                 local[rows] = chunk.logsumexp(dim=-1)
                 own_target[rows] = chunk.gather(1, targets[rows, None]).squeeze(1).where(owned[rows], 0)
         largest = local.clone()
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=here.tensor_group)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=grid.tensor_group)
         sums = torch.stack(((local - largest).exp(), own_target))  # [2, N]
-        dist.all_reduce(sums, group=here.tensor_group)
+        dist.all_reduce(sums, group=grid.tensor_group)
         normalizers = largest + sums[0].log()
         count = counted.sum().clamp(min=1)
         ctx.save_for_backward(logits, targets, owned, counted, normalizers, count)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from model.collectives import copy_to_ranks
 from model.config import ModelConfig
-from model.process_grid import grid
+from model.process_grid import ProcessGrid
 
 
 class Norm(nn.Module):
@@ -16,11 +16,11 @@ class Norm(nn.Module):
 
     bias: nn.Parameter | None
 
-    def __init__(self, width: int, eps: float, bias: bool) -> None:
+    def __init__(self, width: int, eps: float, bias: bool, grid: ProcessGrid) -> None:
         super().__init__()
         self.width = width
         self.eps = eps
-        self.grid = grid()
+        self.grid = grid
         self.weight = nn.Parameter(torch.ones(width))
         if bias:
             self.bias = nn.Parameter(torch.zeros(width))
@@ -54,7 +54,7 @@ class LayerNorm(Norm):
         return F.layer_norm(hidden, (self.width,), *self.parameters_in_use(), self.eps)
 
 
-def build_norm(config: ModelConfig) -> Norm:
+def build_norm(config: ModelConfig, grid: ProcessGrid) -> Norm:
     """The norm that the config asks for, over d_model."""
     kind = RMSNorm if config.norm == "rmsnorm" else LayerNorm
-    return kind(config.d_model, config.norm_eps, config.norm_bias)
+    return kind(config.d_model, config.norm_eps, config.norm_bias, grid)

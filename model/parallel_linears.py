@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.collectives import all_gather, copy_to_ranks, sum_over_ranks, sum_scatter
-from model.process_grid import ProcessGrid, grid
+from model.process_grid import ProcessGrid
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # megatron-core lists the optional packages that are missing
@@ -32,40 +32,40 @@ with warnings.catch_warnings():
     )
 
 
-def enter(hidden: Tensor, here: ProcessGrid) -> Tensor:
+def enter(hidden: Tensor, grid: ProcessGrid) -> Tensor:
     """A hidden state on its way into column-parallel layers: [B, T, d] whole, whatever it was outside."""
-    if not here.sequence_parallel:
-        return copy_to_ranks(hidden, here.tensor_group)
-    gathered = all_gather(hidden, here.tensor_group)  # [t, B, T/t, d]
+    if not grid.sequence_parallel:
+        return copy_to_ranks(hidden, grid.tensor_group)
+    gathered = all_gather(hidden, grid.tensor_group)  # [t, B, T/t, d]
     return gathered.transpose(0, 1).flatten(1, 2)  # [B, T, d]
 
 
-def leave(partial: Tensor, here: ProcessGrid) -> Tensor:
+def leave(partial: Tensor, grid: ProcessGrid) -> Tensor:
     """Sum the ranks' parts [B, T, d] of a row-parallel layer's output: the hidden state outside."""
-    if not here.sequence_parallel:
-        return sum_over_ranks(partial, here.tensor_group)
-    parts = partial.unflatten(1, (here.tensor_parallel, -1)).transpose(0, 1)  # [t, B, T/t, d]
-    return sum_scatter(parts, here.tensor_group)
+    if not grid.sequence_parallel:
+        return sum_over_ranks(partial, grid.tensor_group)
+    parts = partial.unflatten(1, (grid.tensor_parallel, -1)).transpose(0, 1)  # [t, B, T/t, d]
+    return sum_scatter(parts, grid.tensor_group)
 
 
-def shared(parameter: Tensor, here: ProcessGrid) -> Tensor:
+def shared(parameter: Tensor, grid: ProcessGrid) -> Tensor:
     """A replicated parameter about to be used on hidden states: its gradient is made equal on all ranks.
 
     With whole hidden states it is already; with sequence parallelism each rank's part of the sequence gives a part.
     """
-    return copy_to_ranks(parameter, here.tensor_group) if here.sequence_parallel else parameter
+    return copy_to_ranks(parameter, grid.tensor_group) if grid.sequence_parallel else parameter
 
 
 class ColumnLinear(ColumnParallelLinear):
     """Rows of the weight [out/t, in] and the bias [out/t]; whole inputs, a part of the outputs."""
 
-    def __init__(self, in_features: int, out_features: int, bias: bool) -> None:
+    def __init__(self, in_features: int, out_features: int, bias: bool, grid: ProcessGrid) -> None:
         super().__init__(
             in_features,
             out_features,
             bias=bias,
             gather_output=False,
-            **_common(),
+            **_common(grid),
         )
         _prepare(self, weight_dim=0, bias_sharded=True)
 
@@ -77,11 +77,11 @@ class ColumnLinear(ColumnParallelLinear):
 class RowLinear(RowParallelLinear):
     """Columns of the weight [out, in/t]; the bias [out] is whole on every rank and added once, after the sum."""
 
-    def __init__(self, in_features: int, out_features: int, bias: bool) -> None:
+    def __init__(self, in_features: int, out_features: int, bias: bool, grid: ProcessGrid) -> None:
         super().__init__(
-            in_features, out_features, bias=bias, input_is_parallel=True, skip_bias_add=False, **_common()
+            in_features, out_features, bias=bias, input_is_parallel=True, skip_bias_add=False, **_common(grid)
         )
-        self.grid = grid()
+        self.grid = grid
         _prepare(self, weight_dim=1, bias_sharded=False)
 
     def forward(self, columns: Tensor) -> Tensor:
@@ -93,9 +93,9 @@ class RowLinear(RowParallelLinear):
 class TokenEmbedding(VocabParallelEmbedding):
     """Rows of the token embedding [rows/t, d]; also the output head of tied models (see model.linears)."""
 
-    def __init__(self, rows: int, d_model: int) -> None:
-        super().__init__(rows, d_model, **_common())
-        self.grid = grid()
+    def __init__(self, rows: int, d_model: int, grid: ProcessGrid) -> None:
+        super().__init__(rows, d_model, **_common(grid))
+        self.grid = grid
         _prepare(self, weight_dim=0, bias_sharded=False)
 
     def forward(self, input: Tensor, as_output: bool = False) -> Tensor:
@@ -111,9 +111,9 @@ class TokenEmbedding(VocabParallelEmbedding):
 class PositionEmbedding(nn.Embedding):
     """The learned positions, whole on every rank, for hidden states that may be cut along T."""
 
-    def __init__(self, context_length: int, d_model: int) -> None:
+    def __init__(self, context_length: int, d_model: int, grid: ProcessGrid) -> None:
         super().__init__(context_length, d_model)
-        self.grid = grid()
+        self.grid = grid
 
     def forward(self, input: Tensor) -> Tensor:
         """Positions [T] or [B, T] -> vectors [..., T, d], or this rank's part of them along T."""
@@ -122,11 +122,10 @@ class PositionEmbedding(nn.Embedding):
         return F.embedding(input, shared(self.weight, self.grid))
 
 
-def _common() -> dict[str, Any]:
-    here = grid()
+def _common(grid: ProcessGrid) -> dict[str, Any]:
     return {
         "config": ModelParallelConfig(
-            tensor_model_parallel_size=here.tensor_parallel,
+            tensor_model_parallel_size=grid.tensor_parallel,
             # "CPU" means: allocate with plain torch.empty, which zero.Init and torch.device contexts can redirect.
             use_cpu_initialization=True,
             perform_initialization=False,
@@ -134,7 +133,7 @@ def _common() -> dict[str, Any]:
             params_dtype=torch.get_default_dtype(),
         ),
         "init_method": nn.init.zeros_,
-        "tp_group": here.tensor_group,
+        "tp_group": grid.tensor_group,
     }
 
 

@@ -16,7 +16,6 @@ from model.config import ModelConfig
 from model.feedforward import FeedForward
 from model.linears import is_embedding, is_linear
 from model.norms import Norm
-from model.process_grid import whole_model
 from model.transformer import Transformer
 
 Kind = Literal["matrix", "bias", "norm", "embedding"]
@@ -109,7 +108,7 @@ class ParameterSpec:
 
 def parameter_specs(config: ModelConfig) -> dict[str, ParameterSpec]:
     """Every parameter of a model by name, in the model's order. No memory is allocated for them."""
-    with torch.device("meta"), whole_model():
+    with torch.device("meta"):
         model = Transformer(config)
     roles = parameter_roles(model)
     return {

@@ -1,15 +1,16 @@
-"""The tensor x data grid of processes, and the "mpu" that DeepSpeed is handed.
+"""The tensor x data grid of processes.
 
 Ranks are laid out tensor first: the t ranks of a tensor group are neighbours (r = data_rank * t + tensor_rank), so
-that on a cluster they share a node. At t = 1 there is nothing to lay out, and megatron-core is not imported.
+that on a cluster they share a node. At t = 1 there is nothing to lay out.
+
+A grid is handed to the model, to DeepSpeed (pretrain/engine/mpu.py) and to the run's World; nothing looks one up.
+megatron-core's parallel_state is not used: it would be one grid for the whole process, which layers could find by
+themselves, and it makes 17 groups where two are needed at t = 2 (on 512 ranks at t = 8 some 3,000).
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -46,23 +47,7 @@ class ProcessGrid:
 
 
 ALONE = ProcessGrid()
-_grid: ProcessGrid | None = None
-
-
-def grid() -> ProcessGrid:
-    """The grid that start_grid laid out; without one, that of t = 1."""
-    return _grid or ALONE
-
-
-@contextlib.contextmanager
-def whole_model() -> Iterator[None]:
-    """Models built in this context are whole, whatever the grid: to see what a shard is a part of."""
-    global _grid
-    kept, _grid = _grid, None
-    try:
-        yield
-    finally:
-        _grid = kept
+"""The grid of a whole model."""
 
 
 def check_world(world_size: int, tensor_parallel: int) -> None:
@@ -78,10 +63,9 @@ def check_world(world_size: int, tensor_parallel: int) -> None:
 def start_grid(
     tensor_parallel: int, *, sequence_parallel: bool = False, timeout: timedelta = timedelta(minutes=30)
 ) -> ProcessGrid:
-    """Lay out the grid over the ranks of torch.distributed's default group. Collective.
+    """Lay out a grid over the ranks of torch.distributed's default group. Collective at t > 1.
 
-    A second call with the same arguments returns the same grid, one with others replaces it (models that were
-    built before keep the groups they were built with).
+    Every call makes process groups of its own: keep the grid, and pass it to whatever needs it.
 
     Args:
         tensor_parallel: t, a divisor of the number of ranks.
@@ -91,104 +75,39 @@ def start_grid(
     Raises:
         UserError: t does not divide the number of ranks.
     """
-    global _grid
     size = dist.get_world_size() if dist.is_initialized() else 1
     check_world(size, tensor_parallel)
     if tensor_parallel == 1:
-        _grid = None
-    elif (grid().tensor_parallel, grid().sequence_parallel) != (tensor_parallel, sequence_parallel):
-        _grid = _lay_out(tensor_parallel, sequence_parallel, timeout)
-    return grid()
-
-
-def _lay_out(tensor_parallel: int, sequence_parallel: bool, timeout: timedelta) -> ProcessGrid:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # megatron-core lists the optional packages that are missing
-        from megatron.core import parallel_state
-
-    if parallel_state.model_parallel_is_initialized():
-        parallel_state.destroy_model_parallel()
-    # megatron-core's default order is tensor first: the ranks of a tensor group are neighbours.
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=tensor_parallel,
-        distributed_timeout_minutes=max(1, int(timeout.total_seconds() // 60)),
-        create_gloo_process_groups=False,
-    )
-    rank, size = dist.get_rank(), dist.get_world_size()
-    tensor_group = parallel_state.get_tensor_model_parallel_group()
-    head_groups = {1: None, tensor_parallel: tensor_group}
-    for ranks in range(2, tensor_parallel):
-        if tensor_parallel % ranks == 0:
-            for first in range(0, size, ranks):  # every rank takes part in making every group
-                members = list(range(first, first + ranks))
-                group = dist.new_group(members, timeout=timeout)
-                if rank in members:
-                    head_groups[ranks] = group
+        return ALONE
+    t, rank = tensor_parallel, dist.get_rank()
+    tensor_group = _own_group([range(first, first + t) for first in range(0, size, t)], timeout)
+    head_groups = {1: None, t: tensor_group}
+    for ranks in range(2, t):
+        if t % ranks == 0:
+            head_groups[ranks] = _own_group(
+                [range(first, first + ranks) for first in range(0, size, ranks)], timeout
+            )
+    data_group = _own_group([range(first, size, t) for first in range(t)], timeout)
+    # A rank has a group as soon as it is connected itself. If it went on to fail and leave, a slower one that is still
+    # connecting would report that in place of the error. This is a barrier, for which NCCL need not be told a device.
+    dist.all_gather_object([None] * size, None)
     return ProcessGrid(
-        tensor_parallel=tensor_parallel,
-        tensor_rank=parallel_state.get_tensor_model_parallel_rank(),
-        data_parallel=parallel_state.get_data_parallel_world_size(),
-        data_rank=parallel_state.get_data_parallel_rank(),
+        tensor_parallel=t,
+        tensor_rank=rank % t,
+        data_parallel=size // t,
+        data_rank=rank // t,
         tensor_group=tensor_group,
-        data_group=parallel_state.get_data_parallel_group(),
+        data_group=data_group,
         head_groups=head_groups,
         sequence_parallel=sequence_parallel,
     )
 
 
-class ModelParallelUnit:
-    """The grid under the names that DeepSpeed asks an ``mpu`` for.
-
-    megatron's parallel_state lacks the plain ``get_model_parallel_*``. There is no ``initialize_sequence_parallel``
-    here on purpose: an mpu that has it is taken for Ulysses sequence parallelism, and its groups are ignored.
-    """
-
-    def __init__(self, of: ProcessGrid) -> None:
-        self._grid = of
-
-    def get_tensor_model_parallel_rank(self) -> int:
-        """This rank's part of every sharded parameter."""
-        return self._grid.tensor_rank
-
-    def get_tensor_model_parallel_world_size(self) -> int:
-        """t."""
-        return self._grid.tensor_parallel
-
-    def get_tensor_model_parallel_group(self) -> Any:
-        """The ranks that share one copy of the model."""
-        return self._grid.tensor_group
-
-    def get_tensor_model_parallel_src_rank(self) -> int:
-        """Global rank of the tensor group's first member."""
-        return dist.get_global_rank(self._grid.tensor_group, 0)
-
-    def get_data_parallel_rank(self) -> int:
-        """Which copy of the model this rank is part of."""
-        return self._grid.data_rank
-
-    def get_data_parallel_world_size(self) -> int:
-        """Number of copies of the model."""
-        return self._grid.data_parallel
-
-    def get_data_parallel_group(self) -> Any:
-        """The ranks that hold the same part of the model."""
-        return self._grid.data_group
-
-    def get_data_parallel_group_ranks(self) -> list[int]:
-        """Their global ranks."""
-        return dist.get_process_group_ranks(self._grid.data_group)
-
-    # Without pipelines, model parallelism is tensor parallelism.
-    get_model_parallel_rank = get_tensor_model_parallel_rank
-    get_model_parallel_world_size = get_tensor_model_parallel_world_size
-    get_model_parallel_group = get_tensor_model_parallel_group
-
-
-def deepspeed_mpu() -> ModelParallelUnit | None:
-    """What deepspeed.initialize takes as ``mpu``: None at t = 1, where DeepSpeed needs to know of no grid."""
-    return ModelParallelUnit(grid()) if grid().tensor_parallel > 1 else None
-
-
-def environment_world_size() -> int:
-    """Number of ranks as the launcher gave it, 1 without a launcher; known before a process group forms."""
-    return int(os.environ.get("WORLD_SIZE", 1))
+def _own_group(partition: Iterable[Sequence[int]], timeout: timedelta) -> Any:
+    """The process group that this rank is in, of those that a partition of all ranks makes."""
+    own = None
+    for members in partition:  # every rank takes part in making every group
+        group = dist.new_group(list(members), timeout=timeout)
+        if dist.get_rank() in members:
+            own = group
+    return own

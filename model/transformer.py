@@ -19,19 +19,19 @@ from model.linears import column_linear, enter_columns, position_embedding, toke
 from model.loss import IGNORED_LABEL, cross_entropy, parallel_cross_entropy
 from model.norms import build_norm
 from model.parallel_plan import check_tensor_parallel
-from model.process_grid import grid
+from model.process_grid import ALONE, ProcessGrid
 from model.rotary import RotaryTables, Table
 
 
 class Block(nn.Module):
     """x + attention(norm(x)), then x + ffn(norm(x))."""
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: ModelConfig, layer: int, grid: ProcessGrid) -> None:
         super().__init__()
-        self.attention_norm = build_norm(config)
-        self.attention = Attention(config, layer)
-        self.ffn_norm = build_norm(config)
-        self.ffn = FeedForward(config)
+        self.attention_norm = build_norm(config, grid)
+        self.attention = Attention(config, layer, grid)
+        self.ffn_norm = build_norm(config, grid)
+        self.ffn = FeedForward(config, grid)
 
     def forward(
         self, hidden: Tensor, table: Table | None, mask: Tensor | None, offsets: Tensor | None = None
@@ -46,32 +46,32 @@ class Transformer(nn.Module):
 
     Its weights are torch's defaults until model.initialization.initialize gives them theirs.
     checkpoint_activations keeps only each block's input and runs the block again in the backward pass.
-    Where a process grid with t > 1 was started, this is the part of the model that its rank holds.
+    On a *grid* with t > 1 this is the part of the model that its rank holds; without one the model is whole.
 
     Raises UserError if t does not divide the widths of the model.
     """
 
-    def __init__(self, config: ModelConfig, *, checkpoint_activations: bool = False) -> None:
+    def __init__(
+        self, config: ModelConfig, grid: ProcessGrid = ALONE, *, checkpoint_activations: bool = False
+    ) -> None:
         super().__init__()
         self.config = config
         self.checkpoint_activations = checkpoint_activations
-        self.grid = grid()
-        check_tensor_parallel(
-            config, self.grid.tensor_parallel, sequence_parallel=self.grid.sequence_parallel
-        )
-        rows = config.padded_vocab_size(self.grid.tensor_parallel)
-        self.token_embedding: nn.Module = token_embedding(rows, config.d_model)
+        self.grid = grid
+        check_tensor_parallel(config, grid.tensor_parallel, sequence_parallel=grid.sequence_parallel)
+        rows = config.padded_vocab_size(grid.tensor_parallel)
+        self.token_embedding: nn.Module = token_embedding(rows, config.d_model, grid)
         self.position_embedding: nn.Embedding | None = None
         self.rotary: RotaryTables | None = None
         if config.positions == "learned":
-            self.position_embedding = position_embedding(config.context_length, config.d_model)
+            self.position_embedding = position_embedding(config.context_length, config.d_model, grid)
         else:
             self.rotary = RotaryTables(config.context_length, config.rope_base)
-        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
-        self.final_norm = build_norm(config)
+        self.layers = nn.ModuleList(Block(config, layer, grid) for layer in range(config.num_layers))
+        self.final_norm = build_norm(config, grid)
         self.output: nn.Module | None = None
         if not config.tie_embeddings:
-            self.output = column_linear(config.d_model, rows, bias=False)
+            self.output = column_linear(config.d_model, rows, bias=False, grid=grid)
 
     def forward(
         self, tokens: Tensor, labels: Tensor | None = None, document_offsets: Tensor | None = None

@@ -15,6 +15,7 @@ from model.errors import UserError, run_command
 if TYPE_CHECKING:
     from model.transformer import Transformer
     from pretrain.data.tokenizer import Tokenizer
+    from pretrain.hf.open_model import OpenedModel
 
 Predict = Callable[[list[int]], Tensor]
 """All token ids so far -> logits [vocabulary] of the next, fp32 on the CPU."""
@@ -173,7 +174,11 @@ def run_generate(arguments: Sequence[str]) -> None:
     from pretrain.engine.quiet import quiet_libraries
 
     quiet_libraries()
-    predict, tokenizer = open_model(options.model, options.step, cache=not options.no_cache)
+    from pretrain.hf.open_model import open_model
+
+    model = open_model(options.model, options.step)
+    tokenizer = model.tokenizer
+    predict = next_token_function(model, cache=not options.no_cache)
     prompt = tokenizer.encode(options.prompt) or [tokenizer.end_of_document]
     print(options.prompt, end="", flush=True)
     ids = sample(predict, prompt, options.tokens, options.temperature, options.top_p, options.seed)
@@ -194,30 +199,11 @@ def _check(options: argparse.Namespace) -> None:
             raise UserError(f"{name}: {getattr(options, name)} is not valid; {advice}")
 
 
-def open_model(folder: str, step: int | None, cache: bool = True) -> tuple[Predict, Tokenizer]:
-    """The next-token function and the tokenizer of an exported folder or a run.
-
-    Raises:
-        UserError: *folder* is neither, or cannot be used.
-    """
-    from pretrain.hf.exported_model import exported_tokenizer, load_exported
-    from pretrain.run.saved import SavedRun, is_run
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if is_run(folder):
-        source = SavedRun.open(folder, step, report=lambda line: print(line, file=sys.stderr))
-        ours = source.load_model().to(device)
-        length = source.model.context_length
-        return cached(ours) if cache else recomputed(ours, length, device), source.tokenizer
-    if step is not None:
-        raise UserError(f"step: {step} was given, but {folder!r} is no run's folder; leave it out")
-    network = load_exported(folder).to(device)
-    if cache:
-        return cached_exported(network), exported_tokenizer(folder)
-    length = network.config.max_position_embeddings
-    return recomputed(
-        lambda window: network(window, use_cache=False).logits, length, device
-    ), exported_tokenizer(folder)
+def next_token_function(model: OpenedModel, cache: bool = True) -> Predict:
+    """The way to the next token's logits: with a cache of keys and values, or recomputing the whole text."""
+    if not cache:
+        return recomputed(model.logits, model.context_length, model.device)
+    return cached(model.network) if model.step is not None else cached_exported(model.network)
 
 
 def text_pieces(ids: Iterator[int], tokenizer: Tokenizer) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Entry point: parse, build, train.
+"""Entry point: parse, open the session, train, sum up.
 
     deepspeed pretrain/main.py --ds_config ds_configs/zero2.json [--config RECIPE] [--FIELD VALUE …]
 
@@ -18,9 +18,8 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)
 # spinning makes a training step 1.8 times slower, and gains 4 % on an idle machine (docs/experiments.md).
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from model.errors import UserError  # noqa: E402
 from pretrain.config.command_line import parse_command_line  # noqa: E402
-from pretrain.runtime.exit import end_after, exit_with  # noqa: E402
+from pretrain.runtime.exit import end_after  # noqa: E402
 from pretrain.runtime.signals import StopListener, Stopped  # noqa: E402
 
 
@@ -31,13 +30,12 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
         UserError: bad input, a run folder that cannot be used, a checkpoint that cannot be written.
         Stopped: *listener* was asked to stop; what was trained is saved.
     """
-    with listener.at_once():
+    with listener.at_once():  # a typing error is answered before anything heavy is imported
         command = parse_command_line(arguments)
         run = command.run
         listener.limit(run.interruption.agreement_seconds, run.interruption.minutes)
         # DeepSpeed's own calls; nothing a user of this program could change.
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
-        from pretrain.engine.ds_config import read_ds_config
         from pretrain.engine.quiet import quiet_deepspeed
 
         quiet_deepspeed()
@@ -47,39 +45,26 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
 
                 print("\n".join(plot_learning_rates(run, Path(command.plot_lr))))
             return
-        ds_config = read_ds_config(command.ds_config)
-        from pretrain.plots import draw_runs
-        from pretrain.report import closing, finished_already, metrics_of, opening
-        from pretrain.run.data import open_data
-        from pretrain.run.lock import RunLocks
+        from pretrain.report import build_metrics, closing, finished_already, opening
         from pretrain.runtime.control import Control
-        from pretrain.runtime.same_code import check_agreement
         from pretrain.runtime.watchdog import Watchdog
-        from pretrain.runtime.world import start_world
+        from pretrain.session import open_session
         from pretrain.trainer import Trainer
 
-        world = start_world(run.threads, run.deterministic, run.tensor_parallel, run.sequence_parallel)
-        check_agreement(world, run.to_yaml())
-        locks = RunLocks(run.folder, world)
-    with locks:
-        with listener.at_once():
-            locks.take_existing()
-            trainer = Trainer(run, ds_config, open_data(run, world.say), world)
-            if trainer.finished:
-                world.say(*finished_already(trainer, command.ds_config, arguments))
-                return
-            locks.take()
-            world.say(*opening(trainer))
+    with open_session(command, listener) as session:
+        world = session.world
+        if session.finished:
+            world.say(*finished_already(session, command.ds_config, arguments))
+            return
+        world.say(*opening(session))
         hang_seconds = 60 * run.interruption.hang_minutes
         with (
-            metrics_of(trainer) as metrics,
+            build_metrics(session) as metrics,
             Watchdog(hang_seconds, run.folder / "stacks", world.rank) as watchdog,
         ):
-            engine = trainer.fit(metrics, Control(world, listener, watchdog))
-        if world.is_main:
-            draw_runs([run.folder], run.folder / "plots" / "training.png")
-        sample = trainer.sample(engine)
-        world.say(*closing(trainer, command.ds_config, arguments, sample))
+            trainer = Trainer(session, metrics, Control(world, listener, watchdog))
+            trainer.fit()
+        world.say(*closing(trainer, command.ds_config, arguments))
 
 
 if __name__ == "__main__":
@@ -87,8 +72,6 @@ if __name__ == "__main__":
     listener = StopListener()
     try:
         main(sys.argv[1:], listener, rank)
-    except UserError as error:
-        exit_with(error, rank)
     except Stopped as stopped:
         if rank == 0:
             print(

@@ -3,47 +3,65 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+import shlex
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from model.config import ModelConfig
 from model.heads import format_heads
-from pretrain.data.corpus import Corpus, unigram_entropy
+from pretrain.data.corpus import Corpus
+from pretrain.evaluation.baselines import compare_baselines
+from pretrain.generate import generate
+from pretrain.metrics.file import FILE_NAME
 from pretrain.metrics.session import Metrics
+from pretrain.plots import draw_runs
 from pretrain.runtime.hardware import describe_device, peak_flops
 
 if TYPE_CHECKING:
+    from pretrain.session import Session
     from pretrain.trainer import Trainer
 
 
-def opening(trainer: Trainer) -> list[str]:
+def opening(session: Session) -> list[str]:
     """Lines that say what runs where, printed before the first step."""
-    run, model, plan, world = trainer.run, trainer.model_config, trainer.plan, trainer.world
+    run, model, batch, world = session.run, session.model, session.batch, session.world
     where = f"{world.size} rank{'s' * (world.size > 1)}, each on {describe_device(world.device)}"
     if world.tensor_parallel > 1:
         where += f"; {world.tensor_parallel} tensor-parallel x {world.data_parallel} data-parallel"
-    tokens = plan.sequences * model.context_length
-    record = trainer.state.world
-    stage = record["stage"]
+    record = session.state.world
     lines = [
         f"run      {run.folder}",
         f"world    {where}",
-        f"engine   ZeRO stage {stage}; {record['dtype']} ({trainer.dtype_reason})",
-        f"model    {run.model}: {model.num_parameters():,} parameters, {model.num_layers} layers, "
-        f"heads {format_heads(model.heads)}, d_model {model.d_model}, context {model.context_length}",
-        *(f"data     {line}" for line in trainer.sequences.describe().splitlines()),
+        f"engine   ZeRO stage {record['stage']}; {record['dtype']} ({session.dtype_reason})",
+        f"model    {_model_line(run.model, model)}",
+        *(f"data     {line}" for line in session.sequences.describe().splitlines()),
         *["data     documents are kept apart: attention and positions begin anew in each"]
         * run.document_mask,
-        *(f"source   {_source(corpus)}" for corpus, _ in trainer.data.corpora),
-        f"steps    {run.steps:,} of {tokens:,} tokens = {plan.sequences} sequences "
-        f"({plan.micro_batch} a micro-batch x {plan.accumulation} accumulated x {plan.data_parallel} ranks)",
+        *(f"source   {_source(corpus)}" for corpus, _ in session.data.corpora),
+        f"steps    {run.steps:,} of {session.tokens_per_step:,} tokens = {batch.sequences} sequences "
+        f"({batch.micro_batch} a micro-batch x {batch.accumulation} accumulated x {batch.data_parallel} ranks)",
     ]
-    if trainer.resumed_from:
+    if session.resumed_from:
         lines.append(
-            f"resume   from {trainer.resumed_from} (step {trainer.state.step:,}, "
-            f"{trainer.state.sequences:,} sequences seen)"
+            f"resume   from {session.resumed_from} (step {session.state.step:,}, "
+            f"{session.state.sequences:,} sequences seen)"
         )
-    return lines + [f"note     {note}" for note in trainer.notes]
+    return lines + [f"note     {note}" for note in session.notes]
+
+
+def _model_line(name: str, model: ModelConfig) -> str:
+    """What is trained, in one line."""
+    parts = [f"{model.num_parameters():,} parameters", f"{model.num_layers} layers"]
+    parts.append(f"heads {format_heads(model.heads)}")
+    if model.kv_heads is not None:
+        parts.append(f"KV heads {format_heads(model.kv_heads)}")
+    if model.head_dim is not None:
+        parts.append(f"head dim {format_heads(model.head_dim)}")
+    windows = [model.layer_window(layer) for layer in range(model.num_layers)]
+    if any(windows):
+        parts.append(f"attention windows {','.join(str(window or 'all') for window in windows)}")
+    return f"{name}: {', '.join(parts)}, d_model {model.d_model}, context {model.context_length}"
 
 
 def _source(corpus: Corpus) -> str:
@@ -53,17 +71,29 @@ def _source(corpus: Corpus) -> str:
     if "python" in meta["source"]:
         name = f"standard library of Python {meta['source']['python']}"
     skipped = ", ".join(f"{count} {reason}" for reason, count in meta["skipped"].items())
-    return f"{name}, content {meta['content_hash'][:12]}" + (f", files skipped: {skipped}" if skipped else "")
+    return f"{name}, content {meta['content_hash'][:12]}" + (
+        f", documents skipped: {skipped}" if skipped else ""
+    )
 
 
-def continue_command(trainer: Trainer, ds_config: str, arguments: list[str], steps: int) -> str:
-    """The command that takes the run further, to *steps*."""
-    launcher = "deepspeed pretrain/main.py"
-    local = int(os.environ.get("LOCAL_SIZE", "1"))
-    if local > 1:
-        launcher = f"deepspeed --num_accelerators {local} pretrain/main.py"
+def launcher_command() -> list[str]:
+    """The beginning of the command that started this session, as far as the environment tells."""
+    local = os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("LOCAL_SIZE", "1"))
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return ["torchrun", "--nproc_per_node", local, "pretrain/main.py"]
+    if local != "1":
+        return ["deepspeed", "--num_accelerators", local, "pretrain/main.py"]
+    return ["deepspeed", "pretrain/main.py"]
+
+
+def continue_command(ds_config: str, arguments: list[str], steps: int) -> str:
+    """The command that takes the run further, to *steps*, as a shell reads it."""
     kept = _without(arguments, {"--ds_config", "--steps", "--local_rank"})
-    return " ".join([launcher, "--ds_config", ds_config, *kept, "--steps", str(steps)])
+    return shlex.join([*launcher_command(), "--ds_config", ds_config, *kept, "--steps", str(steps)])
+
+
+def _python(module: str, *arguments: str) -> str:
+    return shlex.join(["python", "-m", module, *arguments])
 
 
 def _without(arguments: list[str], flags: set[str]) -> list[str]:
@@ -78,19 +108,23 @@ def _without(arguments: list[str], flags: set[str]) -> list[str]:
     return kept
 
 
-def finished_already(trainer: Trainer, ds_config: str, arguments: list[str]) -> list[str]:
-    """Lines for a run that has all its steps."""
-    more = continue_command(trainer, ds_config, arguments, 2 * trainer.state.step)
-    return [f"{trainer.run.folder} is already finished at step {trainer.state.step:,}; to go on: {more}"]
+def finished_already(session: Session, ds_config: str, arguments: list[str]) -> list[str]:
+    """Lines for a run that has all its steps. Its curves are drawn if the last session was ended before that."""
+    step, folder = session.state.step, session.run.folder
+    picture = folder / "plots" / "training.png"
+    if session.world.is_main and not picture.is_file() and (folder / FILE_NAME).is_file():
+        draw_runs([folder], picture)
+    more = continue_command(ds_config, arguments, 2 * step)
+    return [f"{folder} is already finished at step {step:,}; to go on: {more}"]
 
 
-def metrics_of(trainer: Trainer) -> Metrics:
-    """The metrics of this session, MFU against the peak of all devices together."""
-    world, run = trainer.world, trainer.run
-    flops = trainer.model_config.flops_per_token()
+def build_metrics(session: Session) -> Metrics:
+    """The metrics of a session, MFU against the peak of all devices together."""
+    world, run = session.world, session.run
+    flops = session.model.flops_per_token()
     peak = None
     if world.is_main:
-        per_device, source = peak_flops(world.device, torch.bfloat16 if trainer.bf16 else torch.float32)
+        per_device, source = peak_flops(world.device, torch.bfloat16 if session.bf16 else torch.float32)
         peak = per_device * world.size
         world.say(
             f"MFU      = tokens/s x {flops / 1e6:,.1f} MFLOP per token (6 N_matmul + 12 sum min(T, window) A) / "
@@ -99,7 +133,7 @@ def metrics_of(trainer: Trainer) -> Metrics:
     return Metrics(
         run.folder,
         total_steps=run.steps,
-        start_step=trainer.state.step,
+        start_step=session.state.step,
         main=world.is_main,
         flops_per_token=flops,
         peak_flops=peak,
@@ -108,41 +142,61 @@ def metrics_of(trainer: Trainer) -> Metrics:
         wandb_project=run.logging.wandb_project,
         config={
             "run": run.to_dict(),
-            "model": trainer.model_config.to_json(),
-            "ds_config": trainer.ds_config,
+            "model": session.model.to_json(),
+            "ds_config": session.ds_config,
         },
     )
 
 
-def closing(trainer: Trainer, ds_config: str, arguments: list[str], sample: str | None) -> list[str]:
-    """Lines printed after the last step: results, a sample, where everything is, what to do next."""
-    run, state = trainer.run, trainer.state
+def closing(trainer: Trainer, ds_config: str, arguments: list[str]) -> list[str]:
+    """Lines printed after the last step: results, a sample, where everything is, what to do next. Collective.
+
+    The curves are drawn into the run's folder on the way.
+    """
+    session, run, state = trainer.session, trainer.run, trainer.state
+    if session.world.is_main:
+        draw_runs([run.folder], run.folder / "plots" / "training.png")
+    sample = sample_text(session, trainer.engine)
+    result = session.validation.result if session.validation else None
     lines = [
         f"finished {state.step:,} steps, {state.tokens:,} tokens in {state.seconds:,.0f} s"
         + (f"; {state.skipped} updates skipped" if state.skipped else "")
         + f"; {trainer.data_share:.2%} of this session's training time spent waiting for data"
     ]
-    if trainer.measurements.result:
+    if result:
         lines.append(
-            f"result   validation loss {trainer.measurements.result.loss:.4f} nats per token, "
-            f"{trainer.measurements.result.bpb:.4f} bits per byte"
+            f"result   validation loss {result.loss:.4f} nats per token, {result.bpb:.4f} bits per byte"
         )
-    corpora = trainer.data.corpora
-    if trainer.measurements.result and len(corpora) == 1:
-        nats, bits = unigram_entropy(corpora[0][0])
-        lines.append(
-            f"compare  guessing by token frequency: {nats:.4f} nats per token, {bits:.4f} bits per byte"
-        )
-    if sample is not None:
-        lines += ["sample", *(f"  | {line}" for line in sample.splitlines())]
-    more = continue_command(trainer, ds_config, arguments, 2 * run.steps)
-    newest = trainer.store.path(state.step).name
+    if result and session.world.is_main:
+        others = compare_baselines(session.data, session.model.context_length, run.validation.sequences)
+        lines.append(f"compare  bits per byte of the same windows: the model {result.bpb:.4f}, {others}")
+    lines += ["sample", *(f"  | {line}" for line in sample.splitlines())]
+    more = continue_command(ds_config, arguments, 2 * run.steps)
+    newest = session.store.path(state.step).name
     return [
         *lines,
         f"saved    {run.folder}: config.yaml, metrics.jsonl, plots/training.png, tokenizer/, "
         f"checkpoints/{newest}",
         "next",
-        f"  convert   python -m pretrain.convert {run.folder} --out hf/{run.run_name}",
-        f"  evaluate  python -m pretrain.evaluation {run.folder} --tasks hellaswag,piqa",
+        f"  convert   {_python('pretrain.convert', str(run.folder), '--out', f'hf/{run.run_name}')}",
+        f"  evaluate  {_python('pretrain.evaluation', str(run.folder), '--tasks', 'hellaswag,piqa')}",
         f"  continue  {more}",
     ]
+
+
+def sample_text(session: Session, engine: Any, tokens: int = 96) -> str:
+    """A document the trained model makes up from nothing (temperature 0.8, top-p 0.95). Collective."""
+    engine.eval()
+    # Every length is another shape; compiling each would take longer than sampling.
+    with torch.compiler.set_stance("force_eager" if session.run.compile else "default"):
+        ids = generate(
+            engine,
+            [session.data.tokenizer.end_of_document],
+            min(tokens, session.model.context_length),
+            session.model.context_length,
+            temperature=0.8,
+            top_p=0.95,
+            seed=session.run.seed,
+            device=session.world.device,
+        )
+    return session.data.tokenizer.decode(ids)

@@ -16,6 +16,13 @@ import torch
 from torch import Tensor
 
 from model.errors import UserError
+from model.parameters import ParameterSpec
+from pretrain.checkpoint.source import (
+    ParameterGroup,
+    hyperparameters,
+    padding_error,
+    without_padding,
+)
 from pretrain.engine.layout import Piece, contiguous_pieces, slice_length, sliced_pieces
 
 # Pages of a mapped file count as this process's memory until the mapping goes: reopen after so many bytes.
@@ -272,3 +279,64 @@ def _masters(optimizer: dict[str, Any]) -> list[Tensor]:
     if "fp32_flat_groups" in optimizer:
         return optimizer["fp32_flat_groups"]
     return optimizer["single_partition_of_fp32_groups"]
+
+
+class ShardedSource:
+    """Tensors from DeepSpeed's files, joined over data-parallel and tensor-parallel ranks."""
+
+    def __init__(self, folder: Path, specs: dict[str, ParameterSpec]) -> None:
+        self.folder, self.specs = folder, specs
+        self.shards = DeepSpeedShards(folder)
+        self.groups = {
+            settings["name"]: ParameterGroup(
+                settings["name"],
+                self.shards.group_parameters(index),
+                hyperparameters(settings),
+            )
+            for index, settings in enumerate(self.shards.group_settings)
+        }
+        for name in self.shards.names():
+            if name in specs:
+                self._check_shape(name)
+
+    def names(self) -> list[str]:
+        return self.shards.names()
+
+    def tensor(self, name: str, key: str) -> Tensor:
+        spec = self.specs[name]
+        ranks = self.shards.tensor_parallel
+        if spec.shard_dimension is None or ranks == 1:
+            return without_padding(self.shards.read(name, key, 0), spec, name, self.folder)
+        whole = torch.empty(spec.shape)
+        start = 0
+        for rank in range(ranks):  # into its place at once: never two copies beside each other
+            part = self.shards.read(name, key, rank)
+            length = part.shape[spec.shard_dimension]
+            kept = min(length, max(0, spec.shape[spec.shard_dimension] - start))
+            whole.narrow(spec.shard_dimension, min(start, spec.shape[spec.shard_dimension]), kept).copy_(
+                part.narrow(spec.shard_dimension, 0, kept)
+            )
+            if kept < length and part.narrow(spec.shard_dimension, kept, length - kept).any():
+                raise padding_error(name, self.folder)
+            start += length
+        return whole
+
+    def step(self, name: str) -> int:
+        return self.shards.step(name)
+
+    def release(self) -> None:
+        self.shards.release()
+
+    def _check_shape(self, name: str) -> None:
+        spec = self.specs[name]
+        joined = list(self.shards.shard_shape(name))
+        if spec.shard_dimension is not None:
+            joined[spec.shard_dimension] *= self.shards.tensor_parallel
+        fits = tuple(joined) == spec.shape
+        if spec.vocabulary:
+            fits = joined[0] >= spec.shape[0] and tuple(joined[1:]) == spec.shape[1:]
+        if not fits:
+            raise UserError(
+                f"checkpoint: {name} has shape {joined} in {self.folder}, its model says {list(spec.shape)}; "
+                "the files are of another model"
+            )

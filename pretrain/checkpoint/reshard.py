@@ -1,7 +1,7 @@
 """Loads a checkpoint of one shape into an engine of another, to the bit.
 
 Shape: data-parallel and tensor-parallel ranks, ZeRO stage, offloading, dtype. Every rank reads its own pieces
-of the canonical tensors straight from the checkpoint's files and writes them into its optimizer's flat
+of the unsharded tensors straight from the checkpoint's files and writes them into its optimizer's flat
 tensors. So there is no converted copy on disk to wait for, to interrupt or to clean up, and no collective that
 could time out while a rank reads.
 """
@@ -22,7 +22,7 @@ from pretrain.checkpoint.deepspeed_files import MASTERS, MOMENTS
 from pretrain.checkpoint.progress import Progress, Report
 from pretrain.checkpoint.state import TrainingState
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
-from pretrain.engine.layout import EngineFlat, engine_flats
+from pretrain.engine.layout import EngineFlat, engine_flats, inner_optimizer, shard_shapes, tensor_place
 from pretrain.runtime.world import World
 
 # What a group says about the optimizer's code, not about the training: that belongs to the engine.
@@ -91,7 +91,7 @@ def _restore(engine: Any, checkpoint: UnshardedCheckpoint, report: Report) -> Tr
     flats = engine_flats(engine)
     _check_names(flats, checkpoint)
     cut = _shard_cutter(engine, checkpoint)
-    adam = engine.optimizer.optimizer
+    adam = inner_optimizer(engine)
     progress = Progress("reshaping", {name: spec.shape for name, spec in checkpoint.specs.items()}, report)
     for flat in flats:
         targets = {MASTERS: flat.master.data} | {key: torch.zeros_like(flat.master.data) for key in MOMENTS}
@@ -140,11 +140,8 @@ def _check_names(flats: list[EngineFlat], checkpoint: UnshardedCheckpoint) -> No
 
 def _shard_cutter(engine: Any, checkpoint: UnshardedCheckpoint) -> Callable[[str, Tensor], Tensor]:
     """A function that cuts this tensor-parallel rank's part out of a named full tensor."""
-    count, rank = engine.mp_world_size, engine.checkpoint_mp_rank
-    shapes = {
-        name: tuple(getattr(parameter, "ds_shape", parameter.shape))
-        for parameter, name in engine.param_names.items()
-    }
+    count, rank = tensor_place(engine)
+    shapes = shard_shapes(engine)
 
     def cut(name: str, full: Tensor) -> Tensor:
         shard = shard_of(full, checkpoint.specs[name], count, rank, shapes[name])

@@ -64,7 +64,7 @@ class TrainingState:
 
 
 def has_engine_files(folder: Path) -> bool:
-    """Whether a checkpoint holds an engine's own files, not only the canonical form."""
+    """Whether a checkpoint holds an engine's own files, not only unsharded tensors."""
     return (folder / ENGINE_FOLDER).is_dir()
 
 

@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from model.errors import UserError
+from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps, newest_sound
 from pretrain.checkpoint.manifest import verify
 from pretrain.checkpoint.state import (
     ENGINE_FOLDER,
@@ -31,7 +32,14 @@ from pretrain.checkpoint.state import (
 from pretrain.checkpoint.writer import RecordingCheckpointEngine
 from pretrain.config.run_config import CheckpointConfig
 from pretrain.runtime.world import World
-from pretrain.utils.files import file_entry, sync_file, sync_folder, write_synced
+from pretrain.utils.files import (
+    file_entry,
+    put_folder,
+    restore_folder,
+    sync,
+    sync_tree,
+    write_atomically,
+)
 
 
 class _UnderWay(NamedTuple):
@@ -43,6 +51,7 @@ class _UnderWay(NamedTuple):
     state: str
     step: int
     features: dict[str, Tensor]
+    prune: bool
 
 
 class CheckpointStore:
@@ -63,14 +72,11 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """Steps that have a finished checkpoint, ascending."""
-        names = [path.name for path in self.folder.glob("step_*") if path.is_dir()]
-        return sorted(
-            int(name.removeprefix("step_")) for name in names if name.removeprefix("step_").isdigit()
-        )
+        return checkpoint_steps(self.run_folder)
 
     def path(self, step: int) -> Path:
         """Folder of the checkpoint of *step*."""
-        return self.folder / f"step_{step:06d}"
+        return checkpoint_path(self.run_folder, step)
 
     def begin(
         self,
@@ -79,11 +85,13 @@ class CheckpointStore:
         tokenizer_folder: Path,
         features: dict[str, Tensor] | None = None,
         background: bool = True,
+        prune: bool = True,
     ) -> None:
         """Start to write a checkpoint; ``finish`` makes it valid. One that is still being written is finished first.
 
         Args:
             features: what probes of the network compare the next time, equal on all ranks (see ``read_features``).
+            prune: whether older checkpoints that the configuration does not keep go when this one is there.
             background: return as soon as the tensors are copied to the host's memory, and write beside the training.
 
         Raises:
@@ -101,7 +109,9 @@ class CheckpointStore:
         if background:
             writer.start()
         written_state = json.dumps(asdict(state), indent=1)
-        self._under_way = _UnderWay(writer, partial, target, written_state, state.step, dict(features or {}))
+        self._under_way = _UnderWay(
+            writer, partial, target, written_state, state.step, dict(features or {}), prune
+        )
 
     @property
     def writing(self) -> bool:
@@ -128,7 +138,7 @@ class CheckpointStore:
         written = self._gather(done.writer.written)
         problem = self._finish(done, written) if self.world.is_main else None
         self._stop_on(problem, partial)
-        if self.world.is_main:
+        if self.world.is_main and done.prune:
             self._prune(done.step)
 
     def newest_sound(self) -> tuple[Path, TrainingState, list[str]] | None:
@@ -141,12 +151,14 @@ class CheckpointStore:
             UserError: there are checkpoints, but none is sound.
         """
         notes: list[str] = []
-        for step in reversed(self.world.broadcast(self.steps())):
-            folder = self.path(step)
-            problem = self.world.agree(verify(folder, self.world.rank, self.world.size))
-            if problem is None:
-                return folder, read_state(folder), notes
-            notes.append(f"checkpoint {folder.name} is damaged ({problem})")
+        folder = newest_sound(
+            self.run_folder,
+            self.world.broadcast(self.steps()),
+            lambda folder: self.world.agree(verify(folder, self.world.rank, self.world.size)),
+            lambda folder, problem: notes.append(f"checkpoint {folder.name} is damaged ({problem})"),
+        )
+        if folder is not None:
+            return folder, read_state(folder), notes
         if notes:
             raise UserError(
                 f"checkpoints: no sound one in {self.folder}: {'; '.join(notes)}; restore one, or remove "
@@ -165,6 +177,8 @@ class CheckpointStore:
 
     def _prepare(self, partial: Path, tokenizer_folder: Path) -> str | None:
         try:
+            for replaced in self.folder.glob(".replaced_step_*"):
+                restore_folder(self.folder / replaced.name.removeprefix(".replaced_"))
             for leftover in self.folder.glob(".*_step_*"):  # of sessions that were killed
                 shutil.rmtree(leftover, ignore_errors=True)
             (partial / ENGINE_FOLDER).mkdir(parents=True)
@@ -177,26 +191,22 @@ class CheckpointStore:
         """Rank 0: add state and manifest, sync, rename, point ``latest`` at the result."""
         partial, target = done.partial, done.target
         try:
-            write_synced(partial / "state.json", done.state)
+            write_atomically(partial / "state.json", done.state)
             files = {f"{ENGINE_FOLDER}/{name}": entry for name, entry in written.items()}
             if done.features:
                 save_file(done.features, partial / FEATURES)
-                sync_file(partial / FEATURES)
+                sync(partial / FEATURES)
             own = [partial / "state.json", partial / FEATURES]
             for path in [*own, *sorted((partial / "tokenizer").rglob("*"))]:
                 if path.is_file():
                     files[path.relative_to(partial).as_posix()] = file_entry(path)
-            write_synced(partial / "manifest.json", json.dumps({"format": FORMAT, "files": files}, indent=1))
-            sync_folder(partial)
-            replaced = target.with_name(f".replaced_{target.name}")
-            if target.exists():  # left damaged by an earlier session, or written before a fall-back
-                target.rename(replaced)
-            partial.rename(target)
-            shutil.rmtree(replaced, ignore_errors=True)
-            sync_folder(self.folder)
-            write_synced(self.run_folder / "latest.new", target.name + "\n")
-            (self.run_folder / "latest.new").replace(self.run_folder / "latest")
-            sync_folder(self.run_folder)
+            manifest = json.dumps({"format": FORMAT, "files": files}, indent=1)
+            write_atomically(partial / "manifest.json", manifest)
+            sync_tree(partial / "tokenizer")
+            sync(partial / ENGINE_FOLDER)  # every rank has synced its own files in there
+            sync(partial)
+            put_folder(partial, target)  # one may be there: damaged, or written before a fall-back
+            write_atomically(self.run_folder / "latest", target.name + "\n")
         except (OSError, SafetensorError) as error:
             name = getattr(error, "filename", None) or partial
             return f"cannot write {name}: {getattr(error, 'strerror', None) or error}"

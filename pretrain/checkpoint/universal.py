@@ -9,6 +9,7 @@ count stays in ``zero/optimizer_state.pt``.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,13 @@ import torch
 from torch import Tensor
 
 from model.errors import UserError
+from model.parameters import ParameterSpec
 from pretrain.checkpoint.deepspeed_files import MASTERS, MOMENTS, load_safely
+from pretrain.checkpoint.source import (
+    ParameterGroup,
+    hyperparameters,
+    without_padding,
+)
 
 if TYPE_CHECKING:
     pass
@@ -92,3 +99,45 @@ class UniversalFolder:
                 f"checkpoint: {path} is missing, and {self.folder}/optimizer_state.pt has no step"
             )
         return steps.pop()
+
+
+class UniversalSource:
+    """Tensors from a folder that DeepSpeed's converter wrote, which joined the ranks' parts already."""
+
+    def __init__(self, folder: Path, specs: dict[str, ParameterSpec], vocab_size: int) -> None:
+        self.folder, self.specs, self.vocab_size = folder, specs, vocab_size
+        self.universal = UniversalFolder(folder)
+        self._names = self.universal.names()
+        self.groups = {
+            settings["name"]: ParameterGroup(
+                settings["name"], self.universal.groups[settings["name"]], hyperparameters(settings)
+            )
+            for settings in self.universal.group_settings
+        }
+
+    def names(self) -> list[str]:
+        return self._names
+
+    def tensor(self, name: str, key: str) -> Tensor:
+        spec = self.specs[name]
+        found = self.universal.read(name, key)
+        rows = spec.shape[0]
+        if found.ndim == 1 < len(spec.shape) and found.numel() % math.prod(spec.shape[1:]) == 0:
+            found = found.view(-1, *spec.shape[1:])  # flat, as stage 3 leaves it
+        if spec.vocabulary and found.shape[0] == self.vocab_size < rows:
+            padded = torch.zeros(spec.shape)
+            padded[: self.vocab_size] = found
+            return padded
+        whole = without_padding(found, spec, name, self.folder)
+        if tuple(whole.shape) != spec.shape:
+            raise UserError(
+                f"checkpoint: {key} of {name} has shape {list(found.shape)} in {self.folder}, its model says "
+                f"{list(spec.shape)}; ds_to_universal did not know how the tensor-parallel parts of this parameter join"
+            )
+        return whole.clone() if whole is found else whole
+
+    def step(self, name: str) -> int:
+        return self.universal.step(name)
+
+    def release(self) -> None:
+        """Nothing stays mapped between reads."""

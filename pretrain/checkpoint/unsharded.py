@@ -1,4 +1,4 @@
-"""The canonical form of a checkpoint: full-shape fp32 tensors by parameter name, whatever world wrote them.
+"""The unsharded view of a checkpoint: full-shape fp32 tensors by parameter name, whatever world wrote them.
 
     checkpoint = UnshardedCheckpoint.open(Path("runs/NAME/checkpoints/step_000500"))
     for name in checkpoint.names():
@@ -7,68 +7,34 @@
 
 Every change of shape passes through it, and so does conversion to other formats. It needs no process group,
 no GPU and no model in memory, and holds about one parameter at a time. It reads ``deepspeed/`` folders of any
-ZeRO stage, dtype, data-parallel and tensor-parallel size, what DeepSpeed's own converter made of them
-(``universal/``, see universal.py), and ``canonical/`` folders (canonical_folder.py writes those).
+ZeRO stage, dtype, data-parallel and tensor-parallel size (deepspeed_files.py), what DeepSpeed's own converter made
+of them (``universal/``, universal.py), and ``canonical/`` folders (unsharded_folder.py, which writes them, too).
 """
 
 from __future__ import annotations
 
-import json
-import math
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
 
-import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from model.config import ModelConfig
 from model.errors import UserError
 from model.parameters import ParameterSpec, parameter_specs
-from pretrain.checkpoint.deepspeed_files import MASTERS, MOMENTS, DeepSpeedShards
-from pretrain.checkpoint.state import ENGINE_FOLDER, UNIVERSAL_FOLDER, TrainingState, read_state
-from pretrain.checkpoint.universal import UniversalFolder
-
-CANONICAL_FOLDER = "canonical"
-INDEX = "index.json"
-INDEX_FORMAT = 1
-
-
-class AdamState(TypedDict):
-    """What Adam knows about one parameter."""
-
-    exp_avg: Tensor
-    exp_avg_sq: Tensor
-    step: int
-
-
-@dataclass(frozen=True)
-class ParameterGroup:
-    """An optimizer group by its name."""
-
-    name: str
-    parameters: list[str]
-    settings: dict[str, Any]
-    """Hyperparameters: lr, weight_decay, betas, eps and whatever else the group carries."""
-
-
-class Source(Protocol):
-    """Where a checkpoint's tensors come from."""
-
-    groups: dict[str, ParameterGroup]
-
-    def names(self) -> list[str]:
-        """Parameters that are there."""
-
-    def tensor(self, name: str, key: str) -> Tensor:
-        """MASTERS or one of MOMENTS of a parameter, in full."""
-
-    def step(self, name: str) -> int:
-        """Updates that Adam has applied to it."""
-
-    def release(self) -> None:
-        """Let go of what reading has mapped into memory."""
+from pretrain.checkpoint.deepspeed_files import MASTERS, MOMENTS, ShardedSource
+from pretrain.checkpoint.progress import Report
+from pretrain.checkpoint.source import (
+    AdamState,
+    Source,
+)
+from pretrain.checkpoint.state import ENGINE_FOLDER, FEATURES, UNIVERSAL_FOLDER, TrainingState, read_state
+from pretrain.checkpoint.universal import UniversalSource
+from pretrain.checkpoint.unsharded_folder import (
+    CANONICAL_FOLDER,
+    FolderSource,
+    UnshardedParameter,
+    write_unsharded,
+)
 
 
 class UnshardedCheckpoint:
@@ -106,11 +72,11 @@ class UnshardedCheckpoint:
         specs = parameter_specs(config)
         source: Source
         if (folder / ENGINE_FOLDER).is_dir():
-            source = _ShardedSource(folder / ENGINE_FOLDER, specs)
+            source = ShardedSource(folder / ENGINE_FOLDER, specs)
         elif (folder / CANONICAL_FOLDER).is_dir():
-            source = _FolderSource(folder / CANONICAL_FOLDER, specs)
+            source = FolderSource(folder / CANONICAL_FOLDER, specs)
         elif (folder / UNIVERSAL_FOLDER).is_dir():
-            source = _UniversalSource(folder / UNIVERSAL_FOLDER, specs, config.vocab_size)
+            source = UniversalSource(folder / UNIVERSAL_FOLDER, specs, config.vocab_size)
         else:
             raise UserError(
                 f"checkpoint: {folder} has no {ENGINE_FOLDER}, {CANONICAL_FOLDER} or {UNIVERSAL_FOLDER} folder"
@@ -148,183 +114,6 @@ class UnshardedCheckpoint:
         self._source.release()
 
 
-class _ShardedSource:
-    """Tensors from DeepSpeed's files, joined over data-parallel and tensor-parallel ranks."""
-
-    def __init__(self, folder: Path, specs: dict[str, ParameterSpec]) -> None:
-        self.folder, self.specs = folder, specs
-        self.shards = DeepSpeedShards(folder)
-        self.groups = {
-            settings["name"]: ParameterGroup(
-                settings["name"],
-                self.shards.group_parameters(index),
-                _hyperparameters(settings),
-            )
-            for index, settings in enumerate(self.shards.group_settings)
-        }
-        for name in self.shards.names():
-            if name in specs:
-                self._check_shape(name)
-
-    def names(self) -> list[str]:
-        return self.shards.names()
-
-    def tensor(self, name: str, key: str) -> Tensor:
-        spec = self.specs[name]
-        ranks = self.shards.tensor_parallel
-        if spec.shard_dimension is None or ranks == 1:
-            return _without_padding(self.shards.read(name, key, 0), spec, name, self.folder)
-        whole = torch.empty(spec.shape)
-        start = 0
-        for rank in range(ranks):  # into its place at once: never two copies beside each other
-            part = self.shards.read(name, key, rank)
-            length = part.shape[spec.shard_dimension]
-            kept = min(length, max(0, spec.shape[spec.shard_dimension] - start))
-            whole.narrow(spec.shard_dimension, min(start, spec.shape[spec.shard_dimension]), kept).copy_(
-                part.narrow(spec.shard_dimension, 0, kept)
-            )
-            if kept < length and part.narrow(spec.shard_dimension, kept, length - kept).any():
-                raise _padding_error(name, self.folder)
-            start += length
-        return whole
-
-    def step(self, name: str) -> int:
-        return self.shards.step(name)
-
-    def release(self) -> None:
-        self.shards.release()
-
-    def _check_shape(self, name: str) -> None:
-        spec = self.specs[name]
-        joined = list(self.shards.shard_shape(name))
-        if spec.shard_dimension is not None:
-            joined[spec.shard_dimension] *= self.shards.tensor_parallel
-        fits = tuple(joined) == spec.shape
-        if spec.vocabulary:
-            fits = joined[0] >= spec.shape[0] and tuple(joined[1:]) == spec.shape[1:]
-        if not fits:
-            raise UserError(
-                f"checkpoint: {name} has shape {joined} in {self.folder}, its model says {list(spec.shape)}; "
-                "the files are of another model"
-            )
-
-
-def _without_padding(whole: Tensor, spec: ParameterSpec, name: str, folder: Path) -> Tensor:
-    """The tensor without the vocabulary rows that only its world's padding has."""
-    rows = spec.shape[0]
-    if not spec.vocabulary or whole.shape[0] <= rows:
-        return whole
-    if whole[rows:].any():
-        raise _padding_error(name, folder)
-    return whole[:rows].clone()
-
-
-def _padding_error(name: str, folder: Path) -> UserError:
-    return UserError(f"checkpoint: padded vocabulary rows of {name} are not zero in {folder}")
-
-
-class _UniversalSource:
-    """Tensors from a folder that DeepSpeed's converter wrote, which joined the ranks' parts already."""
-
-    def __init__(self, folder: Path, specs: dict[str, ParameterSpec], vocab_size: int) -> None:
-        self.folder, self.specs, self.vocab_size = folder, specs, vocab_size
-        self.universal = UniversalFolder(folder)
-        self._names = self.universal.names()
-        self.groups = {
-            settings["name"]: ParameterGroup(
-                settings["name"], self.universal.groups[settings["name"]], _hyperparameters(settings)
-            )
-            for settings in self.universal.group_settings
-        }
-
-    def names(self) -> list[str]:
-        return self._names
-
-    def tensor(self, name: str, key: str) -> Tensor:
-        spec = self.specs[name]
-        found = self.universal.read(name, key)
-        rows = spec.shape[0]
-        if found.ndim == 1 < len(spec.shape) and found.numel() % math.prod(spec.shape[1:]) == 0:
-            found = found.view(-1, *spec.shape[1:])  # flat, as stage 3 leaves it
-        if spec.vocabulary and found.shape[0] == self.vocab_size < rows:
-            padded = torch.zeros(spec.shape)
-            padded[: self.vocab_size] = found
-            return padded
-        whole = _without_padding(found, spec, name, self.folder)
-        if tuple(whole.shape) != spec.shape:
-            raise UserError(
-                f"checkpoint: {key} of {name} has shape {list(found.shape)} in {self.folder}, its model says "
-                f"{list(spec.shape)}; ds_to_universal did not know how the tensor-parallel parts of this parameter join"
-            )
-        return whole.clone() if whole is found else whole
-
-    def step(self, name: str) -> int:
-        return self.universal.step(name)
-
-    def release(self) -> None:
-        """Nothing stays mapped between reads."""
-
-
-class _FolderSource:
-    """Tensors from a ``canonical`` folder."""
-
-    def __init__(self, folder: Path, specs: dict[str, ParameterSpec]) -> None:
-        self.folder, self.specs = folder, specs
-        path = folder / INDEX
-        try:
-            index = json.loads(path.read_text(encoding="utf-8"))
-            if index["format"] != INDEX_FORMAT:
-                raise UserError(
-                    f"checkpoint: {path} has format {index['format']}, this version reads {INDEX_FORMAT}"
-                )
-            self.steps: dict[str, int] = {name: entry["step"] for name, entry in index["parameters"].items()}
-            self.files: dict[str, str] = {name: entry["file"] for name, entry in index["parameters"].items()}
-            self.groups = {
-                name: ParameterGroup(name, group["parameters"], _tuples(group["settings"]))
-                for name, group in index["groups"].items()
-            }
-        except UserError:
-            raise
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"checkpoint: {path} cannot be read ({type(error).__name__}: {error})") from None
-        for name in specs:
-            if name in self.files and not (folder / self.files[name]).is_file():
-                raise UserError(f"checkpoint: {folder / self.files[name]}, which holds {name}, is missing")
-
-    def names(self) -> list[str]:
-        return list(self.files)
-
-    def tensor(self, name: str, key: str) -> Tensor:
-        path = self.folder / self.files[name]
-        try:
-            with safe_open(path, framework="pt") as file:
-                if key in file.keys():  # noqa: SIM118 - a safetensors file, not a dict
-                    tensor = file.get_tensor(key).clone()
-                elif key in MOMENTS:
-                    tensor = torch.zeros(self.specs[name].shape)
-                else:
-                    raise UserError(f"checkpoint: {path} does not hold the weight of {name}")
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"checkpoint: {path} cannot be read ({error})") from None
-        if tuple(tensor.shape) != self.specs[name].shape or tensor.dtype != torch.float32:
-            raise UserError(
-                f"checkpoint: {key} of {name} is {tensor.dtype} {list(tensor.shape)} in {path}, "
-                f"its model says fp32 {list(self.specs[name].shape)}"
-            )
-        return tensor
-
-    def step(self, name: str) -> int:
-        return self.steps[name]
-
-    def release(self) -> None:
-        """Nothing stays mapped between reads."""
-
-
-def _hyperparameters(settings: dict[str, Any]) -> dict[str, Any]:
-    """What a group says about the training, without its name and parameters."""
-    return {key: settings[key] for key in settings if key not in ("name", "params", "parameter_names")}
-
-
 def _read_state(folder: Path) -> TrainingState:
     try:
         return read_state(folder)
@@ -346,6 +135,19 @@ def _check_names(folder: Path, found: set[str], wanted: set[str]) -> None:
         raise UserError(f"checkpoint: {folder} does not fit the model it describes: {'; '.join(problems)}")
 
 
-def _tuples(settings: dict[str, Any]) -> dict[str, Any]:
-    """JSON has lists where optimizers have tuples (betas)."""
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
+def save_unsharded(checkpoint: UnshardedCheckpoint, target: Path, report: Report = lambda line: None) -> Path:
+    """Write any checkpoint unsharded. Raises as write_unsharded and reading do."""
+    return write_unsharded(
+        target,
+        checkpoint.state,
+        checkpoint.groups.values(),
+        _parameters(checkpoint),
+        checkpoint.folder / "tokenizer",
+        report,
+        checkpoint.folder / FEATURES,
+    )
+
+
+def _parameters(checkpoint: UnshardedCheckpoint) -> Iterator[UnshardedParameter]:
+    for name in checkpoint.names():
+        yield UnshardedParameter(name, checkpoint.parameter(name), **checkpoint.optimizer_state(name))

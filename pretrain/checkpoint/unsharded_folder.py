@@ -1,4 +1,4 @@
-"""The canonical form on disk: a checkpoint that any world can continue from and that no engine had to write.
+"""Unsharded tensors on disk: a checkpoint that any world can continue from and that no engine had to write.
 
     step_000500.canonical/
       state.json  manifest.json  tokenizer/                  as in every checkpoint
@@ -15,33 +15,32 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from model.config import ModelConfig
 from model.errors import UserError
 from model.parameters import ParameterSpec, parameter_specs
-from pretrain.checkpoint import store as checkpoints
-from pretrain.checkpoint.deepspeed_files import MASTERS
+from pretrain.checkpoint.deepspeed_files import MASTERS, MOMENTS
 from pretrain.checkpoint.progress import Progress, Report
-from pretrain.checkpoint.state import TrainingState
-from pretrain.checkpoint.unsharded import (
-    CANONICAL_FOLDER,
-    INDEX,
-    INDEX_FORMAT,
-    ParameterGroup,
-    UnshardedCheckpoint,
-)
+from pretrain.checkpoint.source import ParameterGroup
+from pretrain.checkpoint.state import FEATURES, FORMAT, TrainingState
+from pretrain.utils.files import atomic_folder, file_entry, write_atomically
+
+CANONICAL_FOLDER = "canonical"  # the name that run folders have had from the beginning
+INDEX = "index.json"
+INDEX_FORMAT = 1
 
 
 @dataclass(frozen=True)
-class CanonicalParameter:
+class UnshardedParameter:
     """One parameter as it is written."""
 
     name: str
@@ -55,16 +54,16 @@ class CanonicalParameter:
     """Updates that Adam has applied."""
 
 
-def write_canonical(
+def write_unsharded(
     target: Path,
     state: TrainingState,
     groups: Iterable[ParameterGroup],
-    parameters: Iterable[CanonicalParameter],
+    parameters: Iterable[UnshardedParameter],
     tokenizer_folder: Path,
     report: Report = lambda line: None,
     features: Path | None = None,
 ) -> Path:
-    """Write a checkpoint in canonical form, with one parameter in memory at a time.
+    """Write an unsharded checkpoint, with one parameter in memory at a time.
 
     Args:
         target: the checkpoint's folder; one that exists is replaced when the new one is complete.
@@ -83,64 +82,39 @@ def write_canonical(
             Nothing is left then; a *target* that existed stays.
     """
     specs = parameter_specs(ModelConfig.from_json(state.model))
-    partial = target.with_name(f".writing_{target.name}")
     progress = Progress(f"writing {target.name}", {name: s.shape for name, s in specs.items()}, report)
     try:
-        shutil.rmtree(partial, ignore_errors=True)  # left by a write that was interrupted
-        folder = partial / CANONICAL_FOLDER
-        folder.mkdir(parents=True)
-        shutil.copytree(tokenizer_folder, partial / "tokenizer")
-        if features is not None and features.is_file():
-            shutil.copyfile(features, partial / checkpoints.FEATURES)
-            checkpoints.sync_file(partial / checkpoints.FEATURES)
-        entries: dict[str, Any] = {}
-        for parameter in parameters:
-            tensors = _checked(parameter, specs)
-            path = folder / f"{parameter.name}.safetensors"
-            save_file(tensors, path)
-            checkpoints.sync_file(path)
-            entries[parameter.name] = {"file": path.name, "step": parameter.step}
-            progress.add(parameter.name)
-        missing = [name for name in specs if name not in entries]
-        if missing:
-            raise UserError(f"checkpoint: {len(missing)} parameters were not given, {missing[0]} first")
-        index = {
-            "format": INDEX_FORMAT,
-            "parameters": entries,
-            "groups": {g.name: {"parameters": g.parameters, "settings": g.settings} for g in groups},
-        }
-        checkpoints.write_synced(folder / INDEX, json.dumps(index, indent=1))
-        _finish(partial, target, state)
+        with atomic_folder(target) as partial:
+            folder = partial / CANONICAL_FOLDER
+            folder.mkdir()
+            shutil.copytree(tokenizer_folder, partial / "tokenizer")
+            if features is not None and features.is_file():
+                shutil.copyfile(features, partial / FEATURES)
+            entries: dict[str, Any] = {}
+            for parameter in parameters:
+                tensors = _checked(parameter, specs)
+                path = folder / f"{parameter.name}.safetensors"
+                save_file(tensors, path)
+                entries[parameter.name] = {"file": path.name, "step": parameter.step}
+                progress.add(parameter.name)
+            missing = [name for name in specs if name not in entries]
+            if missing:
+                raise UserError(f"checkpoint: {len(missing)} parameters were not given, {missing[0]} first")
+            index = {
+                "format": INDEX_FORMAT,
+                "parameters": entries,
+                "groups": {g.name: {"parameters": g.parameters, "settings": g.settings} for g in groups},
+            }
+            write_atomically(folder / INDEX, json.dumps(index, indent=1))
+            _add_state_and_manifest(partial, state)
     except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
         raise UserError(
             f"checkpoint: cannot write {error.filename or target}: {error.strerror or error}"
         ) from None
-    except UserError:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
     return target
 
 
-def save_canonical(checkpoint: UnshardedCheckpoint, target: Path, report: Report = lambda line: None) -> Path:
-    """Write any checkpoint in canonical form. Raises as write_canonical and reading do."""
-    return write_canonical(
-        target,
-        checkpoint.state,
-        checkpoint.groups.values(),
-        _parameters(checkpoint),
-        checkpoint.folder / "tokenizer",
-        report,
-        checkpoint.folder / checkpoints.FEATURES,
-    )
-
-
-def _parameters(checkpoint: UnshardedCheckpoint) -> Iterator[CanonicalParameter]:
-    for name in checkpoint.names():
-        yield CanonicalParameter(name, checkpoint.parameter(name), **checkpoint.optimizer_state(name))
-
-
-def _checked(parameter: CanonicalParameter, specs: dict[str, ParameterSpec]) -> dict[str, Tensor]:
+def _checked(parameter: UnshardedParameter, specs: dict[str, ParameterSpec]) -> dict[str, Tensor]:
     """The tensors of a parameter, known to fit the model."""
     if parameter.name not in specs:
         raise UserError(f"checkpoint: {parameter.name} is no parameter of the model that is to be written")
@@ -156,19 +130,71 @@ def _checked(parameter: CanonicalParameter, specs: dict[str, ParameterSpec]) -> 
     return {key: tensor.detach().contiguous() for key, tensor in tensors.items()}
 
 
-def _finish(partial: Path, target: Path, state: TrainingState) -> None:
-    """Add state and manifest, sync, rename."""
-    checkpoints.write_synced(partial / "state.json", json.dumps(asdict(state), indent=1))
+def _add_state_and_manifest(folder: Path, state: TrainingState) -> None:
+    write_atomically(folder / "state.json", json.dumps(asdict(state), indent=1))
     files = {
-        path.relative_to(partial).as_posix(): checkpoints.file_entry(path)
-        for path in sorted(partial.rglob("*"))
+        path.relative_to(folder).as_posix(): file_entry(path)
+        for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
-    manifest = {"format": checkpoints.FORMAT, "files": files}
-    checkpoints.write_synced(partial / "manifest.json", json.dumps(manifest, indent=1))
-    checkpoints.sync_folder(partial / CANONICAL_FOLDER)
-    checkpoints.sync_folder(partial)
-    if target.exists():
-        checkpoints.remove(target)
-    partial.rename(target)
-    checkpoints.sync_folder(target.parent)
+    write_atomically(folder / "manifest.json", json.dumps({"format": FORMAT, "files": files}, indent=1))
+
+
+class FolderSource:
+    """Tensors from a ``canonical`` folder."""
+
+    def __init__(self, folder: Path, specs: dict[str, ParameterSpec]) -> None:
+        self.folder, self.specs = folder, specs
+        path = folder / INDEX
+        try:
+            index = json.loads(path.read_text(encoding="utf-8"))
+            if index["format"] != INDEX_FORMAT:
+                raise UserError(
+                    f"checkpoint: {path} has format {index['format']}, this version reads {INDEX_FORMAT}"
+                )
+            self.steps: dict[str, int] = {name: entry["step"] for name, entry in index["parameters"].items()}
+            self.files: dict[str, str] = {name: entry["file"] for name, entry in index["parameters"].items()}
+            self.groups = {
+                name: ParameterGroup(name, group["parameters"], _tuples(group["settings"]))
+                for name, group in index["groups"].items()
+            }
+        except UserError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"checkpoint: {path} cannot be read ({type(error).__name__}: {error})") from None
+        for name in specs:
+            if name in self.files and not (folder / self.files[name]).is_file():
+                raise UserError(f"checkpoint: {folder / self.files[name]}, which holds {name}, is missing")
+
+    def names(self) -> list[str]:
+        return list(self.files)
+
+    def tensor(self, name: str, key: str) -> Tensor:
+        path = self.folder / self.files[name]
+        try:
+            with safe_open(path, framework="pt") as file:
+                if key in file.keys():  # noqa: SIM118 - a safetensors file, not a dict
+                    tensor = file.get_tensor(key).clone()
+                elif key in MOMENTS:
+                    tensor = torch.zeros(self.specs[name].shape)
+                else:
+                    raise UserError(f"checkpoint: {path} does not hold the weight of {name}")
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"checkpoint: {path} cannot be read ({error})") from None
+        if tuple(tensor.shape) != self.specs[name].shape or tensor.dtype != torch.float32:
+            raise UserError(
+                f"checkpoint: {key} of {name} is {tensor.dtype} {list(tensor.shape)} in {path}, "
+                f"its model says fp32 {list(self.specs[name].shape)}"
+            )
+        return tensor
+
+    def step(self, name: str) -> int:
+        return self.steps[name]
+
+    def release(self) -> None:
+        """Nothing stays mapped between reads."""
+
+
+def _tuples(settings: dict[str, Any]) -> dict[str, Any]:
+    """JSON has lists where optimizers have tuples (betas)."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}

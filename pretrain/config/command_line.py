@@ -93,6 +93,8 @@ def _resolve_recipe(arguments: list[str]) -> list[str]:
             given = next(remaining, "")
         elif argument.startswith("--config="):
             given = argument.split("=", 1)[1]
+        elif argument.split("=", 1)[0] == "--recipe":
+            raise UserError("--recipe: not a flag; --config chooses a recipe, --name names the run's folder")
         else:
             rest.append(argument)
             continue

@@ -21,6 +21,7 @@ from model.presets import preset
 from pretrain.config.lr_rules import parse_rules
 
 DEFAULT_RECIPE = "tiny"
+MAX_NAME_BYTES = 200  # file systems take 255; checkpoints and locks add to it
 
 
 @dataclass(frozen=True)
@@ -289,10 +290,12 @@ class RunConfig:
             if not 0 <= beta < 1:
                 raise UserError(f"optimizer.betas: {beta} is not valid; give two numbers in [0, 1)")
         parse_rules(self.lr_rules)
-        if self.name is not None and (not self.name or "/" in self.name or self.name.startswith(".")):
-            raise UserError(
-                f"name: {self.name!r} is not valid; give one folder name, without '/' and not starting with '.'"
-            )
+        for field_name, folder_name in (("name", self.name), ("recipe", self.recipe)):
+            if folder_name is not None and not _is_folder_name(folder_name):
+                raise UserError(
+                    f"{field_name}: {folder_name[:80]!r} is not valid; give one folder name of at most "
+                    f"{MAX_NAME_BYTES} bytes, without '/' or control characters and not starting with '.'"
+                )
 
     @property
     def run_name(self) -> str:
@@ -335,6 +338,13 @@ class RunConfig:
     def to_yaml(self) -> str:
         """YAML that ``--config`` reads back into an equal RunConfig."""
         return yaml.safe_dump(self.to_dict(), sort_keys=False)
+
+
+def _is_folder_name(name: str) -> bool:
+    """Whether a file system takes *name* as that of one folder, and a terminal shows it."""
+    if not name or "/" in name or name.startswith("."):
+        return False
+    return name.isprintable() and len(name.encode("utf-8", "surrogatepass")) <= MAX_NAME_BYTES
 
 
 def _named_model(name: str) -> ModelConfig:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,16 +100,11 @@ class Corpus:
         return self.folder.resolve().name
 
 
-def unigram_entropy(corpus: Corpus) -> tuple[float, float]:
-    """What guessing by token frequency alone costs: (nats per token, bits per byte) on the validation split.
+def token_shares(corpus: Corpus) -> np.ndarray:
+    """Share of each token among the training tokens, float64 [V], with one added to every count.
 
-    It is the cross-entropy of the validation tokens under the frequencies of the training tokens, with one
-    added to every count so that a token never seen in training costs something finite. A model that learns
-    ends far below.
+    So a token that training never shows has a share, too, and guessing by these shares costs something finite. Reads
+    the whole split: about 3 ns a token.
     """
-    vocab_size = corpus.tokenizer.vocab_size
-    training = corpus.training.counts(vocab_size) + 1
-    validation = corpus.validation.counts(vocab_size)
-    nats = float(-(validation * np.log(training / training.sum())).sum())
-    text_bytes = int((validation * corpus.tokenizer.token_bytes()).sum())
-    return nats / int(validation.sum()), nats / math.log(2) / text_bytes
+    counts = corpus.training.counts(corpus.tokenizer.vocab_size) + 1
+    return counts / counts.sum()

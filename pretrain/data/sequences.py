@@ -13,19 +13,10 @@ from functools import lru_cache
 import numpy as np
 
 from model.errors import UserError
-from pretrain.data.blend import BlendSplitter, parse_blend
-from pretrain.data.corpus import Corpus, unigram_entropy
+from pretrain.data.blend import BlendSplitter
+from pretrain.data.corpus import Corpus
 from pretrain.data.indexed import IndexedTokens
 from pretrain.data.permutation import Permutation
-
-__all__ = [
-    "Corpus",
-    "TrainingSequences",
-    "ValidationSequences",
-    "pack_documents",
-    "parse_blend",
-    "unigram_entropy",
-]
 
 
 def _windows(stream: IndexedTokens, context_length: int, name: str) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from model.errors import UserError, closest, run_command
 from pretrain.config.command_line import CommandParser as Parser
+from pretrain.utils.files import write_atomically
 
 
 def build_parser() -> Parser:
@@ -84,7 +85,7 @@ def run_diagnostics(arguments: Sequence[str]) -> None:
     out = options.out or options.runs[0] / "plots"
     written = draw_all(groups, baseline, out)
     path = out / "diagnostics.json"
-    path.write_text(json.dumps({run.name: run.last for run in figures}, indent=1) + "\n", encoding="utf-8")
+    write_atomically(path, json.dumps({run.name: run.last for run in figures}, indent=1) + "\n")
     print("\n".join(table(groups)))
     print("wrote " + ", ".join(str(file) for file in [*written, path]))
 

@@ -8,11 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.config import ModelConfig
 from model.errors import UserError
 from model.parameters import parameter_specs
 from pretrain.checkpoint.state import TrainingState
-from pretrain.config.run_config import RunConfig
 from pretrain.diagnostics.forward import ForwardProbe, feature_drift, lower_layers
 from pretrain.diagnostics.weights import (
     OwnWeights,
@@ -24,45 +22,33 @@ from pretrain.diagnostics.weights import (
     update_sizes,
     write_kept,
 )
-from pretrain.engine.batch import BatchPlan
 from pretrain.optim.groups import GroupRates
 from pretrain.optim.schedule import length_in_steps
-from pretrain.run.data import RunData
-from pretrain.runtime.world import World
+from pretrain.run.context import RunContext
+from pretrain.run.hooks import Hook, HookResult
 
 FEATURE = "diagnostics/layer_"
 
 
-class Diagnostics:
+class Diagnostics(Hook):
     """What a run measures of itself every ``diagnostics_every`` steps.
 
     Args:
-        run: the run; ``diagnostics_every`` 0 turns everything off but the keeping of W_Q and W_K at the release.
-        model: its model.
-        data: its corpora; the windows are held-out ones.
-        plan: its batches; the micro-batch is one that the ranks can split.
-        world: the ranks.
-        rates: the learning rates, which know when a slow-down ends.
+        context: the run's. ``diagnostics_every`` 0 turns everything off but the keeping of W_Q and W_K at the release.
 
     Raises:
         UserError: ``diagnostics.release`` is no step of the run, or there is no held-out window to look at (a run
             without validation goes without diagnostics then, which ``notes`` says).
     """
 
-    def __init__(
-        self,
-        run: RunConfig,
-        model: ModelConfig,
-        data: RunData,
-        plan: BatchPlan,
-        world: World,
-        rates: GroupRates,
-        bf16: bool,
-    ) -> None:
-        self.run, self.model, self.world, self.rates = run, model, world, rates
-        self.data, self.micro_batch = data, plan.micro_batch
-        self.dtype = torch.bfloat16 if bf16 else torch.float32
-        self.specs = parameter_specs(model)
+    name = "diagnostics"
+
+    def __init__(self, context: RunContext) -> None:
+        run = context.run
+        self.context, self.settings = context, run.diagnostics
+        self.model, self.world = context.model, context.world
+        self.dtype = torch.bfloat16 if context.bf16 else torch.float32
+        self.specs = parameter_specs(context.model)
         self._release: int | None = None
         if run.diagnostics.release is not None:
             self._release = length_in_steps("diagnostics.release", run.diagnostics.release, run.steps)
@@ -70,6 +56,7 @@ class Diagnostics:
                 raise UserError(
                     f"diagnostics.release: step {self._release} is beyond the run of {run.steps} steps"
                 )
+        self._rule = slowing_rule(context.rates)
         self.notes: list[str] = []
         self._probe: ForwardProbe | None = None
         if run.diagnostics_every:
@@ -87,15 +74,15 @@ class Diagnostics:
 
     def due(self, step: int) -> bool:
         """Whether to measure after this many steps."""
-        return self._probe is not None and step % self.run.diagnostics_every == 0
+        return self._probe is not None and step % self.context.run.diagnostics_every == 0
 
-    def features(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Tensor]:
         """What a checkpoint must hold, so that the first drift after a resume is that of a run without a break."""
         return {f"{FEATURE}{layer}": kept for layer, kept in self._features.items()}
 
-    def restore(self, features: Mapping[str, Tensor]) -> None:
-        """Take back what ``features`` gave, as far as the same windows and positions are still looked at."""
-        for name, kept in features.items():
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take back what ``state`` gave, as far as the same windows and positions are still looked at."""
+        for name, kept in tensors.items():
             if name.startswith(
                 FEATURE
             ):  # those of other windows or positions have another shape, and are not used
@@ -103,16 +90,11 @@ class Diagnostics:
 
     def release_step(self, state: TrainingState) -> int | None:
         """The step whose W_Q and W_K are the reference of the second displacement, once it is known."""
-        if self._release is not None:
+        if self._release is not None or self._rule is None:
             return self._release
-        known = [
-            step
-            for name, rule in self.rates.rules.items()
-            if (step := rule.released_at(state.released.get(name))) is not None
-        ]
-        return known[0] if known else None
+        return self.context.rates.rules[self._rule].released_at(state.released.get(self._rule))
 
-    def before_step(self, engine: Any, state: TrainingState) -> str | None:
+    def before_step(self, engine: Any, state: TrainingState) -> HookResult:
         """Keep W_Q and W_K in the run's folder when the step about to be attempted is the first after the slow-down.
 
         Collective.
@@ -121,25 +103,24 @@ class Diagnostics:
             A line about it: that they were kept, or why not.
         """
         if state.step != self.release_step(state):
-            return None
+            return HookResult()
         own = self._own(engine)
         self._kept = (state.step, own.copy())
         tensors = {}
         for name, weight in own.full(self.world):
             if self.world.is_main:
                 tensors[name] = weight
-        path = kept_path(self.run.folder, state.step)
+        path = kept_path(self.context.run.folder, state.step)
         problem = write_kept(path, tensors) if self.world.is_main else None
         problem = self.world.agree(problem)
-        return (
-            f"warning: {problem}"
-            if problem
-            else f"release  W_Q and W_K of step {state.step:,} kept in {path}"
-        )
+        if problem:
+            return HookResult(lines=[f"warning: {problem}"])
+        return HookResult(lines=[f"release  W_Q and W_K of step {state.step:,} kept in {path}"])
 
-    def measure(self, engine: Any, state: TrainingState) -> dict[str, Any]:
+    def run(self, engine: Any, state: TrainingState) -> HookResult:
         """All figures as keys of metrics, ``diagnostics/…``. Collective; weights and random states are left alone."""
-        assert self._probe is not None
+        if self._probe is None:  # pending from a session that still had diagnostics
+            return HookResult()
         look = self._probe.look(engine, lower_layers(self.model.num_layers))
         row = look.row()
         for layer, features in look.features.items():
@@ -150,7 +131,9 @@ class Diagnostics:
         own = self._own(engine)
         if state.from_seed:
             if self._initial is None:
-                self._initial = own.cut(initial_weights(self.model, self.specs, self.run.seed, self.dtype))
+                self._initial = own.cut(
+                    initial_weights(self.model, self.specs, self.context.run.seed, self.dtype)
+                )
             row |= displacement_row(own.displacements(self._initial), "initial")
         kept = self._kept_at(own, state)
         if kept is not None:
@@ -158,14 +141,14 @@ class Diagnostics:
         for group, (effective, relative) in update_sizes(engine, self.specs).items():
             row[f"diagnostics/effective_lr/{group}"] = effective
             row[f"diagnostics/relative_update/{group}"] = relative
-        return row
+        return HookResult(row)
 
     # ---------------------------------------------------------------------- parts
 
     def _build_probe(self) -> ForwardProbe:
-        settings = self.run.diagnostics
-        windows, _ = self.data.validation_windows(self.model.context_length, settings.sequences)
-        return ForwardProbe(self.model, windows, self.micro_batch, self.world, settings.positions)
+        settings, context = self.settings, self.context
+        windows, _ = context.data.validation_windows(self.model.context_length, settings.sequences)
+        return ForwardProbe(self.model, windows, context.batch.micro_batch, self.world, settings.positions)
 
     def _own(self, engine: Any) -> OwnWeights:
         return OwnWeights(engine, projections(self.model.num_layers), self.specs)
@@ -176,12 +159,23 @@ class Diagnostics:
         if step is None or state.step < step:
             return None
         if self._kept is None or self._kept[0] != step:
-            read = open_kept(kept_path(self.run.folder, step), self.specs, own.names)
+            read = open_kept(kept_path(self.context.run.folder, step), self.specs, own.names)
             if self.world.agree(None if read else "missing"):
                 return None
             assert read is not None
             self._kept = (step, own.cut(read))
         return self._kept[1]
+
+
+def slowing_rule(rates: GroupRates) -> str | None:
+    """The rule whose release the second displacement refers to: the first that ends and matches a W_Q or W_K."""
+    for name, rule in rates.rules.items():
+        matched = [p for g in rates.groups.values() if g.rule and g.rule.name == name for p in g.parameters]
+        if any(p.endswith((".attention.q.weight", ".attention.k.weight")) for p in matched) and (
+            rule.hold is not None or rule.latest is not None
+        ):
+            return name
+    return None
 
 
 def displacement_row(displacements: Mapping[str, float], reference: str) -> dict[str, Any]:

@@ -23,15 +23,12 @@ from typing import Any
 
 from torch import Tensor
 
-from model.config import ModelConfig
 from pretrain.checkpoint.state import TrainingState
-from pretrain.config.run_config import MaturityConfig, RunConfig
+from pretrain.config.run_config import MaturityConfig
 from pretrain.diagnostics.forward import ForwardProbe, feature_drift, lower_layers
-from pretrain.engine.batch import BatchPlan
-from pretrain.optim.groups import GroupRates
 from pretrain.optim.schedule import length_in_steps
-from pretrain.run.data import RunData
-from pretrain.runtime.world import World
+from pretrain.run.context import RunContext
+from pretrain.run.hooks import Hook, HookResult
 
 FEATURE = "maturity/features"
 
@@ -43,62 +40,51 @@ def settled(drifts: list[float], config: MaturityConfig) -> bool:
     return all(drift <= config.settled * max(drifts) for drift in drifts[-config.patience :])
 
 
-class Maturity:
+class Maturity(Hook):
     """The probes of a run, and what follows from them for its learning-rate rules.
 
     What is found is kept in ``TrainingState.maturity`` (``probes``: pairs of step and drift) and, for the rules that
     were released, in ``TrainingState.released``; the features of the last probe are in the checkpoint, too.
-
-    Args:
-        run: the run, with its ``maturity`` settings.
-        model: its model.
-        data: its corpora; the windows are held-out ones.
-        plan: its batches.
-        world: the ranks.
-        rates: the run's rules.
 
     Raises:
         UserError: ``maturity.every`` is neither a fraction nor a whole number of steps; or a rule is to be released by
             maturity, and there is no held-out window to probe with.
     """
 
-    def __init__(
-        self,
-        run: RunConfig,
-        model: ModelConfig,
-        data: RunData,
-        plan: BatchPlan,
-        world: World,
-        rates: GroupRates,
-    ) -> None:
-        self.config, self.world = run.maturity, world
-        self.rules = {name: rule for name, rule in rates.rules.items() if rule.latest is not None}
+    name = "maturity"
+
+    def __init__(self, context: RunContext) -> None:
+        run, model = context.run, context.model
+        self.config, self.world = run.maturity, context.world
+        self.rules = {name: rule for name, rule in context.rates.rules.items() if rule.latest is not None}
         self.every = max(1, length_in_steps("maturity.every", run.maturity.every, run.steps))
         self.layer = lower_layers(model.num_layers)[-1]
         self._probe: ForwardProbe | None = None
         if self.rules:
-            windows, _ = data.validation_windows(model.context_length, run.maturity.sequences)
-            self._probe = ForwardProbe(model, windows, plan.micro_batch, world, run.maturity.positions)
+            windows, _ = context.data.validation_windows(model.context_length, run.maturity.sequences)
+            self._probe = ForwardProbe(
+                model, windows, context.batch.micro_batch, context.world, run.maturity.positions
+            )
         self._features: Tensor | None = None
 
-    def features(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Tensor]:
         """What a checkpoint must hold for the next drift."""
         return {} if self._features is None else {FEATURE: self._features}
 
-    def restore(self, features: Mapping[str, Tensor]) -> None:
-        """Take back what ``features`` gave."""
-        self._features = features.get(FEATURE)
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take back what ``state`` gave."""
+        self._features = tensors.get(FEATURE)
 
-    def before_step(self, engine: Any, state: TrainingState) -> tuple[dict[str, float], list[str]]:
+    def before_step(self, engine: Any, state: TrainingState) -> HookResult:
         """Probe if it is time to, and release what is to be released from the step about to be attempted. Collective.
 
         Returns:
-            Figures for the metrics (``maturity/drift``), and a line for each rule that was released.
+            ``maturity/drift`` at a probe, and a line for each rule that was released.
         """
         waiting = {name: rule for name, rule in self.rules.items() if name not in state.released}
         if not waiting:
             self._features = None  # nothing left to decide
-            return {}, []
+            return HookResult()
         row: dict[str, float] = {}
         if state.step % self.every == 0:
             drift = self._measure(engine)
@@ -121,7 +107,7 @@ class Maturity:
                     f"release  {name} at step {state.step:,}: the lower half has settled (drift {drifts[-1]:.4f} "
                     f"between probes, {max(drifts):.4f} at most)"
                 )
-        return row, lines
+        return HookResult(row, lines)
 
     def _measure(self, engine: Any) -> float | None:
         """Drift since the last probe; None at the first one."""

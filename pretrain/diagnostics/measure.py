@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from model.errors import UserError
+from pretrain.checkpoint.finder import checkpoint_steps
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.data.blend import parse_blend
 from pretrain.data.corpus import Corpus
@@ -28,7 +29,7 @@ from pretrain.diagnostics.weights import (
     projections,
     update_norm,
 )
-from pretrain.metrics.file import read_metrics
+from pretrain.metrics.file import FILE_NAME, read_metrics
 from pretrain.run.data import RunData
 from pretrain.run.saved import SavedRun
 from pretrain.runtime.world import World
@@ -78,12 +79,11 @@ def measure_run(
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     wanted: list[int | None] = [None]
     if steps == "all":
-        names = (path.name.removeprefix("step_") for path in (folder / "checkpoints").glob("step_*"))
-        wanted = [*sorted(int(name) for name in names if name.isdigit())] or [None]
+        wanted = [*checkpoint_steps(folder)] or [None]
     elif not isinstance(steps, str):
         wanted = [*steps]
     rows: dict[int, dict[str, Any]] = {}
-    if (folder / "metrics.jsonl").is_file():
+    if (folder / FILE_NAME).is_file():
         rows = {row["step"]: row for row in read_metrics(folder)}
     windows: np.ndarray | None = None
     before: dict[int, Tensor] = {}

@@ -20,11 +20,18 @@ from torch import Tensor
 from model.config import ModelConfig
 from model.initialization import initial_value
 from model.parameters import ParameterSpec, parameter_roles
-from model.process_grid import whole_model
 from model.transformer import Transformer
 from pretrain.checkpoint.reshard import shard_of
-from pretrain.engine.layout import EngineFlat, Piece, engine_flats
+from pretrain.engine.layout import (
+    EngineFlat,
+    Piece,
+    engine_flats,
+    inner_optimizer,
+    shard_shapes,
+    tensor_place,
+)
 from pretrain.runtime.world import World
+from pretrain.utils.files import atomic_file, remove_leftovers
 
 Pieces = dict[str, list[Tensor]]
 """By parameter: this rank's runs of its elements, flat."""
@@ -52,7 +59,7 @@ def initial_weights(
     That is cheaper than keeping it. The optimizer's masters begin as copies of the weights that the model computes
     with, so in bf16 (*dtype*) they begin rounded.
     """
-    with torch.device("meta"), whole_model():
+    with torch.device("meta"):
         roles = parameter_roles(Transformer(model))
 
     def initial(name: str) -> Tensor:
@@ -67,15 +74,13 @@ class OwnWeights:
     Args:
         engine: a DeepSpeedEngine.
         names: the parameters.
-        specs: the model's, from pretrain.checkpoint.unsharded.parameter_specs.
+        specs: the model's, from model.parameters.parameter_specs.
     """
 
     def __init__(self, engine: Any, names: Iterable[str], specs: dict[str, ParameterSpec]) -> None:
-        self.names, self.specs, self.engine = list(names), specs, engine
-        self.shapes = {
-            name: tuple(getattr(parameter, "ds_shape", parameter.shape))
-            for parameter, name in engine.param_names.items()
-        }
+        self.names, self.specs = list(names), specs
+        self.shapes = shard_shapes(engine)
+        self.tensor_parallel, self.tensor_rank = tensor_place(engine)
         wanted = set(self.names)
         self._pieces: dict[str, list[tuple[EngineFlat, Piece]]] = {name: [] for name in self.names}
         for flat in engine_flats(engine):
@@ -101,7 +106,7 @@ class OwnWeights:
 
         *full* is only asked for parameters of which this rank has a piece.
         """
-        count, rank = self.engine.mp_world_size, self.engine.checkpoint_mp_rank
+        count, rank = self.tensor_parallel, self.tensor_rank
         found: Pieces = {}
         for name, pieces in self._pieces.items():
             found[name] = []
@@ -124,7 +129,7 @@ class OwnWeights:
 
     def full(self, world: World) -> Iterator[tuple[str, Tensor]]:
         """The masters joined, in full shape, one at a time on the CPU of every rank. Collective."""
-        count, rank = self.engine.mp_world_size, self.engine.checkpoint_mp_rank
+        count, rank = self.tensor_parallel, self.tensor_rank
         for name, pieces in self._pieces.items():
             whole = torch.zeros(self.specs[name].shape, device=world.device)
             # Projections are cut along dimension 0, so that a shard is a run of the flat tensor.
@@ -146,7 +151,7 @@ def update_sizes(engine: Any, specs: dict[str, ParameterSpec]) -> dict[str, tupl
         Group name -> effective learning rate lr · rms(u), by which a weight of the group moved on average, and the
         relative update lr · ‖u‖ / ‖W‖. Groups that have not been stepped are left out.
     """
-    adam = engine.optimizer.optimizer
+    adam, (tensor_parallel, _) = inner_optimizer(engine), tensor_place(engine)
     groups = [group["name"] for group in adam.param_groups]
     sums = torch.zeros(len(groups), 3, dtype=torch.float64)  # ‖lr u‖², ‖W‖², elements
     for flat in engine_flats(engine):
@@ -156,7 +161,7 @@ def update_sizes(engine: Any, specs: dict[str, ParameterSpec]) -> dict[str, tupl
         index = groups.index(flat.group["name"])
         for name, pieces in flat.pieces.items():
             # What tensor parallelism does not cut is on all t ranks alike.
-            share = 1 if specs[name].shard_dimension is not None else 1 / engine.mp_world_size
+            share = 1 if specs[name].shard_dimension is not None else 1 / tensor_parallel
             for piece in pieces:
                 part = slice(piece.offset, piece.offset + piece.numel)
                 moved = update_norm(
@@ -200,13 +205,12 @@ def kept_path(run_folder: Path, step: int) -> Path:
 
 def write_kept(path: Path, tensors: dict[str, Tensor]) -> str | None:
     """Write weights, whole or not at all; what went wrong, or None."""
-    partial = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, partial)
-        partial.replace(path)
+        remove_leftovers(path.parent)
+        with atomic_file(path) as partial:
+            save_file(tensors, partial)
     except (OSError, SafetensorError) as error:
-        partial.unlink(missing_ok=True)
         return f"cannot write {path} ({getattr(error, 'strerror', None) or error})"
     return None
 

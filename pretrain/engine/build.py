@@ -9,25 +9,23 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-import torch
-
 from model.config import ModelConfig
 from model.initialization import initialize
-from model.process_grid import deepspeed_mpu
+from model.process_grid import ProcessGrid
 from model.transformer import Transformer
 from pretrain.config.lr_rules import parse_rules
 from pretrain.config.run_config import RunConfig
+from pretrain.engine.mpu import deepspeed_mpu
 from pretrain.engine.quiet import quiet_deepspeed
 from pretrain.optim.groups import build_optimizer, parameter_groups
 
 
-def build_engine(
-    run: RunConfig, model_config: ModelConfig, merged: dict[str, Any], device: torch.device
-) -> Any:
+def build_engine(run: RunConfig, model_config: ModelConfig, merged: dict[str, Any], grid: ProcessGrid) -> Any:
     """Build the seeded model (this rank's part of it, on a grid with t > 1), its optimizer and the engine around them.
 
     Args:
         merged: the result of merge_ds_config.
+        grid: the run's, world.grid.
 
     Returns:
         A DeepSpeedEngine; its client optimizer's groups carry names.
@@ -40,11 +38,11 @@ def build_engine(
 
     zero = merged["zero_optimization"]
     partitioned = zero["stage"] == 3
-    mpu = deepspeed_mpu()
+    mpu = deepspeed_mpu(grid)
     # Stage 3 partitions over the ranks that hold the same shard; without an mpu over all ranks.
     over = {"mpu": mpu, "data_parallel_group": mpu.get_data_parallel_group()} if mpu else {}
     with deepspeed.zero.Init(config_dict_or_path=merged, **over) if partitioned else contextlib.nullcontext():
-        network = Transformer(model_config, checkpoint_activations=run.activation_checkpointing)
+        network = Transformer(model_config, grid, checkpoint_activations=run.activation_checkpointing)
     if partitioned:
         initialize(
             network, run.seed, gather=lambda p: deepspeed.zero.GatheredParameters([p], modifier_rank=0)

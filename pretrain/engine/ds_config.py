@@ -184,7 +184,7 @@ class EngineSettings:
 
     @classmethod
     def of(cls, run: RunConfig, ds_config: Mapping[str, Any], bf16: bool) -> EngineSettings:
-        """Settings of a run and a ds_config that pretrain.engine.build.read_ds_config accepted."""
+        """Settings of a run and a ds_config that read_ds_config accepted."""
         zero = ds_config["zero_optimization"]
         stage = zero["stage"]
         compute = 2 if bf16 else FP32_BYTES

@@ -1,4 +1,4 @@
-"""How ZeRO cuts parameters into the flat tensors of its ranks: one description for reading and for loading.
+"""What a DeepSpeed engine holds: how ZeRO cuts parameters into the flat tensors of its ranks, for reading and loading.
 
 Stages 1 and 2 lay a group's parameters end to end in one flat tensor and give every rank an equal part of it,
 so that a parameter may lie on several ranks. Stage 3 cuts every parameter into one slice per rank and lays a
@@ -95,10 +95,28 @@ class EngineFlat:
     """What of which parameter this rank holds in it; parameters that lie on other ranks have no pieces."""
 
 
+def inner_optimizer(engine: Any) -> Any:
+    """The optimizer that ZeRO's wraps, which steps the fp32 masters and holds their moments."""
+    return engine.optimizer.optimizer
+
+
+def tensor_place(engine: Any) -> tuple[int, int]:
+    """t, and this rank's place among the t ranks that share one copy of the model."""
+    return engine.mp_world_size, engine.checkpoint_mp_rank
+
+
+def shard_shapes(engine: Any) -> dict[str, tuple[int, ...]]:
+    """The shape of every parameter on this tensor-parallel rank, by name; at stage 3 as it is when it is gathered."""
+    return {
+        name: tuple(getattr(parameter, "ds_shape", parameter.shape))
+        for parameter, name in engine.param_names.items()
+    }
+
+
 def engine_flats(engine: Any) -> list[EngineFlat]:
     """The flat tensors of this rank's optimizer and what lies in them."""
     optimizer, names = engine.optimizer, engine.param_names
-    groups = optimizer.optimizer.param_groups
+    groups = inner_optimizer(engine).param_groups
     flats = []
     if engine.zero_optimization_stage() == 3:
         if optimizer.swap_optimizer:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,7 +91,7 @@ def run_evaluation(arguments: Sequence[str]) -> None:
             f"data_dir: {str(data_dir)!r} is no folder; python -m pretrain.evaluation save writes one"
         )
     rank = _join_ranks()
-    model, step = open_model(options)
+    model, step = _open(options)
     results = score(model, load_tasks(tasks, manager, data_dir), options.limit)
     if rank != 0:
         return
@@ -147,57 +146,25 @@ def _join_ranks() -> int:
     """Join the launcher's ranks, if there is a launcher; returns this process's rank."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return 0
+    from pretrain.engine.patches import prepare_deepspeed
     from pretrain.runtime.world import start_world
 
+    prepare_deepspeed()
     return start_world(threads=None, deterministic=False).rank
 
 
-def open_model(options: argparse.Namespace) -> tuple[ZeroShotModel, int | None]:
-    """The model for lm-eval and, for a run, the step of its checkpoint.
-
-    Raises:
-        UserError: it is neither an exported folder nor a run, or cannot be used.
-    """
+def _open(options: argparse.Namespace) -> tuple[ZeroShotModel, int | None]:
+    """The model for lm-eval and, for a run, the step of its checkpoint."""
     import torch
 
     from pretrain.evaluation.language_model import ZeroShotModel
-    from pretrain.hf.exported_model import exported_tokenizer, load_exported
-    from pretrain.run.saved import SavedRun, is_run
+    from pretrain.hf.open_model import open_model
 
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(device)
-    else:
-        device = torch.device("cpu")
-    dtype = getattr(torch, options.dtype) if options.dtype else None
-    if is_run(options.model):
-        source = SavedRun.open(options.model, options.step, report=lambda line: print(line, file=sys.stderr))
-        ours = source.load_model().to(device, dtype or torch.float32)
-        model = ZeroShotModel(
-            ours, source.tokenizer, source.model.context_length, device, options.batch_tokens
-        )
-        return model, source.state.step
-    if options.step is not None:
-        raise UserError(
-            f"step: {options.step} was given, but {options.model!r} is no run's folder; leave it out"
-        )
-    theirs = load_exported(options.model, dtype or "auto").to(device)
-    tokenizer = exported_tokenizer(options.model)
-    if tokenizer.vocab_size > theirs.config.vocab_size:
-        raise UserError(
-            f"tokenizer: {tokenizer.name} in {options.model!r} has {tokenizer.vocab_size:,} entries, its model only "
-            f"{theirs.config.vocab_size:,}; put the model's own tokenizer there"
-        )
-    return (
-        ZeroShotModel(
-            lambda tokens: theirs(tokens, use_cache=False).logits,
-            tokenizer,
-            theirs.config.max_position_embeddings,
-            device,
-            options.batch_tokens,
-        ),
-        None,
+    opened = open_model(options.model, options.step, getattr(torch, options.dtype) if options.dtype else None)
+    model = ZeroShotModel(
+        opened.logits, opened.tokenizer, opened.context_length, opened.device, options.batch_tokens
     )
+    return model, opened.step
 
 
 def _out_file(options: argparse.Namespace, step: int | None) -> Path:
@@ -218,6 +185,8 @@ def _write(
     import lm_eval
     import torch
 
+    from pretrain.utils.files import write_atomically
+
     record = {
         "model": options.model,
         "step": step,
@@ -232,9 +201,7 @@ def _write(
     }
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        partial = out.with_name(f".{out.name}.writing")
-        partial.write_text(json.dumps(record, indent=2, default=str) + "\n", encoding="utf-8")
-        partial.replace(out)
+        write_atomically(out, json.dumps(record, indent=2, default=str) + "\n")
     except OSError as error:
         raise UserError(f"out: cannot write {out}: {error.strerror or error}") from error
 

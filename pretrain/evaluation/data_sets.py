@@ -7,12 +7,14 @@ DATA_DIR/Rowan/hellaswag/default/        one folder for each (hub name, configur
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from model.errors import UserError
+from pretrain.utils.files import atomic_folder, own_path, remove_leftovers
 
 DEFAULT = "default"
 Load = Callable[..., Any]
@@ -68,11 +70,18 @@ def saving_data_sets(data_dir: Path, report: Callable[[str], None]) -> Iterator[
                 f"tasks: the data set {_shown(path, name)} cannot be fetched from the Hugging Face hub "
                 f"({type(error).__name__}: {reason:.160})"
             ) from error
-        partial = folder.with_name(f".{folder.name}.writing")
         try:
-            for split, rows in data.items():
-                rows.save_to_disk(str(partial / split))
-            partial.rename(folder)
+            remove_leftovers(folder.parent)
+            shutil.rmtree(
+                folder.with_name(f".{folder.name}.writing"), ignore_errors=True
+            )  # of older versions
+            # Another process may have saved the same in the meantime.
+            with (
+                suppress(FileExistsError),
+                atomic_folder(folder, own_path(folder), replace=False) as partial,
+            ):
+                for split, rows in data.items():
+                    rows.save_to_disk(str(partial / split))
         except OSError as error:
             raise UserError(f"data_dir: cannot write {folder}: {error.strerror or error}") from error
         report(f"saved    {folder}: " + ", ".join(f"{split} {len(rows):,}" for split, rows in data.items()))

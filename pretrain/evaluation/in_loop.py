@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from model.errors import UserError
-from model.process_grid import grid
 from pretrain.config.run_config import EvaluationConfig
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.evaluation.language_model import Share, ZeroShotModel
@@ -93,7 +92,7 @@ class InLoopEvaluation:
             self.world.device,
             batch_tokens=self.batch_tokens,
             collective=True,
-            share=Share(self.world.data_rank, self.world.data_parallel, grid().data_group),
+            share=Share(self.world.data_rank, self.world.data_parallel, self.world.grid.data_group),
         )
         with _evaluation_mode(engine):
             results = score(model, self._tasks, self.config.limit, bootstrap=0)

@@ -1,6 +1,6 @@
 """The way back: a Llama, GPT-2 or native Hugging Face folder becomes a run to continue pretraining from.
 
-The run holds one checkpoint, of step 0, in the canonical form: weights without optimizer state.
+The run holds one checkpoint, of step 0, unsharded: weights without optimizer state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from model.config import ModelConfig, block
 from model.errors import UserError
 from pretrain.checkpoint.state import TrainingState
-from pretrain.checkpoint.unsharded_folder import CanonicalParameter, write_canonical
+from pretrain.checkpoint.unsharded_folder import UnshardedParameter, write_unsharded
 from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.tokenizer import Tokenizer, tokenizer_hash
 from pretrain.hf.comparison import MAX_LENGTH, WINDOWS, Comparison, compare, model_logits, our_logits
@@ -28,7 +28,7 @@ from pretrain.hf.exported_model import SUPPORTED, exported_tokenizer, load_expor
 from pretrain.hf.formats import ACTIVATIONS, gpt2_sources, has_vocabulary_rows, llama_name, parameter_shapes
 from pretrain.hf.new_folder import new_folder
 from pretrain.run.saved import SavedRun
-from pretrain.utils.files import write_synced
+from pretrain.utils.files import write_atomically
 
 # transformers' names of the three activations; gelu_new and gelu_pytorch_tanh are one formula.
 _ACTIVATIONS = {theirs: ours for ours, theirs in ACTIVATIONS.items()} | {
@@ -78,19 +78,19 @@ def import_folder(folder: Path, run_folder: Path) -> Imported:
         tokenizer.save(created / "tokenizer")
         state = TrainingState(model=model.to_json(), data={"tokenizer": tokenizer_hash(tokenizer)})
         parameters = (
-            CanonicalParameter(name, _padded(name, tensor, model))
+            UnshardedParameter(name, _padded(name, tensor, model))
             for name, tensor in _parameters(model, config["model_type"], tensors)
         )
-        write_canonical(created / "checkpoints" / "step_000000", state, [], parameters, created / "tokenizer")
-        write_synced(created / "latest", "step_000000\n")
-        write_synced(created / "model.json", json.dumps(model.to_json(), indent=1) + "\n")
+        write_unsharded(created / "checkpoints" / "step_000000", state, [], parameters, created / "tokenizer")
+        write_atomically(created / "latest", "step_000000\n")
+        write_atomically(created / "model.json", json.dumps(model.to_json(), indent=1) + "\n")
         recipe = {
             "model": str(run_folder / "model.json"),
             "name": run_folder.name,
             "runs_dir": str(run_folder.parent),
             "recipe": "imported",
         }
-        write_synced(created / "config.yaml", yaml.safe_dump(recipe, sort_keys=False))
+        write_atomically(created / "config.yaml", yaml.safe_dump(recipe, sort_keys=False))
         comparison = _compare(folder, created, tokenizer, model)
         if comparison.problem:
             raise UserError(f"from_hf: {comparison.problem}; nothing was written to {run_folder}")

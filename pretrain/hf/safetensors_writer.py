@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -108,5 +107,3 @@ def _write_file(
                     "valid: --dtype float32, or an earlier --step if the run has diverged"
                 )
             file.write(value.flatten().view(torch.uint8).numpy().data)
-        file.flush()
-        os.fsync(file.fileno())

@@ -16,6 +16,8 @@ BAR_FORMAT = "{percentage:3.0f}% |{bar:20}| {desc}"
 class Console:
     """Shows the newest value of each figure, and keeps messages apart from them.
 
+    A validation loss appears in the line of its own step only; a bar keeps it, with the step it belongs to.
+
     Args:
         total_steps: the step at which the run ends.
         start_step: the step from which this session starts (more than 0 after a resume).
@@ -55,6 +57,8 @@ class Console:
         self._first: tuple[int, float] | None = None
         self._printed_at = clock()
         self._printed_step = start_step
+        self._validated: int | None = None
+        """The step of the newest validation loss."""
 
     def update(self, step: int, row: Mapping[str, Any]) -> None:
         """Take over the figures of *row*; show them if it is time to."""
@@ -62,6 +66,8 @@ class Console:
         if self._first is None:
             self._first = (step, now)
         self.latest.update(row)
+        if "val_loss" in row:
+            self._validated = step
         advance, self.step = step - self.step, step
         if self._bar is not None:
             # tqdm itself redraws at most ten times a second.
@@ -99,13 +105,13 @@ class Console:
         """Return the newest figures in one line, leaving out those that are not known."""
         width = len(str(self.total_steps))
         parts = [f"step {self.step:>{width}}/{self.total_steps}"]
-        for key, form in (
-            ("train_loss", "loss {:.4f}"),
-            ("val_loss", "val loss {:.4f}"),
-            ("val_bpb", "{:.4f} bits/byte"),
-        ):
-            if key in self.latest:
-                parts.append(form.format(self.latest[key]))
+        if "train_loss" in self.latest:
+            parts.append(f"loss {self.latest['train_loss']:.4f}")
+        if self._validated is not None and (self._bar is not None or self._validated == self.step):
+            of_step = "" if self._validated == self.step else f" at step {self._validated}"
+            parts.append(f"val loss {self.latest['val_loss']:.4f}{of_step}")
+            if "val_bpb" in self.latest:
+                parts.append(f"{self.latest['val_bpb']:.4f} bits/byte")
         rates = [value for key, value in self.latest.items() if key.startswith("lr/")]
         if rates:
             lowest, highest = min(rates), max(rates)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pretrain.utils.files import write_atomically
+
 FILE_NAME = "metrics.jsonl"
 
 
@@ -68,12 +70,7 @@ class MetricsFile:
             else:
                 dropped += 1
         if dropped or (lines and lines[-1]):  # the last line lacks its end
-            partial = self.path.with_name(self.path.name + ".partial")
-            with partial.open("wb") as file:
-                file.writelines(kept)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(self.path)
+            write_atomically(self.path, b"".join(kept))
         return dropped
 
     def close(self) -> None:

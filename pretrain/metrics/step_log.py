@@ -34,6 +34,7 @@ class StepLog:
         self.seconds_before = seconds_before
         self._step = step
         self._rows: list[tuple[int, dict[str, Any]]] = []
+        """Rows that are not written yet; those at the end still lack loss and norm, which are on the device."""
         self._losses: list[Tensor] = []
         self._norms: list[Any] = []
 
@@ -49,21 +50,32 @@ class StepLog:
         self._losses.append(loss)
         self._norms.append(grad_norm)
 
-    def flush(self, extra: dict[str, Any] | None = None) -> None:
-        """Read all noted figures at once and write their rows, the newest with *extra* and the throughput. Collective.
+    def read(self) -> None:
+        """Read all noted figures from the device at once: the steps so far are done, and counted as such. Collective.
 
         ``train_loss`` is the mean over the data-parallel ranks, ``grad_norm`` the global norm before clipping.
         """
-        if not self._rows:
-            if extra:
-                self.metrics.log(self._step, extra)
+        if not self._losses:
             return
         losses = self.world.sum(torch.stack(self._losses).double()) / self.world.data_parallel
         norms = [torch.as_tensor(norm, dtype=torch.float64, device=losses.device) for norm in self._norms]
         losses_read, norms_read = torch.stack([losses, torch.stack(norms)]).tolist()  # waits for the device
-        self.metrics.throughput.add(self.tokens_per_step * len(self._rows))
+        self.metrics.throughput.add(self.tokens_per_step * len(losses_read))
+        for (_, row), loss, norm in zip(
+            self._rows[-len(losses_read) :], losses_read, norms_read, strict=True
+        ):
+            row |= {"train_loss": loss, "grad_norm": norm}
+        self._losses, self._norms = [], []
+
+    def flush(self, extra: dict[str, Any] | None = None) -> None:
+        """Write the rows noted so far, the newest with the throughput and with *extra*. Collective."""
+        self.read()
+        if not self._rows:
+            if extra:
+                self.metrics.log(self._step, extra)
+            return
         last = {"seconds": round(self.seconds, 3), **self.metrics.throughput.rates(), **(extra or {})}
-        for index, (step, row) in enumerate(self._rows):
-            figures = {**row, "train_loss": losses_read[index], "grad_norm": norms_read[index]}
-            self.metrics.log(step, figures | last if index == len(self._rows) - 1 else figures)
-        self._rows, self._losses, self._norms = [], [], []
+        self._rows[-1][1].update(last)
+        for step, row in self._rows:
+            self.metrics.log(step, row)
+        self._rows = []

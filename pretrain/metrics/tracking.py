@@ -11,6 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from pretrain.utils.files import write_atomically
+
 Mode = Literal["auto", "online", "offline", "disabled"]
 
 # Online, the last rows may be under way when the training ends. They are on disk then, and can be synced.
@@ -144,7 +146,7 @@ class WandbLogger:
             return path.read_text().strip()
         path.parent.mkdir(parents=True, exist_ok=True)
         run_id = secrets.token_hex(4)
-        path.write_text(run_id + "\n")
+        write_atomically(path, run_id + "\n")
         return run_id
 
     def _say_failed(self, error: Exception) -> None:

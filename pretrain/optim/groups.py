@@ -15,7 +15,6 @@ import torch
 
 from model.config import ModelConfig
 from model.parameters import ParameterRole, parameter_roles
-from model.process_grid import whole_model
 from model.transformer import Transformer
 from pretrain.config.lr_rules import BASE, LearningRateRule, match_rules, parse_rules
 from pretrain.config.run_config import OptimizerConfig, RunConfig
@@ -91,7 +90,7 @@ def run_groups(run: RunConfig, model: ModelConfig) -> list[Group]:
     Raises:
         UserError: as plan_groups.
     """
-    with torch.device("meta"), whole_model():
+    with torch.device("meta"):
         roles = parameter_roles(Transformer(model))
     return plan_groups(roles, run.optimizer, parse_rules(run.lr_rules), model.num_layers)
 

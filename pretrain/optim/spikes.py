@@ -6,11 +6,9 @@ skipped when one of the two lies more than a number of standard deviations above
 
 from __future__ import annotations
 
-import contextlib
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -71,31 +69,6 @@ class SpikeGuard:
                     self.norm = values[1]
             window.append(value)
         return self.reason is not None
-
-    @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
-        """Inside, DeepSpeed's optimizers ask this guard whether a gradient norm is valid.
-
-        They compute the global norm, the same on all ranks, and leave out the update if it is not; so at every stage
-        a spike takes the way that a non-finite gradient takes.
-        """
-        if self.sigmas <= 0:
-            yield
-            return
-        from deepspeed.runtime import bf16_optimizer
-        from deepspeed.runtime.zero import stage3, stage_1_and_2
-
-        modules: list[Any] = [bf16_optimizer, stage_1_and_2, stage3]
-        originals = [module.is_invalid_grad_norm for module in modules]
-        for module, original in zip(modules, originals, strict=True):
-            module.is_invalid_grad_norm = lambda norm, original=original: (
-                bool(original(norm)) or self.spike(norm)
-            )
-        try:
-            yield
-        finally:
-            for module, original in zip(modules, originals, strict=True):
-                module.is_invalid_grad_norm = original
 
 
 def global_loss(loss: Tensor, world: Any) -> Tensor:

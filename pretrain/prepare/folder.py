@@ -1,12 +1,10 @@
-"""The folder that a preparation writes: whether it is there, who may write it, and how it appears whole."""
+"""The folder that a preparation writes: whether it is there, and who may write it."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import json
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,26 +48,3 @@ def only_process(out: Path, report: ProgressCallback) -> Iterator[None]:
         except OSError:
             pass  # a file system without locks: renaming is still atomic, at worst the work is done twice
         yield
-
-
-def publish(partial: Path, out: Path) -> None:
-    """Sync *partial* to disk and give it its name: after a crash the folder is there whole, or not at all."""
-    for folder, _, names in os.walk(partial):
-        for path in [Path(folder, name) for name in names] + [Path(folder)]:
-            _sync(path)
-    try:
-        partial.rename(out)
-    except OSError:
-        # Without locks another machine may have finished first; its folder has the same content.
-        if not (out / META_FILE).is_file():
-            raise
-        shutil.rmtree(partial)
-    _sync(out.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

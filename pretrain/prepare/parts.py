@@ -15,8 +15,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -28,6 +26,7 @@ import numpy as np
 from model.errors import UserError
 from pretrain.data.sources.source import Document, TextSource, Unit
 from pretrain.data.tokenizer import Tokenizer
+from pretrain.utils.files import own_path, put_file, write_atomically
 from pretrain.utils.heap import return_memory
 
 # high and low: the first 16 bytes of the text's SHA-256 as two big-endian numbers.
@@ -106,25 +105,6 @@ def finished_parts(folder: Path, key: str) -> list[Part]:
             break  # files were cut or removed behind our back: this part is made again
         parts.append(part)
     return parts
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Remove what processes of this machine that are gone had begun to write."""
-    pattern = re.compile(re.escape(os.uname().nodename) + r"-(\d+)(\.\w+)?$")
-    for path in folder.iterdir():
-        match = pattern.search(path.name)
-        if match and path.is_file() and not _is_alive(int(match[1])):
-            path.unlink(missing_ok=True)
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def unit_is_done(folder: Path, key: str) -> bool:
@@ -211,10 +191,7 @@ class _PartWriter:
     def __init__(self, prefix: Path, tokenizer: Tokenizer, dtype: np.dtype[Any]) -> None:
         self.prefix, self.tokenizer, self.dtype = prefix, tokenizer, dtype
         self.counts = Counts()
-        self._partial = {
-            end: prefix.with_name(f"{prefix.name}.{os.uname().nodename}-{os.getpid()}{end}")
-            for end in (".bin", ".docs")
-        }
+        self._partial = {end: own_path(prefix.with_suffix(end)) for end in (".bin", ".docs")}
         self._streams: dict[str, BinaryIO] = {end: path.open("wb") for end, path in self._partial.items()}
 
     def add(self, documents: list[Document], skipped: Counter[str]) -> Counts:
@@ -255,24 +232,12 @@ class _PartWriter:
             "skipped": dict(sorted(self.counts.skipped.items())),
         }
         for end, stream in self._streams.items():
-            stream.flush()
-            os.fsync(stream.fileno())
             stream.close()
-            self._partial[end].rename(self.prefix.with_suffix(end))
-        write_synced(self.prefix.with_suffix(".json"), json.dumps(marker))
+            put_file(self._partial[end], self.prefix.with_suffix(end))
+        write_atomically(self.prefix.with_suffix(".json"), json.dumps(marker))
 
     def abandon(self) -> None:
         """Remove what was written."""
         for end, stream in self._streams.items():
             stream.close()
             self._partial[end].unlink(missing_ok=True)
-
-
-def write_synced(path: Path, text: str) -> None:
-    """Write a file so that after a crash it is there whole, or not at all."""
-    partial = path.with_name(f"{path.name}.{os.uname().nodename}-{os.getpid()}")
-    with partial.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.rename(path)

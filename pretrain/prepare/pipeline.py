@@ -12,6 +12,7 @@ parts. Finished parts lie in ``.OUT.partial-parts`` until the folder is there, s
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -39,20 +40,19 @@ from pretrain.data.tokenizer import (
     load_tokenizer,
     tokenizer_hash,
 )
-from pretrain.prepare.folder import already_there, only_process, parts_folder, publish
+from pretrain.prepare.folder import already_there, only_process, parts_folder
 from pretrain.prepare.output import SPLITS, Selection, assemble, draw_lengths
 from pretrain.prepare.parts import (
     PART_BYTES,
     Part,
     finished_parts,
-    remove_leftovers,
     unit_is_done,
     unit_key,
-    write_synced,
 )
 from pretrain.prepare.progress import Progress, ProgressCallback
 from pretrain.prepare.tracker import Tracker
 from pretrain.prepare.workers import tokenize_units
+from pretrain.utils.files import atomic_folder, own_path, remove_leftovers, write_atomically
 
 __all__ = [
     "SPLITS",
@@ -339,7 +339,7 @@ def _set_up(job: _Job, request: dict[str, Any]) -> _Plan:
         "selection": vars(job.selection),
         "units": [key for _, key in work],
     }
-    write_synced(folder / _MANIFEST, json.dumps(manifest))
+    write_atomically(folder / _MANIFEST, json.dumps(manifest))
     return _Plan(tokenizer, work, manifest)
 
 
@@ -379,14 +379,11 @@ def _save_once(tokenizer: Tokenizer, folder: Path) -> None:
     """Save *tokenizer* in *folder*, whole or not at all; another machine may be doing the same."""
     if folder.is_dir():
         return
-    partial = folder.with_name(f".{folder.name}.{socket.gethostname()}-{os.getpid()}")
-    tokenizer.save(partial)
-    try:
-        partial.rename(folder)
-    except OSError:
-        if not folder.is_dir():
-            raise
-        shutil.rmtree(partial)
+    with (
+        contextlib.suppress(FileExistsError),
+        atomic_folder(folder, own_path(folder), replace=False) as partial,
+    ):
+        tokenizer.save(partial)
 
 
 def _tokenizer_sample(source: TextSource, split: Split, total_bytes: int) -> Iterator[str]:
@@ -423,34 +420,40 @@ def _finish(out: Path, manifest: dict[str, Any], parts: Sequence[Part], draw: bo
     folder = parts_folder(out)
     # One name per machine: whatever lies there was left by a process that died, since we hold the lock.
     partial = out.parent / f".{out.name}.partial-{socket.gethostname()}"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
     try:
-        shutil.copytree(folder / manifest["tokenizer_folder"], partial / "tokenizer")
-        tokenizer, selection = manifest["tokenizer"], Selection(**manifest["selection"])
-        dtype = token_dtype(tokenizer["vocab_size"])
-        written = assemble(parts, partial, dtype, selection, manifest["extent"])
-        split: dict[str, Any] = {"by": "hash of the document's text"}
-        if selection.validation_documents is None:
-            split["validation_fraction"] = selection.validation_fraction
-        else:
-            split["validation_documents"] = selection.validation_documents
-        meta = {
-            "format_version": FORMAT_VERSION,
-            "source": manifest["source"],
-            "content_hash": written.pop("content_hash"),
-            "tokenizer": tokenizer,
-            "dtype": dtype.name,
-            "split": split,
-            "skipped": written.pop("skipped"),
-            **written,
-            "request": manifest["request"],
-        }
-        if draw:
-            draw_lengths(meta["document_lengths"], partial / LENGTHS_FILE)
-        (partial / META_FILE).write_text(json.dumps(meta, indent=2) + "\n", "utf-8")
-        publish(partial, out)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+        with atomic_folder(out, partial, replace=False):
+            _assemble(folder, manifest, parts, partial, draw)
+    except FileExistsError:
+        # Without locks another machine may have finished first; its folder has the same content.
+        if not (out / META_FILE).is_file():
+            raise
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _assemble(
+    folder: Path, manifest: dict[str, Any], parts: Sequence[Part], partial: Path, draw: bool
+) -> None:
+    """Fill *partial* with the corpus made of *parts*, whose tokenizer lies in *folder*."""
+    shutil.copytree(folder / manifest["tokenizer_folder"], partial / "tokenizer")
+    tokenizer, selection = manifest["tokenizer"], Selection(**manifest["selection"])
+    dtype = token_dtype(tokenizer["vocab_size"])
+    written = assemble(parts, partial, dtype, selection, manifest["extent"])
+    split: dict[str, Any] = {"by": "hash of the document's text"}
+    if selection.validation_documents is None:
+        split["validation_fraction"] = selection.validation_fraction
+    else:
+        split["validation_documents"] = selection.validation_documents
+    meta = {
+        "format_version": FORMAT_VERSION,
+        "source": manifest["source"],
+        "content_hash": written.pop("content_hash"),
+        "tokenizer": tokenizer,
+        "dtype": dtype.name,
+        "split": split,
+        "skipped": written.pop("skipped"),
+        **written,
+        "request": manifest["request"],
+    }
+    if draw:
+        draw_lengths(meta["document_lengths"], partial / LENGTHS_FILE)
+    (partial / META_FILE).write_text(json.dumps(meta, indent=2) + "\n", "utf-8")

@@ -11,8 +11,9 @@ import numpy as np
 
 from model.errors import UserError
 from pretrain.config.run_config import RunConfig
+from pretrain.data.blend import parse_blend
 from pretrain.data.corpus import Corpus
-from pretrain.data.sequences import TrainingSequences, ValidationSequences, parse_blend
+from pretrain.data.sequences import TrainingSequences, ValidationSequences
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer
 from pretrain.prepare.pipeline import prepare_builtin
 

@@ -1,16 +1,18 @@
-"""A run's data and folder: what is opened before a model is built."""
+"""What a run's folder holds before the first step: configuration, merged ds_config, tokenizer."""
 
 from __future__ import annotations
 
 import json
-import os
 from typing import Any
 
 from model.errors import UserError
 from pretrain.config.run_config import RunConfig
 from pretrain.run.data import RunData
 from pretrain.runtime.world import World
-from pretrain.utils.files import write_synced
+from pretrain.utils.files import atomic_folder, remove_leftovers, write_atomically
+
+# Half-written files of killed sessions, under the names that were once used.
+LEFT_BY_OLDER_VERSIONS = ("latest.new", "metrics.jsonl.partial")
 
 
 def prepare_run_folder(run: RunConfig, data: RunData, ds_config: dict[str, Any], world: World) -> None:
@@ -24,12 +26,14 @@ def prepare_run_folder(run: RunConfig, data: RunData, ds_config: dict[str, Any],
         try:
             for name in ("checkpoints", "plots"):
                 (run.folder / name).mkdir(parents=True, exist_ok=True)
-            write_synced(run.folder / "config.yaml", run.to_yaml())
-            write_synced(run.folder / "ds_config.json", json.dumps(ds_config, indent=2) + "\n")
+            remove_leftovers(run.folder)
+            for name in LEFT_BY_OLDER_VERSIONS:
+                (run.folder / name).unlink(missing_ok=True)
+            write_atomically(run.folder / "config.yaml", run.to_yaml())
+            write_atomically(run.folder / "ds_config.json", json.dumps(ds_config, indent=2) + "\n")
             if not (run.folder / "tokenizer").exists():
-                partial = run.folder / f".tokenizer.{os.getpid()}"
-                data.tokenizer.save(partial)
-                partial.rename(run.folder / "tokenizer")
+                with atomic_folder(run.folder / "tokenizer") as partial:
+                    data.tokenizer.save(partial)
         except OSError as error:
             problem = f"cannot write {error.filename} ({error.strerror})"
     problem = world.agree(problem)

@@ -19,6 +19,7 @@ import psutil
 
 from model.errors import UserError
 from pretrain.runtime.world import World
+from pretrain.utils.files import write_atomically
 
 NAME = ".running.json"
 BEAT_SECONDS = 15.0
@@ -73,9 +74,7 @@ class RunLock:
             holder = self._holder()
             if holder is not None:
                 self._refuse_if_alive(holder)
-            own = self.path.with_name(f"{NAME}.{self._me['host']}.{os.getpid()}")
-            own.write_text(json.dumps(self._me))
-            own.replace(self.path)
+            write_atomically(self.path, json.dumps(self._me))
 
     def _holder(self) -> dict[str, Any] | None:
         try:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from model.config import ModelConfig
 from model.errors import UserError
 from model.transformer import Transformer
-from pretrain.checkpoint.manifest import verify
+from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps, newest_sound
 from pretrain.checkpoint.state import UNIVERSAL_FOLDER, TrainingState
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.data.blend import parse_blend
@@ -22,6 +21,7 @@ from pretrain.data.corpus import Corpus
 from pretrain.data.sequences import ValidationSequences
 from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_hash
+from pretrain.metrics.file import FILE_NAME, read_metrics
 
 
 @dataclass(frozen=True)
@@ -120,23 +120,11 @@ class SavedRun:
     def last_metrics(self) -> dict[str, Any]:
         """The newest value of each loss and zero-shot score at or before this step, from metrics.jsonl."""
         values: dict[str, Any] = {}
-        path = self.run_folder / "metrics.jsonl"
-        if path.is_file():
-            for row in _rows(path):
-                if row.get("step", 0) <= self.state.step:
-                    losses = ("train_loss", "val_loss", "val_bpb")
-                    values |= {k: row[k] for k in row if k in losses or k.startswith("evaluation/")}
+        losses = ("train_loss", "val_loss", "val_bpb")
+        for row in read_metrics(self.run_folder) if (self.run_folder / FILE_NAME).is_file() else ():
+            if row["step"] <= self.state.step:
+                values |= {k: row[k] for k in row if k in losses or k.startswith("evaluation/")}
         return values
-
-
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue  # a line that was cut off when the run was killed
-        if isinstance(row, dict):
-            yield row
 
 
 def is_run(folder: str | Path) -> bool:
@@ -158,8 +146,7 @@ def find_checkpoint(folder: Path, step: int | None, report: Callable[[str], None
     if not is_run(folder):
         what = "is no run's folder (it has no checkpoints)" if folder.is_dir() else "does not exist"
         raise UserError(f"run: {str(folder)!r} {what}; give one such as runs/NAME")
-    names = [path.name.removeprefix("step_") for path in (folder / "checkpoints").glob("step_*")]
-    steps = sorted(int(name) for name in names if name.isdigit())
+    steps = checkpoint_steps(folder)
     if not steps:
         raise UserError(f"run: {str(folder)!r} has no checkpoint yet; train until the first one is written")
     if step is not None and step not in steps:
@@ -167,18 +154,20 @@ def find_checkpoint(folder: Path, step: int | None, report: Callable[[str], None
         raise UserError(
             f"step: no checkpoint of step {step} in {str(folder)!r}; nearest: {nearest} (there are {_listed(steps)})"
         )
-    problem: str | None = None
-    for candidate in [step] if step is not None else reversed(steps):
-        path = folder / "checkpoints" / f"step_{candidate:06d}"
-        problem = verify(path)
-        if problem is None:
-            return path
+    problems: list[str] = []
+
+    def passed_over(path: Path, problem: str) -> None:
+        problems.append(problem)
         if step is None:
             report(f"checkpoint {path.name} is damaged ({problem}); looking for an earlier one")
-    which = f"step_{step:06d}" if step is not None else "every checkpoint"
-    raise UserError(
-        f"checkpoint: {which} of {str(folder)!r} is damaged ({problem}); restore it or give another --step"
-    )
+
+    found = newest_sound(folder, steps if step is None else [step], passed_over=passed_over)
+    if found is None:
+        which = "every checkpoint" if step is None else checkpoint_path(folder, step).name
+        raise UserError(
+            f"checkpoint: {which} of {str(folder)!r} is damaged ({problems[-1]}); restore it or give another --step"
+        )
+    return found
 
 
 def _listed(steps: list[int]) -> str:

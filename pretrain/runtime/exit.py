@@ -1,4 +1,9 @@
-"""How a rank ends: with one line for bad input, else with its own traceback, before those of ranks that lost it."""
+"""How a rank ends after an error: the rank that failed first says what went wrong, once, and the others keep still.
+
+Ranks that lose another fail, too, a moment later and with a library's words for it. They are told apart without
+reading those words: the first to fail leaves its name in the process group's store, and whoever finds a name there
+has nothing to add.
+"""
 
 from __future__ import annotations
 
@@ -7,63 +12,92 @@ import socket
 import sys
 import time
 import traceback
+from datetime import timedelta
+from typing import Any, NoReturn
 
 from model.errors import UserError
 
-# What gloo, NCCL and the store say when another rank is gone.
-LOST_PEER = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Connection refused",
-    "Broken pipe",
-    "NCCL communicator was aborted",
-    "NCCL Error 6",
-    "remote process exited or there was a network error",
-    "Timed out waiting",
-    "recvValue failed",
-    "failed to recv",
-    "Application timeout caused pair closure",
-)
-WAIT_SECONDS = 5.0
-"""How long a rank that lost another waits before it says so: the other one's traceback is to come first."""
 FAILED = 1
+"""Exit code after an error that no input of the user's explains."""
+BAD_INPUT = 2
+KEY = "head_schedules/first_failure"
+# Errors that all ranks have found together are rank 0's to print: the others let it go first.
+HEAD_START_SECONDS = 0.5
+# A launcher ends the other ranks within seconds; a rank that is still there then has something to say.
+WAIT_SECONDS = 5.0
+STORE_TIMEOUT = timedelta(seconds=5)
 
 
-def exit_with(error: UserError, rank: int = 0) -> None:
-    """Print the one line of a UserError (on rank 0) and end with exit code 2."""
-    if rank == 0:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-    sys.exit(2)
+def end_after(error: BaseException, rank: int, wait: float = WAIT_SECONDS) -> NoReturn:
+    """Print how this rank failed, if it is the first, and end the process.
 
-
-def end_after(error: BaseException, rank: int, wait: float = WAIT_SECONDS) -> None:
-    """Print how this rank failed, and end the process with FAILED.
-
-    A rank that lost another prints one line, after a while; by then a launcher has usually ended it.
+    Bad input (UserError) is one line and exit code BAD_INPUT; anything else is this rank's traceback and FAILED. Lines
+    of ranks other than 0 name the rank and its host. A rank that is not the first ends with the first one's code.
     """
-    where = f"rank {rank} on {socket.gethostname()}"
-    if lost_peer(error):
+    code = BAD_INPUT if isinstance(error, UserError) else FAILED
+    store = _store()
+    if store is None:
+        _end_alone(error, rank, code, wait)
+    if rank:
+        time.sleep(HEAD_START_SECONDS)
+    first = _first_failure(store, rank, code)
+    if first == (rank, code):
+        _print(_text(error, rank))
+    elif first is not None:
+        code = first[1]
+    else:  # rank 0, which keeps the store, has gone; a launcher usually ends this rank meanwhile
         time.sleep(wait)
-        text = f"error: {where} lost another rank, which says why above ({_first_line(error)})\n"
-    else:
-        text = "".join([f"error: {where} failed:\n", *traceback.format_exception(error)])
-    sys.stdout.flush()
-    sys.stderr.write(text)
-    sys.stderr.flush()
+        _print(f"error: {_where(rank)} lost rank 0, which ended first ({_first_line(error)})\n")
     # Not sys.exit: on the way out, process groups would wait for ranks that no longer answer.
-    os._exit(FAILED)
+    os._exit(code)
 
 
-def lost_peer(error: BaseException | None) -> bool:
-    """Whether *error*, or what it came from, says that another rank is gone."""
-    while error is not None:
-        if isinstance(error, (RuntimeError, ConnectionError)) and any(
-            text in str(error) for text in LOST_PEER
-        ):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+def _end_alone(error: BaseException, rank: int, code: int, wait: float) -> NoReturn:
+    """End a rank that has not met the others.
+
+    What is wrong everywhere is said by rank 0; what is wrong on one node, by that node's first rank.
+    """
+    if code == FAILED or rank == 0:
+        _print(_text(error, rank))
+    elif os.environ.get("LOCAL_RANK", "0") == "0":
+        time.sleep(wait)
+        _print(_text(error, rank))
+    sys.exit(code)
+
+
+def _store() -> Any:
+    """The key-value store of the process group; None without a group, or where this rank is the only one."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_initialized() or distributed.get_world_size() == 1:
+        return None
+    return distributed.distributed_c10d._get_default_store()  # torch has no public name for it
+
+
+def _first_failure(store: Any, rank: int, code: int) -> tuple[int, int] | None:
+    """Rank and exit code of the rank that failed first, which may be this one; None when the store is gone."""
+    try:
+        store.set_timeout(STORE_TIMEOUT)
+        first = store.compare_set(KEY, "", f"{rank} {code}").decode().split()
+    except Exception:  # of any class: torch's differ by version and cause
+        return None
+    return int(first[0]), int(first[1])
+
+
+def _text(error: BaseException, rank: int) -> str:
+    if isinstance(error, UserError):
+        return f"error: {_where(rank) + ': ' if rank else ''}{error}\n"
+    return "".join([f"error: {_where(rank)} failed:\n", *traceback.format_exception(error)])
+
+
+def _where(rank: int) -> str:
+    return f"rank {rank} on {socket.gethostname()}"
 
 
 def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def _print(text: str) -> None:
+    sys.stdout.flush()
+    sys.stderr.write(text)
+    sys.stderr.flush()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from model.process_grid import check_world, grid, start_grid
+from model.process_grid import ALONE, ProcessGrid, check_world, start_grid
 from pretrain.runtime.hardware import available_cores, detect_device
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
@@ -27,8 +27,13 @@ class World:
     local_size: int
     device: torch.device
     threads: int
-    tensor_parallel: int = 1
-    """t: ranks that share one copy of the model and read the same batches; they are neighbours."""
+    grid: ProcessGrid = ALONE
+    """This rank's place among the ranks that share a copy of the model, and the groups it shares work with."""
+
+    @property
+    def tensor_parallel(self) -> int:
+        """t: ranks that share one copy of the model and read the same batches; they are neighbours."""
+        return self.grid.tensor_parallel
 
     @property
     def data_parallel(self) -> int:
@@ -72,13 +77,22 @@ class World:
 
         Collective: all ranks must call it.
         """
-        if self.size == 1:
-            return problem
-        problems: list[str | None] = [None] * self.size
-        dist.all_gather_object(problems, problem)
         return next(
-            (f"rank {rank}: {text}" if rank else text for rank, text in enumerate(problems) if text), None
+            (
+                f"rank {rank}: {text}" if rank else text
+                for rank, text in enumerate(self.gather(problem))
+                if text
+            ),
+            None,
         )
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's *value*, in rank order, on every rank. Collective."""
+        values: list[Any] = [value]
+        if self.size > 1:
+            values = [None] * self.size
+            dist.all_gather_object(values, value)
+        return values
 
     def broadcast(self, value: Any) -> Any:
         """Rank 0's *value* on every rank. Collective."""
@@ -93,7 +107,7 @@ class World:
         The ranks of a tensor group hold the same value, so every rank gets the same sum.
         """
         if self.data_parallel > 1:
-            dist.all_reduce(tensor, group=grid().data_group)
+            dist.all_reduce(tensor, group=self.grid.data_group)
         return tensor
 
 
@@ -107,7 +121,8 @@ def start_world(
 ) -> World:
     """Join the process group (gloo on CPU, NCCL on CUDA), lay out the grid and settle device and threads.
 
-    Without a launcher's environment the process becomes a world of its own.
+    Without a launcher's environment the process becomes a world of its own. DeepSpeed is to be made ready first
+    (pretrain.engine.patches.prepare_deepspeed), or it compiles an extension that nobody needs.
 
     Args:
         threads: CPU threads per rank; None takes OMP_NUM_THREADS, else the cores shared among the local ranks.
@@ -141,8 +156,6 @@ def start_world(
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-    # A shared-memory all-reduce for inference on CPUs, which training never calls; DeepSpeed would compile it now.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if not dist.is_initialized():
         os.environ.setdefault("MASTER_PORT", "29500" if size > 1 else str(_free_port()))
     # Also where a process group exists: DeepSpeed's own module must know of it before zero.Init asks for its size.
@@ -152,9 +165,8 @@ def start_world(
         timeout=COLLECTIVE_TIMEOUT,
         verbose=False,
     )
-    start_grid(tensor_parallel, sequence_parallel=sequence_parallel, timeout=COLLECTIVE_TIMEOUT)
     return World(
-        tensor_parallel=tensor_parallel,
+        grid=start_grid(tensor_parallel, sequence_parallel=sequence_parallel, timeout=COLLECTIVE_TIMEOUT),
         rank=dist.get_rank(),
         local_rank=local_rank,
         size=dist.get_world_size(),

@@ -1,12 +1,24 @@
-"""Writes files so that a crash leaves the old one or the new one, and hashes them."""
+"""Writes files and folders so that a crash leaves the old one or the new one; hashes files.
+
+What is not finished lies beside its place under a hidden name: ``.NAME.HOST-PID``, which no other process uses, or
+``.writing_NAME`` for folders that only one process at a time may write. Whatever is put in place is on the disk by
+then: its contents, and the entry in the folder around it.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import xxhash
+
+CHUNK_BYTES = 1 << 22
 
 
 def file_entry(path: Path) -> dict[str, Any]:
@@ -14,30 +26,159 @@ def file_entry(path: Path) -> dict[str, Any]:
     digest = xxhash.xxh3_128()
     size = 0
     with path.open("rb") as file:
-        while chunk := file.read(1 << 22):
+        while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
             size += len(chunk)
     return {"bytes": size, "xxh3_128": digest.hexdigest()}
 
 
-def write_synced(path: Path, text: str) -> None:
-    """Write a text file and force it to disk."""
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+# ---------------------------------------------------------------------- to the disk
 
 
-def sync_file(path: Path) -> None:
-    """Force a file that was written by other means to disk."""
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Force a folder's entries (renames, new files) to disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Force a file's contents, or a folder's entries (renames, new files), to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """The same for a folder and everything in it."""
+    for inner, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            sync(Path(inner, name))
+        sync(Path(inner))
+
+
+# ---------------------------------------------------------------------- files
+
+
+def own_path(path: Path) -> Path:
+    """Where this process, and no other, writes *path* until it is whole."""
+    return path.with_name(f".{path.name}.{os.uname().nodename}-{os.getpid()}")
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file: after a crash it is what it was before, or all of *content*. Text is written as UTF-8."""
+    with atomic_file(path) as partial:
+        partial.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """A name to write a file under; it becomes *path* at the end of the block, and is removed after an error.
+
+    An OSError about the hidden name, or one without a name (a full disk), is raised as one about *path*.
+    """
+    partial = own_path(path)
+    try:
+        yield partial
+        put_file(partial, path)
+    except BaseException as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, os.fspath(partial)):
+            error.filename = os.fspath(path)
+        raise
+
+
+def put_file(partial: Path, path: Path) -> None:
+    """Sync a file and give it its name, in place of one that is there already."""
+    sync(partial)
+    partial.replace(path)
+    sync(path.parent)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what processes of this machine that are gone had begun to write in *folder* under names of their own."""
+    pattern = re.compile(r"\." + re.escape(os.uname().nodename) + r"-(\d+)(\.\w+)?$")
+    for path in folder.iterdir() if folder.is_dir() else ():
+        match = pattern.search(path.name)
+        if match and not _is_alive(int(match[1])):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+# ---------------------------------------------------------------------- folders
+
+
+@contextmanager
+def atomic_folder(target: Path, partial: Path | None = None, replace: bool = True) -> Iterator[Path]:
+    """An empty folder to fill; it becomes *target* at the end of the block, and is removed after an error.
+
+    Args:
+        partial: its name until then, on the same file system; ``.writing_NAME`` by default. One that is there was left
+            by a write that was interrupted, and is removed: give ``own_path(target)`` where several processes may
+            write at once.
+        replace: whether a *target* that holds something is replaced.
+
+    Raises:
+        FileExistsError: *target* holds something at the end, and is not to be replaced.
+    """
+    partial = partial or target.with_name(f".writing_{target.name}")
+    try:
+        restore_folder(target)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        yield partial
+        sync_tree(partial)
+        if replace:
+            put_folder(partial, target)
+        else:
+            _put_new_folder(partial, target)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def put_folder(partial: Path, target: Path) -> None:
+    """Give a synced folder its name. A *target* that is there is set aside for that moment (see restore_folder)."""
+    restore_folder(target)
+    if target.exists():
+        target.rename(_aside(target))
+    try:
+        partial.rename(target)
+        sync(target.parent)
+    finally:
+        restore_folder(target)
+
+
+def restore_folder(target: Path, aside: Path | None = None) -> None:
+    """Undo a replacement that was cut between its two renames: what was set aside is *target* again.
+
+    Args:
+        aside: the name it was given; ``.replaced_NAME`` by default. Where *target* is there, it is removed.
+    """
+    aside = aside or _aside(target)
+    if target.exists():
+        shutil.rmtree(aside, ignore_errors=True)
+    elif aside.exists():
+        aside.rename(target)
+
+
+def _aside(target: Path) -> Path:
+    return target.with_name(f".replaced_{target.name}")
+
+
+def _put_new_folder(partial: Path, target: Path) -> None:
+    try:
+        partial.rename(target)  # an empty folder is replaced
+    except OSError as error:
+        if target.is_dir() and any(target.iterdir()):
+            raise FileExistsError(errno.EEXIST, "is there already", os.fspath(target)) from error
+        raise
+    sync(target.parent)

@@ -149,13 +149,10 @@ def destroy_engines() -> None:
 
 def reset_libraries() -> None:
     """Put the modules that remember process groups in global variables back into their first state."""
-    if "megatron.core.parallel_state" in sys.modules:
-        sys.modules["megatron.core.parallel_state"].destroy_model_parallel()
     # An engine leaves its mpu in deepspeed.utils.groups, and the next engine would take it over.
-    for name in ("deepspeed.utils.groups", "model.process_grid"):
-        module = sys.modules.get(name)
-        if module is not None:
-            restore_globals(module)
+    module = sys.modules.get("deepspeed.utils.groups")
+    if module is not None:
+        restore_globals(module)
 
 
 def restore_globals(module: ModuleType) -> None:

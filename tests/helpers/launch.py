@@ -127,6 +127,7 @@ def start(
     world_size: int = 1,
     *,
     env: Mapping[str, str] | None = None,
+    env_of: Mapping[int, Mapping[str, str]] | None = None,
     script: str | Path = MAIN,
     launcher: Literal["direct", "deepspeed"] = "direct",
     cwd: Path = ROOT,
@@ -136,6 +137,7 @@ def start(
     Args:
         env: variables to set beside the current ones; OMP_NUM_THREADS is 1 unless given here, so that runs
             with different numbers of ranks have the same number of threads each.
+        env_of: rank -> variables of that rank alone; not for a launcher.
     """
     script = str(ROOT / script)
     base = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
@@ -157,6 +159,7 @@ def start(
                 "LOCAL_WORLD_SIZE": str(world_size),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": port,
+                **(env_of or {}).get(rank, {}),
             }
             for rank in range(world_size)
         ]

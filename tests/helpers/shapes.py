@@ -14,10 +14,11 @@ from pretrain.checkpoint.store import CheckpointStore
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.ds_config import read_ds_config
-from pretrain.engine.quiet import quiet_deepspeed
+from pretrain.engine.patches import prepare_deepspeed
 from pretrain.metrics.session import Metrics
 from pretrain.run.data import open_data
 from pretrain.runtime.world import start_world
+from pretrain.session import Session, build_session
 from pretrain.trainer import Trainer
 from tests.helpers.distributed import run_distributed
 from tests.helpers.training import ROOT, nano_run
@@ -66,23 +67,23 @@ def shape_run(data: Path, runs: Path, shape: Shape, *more: str) -> RunConfig:
     return nano_run(data, runs, *flags, *kept, *more)
 
 
-def build(run: RunConfig, shape: Shape) -> Trainer:
-    """A trainer in this worker."""
-    quiet_deepspeed()
+def build(run: RunConfig, shape: Shape) -> Session:
+    """A session in this worker."""
+    prepare_deepspeed()
     world = start_world(None, False, run.tensor_parallel)
     ds_config = read_ds_config(str(ROOT / f"ds_configs/zero{shape.stage}.json"))
     ds_config["zero_optimization"] |= dict(shape.zero)
-    return Trainer(run, ds_config, open_data(run, lambda progress: None), world)
+    return build_session(run, ds_config, open_data(run, lambda progress: None), world)
 
 
-def fit(trainer: Trainer) -> Any:
+def fit(session: Session) -> Any:
     """Train to the end (or, when the run has all its steps, only load); the engine."""
-    run = trainer.run
+    run = session.run
     with Metrics(
-        run.folder, total_steps=run.steps, start_step=trainer.state.step, main=trainer.world.is_main,
+        run.folder, total_steps=run.steps, start_step=session.state.step, main=session.world.is_main,
         wandb="disabled",
     ) as metrics:  # fmt: skip
-        return trainer.fit(metrics)
+        return Trainer(session, metrics).fit()
 
 
 def gathered(engine: Any) -> dict[str, dict[str, Any]]:
@@ -124,13 +125,13 @@ def train_and_gather(run: RunConfig, shape: Shape) -> Any:
 
 def load_and_gather(run: RunConfig, shape: Shape, resave: Path) -> Any:
     """Load a finished run in this shape, save it again under *resave*; what the engine holds, and the notes."""
-    trainer = build(run, shape)
-    engine = fit(trainer)
-    store = CheckpointStore(resave, run.checkpoint, trainer.world)
-    store.begin(engine, trainer.state, run.folder / "tokenizer")
+    session = build(run, shape)
+    engine = fit(session)
+    store = CheckpointStore(resave, run.checkpoint, session.world)
+    store.begin(engine, session.state, run.folder / "tokenizer")
     store.finish()
     found: dict[str, Any] = gathered(engine)
-    found["notes"] = trainer.notes
+    found["notes"] = session.notes
     found["counters"] = (engine.global_steps, engine.global_samples, engine.skipped_steps)
     return found if torch.distributed.get_rank() < shape.tensor_parallel else None
 

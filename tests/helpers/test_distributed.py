@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from pretrain.engine.patches import prepare_deepspeed
 from tests.helpers import distributed
 from tests.helpers.distributed import DistributedError, run_distributed
 
@@ -160,8 +161,7 @@ def train_two_engines(stage: int) -> list[list[float]]:
     """Train a small model twice, each time with a new engine in the same process."""
     import deepspeed
 
-    # As start_world does it: otherwise DeepSpeed compiles an extension for minutes that nothing here calls.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    prepare_deepspeed()
     curves = []
     for _ in range(2):
         torch.manual_seed(1)

@@ -12,11 +12,12 @@ from model.errors import UserError
 from pretrain.config.command_line import parse_command_line
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.ds_config import read_ds_config
-from pretrain.engine.quiet import quiet_deepspeed
+from pretrain.engine.patches import prepare_deepspeed
 from pretrain.metrics.file import read_metrics
 from pretrain.metrics.session import Metrics
 from pretrain.run.data import open_data
 from pretrain.runtime.world import World, start_world
+from pretrain.session import build_session
 from pretrain.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,27 +66,27 @@ def session(run: RunConfig, stage: int = 2, **changes: Any) -> tuple[list[str], 
         The notes of a resume, and the line of the UserError that ended the session, if one did.
     """
     run = replace(run, **changes)
-    quiet_deepspeed()
+    prepare_deepspeed()
     try:
         world = start_world(None, False, run.tensor_parallel, run.sequence_parallel)
-        trainer = Trainer(
+        session = build_session(
             run,
             read_ds_config(str(ROOT / f"ds_configs/zero{stage}.json")),
             open_data(run, lambda progress: None),
             world,
         )
-        if not trainer.finished:
+        if not session.finished:
             with Metrics(
                 run.folder,
                 total_steps=run.steps,
-                start_step=trainer.state.step,
+                start_step=session.state.step,
                 main=world.is_main,
                 wandb="disabled",
             ) as metrics:
-                trainer.fit(metrics)
+                Trainer(session, metrics).fit()
     except UserError as error:
         return [], str(error)
-    return trainer.notes, None
+    return session.notes, None
 
 
 def interrupted(session_run: RunConfig, steps: int, ranks: int, stage: int) -> str | None:

@@ -10,17 +10,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from model import process_grid
 from model.config import ModelConfig
 from model.initialization import initialize
 from model.linears import shard_dim
-from model.process_grid import start_grid
+from model.process_grid import ALONE, ProcessGrid, start_grid
 from model.transformer import Transformer
 
 
-def build(config: ModelConfig, dtype: torch.dtype, **options: Any) -> Transformer:
+def build(config: ModelConfig, dtype: torch.dtype, grid: ProcessGrid = ALONE, **options: Any) -> Transformer:
     """A model whose weights, norms and biases included, are drawn so large that every part of it matters."""
-    model = Transformer(config, **options).to(dtype)
+    model = Transformer(config, grid, **options).to(dtype)
     initialize(model, 0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -46,15 +45,6 @@ def own_part(model: Transformer, parameter: torch.nn.Parameter, whole: Tensor) -
     return whole.chunk(model.grid.tensor_parallel, dim)[model.grid.tensor_rank]
 
 
-def alone(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Call a function as if no grid had been started."""
-    kept, process_grid._grid = process_grid._grid, None
-    try:
-        return function(*arguments, **options)
-    finally:
-        process_grid._grid = kept
-
-
 def example(config: ModelConfig, batch: int, length: int) -> tuple[Tensor, Tensor]:
     """Tokens and labels [B, T]; some labels are not counted."""
     generator = torch.Generator().manual_seed(7)
@@ -77,14 +67,14 @@ def differences(
     Keys: logits, loss, and every parameter's name for its gradient.
     """
     tokens, labels = example(config, batch, length)
-    reference = alone(build, config, torch.float64)
+    reference = build(config, torch.float64)
     loss = reference(tokens, labels)
     loss.backward()
     with torch.no_grad():
         logits = reference(tokens)
 
-    start_grid(dist.get_world_size(), sequence_parallel=sequence_parallel)
-    model = build(config, torch.float64, checkpoint_activations=checkpoint_activations)
+    grid = start_grid(dist.get_world_size(), sequence_parallel=sequence_parallel)
+    model = build(config, torch.float64, grid, checkpoint_activations=checkpoint_activations)
     found = model(tokens, labels)
     found.backward()
     with torch.no_grad():

@@ -3,6 +3,7 @@ import torch
 
 from model.attention import Attention, local_mask
 from model.config import block
+from model.process_grid import ALONE
 
 CPU = torch.device("cpu")
 
@@ -16,7 +17,7 @@ def test_local_mask_sees_the_window_itself_included():
 
 def attention_of(**changes):
     sizes = {"vocab_size": 5, "context_length": 16, "d_model": 24, "ffn_width": 8, "heads": (3,)}
-    return Attention(block("llama", **{**sizes, **changes}), 0).double()
+    return Attention(block("llama", **{**sizes, **changes}), 0, ALONE).double()
 
 
 @pytest.mark.parametrize("bias", ["none", "output", "all"])

@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from model.config import block
 from model.documents import PackedDocuments, of_rows, widened
 from model.process_grid import start_grid
-from model.transformer import Transformer
 from tests.helpers.distributed import run_distributed
 from tests.helpers.gpus import needs_gpus
-from tests.model.parallel import alone, build, example, own_part, relative, shard_dim
+from tests.model.parallel import build, example, own_part, relative, shard_dim
 
 TOLERANCE = 1e-12
 SHAPE = {"vocab_size": 260, "context_length": 24, "ffn_width": 48, "d_model": 48}
@@ -227,8 +226,8 @@ def reference_of(config, rows):
 def parallel_differences(config, rows, reference, kernel=False, checkpointing=False, sequence_parallel=False):
     """On every rank: largest differences of the packed model from *reference*."""
     tokens, labels = example(config, len(rows), 24)
-    start_grid(dist.get_world_size(), sequence_parallel=sequence_parallel)
-    model = build(config, torch.float64, checkpoint_activations=checkpointing)
+    grid = start_grid(dist.get_world_size(), sequence_parallel=sequence_parallel)
+    model = build(config, torch.float64, grid, checkpoint_activations=checkpointing)
     result = compared(model, reference, tokens, labels, rows)
     if kernel:
         with (
@@ -301,10 +300,10 @@ def padded_sequence_parallel():
     """22 positions are no multiple of 4: rows are padded, and their documents with them."""
     tokens, labels = example(WINDOWS, 4, 22)
     rows = [[22], [3, 19], [1, 1, 20], [11, 11]]
-    reference = alone(build, WINDOWS, torch.float64)
-    logits, loss = alone(one_by_one, reference, tokens, labels, rows)
-    start_grid(dist.get_world_size(), sequence_parallel=True)
-    model: Transformer = build(WINDOWS, torch.float64)
+    reference = build(WINDOWS, torch.float64)
+    logits, loss = one_by_one(reference, tokens, labels, rows)
+    grid = start_grid(dist.get_world_size(), sequence_parallel=True)
+    model = build(WINDOWS, torch.float64, grid)
     found = model(tokens, labels, offsets(rows))
     return relative(found, loss), relative(model(tokens, None, offsets(rows)), logits)
 

@@ -126,8 +126,8 @@ def test_random_schedules(case):
 
 
 def bytes_sent(config, batch, dtype, checkpointing=False):
-    start_grid(dist.get_world_size())
-    model = build(config, dtype, checkpoint_activations=checkpointing)
+    grid = start_grid(dist.get_world_size())
+    model = build(config, dtype, grid, checkpoint_activations=checkpointing)
     tokens, labels = example(config, batch, config.context_length)
     with Sent() as sent:
         model(tokens, labels).backward()
@@ -156,8 +156,8 @@ def test_checkpointing_repeats_the_exchanges_of_the_forward_pass():
 
 
 def forms(tensor_parallel):
-    here = start_grid(tensor_parallel)
-    exchange = [HeadExchange(GROUPED, layer, here) for layer in range(5)]
+    grid = start_grid(tensor_parallel)
+    exchange = [HeadExchange(GROUPED, layer, grid) for layer in range(5)]
     kinds = [
         [type(layer.form(batch, length)) for layer in exchange]
         for batch, length in ((4, 24), (2, 24), (1, 24))
@@ -196,16 +196,13 @@ def test_heads_that_divide_are_not_exchanged():
 
 def sampled(sequence_parallel):
     """Logits of prefixes of every length, of one sequence, as sampling asks for them."""
-    from tests.model.parallel import alone
-
     tokens, _ = example(GROUPED, 1, 24)
-    reference = alone(build, GROUPED, torch.float64)
-    start_grid(dist.get_world_size(), sequence_parallel=sequence_parallel)
-    model = build(GROUPED, torch.float64)
+    reference = build(GROUPED, torch.float64)
+    grid = start_grid(dist.get_world_size(), sequence_parallel=sequence_parallel)
+    model = build(GROUPED, torch.float64, grid)
     with torch.no_grad():
         return max(
-            (model(tokens[:, :n]) - alone(reference, tokens[:, :n])).abs().max().item()
-            for n in (1, 2, 7, 23, 24)
+            (model(tokens[:, :n]) - reference(tokens[:, :n])).abs().max().item() for n in (1, 2, 7, 23, 24)
         )
 
 

@@ -5,6 +5,7 @@ import torch
 
 from model.config import block
 from model.feedforward import FeedForward
+from model.process_grid import ALONE
 
 SIZES = {"vocab_size": 5, "context_length": 16, "d_model": 24, "ffn_width": 40, "heads": (3,)}
 
@@ -20,7 +21,9 @@ FORMULAS = {
 @pytest.mark.parametrize("bias", [False, True])
 def test_feedforward_against_its_formula(ffn, activation, bias):
     torch.manual_seed(0)
-    network = FeedForward(block("llama", **SIZES, ffn=ffn, activation=activation, ffn_bias=bias)).double()
+    network = FeedForward(
+        block("llama", **SIZES, ffn=ffn, activation=activation, ffn_bias=bias), ALONE
+    ).double()
     parameters = dict(network.named_parameters())
     names = ["gate", "up", "down"] if ffn == "swiglu" else ["up", "down"]
     kinds = ["weight", "bias"] if bias else ["weight"]

@@ -3,6 +3,7 @@ import torch
 
 from model.config import block
 from model.norms import LayerNorm, RMSNorm, build_norm
+from model.process_grid import ALONE
 
 
 def reference(kind, x, weight, bias, eps):
@@ -19,7 +20,8 @@ def test_norm_against_its_formula_in_fp64(kind, with_bias, dtype):
     torch.manual_seed(0)
     norm = build_norm(
         block("llama", vocab_size=5, context_length=5, d_model=48, ffn_width=8, heads=(1,), norm=kind,
-              norm_bias=with_bias, norm_eps=1e-3)
+              norm_bias=with_bias, norm_eps=1e-3),
+        ALONE,
     )  # fmt: skip
     assert isinstance(norm, RMSNorm if kind == "rmsnorm" else LayerNorm)
     with torch.no_grad():
@@ -37,5 +39,8 @@ def test_norm_against_its_formula_in_fp64(kind, with_bias, dtype):
 
 
 def test_norm_without_bias_has_one_parameter():
-    assert [name for name, _ in RMSNorm(8, 1e-5, bias=False).named_parameters()] == ["weight"]
-    assert [name for name, _ in LayerNorm(8, 1e-5, bias=True).named_parameters()] == ["weight", "bias"]
+    assert [name for name, _ in RMSNorm(8, 1e-5, bias=False, grid=ALONE).named_parameters()] == ["weight"]
+    assert [name for name, _ in LayerNorm(8, 1e-5, bias=True, grid=ALONE).named_parameters()] == [
+        "weight",
+        "bias",
+    ]

@@ -19,8 +19,7 @@ GATED = block("llama", vocab_size=260, context_length=12, d_model=24, ffn_width=
 
 
 def shards_of(config):
-    start_grid(dist.get_world_size())
-    model = Transformer(config)
+    model = Transformer(config, start_grid(dist.get_world_size()))
     initialize(model, 3)
     marks = {
         name: (bool(getattr(p, "tensor_model_parallel", False)), shard_dim(p))

@@ -13,7 +13,7 @@ COLUMNS = 36
 
 
 def compare(dtype, vocab_size, ignored=5, poison=None, chunk=None):
-    here = start_grid(dist.get_world_size())
+    grid = start_grid(dist.get_world_size())
     if chunk:
         loss.CHUNK_ELEMENTS["cpu"] = chunk
     generator = torch.Generator().manual_seed(0)
@@ -26,13 +26,13 @@ def compare(dtype, vocab_size, ignored=5, poison=None, chunk=None):
     expected = cross_entropy(whole, labels, vocab_size)
     (3 * expected).backward()
 
-    mine = whole.detach().chunk(here.tensor_parallel, -1)[here.tensor_rank].clone().requires_grad_()
+    mine = whole.detach().chunk(grid.tensor_parallel, -1)[grid.tensor_rank].clone().requires_grad_()
     kept = mine.detach().clone()
-    found = parallel_cross_entropy(mine, labels, vocab_size, here)
+    found = parallel_cross_entropy(mine, labels, vocab_size, grid)
     (3 * found).backward()
     loss.CHUNK_ELEMENTS["cpu"] = 2**18
-    expected_gradient = whole.grad.chunk(here.tensor_parallel, -1)[here.tensor_rank]
-    padding = mine.grad[..., max(0, vocab_size - here.tensor_rank * mine.shape[-1]) :]
+    expected_gradient = whole.grad.chunk(grid.tensor_parallel, -1)[grid.tensor_rank]
+    padding = mine.grad[..., max(0, vocab_size - grid.tensor_rank * mine.shape[-1]) :]
     return {
         "loss": found.item(),
         "expected": expected.item(),

@@ -1,26 +1,33 @@
-"""The layout of the grid, what DeepSpeed is told of it, and that t = 1 is free of it."""
+"""The layout of the grid, that it is an argument and nothing else, and that t = 1 is free of it."""
 
 import subprocess
 import sys
 
 import pytest
+import torch
 import torch.distributed as dist
 
+from model.attention import Attention
 from model.errors import UserError
-from model.process_grid import ALONE, check_world, deepspeed_mpu, grid, start_grid
+from model.feedforward import FeedForward
+from model.initialization import initialize
+from model.linears import column_linear, position_embedding, row_linear, token_embedding
+from model.norms import build_norm
+from model.presets import preset
+from model.process_grid import ALONE, check_world, start_grid
+from model.transformer import Block, Transformer
 from tests.helpers.distributed import ROOT, run_distributed
 
 
 def layout(tensor_parallel, **options):
     here = start_grid(tensor_parallel, **options)
-    again = start_grid(tensor_parallel, **options)
     members = {size: dist.get_process_group_ranks(group) for size, group in here.head_groups.items() if group}
     return {
-        "same": again is here and grid() is here,
         "tensor": (here.tensor_parallel, here.tensor_rank, dist.get_process_group_ranks(here.tensor_group)),
         "data": (here.data_parallel, here.data_rank, dist.get_process_group_ranks(here.data_group)),
         "heads": members,
         "sequence": here.sequence_parallel,
+        "groups": len(dist.distributed_c10d._world.pg_map) - 1,
     }
 
 
@@ -28,11 +35,11 @@ def test_tensor_ranks_are_neighbours():
     for rank, found in enumerate(run_distributed(layout, 4, 2)):
         first = rank // 2 * 2
         assert found == {
-            "same": True,
             "tensor": (2, rank % 2, [first, first + 1]),
             "data": (2, rank // 2, [rank % 2, rank % 2 + 2]),
             "heads": {2: [first, first + 1]},
             "sequence": False,
+            "groups": 2,
         }
 
 
@@ -43,42 +50,63 @@ def test_head_groups_of_every_divisor():
         assert found["heads"] == {2: [first, first + 1], 4: [0, 1, 2, 3]} and found["sequence"]
 
 
-def changes():
-    degrees = []
-    for tensor_parallel in (2, 4, 1):
-        start_grid(tensor_parallel)
-        degrees.append((grid().tensor_parallel, grid().data_parallel))
-    return degrees, deepspeed_mpu() is None
+def several_grids():
+    """A model on each of four grids, all alive at once, and one without a grid; the tensor size of each part."""
+    tokens = torch.arange(16).view(4, 4)
+    grids = [start_grid(2), start_grid(4), start_grid(2, sequence_parallel=True), start_grid(1)]
+    models = [Transformer(preset("prism-nano"), grid).double() for grid in grids]
+    models.append(Transformer(preset("prism-nano")).double())
+    for model in models:
+        initialize(model, 0)
+    with torch.no_grad():  # the first again at last: the grids between took nothing from it
+        losses = [model(tokens, tokens).item() for model in [*models, models[0]]]
+    return (
+        [model.layers[0].ffn.up.weight.shape[0] for model in models],
+        losses,
+        [grid is ALONE for grid in grids],
+    )
 
 
-def test_a_grid_can_be_replaced():
-    assert run_distributed(changes, 4) == [([(2, 2), (4, 1), (1, 1)], True)] * 4
+def test_grids_live_side_by_side_and_a_model_without_one_is_whole():
+    for sizes, losses, alone in run_distributed(several_grids, 4):
+        assert sizes == [64, 32, 64, 128, 128] and alone == [False, False, False, True]
+        assert losses == pytest.approx([losses[-2]] * 6, rel=1e-12)
 
 
-def mpu_answers():
-    start_grid(2)
-    mpu = deepspeed_mpu()
-    assert not hasattr(mpu, "initialize_sequence_parallel")  # DeepSpeed would take it for Ulysses
-    for kind in ("model_parallel", "tensor_model_parallel", "data_parallel"):
-        rank, size, group = (getattr(mpu, f"get_{kind}_{what}")() for what in ("rank", "world_size", "group"))
-        assert (rank, size) == (dist.get_rank(group), dist.get_world_size(group))
-    assert mpu.get_data_parallel_group_ranks() == dist.get_process_group_ranks(mpu.get_data_parallel_group())
-    return mpu.get_tensor_model_parallel_src_rank()
+def test_no_part_of_the_network_is_built_without_being_told_its_grid():
+    """A default inside would make a whole layer of one in a cut model where the argument was forgotten."""
+    config = preset("prism-nano")
+    for build, arguments in (
+        (Block, (config, 0)),
+        (Attention, (config, 0)),
+        (FeedForward, (config,)),
+        (build_norm, (config,)),
+        (column_linear, (8, 8, False)),
+        (row_linear, (8, 8, False)),
+        (token_embedding, (8, 8)),
+        (position_embedding, (8, 8)),
+    ):
+        with pytest.raises(TypeError, match="grid"):
+            build(*arguments)
 
 
-def test_what_deepspeed_asks_for():
-    assert run_distributed(mpu_answers, 4) == [0, 0, 2, 2]
+def test_nothing_looks_a_grid_up():
+    """No module of the network keeps one, nor asks megatron-core for its own."""
+    for path in sorted((ROOT / "model").rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        assert "global " not in text.replace("global layers", ""), path
+        assert "megatron.core import parallel_state" not in text and "get_tensor_model" not in text, path
 
 
 def refused(tensor_parallel):
     with pytest.raises(UserError) as caught:
         start_grid(tensor_parallel)
-    return str(caught.value), "megatron.core" in sys.modules and grid() is not ALONE
+    return str(caught.value), len(dist.distributed_c10d._world.pg_map)
 
 
 def test_a_degree_that_does_not_divide_the_world_is_refused_on_every_rank():
     message = "tensor_parallel: 3 does not divide the 4 ranks of this run; valid values are 1, 2, 4"
-    assert run_distributed(refused, 4, 3) == [(message, False)] * 4
+    assert run_distributed(refused, 4, 3) == [(message, 1)] * 4  # and no group was made
     with pytest.raises(UserError, match="tensor_parallel: 0 does not divide the 1 rank of this run"):
         check_world(1, 0)
 
@@ -86,8 +114,8 @@ def test_a_degree_that_does_not_divide_the_world_is_refused_on_every_rank():
 def test_without_tensor_parallelism_megatron_is_not_imported():
     program = (
         "import sys, torch; from model.presets import preset; from model.transformer import Transformer; "
-        "from model.initialization import initialize; from model.process_grid import start_grid; start_grid(1); "
-        "model = Transformer(preset('prism-nano')); initialize(model, 0); "
+        "from model.initialization import initialize; from model.process_grid import start_grid; "
+        "model = Transformer(preset('prism-nano'), start_grid(1)); initialize(model, 0); "
         "tokens = torch.zeros(1, 8, dtype=torch.long); model(tokens, tokens).backward(); "
         "assert not [name for name in sys.modules if name.startswith('megatron')]; "
         "assert type(model.layers[0].attention.q) is torch.nn.Linear"

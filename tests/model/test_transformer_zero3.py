@@ -25,8 +25,9 @@ def train_partitioned(config, checkpointing, bf16):
     """Build inside zero.Init, initialise by gathering, train; return what a rank saw."""
     import deepspeed
 
-    # As start_world does it: otherwise DeepSpeed compiles an extension for minutes that nothing here calls.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    from pretrain.engine.patches import prepare_deepspeed
+
+    prepare_deepspeed()
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     ds_config = {
         "train_micro_batch_size_per_gpu": 2,

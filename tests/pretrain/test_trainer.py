@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from pretrain.config.command_line import parse_command_line
-from pretrain.data.corpus import Corpus, unigram_entropy
 from pretrain.data.sequences import TrainingSequences
 from pretrain.data.sources.files import TextFiles
+from pretrain.evaluation.baselines import compare_baselines
 from pretrain.prepare.pipeline import prepare
+from pretrain.run.data import open_data
 from tests.helpers.distributed import run_distributed
 from tests.helpers.training import ROOT, curve, nano_run, session
 
@@ -61,7 +62,7 @@ def test_no_read_of_ours_between_logs(small_folder, tmp_path):
             "0",
         )
         reads = run_distributed(session_counting_reads, 1, run, timeout=120)[0]
-        assert "step_log.py:flush" in reads  # the counting works
+        assert "step_log.py:read" in reads  # the counting works
         counts[steps] = reads
     assert counts[6] == counts[12], counts
 
@@ -154,10 +155,8 @@ def test_it_learns(small_folder, tmp_path):
     )
     run_distributed(session, 1, run, timeout=120)
     last = curve(run.folder)[-1]
-    nats, bits = unigram_entropy(Corpus.open(small_folder))
-    assert last["val_loss"] < nats - 0.1
-    # Both figures describe the same windows, so their ratio is that of tokens to bytes, as the unigram's is.
-    assert last["val_bpb"] / last["val_loss"] == pytest.approx(bits / nats, rel=0.1)
+    guessing = compare_baselines(open_data(run, lambda progress: None), 64, 10).token_frequency
+    assert last["val_bpb"] < 0.95 * guessing
 
 
 def test_activation_checkpointing_changes_no_number(small_folder, tmp_path):
@@ -203,3 +202,37 @@ def test_default_run_is_the_documented_one():
     config = command.run.build_model_config()
     assert list(config.heads) == sorted(config.heads) and len(set(config.heads)) > 1  # progressive
     assert 2e6 < config.num_parameters() < 9e6
+
+
+def test_a_streak_of_skipped_updates_costs_no_good_checkpoint(small_folder, tmp_path):
+    """The rate explodes after a sound checkpoint; a restart with a sane one goes on from that."""
+    run = nano_run(
+        small_folder, tmp_path, "--steps", "40", "--checkpoint.every", "4", "--validation.every", "0",
+        "--max_skipped_steps", "10", "--optimizer.gradient_clipping", "0",
+    )  # fmt: skip
+    error = run_distributed(session_that_explodes, 1, run, 5, timeout=120)[0][1]
+    assert error is not None and "10 updates in a row were skipped" in error
+    assert "step 4 is kept" in error
+    kept = sorted(path.name for path in (run.folder / "checkpoints").glob("step_*"))
+    assert kept == ["step_000004"]
+    assert run_distributed(session, 1, run, timeout=120)[0][1] is None
+    rows = curve(run.folder)
+    assert [row["step"] for row in rows] == list(range(1, 41)) and rows[-1]["skipped"] == 0
+
+
+def session_that_explodes(run, at_step):
+    """Train; from *at_step* on every loss is infinite, as with weights that are beyond repair."""
+    from model.transformer import Transformer
+
+    original, calls = Transformer.forward, []
+
+    def forward(self, tokens, labels=None):
+        loss = original(self, tokens, labels)
+        calls.append(loss)
+        return loss * float("inf") if len(calls) > 4 * at_step else loss  # four passes a step
+
+    Transformer.forward = forward
+    try:
+        return session(run)
+    finally:
+        Transformer.forward = original

@@ -11,6 +11,7 @@ from model.config import ModelConfig, block
 from model.exchange import QueryForm
 from model.initialization import initialize
 from model.presets import preset, preset_names
+from model.process_grid import ALONE
 from model.rotary import RotaryTables
 from model.transformer import Transformer
 from tests.helpers.gpus import needs_gpus
@@ -76,7 +77,7 @@ def test_chunks_of_queries_equal_the_whole(device, dtype, window, ranks):
     length = 48
     config = block("llama", **SHAPE, heads=(6,), kv_heads=(2,), local_window=(window,))
     torch.manual_seed(2)
-    attention = Attention(config, 0).to(device, dtype)
+    attention = Attention(config, 0, ALONE).to(device, dtype)
     hidden = torch.randn(2, length, config.d_model).to(device, dtype)
     mask = local_mask(length, window, torch.device(device))
     table = RotaryTables(length, config.rope_base).get(attention.head_dim, length, hidden.device, dtype)

@@ -14,14 +14,14 @@ from pretrain.config.command_line import parse_command_line
 from pretrain.data.sources.files import TextFiles
 from pretrain.engine.build import build_engine
 from pretrain.engine.ds_config import EngineSettings, read_ds_config
-from pretrain.engine.quiet import quiet_deepspeed
+from pretrain.engine.patches import prepare_deepspeed
 from pretrain.evaluation.validation import Validation
 from pretrain.plan.command import main as plan_main
 from pretrain.plan.footprint import activations, document_bytes
 from pretrain.prepare.pipeline import prepare
 from pretrain.run.data import open_data
 from pretrain.runtime.world import World, start_world
-from pretrain.trainer import Trainer
+from pretrain.session import build_session
 from tests.helpers.distributed import run_distributed
 from tests.helpers.small_corpus import small_paths
 from tests.helpers.training import ROOT, curve, interrupted, nano_run, session
@@ -104,22 +104,22 @@ def validated(windows, micro_batch, world, starts):
 
 def losses(run, stage, steps=4):
     """Losses and norms of some steps of the run's own batches."""
-    quiet_deepspeed()
+    prepare_deepspeed()
     world = start_world(None, False, run.tensor_parallel, run.sequence_parallel)
     data = open_data(run, lambda progress: None)
-    trainer = Trainer(run, read_ds_config(str(ROOT / f"ds_configs/zero{stage}.json")), data, world)
-    engine = build_engine(run, trainer.model_config, trainer.ds_config, world.device)
+    session = build_session(run, read_ds_config(str(ROOT / f"ds_configs/zero{stage}.json")), data, world)
+    engine = build_engine(run, session.model, session.ds_config, world.grid)
     found = []
     for step in range(steps):
         for group in engine.optimizer.param_groups:
             group["lr"] = 1e-3
         total = torch.zeros((), dtype=torch.float64)
-        for micro in range(trainer.plan.accumulation):
-            batch = trainer._micro_batch(0, step * trainer.plan.accumulation + micro)
+        for micro in range(session.batch.accumulation):
+            batch = session.micro_batch(0, step * session.batch.accumulation + micro)
             loss = engine(*batch)
             engine.backward(loss)
             engine.step()
-            total += loss.detach().double() / trainer.plan.accumulation
+            total += loss.detach().double() / session.batch.accumulation
         found += [world.sum(total).item() / world.data_parallel, float(engine.get_global_grad_norm())]
     return found
 

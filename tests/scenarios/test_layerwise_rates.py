@@ -68,12 +68,12 @@ def observed_session(run, shape, stop=None):
 
     original, seen = Trainer._forward_backward, {}
 
-    def observe(self, engine, batches):
+    def observe(self, batches):
         if self.state.step == stop:
             raise KeyboardInterrupt
-        before, rates = masters(engine)
-        loss = original(self, engine, batches)
-        after, _ = masters(engine)
+        before, rates = masters(self.engine)
+        loss = original(self, batches)
+        after, _ = masters(self.engine)
         moved = {
             name: max((a - b).abs().max().item() for a, b in zip(after[name], before[name], strict=True))
             for name in before
@@ -243,7 +243,7 @@ def test_other_rules_regroup_what_was_saved(small_folder, tmp_path, shape):
 
 
 def test_the_canonical_form_keeps_every_groups_settings(small_folder, tmp_path):
-    from pretrain.checkpoint.unsharded_folder import save_canonical
+    from pretrain.checkpoint.unsharded import save_unsharded
 
     rules = [SLOW | {"decay_with_lr": False}]
     run = nano_run(
@@ -252,7 +252,7 @@ def test_the_canonical_form_keeps_every_groups_settings(small_folder, tmp_path):
     )  # fmt: skip
     run_distributed(observed_session, 2, run, Shape(2, 2), 4, timeout=120)
     checkpoint = UnshardedCheckpoint.open(newest(run.folder))
-    again = UnshardedCheckpoint.open(save_canonical(checkpoint, tmp_path / "canonical" / "step_000004"))
+    again = UnshardedCheckpoint.open(save_unsharded(checkpoint, tmp_path / "canonical" / "step_000004"))
     assert differences(contents(again.folder), contents(checkpoint.folder)) == []
     assert {name: group.settings for name, group in again.groups.items()} == {
         name: group.settings for name, group in checkpoint.groups.items()

@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 
 from model.errors import UserError
-from model.process_grid import grid, start_grid
+from model.process_grid import start_grid
 from pretrain.config.command_line import parse_command_line
 from pretrain.engine.build import build_engine
 from pretrain.engine.ds_config import merge_ds_config, read_ds_config
-from pretrain.engine.quiet import quiet_deepspeed
+from pretrain.engine.patches import prepare_deepspeed
 from pretrain.plan.micro_batch import plan_batch
 from pretrain.runtime.world import start_world
 from tests.helpers.distributed import run_distributed
@@ -34,7 +34,7 @@ def train(
     """Train on random tokens; losses, norms, and this rank's parameters in full, in the order of the model."""
     import deepspeed
 
-    quiet_deepspeed()
+    prepare_deepspeed()
     world = start_world(None, False, tensor_parallel, sequence_parallel)
     run = parse_command_line(
         ["--model", model, "--precision", precision, *SETTINGS, *ARCHITECTURE, "--compile", str(compiled)]
@@ -42,9 +42,7 @@ def train(
     config = run.build_model_config(300)
     plan = plan_batch(64, 2, config, world.data_parallel, 1 << 30, "cpu", tensor_parallel)
     ds_config = read_ds_config(str(ROOT / f"ds_configs/zero{stage}.json"))
-    engine = build_engine(
-        run, config, merge_ds_config(ds_config, run, plan, precision == "bf16"), world.device
-    )
+    engine = build_engine(run, config, merge_ds_config(ds_config, run, plan, precision == "bf16"), world.grid)
     data = torch.randint(0, 300, (STEPS, plan.sequences, 17), generator=torch.Generator().manual_seed(5))
     losses, norms = [], []
     for step in range(STEPS):
@@ -152,8 +150,7 @@ def test_a_resumed_run_is_bit_identical(small_folder, tmp_path, stage):
 
 
 def refusal(run, stage=2):
-    _, error = session(run, stage)
-    return error, grid().tensor_parallel
+    return session(run, stage)[1]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +177,7 @@ def refusal(run, stage=2):
 )  # fmt: skip
 def test_bad_input_is_refused_on_every_rank(small_folder, tmp_path, world, arguments, message):
     run = nano_run(small_folder, tmp_path, *arguments)
-    assert {error for error, _ in run_distributed(refusal, world, run, timeout=120)} == {message}
+    assert set(run_distributed(refusal, world, run, timeout=120)) == {message}
     assert not run.folder.exists() or not list(run.folder.iterdir())
 
 
@@ -215,8 +212,8 @@ def sample(sequence_parallel):
 
     texts = []
     for tensor_parallel in (1, dist.get_world_size()):
-        start_grid(tensor_parallel, sequence_parallel=sequence_parallel)
-        model = Transformer(preset("prism-nano")).double()
+        grid = start_grid(tensor_parallel, sequence_parallel=sequence_parallel)
+        model = Transformer(preset("prism-nano"), grid).double()
         initialize(model, 0)
         texts.append([generate(model, [3], 6, 4, temperature=t, seed=1) for t in (0.0, 1.0)])
     return texts

@@ -158,9 +158,9 @@ def test_every_shape_loads_every_other(saved, tmp_path, source, target):
 
 def train_then_load(run, shape, folder):
     """Train another run, then load *folder* into its engine."""
-    trainer = build(run, shape)
-    engine = fit(trainer)
-    load_resharded(engine, folder, trainer.world)
+    session = build(run, shape)
+    engine = fit(session)
+    load_resharded(engine, folder, session.world)
     found = gathered(engine)
     return found if torch.distributed.get_rank() == 0 else None
 

@@ -19,8 +19,8 @@ from model.parameters import parameter_specs
 from pretrain.checkpoint.deepspeed_files import load_safely
 from pretrain.checkpoint.manifest import verify
 from pretrain.checkpoint.state import TrainingState
-from pretrain.checkpoint.unsharded import UnshardedCheckpoint
-from pretrain.checkpoint.unsharded_folder import CanonicalParameter, save_canonical, write_canonical
+from pretrain.checkpoint.unsharded import UnshardedCheckpoint, save_unsharded
+from pretrain.checkpoint.unsharded_folder import UnshardedParameter, write_unsharded
 from tests.helpers.distributed import ROOT, run_distributed
 from tests.helpers.shapes import (
     ODD_MODEL,
@@ -45,7 +45,7 @@ def source(small_folder, tmp_path_factory):
 def written(source, tmp_path_factory):
     """Its checkpoint in canonical form."""
     target = tmp_path_factory.mktemp("written") / "step_000003.canonical"
-    return save_canonical(UnshardedCheckpoint.open(source.checkpoint), target)
+    return save_unsharded(UnshardedCheckpoint.open(source.checkpoint), target)
 
 
 def copied(folder, tmp_path):
@@ -188,7 +188,7 @@ def test_written_equals_read(source, written):
 
 def test_progress_is_reported(source, tmp_path):
     lines = []
-    save_canonical(UnshardedCheckpoint.open(source.checkpoint), tmp_path / "step_000003", lines.append)
+    save_unsharded(UnshardedCheckpoint.open(source.checkpoint), tmp_path / "step_000003", lines.append)
     count = len(UnshardedCheckpoint.open(source.checkpoint).names())
     assert lines[0].startswith(f"writing step_000003: 1 of {count} parameters")
     assert lines[-1].startswith(f"writing step_000003: {count} of {count} parameters")
@@ -201,12 +201,12 @@ def test_killed_while_writing(source, tmp_path):
     script.write_text(
         "import os, signal, sys\nfrom pathlib import Path\n"
         "from pretrain.checkpoint.unsharded import UnshardedCheckpoint\n"
-        "from pretrain.checkpoint.unsharded_folder import save_canonical\n"
+        "from pretrain.checkpoint.unsharded import save_unsharded\n"
         "def report(line):\n"
         "    print(line, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "import pretrain.checkpoint.progress\npretrain.progress.EVERY_SECONDS = 0\n"
-        "save_canonical(UnshardedCheckpoint.open(Path(sys.argv[1])), Path(sys.argv[2]), report)\n"
+        "import pretrain.checkpoint.progress\npretrain.checkpoint.progress.EVERY_SECONDS = 0\n"
+        "save_unsharded(UnshardedCheckpoint.open(Path(sys.argv[1])), Path(sys.argv[2]), report)\n"
     )
     result = subprocess.run(
         [sys.executable, str(script), str(source.checkpoint), str(target)],
@@ -214,7 +214,7 @@ def test_killed_while_writing(source, tmp_path):
     )  # fmt: skip
     assert result.returncode == -9, result.stderr
     assert not target.exists() and (tmp_path / f".writing_{target.name}").is_dir()
-    save_canonical(UnshardedCheckpoint.open(source.checkpoint), target)
+    save_unsharded(UnshardedCheckpoint.open(source.checkpoint), target)
     assert verify(target) is None
     assert not (tmp_path / f".writing_{target.name}").exists()
 
@@ -227,7 +227,7 @@ def test_full_disk(source, written, tmp_path, monkeypatch):
 
     monkeypatch.setattr("pretrain.checkpoint.unsharded_folder.save_file", full)
     with pytest.raises(UserError, match=r"cannot write .*: No space left on device"):
-        save_canonical(UnshardedCheckpoint.open(source.checkpoint), target)
+        save_unsharded(UnshardedCheckpoint.open(source.checkpoint), target)
     assert verify(target) is None
     assert [path.name for path in tmp_path.iterdir()] == [target.name]
 
@@ -237,18 +237,18 @@ def small_model():
 
 
 def parameters(specs):
-    return [CanonicalParameter(name, torch.randn(spec.shape)) for name, spec in specs.items()]
+    return [UnshardedParameter(name, torch.randn(spec.shape)) for name, spec in specs.items()]
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         (lambda given: given.pop(), "1 parameters were not given, final_norm.weight first"),
-        (lambda given: given.append(CanonicalParameter("x", torch.zeros(1))), "x is no parameter"),
-        (lambda given: given.insert(0, CanonicalParameter("final_norm.weight", torch.zeros(9))), r"\[9\]"),
+        (lambda given: given.append(UnshardedParameter("x", torch.zeros(1))), "x is no parameter"),
+        (lambda given: given.insert(0, UnshardedParameter("final_norm.weight", torch.zeros(9))), r"\[9\]"),
         (
             lambda given: given.insert(
-                0, CanonicalParameter("final_norm.weight", torch.zeros(8, dtype=torch.bfloat16))
+                0, UnshardedParameter("final_norm.weight", torch.zeros(8, dtype=torch.bfloat16))
             ),
             "torch.bfloat16",
         ),
@@ -259,7 +259,7 @@ def test_what_does_not_fit_is_not_written(source, tmp_path, change, said):
     change(given)
     state = TrainingState(model=small_model().to_json())
     with pytest.raises(UserError, match=said):
-        write_canonical(tmp_path / "step_000000", state, [], given, source.checkpoint / "tokenizer")
+        write_unsharded(tmp_path / "step_000000", state, [], given, source.checkpoint / "tokenizer")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -268,7 +268,7 @@ def test_weights_alone(source, tmp_path):
     specs = parameter_specs(small_model())
     given = parameters(specs)
     state = TrainingState(model=small_model().to_json())
-    folder = write_canonical(tmp_path / "step_000000", state, [], given, source.checkpoint / "tokenizer")
+    folder = write_unsharded(tmp_path / "step_000000", state, [], given, source.checkpoint / "tokenizer")
     checkpoint = UnshardedCheckpoint.open(folder)
     for parameter in given:
         assert torch.equal(checkpoint.parameter(parameter.name), parameter.weight)

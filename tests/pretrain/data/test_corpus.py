@@ -1,29 +1,15 @@
-"""Opened corpora: damaged folders are refused in one line; the unigram entropy."""
+"""Opened corpora: damaged folders are refused in one line."""
 
 from __future__ import annotations
 
 import json
-import math
 import shutil
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from model.errors import UserError
-from pretrain.data.corpus import Corpus, unigram_entropy
-
-
-def test_unigram_entropy_is_the_cross_entropy_of_token_frequencies(small):
-    nats, bits_per_byte = unigram_entropy(small)
-    training = Counter(small.training.read(0, small.training.num_tokens).tolist())
-    total = small.training.num_tokens + small.tokenizer.vocab_size
-    tokens = small.validation.read(0, small.validation.num_tokens).tolist()
-    losses = [-math.log((training[token] + 1) / total) for token in tokens]
-    assert nats == pytest.approx(sum(losses) / len(losses), rel=1e-12)  # double rounding of a sum
-    assert bits_per_byte == pytest.approx(
-        sum(losses) / math.log(2) / small.meta["validation"]["bytes"], rel=1e-12
-    )
+from pretrain.data.corpus import Corpus
 
 
 @pytest.fixture

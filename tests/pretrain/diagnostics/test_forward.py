@@ -13,7 +13,7 @@ from pretrain.config.command_line import parse_command_line
 from pretrain.diagnostics.forward import ForwardProbe, feature_drift, lower_layers, normalised
 from pretrain.engine.build import build_engine
 from pretrain.engine.ds_config import merge_ds_config, read_ds_config
-from pretrain.engine.quiet import quiet_deepspeed
+from pretrain.engine.patches import prepare_deepspeed
 from pretrain.plan.micro_batch import plan_batch
 from pretrain.runtime.world import World, start_world
 from tests.helpers.distributed import run_distributed
@@ -147,7 +147,7 @@ def look_in_engine(
     stage, tensor_parallel=1, micro_batch=2, sequence_parallel=False, precision="fp32", compiled=False
 ):
     """The figures of a freshly built engine; also that a second look finds the same and leaves the mode alone."""
-    quiet_deepspeed()
+    prepare_deepspeed()
     world = start_world(None, False, tensor_parallel, sequence_parallel)
     run = parse_command_line(
         ["--model", "prism-nano", "--precision", precision, "--compile", str(compiled).lower(),
@@ -157,7 +157,7 @@ def look_in_engine(
     plan = plan_batch(16 * 12, micro_batch, config, world.data_parallel, 1 << 30, "cpu", tensor_parallel)
     ds_config = read_ds_config(str(ROOT / f"ds_configs/zero{stage}.json"))
     merged = merge_ds_config(ds_config, run, plan, precision == "bf16")
-    engine = build_engine(run, config, merged, world.device)
+    engine = build_engine(run, config, merged, world.grid)
     probe = ForwardProbe(config, windows_of(config, 5), micro_batch, world, positions=4)
     engine.train()
     before = hooks(engine.module)

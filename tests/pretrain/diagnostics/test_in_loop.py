@@ -12,7 +12,10 @@ from model.initialization import initial_value
 from model.parameters import parameter_roles
 from model.transformer import Transformer
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
+from pretrain.config.run_config import RunConfig
+from pretrain.diagnostics.in_loop import slowing_rule
 from pretrain.diagnostics.weights import displacement, kept_path, update_norm
+from pretrain.optim.groups import GroupRates, run_groups
 from tests.helpers.distributed import run_distributed
 from tests.helpers.shapes import Shape, build, contents
 from tests.helpers.training import curve, interrupted, nano_run, session
@@ -165,14 +168,14 @@ def test_after_a_resume_the_figures_go_on(small_folder, tmp_path, first, second)
 
 def test_weights_made_elsewhere_have_no_displacement_from_a_seed(small_folder, tmp_path):
     from pretrain.checkpoint.state import TrainingState
-    from pretrain.checkpoint.unsharded_folder import save_canonical
+    from pretrain.checkpoint.unsharded import save_unsharded
 
     run = measured_run(small_folder, tmp_path, "origin", 0)
     run_distributed(session, 1, run, timeout=120)
     source = UnshardedCheckpoint.open(run.folder / "checkpoints" / "step_000008")
     source.state = TrainingState(model=source.state.model, data={"tokenizer": source.state.data["tokenizer"]})
     imported = replace(run, name="imported", diagnostics_every=4)
-    save_canonical(source, imported.folder / "checkpoints" / "step_000000")
+    save_unsharded(source, imported.folder / "checkpoints" / "step_000000")
     assert run_distributed(session, 1, imported, timeout=120)[0][1] is None
     look = split(curve(imported.folder))[1][4]
     assert not any("initial" in key for key in look) and "diagnostics/lambda_q_release/layer_0" in look
@@ -206,3 +209,21 @@ def test_update_by_hand():
     # After two updates: m̂ = 3 / (1 − 0.25) = 4, v̂ = 7 / (1 − 0.5625) = 16; 0.1 · 4 / 4, twice.
     found = update_norm(torch.tensor([3.0, -3.0]), torch.tensor([7.0, 7.0]), 2, group)
     assert found == pytest.approx(0.1 * math.sqrt(2))
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        ([], None),
+        (["upper_qk"], "upper_qk"),
+        ([{"name": "n", "parameters": ["norm"], "scale": 2, "hold": 0.5}, "upper_qk"], "upper_qk"),
+        (
+            ["upper_qk_maturity", {"name": "k", "parameters": ["k"], "scale": 0.5, "hold": 0.1}],
+            "upper_qk_maturity",
+        ),
+        ([{"name": "forever", "parameters": ["q"], "scale": 0.5}], None),
+    ],
+)
+def test_the_release_is_that_of_the_rule_which_slows_q_and_k(rules, expected):
+    run = RunConfig(model="uniform-tiny", lr_rules=rules, steps=1000)
+    assert slowing_rule(GroupRates(run_groups(run, run.build_model_config()), run)) == expected

@@ -134,8 +134,7 @@ def test_a_break_changes_nothing(small_folder, tmp_path, settled_share, stop):
 )
 def test_every_shape_decides_alike(small_folder, tmp_path, ranks, stage, tensor_parallel):
     """And so does a run that is continued in another shape, or from the canonical form."""
-    from pretrain.checkpoint.unsharded import UnshardedCheckpoint
-    from pretrain.checkpoint.unsharded_folder import save_canonical
+    from pretrain.checkpoint.unsharded import UnshardedCheckpoint, save_unsharded
 
     more = ("--maturity.settled", "1.0", "--maturity.patience", "1", "--checkpoint.every", "3")
     alone = maturity_run(small_folder, tmp_path, "alone", *more)
@@ -144,7 +143,7 @@ def test_every_shape_decides_alike(small_folder, tmp_path, ranks, stage, tensor_
     run_distributed(interrupted, ranks, shaped, 4, ranks, stage, timeout=120)
     folder = newest(shaped.folder)
     assert folder.name == "step_000003"
-    save_canonical(UnshardedCheckpoint.open(folder), tmp_path / "canonical")
+    save_unsharded(UnshardedCheckpoint.open(folder), tmp_path / "canonical")
     import shutil
 
     shutil.rmtree(folder)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from model.process_grid import ALONE
 from pretrain.config.command_line import parse_command_line
 from pretrain.engine.build import build_engine
 from pretrain.engine.ds_config import merge_ds_config, read_ds_config
@@ -33,7 +34,7 @@ def curve(ds_config, precision, steps=6, poison_at=None, model="prism-nano", cli
     merged = merge_ds_config(
         read_ds_config(str(ROOT / f"ds_configs/{ds_config}.json")), run, plan, precision == "bf16"
     )
-    engine = build_engine(run, config, merged, CPU)
+    engine = build_engine(run, config, merged, ALONE)
     generator = torch.Generator().manual_seed(5)
     T = config.context_length
     data = torch.randint(0, 300, (steps, plan.sequences, T + 1), generator=generator)

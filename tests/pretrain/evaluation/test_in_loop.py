@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from model.errors import UserError
-from model.process_grid import grid, start_grid
+from model.process_grid import start_grid
 from pretrain import convert
 from pretrain.config.command_line import parse_command_line
 from pretrain.evaluation import command as evaluation
@@ -117,9 +117,9 @@ def count_passes(tensor_parallel, requests, batch_rows):
     from pretrain.data.tokenizer import SentencePieceTokenizer
     from pretrain.evaluation.language_model import Share, ZeroShotModel
 
-    start_grid(tensor_parallel)
+    grid = start_grid(tensor_parallel)
     size = dist.get_world_size()
-    share = Share(dist.get_rank() // tensor_parallel, size // tensor_parallel, grid().data_group)
+    share = Share(dist.get_rank() // tensor_parallel, size // tensor_parallel, grid.data_group)
     table = torch.randn(300, 300, generator=torch.Generator().manual_seed(0))
     shapes = []
 
@@ -130,7 +130,7 @@ def count_passes(tensor_parallel, requests, batch_rows):
         assert everyone == size
         same = [torch.empty_like(tokens) for _ in range(tensor_parallel)]
         if tensor_parallel > 1:  # the parts of one model see the same tokens
-            dist.all_gather(same, tokens, group=grid().tensor_group)
+            dist.all_gather(same, tokens, group=grid.tensor_group)
             assert all(torch.equal(part, tokens) for part in same)
         return table[tokens]
 

@@ -120,3 +120,17 @@ def test_human_seconds(seconds: float, text: str) -> None:
 def test_numbers_that_are_none() -> None:
     assert human_number(float("nan")) == "nan"
     assert human_seconds(float("inf")) == "inf"
+
+
+def test_a_validation_loss_is_shown_as_of_its_step() -> None:
+    stream = io.StringIO()
+    log = Console(30, stream=stream)
+    log.update(3, {"train_loss": 1.0, "val_loss": 2.0})
+    log.update(4, {"train_loss": 0.5})
+    assert "val loss" not in log.line() and "val loss 2.0000" in stream.getvalue()
+    bar = Console(30, stream=io.StringIO(), interactive=True)
+    bar.update(3, {"train_loss": 1.0, "val_loss": 2.0})
+    assert "val loss 2.0000 |" in bar.line() + " |"
+    bar.update(4, {"train_loss": 0.5})
+    assert "val loss 2.0000 at step 3" in bar.line()
+    bar.close()

@@ -5,6 +5,7 @@ import torch
 
 from model.initialization import initialize
 from model.presets import preset
+from model.process_grid import ALONE
 from model.transformer import Transformer
 from pretrain.config.command_line import parse_command_line
 from pretrain.config.run_config import OptimizerConfig
@@ -70,7 +71,7 @@ def engine_groups(stage):
     config = run.build_model_config(300)
     plan = plan_batch(run.global_batch_tokens, 1, config, torch.distributed.get_world_size(), 1 << 30, "cpu")
     merged = merge_ds_config(read_ds_config(f"ds_configs/zero{stage}.json"), run, plan, bf16=False)
-    engine = build_engine(run, config, merged, torch.device("cpu"))
+    engine = build_engine(run, config, merged, ALONE)
     rates = GroupRates(run_groups(run, config), run).write(engine.optimizer, step=0)
     groups = engine.optimizer.param_groups
     return names_by_group(groups), rates, [(g["name"], g["lr"], g["weight_decay"]) for g in groups]

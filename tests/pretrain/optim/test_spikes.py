@@ -69,14 +69,15 @@ def session_with_a_spike(run, stage, spike_at, kind):
     spikes_least, spikes.LEAST = spikes.LEAST, 4
     original = trainer.Trainer._forward_backward
 
-    def forward_backward(self, engine, batches):
-        if self.state.step == spike_at and self.world.rank == self.world.size - 1:
-            hook = engine.module.register_forward_hook(lambda module, inputs, loss: 100 * loss)
+    def forward_backward(self, batches):
+        world = self.session.world
+        if self.state.step == spike_at and world.rank == world.size - 1:
+            hook = self.engine.module.register_forward_hook(lambda module, inputs, loss: 100 * loss)
             try:
-                return original(self, engine, batches)
+                return original(self, batches)
             finally:
                 hook.remove()
-        return original(self, engine, batches)
+        return original(self, batches)
 
     trainer.Trainer._forward_backward = forward_backward
     try:

@@ -30,6 +30,7 @@ from pretrain.prepare import parts as shards
 from pretrain.prepare.output import Selection
 from pretrain.prepare.pipeline import merge, prepare, prepare_share
 from pretrain.prepare.progress import Progress
+from pretrain.utils.files import remove_leftovers
 
 ROOT = Path(__file__).parents[3]
 UNIT_BYTES, PART_BYTES = 40_000, 25_000
@@ -168,7 +169,7 @@ def test_kill_at_random_moments_and_again(
         while alive_in_group(group) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not alive_in_group(group), "workers end with the first process"
-        shards.remove_leftovers(tmp_path / ".out.partial-parts")
+        remove_leftovers(tmp_path / ".out.partial-parts")
         assert not list(tmp_path.glob(".out.partial-parts/*-*-*")), (
             "what they had begun can be told, and removed"
         )

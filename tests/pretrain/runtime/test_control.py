@@ -12,8 +12,10 @@ from tests.helpers.training import alone
 
 
 def world():
+    from pretrain.engine.patches import prepare_deepspeed
     from pretrain.runtime.world import start_world
 
+    prepare_deepspeed()
     return start_world(None, False)
 
 

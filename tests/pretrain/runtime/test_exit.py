@@ -1,65 +1,88 @@
-"""A rank that fails shows its traceback; the ranks that lose it say one line, later."""
+"""An error of any rank is heard once, with its rank, and ends them all soon."""
 
 from __future__ import annotations
 
+import socket
 import time
 
 import pytest
 
-from pretrain.runtime.exit import lost_peer
-from tests.helpers.launch import start
+from tests.helpers.launch import ROOT, start
 from tests.helpers.training import nano_arguments
 
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"), True),
-        (RuntimeError("shape '[2]' is invalid for input of size 3"), False),
-        (ConnectionResetError(104, "Connection reset by peer"), True),
-        (ValueError("Connection closed by peer"), False),
-    ],
-)
-def test_who_lost_another(error, expected):
-    assert lost_peer(error) == expected
-    try:
-        try:
-            raise error
-        except type(error) as cause:
-            raise KeyError("later") from cause
-    except KeyError as wrapped:
-        assert lost_peer(wrapped) == expected
-
-
+HOST = socket.gethostname()
 BROKEN = """
 import os, runpy, sys
 sys.path.insert(0, {root!r})
 import pretrain.trainer as trainer
+from model.errors import UserError
 original = trainer.Trainer._count
 def count(self, applied):
     original(self, applied)
-    if self.state.step == 3 and self.world.rank == 1:
-        raise ZeroDivisionError("of this rank")
+    if self.state.step == 3 and self.session.world.rank == {rank}:
+        raise {error}
 trainer.Trainer._count = count
 runpy.run_path({root!r} + "/pretrain/main.py", run_name="__main__")
 """
 
 
-@pytest.mark.slow
-def test_the_failing_rank_comes_first(small_folder, tmp_path):
-    from tests.helpers.launch import ROOT
-
-    script = tmp_path / "broken.py"
-    script.write_text(BROKEN.format(root=str(ROOT)))
-    arguments = ["--ds_config", "ds_configs/zero1.json", *nano_arguments(small_folder, tmp_path)]
+def broken(folder, data, rank, error):
+    """Two ranks, one of which raises; how they ended, and the seconds from the first end to the last."""
+    script = folder / "broken.py"
+    script.write_text(BROKEN.format(root=str(ROOT), rank=rank, error=error))
+    arguments = ["--ds_config", "ds_configs/zero1.json", *nano_arguments(data, folder)]
     with start(arguments, 2, script=script) as running:
-        running.processes[1].wait(timeout=120)
+        running.processes[rank].wait(timeout=120)
         failed = time.monotonic()
-        running.processes[0].wait(timeout=60)
-        assert time.monotonic() - failed < 30
         finished = running.wait()
-    assert finished.returncodes == [1, 1]
-    own, other = finished.outputs[1], finished.outputs[0]
-    assert "error: rank 1 on " in own and "ZeroDivisionError: of this rank" in own and "Traceback" in own
-    assert "error: rank 0 on " in other and "lost another rank, which says why above" in other
-    assert "Traceback" not in other
+        return finished, time.monotonic() - failed
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (
+            'UserError("data: token 9999 is outside the vocabulary")',
+            2,
+            f"error: rank 1 on {HOST}: data: token 9999 is outside the vocabulary",
+        ),
+        pytest.param(
+            'ZeroDivisionError("of this rank")', 1, f"error: rank 1 on {HOST} failed:", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_an_error_of_another_rank_is_heard_once(small_folder, tmp_path, error, code, said):
+    finished, seconds = broken(tmp_path, small_folder, 1, error)
+    assert finished.returncodes == [code, code]
+    assert said in finished.outputs[1] and finished.output.count("error:") == 1
+    assert ("Traceback" in finished.output) == (code == 1)
+    assert seconds < 30
+
+
+@pytest.mark.slow
+def test_ranks_that_lose_rank_0_say_so_last(small_folder, tmp_path):
+    finished, seconds = broken(tmp_path, small_folder, 0, 'ZeroDivisionError("of this rank")')
+    assert finished.returncodes == [1, 1] and seconds < 30
+    own, other = finished.outputs
+    assert f"error: rank 0 on {HOST} failed:" in own and "ZeroDivisionError: of this rank" in own
+    assert f"error: rank 1 on {HOST} lost rank 0, which ended first" in other and "Traceback" not in other
+
+
+def test_bad_input_that_all_ranks_see_is_one_line(tmp_path):
+    with start(["--ds_config", "ds_configs/none.json", "--runs_dir", str(tmp_path)], 2) as running:
+        finished = running.wait()
+    assert finished.returncodes == [2, 2]
+    assert finished.output.count("error:") == 1 and "error: ds_config: cannot read" in finished.outputs[0]
+
+
+def test_bad_input_on_one_node_only_is_said_by_its_first_rank(tmp_path):
+    """Rank 1 is the first of its node, and no other rank sees what it sees."""
+    finished_environment = {"LOCAL_RANK": "0"}
+    with start(
+        ["--ds_config", "ds_configs/none.json", "--runs_dir", str(tmp_path)],
+        2,
+        env_of={1: finished_environment},
+    ) as running:
+        running.kill(rank=0)
+        code = running.processes[1].wait(timeout=60)
+        assert code == 2 and f"error: rank 1 on {HOST}: ds_config: cannot read" in running.output(1)

@@ -6,6 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from model.errors import UserError
+from pretrain.engine.patches import prepare_deepspeed
 from pretrain.runtime import same_code as agreement
 from pretrain.runtime.same_code import check_agreement, fingerprint
 from pretrain.runtime.world import start_world
@@ -14,6 +15,7 @@ from tests.helpers.distributed import run_distributed
 
 def refusal(odd_rank, what, value):
     """What each rank says when one of them differs."""
+    prepare_deepspeed()
     world = start_world(None, False)
     original = agreement.fingerprint, agreement.socket.gethostname
     rank = dist.get_rank()

@@ -1,0 +1,44 @@
+"""Which checkpoints a run has, and which of them is the newest whose files are as they were written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from pretrain.checkpoint.manifest import verify
+
+
+def checkpoint_steps(run_folder: Path) -> list[int]:
+    """Steps that have a finished checkpoint in a run's folder, ascending."""
+    names = [path.name.removeprefix("step_") for path in _all(run_folder).glob("step_*") if path.is_dir()]
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def checkpoint_path(run_folder: Path, step: int) -> Path:
+    """Folder of the checkpoint of *step*."""
+    return _all(run_folder) / f"step_{step:06d}"
+
+
+def newest_sound(
+    run_folder: Path,
+    steps: Iterable[int],
+    problem_of: Callable[[Path], str | None] = verify,
+    passed_over: Callable[[Path, str], object] = lambda folder, problem: None,
+) -> Path | None:
+    """The checkpoint of the highest of *steps* that is sound; None when none is.
+
+    Args:
+        problem_of: what is wrong with a checkpoint, None when nothing is. Ranks that share the work agree in here.
+        passed_over: is given each newer checkpoint and what is wrong with it, as soon as that is known.
+    """
+    for step in sorted(steps, reverse=True):
+        folder = checkpoint_path(run_folder, step)
+        problem = problem_of(folder)
+        if problem is None:
+            return folder
+        passed_over(folder, problem)
+    return None
+
+
+def _all(run_folder: Path) -> Path:
+    return run_folder / "checkpoints"

@@ -1,0 +1,67 @@
+"""What a reader of checkpoint tensors offers, whatever wrote the files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypedDict
+
+from torch import Tensor
+
+from model.errors import UserError
+from model.parameters import ParameterSpec
+
+
+class AdamState(TypedDict):
+    """What Adam knows about one parameter."""
+
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+    step: int
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """An optimizer group by its name."""
+
+    name: str
+    parameters: list[str]
+    settings: dict[str, Any]
+    """Hyperparameters: lr, weight_decay, betas, eps and whatever else the group carries."""
+
+
+class Source(Protocol):
+    """Where a checkpoint's tensors come from."""
+
+    groups: dict[str, ParameterGroup]
+
+    def names(self) -> list[str]:
+        """Parameters that are there."""
+
+    def tensor(self, name: str, key: str) -> Tensor:
+        """MASTERS or one of MOMENTS of a parameter, in full."""
+
+    def step(self, name: str) -> int:
+        """Updates that Adam has applied to it."""
+
+    def release(self) -> None:
+        """Let go of what reading has mapped into memory."""
+
+
+def without_padding(whole: Tensor, spec: ParameterSpec, name: str, folder: Path) -> Tensor:
+    """The tensor without the vocabulary rows that only its world's padding has."""
+    rows = spec.shape[0]
+    if not spec.vocabulary or whole.shape[0] <= rows:
+        return whole
+    if whole[rows:].any():
+        raise padding_error(name, folder)
+    return whole[:rows].clone()
+
+
+def padding_error(name: str, folder: Path) -> UserError:
+    return UserError(f"checkpoint: padded vocabulary rows of {name} are not zero in {folder}")
+
+
+def hyperparameters(settings: dict[str, Any]) -> dict[str, Any]:
+    """What a group says about the training, without its name and parameters."""
+    return {key: settings[key] for key in settings if key not in ("name", "params", "parameter_names")}

@@ -1,0 +1,51 @@
+"""What is changed in DeepSpeed itself, for a session: switches and hooks that it has no setting for.
+
+What its objects hold is read in pretrain.engine.layout; a checkpoint's writer and loader are in pretrain.checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from pretrain.engine.quiet import quiet_deepspeed
+from pretrain.optim.spikes import SpikeGuard
+
+
+def prepare_deepspeed() -> None:
+    """Make DeepSpeed ready for a process group: call it before pretrain.runtime.world.start_world.
+
+    Without it the group works as well, but every machine compiles an extension first, which takes a minute.
+    """
+    quiet_deepspeed()
+    import deepspeed
+
+    # A shared-memory all-reduce for inference on CPUs, which training never calls; DeepSpeed would compile it now.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+@contextlib.contextmanager
+def guarded_updates(guard: SpikeGuard) -> Iterator[None]:
+    """Inside, DeepSpeed's optimizers ask *guard* whether a gradient norm is valid; one that never skips is not asked.
+
+    They compute the global norm, the same on all ranks, and leave out the update if it is not; so at every stage
+    a spike takes the way that a non-finite gradient takes.
+    """
+    if guard.sigmas <= 0:
+        yield
+        return
+    from deepspeed.runtime import bf16_optimizer
+    from deepspeed.runtime.zero import stage3, stage_1_and_2
+
+    modules: list[Any] = [bf16_optimizer, stage_1_and_2, stage3]
+    originals = [module.is_invalid_grad_norm for module in modules]
+    for module, original in zip(modules, originals, strict=True):
+        module.is_invalid_grad_norm = lambda norm, original=original: (
+            bool(original(norm)) or guard.spike(norm)
+        )
+    try:
+        yield
+    finally:
+        for module, original in zip(modules, originals, strict=True):
+            module.is_invalid_grad_norm = original

@@ -1,0 +1,61 @@
+"""What takes part in training beside the steps themselves: measurements, releases, changes of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from pretrain.checkpoint.state import TrainingState
+
+
+@dataclass
+class HookResult:
+    """What a hook has to say about a step."""
+
+    figures: dict[str, Any] = field(default_factory=dict)
+    """Key of metrics.jsonl -> value, equal on all ranks."""
+    lines: list[str] = field(default_factory=list)
+    """Lines for the console."""
+
+
+class Hook:
+    """Does something before steps, or every so many steps after them. Subclasses override what they need.
+
+    The trainer calls every hook on every rank at the same step, in the order of its list, so each method may use
+    collectives. The time spent in a hook is left out of tokens/s. The training numbers do not change unless changing
+    them is the hook's purpose.
+    """
+
+    name: str
+    """Short, unique: pending hooks are listed by it in checkpoints."""
+
+    def before_step(self, engine: Any, state: TrainingState) -> HookResult:
+        """Act before step ``state.step`` (0-based) is attempted. The figures go into that step's row."""
+        return HookResult()
+
+    def due(self, step: int) -> bool:
+        """Whether ``run`` is to be called after this many steps."""
+        return False
+
+    def run(self, engine: Any, state: TrainingState) -> HookResult:
+        """Act after step ``state.step``.
+
+        A request to stop may leave it at any forward pass of the engine; it is then called again when the run goes on,
+        so it must change nothing before its last one.
+        """
+        return HookResult()
+
+    def state(self) -> dict[str, Tensor]:
+        """Tensors that checkpoints must hold, by names that are unique among all hooks; equal on all ranks."""
+        return {}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take back what ``state`` gave; other hooks' tensors are among them."""
+
+
+def every(interval: int, step: int, last: int) -> bool:
+    """Whether something done every *interval* steps (0: never) and at the *last* one is due after *step*."""
+    return interval > 0 and (step >= last or step % interval == 0)

@@ -1,0 +1,61 @@
+"""What is changed in DeepSpeed is changed where it is used, only as long as it is wanted, and put back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from deepspeed.runtime import bf16_optimizer
+from deepspeed.runtime.zero import stage3, stage_1_and_2
+
+from pretrain.engine.patches import guarded_updates, prepare_deepspeed
+from pretrain.optim.spikes import LEAST, SpikeGuard
+from pretrain.runtime.world import start_world
+from tests.helpers.distributed import run_distributed
+
+OPTIMIZERS = [bf16_optimizer, stage_1_and_2, stage3]
+
+
+def shared_memory_operation():
+    """What DeepSpeed's communication holds of its shared-memory all-reduce in a world that was started."""
+    prepare_deepspeed()
+    start_world(None, False)
+    import deepspeed
+
+    return deepspeed.comm.comm.cdb.shm_comm_op is not None, deepspeed.ops.__compatible_ops__[
+        "deepspeed_shm_comm"
+    ]
+
+
+def test_the_extension_is_not_compiled():
+    assert run_distributed(shared_memory_operation, 1) == [(False, False)]
+
+
+def calm(sigmas):
+    """A guard that has seen enough steps to know their level."""
+    guard = SpikeGuard(sigmas, *([1 + 0.01 * (step % 3) for step in range(LEAST)] for _ in range(2)))
+    guard.expect(torch.tensor(1.0))
+    return guard
+
+
+@pytest.mark.parametrize("module", OPTIMIZERS, ids=lambda module: module.__name__.rpartition(".")[2])
+def test_a_spike_takes_the_way_of_an_invalid_norm(module):
+    original = module.is_invalid_grad_norm
+    with guarded_updates(calm(6)):
+        assert module.is_invalid_grad_norm(torch.tensor(100.0))
+    with guarded_updates(calm(6)):
+        assert not module.is_invalid_grad_norm(torch.tensor(1.0))
+        assert module.is_invalid_grad_norm(torch.tensor(float("nan")))
+    assert module.is_invalid_grad_norm is original
+
+
+def test_it_is_put_back_after_an_error():
+    originals = [module.is_invalid_grad_norm for module in OPTIMIZERS]
+    with pytest.raises(KeyError), guarded_updates(calm(6)):
+        raise KeyError
+    assert [module.is_invalid_grad_norm for module in OPTIMIZERS] == originals
+
+
+def test_a_guard_that_never_skips_is_not_asked():
+    originals = [module.is_invalid_grad_norm for module in OPTIMIZERS]
+    with guarded_updates(calm(0)):
+        assert [module.is_invalid_grad_norm for module in OPTIMIZERS] == originals

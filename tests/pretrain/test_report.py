@@ -1,0 +1,67 @@
+"""Lines that are printed to be pasted, and what a run says of itself."""
+
+import shlex
+from types import SimpleNamespace
+
+import pytest
+
+from model.config import ModelConfig
+from model.presets import preset
+from pretrain import report
+from pretrain.report import continue_command
+
+RULES = "[{name: slow, parameters: [q, k], scale: 0.25, hold: 0.04}]"
+NASTY = "$(touch /tmp/pwned); x 'y'"
+LAUNCHERS = {
+    "plain": ({}, ["deepspeed", "pretrain/main.py"]),
+    "deepspeed": ({"LOCAL_SIZE": "4"}, ["deepspeed", "--num_accelerators", "4", "pretrain/main.py"]),
+    "torchrun": (
+        {"LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"},
+        ["torchrun", "--nproc_per_node", "2", "pretrain/main.py"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("environment", "launcher"), LAUNCHERS.values(), ids=LAUNCHERS)
+def test_the_command_that_goes_on_can_be_pasted(monkeypatch, environment, launcher):
+    for name in ("LOCAL_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    given = [
+        "--ds_config",
+        "old.json",
+        "--name",
+        NASTY,
+        "--lr_rules",
+        RULES,
+        "--steps=12",
+        "--local_rank",
+        "0",
+    ]
+    assert shlex.split(continue_command("my configs/zero1.json", given, 24)) == [
+        *launcher, "--ds_config", "my configs/zero1.json", "--name", NASTY, "--lr_rules", RULES, "--steps", "24",
+    ]  # fmt: skip
+
+
+def test_commands_for_the_next_steps_are_quoted():
+    assert shlex.split(report._python("pretrain.convert", f"runs/{NASTY}", "--out", f"hf/{NASTY}")) == [
+        "python", "-m", "pretrain.convert", f"runs/{NASTY}", "--out", f"hf/{NASTY}",
+    ]  # fmt: skip
+
+
+def test_the_model_line_names_what_differs_from_plain_attention():
+    plain = report._model_line("prism-tiny", preset("prism-tiny"))
+    assert "KV heads" not in plain and "windows" not in plain and "head dim" not in plain
+    changed = ModelConfig.from_json(
+        preset("uniform-tiny").to_json()
+        | {"kv_heads": [3] * 6, "head_dim": [16] * 6, "local_window": [None, 64] * 3}
+    )
+    line = report._model_line("mine", changed)
+    assert "KV heads 3x6" in line and "head dim 16x6" in line
+    assert "attention windows all,64,all,64,all,64" in line
+
+
+def test_what_was_left_out_of_a_corpus_are_documents():
+    meta = {"source": {"name": "files"}, "content_hash": "0" * 32, "skipped": {"empty": 31}}
+    assert report._source(SimpleNamespace(meta=meta)).endswith("documents skipped: 31 empty")

@@ -1,0 +1,424 @@
+"""The house stays as docs/architecture.md describes it. Files are parsed, never imported.
+
+Each check is a function from a folder to a list of problems. It finds none in this repository, and the planted ones
+in small trees made for it.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.metadata
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from docs.draw_architecture import (
+    PAGE,
+    PICTURE,
+    draw,
+    imported_names,
+    imports,
+    modules,
+    package_edges,
+    packages,
+    parsed,
+    pictured_edges,
+    stated_order,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+Check = Callable[[Path], list[str]]
+
+MOST_MODULES = 14  # of a package of pretrain/
+MOST_AT_THE_TOP = 12  # of pretrain/ itself
+MOST_LINES = 500
+
+# ---------------------------------------------------------------------- who imports whom
+
+
+def direction(root: Path) -> list[str]:
+    """Imports against the order that the page states, inside functions and for type checkers too."""
+    order, home = stated_order(root), packages(root)
+    problems = [f"{PAGE}: {name}/ is not in the order of packages" for name in {*home.values()} - {*order}]
+    for found in imports(root):
+        importer, imported = home[found.importer], home[found.imported]
+        if {importer, imported} <= {*order} and order.index(imported) > order.index(importer):
+            problems.append(
+                f"{found.importer}:{found.line} imports {found.imported}: {imported} comes after {importer}"
+            )
+    return problems
+
+
+def cycles(root: Path) -> list[str]:
+    """Modules that need each other while they are loaded."""
+    needs: dict[str, set[str]] = {name: set() for name in modules(root)}
+    for found in imports(root):
+        if found.at_once:
+            needs[found.importer].add(found.imported)
+    while free := [name for name in needs if not needs[name] & needs.keys()]:
+        for name in free:
+            del needs[name]
+    # What is left is in a circle, or needs one; a walk along it comes back to where it was.
+    way: list[str] = [min(needs)] if needs else []
+    while way and way[-1] not in way[:-1]:
+        way.append(min(needs[way[-1]] & needs.keys()))
+    return [" imports ".join(way[way.index(way[-1]) :])] if way else []
+
+
+def network_alone(root: Path) -> list[str]:
+    """The network needs nothing that is around it."""
+    return [
+        f"{found.importer}:{found.line} imports {found.imported}"
+        for found in imports(root)
+        if found.importer.split(".")[0] == "model" and found.imported.split(".")[0] == "pretrain"
+    ]
+
+
+# ---------------------------------------------------------------------- DeepSpeed's private parts
+
+KNOW_DEEPSPEED = ("pretrain/engine", "pretrain/checkpoint")
+# What DeepSpeed documents, and this project uses. (Its optimizers' classes are public; what they hold is not.)
+PUBLIC = (
+    "deepspeed.initialize",
+    "deepspeed.init_distributed",
+    "deepspeed.__version__",
+    "deepspeed.zero.Init",
+    "deepspeed.zero.GatheredParameters",
+    "deepspeed.ops.adam.DeepSpeedCPUAdam",
+)
+PUBLIC_OF_ENGINES = {
+    "backward", "step", "train", "eval", "training", "module", "optimizer", "save_checkpoint", "load_checkpoint",
+    "get_global_grad_norm", "was_step_applied", "zero_optimization_stage", "destroy", "register_forward_hook",
+}  # fmt: skip
+PUBLIC_OF_OPTIMIZERS = {"param_groups", "step", "zero_grad", "state_dict", "load_state_dict"}
+# What it hangs on parameters and keeps in its optimizers, and what of its modules is replaced.
+MARKS = re.compile(
+    r"ds_(id|shape|numel|tensor|status|persist|process_group|world_size)|_?hp_\w+|is_invalid_grad_norm"
+    r"|\w*(bf16|fp16|fp32|bit16)_\w*groups\w*"
+)
+
+
+def private_deepspeed(root: Path) -> list[str]:
+    """Imports, uses and patches of what DeepSpeed may change from one version to the next."""
+    return [
+        f"{path.relative_to(root)}:{line} uses {what}"
+        for path in modules(root).values()
+        if not path.relative_to(root).as_posix().startswith(KNOW_DEEPSPEED)
+        for line, what in _private_uses(parsed(path.read_text(encoding="utf-8")))
+    ]
+
+
+def _private_uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    nodes = list(ast.walk(tree))
+    names = {"deepspeed"}  # what the module calls it
+    inner = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for name in imported_names(node):
+                if name.startswith("deepspeed.") and not _public(name, or_above=isinstance(node, ast.Import)):
+                    yield node.lineno, name
+            names |= {alias.asname for alias in node.names if alias.name == "deepspeed" and alias.asname}
+    for node in nodes:
+        if isinstance(node, ast.Attribute):
+            chain = _dotted(node)
+            if chain[0] in names and id(node) not in inner:
+                written = not isinstance(node.ctx, ast.Load)
+                if written or not _public(".".join(["deepspeed", *chain[1:]])):
+                    yield node.lineno, ".".join(chain)
+            elif _private_attribute(chain):
+                yield node.lineno, ".".join(chain)
+        elif isinstance(node, ast.Call) and _dotted(node.func)[-1] in (
+            "getattr",
+            "setattr",
+            "hasattr",
+            "delattr",
+        ):
+            chain = [*_dotted(node.args[0]), str(getattr(node.args[1], "value", ""))]
+            if _private_attribute(chain):
+                yield node.lineno, ".".join(chain)
+        elif isinstance(node, ast.Constant) and isinstance(text := node.value, str) and _hidden(text):
+            yield node.lineno, repr(text)
+
+
+def _dotted(node: ast.expr) -> list[str]:
+    """The parts of ``a.b.c``; whatever is no name is "…"."""
+    if isinstance(node, ast.Attribute):
+        return [*_dotted(node.value), node.attr]
+    return [node.id if isinstance(node, ast.Name) else "…"]
+
+
+def _public(name: str, or_above: bool = False) -> bool:
+    return any(f"{name}.".startswith(f"{known}.") for known in PUBLIC) or (
+        or_above and any(known.startswith(f"{name}.") for known in PUBLIC)
+    )
+
+
+def _hidden(text: str) -> bool:
+    """Whether a string is the address of something private."""
+    return re.fullmatch(r"deepspeed(\.\w+)+", text) is not None and not _public(text)
+
+
+def _private_attribute(chain: list[str]) -> bool:
+    """Whether the last name of ``a.b.c`` belongs to DeepSpeed alone."""
+    *owners, name = chain
+    if MARKS.fullmatch(name):
+        return True
+    if owners[-1] == "engine" and owners[0] != "pretrain":  # not the package
+        return name not in PUBLIC_OF_ENGINES
+    # Not the settings, as in run.optimizer.learning_rate.
+    return (
+        owners == ["optimizer"] or owners[-2:] == ["engine", "optimizer"]
+    ) and name not in PUBLIC_OF_OPTIMIZERS
+
+
+# ---------------------------------------------------------------------- sizes and names
+
+
+def sizes(root: Path) -> list[str]:
+    """Packages and files that have grown out of one head."""
+    problems = []
+    for folder in sorted({path.parent for path in (root / "pretrain").rglob("*.py")}):
+        count = sum(path.name != "__init__.py" for path in folder.glob("*.py"))
+        most = MOST_AT_THE_TOP if folder.name == "pretrain" else MOST_MODULES
+        if count > most:
+            problems.append(f"{folder.relative_to(root)}/ holds {count} modules, more than {most}")
+    for path in modules(root).values():
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        if lines > MOST_LINES:
+            problems.append(f"{path.relative_to(root)} has {lines} lines, more than {MOST_LINES}")
+    return problems
+
+
+def shadows(root: Path) -> list[str]:
+    """Names at the top of pretrain/ that a library has: a file that is run from there would import ours instead."""
+    libraries = _libraries()
+    return [
+        f"pretrain/{path.name} shadows the library {path.stem}"
+        for path in sorted((root / "pretrain").iterdir())
+        if path.stem in libraries - {"pretrain", "model"}
+    ]
+
+
+@functools.cache
+def _libraries() -> set[str]:
+    return {*sys.stdlib_module_names, *importlib.metadata.packages_distributions()}
+
+
+def picture(root: Path) -> list[str]:
+    """The picture shows other arrows than the script would draw."""
+    drawn, now = pictured_edges(root / PICTURE), package_edges(root)
+    if drawn == now:
+        return []
+    changed = ", ".join(f"{a} -> {b}" for a, b in sorted({*(drawn or [])} ^ {*now}))
+    return [f"{PICTURE} is out of date ({changed}); python docs/draw_architecture.py draws it again"]
+
+
+PLACES = ("pretrain", "model", "tests", "docs", "benchmarks", "slurm")
+FILE = re.compile(rf"(?<![\w/.-])(?:{'|'.join(PLACES)})/[\w/.-]*\w\.(?:py|md|sh)\b")
+LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+MODULE = re.compile(
+    r"(?<![\w/.-])(?:(?:pretrain|tests)(?:\.[A-Za-z_]\w*)+|(?<=-m )(?:model|benchmarks)\.\w+)"
+)
+
+
+def mentions(root: Path) -> list[str]:
+    """Files and modules that text, comments or code name, and that do not exist."""
+    problems = []
+    written = [*root.glob("*.md"), root / "Makefile", *(root / ".ci").glob("*")]
+    for place in PLACES:
+        written += [path for path in (root / place).rglob("*") if path.suffix in (".md", ".py", ".sh")]
+    for path in sorted(path for path in written if path.is_file() and path != Path(__file__)):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            missing = [
+                name for name in FILE.findall(line) if "NAME" not in name and not (root / name).exists()
+            ]
+            missing += [
+                name
+                for name in LINK.findall(line)
+                if path.suffix == ".md" and not (path.parent / name).exists()
+            ]
+            missing += [name for name in MODULE.findall(line) if not _resolves(root, name)]
+            problems += [f"{path.relative_to(root)}:{number} names {name}" for name in missing]
+    return problems
+
+
+def _resolves(root: Path, name: str) -> bool:
+    """Whether a dotted name is a package, a module, or something at the top level of a module."""
+    parts = name.split(".")
+    folder = root
+    while parts and (folder / parts[0]).is_dir():
+        folder = folder / parts.pop(0)
+    file = folder / f"{parts[0]}.py" if parts else folder
+    if not parts or (len(parts) == 1 and file.is_file()):
+        return True
+    return file.is_file() and parts[1] in _top_level(file)
+
+
+def _top_level(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in parsed(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+        else:
+            names |= {target.id for target in ast.walk(node) if isinstance(target, ast.Name)}
+    return names
+
+
+# ---------------------------------------------------------------------- the tests
+
+CHECKS: list[Check] = [direction, cycles, network_alone, private_deepspeed, sizes, shadows, picture, mentions]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_this_repository(check: Check) -> None:
+    assert check(ROOT) == []
+
+
+SMALL = {
+    PAGE: "## The order of packages\n\n| package | |\n|---|---|\n| `model/` | |\n| `pretrain/config/` | |\n"
+    "| `pretrain/engine/` | |\n| `pretrain/metrics/` | |\n| `pretrain/` | |\n",
+    "model/heads.py": "",
+    "pretrain/config/__init__.py": "",
+    "pretrain/config/run_config.py": "from model.heads import heads\n",
+    "pretrain/engine/build.py": "from deepspeed.runtime import engine\nfrom pretrain.config import run_config\n",
+    "pretrain/metrics/file.py": "from pretrain.engine import build\n",
+    "pretrain/trainer.py": "import deepspeed\nfrom pretrain.metrics.file import rows\ndeepspeed.initialize()\n",
+}
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The small tree's picture."""
+    root = tmp_path_factory.mktemp("drawn")
+    for name, text in SMALL.items():
+        plant(root, name, text)
+    draw(package_edges(root), root / PICTURE)
+    return (root / PICTURE).read_bytes()
+
+
+@pytest.fixture
+def small(tmp_path: Path, drawn: bytes) -> Path:
+    """A tree without a problem."""
+    for name, text in SMALL.items():
+        plant(tmp_path, name, text)
+    (tmp_path / PICTURE).parent.mkdir()
+    (tmp_path / PICTURE).write_bytes(drawn)
+    return tmp_path
+
+
+def plant(root: Path, name: str, text: str) -> None:
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_text(text)
+
+
+def test_a_tree_without_a_problem(small: Path) -> None:
+    assert [problem for check in CHECKS for problem in check(small)] == []
+
+
+NEW = "pretrain/metrics/new.py"
+# fmt: off
+PLANTED: dict[Check, list[tuple[str, str, str | None]]] = {
+    # A file, its text, and what is said of it; None for nothing.
+    direction: [
+        ("pretrain/config/new.py", "import pretrain.engine.build", "pretrain/engine comes after pretrain/config"),
+        ("pretrain/config/new.py", "from pretrain.engine import build", "new:1 imports pretrain.engine.build"),
+        ("pretrain/config/new.py", "from ..engine import build", "new:1 imports pretrain.engine.build"),
+        ("pretrain/config/__init__.py", "from ..engine import build", "pretrain.config:1 imports"),
+        ("pretrain/config/new.py", "def late():\n    import pretrain.engine.build", "pretrain.config.new:2"),
+        ("pretrain/config/new.py", "if TYPE_CHECKING:\n    import pretrain.engine.build", "pretrain.config.new:2"),
+        ("pretrain/config/new.py", "from pretrain.trainer import Trainer", "pretrain comes after pretrain/config"),
+        ("pretrain/config/inner/new.py", "import pretrain.engine.build", "pretrain.config.inner.new:1"),
+        ("pretrain/extra/new.py", "", "pretrain/extra/ is not in the order"),
+    ],
+    cycles: [
+        ("model/heads.py", "import pretrain.trainer", "model.heads imports pretrain.trainer imports pretrain.metrics"),
+        ("pretrain/engine/new.py", "from pretrain.engine import new, other", None),
+        ("model/heads.py", "def late():\n    import pretrain.trainer", None),
+    ],
+    network_alone: [
+        ("model/new.py", "import pretrain.config.run_config", "model.new:1 imports pretrain.config.run_config"),
+        ("model/new.py", "def late():\n    from pretrain import trainer", "model.new:2 imports pretrain.trainer"),
+    ],
+    private_deepspeed: [
+        (NEW, "from deepspeed.runtime.zero import stage3", "new.py:1 uses deepspeed.runtime.zero.stage3"),
+        (NEW, "import deepspeed.runtime.engine", "new.py:1 uses deepspeed.runtime.engine"),
+        (NEW, "def late():\n    from deepspeed.utils import groups", "new.py:2 uses deepspeed.utils.groups"),
+        (NEW, "from deepspeed import runtime", "uses deepspeed.runtime"),
+        (NEW, "import deepspeed\ndeepspeed.ops.__compatible_ops__['x'] = 0", "deepspeed.ops.__compatible_ops__"),
+        (NEW, "import deepspeed as ds\nds.comm.comm.cdb", "new.py:2 uses ds.comm.comm.cdb"),
+        (NEW, "import deepspeed\ndeepspeed.initialize = None", "new.py:2 uses deepspeed.initialize"),
+        (NEW, "patch('deepspeed.runtime.engine.step')", "new.py:1 uses 'deepspeed.runtime.engine.step'"),
+        (NEW, "engine._copy_recovery_script = None", "uses engine._copy_recovery_script"),
+        (NEW, "self.engine.param_names", "uses self.engine.param_names"),
+        (NEW, "setattr(engine, 'checkpoint_engine', 1)", "uses engine.checkpoint_engine"),
+        (NEW, "engine.optimizer.optimizer.state", "uses engine.optimizer.optimizer"),
+        (NEW, "optimizer._hp_optimizer_states_linked", "uses optimizer._hp_optimizer_states_linked"),
+        (NEW, "optimizer.fp32_partitioned_groups_flat", "uses optimizer.fp32_partitioned_groups_flat"),
+        (NEW, "inner = self.engine.optimizer\ninner.bf16_groups", "new.py:2 uses inner.bf16_groups"),
+        (NEW, "getattr(parameter, 'ds_shape', None)", "uses parameter.ds_shape"),
+        (NEW, "module.is_invalid_grad_norm = None", "uses module.is_invalid_grad_norm"),
+        ("model/new.py", "weight.ds_tensor", "model/new.py:1 uses weight.ds_tensor"),
+        ("pretrain/checkpoint/new.py", "from deepspeed.runtime import engine\nengine.param_names", None),
+        (NEW, "from deepspeed.ops.adam import DeepSpeedCPUAdam\nengine.optimizer.param_groups", None),
+        (NEW, "run.optimizer.betas", None),
+    ],
+    sizes: [("model/new.py", "\n" * 501, "model/new.py has 501 lines, more than 500")],
+    shadows: [
+        ("pretrain/logging.py", "", "pretrain/logging.py shadows the library logging"),
+        ("pretrain/datasets.py", "", "pretrain/datasets.py shadows the library datasets"),
+        ("pretrain/tokenizers/__init__.py", "", "pretrain/tokenizers shadows the library tokenizers"),
+    ],
+    picture: [
+        ("pretrain/engine/build.py", "", "pretrain/engine -> pretrain/config"),
+        ("pretrain/config/new.py", "from pretrain.config import run_config", None),
+        ("pretrain/metrics/new.py", "from pretrain.config import run_config", None),  # by way of engine
+    ],
+    mentions: [
+        ("README.md", "See `pretrain/lost.py`.", "README.md:1 names pretrain/lost.py"),
+        ("docs/page.md", "\nmore in docs/lost.md", "docs/page.md:2 names docs/lost.md"),
+        ("docs/page.md", "[more](lost.md#part)", "docs/page.md:1 names lost.md"),
+        ("docs/page.md", "[file](../model/heads.py) [here](#part) [far](https://example.org/a.md)", None),
+        ("Makefile", "\tpython -m pretrain.lost", "Makefile:1 names pretrain.lost"),
+        ("slurm/job.sh", "python -m model.lost", "slurm/job.sh:1 names model.lost"),
+        ("model/heads.py", "# as in pretrain.metrics.file.lost", "names pretrain.metrics.file.lost"),
+        ("README.md", "pretrain/trainer.py pretrain.trainer pretrain.metrics.file.build /pretrain/lost.py", None),
+    ],
+}
+# fmt: on
+
+
+@pytest.mark.parametrize(
+    ("check", "name", "text", "problem"),
+    [(check, *case) for check, cases in PLANTED.items() for case in cases],
+)
+def test_a_planted_problem(small: Path, check: Check, name: str, text: str, problem: str | None) -> None:
+    plant(small, name, text)
+    found = check(small)
+    if problem is None:
+        assert found == []
+    else:
+        assert any(problem in line for line in found), found
+
+
+@pytest.mark.parametrize(
+    ("folder", "most"), [("pretrain", MOST_AT_THE_TOP), ("pretrain/engine", MOST_MODULES)]
+)
+def test_a_package_with_too_many_modules(small: Path, folder: str, most: int) -> None:
+    existing = len([*(small / folder).glob("*.py")])
+    for number in range(most - existing):
+        plant(small, f"{folder}/part{number}.py", "")
+    plant(small, f"{folder}/__init__.py", "")
+    assert sizes(small) == []
+    plant(small, f"{folder}/one_more.py", "")
+    assert sizes(small) == [f"{folder}/ holds {most + 1} modules, more than {most}"]
+
+
+def test_a_picture_that_says_nothing(small: Path) -> None:
+    (small / PICTURE).write_bytes((ROOT / "docs/pictures/upper_qk-llama.png").read_bytes())
+    assert len(picture(small)) == 1
