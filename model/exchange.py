@@ -8,7 +8,7 @@ r = t/g neighbours, a group's columns are whole key/value heads and the query he
   so that causal work is the same for all ("zigzag"); q and output are exchanged, k and v gathered.
 
 Rotary positions are applied by the caller after ``scatter``, on whole heads. What the exchange moves is computed in
-model/parallel_plan.py. The idea of exchanging heads for sequences is DeepSpeed-Ulysses' (arXiv 2309.14509), the zigzag
+model/parallel_plan. The idea of exchanging heads for sequences is DeepSpeed-Ulysses' (arXiv 2309.14509), the zigzag
 order that of ring attention implementations; neither splits a head.
 """
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from model.config import ModelConfig
 from model.linears import shard_dim
-from model.parameters import ParameterRole, parameter_roles
+from model.parameters import ParameterRole, has_vocabulary_rows, parameter_roles
 from model.transformer import Transformer
 
 Gather = Callable[[nn.Parameter], AbstractContextManager[Any]]
@@ -57,8 +57,7 @@ def initial_value(
     std = config.init_std
     if role.part == "o" or name.endswith(".ffn.down.weight"):
         std /= math.sqrt(2 * config.num_layers)
-    has_vocabulary_rows = role.part == "output" or name == "token_embedding.weight"
-    rows = config.vocab_size if has_vocabulary_rows else shape[0]
+    rows = config.vocab_size if has_vocabulary_rows(name) else shape[0]
     drawn = torch.empty(rows, *shape[1:], device="cpu", dtype=torch.float32)
     drawn.normal_(0.0, std, generator=_generator(name, seed))
     value[:rows] = drawn

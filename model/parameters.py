@@ -1,6 +1,7 @@
-"""What every parameter is, decided by the module that owns it.
+"""What every parameter is: its role, decided by the module that owns it, its shape, and how it is cut.
 
-Never by shape: under ZeRO-3 every parameter is flat, so "decay what has two dimensions" would decay nothing.
+The role never comes from the shape: under ZeRO-3 every parameter is flat, so "decay what has two dimensions" would
+decay nothing.
 """
 
 from __future__ import annotations
@@ -33,6 +34,35 @@ class ParameterRole:
     """The piece of the network it belongs to; output is an untied head, embedding tokens or positions."""
     layer: int | None
     """0-based layer, None outside the layers."""
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """What a model expects of one parameter."""
+
+    role: ParameterRole
+    shape: tuple[int, ...]
+    """The full shape, with the vocabulary padded as for one tensor-parallel rank."""
+    shard_dimension: int | None
+    """The dimension that tensor parallelism cuts; None: every rank has all of it."""
+    vocabulary: bool
+    """Whether dimension 0 is the padded vocabulary, whose zero rows at the end depend on the world."""
+
+
+def parameter_specs(config: ModelConfig) -> dict[str, ParameterSpec]:
+    """Every parameter of a model by name, in the model's order. No memory is allocated for them."""
+    with torch.device("meta"):
+        model = Transformer(config)
+    roles = parameter_roles(model)
+    return {
+        name: ParameterSpec(
+            roles[name],
+            tuple(parameter.shape),
+            shard_dimension(name, roles[name]),
+            has_vocabulary_rows(name),
+        )
+        for name, parameter in model.named_parameters()
+    }
 
 
 def parameter_roles(model: Transformer) -> dict[str, ParameterRole]:
@@ -82,6 +112,11 @@ def shard_dimension(name: str, role: ParameterRole) -> int | None:
     return 0
 
 
+def has_vocabulary_rows(name: str) -> bool:
+    """Whether a parameter has one row per (padded) vocabulary entry: the token embedding, and an untied head."""
+    return name in ("token_embedding.weight", "output.weight")
+
+
 def _kind(module: nn.Module, own_name: str) -> Kind:
     if own_name == "bias":
         return "bias"
@@ -92,30 +127,3 @@ def _kind(module: nn.Module, own_name: str) -> Kind:
     if is_linear(module):
         return "matrix"
     raise TypeError(f"a {type(module).__name__} has a parameter {own_name!r} of no known kind")
-
-
-@dataclass(frozen=True)
-class ParameterSpec:
-    """What a model expects of one parameter."""
-
-    shape: tuple[int, ...]
-    """The full shape, with the vocabulary padded as for one tensor-parallel rank."""
-    shard_dimension: int | None
-    """The dimension that tensor parallelism cuts; None: every rank has all of it."""
-    vocabulary: bool
-    """Whether dimension 0 is the padded vocabulary, whose zero rows at the end depend on the world."""
-
-
-def parameter_specs(config: ModelConfig) -> dict[str, ParameterSpec]:
-    """Every parameter of a model by name, in the model's order. No memory is allocated for them."""
-    with torch.device("meta"):
-        model = Transformer(config)
-    roles = parameter_roles(model)
-    return {
-        name: ParameterSpec(
-            tuple(parameter.shape),
-            shard_dimension(name, roles[name]),
-            name == "token_embedding.weight" or roles[name].part == "output",
-        )
-        for name, parameter in model.named_parameters()
-    }

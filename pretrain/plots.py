@@ -10,38 +10,34 @@ from typing import Any
 
 from model.errors import UserError, run_command
 from pretrain.metrics.file import FILE_NAME, read_metrics
+from pretrain.utils.plotting import saved_figure
 
 
 def draw_runs(folders: list[Path], out: Path) -> Path:
     """Draw loss (training faint, validation marked), learning rate and gradient norm over tokens, a colour a run.
 
     Raises:
-        UserError: a folder without metrics.
+        UserError: a folder without metrics, or *out* cannot be written.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (loss_axis, rate_axis, norm_axis) = plt.subplots(
-        3, 1, figsize=(9, 9), sharex=True, height_ratios=(3, 1, 1), layout="constrained"
-    )
-    for index, folder in enumerate(folders):
-        rows, color = _rows(folder), f"C{index}"
-        loss_axis.plot(*_series(rows, "train_loss"), color=color, alpha=0.35, linewidth=1)
-        loss_axis.plot(*_series(rows, "val_loss"), color=color, marker="o", markersize=4, label=folder.name)
-        for key in dict.fromkeys(key for row in rows for key in row if key.startswith("lr/")):
-            rate_axis.plot(*_series(rows, key), color=color, linewidth=1)
-        norm_axis.plot(*_series(rows, "grad_norm"), color=color, linewidth=1)
-    loss_axis.set_ylabel("loss (nats per token)\nfaint: training, dots: validation")
-    loss_axis.legend()
-    rate_axis.set_ylabel("learning rate")
-    norm_axis.set_ylabel("gradient norm")
-    norm_axis.set_yscale("log")
-    norm_axis.set_xlabel("tokens")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, dpi=120)
-    plt.close(figure)
+    with saved_figure(out, "out", 3, size=(9, 9), dpi=120, sharex=True, height_ratios=(3, 1, 1)) as (
+        _,
+        (loss_axis, rate_axis, norm_axis),
+    ):
+        for index, folder in enumerate(folders):
+            rows, color = _rows(folder), f"C{index}"
+            loss_axis.plot(*_series(rows, "train_loss"), color=color, alpha=0.35, linewidth=1)
+            loss_axis.plot(
+                *_series(rows, "val_loss"), color=color, marker="o", markersize=4, label=folder.name
+            )
+            for key in dict.fromkeys(key for row in rows for key in row if key.startswith("lr/")):
+                rate_axis.plot(*_series(rows, key), color=color, linewidth=1)
+            norm_axis.plot(*_series(rows, "grad_norm"), color=color, linewidth=1)
+        loss_axis.set_ylabel("loss (nats per token)\nfaint: training, dots: validation")
+        loss_axis.legend()
+        rate_axis.set_ylabel("learning rate")
+        norm_axis.set_ylabel("gradient norm")
+        norm_axis.set_yscale("log")
+        norm_axis.set_xlabel("tokens")
     return out
 
 

@@ -11,6 +11,7 @@ import dataclasses
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ from pretrain.run.lock import RunLocks
 from pretrain.run.resume import check_resume, regrouped, shape_change
 from pretrain.runtime.same_code import check_agreement
 from pretrain.runtime.signals import StopListener
-from pretrain.runtime.world import World, start_world
+from pretrain.runtime.world import COLLECTIVE_TIMEOUT, World, start_world
 
 Batch = list[Tensor]
 """Inputs and labels of a micro-batch, int64 [B, T] each; with a document mask also where documents begin."""
@@ -109,7 +110,11 @@ def open_session(command: CommandLine, listener: StopListener) -> Iterator[Sessi
     with listener.at_once():
         ds_config = read_ds_config(command.ds_config)
         prepare_deepspeed()
-        world = start_world(run.threads, run.deterministic, run.tensor_parallel, run.sequence_parallel)
+        # Longer than the watchdog waits, or it could never name the rank that hangs.
+        timeout = max(COLLECTIVE_TIMEOUT, timedelta(minutes=run.interruption.hang_minutes + 5))
+        world = start_world(
+            run.threads, run.deterministic, run.tensor_parallel, run.sequence_parallel, timeout
+        )
         check_agreement(world, run.to_yaml())
         locks = RunLocks(run.folder, world)
     with locks:

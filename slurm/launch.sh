@@ -1,11 +1,13 @@
 # shellcheck shell=bash
 # What the scripts of this folder share: sourced by them, from the repository's root.
 #
-#   launch SCRIPT [ARGUMENT …]      run a Python script, one task per GPU (or per CPU rank), until it is done
+#   launch SCRIPT [ARGUMENT …]      run a Python file or module, one task per GPU (or per CPU rank), until it is done
 #
 # Settings, as environment variables (sbatch passes yours on):
 #   VENV=.venv           the environment to activate
 #   CONTAINER=           run inside this image instead: a .sif file (apptainer), or an image name (pyxis)
+#   MOUNTS=              more folders for a pyxis container to see, /data:/data,/scratch:/scratch
+#   INTERFACE=           the network interface that reaches the other nodes, such as ib0, where there are several
 #   FAILURES=3           requeue after a crash, a dead or a hung rank, so many times at most
 #   SLURM=0              without SLURM: run on this machine, with the deepspeed launcher
 # --dry_run among the arguments prints what would run, and runs nothing.
@@ -26,12 +28,12 @@ settings() {
     export NCCL_DEBUG="${NCCL_DEBUG:-WARN}"
     # A switch that is busy for half a minute must not end a run of days (InfiniBand retries 2^22 x 4 us = 17 s each).
     export NCCL_IB_TIMEOUT="${NCCL_IB_TIMEOUT:-22}"
-    # An error of NCCL ends the rank at once instead of leaving it in the collective.
-    export TORCH_NCCL_ASYNC_ERROR_HANDLING="${TORCH_NCCL_ASYNC_ERROR_HANDLING:-1}"
     # Long runs with several shapes (training, validation, evaluation) fragment the device's memory otherwise.
     export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"
-    # Clusters with several networks: name the one that reaches the other nodes.
-    #export NCCL_SOCKET_IFNAME=ib0 GLOO_SOCKET_IFNAME=ib0
+    # Both libraries cross nodes, gloo for the ranks' agreement on stopping: they must take the same network.
+    if [ -n "${INTERFACE:-}" ]; then
+        export NCCL_SOCKET_IFNAME="$INTERFACE" GLOO_SOCKET_IFNAME="$INTERFACE"
+    fi
     # Python's output line by line, so that the log is up to date.
     export PYTHONUNBUFFERED=1
 }
@@ -64,44 +66,58 @@ show() { # a command, quoted so that it can be pasted
     printf '\n'
 }
 
+# Set command to what a job runs: the script's arguments, one task for each rank.
+srun_command() {
+    # Neighbours share a node: ranks are counted node by node. Even if sbatch was told to pass no environment on
+    # (--export=NONE), the tasks need this shell's: MASTER_ADDR, VENV's path.
+    command=(srun --kill-on-bad-exit=1 --cpu-bind=cores --distribution=block:block --export=ALL)
+    # Since SLURM 22.05 srun does not take it over from the job.
+    local cpus=${SLURM_CPUS_PER_TASK:-$(directive cpus-per-task)}
+    [ -z "$cpus" ] || command+=(--cpus-per-task="$cpus")
+    case "${CONTAINER:-}" in
+        '') ;;
+        *.sif) command+=(apptainer exec --nv "$CONTAINER") ;;
+        *)
+            command+=(--container-image="$CONTAINER" --container-workdir="$PWD")
+            command+=(--container-mounts="$PWD:$PWD${MOUNTS:+,$MOUNTS}")
+            ;;
+    esac
+    command+=(bash slurm/task.sh "$@")
+}
+
 launch() {
     local dry_run=0 argument
-    local -a arguments=() container=()
+    local -a arguments=() command=()
     for argument in "$@"; do
         if [ "$argument" = --dry_run ]; then dry_run=1; else arguments+=("$argument"); fi
     done
     settings
     activate
     if [ "${SLURM:-1}" = 0 ] || [ -z "${SLURM_JOB_ID:-}" ]; then
-        local -a local_command=(deepspeed "${arguments[@]}")
+        local -a local_command=(deepspeed)
+        # What runs in one task runs in one process here; the launcher takes a module by name.
+        if [ "$(directive ntasks)" = 1 ]; then local_command=(python -m); elif [ "${1##*.}" != py ]; then local_command+=(--module); fi
+        local_command+=("${arguments[@]}")
         if [ "${SLURM:-1}" != 0 ] && [ "$dry_run" = 0 ]; then
             echo "error: SLURM: this is no job; submit it: sbatch slurm/NAME.sh …, or run it here: SLURM=0 bash slurm/NAME.sh …" >&2
             exit "$BAD_INPUT"
         fi
         if [ "$dry_run" = 1 ]; then
             show "${local_command[@]}"
-            show srun --ntasks-per-node="$(directive ntasks-per-node)" --nodes="$(directive nodes)" bash slurm/task.sh "${arguments[@]}"
+            srun_command "${arguments[@]}"
+            echo "in a job of $(directive nodes) nodes, $(directive "ntasks[a-z-]*") tasks each:"
+            show "${command[@]}"
             return 0
         fi
         exec "${local_command[@]}"
     fi
 
-    case "${CONTAINER:-}" in
-        '') ;;
-        *.sif) container=(apptainer exec --nv "$CONTAINER") ;;
-    esac
     # The rendezvous: a port of the job's own, so that two jobs on a node do not meet, and below those that Linux gives
     # to outgoing connections (32768 and up).
     MASTER_ADDR=$(first_address)
     MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))
     export MASTER_ADDR MASTER_PORT
-    local -a command=(srun --kill-on-bad-exit=1 --cpu-bind=cores)
-    # Since SLURM 22.05 srun does not take it over from the job.
-    [ -z "${SLURM_CPUS_PER_TASK:-}" ] || command+=(--cpus-per-task="$SLURM_CPUS_PER_TASK")
-    if [ -n "${CONTAINER:-}" ] && [ "${#container[@]}" = 0 ]; then
-        command+=(--container-image="$CONTAINER" --container-mounts="$PWD:$PWD" --container-workdir="$PWD")
-    fi
-    command+=("${container[@]}" bash slurm/task.sh "${arguments[@]}")
+    srun_command "${arguments[@]}"
     if [ "$dry_run" = 1 ]; then
         echo "MASTER_ADDR=$MASTER_ADDR MASTER_PORT=$MASTER_PORT"
         show "${command[@]}"

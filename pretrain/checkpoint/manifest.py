@@ -5,11 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pretrain.checkpoint.state import (
-    ENGINE_FOLDER,
-    FORMAT,
-    UNIVERSAL_FOLDER,
-)
+from pretrain.checkpoint.state import ENGINE_FOLDER, FORMAT, UNIVERSAL_FOLDER
 from pretrain.utils.files import file_entry
 
 

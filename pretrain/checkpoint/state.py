@@ -11,15 +11,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 FORMAT = 1
-
-
 ENGINE_FOLDER = "deepspeed"
-
-
 # What DeepSpeed's ds_to_universal makes of it, when somebody runs that.
 UNIVERSAL_FOLDER = "universal"
-
-
+# Features of the last probes, for runs that make some.
 FEATURES = "features.safetensors"
 
 

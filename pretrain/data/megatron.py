@@ -11,6 +11,7 @@ import xxhash
 from model.errors import UserError
 from pretrain.data.indexed import IndexedTokens, bin_path, idx_path
 from pretrain.data.tokenizer import Tokenizer, tokenizer_hash
+from pretrain.utils.files import update_from_file
 
 # The last documents that together hold at least this share of the tokens. Megatron-LM itself splits by position in
 # the file (--split 969,30,1); the text, by whose hash our own corpora are split, is not there.
@@ -72,9 +73,7 @@ def _first_of_validation(tokens: IndexedTokens) -> int:
 def _content_hash(prefix: Path) -> str:
     """Hash of the index, the size of the token file, and both its ends: reading all of it would take minutes."""
     digest = xxhash.xxh3_128()
-    with idx_path(prefix).open("rb") as stream:
-        while chunk := stream.read(_SAMPLE):
-            digest.update(chunk)
+    update_from_file(digest, idx_path(prefix))
     path = bin_path(prefix)
     size = path.stat().st_size
     digest.update(np.int64(size).tobytes())

@@ -142,7 +142,7 @@ class SentencePieceTokenizer(Tokenizer):
     def train(cls, texts: Iterable[str], vocab_size: int, name: str | None = None) -> SentencePieceTokenizer:
         """Train byte-fallback BPE on *texts*: the same texts in the same order give the same model file.
 
-        Texts are held in memory by the trainer: hand over a sample of a large corpus (``prepare.py`` does).
+        Texts are held in memory by the trainer: hand over a sample of a large corpus (pretrain.prepare does).
         Raises UserError if the vocabulary cannot have *vocab_size* entries, and whatever iterating *texts* raises.
         """
         import sentencepiece

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from model.errors import UserError
 from pretrain.diagnostics.comparison import (
     BY_LAYER,
     TITLES,
@@ -19,6 +18,7 @@ from pretrain.diagnostics.comparison import (
     over_training,
 )
 from pretrain.diagnostics.measure import RunFigures
+from pretrain.utils.plotting import saved_figure
 
 Groups = dict[str, list[RunFigures]]
 LOGARITHMIC = ("attention_write", "ffn_write")  # the first layer writes many times what the embedding holds
@@ -54,9 +54,11 @@ def draw_curves(groups: Groups, path: Path) -> Path:
     """
     measures = [m for m in BY_LAYER if any(_has(run.rows, m) for runs in groups.values() for run in runs)]
     rows = len(measures) + len(BY_GROUP)
-    with _figure(path, rows, len(groups), 2.1, sharex="col", sharey="row") as (figure, axes, plt):
+    with _figure(path, rows, len(groups), 2.1, sharex="col", sharey="row") as (figure, axes):
+        from matplotlib import colormaps
+
         for column, (name, runs) in enumerate(groups.items()):
-            colors = plt.get_cmap("viridis")
+            colors = colormaps["viridis"]
             for row, measure in enumerate(measures):
                 axis = axes[row][column]
                 for layer in range(runs[0].num_layers):
@@ -89,7 +91,7 @@ def draw_layers(groups: Groups, path: Path) -> Path:
     measures = [
         m for m in BY_LAYER if any(layer_bands([r.last for r in runs], m) for runs in groups.values())
     ]
-    with _figure(path, math.ceil(len(measures) / 3), 3, 2.6) as (figure, axes, _):
+    with _figure(path, math.ceil(len(measures) / 3), 3, 2.6) as (figure, axes):
         panels = [axis for row in axes for axis in row]
         for axis, measure in zip(panels, measures, strict=False):
             width = 0.8 / len(groups)
@@ -129,7 +131,7 @@ def draw_difference(groups: Groups, baseline: str, path: Path) -> Path:
         for measure in BY_LAYER
     }
     measures = [measure for measure in BY_LAYER if any(by_layer[measure].values())]
-    with _figure(path, math.ceil(len(measures) / 3), 3, 2.6) as (figure, axes, _):
+    with _figure(path, math.ceil(len(measures) / 3), 3, 2.6) as (figure, axes):
         panels = [axis for row in axes for axis in row]
         for axis, measure in zip(panels, measures, strict=False):
             axis.axhline(0, color="gray", linewidth=0.8)
@@ -158,7 +160,7 @@ def draw_difference_over_training(groups: Groups, baseline: str, path: Path) -> 
             found[key] = bands
     if not found:  # nothing was measured while the runs trained
         return None
-    with _figure(path, math.ceil(len(found) / 3), 3, 2.6) as (figure, axes, _):
+    with _figure(path, math.ceil(len(found) / 3), 3, 2.6) as (figure, axes):
         panels = [axis for row in axes for axis in row]
         for axis, (key, by_name) in zip(panels, found.items(), strict=False):
             axis.axhline(0, color="gray", linewidth=0.8)
@@ -214,25 +216,10 @@ def _legend(figure: Any, axis: Any, ncols: int) -> None:
         figure.legend(handles, labels, loc="outside lower center", ncols=ncols, fontsize="small")
 
 
-@contextmanager
 def _figure(
     path: Path, rows: int, columns: int, height: float, **shared: Any
-) -> Iterator[tuple[Any, Any, Any]]:
+) -> AbstractContextManager[tuple[Any, Any]]:
     """A grid of axes, saved at the end of the block."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(
-        max(1, rows), columns, figsize=(4.2 * columns, 0.6 + height * max(1, rows)), squeeze=False,
-        layout="constrained", **shared,
-    )  # fmt: skip
-    try:
-        yield figure, axes, plt
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=110)
-    except OSError as error:
-        raise UserError(f"out: cannot write {str(path)!r} ({error.strerror or error})") from None
-    finally:
-        plt.close(figure)
+    rows = max(1, rows)
+    size = (4.2 * columns, 0.6 + height * rows)
+    return saved_figure(path, "out", rows, columns, size=size, dpi=110, squeeze=False, **shared)

@@ -6,7 +6,6 @@ works for whatever DeepSpeed engine or plain module holds the network: any ZeRO 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
@@ -21,9 +20,9 @@ from model.attention import Attention
 from model.collectives import all_gather
 from model.config import ModelConfig
 from model.exchange import BatchForm
-from model.loss import IGNORED_LABEL
 from model.rotary import rotate, rotate_spans
 from model.transformer import Block, Transformer
+from pretrain.data.held_out import HeldOutBatches
 from pretrain.diagnostics.attention import HEAD_MEASURES, head_sums
 from pretrain.runtime.world import World
 
@@ -73,18 +72,18 @@ class ForwardProbe:
     def __init__(
         self, config: ModelConfig, windows: np.ndarray, micro_batch: int, world: World, positions: int = 64
     ) -> None:
-        self.config, self.world, self.micro_batch = config, world, micro_batch
-        self.windows = torch.from_numpy(windows.astype(np.int64))
-        self.length = self.windows.shape[1] - 1
-        kept = min(positions, self.length)
-        self.positions = torch.tensor([(index + 1) * self.length // kept - 1 for index in range(kept)])
+        self.config, self.world = config, world
+        self.batches = HeldOutBatches(windows, micro_batch, world)
+        length = self.batches.length
+        kept = min(positions, length)
+        self.positions = torch.tensor([(index + 1) * length // kept - 1 for index in range(kept)])
 
     @torch.no_grad()
     def look(self, engine: Any, features: Sequence[int] = (), attention: bool = True) -> Look:
         """Run the windows through the network. Collective; weights and training numbers are left alone.
 
-        As in validation, the ranks of a tensor group take the same windows, and every rank makes the same number of
-        passes: one that has run out repeats the first window and does not count it.
+        As in validation, every rank makes the same number of passes: one that has run out of windows repeats the first
+        and does not count it.
 
         Args:
             engine: a DeepSpeed engine, or the network itself.
@@ -93,20 +92,12 @@ class ForwardProbe:
         """
         network: Transformer = getattr(engine, "module", engine)
         recorder = _Recorder(self, network, features, attention)
-        data_rank, copies = self.world.data_rank, self.world.data_parallel
         training = network.training
         engine.eval()
         with _eager(network), recorder:
-            for index in range(math.ceil(len(self.windows) / (self.micro_batch * copies))):
-                first = (index * copies + data_rank) * self.micro_batch
-                rows = torch.arange(first, first + self.micro_batch)
-                present = rows < len(self.windows)
-                batch = self.windows[torch.where(present, rows, 0)]
-                labels = batch[:, 1:].clone()
-                if present.any():
-                    labels[~present] = IGNORED_LABEL
-                recorder.begin(rows, present)
-                engine(batch[:, :-1].contiguous().to(self.world.device), labels.to(self.world.device))
+            for batch in self.batches:
+                recorder.begin(batch.rows, batch.present)
+                engine(batch.inputs.to(self.world.device), batch.labels.to(self.world.device))
         engine.train(training)
         return recorder.result()
 
@@ -122,7 +113,7 @@ class _Recorder:
         self.head_sums = [torch.zeros(h, 5, dtype=torch.float64, device=device) for h in config.heads]
         # ‖X‖², ‖a‖², ‖X + a‖², ‖f‖² of each layer
         self.energies = torch.zeros(config.num_layers, 4, dtype=torch.float64, device=device)
-        shape = (len(probe.windows), len(probe.positions), config.d_model)
+        shape = (probe.batches.count, len(probe.positions), config.d_model)
         self.features = {layer: torch.zeros(shape, device=device) for layer in features}
         self.projections: dict[str, Any] = {}
         self.rows = self.present = torch.empty(0)

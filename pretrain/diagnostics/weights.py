@@ -19,8 +19,7 @@ from torch import Tensor
 
 from model.config import ModelConfig
 from model.initialization import initial_value
-from model.parameters import ParameterSpec, parameter_roles
-from model.transformer import Transformer
+from model.parameters import ParameterSpec
 from pretrain.checkpoint.reshard import shard_of
 from pretrain.engine.layout import (
     EngineFlat,
@@ -59,11 +58,10 @@ def initial_weights(
     That is cheaper than keeping it. The optimizer's masters begin as copies of the weights that the model computes
     with, so in bf16 (*dtype*) they begin rounded.
     """
-    with torch.device("meta"):
-        roles = parameter_roles(Transformer(model))
 
     def initial(name: str) -> Tensor:
-        return initial_value(name, roles[name], specs[name].shape, model, seed).to(dtype).float()
+        spec = specs[name]
+        return initial_value(name, spec.role, spec.shape, model, seed).to(dtype).float()
 
     return initial
 

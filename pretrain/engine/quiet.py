@@ -1,4 +1,4 @@
-"""What the libraries print about themselves does not belong in a command's output."""
+"""Keeps what DeepSpeed and transformers print about themselves out of the output; warnings and errors stay."""
 
 from __future__ import annotations
 

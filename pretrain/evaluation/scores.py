@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from model.errors import UserError, closest
 from pretrain.evaluation.data_sets import local_data_sets, saving_data_sets
+from pretrain.utils.text import aligned
 
 SEED = 1234
 # The six tasks of the Prism paper (arXiv 2606.27449).
@@ -152,13 +153,7 @@ def table(results: Mapping[str, Any]) -> str:
         )
         shown = f"{error:.4f}" if isinstance(error, float) else ""
         rows.append((task, metric, f"{value:.4f}", shown, _items(results, task)))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        left = [cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)]
-        right = [cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True)]
-        lines.append("  ".join(left + right).rstrip())
-    return "\n".join(lines)
+    return "\n".join(aligned(rows, left=(0, 1)))
 
 
 def _items(results: Mapping[str, Any], task: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pretrain.data.held_out import HeldOutBatches
 from pretrain.data.sequences import pack_documents
 from pretrain.runtime.world import World
 
@@ -41,9 +42,8 @@ class Validation:
         world: World,
         document_starts: Sequence[np.ndarray] | None = None,
     ) -> None:
-        self.windows = torch.from_numpy(windows.astype(np.int64))
+        self.batches = HeldOutBatches(windows, micro_batch, world)
         self.label_bytes = label_bytes
-        self.micro_batch = micro_batch
         self.world = world
         self.document_starts = document_starts
 
@@ -51,25 +51,14 @@ class Validation:
     def run(self, engine: Any, progress: Callable[[int, int], None] | None = None) -> ValidationResult:
         """Mean loss over all windows. Collective; the weights and the training numbers are left alone.
 
-        The ranks of a tensor group take the same windows. Every rank makes the same number of forward passes (ZeRO-3
-        gathers weights in each). A rank that has run out of windows repeats the first one with weight zero; missing
-        rows of a last batch carry ignored labels (-100).
+        Every rank makes the same number of forward passes; a rank that has run out of windows repeats the first one
+        with weight zero.
         """
-        count, T = len(self.windows), self.windows.shape[1] - 1
-        rounds = math.ceil(count / (self.micro_batch * self.world.data_parallel))
         total = torch.zeros(2, dtype=torch.float64, device=self.world.device)  # summed nats, label tokens
         engine.eval()
-        for index in range(rounds):
-            first = (index * self.world.data_parallel + self.world.data_rank) * self.micro_batch
-            rows = torch.arange(first, first + self.micro_batch)
-            present = rows < count
-            rows = torch.where(present, rows, 0)
-            batch = self.windows[rows]
-            labels = batch[:, 1:].clone()
-            weight = int(present.sum()) * T
-            if weight:
-                labels[~present] = -100
-            inputs = [batch[:, :-1].contiguous(), labels, *self._document_offsets(rows.tolist(), T)]
+        for index, batch in enumerate(self.batches):
+            weight = int(batch.present.sum()) * self.batches.length
+            inputs = [batch.inputs, batch.labels, *self._document_offsets(batch.rows.tolist())]
             loss = engine(*(tensor.to(self.world.device) for tensor in inputs))
             total += torch.stack(
                 [
@@ -78,14 +67,14 @@ class Validation:
                 ]
             )
             if progress:
-                progress(index + 1, rounds)
+                progress(index + 1, len(self.batches))
         engine.train()
         nats, tokens = self.world.sum(total).tolist()
         return ValidationResult(loss=nats / tokens, bpb=nats / math.log(2) / self.label_bytes)
 
-    def _document_offsets(self, rows: list[int], context_length: int) -> list[torch.Tensor]:
+    def _document_offsets(self, rows: list[int]) -> list[torch.Tensor]:
         """The model's third input for these windows; nothing without a document mask."""
         if self.document_starts is None:
             return []
         starts = [self.document_starts[row] for row in rows]
-        return [torch.from_numpy(pack_documents(starts, context_length))]
+        return [torch.from_numpy(pack_documents(starts, self.batches.length))]

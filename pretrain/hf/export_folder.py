@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from model.errors import UserError
+from model.parameters import has_vocabulary_rows
 from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.hf.comparison import MAX_LENGTH, WINDOWS, Comparison, compare, folder_logits, our_logits
-from pretrain.hf.formats import Export, choose_format, has_vocabulary_rows, plan_export
+from pretrain.hf.formats import Export, choose_format, plan_export
 from pretrain.hf.model_card import model_card
 from pretrain.hf.new_folder import new_folder
 from pretrain.hf.safetensors_writer import SHARD_BYTES, total_bytes, write_weights

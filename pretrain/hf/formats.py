@@ -17,6 +17,7 @@ from torch import Tensor
 
 from model.config import ModelConfig
 from model.errors import UserError
+from model.parameters import parameter_specs
 
 Format = Literal["native", "llama", "gpt2"]
 
@@ -73,20 +74,10 @@ def _identity(tensor: Tensor) -> Tensor:
 
 def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Our parameters' names and shapes without padded vocabulary rows, in the order of named_parameters."""
-    from model.transformer import Transformer
-
-    with torch.device("meta"):
-        network = Transformer(model)
-    shapes = {}
-    for name, parameter in network.named_parameters():
-        shape = tuple(parameter.shape)
-        shapes[name] = (model.vocab_size, *shape[1:]) if has_vocabulary_rows(name) else shape
-    return shapes
-
-
-def has_vocabulary_rows(name: str) -> bool:
-    """Whether a parameter of ours has one row per (padded) vocabulary entry."""
-    return name in ("token_embedding.weight", "output.weight")
+    return {
+        name: (model.vocab_size, *spec.shape[1:]) if spec.vocabulary else spec.shape
+        for name, spec in parameter_specs(model).items()
+    }
 
 
 def llama_name(name: str) -> str:

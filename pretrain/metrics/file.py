@@ -13,8 +13,6 @@ from typing import Any
 from pretrain.utils.files import write_atomically
 
 FILE_NAME = "metrics.jsonl"
-
-
 # JSON has no word for these; as strings, float() reads them back and so does every data frame library.
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 

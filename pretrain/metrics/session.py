@@ -27,7 +27,7 @@ class Metrics:
         flops_per_token: training FLOPs per token, for MFU.
         peak_flops: peak of all the run's devices together in FLOP/s, for MFU; None leaves MFU out.
         every_seconds: shortest time between two lines of a log.
-        wandb: auto, online, offline or disabled (see tracking.py).
+        wandb: auto, online, offline or disabled (see pretrain.metrics.tracking).
         wandb_project: the project that the run is filed under.
         config: what wandb shows as the run's configuration.
     """

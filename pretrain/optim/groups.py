@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from model.config import ModelConfig
-from model.parameters import ParameterRole, parameter_roles
+from model.parameters import ParameterRole, parameter_roles, parameter_specs
 from model.transformer import Transformer
 from pretrain.config.lr_rules import BASE, LearningRateRule, match_rules, parse_rules
 from pretrain.config.run_config import OptimizerConfig, RunConfig
@@ -90,8 +90,7 @@ def run_groups(run: RunConfig, model: ModelConfig) -> list[Group]:
     Raises:
         UserError: as plan_groups.
     """
-    with torch.device("meta"):
-        roles = parameter_roles(Transformer(model))
+    roles = {name: spec.role for name, spec in parameter_specs(model).items()}
     return plan_groups(roles, run.optimizer, parse_rules(run.lr_rules), model.num_layers)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from model.errors import UserError
 from model.parameters import parameter_specs
 from pretrain.config.run_config import RunConfig
 from pretrain.optim.groups import Group, GroupRates, run_groups
+from pretrain.utils.plotting import saved_figure
+from pretrain.utils.text import aligned
 
 
 def plot_learning_rates(run: RunConfig, out: Path) -> list[str]:
@@ -30,15 +31,7 @@ def plot_learning_rates(run: RunConfig, out: Path) -> list[str]:
     _draw(run, groups, rates, out)
     header = ("group", "parameters", "tensors", "first step", "highest", "last step", "slow-down ends")
     rows = [header, *(_row(group, rates, sizes, run.steps) for group in groups)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if column in (0, 6) else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-    return [*lines, f"wrote {out}: learning rate of each group over {run.steps:,} steps"]
+    return [*aligned(rows, left=(0, 6)), f"wrote {out}: learning rate of each group over {run.steps:,} steps"]
 
 
 def _row(group: Group, rates: GroupRates, sizes: dict[str, int], steps: int) -> tuple[str, ...]:
@@ -69,30 +62,18 @@ def _curve(group: Group, rates: GroupRates, steps: int, decided: int | None) -> 
 
 
 def _draw(run: RunConfig, groups: list[Group], rates: GroupRates, out: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(9, 4.5), layout="constrained")
     # Groups that differ in weight decay only have the same curve: one line for them.
     curves: dict[tuple[float, ...], list[Group]] = {}
     for group in groups:
         curves.setdefault(tuple(_curve(group, rates, run.steps, None)), []).append(group)
-    for index, (curve, members) in enumerate(curves.items()):
-        color = f"C{index}"
-        axis.plot(range(run.steps), curve, color=color, label=", ".join(group.name for group in members))
-        rule = members[0].rule
-        if rule is not None and rule.release == "maturity":
-            earliest = _curve(members[0], rates, run.steps, rates.rules[rule.name].hold or 0)
-            axis.plot(range(run.steps), earliest, color=color, linestyle=":")
-    axis.set(xlabel="step", ylabel="learning rate", title=f"{run.run_name}: {run.schedule.kind}")
-    axis.set_ylim(bottom=0)
-    figure.legend(loc="outside lower center", ncols=2, fontsize="small")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(out, dpi=130)
-    except (OSError, ValueError) as error:  # ValueError: a format that matplotlib does not know
-        raise UserError(f"--plot_lr: cannot write {str(out)!r}: {error}".replace("\n", " ")) from error
-    finally:
-        plt.close(figure)
+    with saved_figure(out, "--plot_lr", size=(9, 4.5), dpi=130) as (figure, axis):
+        for index, (curve, members) in enumerate(curves.items()):
+            color = f"C{index}"
+            axis.plot(range(run.steps), curve, color=color, label=", ".join(group.name for group in members))
+            rule = members[0].rule
+            if rule is not None and rule.release == "maturity":
+                earliest = _curve(members[0], rates, run.steps, rates.rules[rule.name].hold or 0)
+                axis.plot(range(run.steps), earliest, color=color, linestyle=":")
+        axis.set(xlabel="step", ylabel="learning rate", title=f"{run.run_name}: {run.schedule.kind}")
+        axis.set_ylim(bottom=0)
+        figure.legend(loc="outside lower center", ncols=2, fontsize="small")

@@ -7,21 +7,17 @@ tensor-parallel degree, B T the tokens of a micro-batch. docs/memory.md has the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from model.config import ModelConfig
 from model.documents import varlen_head_dim
+from model.loss import CHUNK_ELEMENTS
 from model.parallel_plan import choose_form, head_groups
 from pretrain.engine.ds_config import FP32_BYTES, EngineSettings
 
-if TYPE_CHECKING:
-    pass
-
 DeviceType = Literal["cpu", "cuda"]
 
-# Elements of logits that the loss takes to fp32 at a time (model/loss.py, CHUNK_ELEMENTS), and how many such chunks
-# its backward pass holds at once.
-LOSS_CHUNK: dict[DeviceType, int] = {"cpu": 2**18, "cuda": 2**24}
+# How many chunks of logits in fp32 the loss's backward pass holds at once.
 LOSS_CHUNKS = 2
 
 
@@ -42,7 +38,9 @@ def rank_parameters(config: ModelConfig, tensor_parallel: int = 1) -> list[Param
     """The parameters of one tensor rank, in the model's order, vocabulary padding included.
 
     Column- and row-parallel matrices, biases of the former and the token embedding are cut into t equal parts; norms,
-    biases of row-parallel layers and learned positions are whole on every rank.
+    biases of row-parallel layers and learned positions are whole on every rank. It is arithmetic, and not read from
+    model.parameters.parameter_specs, because a plan tries many shapes: those build the network, which takes a hundred
+    times as long, and import it.
     """
     t, d = tensor_parallel, config.d_model
     rows = config.padded_vocab_size(t) // t
@@ -218,7 +216,7 @@ def activations(
         outside=tables + tokens * (3 * 8 + FP32_BYTES + 1),  # ids, labels, targets; log-sum-exp; mask
         documents=documents,
         logits=tokens * columns * s,
-        loss_chunks=LOSS_CHUNKS * FP32_BYTES * min(LOSS_CHUNK[device], tokens * columns),
+        loss_chunks=LOSS_CHUNKS * FP32_BYTES * min(CHUNK_ELEMENTS[device], tokens * columns),
         hidden=hidden,
         working=work,
     )

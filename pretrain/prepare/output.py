@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from model.errors import UserError
 from pretrain.data.indexed import IndexedWriter, bin_path, idx_path
 from pretrain.data.sources.source import no_documents
 from pretrain.data.split import Split
 from pretrain.prepare.parts import Part
+from pretrain.utils.files import file_entry
+from pretrain.utils.plotting import saved_figure
 
 SPLITS = ("training", "validation")
 _PARTITION = 1 << 22  # digests compared at a time, about 150 MB
@@ -171,7 +172,7 @@ def assemble(
         **counts,
         "document_lengths": lengths.summary(),
         "files": {
-            path.name: file_record(path)
+            path.name: file_entry(path)
             for name in SPLITS
             for path in (bin_path(folder / name), idx_path(folder / name))
         },
@@ -233,29 +234,16 @@ class _Lengths:
         }
 
 
-def file_record(path: Path) -> dict[str, Any]:
-    """Size and hash (XXH3-128) of a file, as ``meta.json`` keeps them."""
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as stream:
-        while chunk := stream.read(1 << 22):
-            digest.update(chunk)
-    return {"bytes": path.stat().st_size, "xxh3_128": digest.hexdigest()}
-
-
 def draw_lengths(summary: dict[str, Any], out: Path) -> None:
     """Draw the histogram of ``document_lengths`` as a PNG."""
-    from matplotlib.figure import Figure  # without pyplot: half the time, and no state
-
     histogram = summary["histogram"]
     documents = histogram["documents"]
     edges = 2.0 ** ((histogram["from_2_to_the_eighths"] + np.arange(len(documents) + 1)) / 8)
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axis = figure.subplots()
-    axis.stairs(documents, edges, fill=True)
-    axis.set_xscale("log", base=2)
-    axis.set_xlabel("tokens in the document, its end included")
-    axis.set_ylabel("documents")
-    axis.set_title(
-        f"mean {summary['mean']:,}, median {summary['p50']:,}, longest {summary['longest']:,} tokens"
-    )
-    figure.savefig(out, dpi=120)
+    with saved_figure(out, "out", size=(7, 4), dpi=120) as (_, axis):
+        axis.stairs(documents, edges, fill=True)
+        axis.set_xscale("log", base=2)
+        axis.set_xlabel("tokens in the document, its end included")
+        axis.set_ylabel("documents")
+        axis.set_title(
+            f"mean {summary['mean']:,}, median {summary['p50']:,}, longest {summary['longest']:,} tokens"
+        )

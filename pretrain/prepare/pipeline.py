@@ -41,7 +41,7 @@ from pretrain.data.tokenizer import (
     tokenizer_hash,
 )
 from pretrain.prepare.folder import already_there, only_process, parts_folder
-from pretrain.prepare.output import SPLITS, Selection, assemble, draw_lengths
+from pretrain.prepare.output import Selection, assemble, draw_lengths
 from pretrain.prepare.parts import (
     PART_BYTES,
     Part,
@@ -53,17 +53,6 @@ from pretrain.prepare.progress import Progress, ProgressCallback
 from pretrain.prepare.tracker import Tracker
 from pretrain.prepare.workers import tokenize_units
 from pretrain.utils.files import atomic_folder, own_path, remove_leftovers, write_atomically
-
-__all__ = [
-    "SPLITS",
-    "Progress",
-    "ProgressCallback",
-    "merge",
-    "prepare",
-    "prepare_builtin",
-    "prepare_share",
-    "units_missing",
-]
 
 LENGTHS_FILE = "document_lengths.png"
 VALIDATION_FRACTION = 0.05

@@ -9,7 +9,7 @@ import numpy as np
 from model.errors import UserError
 from pretrain.data.corpus import Corpus
 from pretrain.data.indexed import IndexedTokens
-from pretrain.prepare.output import file_record
+from pretrain.utils.files import file_entry
 
 _CHUNK = 1 << 20
 _SAMPLE_TOKENS = 1 << 20
@@ -29,7 +29,7 @@ def verify(corpus: Corpus) -> Iterator[str]:
         yield "hashes      none recorded (a bare .bin/.idx pair has none)"
     else:
         for name, record in records.items():
-            if file_record(corpus.folder / name) != record:
+            if file_entry(corpus.folder / name) != record:
                 raise UserError(
                     f"verify: {str(corpus.folder / name)!r} is not what was written (its hash differs from "
                     "meta.json); prepare the corpus again"

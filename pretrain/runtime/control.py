@@ -82,7 +82,7 @@ class Control:
         self, world: World, listener: StopListener | None = None, watchdog: Watchdog | None = None
     ) -> None:
         self.world, self.listener, self.watchdog = world, listener, watchdog
-        self._vote = Vote(world.size)
+        self._vote = Vote(world.size, world.timeout)
 
     def beat(self, doing: str) -> None:
         """Tell the watchdog that all is well, and what comes next."""

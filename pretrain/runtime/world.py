@@ -29,6 +29,8 @@ class World:
     threads: int
     grid: ProcessGrid = ALONE
     """This rank's place among the ranks that share a copy of the model, and the groups it shares work with."""
+    timeout: timedelta = COLLECTIVE_TIMEOUT
+    """After which a collective that some rank does not join fails."""
 
     @property
     def tensor_parallel(self) -> int:
@@ -117,7 +119,11 @@ def environment_rank() -> int:
 
 
 def start_world(
-    threads: int | None, deterministic: bool, tensor_parallel: int = 1, sequence_parallel: bool = False
+    threads: int | None,
+    deterministic: bool,
+    tensor_parallel: int = 1,
+    sequence_parallel: bool = False,
+    timeout: timedelta = COLLECTIVE_TIMEOUT,
 ) -> World:
     """Join the process group (gloo on CPU, NCCL on CUDA), lay out the grid and settle device and threads.
 
@@ -129,6 +135,7 @@ def start_world(
         deterministic: ask torch for deterministic kernels.
         tensor_parallel: ranks that share one copy of the model.
         sequence_parallel: see model.process_grid.ProcessGrid.
+        timeout: after which a collective that some rank does not join fails.
 
     Raises:
         UserError: tensor_parallel does not divide the number of ranks. No rank has joined anything then.
@@ -162,11 +169,12 @@ def start_world(
     deepspeed.init_distributed(
         dist_backend="nccl" if device.type == "cuda" else "gloo",
         auto_mpi_discovery=False,
-        timeout=COLLECTIVE_TIMEOUT,
+        timeout=timeout,
         verbose=False,
     )
     return World(
-        grid=start_grid(tensor_parallel, sequence_parallel=sequence_parallel, timeout=COLLECTIVE_TIMEOUT),
+        grid=start_grid(tensor_parallel, sequence_parallel=sequence_parallel, timeout=timeout),
+        timeout=timeout,
         rank=dist.get_rank(),
         local_rank=local_rank,
         size=dist.get_world_size(),

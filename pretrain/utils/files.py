@@ -22,14 +22,20 @@ CHUNK_BYTES = 1 << 22
 
 
 def file_entry(path: Path) -> dict[str, Any]:
-    """Size and hash of a file, as the manifest has them."""
+    """Size and hash (XXH3-128) of a file, as a checkpoint's manifest and a corpus's meta.json keep them."""
     digest = xxhash.xxh3_128()
+    size = update_from_file(digest, path)
+    return {"bytes": size, "xxh3_128": digest.hexdigest()}
+
+
+def update_from_file(digest: Any, path: Path) -> int:
+    """Add a file's contents to a digest (of hashlib or xxhash), a chunk in memory at a time; returns their bytes."""
     size = 0
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
             size += len(chunk)
-    return {"bytes": size, "xxh3_128": digest.hexdigest()}
+    return size
 
 
 # ---------------------------------------------------------------------- to the disk

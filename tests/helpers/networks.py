@@ -9,9 +9,10 @@ import torch
 
 from model.config import ModelConfig, block
 from model.initialization import initialize
+from model.parameters import has_vocabulary_rows
 from model.transformer import Transformer
 from pretrain.hf.export_folder import write_description
-from pretrain.hf.formats import Export, has_vocabulary_rows, plan_export
+from pretrain.hf.formats import Export, plan_export
 from pretrain.hf.safetensors_writer import write_weights
 
 SIZES: dict[str, Any] = {"vocab_size": 260, "context_length": 64, "d_model": 48}

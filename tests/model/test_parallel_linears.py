@@ -7,7 +7,7 @@ import torch.distributed as dist
 from model.config import block
 from model.initialization import initialize
 from model.linears import is_embedding, is_linear, shard_dim
-from model.parameters import parameter_roles
+from model.parameters import parameter_roles, parameter_specs
 from model.process_grid import start_grid
 from model.transformer import Transformer
 from tests.helpers.distributed import run_distributed
@@ -39,6 +39,7 @@ def test_shards_are_slices_of_the_same_model(config, tensor_parallel):
     initialize(reference, 3)
     whole = reference.state_dict()
     results = run_distributed(shards_of, tensor_parallel, config)
+    cuts = {name: spec.shard_dimension for name, spec in parameter_specs(config).items()}
     columns = (
         "q.weight",
         "k.weight",
@@ -53,6 +54,7 @@ def test_shards_are_slices_of_the_same_model(config, tensor_parallel):
         assert roles == parameter_roles(reference)
         assert linears == sum(is_linear(module) for module in reference.modules())
         assert embeddings == sum(is_embedding(module) for module in reference.modules())
+        assert {name: dim for name, (_, dim) in marks.items()} == cuts
         for name, mark in marks.items():
             sharded_bias = name.endswith(("q.bias", "k.bias", "v.bias", "gate.bias", "up.bias"))
             if name.endswith(columns) or sharded_bias:

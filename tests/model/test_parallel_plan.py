@@ -7,14 +7,14 @@ from model.errors import UserError
 from model.parallel_plan import (
     check_split,
     check_tensor_parallel,
-    describe,
     exchange_elements,
     head_groups,
-    main,
     plan,
     split_multiple,
 )
+from model.parallel_plan.__main__ import main
 from model.presets import preset
+from model.tables import plan_table
 
 
 def test_groups():
@@ -99,7 +99,7 @@ def test_it_is_printed_and_drawn(tmp_path, capsys):
     arguments = ["--model", "prism-124m", "--tensor_parallel", "4", "--plot", str(picture)]
     assert main(arguments) == 0
     printed = capsys.readouterr().out
-    assert describe(plan(preset("prism-124m"), 4, 8)) in printed
+    assert plan_table(plan(preset("prism-124m"), 4, 8)) in printed
     assert "60.00, 6.7 % on top" in printed and picture.stat().st_size > 10_000
     assert main([*arguments[:4], "--accumulation", "2", "--micro_batch", "3"]) == 0
     assert "step of 2 x 3 sequences" in capsys.readouterr().out

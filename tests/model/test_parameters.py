@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from model.config import block
-from model.parameters import ParameterRole, parameter_roles
+from model.parameters import ParameterRole, parameter_roles, parameter_specs
 from model.presets import preset
 from model.transformer import Transformer
 
@@ -66,3 +66,17 @@ def test_an_unknown_module_is_an_error():
     model.layers[0].add_module("extra", nn.Linear(3, 3))
     with pytest.raises(TypeError, match=r"layers\.0\.extra\.weight: a Linear has no known role"):
         parameter_roles(model)
+
+
+@pytest.mark.parametrize("name", ["prism-nano", "gpt2-nano", "gptneo-tiny"])
+def test_specs_describe_the_whole_model(name):
+    config = preset(name).replace(tie_embeddings=False)
+    model = Transformer(config)
+    specs = parameter_specs(config)
+    assert {name: spec.role for name, spec in specs.items()} == parameter_roles(model)
+    assert [(name, spec.shape) for name, spec in specs.items()] == [
+        (name, tuple(parameter.shape)) for name, parameter in model.named_parameters()
+    ]
+    assert {name for name, spec in specs.items() if spec.vocabulary} == {
+        name for name, spec in specs.items() if spec.shape[0] == config.padded_vocab_size()
+    }

@@ -5,9 +5,9 @@ import sys
 import pytest
 import torch
 
-from model import presets
 from model.errors import UserError
 from model.presets import ABLATION, preset, preset_names
+from model.presets.__main__ import main
 from model.transformer import Transformer
 
 ROWS, PADDED_ROWS = 50_257, 50_304
@@ -145,17 +145,17 @@ def test_command_lists_presets_and_ends_with_2_on_a_bad_name():
 def test_command_plots_and_prints_json(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     image = tmp_path / "heads.png"
-    assert presets.main(["prism-124m", "--plot", str(image)]) == 0
+    assert main(["prism-124m", "--plot", str(image)]) == 0
     assert image.read_bytes().startswith(b"\x89PNG")
     capsys.readouterr()
-    assert presets.main(["prism-nano", "--json"]) == 0
+    assert main(["prism-nano", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == preset("prism-nano").to_json()
 
 
 def test_command_refuses_files_it_cannot_write_and_options_without_a_name(tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    assert presets.main(["--json"]) == 2
-    assert presets.main(["prism-nano", "--plot", str(tmp_path / "no" / "folder.png")]) == 2
-    assert presets.main(["prism-nano", "--plot", str(tmp_path / "heads.nonsense")]) == 2
+    assert main(["--json"]) == 2
+    assert main(["prism-nano", "--plot", str(tmp_path / "no" / "folder.png")]) == 2
+    assert main(["prism-nano", "--plot", str(tmp_path / "heads.nonsense")]) == 2
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 3 and all(line.startswith("error: ") for line in errors)

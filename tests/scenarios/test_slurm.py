@@ -6,14 +6,13 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.helpers import slurm
-from tests.helpers.launch import ROOT, launch
+from tests.helpers.launch import launch
 from tests.helpers.training import curve, nano_arguments
 
 WHY_NOT = slurm.unavailable()
@@ -278,17 +277,6 @@ def test_two_jobs_in_one_folder(cluster, small_folder, tmp_path):
         and f"SLURM job {first.number}" in second.log
     )
     cluster.call("scancel", first.number)
-
-
-def test_dry_run_prints_what_would_run():
-    done = subprocess.run(
-        ["bash", "slurm/757m.sh", "--dry_run", "--seed", "2"],
-        cwd=ROOT, env={**os.environ, "SLURM": "0"}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert (
-        "would run: deepspeed pretrain/main.py --ds_config ds_configs/zero2.json --config 757m" in done.stdout
-    )
-    assert "would run: srun --ntasks-per-node=8 --nodes=4" in done.stdout and "--seed 2" in done.stdout
 
 
 def test_an_array_of_models_and_seeds(cluster, small_folder, tmp_path):

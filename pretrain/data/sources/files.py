@@ -15,9 +15,6 @@ from model.errors import UserError
 from pretrain.data.sources import readers
 from pretrain.data.sources.readers import MAX_DOCUMENT_BYTES
 from pretrain.data.sources.source import Document, TextSource, Unit
-from pretrain.data.split import Split
-
-__all__ = ["BuiltinCorpus", "Document", "FileSource", "Split", "TextFiles", "TextSource", "Unit"]
 
 # Folders of the standard library that are left out: third-party code, byte code and tests (test files are
 # more than half of the library and very repetitive).

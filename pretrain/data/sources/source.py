@@ -1,6 +1,6 @@
 """What a source of text is: documents in a fixed order, cut into pieces that processes read on their own.
 
-``prepare.py`` knows nothing else about where text comes from.
+pretrain.prepare knows nothing else about where text comes from.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def test_a_changed_bit_is_found(copied, name):
 @pytest.mark.parametrize("damage", ["boundaries", "end"])
 def test_damage_that_was_hashed_is_found(copied, damage):
     """A folder whose hashes were written over damage: other checks are left."""
-    from pretrain.prepare.output import file_record
+    from pretrain.utils.files import file_entry
 
     corpus = Corpus.open(copied)
     if damage == "boundaries":
@@ -167,7 +167,7 @@ def test_damage_that_was_hashed_is_found(copied, damage):
         message = "1 training documents of .* do not end with"
     path.write_bytes(bytes(data))
     meta = json.loads((copied / "meta.json").read_text())
-    meta["files"][path.name] = file_record(path)
+    meta["files"][path.name] = file_entry(path)
     (copied / "meta.json").write_text(json.dumps(meta))
     with pytest.raises(UserError, match=message):
         list(verify(Corpus.open(copied)))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from model.config import ModelConfig, block
+from model.parameters import parameter_specs
 from model.presets import preset
 from model.transformer import Transformer
 from pretrain.config.command_line import parse_command_line
@@ -49,6 +52,20 @@ def test_tensor_ranks_share_all_but_replicated_parameters(t: int):
     for part in rank_parameters(GROUPED, t):
         replicated = "norm" in part.name or part.name.endswith(("o.bias", "down.bias"))
         assert part.elements * (1 if replicated else t) == whole[part.name], part.name
+
+
+@pytest.mark.parametrize("t", [1, 2, 4])
+def test_parameters_are_cut_as_the_models_specs_say(t: int):
+    for config in MODELS:
+        found = {
+            p.name: (p.elements, p.decayed) for p in rank_parameters(config.replace(ffn_width=t * 48), t)
+        }
+        expected = {}
+        for name, spec in parameter_specs(config.replace(ffn_width=t * 48)).items():
+            rows = config.padded_vocab_size(t) if spec.vocabulary else spec.shape[0]
+            elements = rows * math.prod(spec.shape[1:]) // (1 if spec.shard_dimension is None else t)
+            expected[name] = (elements, spec.role.kind == "matrix")
+        assert found == expected and list(found) == list(expected)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.errors import UserError
-from pretrain.data.sources.files import BuiltinCorpus, Split, TextFiles
+from pretrain.data.sources.files import BuiltinCorpus, TextFiles
+from pretrain.data.split import Split
 
 
 def write(folder: Path, files: dict[str, bytes]) -> Path:

@@ -6,16 +6,12 @@ Model and sizes are refused here before anything is allocated.
 
 from __future__ import annotations
 
-import argparse
 import math
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from model.config import ModelConfig
-from model.errors import UserError, run_command
-from model.presets import preset
+from model.errors import UserError
 
 FormName = Literal["none", "batch", "query"]
 
@@ -212,125 +208,3 @@ def exchange_elements(form: FormName, ranks: int, tokens: int, query_width: int,
 def _ring(number: int, ranks: int) -> int:
     """Bytes that a rank sends in an all-reduce of *number* bytes."""
     return 2 * number * (ranks - 1) // ranks
-
-
-# ---------------------------------------------------------------------- command
-
-
-def describe(found: ParallelPlan, accumulation: int = 1) -> str:
-    """The plan as an aligned table and its totals, in MiB per rank and optimizer step."""
-    rows = [
-        ("layer", "heads", "kv", "head dim", "groups", "ranks a head group", "form", "exchange", "all-reduce")
-    ]
-    for layer in found.layers:
-        rows.append(
-            (
-                str(layer.layer),
-                str(layer.heads),
-                str(layer.kv_heads),
-                str(layer.head_dim),
-                str(layer.groups),
-                str(layer.ranks),
-                "-" if layer.form == "none" else layer.form,
-                _mebibytes(layer.exchange_bytes * accumulation),
-                _mebibytes(layer.all_reduce_bytes * accumulation),
-            )
-        )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
-    exchange, anyway = found.exchange_bytes * accumulation, found.all_reduce_bytes * accumulation
-    share = f", {100 * exchange / anyway:.1f} % on top" if anyway else ""
-    return "\n".join(
-        [
-            *lines,
-            f"sent by each rank per step of {accumulation} x {found.micro_batch} sequences of "
-            f"{found.context_length} tokens at t = {found.tensor_parallel}, forward and backward, in MiB:",
-            f"  all-reduces that tensor parallelism costs anyway  {_mebibytes(anyway)}"
-            f"  (outside the layers {_mebibytes(found.outside_bytes * accumulation)})",
-            f"  head exchange                                     {_mebibytes(exchange)}{share}",
-        ]
-    )
-
-
-def _mebibytes(number: int) -> str:
-    return f"{number / 2**20:,.2f}"
-
-
-def draw(found: ParallelPlan, title: str, path: str) -> None:
-    """Draw heads per layer, coloured by form, over the bytes that each layer sends; UserError if it cannot be saved."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (heads_axis, bytes_axis) = plt.subplots(2, 1, figsize=(8, 6), sharex=True, layout="constrained")
-    colors = {"none": "tab:gray", "batch": "tab:blue", "query": "tab:orange"}
-    labels = {"none": "whole heads", "batch": "batch form", "query": "query form"}
-    for form in colors:
-        chosen = [layer for layer in found.layers if layer.form == form]
-        if chosen:
-            places = [layer.layer for layer in chosen]
-            heads_axis.bar(places, [layer.heads for layer in chosen], color=colors[form], label=labels[form])
-    for layer in found.layers:
-        heads_axis.annotate(
-            f"{layer.groups}x{layer.ranks}", (layer.layer, layer.heads), ha="center", va="bottom", fontsize=8
-        )
-    heads_axis.set(ylabel="heads (groups x ranks)", title=title)
-    heads_axis.margins(y=0.15)
-    places = [layer.layer for layer in found.layers]
-    anyway = [layer.all_reduce_bytes / 2**20 for layer in found.layers]
-    exchange = [layer.exchange_bytes / 2**20 for layer in found.layers]
-    bytes_axis.bar(places, anyway, color="tab:gray", label="all-reduces")
-    bytes_axis.bar(places, exchange, bottom=anyway, color="tab:red", label="head exchange")
-    bytes_axis.set(xlabel="layer", ylabel="MiB sent per rank and micro-batch")
-    bytes_axis.set_xticks(places)
-    for axis in (heads_axis, bytes_axis):  # beside the bars, which fill the axes
-        axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:  # ValueError: a format that matplotlib does not know
-        raise UserError(f"--plot: cannot write {path!r}: {error}".replace("\n", " ")) from error
-    finally:
-        plt.close(figure)
-
-
-def run_parallel_plan(arguments: list[str]) -> None:
-    """Print, and draw if asked, the plan of a preset.
-
-    Raises:
-        UserError: an unknown preset, a degree that does not divide it, or a file that cannot be written.
-    """
-    parser = argparse.ArgumentParser(
-        prog="python -m model.parallel_plan", description="How tensor parallelism spreads a model's heads."
-    )
-    parser.add_argument("--model", required=True, help="preset; python -m model.presets lists them")
-    parser.add_argument("--heads", help="head schedule in place of the preset's, such as 3x2,6x2,8x2,12x6")
-    parser.add_argument("--tensor_parallel", type=int, required=True, help="t: ranks that share the model")
-    parser.add_argument("--micro_batch", type=int, default=8, help="B: sequences per rank and pass (8)")
-    parser.add_argument("--accumulation", type=int, default=1, help="micro-batches per step (1)")
-    parser.add_argument("--dtype", choices=sorted(DTYPE_BYTES), default="bf16", help="of activations (bf16)")
-    parser.add_argument("--plot", metavar="FILE", help="draw the plan, for example plan.png")
-    options = parser.parse_args(arguments)
-    for name in ("micro_batch", "accumulation"):
-        if getattr(options, name) < 1:
-            raise UserError(f"{name}: {getattr(options, name)} is not valid; give a positive number")
-    config = preset(options.model)
-    if options.heads is not None:
-        config = config.replace(heads=options.heads)
-    found = plan(config, options.tensor_parallel, options.micro_batch, options.dtype)
-    print(describe(found, options.accumulation))
-    if options.plot:
-        title = f"{options.model} at t = {options.tensor_parallel}, micro-batch {options.micro_batch}"
-        draw(found, title, options.plot)
-        print(f"wrote {options.plot}")
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; its exit code is that of run_command."""
-    return run_command(run_parallel_plan, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

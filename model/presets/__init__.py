@@ -5,17 +5,14 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from model.config import ModelConfig, block
-from model.errors import UserError, closest, run_command
-from model.heads import ascending, descending, format_heads, parse_heads, shuffled, uniform
+from model.errors import UserError, closest
+from model.heads import ascending, descending, parse_heads, shuffled, uniform
 
 GPT2_VOCABULARY = 50257
 
@@ -196,102 +193,3 @@ def preset(name: str) -> ModelConfig:
         hint = closest(name, _PRESETS) or "; `python -m model.presets` lists them"
         raise UserError(f"model: no preset {name!r}{hint}")
     return _PRESETS[name]
-
-
-# ---------------------------------------------------------------------- command
-
-
-def table(names: Sequence[str]) -> str:
-    """An aligned text table of presets: sizes, schedule, exact parameters, training FLOPs per token."""
-    rows = [("name", "layers", "d_model", "heads", "head dims", "parameters", "padded", "FLOPs/token")]
-    for name in names:
-        config = preset(name)
-        head_dims = format_heads(config.layer_head_dim(layer) for layer in range(config.num_layers))
-        rows.append(
-            (
-                name,
-                str(config.num_layers),
-                str(config.d_model),
-                format_heads(config.heads),
-                head_dims,
-                f"{config.num_parameters():,}",
-                f"{config.num_parameters(padded=True):,}",
-                f"{config.flops_per_token():,}",
-            )
-        )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    left_aligned = {0, 3, 4}
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(width) if column in left_aligned else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
-
-
-def plot(name: str, path: str) -> None:
-    """Draw the preset's heads per layer (bars) and head dim (line); the suffix of *path* is the format.
-
-    Raises UserError if the file cannot be written.
-    """
-    config = preset(name)
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    layers = range(config.num_layers)
-    figure, heads_axis = plt.subplots(figsize=(8, 4), layout="constrained")
-    heads_axis.bar(layers, config.heads, color="tab:blue", label="heads")
-    heads_axis.set(xlabel="layer", ylabel="heads", title=f"{name}: {format_heads(config.heads)}")
-    heads_axis.set_xticks(layers)
-    head_dim_axis = heads_axis.twinx()
-    head_dims = [config.layer_head_dim(layer) for layer in layers]
-    head_dim_axis.plot(layers, head_dims, color="tab:orange", marker="o", label="head dim")
-    head_dim_axis.set_ylabel("head dim")
-    head_dim_axis.set_ylim(bottom=0)
-    # Above the axes: inside, a legend would cover bars for one schedule or another.
-    figure.legend(loc="outside lower center", ncols=2)
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:  # ValueError: a format that matplotlib does not know
-        raise UserError(f"--plot: cannot write {path!r}: {error}".replace("\n", " ")) from error
-    finally:
-        plt.close(figure)
-
-
-def run_presets(arguments: list[str]) -> None:
-    """List presets, or show one.
-
-    Raises:
-        UserError: an unknown preset, or a file that cannot be written.
-    """
-    parser = argparse.ArgumentParser(prog="python -m model.presets", description="List the model presets.")
-    parser.add_argument("name", nargs="?", help="show this preset only")
-    parser.add_argument(
-        "--plot", metavar="FILE", help="draw the preset's head schedule, for example heads.png"
-    )
-    parser.add_argument("--json", action="store_true", help="print the preset's config as JSON")
-    options = parser.parse_args(arguments)
-    if options.name is None and (options.plot or options.json):
-        raise UserError("name: --plot and --json need the name of a preset")
-    names = [options.name] if options.name is not None else preset_names()
-    if options.json:
-        print(json.dumps(preset(options.name).to_json(), indent=2))
-    else:
-        print(table(names))
-    if options.plot:
-        plot(options.name, options.plot)
-        if not options.json:
-            print(f"wrote {options.plot}")
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; its exit code is that of run_command."""
-    return run_command(run_presets, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

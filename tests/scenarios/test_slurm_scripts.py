@@ -1,0 +1,93 @@
+"""The scripts of slurm/ without a SLURM: what they would run, and what they refuse."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+
+from tests.helpers.launch import ROOT
+
+SRUN = "would run: srun --kill-on-bad-exit=1 --cpu-bind=cores --distribution=block:block --export=ALL"
+
+
+def bash(*arguments, **environment):
+    """Run a script of slurm/; SLURM's own variables are those of the test alone."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+    return subprocess.run(
+        ["bash", *arguments],
+        cwd=ROOT,
+        env={**kept, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "here", "tasks", "entry"),
+    [
+        (
+            "757m.sh", ["--seed", "2"],
+            "deepspeed pretrain/main.py --ds_config ds_configs/zero2.json --config 757m --data data/fineweb --seed 2",
+            "4 nodes, 8 tasks each", "pretrain/main.py --ds_config ds_configs/zero2.json --config 757m",
+        ),
+        (
+            "evaluate.sh", ["runs/x"], "deepspeed --module pretrain.evaluation runs/x", "1 nodes, 8 tasks each",
+            "pretrain.evaluation runs/x",
+        ),
+        (
+            "convert.sh", ["runs/x"], "python -m pretrain.convert runs/x", "1 nodes, 1 tasks each",
+            "pretrain.convert runs/x",
+        ),
+    ],
+)  # fmt: skip
+def test_a_dry_run_shows_both_ways(script, arguments, here, tasks, entry):
+    done = bash(f"slurm/{script}", *arguments, "--dry_run", SLURM="0")
+    assert done.returncode == 0, done.stderr
+    assert f"would run: {here}\n" in done.stdout
+    assert tasks in done.stdout and SRUN in done.stdout and f"bash slurm/task.sh {entry}" in done.stdout
+
+
+def test_modules_run_here_too(tmp_path):
+    """SLURM=0 starts the command itself: its own error, not the launcher's."""
+    done = bash("slurm/convert.sh", str(tmp_path), "--out", str(tmp_path / "out"), SLURM="0")
+    assert done.returncode == 2 and "error: " in done.stderr and "Traceback" not in done.stderr
+
+
+def test_containers_mounts_and_networks():
+    done = bash("slurm/124m.sh", "--dry_run", SLURM="0", CONTAINER="nvcr.io/x", MOUNTS="/data:/data")
+    assert f"--container-mounts={ROOT}:{ROOT}\\,/data:/data" in done.stdout.replace("\\:", ":")
+    assert (
+        "apptainer exec --nv my.sif"
+        in bash("slurm/124m.sh", "--dry_run", SLURM="0", CONTAINER="my.sif").stdout
+    )
+    shown = bash(
+        "-c", ". slurm/launch.sh; settings; echo $NCCL_SOCKET_IFNAME $GLOO_SOCKET_IFNAME", INTERFACE="ib0"
+    )
+    assert shown.stdout == "ib0 ib0\n"
+
+
+def test_a_study_runs_all_or_says_how():
+    both = ["--models", "a,b", "--seeds", "1,2"]
+    alone = bash("slurm/study.sh", *both, "--dry_run", SLURM="0")
+    runs = [line for line in alone.stdout.splitlines() if line.startswith("would run: deepspeed")]
+    assert [(line.split("--model ")[1][0], line.split("--seed ")[1][0]) for line in runs] == [
+        ("a", "1"), ("a", "2"), ("b", "1"), ("b", "2"),
+    ]  # fmt: skip
+    no_array = bash("slurm/study.sh", *both, SLURM_JOB_ID="7")
+    assert no_array.returncode == 2 and "--array=0-3" in no_array.stderr
+    beyond = bash("slurm/study.sh", *both, SLURM_JOB_ID="7", SLURM_ARRAY_TASK_ID="4")
+    assert beyond.returncode == 2 and "valid: --array=0-3" in beyond.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["--models"], "--models: no value given"), (["--models", "a", "--seeds"], "--seeds: no value given"),
+     ([], "models: none given")],
+)  # fmt: skip
+def test_a_study_without_what_it_needs(arguments, said):
+    done = bash("slurm/study.sh", *arguments, SLURM="0")
+    assert done.returncode == 2 and f"error: {said}" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
