@@ -18,8 +18,8 @@ import numpy as np
 from model.errors import UserError
 from pretrain.data.indexed import IndexedWriter, bin_path, idx_path
 from pretrain.data.sources.source import no_documents
-from pretrain.data.split import Split
 from pretrain.prepare.parts import Part
+from pretrain.prepare.split import Split
 from pretrain.utils.files import file_entry
 from pretrain.utils.plotting import saved_figure
 

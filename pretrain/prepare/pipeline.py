@@ -32,7 +32,6 @@ from pretrain.data.corpus import FORMAT_VERSION, META_FILE
 from pretrain.data.indexed import token_dtype
 from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.sources.source import TextSource, Unit
-from pretrain.data.split import Split
 from pretrain.data.tokenizer import (
     SENTENCEPIECE_OPTIONS,
     SentencePieceTokenizer,
@@ -50,6 +49,7 @@ from pretrain.prepare.parts import (
     unit_key,
 )
 from pretrain.prepare.progress import Progress, ProgressCallback
+from pretrain.prepare.split import Split
 from pretrain.prepare.tracker import Tracker
 from pretrain.prepare.workers import tokenize_units
 from pretrain.utils.files import atomic_folder, own_path, remove_leftovers, write_atomically

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from model.errors import UserError
 from pretrain.data.sources.files import BuiltinCorpus, TextFiles
-from pretrain.data.split import Split
+from pretrain.prepare.split import Split
 
 
 def write(folder: Path, files: dict[str, bytes]) -> Path:
