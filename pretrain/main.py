@@ -37,7 +37,10 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
         listener.limit(run.interruption.agreement_seconds, run.interruption.minutes)
         # DeepSpeed's own calls; nothing a user of this program could change.
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
-        from pretrain.engine.ds_config import read_ds_config
+        from pretrain.engine.ds_config_check import read_ds_config
+
+        # Before anything heavy is imported: what is wrong with it is said at once.
+        ds_config = {} if command.plot_lr else read_ds_config(command.ds_config, run)
         from pretrain.engine.quiet import quiet_deepspeed
 
         quiet_deepspeed()
@@ -47,7 +50,6 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
 
                 print("\n".join(plot_learning_rates(run, Path(command.plot_lr))))
             return
-        ds_config = read_ds_config(command.ds_config)
         from pretrain.plots import draw_runs
         from pretrain.report import closing, finished_already, metrics_of, opening
         from pretrain.run.data import open_data

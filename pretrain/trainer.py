@@ -129,7 +129,7 @@ class Trainer:
         return self.world.record() | {
             "stage": zero["stage"],
             "dtype": "bf16" if self.bf16 else "fp32",
-            "offload": zero.get("offload_optimizer", {}).get("device", "none"),
+            "offload": (zero.get("offload_optimizer") or {}).get("device", "none"),
             "partitioning": {key: zero[key] for key in PARTITIONING if key in zero},
         }
 

@@ -10,7 +10,8 @@ from model.errors import UserError
 from pretrain.config.command_line import parse_command_line
 from pretrain.engine.batch import BatchPlan
 from pretrain.engine.build import build_engine
-from pretrain.engine.ds_config import merge_ds_config, read_ds_config, resolve_bf16
+from pretrain.engine.ds_config import merge_ds_config, resolve_bf16
+from pretrain.engine.ds_config_check import read_ds_config
 from pretrain.plan.micro_batch import plan_batch
 from tests.distributed import run_distributed
 
