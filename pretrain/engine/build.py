@@ -83,7 +83,7 @@ def refusals_of_deepspeed() -> Iterator[None]:
     PRETRAIN_TRACEBACK in the environment everything passes, to be read in full.
 
     Raises:
-        UserError: naming the ds_config and DeepSpeed's own first line; the same on every rank, since all of them read
+        UserError: with DeepSpeed's own first lines; the same on every rank, since all of them read
             the same configuration.
     """
     try:
@@ -91,21 +91,13 @@ def refusals_of_deepspeed() -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        passing = (
-            MemoryError,
-            ConnectionError,
-            torch.OutOfMemoryError,
-            torch.AcceleratorError,
-            dist.DistError,
-        )
+        device_or_peer = torch.OutOfMemoryError, torch.AcceleratorError, dist.DistError
+        passing = (MemoryError, ConnectionError, *device_or_peer)
         if isinstance(error, passing) or lost_peer(error) or os.environ.get("PRETRAIN_TRACEBACK"):
             raise
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        said = (
-            "; ".join(lines[:3])[:300]
-            if type(error).__name__ == "ValidationError"
-            else "".join(lines[:1])[:300]
-        )
+        # pydantic says in its first line how many errors there are, and in the next two which.
+        said = "; ".join(line.strip() for line in str(error).splitlines()[:3] if line.strip())[:300]
+        said = said if said.isprintable() else ascii(said)
         raise UserError(
             f"ds_config: DeepSpeed refuses it: {said or 'no reason given'} ({type(error).__name__}); "
             "PRETRAIN_TRACEBACK=1 shows where"

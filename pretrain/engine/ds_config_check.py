@@ -167,19 +167,15 @@ def _check_off(path: str, value: Any, off: Off, problems: Problems) -> None:
             problems.add(partial(_unknown, key, _joined(path, key), names))
     if path in _OWNERS:
         problems.add(_owned_block(path, value))
-    elif off.switch == "":
-        on = [key for key in names if key in value and _asks(value[key])]
-        if (off.names == "*" and value) or on:
+    elif off.switch in value or (off.switch and off.names != "*"):
+        on = value.get(off.switch, False)
+        if on is not False and on != "auto" and not (off.switch == "autotp_size" and on in (0, 1)):
             problems.add(
-                f"has a {path!r} block{f' ({on[0]} is {shown(value[on[0]])})' if on else ''}; {off.instead}"
+                f"enables {path}{'' if on is True else f' ({off.switch} is {shown(on)})'}; {off.instead}"
             )
-    else:
-        switch = value.get(off.switch, False)
-        if off.switch == "autotp_size" and switch in (0, 1):
-            switch = False
-        if switch is not False and switch != "auto":
-            kind = "" if switch is True else f" ({off.switch} is {shown(switch)})"
-            problems.add(f"enables {path}{kind}; {off.instead}")
+    elif asking := [key for key in value if _asks(value[key]) and (off.names == "*" or key in names)]:
+        what = f"{_joined('', asking[0])} is {shown(value[asking[0]])}"
+        problems.add(f"has a {path!r} block ({what}); {off.instead}")
 
 
 def _asks(value: Any) -> bool:

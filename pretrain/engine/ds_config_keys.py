@@ -92,7 +92,7 @@ def text_list(value: Any) -> bool:
 
 
 FLAG = Kind("true or false", lambda v: isinstance(v, bool))
-TEXT = Kind("a string without NUL", lambda v: isinstance(v, str) and "\0" not in v and v.isprintable())
+TEXT = Kind("a printable string", lambda v: isinstance(v, str) and v.isprintable())
 TEXTS = Kind("a list of strings", text_list)
 BATCH = whole(1, 2**31)
 THRESHOLD = whole()
@@ -148,7 +148,7 @@ ZERO: dict[str, Key | Section | Off] = {
     "stage": Key(
         Kind(
             "1, 2 and 3 (stage 0 with bf16 computes wrong norms; stage 1 replaces it)",
-            lambda v: _is_whole(v) and v in (1, 2, 3),
+            lambda v: type(v) is int and v in (1, 2, 3),
         )
     ),
     "contiguous_gradients": flag,

@@ -9,6 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from pretrain.engine.ds_config_check import OWNED
 from pretrain.engine.ds_config_keys import ALIASES, KEYS, Key, Off, Section
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -86,7 +87,7 @@ def _paths(
 
 
 PATHS = _paths(Section(KEYS))
-VALUES = [
+VALUES: list[Any] = [
     None, True, False, 0, 1, 2, 3, -1, 4, 7, 1000, 10**6, 10**9, 10**20, 10**400, 5e8, 1e14, 0.5, 1.0, -0.5, 1e-320,
     float("nan"), float("inf"), "auto", "", "true", "false", "cpu", "none", "nvme", "fp32", "bf16", "fp16", "int8",
     "sum", "mean", "info", "Warn", "5e8", "a\nb", "\0", "\ud800", [], ["a"], [1], [[]], {}, {"enabled": True},
@@ -139,6 +140,7 @@ def _taken(known: Key) -> list[Any]:
 
 # memory_breakdown collects the garbage dozens of times a step; an offloaded optimizer has to be compiled.
 LEFT_OUT = [
+    *((name,) for name in OWNED),
     ("zero_optimization", "stage"),
     ("memory_breakdown",),
     ("zero_optimization", "offload_optimizer", "device"),
@@ -152,6 +154,14 @@ def accepted_ds_configs(draw: st.DrawFn) -> dict[str, Any]:
     config = shipped(draw(st.sampled_from(["zero1", "zero2", "zero3"])))
     for path, values in draw(st.lists(st.sampled_from(TAKEN), min_size=2, max_size=12)):
         _placed(config, path, draw(st.sampled_from(values)))
+    config.pop("tensorboard", None)  # its package is not installed
+    if config["zero_optimization"]["stage"] < 3:
+        config["zero_optimization"].pop("offload_param", None)
+    for name in ("bf16", "bfloat16"):
+        if name in config:
+            config[name].setdefault("enabled", False)
+    if "bfloat16" in config:
+        config["bf16"] = config.pop("bfloat16")
     if "comms_logger" in config:
         config["comms_logger"]["verbose"] = True
     for other, name in ALIASES.items():

@@ -1,6 +1,7 @@
 """ds_configs as people have them: all that is wrong is said in one line, and what is taken builds an engine."""
 
 import contextlib
+import functools
 import importlib
 import io
 import json
@@ -110,6 +111,9 @@ def zero(**changes):
             ["max_live_parameters and stage3_max_live_parameters are the same"],
         ),
         ({"bf16": {}, "bfloat16": {"enabled": True}}, ["bfloat16 is the old name of bf16, and both are there"]),
+        ({"compression_training": {"weight_quantization": {"x": 1}}}, ["'compression_training' block", "removed it"]),
+        ({"sparse_gradients": True}, ["sparse_gradients is true", "removed it"]),
+        ({"amp": {"opt_level": "O1"}}, ["'amp' block", "use bf16 or fp32"]),
         ({"train_batch_size": True}, ["train_batch_size is true", "a whole number from 1"]),
         ({"gradient_clipping": -1}, ["gradient_clipping is -1", "a number from 0"]),
         ({"gradient_clipping": 0.5}, ["gradient_clipping is 0.5", 'makes it 1.0; write "auto"']),
@@ -337,11 +341,19 @@ def test_nothing_heavy_is_imported_for_the_check():
     )
 
 
+@functools.cache
+def default_run():
+    """The default run, its model and its plan, made once: parsing a command line takes longer than a check."""
+    run = parse_command_line([]).run
+    model = run.build_model_config(300)
+    return run, plan_batch(run.global_batch_tokens, 2, model, 1, 1 << 30, "cpu")
+
+
 def checked(config, path):
     """One example through the check, from a file: taken or refused in one line, within 5 seconds."""
+    run, plan = default_run()
     began = time.perf_counter()
     path.write_text(json.dumps(config))
-    run = parse_command_line([]).run
     try:
         taken = read_ds_config(str(path), run)
     except UserError as error:
@@ -350,9 +362,7 @@ def checked(config, path):
         assert simplified(taken) == taken and not check_ds_config(taken, run)
         EngineSettings.of(run, taken, resolve_bf16(run, taken, CPU)[0])
         with contextlib.suppress(UserError):
-            merge_ds_config(
-                taken, run, plan_batch(4096, 2, run.build_model_config(300), 1, 1 << 30, "cpu"), False
-            )
+            merge_ds_config(taken, run, plan, False)
     # From memory NaN and infinity arrive too.
     assert all(text.isprintable() for text in check_ds_config(config, run).texts)
     assert time.perf_counter() - began < 5
@@ -391,7 +401,7 @@ def build(config, folder):
     """Build an engine on one rank and take one step: "refused", or the loss and the gradient's norm."""
     run = parse_command_line(["--model", "prism-nano", "--global_batch_tokens", "512"]).run
     model = run.build_model_config(300)
-    plan = plan_batch(512, 2, model, 1, 1 << 30, "cpu")
+    plan = plan_batch(512, 512 // model.context_length, model, 1, 1 << 30, "cpu")
     if isinstance(config.get("csv_monitor"), dict):
         config["csv_monitor"]["output_path"] = folder
     if isinstance(config.get("flops_profiler"), dict):
@@ -455,6 +465,64 @@ def test_what_is_taken_builds_an_engine_at_length(tmp_path):
         f"{len(outcomes)} configurations: {len(outcomes) - refused} trained, {refused} refused by the check"
     )
     assert refused < len(outcomes) / 2
+
+
+def curve(name, changes, steps=2):
+    """Losses and gradient norms of a few steps on this rank's share of the same batches."""
+    world, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+    run = parse_command_line(["--model", "prism-nano", "--global_batch_tokens", "512"]).run
+    model = run.build_model_config(300)
+    plan = plan_batch(512, 2, model, world, 1 << 30, "cpu")
+    config = merged(shipped(name), changes)
+    assert not check_ds_config(config, run).texts
+    engine = build_engine(run, model, merge_ds_config(simplified(config), run, plan, name == "zero1"), CPU)
+    data = torch.randint(
+        0, 300, (steps, plan.sequences, model.context_length + 1), generator=torch.Generator().manual_seed(5)
+    )
+    numbers = []
+    for step in range(steps):
+        for micro in range(plan.accumulation):
+            rows = data[step, (micro * world + rank) * 2 :][:2]
+            loss = engine(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
+            engine.backward(loss)
+            engine.step()
+            numbers.append(loss.item())
+        numbers.append(float(engine.get_global_grad_norm()))
+    engine.destroy()
+    return numbers
+
+
+KNOBS = {
+    "zero1": [{"bf16": {"enabled": "auto", "immediate_grad_update": True}}],
+    "zero2": [
+        zero(reduce_scatter=False),
+        zero(contiguous_gradients=False, overlap_comm=False),
+        zero(use_multi_rank_bucket_allreduce=False, allgather_partitions=False),
+        zero(reduce_bucket_size=1000, allgather_bucket_size=2),
+        zero(round_robin_gradients=True, parameter_alignment=True, ignore_unused_parameters=False),
+        {"disable_python_gc": True, "timers": {"throughput": {"enabled": False}}},
+    ],
+    "zero3": [
+        zero(contiguous_gradients=False, overlap_comm=False, reduce_scatter=False),
+        zero(reduce_bucket_size=1000, sub_group_size=1000, stage3_prefetch_bucket_size=0),
+        zero(stage3_use_all_reduce_for_fetch_params=True, override_module_apply=False),
+        zero(stage3_allgather_sequential=True, memory_efficient_linear=False),
+        zero(stage3_module_granularity_threshold=100_000, enable_sanity_checks=True),
+        zero(stage3_max_live_parameters=0, stage3_max_reuse_distance=0, stage3_param_persistence_threshold=0),
+        zero(stage3_model_persistence_threshold=0, round_robin_gradients=True),
+        zero(offload_param={"device": "cpu", "pin_memory": False}),
+    ],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KNOBS)
+def test_a_knob_that_is_taken_leaves_the_numbers_alone(name):
+    reference = run_distributed(curve, 2, name, {}, timeout=120)
+    for changes in KNOBS[name]:
+        found = run_distributed(curve, 2, name, changes, timeout=120)
+        for ours, theirs in zip(found, reference, strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-6), changes
 
 
 @pytest.mark.parametrize(
