@@ -280,6 +280,8 @@ def _simplified(block: Mapping[str, Any], section: Section, path: str) -> dict[s
     kept: dict[str, Any] = {}
     for key, value in block.items():
         known = section.keys[key]
+        if path == "zero_optimization" and key.startswith("cpu_offload"):
+            continue  # false, but beside offload_optimizer DeepSpeed refuses even that
         if isinstance(known, Section) and value is not None:
             kept[key] = _simplified(value, known, key)
         elif isinstance(known, Key) and (

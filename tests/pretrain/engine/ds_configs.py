@@ -7,12 +7,20 @@ import json
 from pathlib import Path
 from typing import Any
 
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from pretrain.engine.ds_config_check import OWNED
 from pretrain.engine.ds_config_keys import ALIASES, KEYS, Key, Off, Section
 
 ROOT = Path(__file__).resolve().parents[3]
+FUZZ = settings(
+    deadline=None,
+    database=None,
+    phases=[Phase.generate, Phase.shrink],
+    suppress_health_check=list(HealthCheck),
+)
+"""For examples that take long, and are as many as the test says."""
 SHIPPED = ["zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"]
 
 
