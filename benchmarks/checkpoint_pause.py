@@ -36,7 +36,8 @@ def main() -> None:
     from pretrain.checkpoint.store import CheckpointStore
     from pretrain.config.command_line import parse_command_line
     from pretrain.engine.build import build_engine
-    from pretrain.engine.ds_config import merge_ds_config, read_ds_config
+    from pretrain.engine.ds_config import merge_ds_config
+    from pretrain.engine.ds_config_check import read_ds_config
     from pretrain.engine.patches import prepare_deepspeed
     from pretrain.plan.micro_batch import plan_batch
     from pretrain.runtime.world import start_world

@@ -23,7 +23,7 @@ from pretrain.config.command_line import parse_command_line
 from pretrain.config.run_config import RunConfig
 from pretrain.data.loader import BatchPrefetcher
 from pretrain.engine.build import build_engine
-from pretrain.engine.ds_config import read_ds_config
+from pretrain.engine.ds_config_check import read_ds_config
 from pretrain.engine.patches import prepare_deepspeed
 from pretrain.metrics.session import Metrics
 from pretrain.run.data import open_data

@@ -26,7 +26,8 @@ sys.path.insert(0, str(ROOT))
 
 from model.config import ModelConfig, block  # noqa: E402
 from pretrain.config.command_line import parse_command_line  # noqa: E402
-from pretrain.engine.ds_config import EngineSettings, read_ds_config  # noqa: E402
+from pretrain.engine.ds_config import EngineSettings  # noqa: E402
+from pretrain.engine.ds_config_check import read_ds_config  # noqa: E402
 from pretrain.plan.memory import MemoryPlan, memory_plan  # noqa: E402
 
 MIB = 1 << 20

@@ -36,6 +36,10 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
         listener.limit(run.interruption.agreement_seconds, run.interruption.minutes)
         # DeepSpeed's own calls; nothing a user of this program could change.
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
+        from pretrain.engine.ds_config_check import read_ds_config
+
+        # Before anything heavy is imported: what is wrong with it is said at once.
+        ds_config = {} if command.plot_lr else read_ds_config(command.ds_config, run)
         from pretrain.engine.quiet import quiet_deepspeed
 
         quiet_deepspeed()
@@ -51,7 +55,7 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
         from pretrain.session import open_session
         from pretrain.trainer import Trainer
 
-    with open_session(command, listener) as session:
+    with open_session(run, ds_config, listener) as session:
         world = session.world
         if session.finished:
             world.say(*finished_already(session, command.ds_config, arguments))

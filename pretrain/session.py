@@ -24,13 +24,12 @@ from model.parallel_plan import check_tensor_parallel
 from pretrain.checkpoint.reshard import check_readable
 from pretrain.checkpoint.state import TrainingState, has_engine_files
 from pretrain.checkpoint.store import CheckpointStore
-from pretrain.config.command_line import CommandLine
 from pretrain.config.run_config import RunConfig
 from pretrain.data.sequences import TrainingSequences
 from pretrain.diagnostics.in_loop import Diagnostics
 from pretrain.diagnostics.maturity import Maturity
 from pretrain.engine.batch import BatchPlan
-from pretrain.engine.ds_config import EngineSettings, merge_ds_config, read_ds_config, resolve_bf16
+from pretrain.engine.ds_config import EngineSettings, merge_ds_config, resolve_bf16
 from pretrain.engine.patches import prepare_deepspeed
 from pretrain.evaluation.hooks import EvaluationHook, ValidationHook
 from pretrain.optim.groups import GroupRates, run_groups
@@ -96,19 +95,21 @@ class Session(RunContext):
 
 
 @contextlib.contextmanager
-def open_session(command: CommandLine, listener: StopListener) -> Iterator[Session]:
+def open_session(run: RunConfig, ds_config: dict[str, Any], listener: StopListener) -> Iterator[Session]:
     """Join the ranks and open the run for this job alone. Inside, no other job can use the run's folder. Collective.
 
     A finished run is opened, too, but its folder is left as it is.
+
+    Args:
+        ds_config: what read_ds_config gave.
+        listener: may be asked to stop at any moment of it.
 
     Raises:
         UserError: anything in the configuration or the run folder that cannot be used, nodes that differ, a folder
             that another job uses. Nothing has been written then.
         Stopped: *listener* was asked to stop before the session had begun.
     """
-    run = command.run
     with listener.at_once():
-        ds_config = read_ds_config(command.ds_config)
         prepare_deepspeed()
         # Longer than the watchdog waits, or it could never name the rank that hangs.
         timeout = max(COLLECTIVE_TIMEOUT, timedelta(minutes=run.interruption.hang_minutes + 5))
@@ -247,7 +248,7 @@ def _world_record(world: World, ds_config: dict[str, Any], bf16: bool) -> dict[s
     return world.record() | {
         "stage": zero["stage"],
         "dtype": "bf16" if bf16 else "fp32",
-        "offload": zero.get("offload_optimizer", {}).get("device", "none"),
+        "offload": (zero.get("offload_optimizer") or {}).get("device", "none"),
         "partitioning": {key: zero[key] for key in PARTITIONING if key in zero},
     }
 

@@ -7,16 +7,22 @@ is "auto" there, or equal to the RunConfig's value; anything else is refused bef
 from __future__ import annotations
 
 import contextlib
+import os
+import traceback
+from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from model.config import ModelConfig
+from model.errors import UserError
 from model.initialization import initialize
 from model.process_grid import ProcessGrid
 from model.transformer import Transformer
 from pretrain.config.lr_rules import parse_rules
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.mpu import deepspeed_mpu
-from pretrain.engine.quiet import quiet_deepspeed
+from pretrain.engine.quiet import quiet_deepspeed, quiet_start, show_what_was_asked_for
 from pretrain.optim.groups import build_optimizer, parameter_groups
 
 
@@ -41,7 +47,9 @@ def build_engine(run: RunConfig, model_config: ModelConfig, merged: dict[str, An
     mpu = deepspeed_mpu(grid)
     # Stage 3 partitions over the ranks that hold the same shard; without an mpu over all ranks.
     over = {"mpu": mpu, "data_parallel_group": mpu.get_data_parallel_group()} if mpu else {}
-    with deepspeed.zero.Init(config_dict_or_path=merged, **over) if partitioned else contextlib.nullcontext():
+    with refusals_of_deepspeed():
+        partitioning = deepspeed.zero.Init(config_dict_or_path=merged, **over) if partitioned else None
+    with partitioning or contextlib.nullcontext():
         network = Transformer(model_config, grid, checkpoint_activations=run.activation_checkpointing)
     if partitioned:
         initialize(
@@ -55,13 +63,48 @@ def build_engine(run: RunConfig, model_config: ModelConfig, merged: dict[str, An
     network.universal_checkpoint_info = universal_info(  # type: ignore[assignment]
         parameter_specs(model_config), model_config.vocab_size
     )
-    offload = zero.get("offload_optimizer", {}).get("device", "none") != "none"
+    offload = (zero.get("offload_optimizer") or {}).get("device", "none") != "none"
     groups = parameter_groups(network, run.optimizer, parse_rules(run.lr_rules))
     optimizer = build_optimizer(groups, run.optimizer, offload)
-    engine, _, _, _ = deepspeed.initialize(
-        model=network, optimizer=optimizer, config=merged, dist_init_required=False, mpu=mpu
-    )
+    with refusals_of_deepspeed(), quiet_start(wanted=bool(merged.get("memory_breakdown"))):
+        engine, _, _, _ = deepspeed.initialize(
+            model=network, optimizer=optimizer, config=merged, dist_init_required=False, mpu=mpu
+        )
+    show_what_was_asked_for(merged)
     return engine
+
+
+@contextlib.contextmanager
+def refusals_of_deepspeed() -> Iterator[None]:
+    """Turn what DeepSpeed raises over its configuration into one line. Only calls of DeepSpeed belong inside.
+
+    What says nothing about the configuration passes: no memory left, a device or another rank that failed. With
+    PRETRAIN_TRACEBACK in the environment everything passes, to be read in full.
+
+    Raises:
+        UserError: with DeepSpeed's own first lines; the same on every rank, since all of them read
+            the same configuration.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        passing = (MemoryError, ConnectionError, torch.OutOfMemoryError, torch.AcceleratorError)
+        if isinstance(error, passing) or _in_a_collective(error) or os.environ.get("PRETRAIN_TRACEBACK"):
+            raise
+        # pydantic says in its first line how many errors there are, and in the next two which.
+        said = "; ".join(line.strip() for line in str(error).splitlines()[:3] if line.strip())[:300]
+        said = said if said.isprintable() else ascii(said)
+        raise UserError(
+            f"ds_config: DeepSpeed refuses it: {said or 'no reason given'} ({type(error).__name__}); "
+            "PRETRAIN_TRACEBACK=1 shows where"
+        ) from error
+
+
+def _in_a_collective(error: BaseException) -> bool:
+    """Whether *error* left torch.distributed: then a rank is gone, whatever words a backend has for that."""
+    return any("torch/distributed/" in frame.filename for frame in traceback.extract_tb(error.__traceback__))
 
 
 def compile_blocks(network: Transformer) -> None:

@@ -1,22 +1,19 @@
-"""A ds_config: read, checked, completed from the RunConfig, and what of it memory depends on."""
+"""A ds_config: completed from the RunConfig, and what of it memory depends on."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from model.errors import UserError
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.batch import BatchPlan
+from pretrain.engine.ds_config_check import contradiction
 from pretrain.runtime.hardware import supports_bf16
-
-if TYPE_CHECKING:
-    from pretrain.config.run_config import RunConfig
 
 FP32_BYTES = 4
 _DTYPE_BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
@@ -29,52 +26,6 @@ _SIZES = {
 }
 
 
-def read_ds_config(path: str) -> dict[str, Any]:
-    """Read a ds_config and refuse what this stack cannot honour.
-
-    Raises:
-        UserError: missing file, no JSON, a block the RunConfig owns, stage 0, fp16.
-    """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise UserError(
-            f"ds_config: cannot read {path!r} ({reason}); ds_configs/ holds zero1, zero2, zero3, "
-            "zero2_offload and zero3_offload"
-        ) from None
-    try:
-        config = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError(f"ds_config: {path} is not valid JSON ({error})") from None
-    if not isinstance(config, dict):
-        raise UserError(f"ds_config: {path} holds a {type(config).__name__}; it must be a JSON object")
-    for block, owner in {"scheduler": "schedule", "optimizer": "optimizer"}.items():
-        if block in config:
-            raise UserError(
-                f"ds_config: {path} has a {block!r} block, but the run's {owner} settings own that; "
-                f"remove it and use --{owner}.* flags or the recipe"
-            )
-    for mode in ("fp16", "amp"):
-        if _section(config, mode, path).get("enabled"):
-            raise UserError(f"ds_config: {path} enables {mode}, which is not supported; use bf16 or fp32")
-    zero = _section(config, "zero_optimization", path)
-    if zero.get("stage") not in (1, 2, 3):
-        # Stage 0 computes a wrong gradient norm in bf16 under tensor parallelism and cannot skip a bad update.
-        raise UserError(
-            f"ds_config: zero_optimization.stage is {zero.get('stage', 'missing')} in {path}; "
-            "valid stages are 1, 2 and 3 (stage 0 with bf16 computes wrong norms; stage 1 replaces it)"
-        )
-    return config
-
-
-def _section(config: dict[str, Any], name: str, path: str) -> dict[str, Any]:
-    section = config.get(name, {})
-    if not isinstance(section, dict):
-        raise UserError(f"ds_config: {name} is {section!r} in {path}; it must be a JSON object")
-    return section
-
-
 def resolve_bf16(run: RunConfig, ds_config: dict[str, Any], device: torch.device) -> tuple[bool, str]:
     """Decide the compute dtype.
 
@@ -85,8 +36,6 @@ def resolve_bf16(run: RunConfig, ds_config: dict[str, Any], device: torch.device
         UserError: ``precision`` and the ds_config contradict.
     """
     enabled = ds_config.get("bf16", {}).get("enabled", False)
-    if enabled not in (True, False, "auto"):
-        raise UserError(f'ds_config: bf16.enabled is {enabled!r}; valid are true, false and "auto"')
     wanted = {"auto": None, "bf16": True, "fp32": False}[run.precision]
     if enabled != "auto":
         if wanted is not None and wanted != enabled:
@@ -94,7 +43,7 @@ def resolve_bf16(run: RunConfig, ds_config: dict[str, Any], device: torch.device
                 f"precision: {run.precision} contradicts bf16.enabled={str(enabled).lower()} in the "
                 'ds_config; write "auto" there'
             )
-        return enabled, "set in the ds_config"
+        return enabled, "set in the ds_config" if "bf16" in ds_config else "the ds_config has no bf16 block"
     if wanted is not None:
         return wanted, f"precision: {run.precision}"
     return supports_bf16(device)
@@ -107,7 +56,7 @@ def merge_ds_config(ds_config: dict[str, Any], run: RunConfig, plan: BatchPlan, 
         A complete DeepSpeed configuration, as saved in the run folder.
 
     Raises:
-        UserError: a value in the ds_config differs from the RunConfig's, or DeepSpeed does not accept a ZeRO setting.
+        UserError: a value in the ds_config differs from the RunConfig's, or compile: true is given at stage 3.
     """
     owned = {
         "train_batch_size": (plan.sequences, "global_batch_tokens"),
@@ -116,34 +65,20 @@ def merge_ds_config(ds_config: dict[str, Any], run: RunConfig, plan: BatchPlan, 
         "gradient_clipping": (run.optimizer.gradient_clipping, "optimizer.gradient_clipping"),
     }
     merged = json.loads(json.dumps(ds_config))
-    for key, (value, owner) in owned.items():
-        if merged.get(key, "auto") not in ("auto", value):
-            raise UserError(
-                f'ds_config: {key} is {merged[key]!r}, but the run\'s {owner} makes it {value}; write "auto"'
-            )
-        merged[key] = value
+    wrong = [
+        contradiction(key, merged[key], value, owner)
+        for key, (value, owner) in owned.items()
+        if merged.get(key, "auto") not in ("auto", value)
+    ]
+    if wrong:
+        raise UserError("ds_config: " + "; ".join(wrong))
+    merged |= {key: value for key, (value, _) in owned.items()}
     merged["bf16"] = {**merged.get("bf16", {}), "enabled": bf16}
     merged.setdefault("steps_per_print", None)
-    # Offloading to the host needs DeepSpeed's own CPU optimizer, which build_optimizer gives it.
-    _check_zero_section(merged["zero_optimization"])
     if run.compile and merged["zero_optimization"]["stage"] == 3:
         # Its parameter hooks break a block into dozens of frames, and nothing is gained.
         raise UserError("compile: true is not valid at ZeRO stage 3; use stage 1 or 2, or leave it out")
     return merged
-
-
-def _check_zero_section(section: dict[str, Any]) -> None:
-    import pydantic
-    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-
-    try:
-        DeepSpeedZeroConfig(**section)
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise UserError(
-            f"ds_config: zero_optimization.{field} is {first['input']!r}: {first['msg']}"
-        ) from None
 
 
 @dataclass(frozen=True)
@@ -184,7 +119,7 @@ class EngineSettings:
 
     @classmethod
     def of(cls, run: RunConfig, ds_config: Mapping[str, Any], bf16: bool) -> EngineSettings:
-        """Settings of a run and a ds_config that read_ds_config accepted."""
+        """Settings of a run and a ds_config that pretrain.engine.ds_config_check.read_ds_config accepted."""
         zero = ds_config["zero_optimization"]
         stage = zero["stage"]
         compute = 2 if bf16 else FP32_BYTES

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import os
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 
@@ -30,3 +34,28 @@ def quiet_deepspeed() -> None:
     from deepspeed.utils import logger
 
     logger.setLevel(logging.WARNING)
+
+
+@contextlib.contextmanager
+def quiet_start(wanted: bool = False) -> Iterator[None]:
+    """Drop what DeepSpeed prints about its memory while an engine starts (its stage 1 with bf16 cannot be told not to).
+
+    Warnings and errors go through its logger, which keeps the output it was made with, and stay.
+
+    Args:
+        wanted: whether the ds_config asks for those lines (memory_breakdown); then nothing is dropped.
+    """
+    with contextlib.nullcontext() if wanted else contextlib.redirect_stdout(io.StringIO()):
+        yield
+
+
+def show_what_was_asked_for(ds_config: Mapping[str, Any]) -> None:
+    """Let DeepSpeed's informational lines through where the ds_config asks for some. Call it once the engine stands."""
+    asked = ds_config.get("wall_clock_breakdown") or ds_config.get("steps_per_print")
+    asked = asked or any(
+        ds_config.get(block, {}).get("enabled") for block in ("comms_logger", "flops_profiler")
+    )
+    if asked and "log_level" not in ds_config:
+        from deepspeed.utils import set_log_level_from_string
+
+        set_log_level_from_string("info")

@@ -318,12 +318,12 @@ def run_plan(arguments: list[str]) -> None:
     Raises:
         UserError: bad input, or what does not fit.
     """
-    from pretrain.engine.ds_config import read_ds_config
+    from pretrain.engine.ds_config_check import read_ds_config
     from pretrain.engine.quiet import quiet_deepspeed
     from pretrain.plan.report import describe, to_json
 
     options, run, path = read_arguments(arguments)
-    ds_config = read_ds_config(path)
+    ds_config = read_ds_config(path, run)
     quiet_deepspeed()
     bf16 = use_bf16(run, ds_config)
     plan = make_plan(run, ds_config, build_machine(options, bf16), bf16, options.mfu)

@@ -11,7 +11,7 @@ import torch
 from model.errors import UserError
 from pretrain.config.command_line import parse_command_line
 from pretrain.config.run_config import RunConfig
-from pretrain.engine.ds_config import read_ds_config
+from pretrain.engine.ds_config_check import read_ds_config
 from pretrain.engine.patches import prepare_deepspeed
 from pretrain.metrics.file import read_metrics
 from pretrain.metrics.session import Metrics

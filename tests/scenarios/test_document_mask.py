@@ -13,7 +13,8 @@ from model.transformer import Transformer
 from pretrain.config.command_line import parse_command_line
 from pretrain.data.sources.files import TextFiles
 from pretrain.engine.build import build_engine
-from pretrain.engine.ds_config import EngineSettings, read_ds_config
+from pretrain.engine.ds_config import EngineSettings
+from pretrain.engine.ds_config_check import read_ds_config
 from pretrain.engine.patches import prepare_deepspeed
 from pretrain.evaluation.validation import Validation
 from pretrain.plan.command import main as plan_main

@@ -12,7 +12,8 @@ from model.transformer import Transformer
 from pretrain.config.command_line import parse_command_line
 from pretrain.diagnostics.forward import ForwardProbe, feature_drift, lower_layers, normalised
 from pretrain.engine.build import build_engine
-from pretrain.engine.ds_config import merge_ds_config, read_ds_config
+from pretrain.engine.ds_config import merge_ds_config
+from pretrain.engine.ds_config_check import read_ds_config
 from pretrain.engine.patches import prepare_deepspeed
 from pretrain.plan.micro_batch import plan_batch
 from pretrain.runtime.world import World, start_world

@@ -6,7 +6,8 @@ import torch
 from model.process_grid import ALONE
 from pretrain.config.command_line import parse_command_line
 from pretrain.engine.build import build_engine
-from pretrain.engine.ds_config import merge_ds_config, read_ds_config
+from pretrain.engine.ds_config import merge_ds_config
+from pretrain.engine.ds_config_check import read_ds_config
 from pretrain.plan.micro_batch import plan_batch
 from tests.helpers.distributed import ROOT, run_distributed
 

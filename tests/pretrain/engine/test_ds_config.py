@@ -8,7 +8,8 @@ import torch
 from model.errors import UserError
 from pretrain.config.command_line import parse_command_line
 from pretrain.engine.batch import BatchPlan
-from pretrain.engine.ds_config import merge_ds_config, read_ds_config, resolve_bf16
+from pretrain.engine.ds_config import merge_ds_config, resolve_bf16
+from pretrain.engine.ds_config_check import read_ds_config
 from tests.helpers.launch import ROOT
 
 CPU = torch.device("cpu")

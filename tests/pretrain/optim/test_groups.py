@@ -10,7 +10,8 @@ from model.transformer import Transformer
 from pretrain.config.command_line import parse_command_line
 from pretrain.config.run_config import OptimizerConfig
 from pretrain.engine.build import build_engine
-from pretrain.engine.ds_config import merge_ds_config, read_ds_config
+from pretrain.engine.ds_config import merge_ds_config
+from pretrain.engine.ds_config_check import read_ds_config
 from pretrain.optim.groups import GroupRates, build_optimizer, parameter_groups, run_groups
 from pretrain.plan.micro_batch import plan_batch
 from tests.helpers.distributed import run_distributed

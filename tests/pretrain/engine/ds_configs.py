@@ -1,0 +1,178 @@
+"""ds_configs as people and chance write them: those of the libraries' documentation, and hypothesis strategies."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+
+from pretrain.engine.ds_config_check import OWNED
+from pretrain.engine.ds_config_keys import ALIASES, KEYS, Key, Off, Section
+
+ROOT = Path(__file__).resolve().parents[3]
+FUZZ = settings(
+    deadline=None,
+    database=None,
+    phases=[Phase.generate, Phase.shrink],
+    suppress_health_check=list(HealthCheck),
+)
+"""For examples that take long, and are as many as the test says."""
+SHIPPED = ["zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"]
+
+
+def shipped(name: str = "zero2") -> dict[str, Any]:
+    """A shipped ds_config."""
+    config: dict[str, Any] = json.loads((ROOT / f"ds_configs/{name}.json").read_text())
+    return config
+
+
+def merged(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """A copy of *config* with *changes* written into it, blocks key by key."""
+    result = copy.deepcopy(config)
+    for key, value in changes.items():
+        old = result.get(key)
+        result[key] = merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return result
+
+
+# https://huggingface.co/docs/transformers/deepspeed, ZeRO stage 3 (optimizer and scheduler left as there).
+HUGGING_FACE = {
+    "fp16": {
+        "enabled": "auto",
+        "loss_scale": 0,
+        "loss_scale_window": 1000,
+        "initial_scale_power": 16,
+        "hysteresis": 2,
+        "min_loss_scale": 1,
+    },
+    "bf16": {"enabled": "auto"},
+    "optimizer": {
+        "type": "AdamW",
+        "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"},
+    },
+    "scheduler": {
+        "type": "WarmupLR",
+        "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"},
+    },
+    "zero_optimization": {
+        "stage": 3,
+        "offload_optimizer": {"device": "cpu", "pin_memory": True},
+        "offload_param": {"device": "cpu", "pin_memory": True},
+        "overlap_comm": True,
+        "contiguous_gradients": True,
+        "sub_group_size": 1e9,
+        "reduce_bucket_size": "auto",
+        "stage3_prefetch_bucket_size": "auto",
+        "stage3_param_persistence_threshold": "auto",
+        "stage3_max_live_parameters": 1e9,
+        "stage3_max_reuse_distance": 1e9,
+        "stage3_gather_16bit_weights_on_model_save": True,
+    },
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "steps_per_print": 2000,
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "wall_clock_breakdown": False,
+}
+
+
+def _paths(
+    section: Section, prefix: tuple[str, ...] = ()
+) -> list[tuple[tuple[str, ...], Key | Section | Off]]:
+    found: list[tuple[tuple[str, ...], Key | Section | Off]] = []
+    for name, known in section.keys.items():
+        found.append(((*prefix, name), known))
+        if isinstance(known, Section):
+            found += _paths(known, (*prefix, name))
+        elif isinstance(known, Off):
+            found += [((*prefix, name, inner), known) for inner in known.names.split() if inner != "*"]
+    return found
+
+
+PATHS = _paths(Section(KEYS))
+VALUES: list[Any] = [
+    None, True, False, 0, 1, 2, 3, -1, 4, 7, 1000, 10**6, 10**9, 10**20, 10**400, 5e8, 1e14, 0.5, 1.0, -0.5, 1e-320,
+    float("nan"), float("inf"), "auto", "", "true", "false", "cpu", "none", "nvme", "fp32", "bf16", "fp16", "int8",
+    "sum", "mean", "info", "Warn", "5e8", "a\nb", "\0", "\ud800", [], ["a"], [1], [[]], {}, {"enabled": True},
+    {"a": {}}, {"device": "cpu"},
+]  # fmt: skip
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+NAMES = st.one_of(
+    st.sampled_from([path[-1] for path, _ in PATHS]),
+    st.sampled_from([path[-1] for path, _ in PATHS]).map(lambda name: name[:-2] + name[-1:]),
+    st.text(max_size=10),
+)
+
+
+def _placed(config: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    for name in path[:-1]:
+        block = config.get(name)
+        if not isinstance(block, dict):
+            block = config[name] = {}
+        config = block
+    config[path[-1]] = copy.deepcopy(value)
+
+
+@st.composite
+def ds_configs(draw: st.DrawFn) -> dict[str, Any]:
+    """A shipped ds_config with one to five edits: any value at a known key, an unknown key anywhere, a key dropped."""
+    config = shipped(draw(st.sampled_from(SHIPPED)))
+    for _ in range(draw(st.integers(1, 5))):
+        kind = draw(st.integers(0, 9))
+        if kind < 6:
+            path, _ = draw(st.sampled_from(PATHS))
+            _placed(config, path, draw(st.sampled_from(VALUES) | JSON))
+        elif kind < 8:
+            path, _ = draw(st.sampled_from(PATHS))
+            _placed(config, (*path[:-1], draw(NAMES)), draw(st.sampled_from(VALUES) | JSON))
+        elif config:
+            config.pop(draw(st.sampled_from(sorted(config))), None)
+    return config
+
+
+def _taken(known: Key) -> list[Any]:
+    values = [value for value in [*VALUES, 50, 10**7, 2**33] if known.kind.accepts(value)]
+    if known.only is not None:
+        values = [value for value in values if value in known.only]
+    return values + ["auto"] + [None] * known.null
+
+
+# memory_breakdown collects the garbage dozens of times a step; an offloaded optimizer has to be compiled.
+LEFT_OUT = [
+    *((name,) for name in OWNED),
+    ("zero_optimization", "stage"),
+    ("memory_breakdown",),
+    ("zero_optimization", "offload_optimizer", "device"),
+]
+TAKEN = [(path, _taken(known)) for path, known in PATHS if isinstance(known, Key) and path not in LEFT_OUT]
+
+
+@st.composite
+def accepted_ds_configs(draw: st.DrawFn) -> dict[str, Any]:
+    """A shipped ds_config without offloaded optimizers, with two to twelve edits that each are valid by themselves."""
+    config = shipped(draw(st.sampled_from(["zero1", "zero2", "zero3"])))
+    for path, values in draw(st.lists(st.sampled_from(TAKEN), min_size=2, max_size=12)):
+        _placed(config, path, draw(st.sampled_from(values)))
+    config.pop("tensorboard", None)  # its package is not installed
+    if config["zero_optimization"]["stage"] < 3:
+        config["zero_optimization"].pop("offload_param", None)
+    for name in ("bf16", "bfloat16"):
+        if name in config:
+            config[name].setdefault("enabled", False)
+    if "bfloat16" in config:
+        config["bf16"] = config.pop("bfloat16")
+    if "comms_logger" in config:
+        config["comms_logger"]["verbose"] = True
+    for other, name in ALIASES.items():
+        if name in config["zero_optimization"]:
+            config["zero_optimization"].pop(other, None)
+    return config

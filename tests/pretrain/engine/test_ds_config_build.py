@@ -1,0 +1,232 @@
+"""What the check of ds_configs takes builds an engine that trains; what DeepSpeed refuses all the same is one line."""
+
+import contextlib
+import io
+import math
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import Phase, given, seed, settings
+
+from model.errors import UserError
+from pretrain.config.command_line import parse_command_line
+from pretrain.engine.build import build_engine, refusals_of_deepspeed
+from pretrain.engine.ds_config import merge_ds_config, resolve_bf16
+from pretrain.engine.ds_config_check import check_ds_config, simplified
+from pretrain.engine.quiet import quiet_start
+from pretrain.plan.micro_batch import plan_batch
+from tests.distributed import run_distributed
+from tests.pretrain.engine.ds_configs import FUZZ, ROOT, accepted_ds_configs, merged, shipped
+
+CPU = torch.device("cpu")
+
+
+def zero(**changes):
+    return {"zero_optimization": changes}
+
+
+def build(config, folder):
+    """Build an engine on one rank and take one step: "refused", or the loss and the gradient's norm."""
+    run = parse_command_line(["--model", "prism-nano", "--global_batch_tokens", "512"]).run
+    model = run.build_model_config(300)
+    plan = plan_batch(512, 512 // model.context_length, model, 1, 1 << 30, "cpu")
+    if isinstance(config.get("csv_monitor"), dict):
+        config["csv_monitor"]["output_path"] = folder
+    if isinstance(config.get("flops_profiler"), dict):
+        config["flops_profiler"]["output_file"] = f"{folder}/flops.txt"
+    if check_ds_config(config, run):
+        return "refused by the check"
+    config = simplified(config)
+    try:
+        bf16 = resolve_bf16(run, config, CPU)[0]
+        engine = build_engine(run, model, merge_ds_config(config, run, plan, bf16), CPU)
+    except UserError as error:
+        assert str(error).isprintable()
+        return f"refused: {error}"
+    try:
+        rows = torch.randint(
+            0, 300, (2, model.context_length + 1), generator=torch.Generator().manual_seed(1)
+        )
+        for _ in range(2 * plan.accumulation):  # a second step, since profilers speak at the end of one
+            loss = engine(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
+            engine.backward(loss)
+            engine.step()
+        return loss.item(), float(engine.get_global_grad_norm())
+    finally:
+        from deepspeed.utils import set_log_level_from_string
+
+        set_log_level_from_string("warning")
+        engine.destroy()
+
+
+def built(config, folder):
+    """What is taken by the check builds, trains and stays near the numbers of a shipped ds_config."""
+    result = run_distributed(build, 1, config, str(folder), timeout=120)[0]
+    if isinstance(result, str):
+        assert result == "refused by the check", (result, config)
+    else:
+        assert all(math.isfinite(number) for number in result), (result, config)
+    return result
+
+
+@settings(FUZZ, max_examples=4, derandomize=True)
+@given(accepted_ds_configs())
+def test_what_is_taken_builds_an_engine(tmp_path_factory, config):
+    built(config, tmp_path_factory.getbasetemp())
+
+
+@pytest.mark.slow
+def test_what_is_taken_builds_an_engine_at_length(tmp_path):
+    number = random.SystemRandom().getrandbits(32)
+    print(f"random seed {number}")
+    outcomes = []
+
+    @seed(number)
+    @settings(FUZZ, max_examples=int(os.environ.get("DS_CONFIG_ENGINES", "40")), phases=[Phase.generate])
+    @given(accepted_ds_configs())
+    def fuzz(config):
+        outcomes.append(built(config, tmp_path))
+
+    fuzz()
+    refused = sum(isinstance(outcome, str) for outcome in outcomes)
+    print(
+        f"{len(outcomes)} configurations: {len(outcomes) - refused} trained, {refused} refused by the check"
+    )
+    assert refused < len(outcomes) / 2
+
+
+def curve(name, changes, steps=2):
+    """Losses and gradient norms of a few steps on this rank's share of the same batches."""
+    world, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+    run = parse_command_line(["--model", "prism-nano", "--global_batch_tokens", "512"]).run
+    model = run.build_model_config(300)
+    plan = plan_batch(512, 2, model, world, 1 << 30, "cpu")
+    config = merged(shipped(name), changes)
+    assert not check_ds_config(config, run).texts
+    engine = build_engine(run, model, merge_ds_config(simplified(config), run, plan, name == "zero1"), CPU)
+    data = torch.randint(
+        0, 300, (steps, plan.sequences, model.context_length + 1), generator=torch.Generator().manual_seed(5)
+    )
+    numbers = []
+    for step in range(steps):
+        for micro in range(plan.accumulation):
+            rows = data[step, (micro * world + rank) * 2 :][:2]
+            loss = engine(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
+            engine.backward(loss)
+            engine.step()
+            numbers.append(loss.item())
+        numbers.append(float(engine.get_global_grad_norm()))
+    engine.destroy()
+    return numbers
+
+
+KNOBS = {
+    "zero1": [{"bf16": {"enabled": "auto", "immediate_grad_update": True}}],
+    "zero2": [
+        zero(reduce_scatter=False),
+        zero(contiguous_gradients=False, overlap_comm=False),
+        zero(use_multi_rank_bucket_allreduce=False, allgather_partitions=False),
+        zero(reduce_bucket_size=1000, allgather_bucket_size=2),
+        zero(round_robin_gradients=True, parameter_alignment=True, ignore_unused_parameters=False),
+        {"disable_python_gc": True, "timers": {"throughput": {"enabled": False}}},
+    ],
+    "zero3": [
+        zero(contiguous_gradients=False, overlap_comm=False, reduce_scatter=False),
+        zero(reduce_bucket_size=1000, sub_group_size=1000, stage3_prefetch_bucket_size=0),
+        zero(stage3_use_all_reduce_for_fetch_params=True, override_module_apply=False),
+        zero(stage3_allgather_sequential=True, memory_efficient_linear=False),
+        zero(stage3_module_granularity_threshold=100_000, enable_sanity_checks=True),
+        zero(stage3_max_live_parameters=0, stage3_max_reuse_distance=0, stage3_param_persistence_threshold=0),
+        zero(stage3_model_persistence_threshold=0, round_robin_gradients=True),
+        zero(offload_param={"device": "cpu", "pin_memory": False}),
+    ],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KNOBS)
+def test_a_knob_that_is_taken_leaves_the_numbers_alone(name):
+    reference = run_distributed(curve, 2, name, {}, timeout=120)
+    for changes in KNOBS[name]:
+        found = run_distributed(curve, 2, name, changes, timeout=120)
+        for ours, theirs in zip(found, reference, strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-6), changes
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (AssertionError("allgather_bucket_size must be even\nmore"), "allgather_bucket_size must be even"),
+        (ValueError(""), "no reason given"),
+        (KeyError("stage"), "'stage'"),
+    ],
+)
+def test_what_deepspeed_refuses_is_one_line(error, said):
+    with (
+        pytest.raises(UserError, match="ds_config: DeepSpeed refuses it: ") as caught,
+        refusals_of_deepspeed(),
+    ):
+        raise error
+    assert said in str(caught.value) and str(caught.value).isprintable()
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("out of memory"),
+        torch.distributed.DistBackendError("NCCL error"),
+        RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:1234"),
+        UserError("said already"),
+    ],
+)
+def test_what_says_nothing_about_the_configuration_passes(error):
+    with pytest.raises(type(error)) as caught, refusals_of_deepspeed():
+        raise error
+    assert caught.value is error
+
+
+def test_a_traceback_can_be_asked_for(monkeypatch):
+    monkeypatch.setenv("PRETRAIN_TRACEBACK", "1")
+    with pytest.raises(AssertionError, match="why"), refusals_of_deepspeed():
+        raise AssertionError("why")
+
+
+def start():
+    """What building a stage-1 engine in bf16 prints."""
+    run = parse_command_line(["--model", "prism-nano", "--global_batch_tokens", "512"]).run
+    model = run.build_model_config(300)
+    taken = merge_ds_config(shipped("zero1"), run, plan_batch(512, 2, model, 1, 1 << 30, "cpu"), True)
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        build_engine(run, model, taken, CPU).destroy()
+    return output.getvalue()
+
+
+def test_deepspeeds_own_lines_stay_out_of_the_log():
+    assert run_distributed(start, 1, timeout=120) == [""]
+
+
+def test_warnings_are_heard_while_an_engine_starts():
+    code = (
+        "from pretrain.engine.quiet import quiet_deepspeed, quiet_start\n"
+        "quiet_deepspeed()\n"
+        "from deepspeed.utils import logger\n"
+        "with quiet_start():\n"
+        "    print('memory'); logger.info('advice'); logger.warning('mind this')\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    output = result.stdout + result.stderr
+    assert "mind this" in output and "memory" not in output and "advice" not in output, output
+    with contextlib.redirect_stdout(io.StringIO()) as kept, quiet_start(wanted=True):
+        print("memory")
+    assert kept.getvalue() == "memory\n"
