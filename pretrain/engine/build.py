@@ -22,7 +22,8 @@ from model.transformer import Transformer
 from pretrain.config.lr_rules import parse_rules
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.mpu import deepspeed_mpu
-from pretrain.engine.quiet import quiet_deepspeed, quiet_start, show_what_was_asked_for
+from pretrain.engine.patches import prepare_deepspeed
+from pretrain.engine.quiet import quiet_start, show_what_was_asked_for
 from pretrain.optim.groups import build_optimizer, parameter_groups
 
 
@@ -36,7 +37,7 @@ def build_engine(run: RunConfig, model_config: ModelConfig, merged: dict[str, An
     Returns:
         A DeepSpeedEngine; its client optimizer's groups carry names.
     """
-    quiet_deepspeed()
+    prepare_deepspeed()
     import deepspeed
 
     from model.parameters import parameter_specs

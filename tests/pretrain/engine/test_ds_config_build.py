@@ -13,13 +13,14 @@ import torch
 from hypothesis import Phase, given, seed, settings
 
 from model.errors import UserError
+from model.process_grid import ALONE
 from pretrain.config.command_line import parse_command_line
 from pretrain.engine.build import build_engine, refusals_of_deepspeed
 from pretrain.engine.ds_config import merge_ds_config, resolve_bf16
 from pretrain.engine.ds_config_check import check_ds_config, simplified
 from pretrain.engine.quiet import quiet_start
 from pretrain.plan.micro_batch import plan_batch
-from tests.distributed import run_distributed
+from tests.helpers.distributed import run_distributed
 from tests.pretrain.engine.ds_configs import FUZZ, ROOT, accepted_ds_configs, merged, shipped
 
 CPU = torch.device("cpu")
@@ -43,7 +44,7 @@ def build(config, folder):
     config = simplified(config)
     try:
         bf16 = resolve_bf16(run, config, CPU)[0]
-        engine = build_engine(run, model, merge_ds_config(config, run, plan, bf16), CPU)
+        engine = build_engine(run, model, merge_ds_config(config, run, plan, bf16), ALONE)
     except UserError as error:
         assert str(error).isprintable()
         return f"refused: {error}"
@@ -107,7 +108,7 @@ def curve(name, changes, steps=2):
     plan = plan_batch(512, 2, model, world, 1 << 30, "cpu")
     config = merged(shipped(name), changes)
     assert not check_ds_config(config, run).texts
-    engine = build_engine(run, model, merge_ds_config(simplified(config), run, plan, name == "zero1"), CPU)
+    engine = build_engine(run, model, merge_ds_config(simplified(config), run, plan, name == "zero1"), ALONE)
     data = torch.randint(
         0, 300, (steps, plan.sequences, model.context_length + 1), generator=torch.Generator().manual_seed(5)
     )
@@ -202,7 +203,7 @@ def start():
     model = run.build_model_config(300)
     taken = merge_ds_config(shipped("zero1"), run, plan_batch(512, 2, model, 1, 1 << 30, "cpu"), True)
     with contextlib.redirect_stdout(io.StringIO()) as output:
-        build_engine(run, model, taken, CPU).destroy()
+        build_engine(run, model, taken, ALONE).destroy()
     return output.getvalue()
 
 
