@@ -183,7 +183,10 @@ ZERO: dict[str, Key | Section | Off] = {
     "stage3_max_live_parameters": Key(THRESHOLD),
     "stage3_max_reuse_distance": Key(THRESHOLD),
     "stage3_gather_16bit_weights_on_model_save": flag,
-    "stage3_module_granularity_threshold": Key(THRESHOLD),
+    # Above 0 the backward pass fails as soon as there are two ranks.
+    "stage3_module_granularity_threshold": Key(
+        THRESHOLD, only=(0,), instead="modules are gathered one by one; write 0"
+    ),
     "stage3_use_all_reduce_for_fetch_params": flag,
     "stage3_allgather_sequential": flag,
     "stage3_gather_fp16_weights_on_model_save": flag,

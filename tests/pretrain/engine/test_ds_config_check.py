@@ -100,6 +100,7 @@ def zero(**changes):
         (zero(stage=True), ["zero_optimization.stage is true", "1, 2 and 3"]),
         (zero(stage=1.5), ["zero_optimization.stage is 1.5", "1, 2 and 3"]),
         (zero(offload_param={"device": "cpu"}), ["offload_param", "the stage is 2", "zero3_offload.json"]),
+        (zero(stage3_module_granularity_threshold=1), ["granularity_threshold is 1", "write 0"]),
         (zero(cpu_offload=True), ["cpu_offload is true", '"offload_optimizer": {"device": "cpu"}']),
         (zero(reduce_bucket_size=10**20), ["reduce_bucket_size is 100000000000000000000", "a whole number"]),
         (
