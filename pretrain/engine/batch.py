@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from model.config import ModelConfig
+from model.config import ModelConfig, divisors
 from model.parallel_plan import split_multiple
 
 
@@ -22,8 +22,3 @@ def valid_micro_batches(per_rank: int, model: ModelConfig, tensor_parallel: int)
     """The micro-batches that divide *per_rank* sequences and that the ranks which share heads can split."""
     multiple = split_multiple(model, tensor_parallel)
     return [divisor for divisor in divisors(per_rank) if divisor % multiple == 0]
-
-
-def divisors(number: int) -> list[int]:
-    """All of them, in order."""
-    return [d for d in range(1, number + 1) if number % d == 0]
