@@ -52,7 +52,7 @@ def run_command(
         code, line = 2, f"error: {where}{error.strerror}"
     except KeyboardInterrupt:
         code, line = INTERRUPTED, f"\n{interrupted}"
-    if int(os.environ.get("RANK", "0")) == 0:
+    if os.environ.get("RANK", "0").strip("0123456789") or int(os.environ.get("RANK") or "0") == 0:
         print(line, file=sys.stderr)
     return code
 

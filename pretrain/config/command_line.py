@@ -45,6 +45,8 @@ def parse_command_line(arguments: list[str]) -> CommandLine:
         instance = parser.instantiate(parsed)
     except (ArgumentError, jsonargparse.ArgumentError) as error:
         raise UserError(_one_line(str(error))) from None
+    if instance.plot_lr is not None and not instance.plot_lr.strip():
+        raise UserError("plot_lr: no file given; give the name of a picture, such as lr.png")
     values = {f.name: getattr(instance, f.name) for f in dataclasses.fields(RunConfig)}
     return CommandLine(run=RunConfig(**values), ds_config=instance.ds_config, plot_lr=instance.plot_lr)
 

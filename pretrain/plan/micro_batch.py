@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from model.config import ModelConfig, divisors
+from model.config import ModelConfig
 from model.errors import UserError
 from model.parallel_plan import check_split
-from pretrain.engine.batch import BatchPlan, valid_micro_batches
+from pretrain.engine.batch import BatchPlan, share_batch, valid_micro_batches
 from pretrain.engine.ds_config import EngineSettings
 from pretrain.plan.footprint import DeviceType, rank_parameters
 from pretrain.plan.memory import memory_plan, states
@@ -43,20 +43,7 @@ def plan_batch(
         UserError: on a CPU, weights and optimizer state are larger than the memory; something does not divide, or
             the ranks that share heads cannot split the micro-batch; the message lists what would.
     """
-    T = model.context_length
-    if global_batch_tokens % T:
-        lower = max(T, global_batch_tokens // T * T)
-        raise UserError(
-            f"global_batch_tokens: {global_batch_tokens} is no multiple of the context length {T}; "
-            f"nearest are {lower} and {lower + T}"
-        )
-    sequences = global_batch_tokens // T
-    if sequences % data_parallel:
-        raise UserError(
-            f"global_batch_tokens: {sequences} sequences of {T} tokens cannot be shared evenly by "
-            f"{data_parallel} data-parallel ranks; valid numbers of ranks are {divisors(sequences)}"
-        )
-    per_rank = sequences // data_parallel
+    sequences, per_rank = share_batch(global_batch_tokens, micro_batch, model.context_length, data_parallel)
     if device_type == "cpu":
         _check_states_fit(model, settings or EngineSettings(), data_parallel, memory, tensor_parallel)
     if micro_batch is None:
@@ -68,11 +55,6 @@ def plan_batch(
             "cuda" if device_type == "cuda" else "cpu",
             tensor_parallel,
             settings or EngineSettings(),
-        )
-    if per_rank % micro_batch:
-        raise UserError(
-            f"micro_batch: {micro_batch} does not divide the {per_rank} sequences that each of "
-            f"{data_parallel} ranks has per step; valid values are {divisors(per_rank)}"
         )
     check_split(model, tensor_parallel, micro_batch)
     return BatchPlan(sequences, micro_batch, per_rank // micro_batch, data_parallel)
