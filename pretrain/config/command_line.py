@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import functools
 from argparse import ArgumentError
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,6 +14,7 @@ from typing import Any, NoReturn
 import jsonargparse
 
 from model.errors import UserError, closest, shown
+from pretrain.config.names import OTHER_NAMES, suggestion
 from pretrain.config.run_config import DEFAULT_RECIPE, RunConfig
 from pretrain.utils.parsing import parse_yaml, read_yaml
 
@@ -127,7 +129,10 @@ def _check_keys(values: dict[str, Any], config_class: type, source: str, prefix:
         if key not in valid:
             raise UserError(
                 f"{prefix}{shown(key, plain=True)}: unknown key in {source}"
-                + (closest(shown(key, plain=True), valid) or f"; valid keys are {', '.join(valid)}")
+                + (
+                    _key_suggestion(shown(key, plain=True), prefix, valid)
+                    or f"; valid keys are {', '.join(valid)}"
+                )
             )
         if value is None and "None" not in str(valid[key].type):
             raise UserError(
@@ -140,6 +145,13 @@ def _check_keys(values: dict[str, Any], config_class: type, source: str, prefix:
             _check_keys(value, nested, source, f"{prefix}{key}.")  # type: ignore[arg-type]
 
 
+def _key_suggestion(key: str, prefix: str, valid: Iterable[str]) -> str:
+    """A hint at the key that *key* may mean: of the same mapping, or a name that other programs have."""
+    if not prefix and key in OTHER_NAMES:
+        return f"; here that is {OTHER_NAMES[key].replace('--', '')}"
+    return closest(key, valid)
+
+
 def _check_flags(arguments: list[str], parser: jsonargparse.ArgumentParser) -> None:
     valid = [
         option for action in parser._actions for option in action.option_strings if option.startswith("--")
@@ -148,7 +160,7 @@ def _check_flags(arguments: list[str], parser: jsonargparse.ArgumentParser) -> N
         flag = argument.split("=", 1)[0]
         if flag.startswith("--") and flag not in valid and not flag.startswith("--architecture."):
             raise UserError(
-                f"{flag}: unknown flag" + (closest(flag, valid) or "; --help lists the valid ones")
+                f"{flag}: unknown flag" + (suggestion(flag, valid) or "; --help lists the valid ones")
             )
 
 
