@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from model.errors import UserError, closest
-from model.heads import format_heads, parse_heads
+from model.errors import UserError, closest, shown
+from model.heads import MOST_LAYERS, format_heads, parse_heads
 
 FeedForwardKind = Literal["swiglu", "mlp"]
 Activation = Literal["silu", "gelu", "gelu_tanh"]
@@ -32,6 +32,9 @@ _LITERALS: dict[str, tuple[str, ...]] = {
 }
 _POSITIVE_INTEGERS = ("vocab_size", "context_length", "d_model", "ffn_width")
 _POSITIVE_NUMBERS = ("norm_eps", "rope_base", "init_std")
+LARGEST_SIZE = 2**31 - 1
+"""Of any width, count or length: matrix products take no larger ones, and what divides them is found at once."""
+LARGEST_NUMBER = 1e30
 _BOOLEANS = ("norm_bias", "ffn_bias", "tie_embeddings")
 _SCHEDULES = ("heads", "kv_heads", "head_dim", "local_window")
 
@@ -98,33 +101,37 @@ class ModelConfig:
     def _check_scalars(self) -> None:
         for name in _POSITIVE_INTEGERS:
             value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise UserError(f"{name}: {value!r} is not valid; it must be a positive integer")
+            if type(value) is not int or not 1 <= value <= LARGEST_SIZE:
+                raise UserError(
+                    f"{name}: {shown(value)} is not valid; it must be a positive integer{_at_most(value)}"
+                )
         for name in _POSITIVE_NUMBERS:
             value = getattr(self, name)
-            if type(value) not in (int, float) or not (0 < value < math.inf):
-                raise UserError(f"{name}: {value!r} is not valid; it must be a positive number")
+            if type(value) not in (int, float) or not 0 < value <= LARGEST_NUMBER:
+                raise UserError(f"{name}: {shown(value)} is not valid; it must be a positive number")
         for name in _BOOLEANS:
             value = getattr(self, name)
             if type(value) is not bool:
-                raise UserError(f"{name}: {value!r} is not valid; it must be true or false")
+                raise UserError(f"{name}: {shown(value)} is not valid; it must be true or false")
         for name, valid in _LITERALS.items():
             value = getattr(self, name)
             if value not in valid:
                 raise UserError(
-                    f"{name}: {value!r} is not valid; it must be one of {', '.join(valid)}"
-                    f"{closest(str(value), valid)}"
+                    f"{name}: {shown(value)} is not valid; it must be one of {', '.join(valid)}"
+                    f"{closest(shown(value, plain=True), valid)}"
                 )
 
     def _check_schedules(self) -> None:
         if not isinstance(self.heads, tuple) or not self.heads:
-            raise UserError(f"heads: {self.heads!r} is not a schedule; give one head count per layer")
+            raise UserError(f"heads: {shown(self.heads)} is not a schedule; give one head count per layer")
+        if self.num_layers > MOST_LAYERS:
+            raise UserError(f"heads: {self.num_layers:,} layers are too many; give at most {MOST_LAYERS:,}")
         for name in _SCHEDULES:
             schedule = getattr(self, name)
             if schedule is None and name != "heads":
                 continue
             if not isinstance(schedule, tuple):
-                raise UserError(f"{name}: {schedule!r} is not a schedule; give one value per layer")
+                raise UserError(f"{name}: {shown(schedule)} is not a schedule; give one value per layer")
             if len(schedule) != self.num_layers:
                 raise UserError(
                     f"{name}: {len(schedule)} layers given, but heads has {self.num_layers}; "
@@ -133,8 +140,10 @@ class ModelConfig:
             for layer, value in enumerate(schedule):
                 if name == "local_window" and value is None:
                     continue
-                if type(value) is not int or value < 1:
-                    raise UserError(f"{name}: layer {layer} has {value!r}; it must be a positive integer")
+                if type(value) is not int or not 1 <= value <= LARGEST_SIZE:
+                    raise UserError(
+                        f"{name}: layer {layer} has {shown(value)}; it must be a positive integer{_at_most(value)}"
+                    )
 
     def _check_heads(self) -> None:
         for layer, heads in enumerate(self.heads):
@@ -156,17 +165,16 @@ class ModelConfig:
                 )
             kv_heads = self.layer_kv_heads(layer)
             if heads % kv_heads:
-                divisors = [count for count in range(1, heads + 1) if heads % count == 0]
                 raise UserError(
                     f"kv_heads: layer {layer} has {kv_heads} key/value heads, which do not divide its "
-                    f"{heads} heads; nearest valid: {_nearest(kv_heads, divisors)}"
+                    f"{heads} heads; nearest valid: {_nearest(kv_heads, divisors(heads))}"
                 )
 
     def _valid_head_counts(self) -> list[int]:
-        divisors = [count for count in range(1, self.d_model + 1) if self.d_model % count == 0]
+        valid = divisors(self.d_model)
         if self.positions == "rope":
-            divisors = [count for count in divisors if self.d_model // count % 2 == 0]
-        return divisors
+            valid = [count for count in valid if self.d_model // count % 2 == 0]
+        return valid
 
     # ------------------------------------------------------------------ shapes
 
@@ -275,6 +283,10 @@ class ModelConfig:
 
         Raises UserError for unknown or missing keys and for values that are not valid.
         """
+        if not isinstance(values, Mapping):
+            raise UserError(
+                f"model config: {shown(values)} is no configuration; it must be a mapping (a JSON object) of fields"
+            )
         fields = dataclasses.fields(cls)
         _refuse_unknown(values)
         missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in values]
@@ -348,7 +360,17 @@ def _refuse_unknown(values: Mapping[str, Any]) -> None:
     names = [field.name for field in dataclasses.fields(ModelConfig)]
     for key in values:
         if key not in names:
-            raise UserError(f"model config: unknown key {key!r}{closest(str(key), names)}")
+            raise UserError(f"model config: unknown key {shown(key)}{closest(shown(key, plain=True), names)}")
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, in order; after sqrt(number) trials, so that no size of a model takes long."""
+    small = [count for count in range(1, math.isqrt(number) + 1) if number % count == 0]
+    return small + [number // count for count in reversed(small) if count * count != number]
+
+
+def _at_most(value: Any) -> str:
+    return f" of at most {LARGEST_SIZE:,}" if type(value) is int and value > LARGEST_SIZE else ""
 
 
 def _nearest(value: int, valid: Sequence[int]) -> str:

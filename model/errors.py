@@ -6,6 +6,7 @@ import difflib
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
@@ -51,7 +52,7 @@ def run_command(
         code, line = 2, f"error: {where}{error.strerror}"
     except KeyboardInterrupt:
         code, line = INTERRUPTED, f"\n{interrupted}"
-    if int(os.environ.get("RANK", "0")) == 0:
+    if os.environ.get("RANK", "0").strip("0123456789") or int(os.environ.get("RANK") or "0") == 0:
         print(line, file=sys.stderr)
     return code
 
@@ -60,3 +61,14 @@ def closest(name: str, valid: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the valid name nearest to *name*, or ``""`` if none is near."""
     matches = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
     return f"; did you mean {matches[0]!r}?" if matches else ""
+
+
+def shown(value: Any, limit: int = 80, plain: bool = False) -> str:
+    """Return *value* as a message quotes it: its repr, or its str if *plain*; the middle of a long one is left out."""
+    try:
+        text = str(value) if plain else repr(value)
+    except ValueError:  # Python does not write integers of more than 4,300 digits
+        text = f"a number of more than {value.bit_length() * 3 // 10:,} digits"
+    except RecursionError:
+        text = f"a {type(value).__name__} nested too deeply"
+    return text if len(text) <= limit else f"{text[: limit // 2]}…{text[-limit // 4 :]}"

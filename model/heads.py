@@ -6,27 +6,35 @@ import random
 from collections.abc import Iterable
 from itertools import groupby
 
-from model.errors import UserError
+from model.errors import UserError, shown
 
 HeadSchedule = tuple[int, ...]
+
+MOST_LAYERS = 10_000
+MOST_DIGITS = 10
 
 
 def parse_heads(text: str) -> HeadSchedule:
     """Read a head schedule: comma-separated terms ``h`` (one layer) or ``hxN`` (N layers of h heads).
 
     ``"3x2,6,12"`` is ``(3, 3, 6, 12)``. Blanks around terms are ignored.
-    Raises UserError for anything else: an empty term, a non-number, or a number below 1.
+    Raises UserError for anything else: an empty term, a non-number, a number below 1, more than MOST_LAYERS layers.
     """
     schedule: list[int] = []
     for term in text.split(","):
         heads, times, layers = term.strip().partition("x")
         counts = [heads.strip(), layers.strip()] if times else [heads.strip(), "1"]
         # isascii: str.isdigit accepts superscripts and other digits that int() refuses or that nobody meant
-        if not all(count.isascii() and count.isdigit() and int(count) >= 1 for count in counts):
+        if not all(
+            count.isascii() and count.isdigit() and len(count) <= MOST_DIGITS and int(count) >= 1
+            for count in counts
+        ):
             raise UserError(
-                f"heads: {term.strip()!r} in {text!r} is not a head count; "
+                f"heads: {shown(term.strip())} in {shown(text)} is not a head count; "
                 "write h or hxN with positive integers, for example 3x2,6x2,8x2,12x6"
             )
+        if len(schedule) + int(counts[1]) > MOST_LAYERS:
+            raise UserError(f"heads: {shown(text)} has more than {MOST_LAYERS:,} layers; give at most that")
         schedule += [int(counts[0])] * int(counts[1])
     return tuple(schedule)
 

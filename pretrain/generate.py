@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from model.errors import UserError, run_command
+from model.errors import UserError, run_command, shown
 
 if TYPE_CHECKING:
     from model.transformer import Transformer
     from pretrain.data.tokenizer import Tokenizer
     from pretrain.hf.open_model import OpenedModel
 
+SMALLEST_TEMPERATURE = 1e-4
+"""Below it a quotient of logits may be infinite in fp32, and probabilities are no numbers."""
 Predict = Callable[[list[int]], Tensor]
 """All token ids so far -> logits [vocabulary] of the next, fp32 on the CPU."""
 
@@ -190,13 +192,22 @@ def run_generate(arguments: Sequence[str]) -> None:
 def _check(options: argparse.Namespace) -> None:
     checks = {
         "tokens": (options.tokens >= 1, "give a positive number"),
-        "temperature": (0 <= options.temperature < float("inf"), "give zero or a positive number"),
+        "temperature": (
+            options.temperature == 0 or SMALLEST_TEMPERATURE <= options.temperature < float("inf"),
+            f"give zero, which takes the most likely token, or at least {SMALLEST_TEMPERATURE}",
+        ),
         "top_p": (0 < options.top_p <= 1, "give a share in (0, 1]"),
         "seed": (0 <= options.seed < 2**63, "give a number from 0 to 2^63 - 1"),
     }
     for name, (valid, advice) in checks.items():
         if not valid:
-            raise UserError(f"{name}: {getattr(options, name)} is not valid; {advice}")
+            raise UserError(f"{name}: {shown(getattr(options, name))} is not valid; {advice}")
+    try:
+        options.prompt.encode("utf-8")
+    except UnicodeEncodeError:  # Python's stand-ins for bytes of the command line that are no text
+        raise UserError(
+            f"prompt: {shown(options.prompt)} is not UTF-8 text; give it in that encoding"
+        ) from None
 
 
 def next_token_function(model: OpenedModel, cache: bool = True) -> Predict:

@@ -19,6 +19,7 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from pretrain.config.command_line import parse_command_line  # noqa: E402
+from pretrain.runtime.environment import environment_rank  # noqa: E402
 from pretrain.runtime.exit import end_after  # noqa: E402
 from pretrain.runtime.signals import StopListener, Stopped  # noqa: E402
 
@@ -34,6 +35,10 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
         command = parse_command_line(arguments)
         run = command.run
         listener.limit(run.interruption.agreement_seconds, run.interruption.minutes)
+        if command.plot_lr is None:
+            from pretrain.run.preflight import check_start
+
+            check_start(run)
         # DeepSpeed's own calls; nothing a user of this program could change.
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
         from pretrain.engine.ds_config_check import read_ds_config
@@ -43,7 +48,7 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
         from pretrain.engine.quiet import quiet_deepspeed
 
         quiet_deepspeed()
-        if command.plot_lr:
+        if command.plot_lr is not None:
             if rank == 0:
                 from pretrain.optim.lr_plot import plot_learning_rates
 
@@ -72,7 +77,7 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    rank = int(os.environ.get("RANK", 0))
+    rank = environment_rank()
     listener = StopListener()
     try:
         main(sys.argv[1:], listener, rank)

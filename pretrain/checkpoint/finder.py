@@ -7,11 +7,16 @@ from pathlib import Path
 
 from pretrain.checkpoint.manifest import verify
 
+MOST_DIGITS = 12  # of a step
+
 
 def checkpoint_steps(run_folder: Path) -> list[int]:
     """Steps that have a finished checkpoint in a run's folder, ascending."""
     names = [path.name.removeprefix("step_") for path in _all(run_folder).glob("step_*") if path.is_dir()]
-    return sorted(int(name) for name in names if name.isdigit())
+    # isascii: "²" is a digit for isdigit, and no number
+    return sorted(
+        int(name) for name in names if name.isascii() and name.isdigit() and len(name) <= MOST_DIGITS
+    )
 
 
 def checkpoint_path(run_folder: Path, step: int) -> Path:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file
 from torch import Tensor
+
+from model.errors import UserError, shown
+from pretrain.utils.parsing import LARGEST_INTEGER
 
 FORMAT = 1
 ENGINE_FOLDER = "deepspeed"
@@ -64,8 +67,48 @@ def has_engine_files(folder: Path) -> bool:
 
 
 def read_state(folder: Path) -> TrainingState:
-    """Read a checkpoint's TrainingState."""
-    return TrainingState(**json.loads((folder / "state.json").read_text(encoding="utf-8")))
+    """Read a checkpoint's TrainingState.
+
+    Raises:
+        UserError: state.json cannot be read, or holds what no version of this program has written.
+    """
+    path = folder / "state.json"
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"checkpoint: {path} cannot be read ({type(error).__name__})") from None
+    _check(values, path)
+    return TrainingState(**values)
+
+
+def _check(values: Any, path: Path) -> None:
+    """Refuse values of other types than a TrainingState has."""
+    if not isinstance(values, dict):
+        raise UserError(f"checkpoint: {path} holds {shown(values)}; it must hold a JSON object")
+    samples = asdict(TrainingState())
+    for name, value in values.items():
+        if name not in samples:
+            raise UserError(f"checkpoint: {path} has {shown(name)}, which this version does not know")
+        sample = samples[name]
+        if type(sample) in (int, float):
+            valid = type(value) in (int, type(sample)) and 0 <= value <= LARGEST_INTEGER
+            what = "a number from zero"
+        else:
+            valid, what = type(value) is type(sample), type(sample).__name__
+        if name == "released":
+            valid = valid and all(type(step) is int and step >= 0 for step in value.values())
+            what = "a mapping from names of rules to steps"
+        elif name == "recent":
+            valid = valid and all(
+                isinstance(found, list) and all(type(item) in (int, float) for item in found)
+                for found in value.values()
+            )
+            what = "a mapping from names to lists of numbers"
+        elif name == "owed":
+            valid = valid and all(isinstance(item, str) for item in value)
+            what = "a list of names"
+        if not valid:
+            raise UserError(f"checkpoint: {name} in {path} is {shown(value)}; it must be {what}")
 
 
 def read_features(folder: Path) -> dict[str, Tensor]:

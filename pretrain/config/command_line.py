@@ -6,15 +6,17 @@ import argparse
 import dataclasses
 import functools
 from argparse import ArgumentError
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import jsonargparse
-import yaml
 
-from model.errors import UserError, closest
+from model.errors import UserError, closest, shown
+from pretrain.config.names import OTHER_NAMES, suggestion
 from pretrain.config.run_config import DEFAULT_RECIPE, RunConfig
+from pretrain.utils.parsing import parse_yaml, read_yaml
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 
@@ -39,11 +41,14 @@ def parse_command_line(arguments: list[str]) -> CommandLine:
     parser = _build_parser()
     arguments = _resolve_recipe(list(arguments))
     _check_flags(arguments, parser)
+    _check_values(arguments)
     try:
         parsed = parser.parse_args(arguments)
         instance = parser.instantiate(parsed)
     except (ArgumentError, jsonargparse.ArgumentError) as error:
         raise UserError(_one_line(str(error))) from None
+    if instance.plot_lr is not None and not instance.plot_lr.strip():
+        raise UserError("plot_lr: no file given; give the name of a picture, such as lr.png")
     values = {f.name: getattr(instance, f.name) for f in dataclasses.fields(RunConfig)}
     return CommandLine(run=RunConfig(**values), ds_config=instance.ds_config, plot_lr=instance.plot_lr)
 
@@ -108,10 +113,7 @@ def _resolve_recipe(arguments: list[str]) -> list[str]:
             f"config: no recipe or file {given!r}; recipes are {', '.join(_recipe_names())}"
             + closest(given, _recipe_names())
         )
-    try:
-        recipe = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"config: {given} is not valid YAML ({_one_line(str(error))})") from None
+    recipe = read_yaml(path, "config") or {}
     if not isinstance(recipe, dict):
         raise UserError(
             f"config: {given} holds a {type(recipe).__name__}; it must be a mapping of RunConfig fields"
@@ -126,14 +128,28 @@ def _check_keys(values: dict[str, Any], config_class: type, source: str, prefix:
     for key, value in values.items():
         if key not in valid:
             raise UserError(
-                f"{prefix}{key}: unknown key in {source}"
-                + (closest(str(key), valid) or f"; valid keys are {', '.join(valid)}")
+                f"{prefix}{shown(key, plain=True)}: unknown key in {source}"
+                + (
+                    _key_suggestion(shown(key, plain=True), prefix, valid)
+                    or f"; valid keys are {', '.join(valid)}"
+                )
+            )
+        if value is None and "None" not in str(valid[key].type):
+            raise UserError(
+                f"{prefix}{key}: null in {source} is not valid; give a value, or leave the key out"
             )
         nested = valid[key].default_factory
         if dataclasses.is_dataclass(nested):
             if not isinstance(value, dict):
-                raise UserError(f"{prefix}{key}: {value!r} in {source} is not a mapping")
+                raise UserError(f"{prefix}{key}: {shown(value)} in {source} is not a mapping")
             _check_keys(value, nested, source, f"{prefix}{key}.")  # type: ignore[arg-type]
+
+
+def _key_suggestion(key: str, prefix: str, valid: Iterable[str]) -> str:
+    """A hint at the key that *key* may mean: of the same mapping, or a name that other programs have."""
+    if not prefix and key in OTHER_NAMES:
+        return f"; here that is {OTHER_NAMES[key].replace('--', '')}"
+    return closest(key, valid)
 
 
 def _check_flags(arguments: list[str], parser: jsonargparse.ArgumentParser) -> None:
@@ -144,17 +160,29 @@ def _check_flags(arguments: list[str], parser: jsonargparse.ArgumentParser) -> N
         flag = argument.split("=", 1)[0]
         if flag.startswith("--") and flag not in valid and not flag.startswith("--architecture."):
             raise UserError(
-                f"{flag}: unknown flag" + (closest(flag, valid) or "; --help lists the valid ones")
+                f"{flag}: unknown flag" + (suggestion(flag, valid) or "; --help lists the valid ones")
             )
+
+
+def _check_values(arguments: list[str]) -> None:
+    """Refuse values that would make the parser hang or fail: it reads each as YAML, with a recursion of its own."""
+    text_fields = {
+        f"--{f.name}" for f in dataclasses.fields(RunConfig) if str(f.type) in ("str", "str | None")
+    }
+    for flag, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, equals, value = flag.partition("=")
+        if name.startswith("--") and name not in {*text_fields, "--config", "--ds_config", "--plot_lr"}:
+            parse_yaml(value if equals else following, name.removeprefix("--"))
 
 
 def _one_line(message: str) -> str:
     message = " ".join(message.split()).removeprefix("Parser key ")
-    return (
+    message = (
         message.replace("typing.Literal", "one of ")
         .replace("Expected a <class '", "expected <")
         .replace("'>.", ">.")
     )
+    return shown(message, limit=400, plain=True)
 
 
 class CommandParser(argparse.ArgumentParser):

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from model.errors import UserError, closest
+from model.errors import UserError, closest, shown
+from pretrain.utils.parsing import is_finite
 
 if TYPE_CHECKING:
     from model.parameters import ParameterRole
@@ -122,7 +122,7 @@ def parse_rules(entries: Sequence[Any]) -> tuple[LearningRateRule, ...]:
     names = [rule.name for rule in rules]
     for name in names:
         if names.count(name) > 1:
-            raise UserError(f"lr_rules: two rules are called {name!r}; give each its own name")
+            raise UserError(f"lr_rules: two rules are called {shown(name)}; give each its own name")
     return tuple(rules)
 
 
@@ -177,21 +177,21 @@ def _parse_rule(entry: Any, index: int) -> LearningRateRule:
     if isinstance(entry, str):
         if entry not in NAMED_RULES:
             hint = closest(entry, NAMED_RULES) or f"; known are {', '.join(NAMED_RULES)}"
-            raise UserError(f"{where}: there is no rule called {entry!r}{hint}, or write a mapping")
+            raise UserError(f"{where}: there is no rule called {shown(entry)}{hint}, or write a mapping")
         entry = {"name": entry, **NAMED_RULES[entry]}
     if not isinstance(entry, Mapping):
         raise UserError(
-            f"{where}: {entry!r} is no rule; write a mapping with name, parameters, layers and scale"
+            f"{where}: {shown(entry)} is no rule; write a mapping with name, parameters, layers and scale"
         )
     known = [field.name for field in dataclasses.fields(LearningRateRule)]
     for key in entry:
         if key not in known:
-            hint = closest(str(key), known) or f"; valid keys are {', '.join(known)}"
-            raise UserError(f"{where}.{key}: unknown key{hint}")
+            hint = closest(shown(key, plain=True), known) or f"; valid keys are {', '.join(known)}"
+            raise UserError(f"{where}.{shown(key, plain=True)}: unknown key{hint}")
     name = entry.get("name")
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_.-]+", name) or name == BASE:
         raise UserError(
-            f"{where}.name: {name!r} is not valid; give a name of letters, digits, _ . and -, other than {BASE!r}"
+            f"{where}.name: {shown(name)} is not valid; give a name of letters, digits, _ . and -, other than {BASE!r}"
         )
     return _checked(name, dict(entry))
 
@@ -200,12 +200,12 @@ def _checked(name: str, values: dict[str, Any]) -> LearningRateRule:
     where = f"lr_rules.{name}"
     for flag in ("freeze", "decay_with_lr", "biases"):
         if type(values.get(flag, False)) is not bool:
-            raise UserError(f"{where}.{flag}: {values[flag]!r} is not valid; give true or false")
+            raise UserError(f"{where}.{flag}: {shown(values[flag])} is not valid; give true or false")
     values["parameters"] = _parameters(where, values.get("parameters"))
     values["layers"] = _layers(where, values.get("layers", "all"))
-    if values.get("release", "hold") not in RELEASES:
+    if values.get("release", "hold") not in list(RELEASES):
         raise UserError(
-            f"{where}.release: {values['release']!r} is not valid; give one of {', '.join(RELEASES)}"
+            f"{where}.release: {shown(values['release'])} is not valid; give one of {', '.join(RELEASES)}"
         )
     for length in ("hold", "ramp", "latest", "depth_decay"):
         if values.get(length) is not None:
@@ -236,13 +236,13 @@ def _parameters(where: str, given: Any) -> tuple[str, ...]:
     entries = [given] if isinstance(given, str) else given
     if not isinstance(entries, list | tuple) or not entries or not all(isinstance(e, str) for e in entries):
         raise UserError(
-            f"{where}.parameters: {given!r} is not valid; give a list of {', '.join(PARTS)} or name patterns"
+            f"{where}.parameters: {shown(given)} is not valid; give a list of {', '.join(PARTS)} or name patterns"
         )
     for entry in entries:
         if entry not in PARTS and not set(entry) & set("*?[."):
             hint = closest(entry, PARTS) or f"; valid are {', '.join(PARTS)}"
             raise UserError(
-                f"{where}.parameters: {entry!r} is unknown{hint}, or a pattern such as *.attention.q.*"
+                f"{where}.parameters: {shown(entry)} is unknown{hint}, or a pattern such as *.attention.q.*"
             )
     return tuple(entries)
 
@@ -252,18 +252,18 @@ def _layers(where: str, given: Any) -> tuple[int | str, ...]:
     entries = [entries] if type(entries) is int else entries
     valid = f"give {', '.join(LAYER_WORDS)}, a layer, a range such as 6-11, or a list of them"
     if not isinstance(entries, list | tuple) or not entries:
-        raise UserError(f"{where}.layers: {given!r} is not valid; {valid}")
+        raise UserError(f"{where}.layers: {shown(given)} is not valid; {valid}")
     found: list[int | str] = []
     for entry in entries:
         entry = entry.strip() if isinstance(entry, str) else entry
         if entry in LAYER_WORDS and len(entries) == 1:
             return (entry,)
-        is_range = isinstance(entry, str) and re.fullmatch(r"\d+(-\d+)?", entry, re.ASCII) is not None
-        if not is_range and (type(entry) is not int or entry < 0):
-            raise UserError(f"{where}.layers: {entry!r} is not valid; {valid}")
+        is_range = isinstance(entry, str) and re.fullmatch(r"\d{1,9}(-\d{1,9})?", entry, re.ASCII) is not None
+        if not is_range and (type(entry) is not int or not 0 <= entry < 10**9):
+            raise UserError(f"{where}.layers: {shown(entry)} is not valid; {valid}")
         first, last = _range(entry)
         if last < first:
-            raise UserError(f"{where}.layers: {entry!r} ends before it begins; write {last}-{first}")
+            raise UserError(f"{where}.layers: {shown(entry)} ends before it begins; write {last}-{first}")
         found.append(entry)
     return tuple(found)
 
@@ -281,8 +281,8 @@ def _scale(where: str, values: dict[str, Any]) -> float:
         if values.get("depth_decay", 1.0) != 1:
             return 1.0
         raise UserError(f"{where}.scale: missing; give a factor of the learning rate, or freeze: true")
-    if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
-        raise UserError(f"{where}.scale: {given!r} is not valid; give a positive number")
+    if isinstance(given, bool) or not isinstance(given, int | float) or not is_finite(given):
+        raise UserError(f"{where}.scale: {shown(given)} is not valid; give a positive number")
     if freeze and given != 0:
         raise UserError(f"{where}.scale: {given} contradicts freeze: true; leave one of them out")
     if not freeze and given <= 0:
@@ -292,8 +292,8 @@ def _scale(where: str, values: dict[str, Any]) -> float:
 
 
 def _number(where: str, given: Any) -> float:
-    if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given) or given < 0:
-        raise UserError(f"{where}: {given!r} is not valid; give zero or a positive number")
+    if isinstance(given, bool) or not isinstance(given, int | float) or not is_finite(given) or given < 0:
+        raise UserError(f"{where}: {shown(given)} is not valid; give zero or a positive number")
     return float(given)
 
 

@@ -15,12 +15,14 @@ from typing import Any, Literal
 import yaml
 
 from model.config import ModelConfig
-from model.errors import UserError
+from model.errors import UserError, shown
 from model.heads import parse_heads
 from model.presets import preset
 from pretrain.config.lr_rules import parse_rules
+from pretrain.utils.parsing import LARGEST_INTEGER, is_finite, read_json
 
 DEFAULT_RECIPE = "tiny"
+MOST_BATCH_TOKENS = 10**12
 MAX_NAME_BYTES = 200  # file systems take 255; checkpoints and locks add to it
 
 
@@ -259,9 +261,6 @@ class RunConfig:
             positive["micro_batch"] = self.micro_batch
         if self.evaluation.limit is not None:
             positive["evaluation.limit"] = self.evaluation.limit
-        for name, value in positive.items():
-            if not value > 0:
-                raise UserError(f"{name}: {value} is not valid; give a positive number")
         not_negative = {
             "validation.every": self.validation.every,
             "evaluation.every": self.evaluation.every,
@@ -277,6 +276,18 @@ class RunConfig:
             "interruption.hang_minutes": self.interruption.hang_minutes,
             "skip_spikes": self.skip_spikes,
         }
+        for name, value in (positive | not_negative).items():
+            if not is_finite(value):
+                raise UserError(
+                    f"{name}: {shown(value)} is not valid; give a finite number of at most {LARGEST_INTEGER:.1e}"
+                )
+        if self.global_batch_tokens > MOST_BATCH_TOKENS:
+            raise UserError(
+                f"global_batch_tokens: {self.global_batch_tokens:,} is not valid; give at most {MOST_BATCH_TOKENS:,}"
+            )
+        for name, value in positive.items():
+            if not value > 0:
+                raise UserError(f"{name}: {value} is not valid; give a positive number")
         for name, value in not_negative.items():
             if not value >= 0:
                 raise UserError(f"{name}: {value} is not valid; give zero or a positive number")
@@ -348,17 +359,7 @@ def _is_folder_name(name: str) -> bool:
 
 
 def _named_model(name: str) -> ModelConfig:
+    """A preset, or the configuration in a JSON file."""
     if not name.endswith(".json"):
         return preset(name)
-    try:
-        import json
-
-        return ModelConfig.from_json(json.loads(Path(name).read_text(encoding="utf-8")))
-    except OSError as error:
-        raise UserError(
-            f"model: cannot read {name!r} ({error.strerror}); give a preset or a JSON file"
-        ) from None
-    except ValueError as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"model: {name!r} is not valid JSON ({error})") from None
+    return ModelConfig.from_json(read_json(Path(name), "model"))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from model.errors import UserError
+from model.errors import UserError, shown
+from pretrain.utils.parsing import parse_fraction
 
 _TOLERANCE = Fraction(1, 10**6)  # "0.333333" three times is meant as thirds
 
@@ -47,21 +49,19 @@ def _plain(value: Fraction) -> str:
 
 
 def _has_weight(part: str) -> bool:
-    try:
-        Fraction(part.rpartition(":")[2])
-    except (ValueError, ZeroDivisionError):
-        return False
-    return ":" in part
+    """Whether what follows the last colon is meant as a number, readable or not."""
+    _, colon, weight = part.rpartition(":")
+    return (
+        bool(colon)
+        and re.fullmatch(r"\s*[+-]?[\d.][\d._/]*(e[+-]?\d+)?\s*", weight, re.IGNORECASE) is not None
+    )
 
 
 def _weight(text: str, folder: str) -> Fraction:
-    try:
-        weight = Fraction(text.strip())
-    except (ValueError, ZeroDivisionError):
-        weight = Fraction(0)
-    if weight <= 0:
+    weight = parse_fraction(text)
+    if weight is None or weight <= 0:
         raise UserError(
-            f"data: {text!r} is no weight for {folder!r}; valid: a positive number such as 0.3 or 1/3"
+            f"data: {shown(text)} is no weight for {folder!r}; valid: a positive number such as 0.3 or 1/3"
         )
     return weight
 

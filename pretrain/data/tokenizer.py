@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from model.errors import UserError
+from model.errors import UserError, shown
 
 END_OF_DOCUMENT = "<|endoftext|>"
 SENTENCEPIECE_FILE = "tokenizer.model"
@@ -276,12 +276,18 @@ class HuggingFaceTokenizer(Tokenizer):
                 )
             config_file = root / "tokenizer_config.json"
             config = json.loads(config_file.read_text("utf-8")) if config_file.is_file() else {}
+            if not isinstance(config, dict):
+                raise UserError(f"tokenizer: {config_file} holds {shown(config)}; it must hold a JSON object")
         except UserError:
             raise
         except Exception as error:  # the library raises bare Exception
             raise UserError(f"tokenizer: {str(root)!r} cannot be read: {error}") from error
         end = config.get("eos_token")
         end = end.get("content") if isinstance(end, dict) else end
+        if end is not None and not isinstance(end, str):
+            raise UserError(
+                f"tokenizer: eos_token in {config_file} is {shown(end)}; it must be the text of a token, such as </s>"
+            )
         return cls(backend, name or config.get("name_or_path") or root.resolve().name, end)
 
     @classmethod

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from model.config import ModelConfig
+from model.config import ModelConfig, divisors
+from model.errors import UserError
 from model.parallel_plan import split_multiple
 
 
@@ -24,6 +25,31 @@ def valid_micro_batches(per_rank: int, model: ModelConfig, tensor_parallel: int)
     return [divisor for divisor in divisors(per_rank) if divisor % multiple == 0]
 
 
-def divisors(number: int) -> list[int]:
-    """All of them, in order."""
-    return [d for d in range(1, number + 1) if number % d == 0]
+def share_batch(
+    global_batch_tokens: int, micro_batch: int | None, context_length: int, data_parallel: int
+) -> tuple[int, int]:
+    """Sequences of a step, and those of one data-parallel rank.
+
+    Raises:
+        UserError: the tokens, the ranks or the micro-batch (unless None) do not divide; the message lists what would.
+    """
+    T = context_length
+    if global_batch_tokens % T:
+        lower = max(T, global_batch_tokens // T * T)
+        raise UserError(
+            f"global_batch_tokens: {global_batch_tokens} is no multiple of the context length {T}; "
+            f"nearest are {lower} and {lower + T}"
+        )
+    sequences = global_batch_tokens // T
+    if sequences % data_parallel:
+        raise UserError(
+            f"global_batch_tokens: {sequences} sequences of {T} tokens cannot be shared evenly by "
+            f"{data_parallel} data-parallel ranks; valid numbers of ranks are {divisors(sequences)}"
+        )
+    per_rank = sequences // data_parallel
+    if micro_batch is not None and per_rank % micro_batch:
+        raise UserError(
+            f"micro_batch: {micro_batch} does not divide the {per_rank} sequences that each of "
+            f"{data_parallel} ranks has per step; valid values are {divisors(per_rank)}"
+        )
+    return sequences, per_rank

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from model.errors import UserError
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer
 from pretrain.hf.tokenizer_files import ORIGINAL_FOLDER
+from pretrain.utils.parsing import read_json_object
 
 SUPPORTED = ("head_schedule", "llama", "gpt2")
 
@@ -27,11 +27,9 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         raise UserError(
             f"model: {str(folder)!r} {what}; give an exported folder or a run's folder, such as runs/NAME"
         )
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        config["model_type"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"model: {path} cannot be read ({type(error).__name__})") from None
+    config = read_json_object(path, "model")
+    if not isinstance(config.get("model_type"), str):
+        raise UserError(f"model: {path} does not say its model_type; it is no model of transformers")
     return config
 
 

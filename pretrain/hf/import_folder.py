@@ -30,6 +30,7 @@ from pretrain.hf.formats import ACTIVATIONS, gpt2_sources, llama_name, parameter
 from pretrain.hf.new_folder import new_folder
 from pretrain.run.saved import SavedRun
 from pretrain.utils.files import write_atomically
+from pretrain.utils.parsing import read_json_object
 
 # transformers' names of the three activations; gelu_new and gelu_pytorch_tanh are one formula.
 _ACTIVATIONS = {theirs: ours for ours, theirs in ACTIVATIONS.items()} | {
@@ -268,9 +269,13 @@ class FolderTensors:
             ("pytorch_model.bin.index.json", "pytorch_model.bin"),
         ):
             if (folder / index).is_file():
-                files = sorted(
-                    set(json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values())
-                )
+                places = read_json_object(folder / index, "from_hf").get("weight_map")
+                if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
+                    raise UserError(
+                        f"from_hf: {folder / index} has no weight_map from names of tensors to names of files; "
+                        "fetch it again"
+                    )
+                files = sorted(set(places.values()))
             elif (folder / single).is_file():
                 files = [single]
             else:

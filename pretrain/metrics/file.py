@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.utils.files import write_atomically
+from pretrain.utils.parsing import LARGEST_INTEGER
 
 FILE_NAME = "metrics.jsonl"
 # JSON has no word for these; as strings, float() reads them back and so does every data frame library.
@@ -109,9 +110,10 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     """Return the row that *line* holds, or None if it holds none."""
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+    step = row.get("step") if isinstance(row, dict) else None
+    return row if type(step) is int and 0 <= step <= LARGEST_INTEGER else None
 
 
 def _encode(value: Any) -> Any:

@@ -26,6 +26,20 @@ def length_in_steps(name: str, value: float, steps: int) -> int:
     return int(value)
 
 
+def phase_in_steps(name: str, value: float, steps: int) -> int:
+    """length_in_steps for a phase that may well be meant to last the whole run.
+
+    Raises:
+        UserError: exactly 1, which is one step by the rule, and the whole run for who thinks in fractions.
+    """
+    if value == 1 and steps > 1:
+        raise UserError(
+            f"{name}: {value} may mean one step or the whole run; write {1 / steps:.3g} for one step of the run's "
+            f"{steps}, {steps} for all of them"
+        )
+    return length_in_steps(name, value, steps)
+
+
 class LearningRateSchedule:
     """Factor of the peak learning rate at each step, in [minimum, 1].
 
@@ -43,7 +57,7 @@ class LearningRateSchedule:
         self.config = config
         self.steps = steps
         self.warmup = length_in_steps("schedule.warmup", config.warmup, steps)
-        self.decay = length_in_steps("schedule.decay", config.decay, steps) if config.kind == "wsd" else 0
+        self.decay = phase_in_steps("schedule.decay", config.decay, steps) if config.kind == "wsd" else 0
         if self.warmup > steps:
             raise UserError(f"schedule.warmup: {self.warmup} steps is longer than the run of {steps} steps")
         if self.warmup + self.decay > steps:
@@ -91,10 +105,10 @@ class RuleSchedule:
         self.ramp = length_in_steps(f"{where}.ramp", rule.ramp, steps)
         self.hold: int | None = None
         if rule.hold is not None:
-            self.hold = length_in_steps(f"{where}.hold", rule.hold, steps)
+            self.hold = phase_in_steps(f"{where}.hold", rule.hold, steps)
         self.latest: int | None = None
         if rule.latest is not None:
-            self.latest = length_in_steps(f"{where}.latest", rule.latest, steps)
+            self.latest = phase_in_steps(f"{where}.latest", rule.latest, steps)
             if (self.hold or 0) > self.latest:
                 raise UserError(
                     f"{where}.hold: {self.hold} steps are more than latest, {self.latest}; give at most that"

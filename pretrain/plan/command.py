@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from model.config import ModelConfig
-from model.errors import UserError, closest, run_command
+from model.errors import UserError, closest, run_command, shown
 from model.parallel_plan import check_tensor_parallel
 from pretrain.config.command_line import RECIPES, parse_command_line
 from pretrain.config.run_config import RunConfig
@@ -31,6 +31,8 @@ from pretrain.plan.traffic import Traffic, traffic
 GIB = 1 << 30
 DS_CONFIGS = Path(__file__).resolve().parents[2] / "ds_configs"
 MOST_OFFERS = 4
+LARGEST_OPTION = 1_000_000
+"""Of nodes, GPUs, GiB and TFLOP/s: more is a slip, and its arithmetic need not end."""
 
 
 @dataclass(frozen=True)
@@ -255,11 +257,13 @@ def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, RunCon
     try:
         options, rest = parser.parse_known_args(list(arguments))
     except argparse.ArgumentError as error:
-        raise UserError(f"{error.argument_name}: {error.message}") from None
+        raise UserError(shown(f"{error.argument_name}: {error.message}", limit=400, plain=True)) from None
     for name in ("nodes", "gpus_per_node", "gpu_memory", "peak_tflops"):
         value = getattr(options, name)
-        if value is not None and not value > 0:
-            raise UserError(f"{name}: {value} is not valid; give a positive number")
+        if value is not None and not 0 < value <= LARGEST_OPTION:
+            raise UserError(
+                f"{name}: {shown(value)} is not valid; give a positive number of at most {LARGEST_OPTION:,}"
+            )
     if not 0 < options.mfu <= 1:
         raise UserError(f"mfu: {options.mfu} is not valid; give a share of the peak in (0, 1]")
     if options.gpu not in GPUS:

@@ -7,10 +7,10 @@ import torch
 from model.config import ModelConfig
 from model.errors import UserError
 from model.parallel_plan import check_split
-from pretrain.engine.batch import BatchPlan, divisors, valid_micro_batches
+from pretrain.engine.batch import BatchPlan, share_batch, valid_micro_batches
 from pretrain.engine.ds_config import EngineSettings
-from pretrain.plan.footprint import DeviceType
-from pretrain.plan.memory import memory_plan
+from pretrain.plan.footprint import DeviceType, rank_parameters
+from pretrain.plan.memory import memory_plan, states
 
 CPU_MICRO_BATCH_TOKENS = 4096  # a larger micro-batch gains nothing on a CPU and costs memory
 # Of a device's memory that a plan may use. On a GPU the rest is for what the allocator cannot reuse and for libraries
@@ -40,23 +40,12 @@ def plan_batch(
         settings: what else memory depends on, for choosing the micro-batch; stage 2 in bf16 when not given.
 
     Raises:
-        UserError: something does not divide, or the ranks that share heads cannot split the micro-batch; the message
-            lists what would.
+        UserError: on a CPU, weights and optimizer state are larger than the memory; something does not divide, or
+            the ranks that share heads cannot split the micro-batch; the message lists what would.
     """
-    T = model.context_length
-    if global_batch_tokens % T:
-        lower = max(T, global_batch_tokens // T * T)
-        raise UserError(
-            f"global_batch_tokens: {global_batch_tokens} is no multiple of the context length {T}; "
-            f"nearest are {lower} and {lower + T}"
-        )
-    sequences = global_batch_tokens // T
-    if sequences % data_parallel:
-        raise UserError(
-            f"global_batch_tokens: {sequences} sequences of {T} tokens cannot be shared evenly by "
-            f"{data_parallel} data-parallel ranks; valid numbers of ranks are {divisors(sequences)}"
-        )
-    per_rank = sequences // data_parallel
+    sequences, per_rank = share_batch(global_batch_tokens, micro_batch, model.context_length, data_parallel)
+    if device_type == "cpu":
+        _check_states_fit(model, settings or EngineSettings(), data_parallel, memory, tensor_parallel)
     if micro_batch is None:
         micro_batch = _largest_micro_batch(
             per_rank,
@@ -67,13 +56,25 @@ def plan_batch(
             tensor_parallel,
             settings or EngineSettings(),
         )
-    if per_rank % micro_batch:
-        raise UserError(
-            f"micro_batch: {micro_batch} does not divide the {per_rank} sequences that each of "
-            f"{data_parallel} ranks has per step; valid values are {divisors(per_rank)}"
-        )
     check_split(model, tensor_parallel, micro_batch)
     return BatchPlan(sequences, micro_batch, per_rank // micro_batch, data_parallel)
+
+
+def _check_states_fit(
+    model: ModelConfig, settings: EngineSettings, data_parallel: int, memory: int, tensor_parallel: int
+) -> None:
+    """Refuse what a CPU's memory cannot hold before a batch is read: the system would kill the run without a word.
+
+    A GPU says itself what it has no room for.
+    """
+    kept = states(rank_parameters(model, tensor_parallel), settings, data_parallel)
+    if kept.device + kept.host > memory:
+        raise UserError(
+            f"model: {model.num_parameters():,} parameters (d_model {model.d_model}, {model.num_layers} layers, "
+            f"ffn_width {model.ffn_width}) need {(kept.device + kept.host) / 2**30:,.1f} GiB a rank for weights and "
+            f"optimizer state, and a rank has {memory / 2**30:,.1f} GiB here; give a smaller model, or more machines "
+            "and ZeRO stage 3 (python -m pretrain.plan tells what fits)"
+        )
 
 
 def usable_memory(memory: int, device_type: DeviceType) -> int:

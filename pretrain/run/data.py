@@ -78,6 +78,13 @@ def open_data(run: RunConfig, report: Callable[[object], None]) -> RunData:
                 "tokenizer: the built-in corpus has its own (--vocab_size N); for another: python -m pretrain.prepare "
                 f"--dataset builtin --tokenizer {run.tokenizer} --out data/NAME, then --data data/NAME"
             )
-        return RunData([(Corpus.open(prepare_builtin(run.data_root, run.vocab_size, report)), Fraction(1))])
+        try:
+            folder = prepare_builtin(run.data_root, run.vocab_size, report)
+        except OSError as error:
+            raise UserError(
+                f"data_root: the built-in corpus cannot be written to {run.data_root!r} ({error.strerror or error}); "
+                "give another folder"
+            ) from None
+        return RunData([(Corpus.open(folder), Fraction(1))])
     tokenizer = load_tokenizer(run.tokenizer) if run.tokenizer is not None else None
     return RunData([(Corpus.open(folder, tokenizer), weight) for folder, weight in parse_blend(run.data)])

@@ -57,6 +57,7 @@ class SavedRun:
         path = checkpoint.folder / "tokenizer"
         if not path.is_dir():
             raise UserError(f"tokenizer: {path} is missing; copy it from another checkpoint of the run")
+        refuse_links(path)
         tokenizer = load_tokenizer(path)
         expected = checkpoint.state.data.get("tokenizer")
         if tokenizer.vocab_size != model.vocab_size or (expected and tokenizer_hash(tokenizer) != expected):
@@ -125,6 +126,20 @@ class SavedRun:
             if row["step"] <= self.state.step:
                 values |= {k: row[k] for k in row if k in losses or k.startswith("evaluation/")}
         return values
+
+
+def refuse_links(folder: Path) -> None:
+    """Refuse links that leave the checkpoint: whoever made the run could pull files of this machine into an export.
+
+    Raises:
+        UserError: it names the link.
+    """
+    inside = folder.parent.resolve()
+    for path in (folder, *folder.rglob("*")):
+        if path.is_symlink() and not path.resolve().is_relative_to(inside):
+            raise UserError(
+                f"tokenizer: {path} is a symbolic link to a file outside the checkpoint; put the file itself there"
+            )
 
 
 def is_run(folder: str | Path) -> bool:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from model.process_grid import ALONE, ProcessGrid, check_world, start_grid
+from pretrain.runtime.environment import read_environment
 from pretrain.runtime.hardware import available_cores, detect_device
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
@@ -113,11 +114,6 @@ class World:
         return tensor
 
 
-def environment_rank() -> int:
-    """This process's rank as the launcher gave it, 0 without a launcher."""
-    return int(os.environ.get("RANK", 0))
-
-
 def start_world(
     threads: int | None,
     deterministic: bool,
@@ -138,10 +134,12 @@ def start_world(
         timeout: after which a collective that some rank does not join fails.
 
     Raises:
-        UserError: tensor_parallel does not divide the number of ranks. No rank has joined anything then.
+        UserError: the launcher's environment makes no sense, or tensor_parallel does not divide the number of ranks.
+            No rank has joined anything then.
     """
     import deepspeed
 
+    launch = read_environment()
     for name, value in {
         "RANK": "0",
         "LOCAL_RANK": "0",
@@ -149,10 +147,8 @@ def start_world(
         "MASTER_ADDR": "127.0.0.1",
     }.items():
         os.environ.setdefault(name, value)
-    size = int(os.environ["WORLD_SIZE"])
+    size, local_size, local_rank = launch.size, launch.local_size, launch.local_rank
     check_world(size, tensor_parallel)
-    local_size = int(os.environ.get("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", size)))
-    local_rank = int(os.environ["LOCAL_RANK"])
     device = detect_device()
     if device.type == "cuda":
         torch.cuda.set_device(device)

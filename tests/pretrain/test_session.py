@@ -35,7 +35,7 @@ def planned(run, memories, micro_batches=None):
 
 def test_the_smallest_device_decides_for_all_ranks(small_folder, tmp_path):
     run = replace(nano_run(small_folder, tmp_path), micro_batch=None, global_batch_tokens=64 * 64)
-    much, little = 64 << 30, 1 << 20
+    much, little = 64 << 30, 4 << 20
     rich = run_distributed(planned, 2, run, [much, much])
     poor = run_distributed(planned, 2, run, [little, little])
     mixed = run_distributed(planned, 2, run, [much, little])

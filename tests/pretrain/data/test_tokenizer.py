@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -272,3 +273,14 @@ def test_byte_fallback_tokenizers_of_hugging_face_count_bytes():
     assert tokenizer.end_of_document == 1
     assert tokenizer.token_bytes()[vocabulary["\u2581a"]] == 2
     check(tokenizer, "a aé\n😀  b")
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "5", "[" * 10_000, '{"eos_token": 7}', '{"eos_token": {"content": [1]}}']
+)
+def test_a_tokenizer_config_that_makes_no_sense(tmp_path, text):
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "</s>": 1}, []))
+    backend.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(text)
+    with pytest.raises(UserError, match=r"^tokenizer: "):
+        load_tokenizer(tmp_path)

@@ -5,8 +5,9 @@ import math
 import pytest
 
 from model.errors import UserError
+from pretrain.config.lr_rules import parse_rules
 from pretrain.config.run_config import ScheduleConfig
-from pretrain.optim.schedule import LearningRateSchedule, length_in_steps
+from pretrain.optim.schedule import LearningRateSchedule, RuleSchedule, length_in_steps, phase_in_steps
 
 
 def test_cosine_by_hand():
@@ -46,3 +47,27 @@ def test_fraction_or_steps():
 def test_lengths_beyond_the_run(config, message):
     with pytest.raises(UserError, match=message):
         LearningRateSchedule(config, steps=10)
+
+
+@pytest.mark.parametrize("one", [1, 1.0])
+@pytest.mark.parametrize("steps", [2, 7, 1000, 11000, 123457])
+def test_exactly_one_may_mean_either(one, steps):
+    """What the line offers means what it says."""
+    with pytest.raises(
+        UserError, match=r"schedule\.decay: .* one step or the whole run; write (\S+) .*"
+    ) as caught:
+        LearningRateSchedule(ScheduleConfig(kind="wsd", warmup=0, decay=one), steps)
+    words = str(caught.value).split()
+    assert phase_in_steps("x", float(words[words.index("write") + 1]), steps) == 1
+    assert phase_in_steps("x", float(words[-5]), steps) == steps
+    for fields in ({"hold": one}, {"release": "maturity", "latest": one}):
+        (rule,) = parse_rules([{"name": "slow", "parameters": ["q"], "scale": 0.5, **fields}])
+        with pytest.raises(
+            UserError, match=r"lr_rules\.slow\.(hold|latest): .* may mean one step or the whole run"
+        ):
+            RuleSchedule(rule, steps)
+
+
+def test_one_is_clear_where_the_whole_run_makes_no_sense():
+    assert LearningRateSchedule(ScheduleConfig(warmup=1), steps=10).warmup == 1
+    assert LearningRateSchedule(ScheduleConfig(kind="wsd", warmup=0, decay=1), steps=1).decay == 1

@@ -6,7 +6,7 @@ import pytest
 
 from model.errors import UserError
 from pretrain.checkpoint.state import TrainingState
-from pretrain.run.saved import SavedRun, find_checkpoint
+from pretrain.run.saved import SavedRun, find_checkpoint, refuse_links
 
 
 def test_last_metrics_are_the_newest_at_or_before_the_step(tmp_path):
@@ -43,3 +43,21 @@ def test_damaged_checkpoints_are_named_and_passed_over_or_refused(tmp_path):
     with pytest.raises(UserError, match="every checkpoint of"):
         find_checkpoint(tmp_path, None, lines.append)
     assert len(lines) == 3
+
+
+def test_a_link_out_of_the_checkpoint_is_not_followed(tmp_path):
+    """An untrusted run could pull a local file into an export."""
+    secret, tokenizer = tmp_path / "secret", tmp_path / "step_000002" / "tokenizer"
+    secret.write_text("private")
+    tokenizer.mkdir(parents=True)
+    (tokenizer / "a.json").write_text("{}")
+    (tokenizer / "b.json").symlink_to("a.json")
+    refuse_links(tokenizer)
+    (tokenizer / "c.json").symlink_to(secret)
+    with pytest.raises(UserError, match=r"c\.json is a symbolic link to a file outside"):
+        refuse_links(tokenizer)
+    linked = tmp_path / "step_000004"
+    linked.mkdir()
+    (linked / "tokenizer").symlink_to(tmp_path)
+    with pytest.raises(UserError, match="tokenizer is a symbolic link"):
+        refuse_links(linked / "tokenizer")

@@ -1,0 +1,112 @@
+"""What other programs call the settings of a run, so that a name people try leads to the one that is meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from model.errors import closest
+
+# A flag of main.py, or what to do instead, by what nanoGPT, transformers, Megatron-LM and Lightning call it.
+OTHER_NAMES = {
+    "accumulate_grad_batches": "--micro_batch, from which the accumulation follows",
+    "adam_beta1": "--optimizer.betas",
+    "adam_beta2": "--optimizer.betas",
+    "adam_epsilon": "--optimizer.eps",
+    "batch_size": "--global_batch_tokens (tokens per step over all ranks) or --micro_batch (sequences)",
+    "beta1": "--optimizer.betas",
+    "beta2": "--optimizer.betas",
+    "bf16": "--precision",
+    "block_size": "--architecture.context_length",
+    "checkpoint_every": "--checkpoint.every",
+    "clip": "--optimizer.gradient_clipping",
+    "config_file": "--config",
+    "d_model": "--architecture.d_model",
+    "data_path": "--data",
+    "dataset": "--data",
+    "deepspeed": "--ds_config",
+    "deepspeed_config": "--ds_config",
+    "epochs": "--steps: a run is as long as its steps",
+    "eval_every": "--validation.every (loss) or --evaluation.every (zero-shot scores)",
+    "eval_interval": "--validation.every (loss) or --evaluation.every (zero-shot scores)",
+    "eval_steps": "--validation.every (loss) or --evaluation.every (zero-shot scores)",
+    "exp_name": "--name",
+    "fp16": "--precision: bf16 or fp32",
+    "global_batch_size": "--global_batch_tokens",
+    "grad_accum": "--micro_batch, from which the accumulation follows",
+    "grad_clip": "--optimizer.gradient_clipping",
+    "gradient_accumulation_steps": "--micro_batch, from which the accumulation follows",
+    "gradient_checkpointing": "--activation_checkpointing",
+    "hidden_size": "--architecture.d_model",
+    "iterations": "--steps",
+    "learning_rate": "--optimizer.learning_rate",
+    "log_every": "--logging.every",
+    "log_interval": "--logging.every",
+    "logging_steps": "--logging.every",
+    "lr": "--optimizer.learning_rate",
+    "lr_scheduler": "--schedule.kind",
+    "lr_scheduler_type": "--schedule.kind",
+    "max_grad_norm": "--optimizer.gradient_clipping",
+    "max_iters": "--steps",
+    "max_lr": "--optimizer.learning_rate",
+    "max_seq_length": "--architecture.context_length",
+    "max_steps": "--steps",
+    "micro_batch_size": "--micro_batch",
+    "min_lr": "--schedule.minimum, a fraction of the peak",
+    "n_embd": "--architecture.d_model",
+    "n_head": "--heads, a count per layer such as 6x12",
+    "n_layer": "--architecture '{heads: 6x12}', one head count per layer",
+    "num_epochs": "--steps: a run is as long as its steps",
+    "num_gpus": "deepspeed --num_accelerators N, before pretrain/main.py",
+    "num_heads": "--heads, a count per layer such as 6x12",
+    "num_layers": "--architecture '{heads: 6x12}', one head count per layer",
+    "num_steps": "--steps",
+    "num_train_epochs": "--steps: a run is as long as its steps",
+    "num_workers": "--threads",
+    "out_dir": "--runs_dir (of all runs) and --name (of this one)",
+    "output_dir": "--runs_dir (of all runs) and --name (of this one)",
+    "per_device_train_batch_size": "--micro_batch",
+    "project": "--logging.wandb_project",
+    "resume_from_checkpoint": "--resume; the same command continues a run by itself",
+    "run_name": "--name",
+    "save_every": "--checkpoint.every",
+    "save_interval": "--checkpoint.every",
+    "save_steps": "--checkpoint.every",
+    "save_total_limit": "--checkpoint.keep_last",
+    "scheduler": "--schedule.kind",
+    "seq_len": "--architecture.context_length",
+    "sequence_length": "--architecture.context_length",
+    "tensor_model_parallel_size": "--tensor_parallel",
+    "tp": "--tensor_parallel",
+    "train_batch_size": "--global_batch_tokens",
+    "train_iters": "--steps",
+    "wandb": "--logging.wandb",
+    "wandb_project": "--logging.wandb_project",
+    "warmup": "--schedule.warmup",
+    "warmup_iters": "--schedule.warmup",
+    "warmup_ratio": "--schedule.warmup",
+    "warmup_steps": "--schedule.warmup",
+    "wd": "--optimizer.weight_decay",
+    "weight_decay": "--optimizer.weight_decay",
+}
+
+
+def suggestion(given: str, flags: Sequence[str]) -> str:
+    """A hint at the flag that *given* (with or without its dashes) may mean; empty when nothing comes near.
+
+    Names of other programs come first, then the last parts of nested names, then whatever is spelled alike.
+
+    Args:
+        flags: those that are valid, such as ``--optimizer.eps``.
+    """
+    name = given.lstrip("-").lower().replace("-", "_")
+    if name in OTHER_NAMES:
+        return f"; here that is {OTHER_NAMES[name]}"
+    by_ending: dict[str, list[str]] = {}
+    for flag in flags:
+        by_ending.setdefault(flag.removeprefix("--").rsplit(".", 1)[-1], []).append(flag)
+    if name in by_ending:
+        return f"; did you mean {' or '.join(map(repr, by_ending[name]))}?"
+    if "." not in name and (near := difflib.get_close_matches(name, by_ending, n=1, cutoff=0.6)):
+        return f"; did you mean {' or '.join(map(repr, by_ending[near[0]]))}?"
+    return closest(f"--{name}", flags)

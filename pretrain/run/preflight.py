@@ -1,0 +1,66 @@
+"""What can be refused before anything heavy is imported and before the ranks meet: environment, paths, batch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from model.errors import UserError, closest
+from model.process_grid import check_world
+from pretrain.config.run_config import RunConfig
+from pretrain.data.blend import parse_blend
+from pretrain.data.megatron import is_prefix
+from pretrain.engine.batch import share_batch
+from pretrain.runtime.environment import check_environment, check_threads
+
+
+def check_start(run: RunConfig) -> None:
+    """Refuse a run that could not begin on this machine, in this launch.
+
+    Raises:
+        UserError: see check_environment and check_threads; a corpus that is not there, a data_root that cannot be
+            written, a batch that the ranks cannot share.
+    """
+    launch = check_environment()
+    check_threads(run.threads)
+    if run.data == "builtin":
+        _check_data_root(Path(run.data_root))
+    else:
+        for folder, _ in parse_blend(run.data):
+            _check_corpus(folder)
+    check_world(launch.size, run.tensor_parallel)
+    share_batch(
+        run.global_batch_tokens,
+        run.micro_batch,
+        run.build_model_config().context_length,
+        launch.size // run.tensor_parallel,
+    )
+
+
+def _check_corpus(folder: str) -> None:
+    path = Path(folder)
+    if path.suffix in (".bin", ".idx") and path.is_file():
+        raise UserError(
+            f"data: {folder!r} is one file of a .bin/.idx pair; give the prefix, {folder.removesuffix(path.suffix)!r}, "
+            "and --tokenizer"
+        )
+    if path.is_dir() or is_prefix(path):
+        return
+    siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    raise UserError(
+        f"data: {folder!r} is no folder; valid: builtin, one written by python -m pretrain.prepare, or the prefix of a "
+        f".bin/.idx pair{closest(path.name, siblings)}"
+    )
+
+
+def _check_data_root(root: Path) -> None:
+    """Refuse a folder into which the built-in corpus cannot be written, unless a corpus is there already."""
+    if root.is_dir() and any(root.glob("builtin-*/meta.json")):
+        return
+    there = next(path for path in (root, *root.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise UserError(f"data_root: {str(there)!r} is a file; give a folder for the built-in corpus")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(
+            f"data_root: {str(there)!r} cannot be written; give another folder for the built-in corpus"
+        )

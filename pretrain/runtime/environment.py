@@ -1,0 +1,128 @@
+"""What the launcher's environment says about this process, checked before anything heavy is imported.
+
+torchrun, deepspeed and slurm/task.sh set RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. A wrong one would
+otherwise show minutes later, when the ranks do not find each other, or as a library's traceback.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from dataclasses import dataclass
+
+from model.errors import UserError, closest, shown
+
+ACCELERATORS = ("cpu", "cuda")
+THREADS_PER_CORE = 4
+"""At most so many threads a rank for each core of the machine: more only wait, and very many end the process."""
+DEFAULT_PORT = 29500
+
+
+@dataclass(frozen=True)
+class Launch:
+    """This process's place among those that were launched together."""
+
+    rank: int = 0
+    local_rank: int = 0
+    size: int = 1
+    local_size: int = 1
+
+
+def environment_rank() -> int:
+    """This process's rank, 0 without a launcher; 0, too, where the environment makes no sense: it is to be heard."""
+    try:
+        return read_environment().rank
+    except UserError:
+        return 0
+
+
+def read_environment() -> Launch:
+    """Read the launcher's variables; a process without a launcher is a world of its own.
+
+    Raises:
+        UserError: a variable is no number or out of range, or variables contradict each other.
+    """
+    size = _integer("WORLD_SIZE", 1, least=1)
+    rank = _integer("RANK", 0)
+    if "RANK" not in os.environ and size > 1:
+        raise UserError(
+            f"RANK: not set, though WORLD_SIZE is {size}; start with deepspeed or torchrun, or unset WORLD_SIZE"
+        )
+    if rank >= size:
+        given = f"WORLD_SIZE is {size}" if "WORLD_SIZE" in os.environ else "WORLD_SIZE is not set"
+        raise UserError(
+            f"RANK: {rank} is not valid, since {given}; ranks count from 0 to WORLD_SIZE - 1: start with deepspeed or "
+            "torchrun, or unset RANK"
+        )
+    name = "LOCAL_SIZE" if "LOCAL_SIZE" in os.environ else "LOCAL_WORLD_SIZE"
+    local_size = _integer(name, size, least=1)
+    local_rank = _integer("LOCAL_RANK", 0)
+    if local_rank >= local_size:
+        raise UserError(
+            f"LOCAL_RANK: {local_rank} is not valid for {local_size} rank{'s' * (local_size > 1)} on this machine; "
+            f"valid: 0 to {local_size - 1}"
+        )
+    return Launch(rank, local_rank, size, local_size)
+
+
+def check_environment() -> Launch:
+    """Refuse an environment in which the ranks could not meet.
+
+    Raises:
+        UserError: as read_environment; an unknown DS_ACCELERATOR; a rendezvous port that is none or is taken.
+    """
+    launch = read_environment()
+    accelerator = os.environ.get("DS_ACCELERATOR")
+    if accelerator is not None and accelerator not in ACCELERATORS:
+        raise UserError(
+            f"DS_ACCELERATOR: {shown(accelerator)} is not valid; give {' or '.join(ACCELERATORS)}, or unset it"
+            + closest(accelerator, ACCELERATORS)
+        )
+    port = _integer("MASTER_PORT", DEFAULT_PORT, least=1, most=65535)
+    # torchrun's own process listens there for its ranks.
+    if launch.rank == 0 and launch.size > 1 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        _check_port(port)
+    return launch
+
+
+def check_threads(threads: int | None) -> None:
+    """Refuse a number of CPU threads that no machine like this can run.
+
+    Raises:
+        UserError: it says how many are valid here.
+    """
+    most = THREADS_PER_CORE * (os.cpu_count() or 1)
+    if threads is not None and not 1 <= threads <= most:
+        raise UserError(
+            f"threads: {shown(threads)} is not valid; give 1 to {most} CPU threads per rank ({THREADS_PER_CORE} for "
+            "each core of this machine), or leave it out"
+        )
+
+
+def _integer(name: str, default: int, least: int = 0, most: int = 10**6) -> int:
+    given = os.environ.get(name)
+    if given is None:
+        return default
+    if not (given.isascii() and given.isdigit() and len(given) <= 9 and least <= int(given) <= most):
+        raise UserError(
+            f"{name}: {shown(given)} in the environment is not valid; give an integer from {least} to {most}, as "
+            "deepspeed and torchrun do, or unset it"
+        )
+    return int(given)
+
+
+def _check_port(port: int) -> None:
+    """Refuse a port on which another process of this machine listens."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                return  # not this check's to explain
+            why = "is taken on" if error.errno == errno.EADDRINUSE else "may not be used by you on"
+            raise UserError(
+                f"MASTER_PORT: {port} {why} {socket.gethostname()}; give another: deepspeed --master_port N, or "
+                "torchrun --master_port N"
+            ) from None

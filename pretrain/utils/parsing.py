@@ -1,0 +1,147 @@
+"""Reads the JSON, YAML and numbers that people write: whatever they hold, an answer or one line, at once.
+
+Libraries answer with exceptions of many kinds (a number of 4,400 digits, brackets nested a thousand deep, a tag whose
+value makes no sense), or not at all. Here each is a UserError, and what is read is small enough to work with.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from model.errors import UserError, shown
+
+LARGEST_INTEGER = 2**63 - 1
+MOST_LEVELS = 50
+"""Lists and mappings inside each other."""
+MOST_VALUES = 1_000_000
+"""In one file; an alias of YAML counts as often as it is used."""
+
+
+def read_json(path: Path, what: str) -> Any:
+    """The contents of a JSON file, which is named in messages as *what*.
+
+    Raises:
+        UserError: the file cannot be read, is no JSON, or holds numbers or nesting that nothing here can use.
+    """
+    return parse_json(_text(path, what), f"{what}: {path}")
+
+
+def read_json_object(path: Path, what: str) -> dict[str, Any]:
+    """The same for a file that must hold one object."""
+    value = read_json(path, what)
+    if not isinstance(value, dict):
+        raise UserError(f"{what}: {path} holds {shown(value)}; it must hold a JSON object, {{…}}")
+    return value
+
+
+def parse_json(text: str | bytes, where: str) -> Any:
+    """What *text* holds; *where* begins the message about one that holds none. Raises as read_json does."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where} is not valid JSON ({_reason(error)})") from None
+    check_values(value, where)
+    return value
+
+
+def read_yaml(path: Path, what: str) -> Any:
+    """The contents of a YAML file, by YAML's safe types alone. Raises as read_json does."""
+    return parse_yaml(_text(path, what), f"{what}: {path}")
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """What *text* holds; *where* begins the message about one that holds none. Raises as read_json does."""
+    try:
+        value = yaml.load(text, _ShallowLoader)
+    # A tag such as !!int gives its value to Python as it is: the errors are whatever Python has for it.
+    except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UserError(f"{where} is not valid YAML ({_reason(error)})") from None
+    check_values(value, where)
+    return value
+
+
+def check_values(value: Any, where: str) -> None:
+    """Refuse nesting and numbers that arithmetic or other readers would choke on; NaN and infinities, too.
+
+    Raises:
+        UserError: it names the key, the number and what is valid.
+    """
+    waiting: list[tuple[Any, str, int]] = [(value, "", 0)]
+    seen = 0
+    while waiting:
+        item, key, level = waiting.pop()
+        seen += 1
+        if seen > MOST_VALUES:
+            raise UserError(f"{where} holds more than {MOST_VALUES:,} values; that is no configuration")
+        if level > MOST_LEVELS:
+            raise UserError(f"{where} is nested more than {MOST_LEVELS} levels deep")
+        if isinstance(item, dict):
+            waiting += [
+                (inner, f"{key}.{shown(name, plain=True)}", level + 1) for name, inner in item.items()
+            ]
+        elif isinstance(item, list | tuple | set):
+            waiting += [(inner, key, level + 1) for inner in item]
+        elif not is_finite(item):
+            raise UserError(
+                f"{where}{': ' + key[1:] if key else ''}: {shown(item)} is not valid; give a finite number of at "
+                f"most {LARGEST_INTEGER:.1e}"
+            )
+
+
+def is_finite(value: Any) -> bool:
+    """Whether arithmetic can use *value*: no NaN, infinity or overlong integer. What is no number passes."""
+    if isinstance(value, int):
+        return abs(value) <= LARGEST_INTEGER
+    return not isinstance(value, float) or abs(value) < float("inf")
+
+
+def parse_fraction(text: str) -> Fraction | None:
+    """The exact value of ``0.3`` or ``1/3``; None for what is no such number, and for ones nobody can mean.
+
+    Fraction itself writes the exponent of 1e-99999999 out, which never ends.
+    """
+    text = text.strip()
+    exponent = re.search(r"e([+-]?\d+)$", text, re.IGNORECASE)
+    if len(text) > 40 or (exponent and abs(int(exponent[1])) > 30):
+        return None
+    try:
+        return Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        return None
+
+
+class _ShallowLoader(yaml.SafeLoader):
+    """YAML's safe loader, which gives up at a depth where its own recursion would not end well."""
+
+    level = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """One level of lists and mappings."""
+        self.level += 1
+        if self.level > MOST_LEVELS:
+            raise yaml.YAMLError(f"nested more than {MOST_LEVELS} levels deep")
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.level -= 1
+
+
+def _text(path: Path, what: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UserError(f"{what}: {path} is not UTF-8 text") from None
+    except OSError as error:
+        raise UserError(f"{what}: cannot read {str(path)!r} ({error.strerror})") from None
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    return shown(" ".join(str(error).split()) or type(error).__name__, limit=200, plain=True)

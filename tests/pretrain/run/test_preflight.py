@@ -1,0 +1,89 @@
+"""What is refused right after parsing: paths and batches, with the number of ranks that the launcher gave."""
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from model.errors import UserError
+from pretrain.config.run_config import RunConfig
+from pretrain.run.preflight import check_start
+
+BATCH = 8 * 256
+RUN = RunConfig(architecture={"context_length": 256}, global_batch_tokens=BATCH)
+
+
+@pytest.fixture(autouse=True)
+def launched(monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+
+    def ranks(count: int) -> None:
+        monkeypatch.setenv("WORLD_SIZE", str(count))
+        monkeypatch.setenv("RANK", str(count - 1))
+
+    return ranks
+
+
+def refused(**changes) -> str:
+    with pytest.raises(UserError) as caught:
+        check_start(replace(RUN, **changes))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    (tmp_path / "fineweb").mkdir()
+    line = refused(data=str(tmp_path / "finweb"))
+    assert (
+        line.startswith("data: ")
+        and "is no folder; valid: builtin" in line
+        and "did you mean 'fineweb'?" in line
+    )
+    assert "'x/y'" in refused(data=f"{tmp_path / 'fineweb'}:0.5,x/y:0.5")
+    check_start(replace(RUN, data=str(tmp_path / "fineweb")))
+
+
+@pytest.mark.parametrize("ending", [".bin", ".idx"])
+def test_one_file_of_a_pair(tmp_path, ending):
+    for name in ("web.bin", "web.idx"):
+        (tmp_path / name).touch()
+    line = refused(data=str(tmp_path / f"web{ending}"))
+    assert f"give the prefix, {str(tmp_path / 'web')!r}" in line
+    check_start(replace(RUN, data=str(tmp_path / "web")))
+
+
+def test_a_text_file_is_no_corpus(tmp_path):
+    (tmp_path / "a.txt").touch()
+    assert "is no folder; valid: builtin, one written by" in refused(data=str(tmp_path / "a.txt"))
+
+
+def test_batches_that_cannot_be_shared(launched, tmp_path):
+    data = str(tmp_path)
+    check_start(replace(RUN, data=data, micro_batch=4))
+    assert refused(data=data, global_batch_tokens=300).startswith("global_batch_tokens: 300 is no multiple")
+    assert refused(data=data, micro_batch=3).startswith("micro_batch: 3 does not divide the 8 sequences")
+    launched(3)
+    assert "8 sequences of 256 tokens cannot be shared evenly by 3" in refused(data=data)
+    assert refused(data=data, tensor_parallel=2).startswith("tensor_parallel: 2 does not divide the 3 ranks")
+    launched(4)
+    check_start(replace(RUN, data=data, micro_batch=2))
+    assert refused(data=data, micro_batch=4).startswith("micro_batch: 4 does not divide the 2 sequences")
+    check_start(replace(RUN, data=data, micro_batch=4, tensor_parallel=2))
+
+
+def test_data_root(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    for root in (tmp_path / "file", tmp_path / "file" / "data"):
+        line = refused(data_root=str(root))
+        assert line.startswith("data_root: ") and "is a file" in line
+    check_start(replace(RUN, data_root=str(tmp_path / "new" / "data")))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # tests may run as root
+    assert "cannot be written" in refused(data_root=str(tmp_path))
+    (tmp_path / "builtin-1").mkdir()
+    (tmp_path / "builtin-1" / "meta.json").touch()
+    check_start(replace(RUN, data_root=str(tmp_path)))  # nothing needs to be written
+
+
+def test_threads():
+    assert refused(threads=100_000).startswith("threads: 100000 is not valid; give 1 to ")

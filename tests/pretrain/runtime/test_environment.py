@@ -1,0 +1,106 @@
+"""A launcher's environment in which the ranks could not meet is refused, in one line, before anything is imported."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from model.errors import UserError
+from pretrain.runtime.environment import (
+    Launch,
+    check_environment,
+    check_threads,
+    environment_rank,
+    read_environment,
+)
+
+ROOT = Path(__file__).resolve().parents[3]
+NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT", "DS_ACCELERATOR",
+         "TORCHELASTIC_USE_AGENT_STORE")  # fmt: skip
+BAD = [
+    ({"RANK": "abc"}, "RANK: 'abc' in the environment is not valid; give an integer from 0"),
+    ({"RANK": "-1"}, "RANK: '-1'"),
+    ({"RANK": "²"}, "RANK: '²'"),
+    ({"RANK": "9" * 5000}, "RANK: "),
+    ({"RANK": ""}, "RANK: ''"),
+    ({"RANK": "3"}, "RANK: 3 is not valid, since WORLD_SIZE is not set"),
+    ({"RANK": "5", "WORLD_SIZE": "2"}, "RANK: 5 is not valid, since WORLD_SIZE is 2"),
+    ({"WORLD_SIZE": "0"}, "WORLD_SIZE: '0' in the environment is not valid; give an integer from 1"),
+    ({"WORLD_SIZE": "2"}, "RANK: not set, though WORLD_SIZE is 2"),
+    ({"LOCAL_RANK": "x"}, "LOCAL_RANK: 'x'"),
+    ({"LOCAL_RANK": "3", "RANK": "0", "WORLD_SIZE": "2"}, "LOCAL_RANK: 3 is not valid for 2 ranks"),
+    ({"LOCAL_WORLD_SIZE": "x"}, "LOCAL_WORLD_SIZE: 'x'"),
+    ({"MASTER_PORT": "99999"}, "MASTER_PORT: '99999' in the environment is not valid; give an integer from 1 to 65535"),
+    ({"MASTER_PORT": "http"}, "MASTER_PORT: 'http'"),
+    ({"DS_ACCELERATOR": "nonsense"}, "DS_ACCELERATOR: 'nonsense' is not valid; give cpu or cuda"),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(("variables", "message"), BAD, ids=lambda value: str(value)[:40])
+def test_what_makes_no_sense(monkeypatch, variables, message):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError) as caught:
+        check_environment()
+    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
+    if "RANK" in variables:
+        assert environment_rank() == 0 or variables["RANK"] == "0"
+
+
+def test_what_launchers_set(monkeypatch):
+    assert read_environment() == Launch() == check_environment()
+    for name, value in {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert read_environment() == Launch(rank=3, local_rank=1, size=4, local_size=2)
+    assert environment_rank() == 3
+
+
+def test_a_port_that_is_taken(monkeypatch):
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": str(port)}.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(UserError, match=f"MASTER_PORT: {port} is taken on .*--master_port"):
+            check_environment()
+        monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")  # torchrun's own
+        check_environment()
+        monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE")
+        monkeypatch.setenv("RANK", "1")  # it is rank 0 that listens
+        check_environment()
+    monkeypatch.setenv("RANK", "0")
+    check_environment()
+
+
+@pytest.mark.parametrize("threads", [0, -1, 100_000, 10**14, 10**400])
+def test_threads_that_nothing_runs(threads):
+    most = 4 * (os.cpu_count() or 1)
+    with pytest.raises(UserError, match=rf"threads: .* is not valid; give 1 to {most} CPU threads per rank"):
+        check_threads(threads)
+    check_threads(most)
+    check_threads(None)
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"), [BAD[0], BAD[5], BAD[-1]], ids=lambda value: str(value)[:20]
+)
+def test_the_command_ends_with_exit_code_2(tmp_path, variables, message):
+    arguments = ["--data_root", str(tmp_path / "data"), "--runs_dir", str(tmp_path / "runs")]
+    environment = {key: value for key, value in os.environ.items() if key not in NAMES} | variables
+    finished = subprocess.run(
+        [sys.executable, "pretrain/main.py", *arguments],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert finished.returncode == 2, finished.stderr
+    assert finished.stderr.strip().splitlines()[-1].startswith(f"error: {message}")
+    assert "Traceback" not in finished.stderr and list(tmp_path.iterdir()) == []

@@ -1,0 +1,122 @@
+"""Whatever a file or a number holds: an answer or one line, within seconds."""
+
+import time
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.errors import UserError, shown
+from pretrain.utils.parsing import (
+    MOST_LEVELS,
+    check_values,
+    parse_fraction,
+    parse_json,
+    parse_yaml,
+    read_json,
+    read_json_object,
+    read_yaml,
+)
+
+LONG = ["1" * 400, "9" * 4400, "1e999", "-1e999", "NaN", "Infinity"]
+
+
+@pytest.mark.parametrize("number", LONG)
+def test_json_numbers_nobody_can_use(number):
+    with pytest.raises(UserError, match=r"^model: m\.json") as caught:
+        parse_json(f'{{"sizes": [{{"d_model": {number}}}]}}', "model: m.json")
+    line = str(caught.value)
+    assert "\n" not in line and len(line) < 300
+    assert "sizes.d_model" in line or "digits" in line
+
+
+@pytest.mark.parametrize(
+    "number", ["1" * 400, "9" * 4400, ".inf", "-.inf", ".nan", "1.0e+999", "0x" + "f" * 400]
+)
+def test_yaml_numbers_nobody_can_use(number):
+    with pytest.raises(UserError, match="recipe") as caught:
+        parse_yaml(f"optimizer: {{learning_rate: {number}}}", "recipe")
+    line = str(caught.value)
+    assert "\n" not in line and len(line) < 300
+    assert "optimizer.learning_rate" in line or "digits" in line
+
+
+@pytest.mark.parametrize("text", ["[" * 1000, '{"a":' * 1000, "[" * 1000 + "]" * 1000, "[" * 100_000])
+def test_nested_a_thousand_deep(text):
+    began = time.perf_counter()
+    with pytest.raises(UserError, match=r"nested|not valid"):
+        parse_json(text, "x")
+    with pytest.raises(UserError, match=r"nested|not valid"):
+        parse_yaml(text, "x")
+    assert time.perf_counter() - began < 5
+
+
+def test_as_deep_as_a_configuration_may_be():
+    depth = MOST_LEVELS - 1
+    assert parse_json("[" * depth + "]" * depth, "x") == parse_yaml("[" * depth + "]" * depth, "x")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["!!int 'abc'", "!!float 'x'", "!!bool 'z'", "!!timestamp 'abc'", "2026-13-45", "!!python/object:os.system {}",
+     "&a [*a]", "? [a]\n: b", "? {a: b}\n: c", "\x01", "!!binary a", "<<: 5"],
+)  # fmt: skip
+def test_yaml_that_makes_no_sense(text):
+    for written in (text, f"steps: {text}"):
+        try:
+            parse_yaml(written, "recipe")
+        except UserError as error:
+            assert str(error).startswith("recipe") and "\n" not in str(error)
+        else:  # "steps: ? {a: b}" is text
+            assert text.startswith("?")
+
+
+def test_aliases_that_double_at_every_level():
+    text = "a0: &a0 [1, 1]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
+    with pytest.raises(UserError, match="more than 1,000,000 values"):
+        parse_yaml(text, "recipe")
+
+
+def test_files(tmp_path):
+    path = tmp_path / "x"
+    with pytest.raises(UserError, match=r"model: cannot read .*No such file"):
+        read_json(path, "model")
+    path.write_bytes(b"\xff\xfe")
+    for read in (read_json, read_yaml):
+        with pytest.raises(UserError, match=r"model: .* is not UTF-8"):
+            read(path, "model")
+    path.write_text("[5]")
+    assert read_json(path, "model") == read_yaml(path, "model") == [5]
+    with pytest.raises(UserError, match=r"model: .* holds \[5\]; it must hold a JSON object"):
+        read_json_object(path, "model")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("0.3", Fraction(3, 10)), (" 1/3 ", Fraction(1, 3)), ("2", Fraction(2)), ("1e-3", Fraction(1, 1000)),
+     ("1e-99999999", None), ("1e99999999", None), ("1e999", None), ("1/0", None), ("9" * 400, None), ("x", None),
+     ("1e" + "9" * 30, None), ("nan", None), ("", None)],
+)  # fmt: skip
+def test_fractions(text, value):
+    assert parse_fraction(text) == value
+
+
+@settings(derandomize=True, max_examples=200)
+@given(st.text(alphabet="[]{}:,-&*!|>?#'\" \n0123456789aeE.+ntx", max_size=60))
+def test_any_text_is_read_or_refused(text):
+    for parse in (parse_json, parse_yaml):
+        try:
+            parse(text, "x")
+        except UserError as error:
+            assert "\n" not in str(error)
+
+
+def test_values_that_are_fine():
+    check_values({"a": [1, 2.5, True, None, "1e999", 2**63 - 1], "b": {"c": -(2**63 - 1)}}, "x")
+
+
+def test_shown_is_short():
+    assert shown(5) == "5" and shown("a") == "'a'" and shown("a", plain=True) == "a"
+    assert len(shown("x" * 10_000)) <= 80 and "…" in shown("x" * 10_000)
+    assert "digits" in shown(10**5000)
