@@ -52,8 +52,8 @@ def _prepare_parser() -> argparse.ArgumentParser:
     where.add_argument("--text", nargs="+", metavar="PATH", help="files, folders or globs, .gz and .zst too")
     where.add_argument(
         "--format", choices=FORMATS, default=None,
-        help="of --text. auto: by the file's ending, JSON Lines, Parquet, or text, a document a file; "
-        "lines: text, a document a line (default: auto)",
+        help="of --text. auto: by the file's ending, JSON Lines (jsonl), a JSON array (json), csv, tsv, parquet, or "
+        "text, a document a file; lines: text, a document a line (default: auto)",
     )  # fmt: skip
     where.add_argument(
         "--dataset", metavar="NAME",
