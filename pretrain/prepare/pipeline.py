@@ -32,6 +32,7 @@ from pretrain.data.corpus import FORMAT_VERSION, META_FILE
 from pretrain.data.indexed import token_dtype
 from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.sources.source import TextSource, Unit
+from pretrain.data.sources.with_validation import WithValidation
 from pretrain.data.split import Split
 from pretrain.data.tokenizer import (
     SENTENCEPIECE_OPTIONS,
@@ -328,6 +329,7 @@ def _set_up(job: _Job, request: dict[str, Any]) -> _Plan:
     manifest = {
         "request": request,
         "source": job.source.describe(),
+        "origin": job.source.origin(),
         "extent": job.source.extent(),
         "tokenizer_folder": saved.name,
         "tokenizer": {
@@ -339,6 +341,8 @@ def _set_up(job: _Job, request: dict[str, Any]) -> _Plan:
         "selection": vars(job.selection),
         "units": [key for _, key in work],
     }
+    if isinstance(job.source, WithValidation):
+        manifest["validation_units"] = sum(unit.place[0] == "validation" for unit, _ in work)
     write_atomically(folder / _MANIFEST, json.dumps(manifest))
     return _Plan(tokenizer, work, manifest)
 
@@ -353,10 +357,12 @@ def _trained_tokenizer(job: _Job, request: dict[str, Any]) -> Tokenizer:
         return load_tokenizer(folder)
     job.report(Progress(f"reading {job.source.name}"))
     sizes: Counter[str] = Counter()
+    own_validation = isinstance(job.source, WithValidation)
+    source = job.source.training if isinstance(job.source, WithValidation) else job.source
 
     def numbers() -> Iterator[np.ndarray]:
         pending: list[int] = []
-        for document in job.source.documents():
+        for document in source.documents():
             sizes["bytes"] += len(document.text.encode())
             pending.append(int.from_bytes(document.digest()[:8], "big"))
             if len(pending) >= 1 << 16:
@@ -366,10 +372,15 @@ def _trained_tokenizer(job: _Job, request: dict[str, Any]) -> Tokenizer:
 
     # Over the whole source: with max_tokens the corpus itself may hold out others of its documents.
     selection = job.selection
-    split = Split.choose_from(numbers(), selection.validation_fraction, selection.validation_documents)
+    if own_validation:
+        for _ in numbers():
+            pass  # for the size
+        split = Split(0.0, 0)  # nothing is held out
+    else:
+        split = Split.choose_from(numbers(), selection.validation_fraction, selection.validation_documents)
     megabytes = sizes["bytes"] / 1e6
     job.report(Progress(f"training a tokenizer of {job.train_tokenizer:,} entries on {megabytes:.1f} MB"))
-    texts = _tokenizer_sample(job.source, split, sizes["bytes"])
+    texts = _tokenizer_sample(source, split, sizes["bytes"])
     tokenizer = SentencePieceTokenizer.train(texts, job.train_tokenizer)
     _save_once(tokenizer, folder)
     return tokenizer
@@ -437,15 +448,22 @@ def _assemble(
     shutil.copytree(folder / manifest["tokenizer_folder"], partial / "tokenizer")
     tokenizer, selection = manifest["tokenizer"], Selection(**manifest["selection"])
     dtype = token_dtype(tokenizer["vocab_size"])
-    written = assemble(parts, partial, dtype, selection, manifest["extent"])
+    validation_parts: int | None = None
+    if "validation_units" in manifest:
+        held_out = set(manifest["units"][: manifest["validation_units"]])
+        validation_parts = sum(part.prefix.name.rpartition("-")[0] in held_out for part in parts)
+    written = assemble(parts, partial, dtype, selection, manifest["extent"], validation_parts)
     split: dict[str, Any] = {"by": "hash of the document's text"}
-    if selection.validation_documents is None:
+    if validation_parts is not None:
+        split = {"by": "a source of its own"}
+    elif selection.validation_documents is None:
         split["validation_fraction"] = selection.validation_fraction
     else:
         split["validation_documents"] = selection.validation_documents
     meta = {
         "format_version": FORMAT_VERSION,
         "source": manifest["source"],
+        "source_files": manifest.get("origin", {}),  # parts of an earlier version have none
         "content_hash": written.pop("content_hash"),
         "tokenizer": tokenizer,
         "dtype": dtype.name,

@@ -14,7 +14,7 @@ from typing import Any
 from model.errors import UserError
 from pretrain.data.sources import readers
 from pretrain.data.sources.readers import MAX_DOCUMENT_BYTES
-from pretrain.data.sources.source import Document, TextSource, Unit
+from pretrain.data.sources.source import Document, TextSource, Unit, file_records
 from pretrain.data.split import Split
 
 __all__ = ["BuiltinCorpus", "Document", "FileSource", "Split", "TextFiles", "TextSource", "Unit"]
@@ -138,6 +138,9 @@ class FileSource(TextSource):
                 identifier.encode("utf-8", "surrogateescape") + b"\0" + hashlib.sha256(data).digest()
             )
         return total.hexdigest()
+
+    def origin(self) -> dict[str, Any]:
+        return file_records(self.files)
 
     def describe(self) -> dict[str, Any]:
         described: dict[str, Any] = {"name": self.name, "files": len(self.files)}
