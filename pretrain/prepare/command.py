@@ -149,8 +149,8 @@ def _source(arguments: argparse.Namespace) -> TextSource:
                 skip_damaged=bool(arguments.skip_damaged),
             )
 
-        source = files(arguments.text)
-        return WithValidation(source, files(held_out)) if (held_out := arguments.validation_text) else source
+        text = files(arguments.text)
+        return WithValidation(text, files(held_out)) if (held_out := arguments.validation_text) else text
     _refuse(arguments, _FOR_FILES, "goes with --text PATH…, not with --dataset")
     if arguments.dataset in DATASETS:
         _refuse(arguments, (*_FOR_HUB, "column"), "does not apply to --dataset builtin")

@@ -281,6 +281,8 @@ def _job(
         raise UserError(
             f"train_tokenizer: {train_tokenizer} is out of range; valid: {MIN_VOCABULARY} to 1000000"
         )
+    if tokenizer is not None:
+        tokenizer.check_spelling()
     source.check()
     report = progress or (lambda _: None)
     return _Job(source, Path(out), tokenizer, train_tokenizer, selection, report, part_bytes)

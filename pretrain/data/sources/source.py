@@ -116,7 +116,8 @@ def file_records(files: Sequence[tuple[str, Path]]) -> dict[str, Any]:
 
     Of a file beyond 16 MiB the hash is of its first and last MiB: large sources are not read once more.
     """
-    records, total = [], hashlib.sha256()
+    records: list[dict[str, Any]] = []
+    total = hashlib.sha256()
     for identifier, path in files:
         try:
             size = path.stat().st_size
