@@ -50,7 +50,7 @@ from pretrain.prepare.parts import (
     unit_is_done,
     unit_key,
 )
-from pretrain.prepare.progress import Progress, ProgressCallback
+from pretrain.prepare.progress import Progress, ProgressCallback, Reading
 from pretrain.prepare.tracker import Tracker
 from pretrain.prepare.workers import tokenize_units
 from pretrain.utils.files import atomic_folder, own_path, remove_leftovers, write_atomically
@@ -358,6 +358,7 @@ def _trained_tokenizer(job: _Job, request: dict[str, Any]) -> Tokenizer:
     if folder.is_dir():
         return load_tokenizer(folder)
     job.report(Progress(f"reading {job.source.name}"))
+    reading = Reading(f"reading {job.source.name}", job.report)
     sizes: Counter[str] = Counter()
     own_validation = isinstance(job.source, WithValidation)
     source = job.source.training if isinstance(job.source, WithValidation) else job.source
@@ -365,7 +366,9 @@ def _trained_tokenizer(job: _Job, request: dict[str, Any]) -> Tokenizer:
     def numbers() -> Iterator[np.ndarray]:
         pending: list[int] = []
         for document in source.documents():
+            sizes["documents"] += 1
             sizes["bytes"] += len(document.text.encode())
+            reading.add(sizes["documents"], sizes["bytes"])
             pending.append(int.from_bytes(document.digest()[:8], "big"))
             if len(pending) >= 1 << 16:
                 yield np.array(pending, np.uint64)
@@ -382,7 +385,8 @@ def _trained_tokenizer(job: _Job, request: dict[str, Any]) -> Tokenizer:
         split = Split.choose_from(numbers(), selection.validation_fraction, selection.validation_documents)
     megabytes = sizes["bytes"] / 1e6
     job.report(Progress(f"training a tokenizer of {job.train_tokenizer:,} entries on {megabytes:.1f} MB"))
-    texts = _tokenizer_sample(source, split, sizes["bytes"])
+    sampling = Reading("reading a sample of it", job.report, sizes["bytes"])
+    texts = _tokenizer_sample(source, split, sizes["bytes"], sampling)
     tokenizer = SentencePieceTokenizer.train(texts, job.train_tokenizer)
     _save_once(tokenizer, folder)
     return tokenizer
@@ -399,10 +403,16 @@ def _save_once(tokenizer: Tokenizer, folder: Path) -> None:
         tokenizer.save(partial)
 
 
-def _tokenizer_sample(source: TextSource, split: Split, total_bytes: int) -> Iterator[str]:
+def _tokenizer_sample(
+    source: TextSource, split: Split, total_bytes: int, reading: Reading | None = None
+) -> Iterator[str]:
     """Training documents, thinned out by their hash to about TOKENIZER_SAMPLE_BYTES."""
     limit = int(min(1.0, TOKENIZER_SAMPLE_BYTES / max(total_bytes, 1)) * 2**64)
-    for document in source.documents():
+    done = 0
+    for number, document in enumerate(source.documents(), 1):
+        done += len(document.text.encode())
+        if reading is not None:
+            reading.add(number, done)
         digest = document.digest()
         # Bytes 8-16: those before decide the split.
         if not split.is_validation(digest) and int.from_bytes(digest[8:16], "big") < limit:
