@@ -41,6 +41,7 @@ def opening(session: Session) -> list[str]:
         *(f"source   {_source(corpus)}" for corpus, _ in session.data.corpora),
         f"steps    {run.steps:,} of {session.tokens_per_step:,} tokens = {batch.sequences} sequences "
         f"({batch.micro_batch} a micro-batch x {batch.accumulation} accumulated x {batch.data_parallel} ranks)",
+        *(f"epochs   {line}" for line in _epochs(session)),
     ]
     if session.resumed_from:
         lines.append(
@@ -48,6 +49,17 @@ def opening(session: Session) -> list[str]:
             f"{session.state.sequences:,} sequences seen)"
         )
     return lines + [f"note     {note}" for note in session.notes]
+
+
+def _epochs(session: Session) -> list[str]:
+    """How often all steps of the run, those already done included, read each of its corpora."""
+    state, sequences = session.state, session.sequences
+    wanted = state.sequences + max(0, session.run.steps - state.step) * session.batch.sequences
+    lines = []
+    for corpus, epochs in zip(sequences.corpora, sequences.epochs(wanted), strict=True):
+        again = "; beyond one, the same text is trained on again" * (epochs > 1)
+        lines.append(f"{corpus.name} is read {epochs:.3g} times in {session.run.steps:,} steps{again}")
+    return lines
 
 
 def _model_line(name: str, model: ModelConfig) -> str:

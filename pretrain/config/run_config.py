@@ -66,6 +66,9 @@ class ValidationConfig:
     """Steps between validations; the last step is always validated. 0 turns validation off."""
     sequences: int = 256
     """Number of windows, spread evenly over the validation split; fewer if the split is shorter."""
+    data: str | None = None
+    """Another corpus (or blend) of the same tokenizer, whose validation split is validated on in place of data's; all
+    of it where it has no split, as a .bin/.idx pair has none."""
 
 
 @dataclass(frozen=True)

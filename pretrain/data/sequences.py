@@ -96,6 +96,14 @@ class TrainingSequences:
         once."""
         return sum(self.windows)
 
+    def epochs(self, sequences: int) -> list[float]:
+        """How often the first *sequences* sequences read each corpus's training split."""
+        total = sum(Fraction(str(weight)) for weight in self.weights)
+        shares = [Fraction(str(weight)) / total for weight in self.weights]
+        return [
+            float(sequences * share / windows) for share, windows in zip(shares, self.windows, strict=True)
+        ]
+
     def locate(self, number: int) -> tuple[int, int, int]:
         """(corpus index, epoch of that corpus, window) of sequence *number* ≥ 0."""
         if number < 0:

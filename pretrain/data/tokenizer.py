@@ -84,6 +84,13 @@ class Tokenizer(ABC):
     def _count_bytes(self) -> np.ndarray:
         """What :meth:`token_bytes` returns; called once."""
 
+    def check_spelling(self) -> None:
+        """Raise UserError if a new corpus cannot be made with this tokenizer, since its tokens do not spell the text.
+
+        Corpora and runs that were made before this was asked go on as they are.
+        """
+        self.token_bytes()
+
     @abstractmethod
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the files that :func:`load_tokenizer` reads into *folder*, creating it."""
@@ -134,9 +141,9 @@ class SentencePieceTokenizer(Tokenizer):
         self._bytes_of_space_mark = [processor.piece_to_id(f"<0x{byte:02X}>") for byte in _SPACE.encode()]
         # Models that add a space before the text, or that lack bytes, are used as they are: splitting their
         # text at U+2581 would give other ids than the library does.
-        adds_space = processor.encode("a", out_type=str)[0].startswith(_SPACE)
+        self._adds_space = processor.encode("a", out_type=str)[0].startswith(_SPACE)
         has_bytes = all(map(processor.is_byte, self._bytes_of_space_mark))
-        self._spells_space_mark = has_bytes and not adds_space
+        self._spells_space_mark = has_bytes and not self._adds_space
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int, name: str | None = None) -> SentencePieceTokenizer:
@@ -189,6 +196,20 @@ class SentencePieceTokenizer(Tokenizer):
             elif not (processor.is_control(token) or processor.is_unknown(token)):
                 sizes[token] = len(processor.id_to_piece(token).replace(_SPACE, " ").encode())
         return sizes
+
+    def check_spelling(self) -> None:
+        super().check_spelling()
+        if self._adds_space:
+            raise UserError(
+                f"tokenizer: {self.name} adds a space before the text (add_dummy_prefix), so its tokens do not spell "
+                "the text and a model trained with it cannot be exported; valid: a folder with the same tokenizer as "
+                "tokenizer.json, or a model trained without the prefix (--train_tokenizer N)"
+            )
+
+    @property
+    def model_file(self) -> bytes:
+        """The SentencePiece model, as it is in the file."""
+        return self._model
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -357,6 +378,9 @@ class HuggingFaceTokenizer(Tokenizer):
 def load_tokenizer(source: str | os.PathLike[str]) -> Tokenizer:
     """The tokenizer in a folder (or ``.model`` file), else the one of that name on the Hugging Face hub.
 
+    Of a folder with several files ``tokenizer.json`` counts, as it does for ``transformers.AutoTokenizer``: then
+    ``tokenizer.model``, then ``vocab.json`` with ``merges.txt``.
+
     Raises UserError if there is none.
     """
     path = Path(source)
@@ -366,7 +390,7 @@ def load_tokenizer(source: str | os.PathLike[str]) -> Tokenizer:
                 f"tokenizer: {str(path)!r} is a file; valid: a folder, or a SentencePiece .model file"
             )
         return SentencePieceTokenizer(path.read_bytes())
-    if (path / SENTENCEPIECE_FILE).is_file():
+    if (path / SENTENCEPIECE_FILE).is_file() and not (path / "tokenizer.json").is_file():
         return SentencePieceTokenizer((path / SENTENCEPIECE_FILE).read_bytes())
     if path.is_dir():
         return HuggingFaceTokenizer.from_folder(path)

@@ -6,7 +6,7 @@ import argparse
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from model.errors import UserError, closest, run_command
 from pretrain.config.command_line import CommandParser
@@ -14,6 +14,7 @@ from pretrain.data.corpus import Corpus
 from pretrain.data.sources.files import BuiltinCorpus, TextFiles
 from pretrain.data.sources.readers import FORMATS, MAX_DOCUMENT_BYTES
 from pretrain.data.sources.source import TextSource
+from pretrain.data.sources.with_validation import WithValidation
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer
 from pretrain.prepare.output import Selection
 from pretrain.prepare.pipeline import (
@@ -28,13 +29,17 @@ from pretrain.prepare.pipeline import (
 from pretrain.prepare.progress import ProgressPrinter
 from pretrain.prepare.verify import bytes_per_token, verify
 
+if TYPE_CHECKING:
+    from pretrain.data.sources.hub import HubDataset
+
 DATASETS = ("builtin",)
 DEFAULT_VOCABULARY = 4096
-# A dataset of the hub is large: half a per cent of FineWeb's 10 billion tokens is held out many times over.
+# A dataset on the hub is large: half a per cent of FineWeb's 10 billion tokens is held out many times over.
 HUB_VALIDATION_FRACTION = 0.005
 _SAMPLE_TOKENS = 100
-_FOR_FILES = ("format", "skip_damaged")
-_FOR_HUB = ("subset", "split", "revision", "data_files")
+_FOR_FILES = ("format", "skip_damaged", "validation_text")
+_FOR_HUB = ("subset", "split", "revision", "data_files", "validation_split", "validation_data_files")
+_OWN_VALIDATION = ("validation_text", "validation_split", "validation_data_files")
 
 _print_progress = ProgressPrinter()
 
@@ -52,8 +57,8 @@ def _prepare_parser() -> argparse.ArgumentParser:
     where.add_argument("--text", nargs="+", metavar="PATH", help="files, folders or globs, .gz and .zst too")
     where.add_argument(
         "--format", choices=FORMATS, default=None,
-        help="of --text. auto: by the file's ending, JSON Lines, Parquet, or text, a document a file; "
-        "lines: text, a document a line (default: auto)",
+        help="of --text. auto: by the file's ending, JSON Lines (jsonl), a JSON array (json), csv, tsv, parquet, or "
+        "text, a document a file; lines: text, a document a line (default: auto)",
     )  # fmt: skip
     where.add_argument(
         "--dataset", metavar="NAME",
@@ -89,7 +94,19 @@ def _prepare_parser() -> argparse.ArgumentParser:
     add(
         "--validation_fraction", type=float, metavar="F",
         help="fraction of documents held out for validation, chosen by their hash "
-        f"(default: {VALIDATION_FRACTION}; of datasets on the hub {HUB_VALIDATION_FRACTION})",
+        f"(default: {VALIDATION_FRACTION}; of datasets that come over the network {HUB_VALIDATION_FRACTION})",
+    )  # fmt: skip
+    add(
+        "--validation_text", nargs="+", metavar="PATH",
+        help="with --text: validate on this text, and hold out nothing of --text",
+    )  # fmt: skip
+    add(
+        "--validation_split", metavar="NAME",
+        help="with --dataset: validate on this split of it, such as validation, and hold out nothing of --split",
+    )  # fmt: skip
+    add(
+        "--validation_data_files", nargs="+", metavar="PATH",
+        help="with --data_files: validate on these files, and hold out nothing of those",
     )  # fmt: skip
     add("--validation_documents", type=int, metavar="N", help="hold out N documents instead, chosen likewise")
     add("--drop_duplicates", action="store_true", help="keep the first of documents with equal text only")
@@ -122,13 +139,18 @@ def _source(arguments: argparse.Namespace) -> TextSource:
         raise UserError("source: give either --text PATH… or --dataset builtin (or another NAME)")
     if arguments.text is not None:
         _refuse(arguments, _FOR_HUB, "goes with --dataset NAME, not with --text")
-        return TextFiles(
-            arguments.text,
-            format=arguments.format or "auto",
-            column=arguments.column or "text",
-            max_document_bytes=arguments.max_document_bytes,
-            skip_damaged=bool(arguments.skip_damaged),
-        )
+
+        def files(paths: Sequence[str]) -> TextFiles:
+            return TextFiles(
+                paths,
+                format=arguments.format or "auto",
+                column=arguments.column or "text",
+                max_document_bytes=arguments.max_document_bytes,
+                skip_damaged=bool(arguments.skip_damaged),
+            )
+
+        text = files(arguments.text)
+        return WithValidation(text, files(held_out)) if (held_out := arguments.validation_text) else text
     _refuse(arguments, _FOR_FILES, "goes with --text PATH…, not with --dataset")
     if arguments.dataset in DATASETS:
         _refuse(arguments, (*_FOR_HUB, "column"), "does not apply to --dataset builtin")
@@ -140,15 +162,47 @@ def _source(arguments: argparse.Namespace) -> TextSource:
         )
     from pretrain.data.sources.hub import HubDataset
 
-    return HubDataset(
-        arguments.dataset,
-        arguments.subset,
-        arguments.split or "train",
-        arguments.column or "text",
-        arguments.revision,
-        arguments.data_files,
-        arguments.max_document_bytes,
-    )
+    def dataset(split: str, data_files: Sequence[str] | None) -> HubDataset:
+        return HubDataset(
+            arguments.dataset,
+            arguments.subset,
+            split,
+            arguments.column or "text",
+            arguments.revision,
+            data_files,
+            arguments.max_document_bytes,
+        )
+
+    split = arguments.split or "train"
+    source = dataset(split, arguments.data_files)
+    if arguments.validation_split is not None:
+        if arguments.data_files:
+            raise UserError(
+                "validation_split: --data_files have no splits; valid: --validation_data_files PATH…, or the "
+                "dataset's own files"
+            )
+        if arguments.validation_split == split:
+            raise UserError(f"validation_split: {split!r} is what is trained on; valid: another split")
+        return WithValidation(source, dataset(arguments.validation_split, None))
+    if arguments.validation_data_files is not None:
+        return WithValidation(source, dataset(split, arguments.validation_data_files))
+    if arguments.validation_fraction is None and arguments.validation_documents is None:
+        _say_unused(source)
+    return source
+
+
+def _say_unused(source: HubDataset) -> None:
+    """Say that a dataset has a split to validate on: what is held out does not change by itself."""
+    if source.data_files:
+        return
+    unused = [
+        name for name in source.splits() if name.startswith(("valid", "dev", "test")) and name != source.split
+    ]
+    if unused:
+        print(
+            f"validation  {source.name} has a split {unused[0]!r}, which is not used: a share of {source.split!r} is "
+            f"held out; --validation_split {unused[0]} validates on it instead"
+        )
 
 
 def _refuse(arguments: argparse.Namespace, names: Sequence[str], reason: str) -> None:
@@ -163,8 +217,13 @@ def _selection(arguments: argparse.Namespace, source: TextSource) -> Selection:
         raise UserError(
             "validation: give either --validation_fraction or --validation_documents, and not both"
         )
+    for name in _OWN_VALIDATION:
+        if getattr(arguments, name) is not None and (fraction is not None or documents is not None):
+            raise UserError(f"validation: give either --{name} or a share of the training text, and not both")
     if fraction is None:
-        local = isinstance(source, BuiltinCorpus | TextFiles)
+        local = isinstance(source, BuiltinCorpus | TextFiles | WithValidation) or getattr(
+            source, "local", False
+        )
         fraction = VALIDATION_FRACTION if local else HUB_VALIDATION_FRACTION
     return Selection(fraction, documents, arguments.drop_duplicates, arguments.max_tokens)
 
@@ -207,12 +266,14 @@ def run_prepare(argv: Sequence[str]) -> Path | None:
 def summary(corpus: Corpus) -> str:
     """What a corpus holds, a line for each of source, tokenizer, splits, lengths and skipped documents."""
     meta = corpus.meta
-    source = ", ".join(f"{key} {value}" for key, value in meta["source"].items())
+    source = _described(meta["source"])
     tokenizer = meta["tokenizer"]
     lines = [
         f"source      {source}; content {meta['content_hash'][:12]}",
         f"tokenizer   {tokenizer['name']}, {tokenizer['vocab_size']:,} entries; {tokenizer['hash'][:12]}",
     ]
+    if "validation" in meta["source"]:
+        lines.insert(1, f"held out    {_described(meta['source']['validation'])}")
     for name in ("training", "validation"):
         counts = meta[name]
         size, ratio = "", bytes_per_token(corpus, name)
@@ -230,6 +291,14 @@ def summary(corpus: Corpus) -> str:
     skipped = ", ".join(f"{count} {reason}" for reason, count in meta["skipped"].items())
     lines.append(f"skipped     {skipped or 'none'}")
     return "\n".join(lines)
+
+
+def _described(source: dict[str, Any]) -> str:
+    """A source of ``meta.json`` in words."""
+    shown = {key: value for key, value in source.items() if key != "validation"}
+    return ", ".join(
+        f"{key} {' '.join(value) if isinstance(value, list) else value}" for key, value in shown.items()
+    )
 
 
 def _open(prog: str, description: str, argv: Sequence[str]) -> Corpus:

@@ -115,12 +115,19 @@ def _cut(parts: Sequence[Part], kept: np.ndarray, max_tokens: int) -> tuple[list
 
 
 def assemble(
-    parts: Sequence[Part], folder: Path, dtype: np.dtype[Any], selection: Selection, extent: str
+    parts: Sequence[Part],
+    folder: Path,
+    dtype: np.dtype[Any],
+    selection: Selection,
+    extent: str,
+    validation_parts: int | None = None,
 ) -> dict[str, Any]:
     """Write both splits into *folder* from *parts*, in order.
 
     Args:
         extent: how the message begins if there is no document.
+        validation_parts: so many of *parts*, the first ones, are the validation split, and the others the training
+            split; without it documents are held out by their hash.
 
     Returns:
         What ``meta.json`` says about it.
@@ -135,11 +142,15 @@ def assemble(
     used, looked_at = list(parts), total
     if selection.max_tokens is not None:
         used, looked_at = _cut(parts, kept, selection.max_tokens)
-    split = Split.choose_from(
-        (rows["high"][kept[place]].astype(np.uint64) for rows, place in _rows(used)),
-        selection.validation_fraction,
-        selection.validation_documents,
-    )
+    split = None
+    if validation_parts is None:
+        split = Split.choose_from(
+            (rows["high"][kept[place]].astype(np.uint64) for rows, place in _rows(used)),
+            selection.validation_fraction,
+            selection.validation_documents,
+        )
+    else:
+        _check_both(used, kept, validation_parts)
     content = {name: hashlib.sha256() for name in SPLITS}
     sizes: Counter[str] = Counter()
     lengths = _Lengths()
@@ -147,8 +158,11 @@ def assemble(
         IndexedWriter(folder / SPLITS[0], dtype) as training,
         IndexedWriter(folder / SPLITS[1], dtype) as validation,
     ):
-        for part, (rows, place) in zip(used, _rows(used), strict=True):
-            side = np.where(split.held_out(rows["high"].astype(np.uint64)), _VALIDATION, _TRAINING)
+        for index, (part, (rows, place)) in enumerate(zip(used, _rows(used), strict=True)):
+            if split is None:
+                side = np.full(rows.size, _VALIDATION if index < (validation_parts or 0) else _TRAINING)
+            else:
+                side = np.where(split.held_out(rows["high"].astype(np.uint64)), _VALIDATION, _TRAINING)
             side[~kept[place]] = _DROPPED
             _write_runs(part.tokens(dtype), rows["tokens"].astype(np.int64), side, training, validation)
             for name, number in zip(SPLITS, (_TRAINING, _VALIDATION), strict=True):
@@ -177,6 +191,17 @@ def assemble(
             for path in (bin_path(folder / name), idx_path(folder / name))
         },
     }
+
+
+def _check_both(parts: Sequence[Part], kept: np.ndarray, validation_parts: int) -> None:
+    """Raise UserError if one of the two sources has no document left."""
+    held_out = sum(part.counts.documents for part in parts[:validation_parts])
+    for name, some in (("validation", kept[:held_out]), ("training", kept[held_out:])):
+        if not some.any():
+            raise UserError(
+                f"corpus: no usable document for {name}; needed: UTF-8 text for training and for validation, "
+                "and max_tokens (if given) that leave room for both"
+            )
 
 
 def _write_runs(

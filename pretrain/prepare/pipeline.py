@@ -32,6 +32,7 @@ from pretrain.data.corpus import FORMAT_VERSION, META_FILE
 from pretrain.data.indexed import token_dtype
 from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.sources.source import TextSource, Unit
+from pretrain.data.sources.with_validation import WithValidation
 from pretrain.data.tokenizer import (
     SENTENCEPIECE_OPTIONS,
     SentencePieceTokenizer,
@@ -48,7 +49,7 @@ from pretrain.prepare.parts import (
     unit_is_done,
     unit_key,
 )
-from pretrain.prepare.progress import Progress, ProgressCallback
+from pretrain.prepare.progress import Progress, ProgressCallback, Reading
 from pretrain.prepare.split import Split
 from pretrain.prepare.tracker import Tracker
 from pretrain.prepare.workers import tokenize_units
@@ -269,6 +270,8 @@ def _job(
         raise UserError(
             f"train_tokenizer: {train_tokenizer} is out of range; valid: {MIN_VOCABULARY} to 1000000"
         )
+    if tokenizer is not None:
+        tokenizer.check_spelling()
     source.check()
     report = progress or (lambda _: None)
     return _Job(source, Path(out), tokenizer, train_tokenizer, selection, report, part_bytes)
@@ -317,6 +320,7 @@ def _set_up(job: _Job, request: dict[str, Any]) -> _Plan:
     manifest = {
         "request": request,
         "source": job.source.describe(),
+        "origin": job.source.origin(),
         "extent": job.source.extent(),
         "tokenizer_folder": saved.name,
         "tokenizer": {
@@ -328,6 +332,8 @@ def _set_up(job: _Job, request: dict[str, Any]) -> _Plan:
         "selection": vars(job.selection),
         "units": [key for _, key in work],
     }
+    if isinstance(job.source, WithValidation):
+        manifest["validation_units"] = sum(unit.place[0] == "validation" for unit, _ in work)
     write_atomically(folder / _MANIFEST, json.dumps(manifest))
     return _Plan(tokenizer, work, manifest)
 
@@ -341,12 +347,17 @@ def _trained_tokenizer(job: _Job, request: dict[str, Any]) -> Tokenizer:
     if folder.is_dir():
         return load_tokenizer(folder)
     job.report(Progress(f"reading {job.source.name}"))
+    reading = Reading(f"reading {job.source.name}", job.report)
     sizes: Counter[str] = Counter()
+    own_validation = isinstance(job.source, WithValidation)
+    source = job.source.training if isinstance(job.source, WithValidation) else job.source
 
     def numbers() -> Iterator[np.ndarray]:
         pending: list[int] = []
-        for document in job.source.documents():
+        for document in source.documents():
+            sizes["documents"] += 1
             sizes["bytes"] += len(document.text.encode())
+            reading.add(sizes["documents"], sizes["bytes"])
             pending.append(int.from_bytes(document.digest()[:8], "big"))
             if len(pending) >= 1 << 16:
                 yield np.array(pending, np.uint64)
@@ -355,10 +366,16 @@ def _trained_tokenizer(job: _Job, request: dict[str, Any]) -> Tokenizer:
 
     # Over the whole source: with max_tokens the corpus itself may hold out others of its documents.
     selection = job.selection
-    split = Split.choose_from(numbers(), selection.validation_fraction, selection.validation_documents)
+    if own_validation:
+        for _ in numbers():
+            pass  # for the size
+        split = Split(0.0, 0)  # nothing is held out
+    else:
+        split = Split.choose_from(numbers(), selection.validation_fraction, selection.validation_documents)
     megabytes = sizes["bytes"] / 1e6
     job.report(Progress(f"training a tokenizer of {job.train_tokenizer:,} entries on {megabytes:.1f} MB"))
-    texts = _tokenizer_sample(job.source, split, sizes["bytes"])
+    sampling = Reading("reading a sample of it", job.report, sizes["bytes"])
+    texts = _tokenizer_sample(source, split, sizes["bytes"], sampling)
     tokenizer = SentencePieceTokenizer.train(texts, job.train_tokenizer)
     _save_once(tokenizer, folder)
     return tokenizer
@@ -375,10 +392,16 @@ def _save_once(tokenizer: Tokenizer, folder: Path) -> None:
         tokenizer.save(partial)
 
 
-def _tokenizer_sample(source: TextSource, split: Split, total_bytes: int) -> Iterator[str]:
+def _tokenizer_sample(
+    source: TextSource, split: Split, total_bytes: int, reading: Reading | None = None
+) -> Iterator[str]:
     """Training documents, thinned out by their hash to about TOKENIZER_SAMPLE_BYTES."""
     limit = int(min(1.0, TOKENIZER_SAMPLE_BYTES / max(total_bytes, 1)) * 2**64)
-    for document in source.documents():
+    done = 0
+    for number, document in enumerate(source.documents(), 1):
+        done += len(document.text.encode())
+        if reading is not None:
+            reading.add(number, done)
         digest = document.digest()
         # Bytes 8-16: those before decide the split.
         if not split.is_validation(digest) and int.from_bytes(digest[8:16], "big") < limit:
@@ -426,15 +449,22 @@ def _assemble(
     shutil.copytree(folder / manifest["tokenizer_folder"], partial / "tokenizer")
     tokenizer, selection = manifest["tokenizer"], Selection(**manifest["selection"])
     dtype = token_dtype(tokenizer["vocab_size"])
-    written = assemble(parts, partial, dtype, selection, manifest["extent"])
+    validation_parts: int | None = None
+    if "validation_units" in manifest:
+        held_out = set(manifest["units"][: manifest["validation_units"]])
+        validation_parts = sum(part.prefix.name.rpartition("-")[0] in held_out for part in parts)
+    written = assemble(parts, partial, dtype, selection, manifest["extent"], validation_parts)
     split: dict[str, Any] = {"by": "hash of the document's text"}
-    if selection.validation_documents is None:
+    if validation_parts is not None:
+        split = {"by": "a source of its own"}
+    elif selection.validation_documents is None:
         split["validation_fraction"] = selection.validation_fraction
     else:
         split["validation_documents"] = selection.validation_documents
     meta = {
         "format_version": FORMAT_VERSION,
         "source": manifest["source"],
+        "source_files": manifest.get("origin", {}),  # parts of an earlier version have none
         "content_hash": written.pop("content_hash"),
         "tokenizer": tokenizer,
         "dtype": dtype.name,

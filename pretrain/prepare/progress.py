@@ -63,6 +63,40 @@ class Progress:
 ProgressCallback = Callable[[Progress], None]
 
 
+class Reading:
+    """Reports how far a pass over a source's text is, every few seconds.
+
+    Args:
+        stage: what the text is read for.
+        total_bytes: of text in the source; 0 where nobody knows.
+        clock: seconds that only go forward.
+    """
+
+    def __init__(
+        self,
+        stage: str,
+        report: ProgressCallback,
+        total_bytes: int = 0,
+        every_seconds: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stage, self._report, self._total = stage, report, total_bytes
+        self._every, self._clock = every_seconds, clock
+        self._started = self._reported = clock()
+
+    def add(self, documents: int, bytes: int) -> None:
+        """Take in what has been read since the beginning."""
+        now = self._clock()
+        if now - self._reported < self._every:
+            return
+        self._reported = now
+        of = f" of {self._total / 1e6:.1f}" if self._total else ""
+        rate = bytes / 1e6 / (now - self._started)
+        left = f", {duration((self._total - bytes) / 1e6 / rate)} left" if self._total and rate else ""
+        figures = f"{documents:,} documents, {bytes / 1e6:.1f}{of} MB, {rate:.1f} MB/s{left}"
+        self._report(Progress(f"{self._stage}: {figures}"))
+
+
 def duration(seconds: float) -> str:
     """Seconds as people write them: 42s, 3m05s, 2h07m."""
     whole = round(seconds)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from model.errors import UserError
 from pretrain.data.corpus import Corpus
 from pretrain.data.indexed import IndexedTokens
@@ -16,7 +14,8 @@ _SAMPLE_TOKENS = 1 << 20
 
 
 def verify(corpus: Corpus) -> Iterator[str]:
-    """Check every byte of *corpus* (opening it has compared sizes, counts and the tokenizer's hash already).
+    """Check every byte of *corpus* (opening it has checked the indexes and compared sizes,
+    counts and the tokenizer's hash already).
 
     Yields:
         A line for each thing that was found in order.
@@ -37,7 +36,6 @@ def verify(corpus: Corpus) -> Iterator[str]:
         yield f"hashes      {len(records)} files are what was written"
     for name in ("training", "validation"):
         stream: IndexedTokens = getattr(corpus, name)
-        _check_boundaries(corpus, name, stream)
         stream.counts(corpus.tokenizer.vocab_size)
         ended = _documents_ended(stream, corpus.tokenizer.end_of_document)
         if records is not None and ended != stream.num_documents:
@@ -49,14 +47,6 @@ def verify(corpus: Corpus) -> Iterator[str]:
             f"{name:<12}{stream.num_tokens:,} tokens are in the vocabulary of {corpus.tokenizer.vocab_size:,}; "
             f"{ended:,} of {stream.num_documents:,} documents end with their token"
         )
-
-
-def _check_boundaries(corpus: Corpus, name: str, stream: IndexedTokens) -> None:
-    for start in range(0, stream.boundaries.size, _CHUNK):
-        if (np.diff(stream.boundaries[start : start + _CHUNK + 1]) < 0).any():
-            raise UserError(
-                f"verify: the {name} documents of {str(corpus.folder)!r} are not in order; the .idx is damaged"
-            )
 
 
 def _documents_ended(stream: IndexedTokens, end: int) -> int:

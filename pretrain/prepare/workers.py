@@ -22,6 +22,8 @@ from pretrain.data.sources.source import TextSource, Unit
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer
 from pretrain.prepare.parts import PART_BYTES, Counts, tokenize_unit
 
+_SECONDS_TO_LEAVE = 10.0  # that an ended process gets before it is killed
+
 Work = Sequence[tuple[Unit, str]]
 """Units still to be done, each with the key of its parts."""
 
@@ -75,10 +77,21 @@ def tokenize_units(
             pool[ours] = process
         _distribute(pool, work, report, unit_done)
     finally:
-        for connection, process in pool.items():
-            connection.close()
+        # Ended first, and then cut off: one that left by itself at the same time would be interrupted in it.
+        for process in pool.values():
             process.terminate()
-            process.join()
+        for connection, process in pool.items():
+            process.join(_SECONDS_TO_LEAVE)
+            if process.exitcode is None:
+                process.kill()
+                process.join()
+            connection.close()
+
+
+def _leave(number: int, frame: object) -> None:
+    """Handler of SIGTERM in a worker: leave in order, so that semaphores that libraries made are given back."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise SystemExit(128 + number)
 
 
 def _distribute(
@@ -144,6 +157,7 @@ def _worker(
 ) -> None:
     """Serve units until the other end of the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the first process ends the others
+    signal.signal(signal.SIGTERM, _leave)
     # Read by the tokenizers library when it first encodes.
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
     os.environ["RAYON_NUM_THREADS"] = str(threads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -13,6 +14,8 @@ from model.errors import UserError
 from pretrain.config.run_config import RunConfig
 from pretrain.data.blend import parse_blend
 from pretrain.data.corpus import Corpus
+from pretrain.data.indexed import IndexedTokens
+from pretrain.data.megatron import is_prefix
 from pretrain.data.sequences import TrainingSequences, ValidationSequences
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer
 from pretrain.prepare.pipeline import prepare_builtin
@@ -23,6 +26,8 @@ class RunData:
     """The corpora of a run and their weights."""
 
     corpora: list[tuple[Corpus, Fraction]]
+    validation: list[tuple[Corpus, Fraction]] | None = None
+    """Whose validation splits are validated on, where they are not those of ``corpora``."""
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -48,19 +53,27 @@ class RunData:
         return [starts for s in sets for starts in s.document_starts()]
 
     def _validation_sets(self, context_length: int, count: int) -> list[ValidationSequences]:
-        total = sum(weight for _, weight in self.corpora)
+        corpora = self.validation or self.corpora
+        total = sum(weight for _, weight in corpora)
         return [
             ValidationSequences(corpus, context_length, max(1, round(count * weight / total)))
-            for corpus, weight in self.corpora
+            for corpus, weight in corpora
         ]
 
     def fingerprint(self) -> dict[str, Any]:
         """What identifies the data: a run resumes only on the same."""
-        total = sum(weight for _, weight in self.corpora)
-        return {
+        identity: dict[str, Any] = {
             "tokenizer": self.corpora[0][0].meta["tokenizer"]["hash"],
-            "data": [[corpus.meta["content_hash"], str(weight / total)] for corpus, weight in self.corpora],
+            "data": _identity(self.corpora),
         }
+        if self.validation is not None:  # left out otherwise: runs from before the option have no such entry
+            identity["validation"] = _identity(self.validation)
+        return identity
+
+
+def _identity(corpora: list[tuple[Corpus, Fraction]]) -> list[list[str]]:
+    total = sum(weight for _, weight in corpora)
+    return [[corpus.meta["content_hash"], str(weight / total)] for corpus, weight in corpora]
 
 
 def open_data(run: RunConfig, report: Callable[[object], None]) -> RunData:
@@ -72,6 +85,29 @@ def open_data(run: RunConfig, report: Callable[[object], None]) -> RunData:
     Raises:
         UserError: a folder that is no corpus, another tokenizer than the run's, weights that are no numbers.
     """
+    data = _open_training(run, report)
+    if run.validation.data is None:
+        return data
+    return dataclasses.replace(data, validation=_open_validation(run.validation.data, data.tokenizer))
+
+
+def _open_validation(text: str, tokenizer: Tokenizer) -> list[tuple[Corpus, Fraction]]:
+    """The corpora to validate on. UserError for one that was made with another tokenizer."""
+    opened = []
+    for folder, weight in parse_blend(text):
+        try:
+            corpus = Corpus.open(folder, tokenizer)
+        except UserError as error:
+            raise UserError(f"validation.data: {error}") from None
+        if is_prefix(corpus.folder):  # Corpus.open holds out its end, since it does not say what is
+            corpus = dataclasses.replace(corpus, validation=IndexedTokens(corpus.folder))
+        elif not corpus.validation.num_tokens:
+            corpus = dataclasses.replace(corpus, validation=corpus.training)
+        opened.append((corpus, weight))
+    return opened
+
+
+def _open_training(run: RunConfig, report: Callable[[object], None]) -> RunData:
     if run.data == "builtin":
         if run.tokenizer is not None:
             raise UserError(

@@ -133,6 +133,9 @@ def check_resume(
 def _notes(saved: TrainingState, run: RunConfig, world: dict[str, Any]) -> list[str]:
     notes = []
     for key, value in run.to_dict().items():
+        if isinstance(value, dict) and isinstance(before := saved.run.get(key), dict):
+            # A setting that is newer than the checkpoint, and not given, is no change.
+            value = {name: new for name, new in value.items() if name in before or new is not None}
         if key not in SILENT and key in saved.run and saved.run[key] != value:
             notes.append(f"{key} changed: {saved.run[key]} -> {value}")
     for key in ("threads", "device", "versions"):

@@ -16,6 +16,7 @@ from pretrain.hf import export_folder
 from pretrain.metrics.file import read_metrics
 from pretrain.run.saved import SavedRun
 from tests.helpers.exports import failure, trained
+from tests.pretrain.data.test_tokenizer_folders import sentencepiece_with_a_prefix
 
 
 @pytest.fixture(scope="module")
@@ -267,6 +268,16 @@ def test_folders_that_cannot_come_in(change, words, prism, tmp_path, capsys):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | change))
     assert words in failure(capsys, "--from_hf", folder, "--out", tmp_path / "runs" / "back")
+    assert not (tmp_path / "runs" / "back").exists()
+
+
+def test_a_tokenizer_that_could_not_go_out_again_does_not_come_in(prism, tmp_path, capsys):
+    folder = tmp_path / "llama"
+    assert convert.main([str(prism), "--out", str(folder), "--format", "llama"]) == 0
+    shutil.rmtree(folder / "tokenizer")
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.model").write_bytes(sentencepiece_with_a_prefix())
+    assert "changes its text" in failure(capsys, "--from_hf", folder, "--out", tmp_path / "runs" / "back")
     assert not (tmp_path / "runs" / "back").exists()
 
 

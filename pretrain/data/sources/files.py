@@ -14,7 +14,7 @@ from typing import Any
 from model.errors import UserError
 from pretrain.data.sources import readers
 from pretrain.data.sources.readers import MAX_DOCUMENT_BYTES
-from pretrain.data.sources.source import Document, TextSource, Unit
+from pretrain.data.sources.source import Document, TextSource, Unit, file_records
 
 # Folders of the standard library that are left out: third-party code, byte code and tests (test files are
 # more than half of the library and very repetitive).
@@ -29,7 +29,7 @@ class FileSource(TextSource):
 
     Args:
         format: "auto" goes by the file's ending; see ``readers.FORMATS``.
-        column: the field of JSON objects, or column of Parquet files, that holds the text.
+        column: the field of JSON objects, or column of CSV and Parquet files, that holds the text.
         max_document_bytes: longer documents are left out: memory is bounded by them.
         skip_damaged: count a truncated or unreadable file of many documents, and go on with the next,
             instead of raising UserError.
@@ -98,11 +98,12 @@ class FileSource(TextSource):
             yield reason if text is None else Document(f"{identifier}:{start}+{number}", text)
 
     def check(self) -> None:
-        """Refuse files whose text column is missing."""
+        """Refuse files whose text column is missing; of each format with columns, the first file is looked at."""
+        checked = {"text", "lines", "parquet"}  # Parquet files are all looked into when they are cut
         for _, path in self.files:
-            if readers.format_of(path, self.format) == "jsonl":
-                readers.check_column(path, self.limits)
-                break
+            if (format := readers.format_of(path, self.format)) not in checked:
+                readers.check_column(path, format, self.limits)
+                checked.add(format)
 
     def settings(self) -> str:
         return repr(self.limits.identity())
@@ -119,6 +120,11 @@ class FileSource(TextSource):
         settings = (self.format, *self.limits.identity())
         if settings != ("text", *readers.Limits().identity()):
             total.update(repr(settings).encode())
+        if self.format == "auto":
+            # These were taken as text once: the same files are another corpus now.
+            formats = [readers.format_of(path, "auto") for _, path in self.files if _once_text(path)]
+            if formats:
+                total.update(repr(formats).encode())
         for identifier, path in self.files:
             try:
                 data = _content(path)
@@ -130,6 +136,9 @@ class FileSource(TextSource):
             )
         return total.hexdigest()
 
+    def origin(self) -> dict[str, Any]:
+        return file_records(self.files)
+
     def describe(self) -> dict[str, Any]:
         described: dict[str, Any] = {"name": self.name, "files": len(self.files)}
         formats = {readers.format_of(path, self.format) for _, path in self.files} - {"text"}
@@ -138,6 +147,11 @@ class FileSource(TextSource):
         if formats - {"lines"}:
             described["column"] = self.limits.column
         return described
+
+
+def _once_text(path: Path) -> bool:
+    name = path.name.lower()
+    return name.endswith((".json", *(f"{end}{z}" for end in (".csv", ".tsv") for z in ("", ".gz", ".zst"))))
 
 
 def _file_size(path: Path) -> int:
@@ -191,9 +205,9 @@ class BuiltinCorpus(FileSource):
 class TextFiles(FileSource):
     """Local text. *paths* are files, folders (searched recursively) and globs.
 
-    What a file holds goes by its ending: JSON Lines (``.jsonl``, ``.ndjson``, ``.json.gz``), Parquet
-    (``.parquet``), else plain text, a document a file; *format* overrides it, *options* are those of
-    :class:`FileSource`. ``.gz`` and ``.zst`` are read as they are.
+    What a file holds goes by its ending: JSON Lines (``.jsonl``, ``.ndjson``), a JSON array or JSON Lines (``.json``),
+    CSV (``.csv``, ``.tsv``), Parquet (``.parquet``), else plain text, a document a file; *format* overrides it,
+    *options* are those of :class:`FileSource`. ``.gz`` and ``.zst`` are read as they are.
 
     Hidden files and folders inside a given folder are left out; a file that is named twice is read once.
     Raises UserError for a path that does not exist or a glob that matches nothing.

@@ -7,11 +7,12 @@ import hashlib
 import logging
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from model.errors import UserError
 from pretrain.data.sources.readers import MAX_DOCUMENT_BYTES, check_text, decode_document
-from pretrain.data.sources.source import Document, TextSource, Unit
+from pretrain.data.sources.source import Document, TextSource, Unit, file_records
 
 # Pieces of a dataset: enough for any number of processes, few enough to list. A dataset of fewer files is cut at its
 # Parquet row groups, which takes a look into every file.
@@ -48,12 +49,29 @@ class HubDataset(TextSource):
         self.max_document_bytes = max_document_bytes
         self.name = path if subset is None else f"{path}/{subset}"
 
-    def _open(self) -> tuple[Any, int, str]:
+    @property
+    def local(self) -> bool:
+        """Whether its files are on this machine."""
+        if self.data_files:
+            return not any("://" in name for name in self.data_files)
+        return Path(self.path).exists()
+
+    def splits(self) -> list[str]:
+        """Names of the splits that the dataset's own files have."""
+        return self._open()[3]
+
+    def origin(self) -> dict[str, Any]:
+        if not self.local:
+            return {}
+        files = [Path(name) for name in self._open()[4]]
+        return file_records([(path.name, path) for path in files if path.is_file()])
+
+    def _open(self) -> tuple[Any, int, str, list[str], list[str]]:
         return _open_dataset(self.path, self.subset, self.split, self.revision, self.data_files)
 
     def check(self) -> None:
         """Refuse a dataset that cannot be reached, or whose text column is missing or holds something else."""
-        dataset, _, _ = self._open()
+        dataset = self._open()[0]
         columns = dataset.column_names
         if columns is not None and self.column not in columns:
             raise UserError(
@@ -66,12 +84,12 @@ class HubDataset(TextSource):
             )
 
     def units(self) -> list[Unit]:
-        _, count, identity = self._open()
+        _, count, identity, *_ = self._open()
         return [Unit(f"hub {identity} {number}/{count}", 0, (number, count)) for number in range(count)]
 
     def read(self, unit: Unit) -> Iterator[Document | str]:
         number, count = unit.place
-        dataset, _, _ = self._open()
+        dataset = self._open()[0]
         rows = 0
         try:
             piece = dataset.shard(count, number, contiguous=True).select_columns([self.column])
@@ -122,11 +140,12 @@ def _values(column: Any) -> Iterator[Any]:
         yield from chunk.to_pylist()
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=4)
 def _open_dataset(
     path: str, subset: str | None, split: str, revision: str | None, data_files: tuple[str, ...] | None
-) -> tuple[Any, int, str]:
-    """(streaming dataset, number of pieces, what it is made of), once per process."""
+) -> tuple[Any, int, str, list[str], list[str]]:
+    """(streaming dataset, number of pieces, hash of what it is made of, names of all splits, files of this one), once
+    per process."""
     import datasets
 
     datasets.disable_progress_bars()
@@ -145,9 +164,12 @@ def _open_dataset(
         if hasattr(dataset, "reshard") and dataset.num_shards < MOST_UNITS:
             dataset = dataset.reshard()
         identity = [path, subset, split, revision, builder.hash, dataset.num_shards]
+        splits: list[str] = []
+        names: list[str] = []
         with contextlib.suppress(AttributeError, KeyError, TypeError):
             listed = builder.config.data_files[split]
             identity += [list(map(str, listed)), list(map(str, listed.origin_metadata))]
+            splits, names = list(map(str, builder.config.data_files)), list(map(str, listed))
     except Exception as error:  # no network, no such name, subset, split or file: one answer for the user
         raise UserError(
             f"dataset: {name!r} cannot be opened ({_one_line(error)}); valid: builtin, a dataset on the Hugging Face "
@@ -155,7 +177,7 @@ def _open_dataset(
             "or --text PATH…"
         ) from error
     digest = hashlib.sha256(repr(identity).encode()).hexdigest()
-    return dataset, min(dataset.num_shards, MOST_UNITS), digest
+    return dataset, min(dataset.num_shards, MOST_UNITS), digest, splits, names
 
 
 def _one_line(error: BaseException) -> str:

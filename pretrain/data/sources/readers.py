@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import itertools
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from model.errors import UserError
+from pretrain.data.sources.records import json_layout, read_array, read_rows
 
-FORMATS = ("auto", "text", "lines", "jsonl", "parquet")
+FORMATS = ("auto", "text", "lines", "jsonl", "json", "csv", "tsv", "parquet")
 MAX_DOCUMENT_BYTES = 10_000_000
 COMPRESSED = (".gz", ".zst")
-_JSON_ENDINGS = (
-    ".jsonl",
-    ".ndjson",
-    *(f"{end}{z}" for end in (".json", ".jsonl", ".ndjson") for z in COMPRESSED),
-)
+_DELIMITERS = {"csv": ",", "tsv": "\t"}
+_HEAD = 1 << 16  # bytes of a .json file that show how it is laid out
 # A JSON line may hold other fields, and up to six bytes for a character (\u0416 for two bytes of UTF-8).
 _JSON_LINE_FACTOR = 4
+_WHOLE = ("json", *_DELIMITERS)  # a comma or a line end does not say whether it lies inside a string
 _CHUNK = 1 << 20
 _ROWS = 128  # Parquet rows decoded at a time
 _RECORDS_CHECKED = 100
@@ -49,13 +49,38 @@ class Limits:
 
 
 def format_of(path: Path, asked: str) -> str:
-    """ "text", "lines", "jsonl" or "parquet": *asked*, or by the file's ending if that is "auto"."""
+    """One of FORMATS but "auto": *asked*, or if that is "auto" by the file's ending (``.json``: by its beginning too).
+
+    Raises:
+        UserError: a ``.json`` file that is neither an array nor JSON Lines.
+    """
     if asked != "auto":
         return asked
     name = path.name.lower()
-    if name.endswith(_JSON_ENDINGS):
+    for end in COMPRESSED:
+        name = name.removesuffix(end)
+    ending = name.rpartition(".")[2] if "." in name else ""
+    if ending in ("jsonl", "ndjson"):
         return "jsonl"
-    return "parquet" if name.endswith(".parquet") else "text"
+    if ending == "json":
+        return _json_format(path)
+    if ending in _DELIMITERS:
+        return ending
+    return "parquet" if path.name.lower().endswith(".parquet") else "text"
+
+
+def _json_format(path: Path) -> str:
+    try:
+        with open_stream(path) as stream:
+            layout = json_layout(_read_up_to(stream, _HEAD))
+    except (OSError, EOFError, zlib.error):
+        return "jsonl"  # whose reader meets the damage, and says so
+    if layout == "other":
+        raise UserError(
+            f"text: {str(path)!r} is neither a JSON array nor JSON Lines; valid: [{{…}}, …] or a record {{…}} a line, "
+            "or --format jsonl to count lines that are no records, or --format text to take every file as one text"
+        )
+    return "json" if layout == "array" else "jsonl"
 
 
 def decode_document(data: bytes, max_bytes: int = MAX_DOCUMENT_BYTES) -> Record:
@@ -117,11 +142,12 @@ def pieces(
 ) -> Iterator[tuple[int, int | None, int]]:
     """Cut one file: (start, stop, bytes) of each piece; offsets for lines, row groups for Parquet.
 
-    A compressed file is one piece (0, None, size). Raises UserError for a Parquet file without the column.
+    A compressed file, a JSON array and a CSV file are one piece (0, None, size). Raises UserError for a Parquet file
+    without the column.
     """
     if format == "parquet":
         yield from _row_groups(path, unit_bytes, limits)
-    elif path.name.lower().endswith(COMPRESSED) or size <= unit_bytes:
+    elif format in _WHOLE or path.name.lower().endswith(COMPRESSED) or size <= unit_bytes:
         yield 0, None, size
     else:
         for start in range(0, size, unit_bytes):
@@ -210,9 +236,14 @@ def read_piece(path: Path, format: str, start: int, stop: int | None, limits: Li
     with _damage(path, limits) as sound:
         if format == "parquet":
             yield from _read_parquet(path, start, stop, limits)
-        elif format == "jsonl":
-            longest = _JSON_LINE_FACTOR * limits.max_document_bytes
-            for line in read_lines(path, start, stop, longest):
+        elif format in _DELIMITERS:
+            yield from _read_csv(path, format, limits)
+        elif format == "json" and path.stat().st_size:
+            with open_stream(path) as stream:
+                for element in read_array(stream, _longest_record(limits)):
+                    yield _json_document(element, limits)
+        elif format in ("json", "jsonl"):
+            for line in read_lines(path, start, stop, _longest_record(limits)):
                 if line is None or line.strip():
                     yield _json_document(line, limits)
         else:
@@ -224,6 +255,41 @@ def read_piece(path: Path, format: str, start: int, stop: int | None, limits: Li
         yield None, "damaged_file"
 
 
+def _longest_record(limits: Limits) -> int:
+    return _JSON_LINE_FACTOR * limits.max_document_bytes
+
+
+def _read_csv(path: Path, format: str, limits: Limits) -> Iterator[Record]:
+    with open_stream(path) as stream:
+        rows = read_rows(stream, _DELIMITERS[format], _longest_record(limits))
+        header = next(rows, None)
+        if header is None:
+            return
+        if limits.column not in header:
+            raise _no_column(path, limits, header)
+        column = header.index(limits.column)
+        for row in rows:
+            if len(row) > len(header):
+                yield None, "extra_fields"  # a comma in a text without quotes: the rest of it would be lost
+            elif row:
+                yield (
+                    check_text(row[column], limits.max_document_bytes)
+                    if column < len(row)
+                    else (
+                        None,
+                        "missing_column",
+                    )
+                )
+
+
+def _no_column(path: Path, limits: Limits, names: Iterable[str]) -> UserError:
+    shown = ", ".join(" ".join(name.split())[:60] for name in itertools.islice(names, 20))
+    return UserError(
+        f"column: the records of {str(path)!r} have no {limits.column!r}; valid: --column with one of {shown}, "
+        "or --format text to take every file as one text"
+    )
+
+
 def _json_document(line: bytes | None, limits: Limits) -> Record:
     if line is None:
         return None, "too_long"
@@ -233,6 +299,8 @@ def _json_document(line: bytes | None, limits: Limits) -> Record:
         return None, "invalid_utf8"
     except (ValueError, RecursionError):
         return None, "binary" if b"\0" in line else "invalid_json"
+    if isinstance(record, str):
+        return check_text(record, limits.max_document_bytes)
     if not isinstance(record, dict) or limits.column not in record:
         return None, "missing_column"
     return check_text(record[limits.column], limits.max_document_bytes)
@@ -306,23 +374,29 @@ def _read_parquet(path: Path, start: int, stop: int | None, limits: Limits) -> I
                 yield (None, "empty") if data is None else decode_document(data, limits.max_document_bytes)
 
 
-def check_column(path: Path, limits: Limits) -> None:
-    """Refuse a JSON Lines file if none of its first records has the column."""
+def check_column(path: Path, format: str, limits: Limits) -> None:
+    """Refuse a file of records if none of its first ones has the column."""
+    if format in _DELIMITERS:
+        with _damage(path, Limits(skip_damaged=True)):
+            next(_read_csv(path, format, limits), None)
+        return
     keys: dict[str, None] = {}
-    checked = 0
-    with _damage(path, Limits(skip_damaged=True)):
-        for line in read_lines(path, 0, None, _JSON_LINE_FACTOR * limits.max_document_bytes):
+    with _damage(path, Limits(skip_damaged=True)), contextlib.ExitStack() as opened:
+        records: Iterator[bytes | None]
+        if format == "json":
+            records = read_array(opened.enter_context(open_stream(path)), _longest_record(limits))
+        else:
+            records = read_lines(path, 0, None, _longest_record(limits))
+        checked = 0
+        for line in records:
             with contextlib.suppress(ValueError, RecursionError):
                 record = json.loads((line or b"").removeprefix(b"\xef\xbb\xbf"))
+                if isinstance(record, str) or (isinstance(record, dict) and limits.column in record):
+                    return
                 if isinstance(record, dict):
-                    if limits.column in record:
-                        return
                     keys.update(dict.fromkeys(record))
                     checked += 1
             if checked >= _RECORDS_CHECKED:
                 break
-    if checked:
-        raise UserError(
-            f"column: the records of {str(path)!r} have no {limits.column!r}; valid: --column with one of "
-            f"{', '.join(list(keys)[:20])}"
-        )
+    if keys:
+        raise _no_column(path, limits, keys)

@@ -6,13 +6,21 @@ pretrain.prepare knows nothing else about where text comes from.
 from __future__ import annotations
 
 import hashlib
+import os
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from model.errors import UserError
+
+_WHOLE, _END = (
+    16 << 20,
+    1 << 20,
+)  # bytes of a file that are hashed: all up to the first, else so many at each end
+_FILES_LISTED = 20
 
 
 @dataclass(frozen=True)
@@ -97,6 +105,38 @@ class TextSource(ABC):
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """What ``meta.json`` says about the source (JSON values; nothing that depends on the machine)."""
+
+    def origin(self) -> dict[str, Any]:
+        """The files that it is made of, for ``meta.json``: see :func:`file_records`. Empty where none are here."""
+        return {}
+
+
+def file_records(files: Sequence[tuple[str, Path]]) -> dict[str, Any]:
+    """Number, bytes and hash of *files*, pairs of (identifier, path), and each of them where they are few.
+
+    Of a file beyond 16 MiB the hash is of its first and last MiB: large sources are not read once more.
+    """
+    records: list[dict[str, Any]] = []
+    total = hashlib.sha256()
+    for identifier, path in files:
+        try:
+            size = path.stat().st_size
+            with path.open("rb") as stream:
+                data = stream.read(_WHOLE if size <= _WHOLE else _END)
+                if size > _WHOLE:
+                    stream.seek(-_END, os.SEEK_END)
+                    data += stream.read()
+        except OSError:
+            continue  # gone, or not ours to read: it is counted as skipped
+        name = identifier.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        record = {"name": name, "bytes": size, "sha256": hashlib.sha256(data).hexdigest()}
+        if size > _WHOLE:
+            record["sha256_of"] = "the first and last MiB"
+        total.update(f"{name} {size} {record['sha256']}\n".encode())
+        records.append(record)
+    whole = {"files": len(records), "bytes": sum(record["bytes"] for record in records)}
+    listed = {"list": records} if len(records) <= _FILES_LISTED else {}
+    return {**whole, "sha256": total.hexdigest(), **listed}
 
 
 def no_documents(extent: str, skipped: Mapping[str, int]) -> str:

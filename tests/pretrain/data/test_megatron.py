@@ -159,7 +159,7 @@ def test_damage_that_was_hashed_is_found(copied, damage):
         data = bytearray(path.read_bytes())
         start = 34 + 12 * corpus.training.num_documents + 8 * 3
         data[start : start + 8] = (7).to_bytes(8, "little")
-        message = "training documents of .* are not in order"
+        message = r"training\.idx' is damaged: its documents are not in order"
     else:
         path = copied / "training.bin"
         data = bytearray(path.read_bytes())

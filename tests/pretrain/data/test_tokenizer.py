@@ -204,12 +204,14 @@ def test_folders_and_files_without_a_tokenizer_are_refused(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(UserError, match="cannot be read"):
         load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
     (tmp_path / "tokenizer.model").write_bytes(b"junk")
     with pytest.raises(UserError, match="not a SentencePiece model"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"")
     with pytest.raises(UserError, match="not a SentencePiece model"):
         load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(UserError, match=r"valid: a folder, or a SentencePiece \.model file"):
         load_tokenizer(tmp_path / "tokenizer.json")
 

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from pretrain.prepare.progress import Progress, ProgressPrinter, duration
+from pretrain.prepare.progress import Progress, ProgressPrinter, Reading, duration
 
 
 def report(megabytes: float, total: float = 100, seconds: float = 10, before: float = 0) -> Progress:
@@ -60,3 +60,17 @@ def test_a_terminal_has_a_bar():
     printer(report(100))
     drawn = stream.getvalue()
     assert "20%" in drawn and "100%" in drawn and "40s left" in drawn and "\r" in drawn
+
+
+def test_reading_is_told_every_few_seconds():
+    now, lines = [0.0], []
+    reading = Reading(
+        "reading x", lambda progress: lines.append(str(progress)), 100_000_000, 10, lambda: now[0]
+    )
+    for second in range(1, 26):
+        now[0] = second
+        reading.add(second, second * 1_000_000)
+    assert lines == [
+        "reading x: 10 documents, 10.0 of 100.0 MB, 1.0 MB/s, 1m30s left",
+        "reading x: 20 documents, 20.0 of 100.0 MB, 1.0 MB/s, 1m20s left",
+    ]

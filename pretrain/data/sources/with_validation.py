@@ -1,0 +1,65 @@
+"""A source whose held-out text is another source."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+from model.errors import UserError
+from pretrain.data.sources.files import FileSource
+from pretrain.data.sources.source import Document, TextSource, Unit
+
+
+class WithValidation(TextSource):
+    """*training* for training, *validation* for validation: nothing of the first is held out.
+
+    The units of *validation* come first. So a cap on tokens takes it whole, and of documents with equal text it is
+    those of the training source that are dropped as duplicates.
+    """
+
+    def __init__(self, training: TextSource, validation: TextSource) -> None:
+        super().__init__()
+        self.training, self.validation = training, validation
+        self.name = training.name
+
+    def units(self) -> list[Unit]:
+        settings = self.validation.settings()
+        held_out = [
+            Unit(f"validation {settings} {unit.key}", unit.size, ("validation", unit))
+            for unit in self.validation.units()
+        ]
+        return held_out + [Unit(unit.key, unit.size, ("training", unit)) for unit in self.training.units()]
+
+    def read(self, unit: Unit) -> Iterator[Document | str]:
+        kind, inner = unit.place
+        return (self.validation if kind == "validation" else self.training).read(inner)
+
+    def check(self) -> None:
+        """Check both, and refuse a file that is in both."""
+        self.training.check()
+        self.validation.check()
+        if isinstance(self.training, FileSource) and isinstance(self.validation, FileSource):
+            held_out = {path.resolve() for _, path in self.validation.files}
+            for _, path in self.training.files:
+                if path.resolve() in held_out:
+                    raise UserError(
+                        f"validation_text: {str(path)!r} is in --text too; valid: text that is not trained on, such "
+                        "as a file in another folder"
+                    )
+
+    def settings(self) -> str:
+        return self.training.settings()
+
+    def extent(self) -> str:
+        return self.training.extent()
+
+    def fingerprint(self) -> str:
+        both = f"{self.training.fingerprint()} validation {self.validation.fingerprint()}"
+        return hashlib.sha256(both.encode()).hexdigest()
+
+    def describe(self) -> dict[str, Any]:
+        return {**self.training.describe(), "validation": self.validation.describe()}
+
+    def origin(self) -> dict[str, Any]:
+        return {**self.training.origin(), "validation": self.validation.origin()}

@@ -1,0 +1,111 @@
+"""What a run validates on: its own corpora's splits, or another corpus; and how often it reads what it trains on."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from model.errors import UserError
+from model.presets import preset
+from pretrain import report
+from pretrain.checkpoint.state import TrainingState
+from pretrain.config.run_config import RunConfig, ValidationConfig
+from pretrain.data.corpus import Corpus
+from pretrain.data.indexed import IndexedTokens, IndexedWriter
+from pretrain.data.sources.files import TextFiles
+from pretrain.data.tokenizer import load_tokenizer
+from pretrain.prepare.pipeline import prepare
+from pretrain.run.data import open_data
+from pretrain.run.resume import check_resume
+
+
+@pytest.fixture(scope="module")
+def other(small, tmp_path_factory):
+    """A corpus of other text, with the tokenizer of the small one."""
+    folder = tmp_path_factory.mktemp("other")
+    for number in range(40):
+        (folder / f"{number:02}.txt").write_text(f"{number} bottles on shelf {number * 7}\n" * 9)
+    return prepare(TextFiles([folder]), folder / ".out", tokenizer=small.tokenizer, validation_fraction=0.5)
+
+
+def config(data, validation=None) -> RunConfig:
+    return RunConfig(data=str(data), validation=ValidationConfig(data=validation and str(validation)))
+
+
+def test_another_corpus_is_validated_on(small_folder, other):
+    plain = open_data(config(small_folder), print)
+    data = open_data(config(small_folder, other), print)
+    rows, label_bytes = data.validation_windows(16, 5)
+    expected, expected_bytes = open_data(config(other), print).validation_windows(16, 5)
+    np.testing.assert_array_equal(rows, expected)
+    assert label_bytes == expected_bytes and len(data.validation_documents(16, 5)) == 5
+    np.testing.assert_array_equal(
+        data.training_sequences(16, 0).batch(0, 9), plain.training_sequences(16, 0).batch(0, 9)
+    )
+    both = open_data(config(small_folder, f"{other}:0.5,{small_folder}:0.5"), print)
+    assert both.validation_windows(16, 8)[0].shape == (8, 17)
+
+
+def test_it_is_part_of_the_datas_identity_only_where_it_is_given(small_folder, other):
+    plain = open_data(config(small_folder), print).fingerprint()
+    assert plain.keys() == {"tokenizer", "data"}
+    given = open_data(config(small_folder, other), print).fingerprint()
+    assert given == plain | {"validation": [[Corpus.open(other).meta["content_hash"], "1"]]}
+
+
+def test_a_pair_has_no_split_and_is_validated_on_whole(small, small_folder, tmp_path):
+    with IndexedWriter(tmp_path / "pair", small.training.dtype) as writer:
+        for number in range(20):
+            writer.add_document(small.training.document(number)[:30])
+    data = open_data(config(small_folder, tmp_path / "pair"), print)
+    whole = IndexedTokens(tmp_path / "pair")
+    rows, _ = data.validation_windows(16, 10**6)
+    assert len(rows) == (whole.num_tokens - 1) // 16
+    np.testing.assert_array_equal(rows[0], whole.read(0, 17))
+
+
+def test_another_tokenizer_is_refused(small_folder, tmp_path):
+    text = tmp_path / "a.txt"
+    text.write_text("a b c d e f g\n" * 200)
+    (tmp_path / "b.txt").write_text("h i j k\n" * 200)
+    folder = prepare(TextFiles([text, tmp_path / "b.txt"]), tmp_path / "out", train_tokenizer=266)
+    with pytest.raises(UserError, match=r"^validation\.data: tokenizer: .*out' was made with"):
+        open_data(config(small_folder, folder), print)
+    with pytest.raises(UserError, match=r"^validation\.data: .*missing' is no folder"):
+        open_data(config(small_folder, tmp_path / "missing"), print)
+    assert load_tokenizer(folder / "tokenizer").vocab_size == 266
+
+
+def test_runs_from_before_the_setting_continue_without_a_word(tmp_path):
+    run = RunConfig(runs_dir=str(tmp_path))
+    model = preset("prism-tiny")
+    before = run.to_dict()
+    del before["validation"]["data"]
+    data = {"tokenizer": "t", "data": [["c", "1"]]}
+    saved = TrainingState(model=model.to_json(), run=before, data=data)
+    assert not any("changed" in line for line in check_resume(saved, run, model, data, {}))
+    changed = dataclasses.replace(run, validation=ValidationConfig(every=7, data="x"))
+    given = data | {"validation": [["v", "1"]]}
+    assert any("validation changed" in line for line in check_resume(saved, changed, model, given, {}))
+    saved = dataclasses.replace(saved, run=changed.to_dict(), data=given)
+    with pytest.raises(UserError, match=r"validation: .*'v'.* != .*'w'"):
+        check_resume(saved, changed, model, data | {"validation": [["w", "1"]]}, {})
+
+
+def test_a_run_says_how_often_it_reads_its_corpora(small_folder, other):
+    sequences = open_data(config(f"{small_folder}:0.75,{other}:0.25"), print).training_sequences(16, 0)
+    windows = sequences.windows
+    session = SimpleNamespace(
+        sequences=sequences,
+        run=RunConfig(steps=10),
+        batch=SimpleNamespace(sequences=4 * windows[1]),
+        state=SimpleNamespace(step=2, sequences=8 * windows[1]),
+    )
+    few, many = report._epochs(session)
+    assert few == f"small is read {30 * windows[1] / windows[0]:.3g} times in 10 steps"
+    assert many == ".out is read 10 times in 10 steps; beyond one, the same text is trained on again"
+    read = np.bincount([sequences.locate(number)[0] for number in range(40 * windows[1])]) / windows
+    assert sequences.epochs(40 * windows[1]) == pytest.approx(read, abs=1e-3)
