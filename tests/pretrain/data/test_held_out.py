@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from model.loss import IGNORED_LABEL
+from model.process_grid import ProcessGrid
 from pretrain.data.held_out import HeldOutBatches
 from pretrain.runtime.world import World
 
@@ -12,7 +13,7 @@ T = 5
 
 
 def world(rank, ranks, tensor_parallel=1):
-    return World(rank, 0, ranks, 1, torch.device("cpu"), 1, tensor_parallel=tensor_parallel)
+    return World(rank, 0, ranks, 1, torch.device("cpu"), 1, grid=ProcessGrid(tensor_parallel=tensor_parallel))
 
 
 def windows(count):

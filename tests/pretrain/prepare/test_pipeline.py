@@ -17,6 +17,7 @@ from pretrain.data.corpus import Corpus
 from pretrain.data.sources.files import TextFiles
 from pretrain.data.tokenizer import load_tokenizer
 from pretrain.prepare import pipeline as module
+from pretrain.prepare.output import SPLITS
 from pretrain.prepare.pipeline import prepare, prepare_builtin
 from tests.helpers.small_corpus import SMALL_VOCABULARY, small_paths
 
@@ -160,7 +161,7 @@ def test_progress_lines_count_up_to_everything(tmp_path, small):
     prepare_small(tmp_path / "out", reports.append)
     assert [report.stage.split()[0] for report in reports] == ["reading", "training", "tokenizing"]
     last = reports[-1]
-    assert last.bytes == last.total_bytes == sum(small.meta[split]["bytes"] for split in module.SPLITS)
+    assert last.bytes == last.total_bytes == sum(small.meta[split]["bytes"] for split in SPLITS)
     assert f"{last.documents:,} documents" in str(last) and f"{last.tokens:,} tokens" in str(last)
 
 
