@@ -31,29 +31,27 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
         UserError: bad input, a run folder that cannot be used, a checkpoint that cannot be written.
         Stopped: *listener* was asked to stop; what was trained is saved.
     """
-    with listener.at_once():  # a typing error is answered before anything heavy is imported
+    with listener.at_once():  # bad input is answered before anything heavy is imported
         command = parse_command_line(arguments)
         run = command.run
         listener.limit(run.interruption.agreement_seconds, run.interruption.minutes)
-        if command.plot_lr is None:
-            from pretrain.run.preflight import check_start
-
-            check_start(run)
-        # DeepSpeed's own calls; nothing a user of this program could change.
-        warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
-        from pretrain.engine.ds_config_check import read_ds_config
-
-        # Before anything heavy is imported: what is wrong with it is said at once.
-        ds_config = {} if command.plot_lr else read_ds_config(command.ds_config, run)
-        from pretrain.engine.quiet import quiet_deepspeed
-
-        quiet_deepspeed()
         if command.plot_lr is not None:
             if rank == 0:
                 from pretrain.optim.lr_plot import plot_learning_rates
 
                 print("\n".join(plot_learning_rates(run, Path(command.plot_lr))))
             return
+        from pretrain.engine.ds_config_check import read_ds_config
+
+        ds_config = read_ds_config(command.ds_config, run)
+        from pretrain.run.preflight import check_start
+
+        check_start(run)
+        # DeepSpeed's own calls; nothing a user of this program could change.
+        warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
+        from pretrain.engine.quiet import quiet_deepspeed
+
+        quiet_deepspeed()
         from pretrain.report import build_metrics, closing, finished_already, opening
         from pretrain.runtime.control import Control
         from pretrain.runtime.watchdog import Watchdog
