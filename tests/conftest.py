@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from pretrain.data.corpus import Corpus
     from tests.helpers.slurm import Cluster
 
 # Before any library reads them. A developer who is logged in to wandb must not find test runs in their
@@ -45,3 +46,11 @@ def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     out = tmp_path_factory.mktemp("data") / "small"
     return prepare(TextFiles(small_paths()), out, train_tokenizer=SMALL_VOCABULARY, validation_fraction=0.2)
+
+
+@pytest.fixture(scope="session")
+def small(small_folder: Path) -> Corpus:
+    """The opened small corpus."""
+    from pretrain.data.corpus import Corpus
+
+    return Corpus.open(small_folder)

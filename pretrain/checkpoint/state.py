@@ -75,6 +75,10 @@ def read_state(folder: Path) -> TrainingState:
     path = folder / "state.json"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(
+            f"checkpoint: {folder} holds no state.json; give one such as runs/NAME/checkpoints/step_000500"
+        ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"checkpoint: {path} cannot be read ({type(error).__name__})") from None
     _check(values, path)

@@ -64,7 +64,7 @@ class UnshardedCheckpoint:
             UserError: the folder is no checkpoint, files are missing or damaged, or do not fit their model.
         """
         folder = Path(folder)
-        state = _read_state(folder)
+        state = read_state(folder)
         try:
             config = ModelConfig.from_json(state.model)
         except (TypeError, KeyError) as error:
@@ -112,17 +112,6 @@ class UnshardedCheckpoint:
     def release(self) -> None:
         """Unmap the files read so far, which are counted as this process's memory until then."""
         self._source.release()
-
-
-def _read_state(folder: Path) -> TrainingState:
-    try:
-        return read_state(folder)
-    except FileNotFoundError:
-        raise UserError(
-            f"checkpoint: {folder} holds no state.json; give one such as runs/NAME/checkpoints/step_000500"
-        ) from None
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"checkpoint: {folder}/state.json cannot be read ({type(error).__name__})") from None
 
 
 def _check_names(folder: Path, found: set[str], wanted: set[str]) -> None:

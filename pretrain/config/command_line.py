@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import functools
 from argparse import ArgumentError
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -166,13 +166,20 @@ def _check_flags(arguments: list[str], parser: jsonargparse.ArgumentParser) -> N
 
 def _check_values(arguments: list[str]) -> None:
     """Refuse values that would make the parser hang or fail: it reads each as YAML, with a recursion of its own."""
-    text_fields = {
-        f"--{f.name}" for f in dataclasses.fields(RunConfig) if str(f.type) in ("str", "str | None")
-    }
+    text_fields = {f"--{name}" for name in _text_fields(RunConfig)}
     for flag, following in zip(arguments, [*arguments[1:], ""], strict=True):
         name, equals, value = flag.partition("=")
         if name.startswith("--") and name not in {*text_fields, "--config", "--ds_config", "--plot_lr"}:
             parse_yaml(value if equals else following, name.removeprefix("--"))
+
+
+def _text_fields(config_class: Any, prefix: str = "") -> Iterator[str]:
+    """Names of the fields that hold plain text, nested ones with dots."""
+    for f in dataclasses.fields(config_class):
+        if dataclasses.is_dataclass(f.default_factory):
+            yield from _text_fields(f.default_factory, f"{prefix}{f.name}.")
+        elif str(f.type) in ("str", "str | None"):
+            yield prefix + f.name
 
 
 def _one_line(message: str) -> str:

@@ -1,4 +1,4 @@
-"""The small corpus of tests/conftest.py, opened, and other real data."""
+"""Real data that some checkouts have beside them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.data.corpus import Corpus
 from tests.helpers.small_corpus import GPT2_FOLDER
-
-
-@pytest.fixture(scope="session")
-def small(small_folder: Path) -> Corpus:
-    """The opened small corpus."""
-    return Corpus.open(small_folder)
 
 
 @pytest.fixture(scope="session")

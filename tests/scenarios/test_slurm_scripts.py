@@ -50,6 +50,7 @@ def test_a_dry_run_shows_both_ways(script, arguments, here, tasks, entry):
     assert tasks in done.stdout and SRUN in done.stdout and f"bash slurm/task.sh {entry}" in done.stdout
 
 
+@pytest.mark.slow
 def test_modules_run_here_too(tmp_path):
     """SLURM=0 starts the command itself: its own error, not the launcher's."""
     done = bash("slurm/convert.sh", str(tmp_path), "--out", str(tmp_path / "out"), SLURM="0")

@@ -64,6 +64,7 @@ def test_run_and_exports_have_the_same_scores(folders, data_dir, tmp_path, capsy
     assert record["step"] == 12 and record["items"]["piqa"]["effective"] == 30
 
 
+@pytest.mark.slow
 def test_accuracy_by_hand(folders, data_dir, tmp_path):
     """Each answer's log-likelihood summed token by token in fp64 from transformers' logits."""
     model = load_exported(folders["llama"], torch.float64)

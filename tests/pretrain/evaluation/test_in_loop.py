@@ -162,6 +162,7 @@ def test_uneven_shares_make_as_many_passes_on_every_rank(ranks, tensor_parallel,
         assert found == pytest.approx(truth, rel=1e-5)
 
 
+@pytest.mark.slow  # importing lm-eval takes longer than the rest of it
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -129,6 +129,7 @@ def test_duplicates_and_the_cap_spare_the_held_out_text(small, texts, tmp_path):
         prepare(source, tmp_path / "c", tokenizer=small.tokenizer, max_tokens=most - 20)
 
 
+@pytest.mark.slow
 def test_a_split_of_a_dataset_is_named_when_it_is_not_used(small_folder, dataset, tmp_path, capsys):
     tokenizer = ["--tokenizer", small_folder / "tokenizer"]
     assert run("--dataset", dataset, *tokenizer, "--out", tmp_path / "a") == 0

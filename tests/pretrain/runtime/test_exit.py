@@ -75,6 +75,7 @@ def test_bad_input_that_all_ranks_see_is_one_line(tmp_path):
     assert finished.output.count("error:") == 1 and "error: ds_config: cannot read" in finished.outputs[0]
 
 
+@pytest.mark.slow
 def test_bad_input_on_one_node_only_is_said_by_its_first_rank(tmp_path):
     """Rank 1 is the first of its node, and no other rank sees what it sees."""
     finished_environment = {"LOCAL_RANK": "0"}

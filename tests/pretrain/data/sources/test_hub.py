@@ -160,6 +160,7 @@ def test_a_dataset_without_documents_is_refused(tmp_path):
         texts(HubDataset("parquet", data_files=[str(tmp_path / "a.parquet")]))
 
 
+@pytest.mark.slow
 def test_processes_give_back_what_they_share(parquet, small_folder, tmp_path):
     """The datasets library makes a semaphore in each; a process that is cut off leaves it, and Python warns."""
     ended = subprocess.run(
