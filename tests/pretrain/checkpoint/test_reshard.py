@@ -235,11 +235,13 @@ def test_offloaded(saved, tmp_path, offloaded):
 CHAIN = [(1, 1, 1), (2, 1, 2), (1, 1, 3), (2, 2, 1), (2, 1, 3), (2, 2, 2), (1, 1, 1)]
 
 
+# Losses are means over tokens; a norm is a root of squares in which rounding does not cancel, and Adam spreads it. Within
+# ten steps norms were seen 5.3e-5 (fp32) and 5.5e-2 (bf16) apart: docs/numbers.md.
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("precision", "tolerance"),
-    [pytest.param("fp32", 1e-6, marks=pytest.mark.slow), pytest.param("bf16", 1e-3, marks=pytest.mark.slow)],
+    ("precision", "loss_tolerance", "norm_tolerance"), [("fp32", 1e-6, 1e-4), ("bf16", 1e-3, 6e-2)]
 )
-def test_the_curve_goes_on(small_folder, tmp_path, precision, tolerance):
+def test_the_curve_goes_on(small_folder, tmp_path, precision, loss_tolerance, norm_tolerance):
     def make(name):
         steps = str(2 * len(CHAIN))
         more = ["--precision", precision, "--name", name, "--steps", steps]
@@ -260,6 +262,7 @@ def test_the_curve_goes_on(small_folder, tmp_path, precision, tolerance):
     assert [row["step"] for row in found] == list(range(1, 2 * len(CHAIN) + 1))
     for a, b in zip(expected, found, strict=True):
         for key in {"train_loss", "grad_norm", "val_loss"} & a.keys():
+            tolerance = norm_tolerance if key == "grad_norm" else loss_tolerance
             assert b[key] == pytest.approx(a[key], rel=tolerance), (a["step"], key)
         for key in ("lr/base/decay", "lr/base/no_decay", "tokens", "skipped"):
             assert a[key] == b[key], (a["step"], key)
