@@ -235,8 +235,8 @@ def test_offloaded(saved, tmp_path, offloaded):
 CHAIN = [(1, 1, 1), (2, 1, 2), (1, 1, 3), (2, 2, 1), (2, 1, 3), (2, 2, 2), (1, 1, 1)]
 
 
-# Losses are means over tokens; a norm is a root of squares in which rounding does not cancel, and Adam spreads it. Within
-# ten steps norms were seen 5.3e-5 (fp32) and 5.5e-2 (bf16) apart: docs/numbers.md.
+# Losses are means over tokens; a norm is a root of squares, in which rounding does not cancel, and Adam spreads it.
+# Within ten steps norms were seen 5.3e-5 (fp32) and 5.5e-2 (bf16) apart: docs/numbers.md.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "loss_tolerance", "norm_tolerance"), [("fp32", 1e-6, 1e-4), ("bf16", 1e-3, 6e-2)]
