@@ -1,6 +1,8 @@
 """What attention and the residual stream of a model do, layer by layer, while it trains and afterwards.
 
+Losses and scores belong to pretrain.evaluation. What is in the files:
+
 attention.py  weights.py  forward.py              the measures
-in_loop.py                                        every N steps of a run (``--diagnostics_every``)
+in_loop.py  maturity.py                           every N steps of a run (``--diagnostics_every``)
 measure.py  comparison.py  figures.py  command.py of finished runs: ``python -m pretrain.diagnostics runs/A runs/B``
 """
