@@ -27,7 +27,7 @@ def preset_table(names: Sequence[str]) -> str:
                 f"{config.flops_per_token():,}",
             )
         )
-    return aligned(rows, left={0, 3, 4})
+    return "\n".join(aligned(rows, left={0, 3, 4}))
 
 
 def plan_table(found: ParallelPlan, accumulation: int = 1) -> str:
@@ -53,7 +53,7 @@ def plan_table(found: ParallelPlan, accumulation: int = 1) -> str:
     share = f", {100 * exchange / anyway:.1f} % on top" if anyway else ""
     return "\n".join(
         [
-            aligned(rows),
+            *aligned(rows),
             f"sent by each rank per step of {accumulation} x {found.micro_batch} sequences of "
             f"{found.context_length} tokens at t = {found.tensor_parallel}, forward and backward, in MiB:",
             f"  all-reduces that tensor parallelism costs anyway  {_mebibytes(anyway)}"
@@ -67,13 +67,18 @@ def _mebibytes(number: int) -> str:
     return f"{number / 2**20:,.2f}"
 
 
-def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = ()) -> str:
-    """Rows of cells as lines whose columns line up: to the right, but for those named in *left*."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
+def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = ()) -> list[str]:
+    """Lines with the cells of a table in columns, two spaces apart, without spaces at their ends.
+
+    Args:
+        rows: cells, the same number in every row; the first row may be a header.
+        left: columns that are aligned on the left; all others are on the right.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
         "  ".join(
             cell.ljust(width) if column in left else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
-    )
+    ]

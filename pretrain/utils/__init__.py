@@ -1,4 +1,4 @@
-"""Small helpers without an opinion: files, text, plots, memory.
+"""Small helpers without an opinion: files, plots, memory, strict readers.
 
 What knows about runs, models or checkpoints does not belong here.
 """
