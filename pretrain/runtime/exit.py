@@ -7,7 +7,9 @@ has nothing to add.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
 import sys
 import time
@@ -45,8 +47,8 @@ def end_after(error: BaseException, rank: int, wait: float = WAIT_SECONDS) -> No
         _print(_text(error, rank))
     elif first is not None:
         code = first[1]
-    else:  # rank 0, which keeps the store, has gone; a launcher usually ends this rank meanwhile
-        time.sleep(wait)
+    else:  # rank 0, which keeps the store, has gone
+        _leave_time_to_the_launcher(wait, code)
         _print(f"error: {_where(rank)} lost rank 0, which ended first ({_first_line(error)})\n")
     # Not sys.exit: on the way out, process groups would wait for ranks that no longer answer.
     os._exit(code)
@@ -60,9 +62,16 @@ def _end_alone(error: BaseException, rank: int, code: int, wait: float) -> NoRet
     if code == FAILED or rank == 0:
         _print(_text(error, rank))
     elif os.environ.get("LOCAL_RANK", "0") == "0":
-        time.sleep(wait)
+        _leave_time_to_the_launcher(wait, code)
         _print(_text(error, rank))
     sys.exit(code)
+
+
+def _leave_time_to_the_launcher(seconds: float, code: int) -> None:
+    """Wait for the launcher's SIGTERM, which follows another rank's failure, and then end with *code* and no word."""
+    with contextlib.suppress(ValueError):  # only the main thread may set a handler
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
+    time.sleep(seconds)
 
 
 def _store() -> Any:

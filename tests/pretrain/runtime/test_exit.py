@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import subprocess
+import sys
 import time
 
 import pytest
@@ -87,3 +90,21 @@ def test_bad_input_on_one_node_only_is_said_by_its_first_rank(tmp_path):
         running.kill(rank=0)
         code = running.processes[1].wait(timeout=60)
         assert code == 2 and f"error: rank 1 on {HOST}: ds_config: cannot read" in running.output(1)
+
+
+def test_a_rank_that_the_launcher_ends_while_it_waits_adds_nothing():
+    """srun ends the ranks of other nodes with SIGTERM as soon as rank 0 has failed."""
+    script = (
+        "from model.errors import UserError\n"
+        "from pretrain.runtime.exit import end_after\n"
+        "print('waiting', flush=True)\n"
+        "end_after(UserError('steps: -1 is not positive'), 1, wait=30.0)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "waiting\n"
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    rest, _ = process.communicate(timeout=10)
+    assert process.returncode == 2 and rest == ""
