@@ -12,6 +12,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 ARGS ?=
 PYTEST_ARGS ?=
+# Tests wait for other processes half of the time, so two run side by side, each with its file's fixtures.
+TEST_PROCESSES ?= 2
 
 VENV := .venv
 ACTIVATE := . $(VENV)/bin/activate
@@ -39,7 +41,7 @@ train: setup
 	$(ACTIVATE) && deepspeed pretrain/main.py --ds_config ds_configs/zero2.json $(ARGS)
 
 test: setup
-	$(ACTIVATE) && python -m pytest -m "not slow" --durations 10 $(PYTEST_ARGS)
+	$(ACTIVATE) && python -m pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadfile --durations 10 $(PYTEST_ARGS)
 
 # One after the other also under make -j: both want all cores.
 test-all: test
@@ -47,7 +49,7 @@ test-all: test
 
 # pytest ends with 5 when it finds no test at all, which is no failure while nothing is marked slow.
 test-slow: setup
-	$(ACTIVATE) && python -m pytest -m slow --durations 10 $(PYTEST_ARGS) || test $$? -eq 5
+	$(ACTIVATE) && python -m pytest -m slow -n $(TEST_PROCESSES) --dist loadfile --durations 10 $(PYTEST_ARGS) || test $$? -eq 5
 
 lint: setup
 	$(ACTIVATE) && ruff check . && ruff format --check . && mypy

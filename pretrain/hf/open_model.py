@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from model.transformer import Transformer
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.hf.exported_model import exported_tokenizer, load_exported
 from pretrain.run.saved import SavedRun, is_run
+from pretrain.runtime.hardware import detect_device
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,10 @@ def open_model(folder: str, step: int | None = None, dtype: torch.dtype | None =
 
     Raises:
         UserError: *folder* is neither, or cannot be used; a step of an exported folder; a tokenizer with more entries
-            than the model.
+            than the model; as detect_device.
     """
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    device = detect_device()
+    if device.type == "cuda":
         torch.cuda.set_device(device)
     if is_run(folder):
         run = SavedRun.open(folder, step, report=lambda line: print(line, file=sys.stderr))

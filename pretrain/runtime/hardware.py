@@ -11,6 +11,9 @@ from pathlib import Path
 
 import torch
 
+from model.errors import UserError
+from pretrain.runtime.environment import read_environment
+
 TERA = 1e12
 
 # Dense matrix products with 16-bit inputs, in FLOP/s, without sparsity, from the makers' data sheets. The
@@ -43,11 +46,25 @@ CPU_BF16_FLAGS = ("amx_bf16", "avx512_bf16")
 
 
 def detect_device() -> torch.device:
-    """Return this rank's device: the GPU of its LOCAL_RANK if there is one, else the CPU."""
-    if not torch.cuda.is_available():
+    """Return this rank's GPU: the only one it sees, or that of its LOCAL_RANK; the CPU where there is none.
+
+    A batch system may show each task one GPU only (srun --gpus-per-task), which then has number 0 for all of them.
+
+    Raises:
+        UserError: it sees several GPUs, and its LOCAL_RANK is none of them.
+    """
+    if os.environ.get("DS_ACCELERATOR") == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    return torch.device("cuda", local_rank % torch.cuda.device_count())
+    count = torch.cuda.device_count()
+    if count == 1:
+        return torch.device("cuda", 0)
+    local_rank = read_environment().local_rank
+    if local_rank >= count:
+        raise UserError(
+            f"LOCAL_RANK: {local_rank} is not valid with {count} visible GPUs; start {count} ranks on a node "
+            f"(deepspeed --num_gpus {count}, sbatch --ntasks-per-node={count})"
+        )
+    return torch.device("cuda", local_rank)
 
 
 def describe_device(device: torch.device) -> str:

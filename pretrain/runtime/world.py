@@ -14,6 +14,7 @@ import torch.distributed as dist
 from model.process_grid import ALONE, ProcessGrid, check_world, start_grid
 from pretrain.runtime.environment import read_environment
 from pretrain.runtime.hardware import available_cores, detect_device
+from pretrain.runtime.rendezvous import BACKENDS, meet
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
@@ -134,8 +135,8 @@ def start_world(
         timeout: after which a collective that some rank does not join fails.
 
     Raises:
-        UserError: the launcher's environment makes no sense, or tensor_parallel does not divide the number of ranks.
-            No rank has joined anything then.
+        UserError: the launcher's environment makes no sense, or tensor_parallel does not divide the number of ranks
+            (no rank has joined anything then); devices that do not go together.
     """
     import deepspeed
 
@@ -149,9 +150,6 @@ def start_world(
         os.environ.setdefault(name, value)
     size, local_size, local_rank = launch.size, launch.local_size, launch.local_rank
     check_world(size, tensor_parallel)
-    device = detect_device()
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     if threads is None and "OMP_NUM_THREADS" not in os.environ:
         threads = max(1, available_cores() // local_size)
     if threads is not None:
@@ -159,11 +157,14 @@ def start_world(
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-    if not dist.is_initialized():
+    if dist.is_initialized():
+        device = detect_device()
+    else:
         os.environ.setdefault("MASTER_PORT", "29500" if size > 1 else str(_free_port()))
+        device = meet(launch.rank, size, timeout)
     # Also where a process group exists: DeepSpeed's own module must know of it before zero.Init asks for its size.
     deepspeed.init_distributed(
-        dist_backend="nccl" if device.type == "cuda" else "gloo",
+        dist_backend=BACKENDS[device.type],
         auto_mpi_discovery=False,
         timeout=timeout,
         verbose=False,

@@ -97,10 +97,3 @@ def test_device_is_found_and_described() -> None:
     assert device.type == ("cuda" if torch.cuda.is_available() else "cpu")
     assert describe_device(device)
     assert "core" in describe_device(CPU) and "thread" in describe_device(CPU)
-
-
-def test_gpu_of_the_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    monkeypatch.setenv("LOCAL_RANK", "3")
-    assert detect_device() == torch.device("cuda", 3)

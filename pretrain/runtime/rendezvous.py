@@ -1,0 +1,101 @@
+"""How the ranks meet: each says through the store which device it has, before a backend is chosen for all of them.
+
+Afterwards would be too late: a rank whose GPU is broken would wait with gloo for others that use NCCL, and two ranks on
+one GPU would fail inside NCCL with its words.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from model.errors import UserError
+from pretrain.runtime.hardware import detect_device
+
+KEY = "head_schedules/device"
+HEARING = timedelta(seconds=5)
+BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
+
+
+def meet(rank: int, size: int, timeout: timedelta) -> torch.device:
+    """Start the process group, gloo on CPUs and NCCL on GPUs, and return this rank's device. Collective.
+
+    RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set. LOCAL_RANK becomes the number of the GPU, which DeepSpeed
+    reads it as: a task that sees one GPU only has number 0, whatever its place on the node.
+
+    Raises:
+        UserError: a rank finds no GPU though others do, two ranks would share one, or one sees fewer than it needs.
+    """
+    device, answer = _own_device()
+    store, rank, size = next(dist.rendezvous("env://", rank, size, timeout=timeout))
+    store.set_timeout(timeout)
+    if size > 1:
+        store.set(f"{KEY}/{rank}", json.dumps(answer))
+        if rank == 0:
+            answers = [json.loads(store.get(f"{KEY}/{other}")) for other in range(size)]
+            store.set(KEY, devices_problem(answers) or "")
+        problem = store.get(KEY).decode()
+        if problem:
+            _hear_all(store, rank, size)
+    else:
+        problem = answer["problem"]
+    if problem:
+        raise UserError(problem)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        os.environ["LOCAL_RANK"] = str(device.index)
+    dist.init_process_group(BACKENDS[device.type], store=store, rank=rank, world_size=size, timeout=timeout)
+    return device
+
+
+def devices_problem(answers: Sequence[Mapping[str, Any]]) -> str | None:
+    """What is wrong with the devices of all ranks together, in rank order; None if nothing is."""
+    first: dict[tuple[str, str], int] = {}
+    kinds = {answer["kind"] for answer in answers if not answer["problem"]}
+    for rank, answer in enumerate(answers):
+        where = f"rank {rank} on {answer['host']}"
+        if answer["problem"]:
+            return f"{where}: {answer['problem']}" if rank else str(answer["problem"])
+        if answer["kind"] == "cpu" and len(kinds) > 1:
+            return (
+                f"device: {where} finds no GPU, though others do; look at nvidia-smi there and leave the node out, or "
+                "run all ranks on CPUs: DS_ACCELERATOR=cpu"
+            )
+        if answer["kind"] == "cuda":
+            other = first.setdefault((answer["host"], answer["device"]), rank)
+            if other != rank:
+                return (
+                    f"device: ranks {other} and {rank} on {answer['host']} have the same GPU; start one rank for each "
+                    "GPU of a node (deepspeed --num_gpus, sbatch --ntasks-per-node), and let each task see its own"
+                )
+    return None
+
+
+def _hear_all(store: dist.Store, rank: int, size: int) -> None:
+    """Let rank 0, which keeps the store, stay until the others have read what is wrong."""
+    with contextlib.suppress(dist.DistError):  # one that has died meanwhile does not hear it
+        if rank:
+            store.set(f"{KEY}/{rank}/heard", "")
+        else:
+            store.wait([f"{KEY}/{other}/heard" for other in range(1, size)], HEARING)
+
+
+def _own_device() -> tuple[torch.device, dict[str, str]]:
+    """This rank's device, and what the others are to know of it."""
+    device, problem = torch.device("cpu"), ""
+    try:
+        device = detect_device()
+    except UserError as error:
+        problem = str(error)
+    name = ""
+    if device.type == "cuda":
+        name = str(getattr(torch.cuda.get_device_properties(device), "uuid", device.index))
+    return device, {"host": socket.gethostname(), "kind": device.type, "device": name, "problem": problem}

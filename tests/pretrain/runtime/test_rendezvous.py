@@ -1,0 +1,94 @@
+"""Devices are settled among the ranks before anything waits for anybody."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from model.errors import UserError
+from pretrain.runtime.hardware import detect_device
+from pretrain.runtime.rendezvous import devices_problem
+from tests.helpers.launch import ROOT, start
+
+BROKEN_GPU = """
+import json, os, sys
+sys.path.insert(0, {root!r})
+import torch
+from pretrain.runtime import rendezvous
+if os.environ["RANK"] == "0":  # which has a GPU, as far as the others can tell
+    here = {{"host": "n1", "kind": "cuda", "device": "GPU-1", "problem": ""}}
+    rendezvous._own_device = lambda: (torch.device("cuda", 0), here)
+from pretrain.runtime.exit import end_after
+from datetime import timedelta
+rank = int(os.environ["RANK"])
+try:
+    rendezvous.meet(rank, 2, timedelta(seconds=60))
+except Exception as error:
+    end_after(error, rank, wait=0.0)
+"""
+
+
+def of(kind, device="", host="n1", problem=""):
+    return {"host": host, "kind": kind, "device": device, "problem": problem}
+
+
+def visible(monkeypatch, count, local_rank):
+    """As if this process saw *count* GPUs."""
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    for name, value in {
+        "RANK": local_rank,
+        "WORLD_SIZE": 8,
+        "LOCAL_RANK": local_rank,
+        "LOCAL_SIZE": 8,
+    }.items():
+        monkeypatch.setenv(name, str(value))
+
+
+@pytest.mark.parametrize(
+    ("count", "local_rank", "device"), [(8, 3, "cuda:3"), (1, 3, "cuda:0"), (0, 3, "cpu")]
+)
+def test_a_rank_takes_the_gpu_of_its_place_or_the_only_one(monkeypatch, count, local_rank, device):
+    visible(monkeypatch, count, local_rank)
+    assert str(detect_device()) == device
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    assert str(detect_device()) == "cpu"
+
+
+def test_more_ranks_than_gpus(monkeypatch):
+    visible(monkeypatch, 4, 5)
+    with pytest.raises(
+        UserError, match=r"^LOCAL_RANK: 5 is not valid with 4 visible GPUs; start 4 ranks on a node"
+    ):
+        detect_device()
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        ([of("cpu"), of("cpu")], None),
+        ([of("cuda", "a"), of("cuda", "b"), of("cuda", "a", "n2")], None),
+        (
+            [of("cuda", "a"), of("cuda", "b"), of("cuda", "a")],
+            "device: ranks 0 and 2 on n1 have the same GPU",
+        ),
+        ([of("cuda", "a"), of("cpu", host="n2")], "device: rank 1 on n2 finds no GPU, though others do"),
+        ([of("cpu"), of("cuda", "a")], "device: rank 0 on n1 finds no GPU"),
+        ([of("cuda", "a"), of("cpu", host="n2", problem="LOCAL_RANK: 5")], "rank 1 on n2: LOCAL_RANK: 5"),
+        ([of("cpu", problem="LOCAL_RANK: 5"), of("cuda", "a")], "LOCAL_RANK: 5"),
+    ],
+)
+def test_devices_that_do_not_go_together(answers, said):
+    problem = devices_problem(answers)
+    assert problem is None if said is None else problem is not None and problem.startswith(said)
+
+
+def test_a_rank_without_its_gpu_ends_all_of_them_at_once(tmp_path):
+    script = tmp_path / "meet.py"
+    script.write_text(BROKEN_GPU.format(root=str(ROOT)))
+    with start([], 2, script=script, env_of={0: {"LOCAL_RANK": "0"}}) as running:
+        finished = running.wait(timeout=60)
+    assert finished.returncodes == [2, 2]
+    assert "error: device: rank 1 on " in finished.outputs[0] and "finds no GPU" in finished.outputs[0]
+    assert finished.output.count("error:") == 1 and "Traceback" not in finished.output
