@@ -20,7 +20,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from pretrain.config.command_line import parse_command_line  # noqa: E402
 from pretrain.runtime.environment import environment_rank  # noqa: E402
-from pretrain.runtime.exit import end_after  # noqa: E402
+from pretrain.runtime.exit import end_after, leave_after_rank_0  # noqa: E402
 from pretrain.runtime.signals import StopListener, Stopped  # noqa: E402
 
 
@@ -79,6 +79,7 @@ if __name__ == "__main__":
     listener = StopListener()
     try:
         main(sys.argv[1:], listener, rank)
+        leave_after_rank_0(rank)
     except Stopped as stopped:
         if rank == 0:
             print(
@@ -86,6 +87,7 @@ if __name__ == "__main__":
                 file=sys.stderr,
                 flush=True,
             )
+        leave_after_rank_0(rank)
         sys.exit(stopped.exit_code)
     except Exception as error:
         end_after(error, rank)

@@ -69,8 +69,9 @@ show() { # a command, quoted so that it can be pasted
 # Set command to what a job runs: the script's arguments, one task for each rank.
 srun_command() {
     # Neighbours share a node: ranks are counted node by node. Even if sbatch was told to pass no environment on
-    # (--export=NONE), the tasks need this shell's: MASTER_ADDR, VENV's path.
-    command=(srun --kill-on-bad-exit=1 --cpu-bind=cores --distribution=block:block --export=ALL)
+    # (--export=NONE), the tasks need this shell's: MASTER_ADDR, VENV's path. Rank 0 may end last, with wandb to close:
+    # some sites end the others' node after a while (WaitTime), and --wait=0 does not.
+    command=(srun --kill-on-bad-exit=1 --wait=0 --cpu-bind=cores --distribution=block:block --export=ALL)
     # Since SLURM 22.05 srun does not take it over from the job.
     local cpus=${SLURM_CPUS_PER_TASK:-$(directive cpus-per-task)}
     [ -z "$cpus" ] || command+=(--cpus-per-task="$cpus")

@@ -23,6 +23,9 @@ FAILED = 1
 """Exit code after an error that no input of the user's explains."""
 BAD_INPUT = 2
 KEY = "head_schedules/first_failure"
+DONE_KEY = "head_schedules/rank_0_is_done"
+# Rank 0 gives wandb up to a minute; nobody waits longer for a rank 0 that hangs.
+DONE_SECONDS = 90.0
 # Errors that all ranks have found together are rank 0's to print: the others let it go first.
 HEAD_START_SECONDS = 0.5
 # A launcher ends the other ranks within seconds; a rank that is still there then has something to say.
@@ -52,6 +55,22 @@ def end_after(error: BaseException, rank: int, wait: float = WAIT_SECONDS) -> No
         _print(f"error: {_where(rank)} lost rank 0, which ended first ({_first_line(error)})\n")
     # Not sys.exit: on the way out, process groups would wait for ranks that no longer answer.
     os._exit(code)
+
+
+def leave_after_rank_0(rank: int, seconds: float = DONE_SECONDS) -> None:
+    """Return on rank 0 at once, and on the others as soon as it has called this, too, or *seconds* have passed.
+
+    A launcher ends all ranks when one leaves with a code other than 0, as after a request to stop; rank 0 may have a
+    picture to draw and wandb to close then.
+    """
+    store = _store()
+    if store is None:
+        return
+    with contextlib.suppress(Exception):  # of any class: rank 0, which keeps the store, may have gone
+        if rank == 0:
+            store.set(DONE_KEY, "")
+        else:
+            store.wait([DONE_KEY], timedelta(seconds=seconds))
 
 
 def _end_alone(error: BaseException, rank: int, code: int, wait: float) -> NoReturn:

@@ -9,7 +9,10 @@ import sys
 import time
 
 import pytest
+import torch.distributed as dist
 
+from pretrain.runtime.exit import leave_after_rank_0
+from tests.helpers.distributed import run_distributed
 from tests.helpers.launch import ROOT, start
 from tests.helpers.training import nano_arguments
 
@@ -108,3 +111,17 @@ def test_a_rank_that_the_launcher_ends_while_it_waits_adds_nothing():
     process.send_signal(signal.SIGTERM)
     rest, _ = process.communicate(timeout=10)
     assert process.returncode == 2 and rest == ""
+
+
+def seconds_to_leave():
+    rank = dist.get_rank()
+    began = time.monotonic()
+    if rank == 0:
+        time.sleep(1.0)
+    leave_after_rank_0(rank, seconds=20.0)
+    return time.monotonic() - began
+
+
+def test_the_others_leave_after_rank_0():
+    seconds = run_distributed(seconds_to_leave, 2)
+    assert min(seconds) > 0.9 and max(seconds) < 10
