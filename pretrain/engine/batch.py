@@ -42,9 +42,11 @@ def share_batch(
         )
     sequences = global_batch_tokens // T
     if sequences % data_parallel:
+        lower = max(1, sequences // data_parallel) * data_parallel * T
         raise UserError(
             f"global_batch_tokens: {sequences} sequences of {T} tokens cannot be shared evenly by "
-            f"{data_parallel} data-parallel ranks; valid numbers of ranks are {divisors(sequences)}"
+            f"{data_parallel} data-parallel ranks; valid numbers of ranks are {divisors(sequences)} (deepspeed "
+            f"--num_gpus N), or give --global_batch_tokens {lower} or {lower + data_parallel * T}"
         )
     per_rank = sequences // data_parallel
     if micro_batch is not None and per_rank % micro_batch:
