@@ -32,6 +32,7 @@ $(STAMP):
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "error: $(PYTHON) cannot create environments; on Debian and Ubuntu: apt-get install python3-venv"; exit 2; }
 	@command -v g++ >/dev/null || { echo "error: no g++; torch.compile and DeepSpeed's optimizers are compiled with it: apt-get install g++"; exit 2; }
 	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' || echo "note: the Python headers are missing, so torch.compile and CPU offload will not work: apt-get install python3-dev"
+	@[ ! -L $(VENV) ] || rm $(VENV) # a link to another folder's environment, which --clear would empty
 	@grep -qsF "$(CURDIR)/$(VENV)" $(VENV)/bin/activate && $(VENV)/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "creating $(VENV)"; $(PYTHON) -m venv --clear $(VENV); }
 	@echo "installing the packages pinned in constraints.txt (the first time takes minutes)"
 	PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --constraint constraints.txt

@@ -171,7 +171,8 @@ class Saved(NamedTuple):
 def train(data: Path, runs: Path, shape: Shape, *more: str) -> Saved:
     """Train a run of 3 steps in a shape."""
     run = shape_run(data, runs, shape, *more)
-    results = run_distributed(train_and_gather, shape.ranks, run, shape, timeout=120)
+    # Long enough for a busy machine to compile DeepSpeed's CPU optimizer, at the first offloaded shape.
+    results = run_distributed(train_and_gather, shape.ranks, run, shape, timeout=400)
     return Saved(run, shape, joined(results, VOCABULARY_ROWS))
 
 

@@ -59,7 +59,7 @@ def load(source, shape, folder):
     run = replace(
         source.run, runs_dir=str(copy), precision=shape.precision, tensor_parallel=shape.tensor_parallel
     )
-    results = run_distributed(load_and_gather, shape.ranks, run, shape, folder / "again", timeout=120)
+    results = run_distributed(load_and_gather, shape.ranks, run, shape, folder / "again", timeout=400)
     return joined(results, VOCABULARY_ROWS)
 
 

@@ -140,6 +140,7 @@ def test_two_ranks_share_the_work(folders, data_dir, tmp_path):
     )
 
 
+@pytest.mark.slow  # importing lm-eval takes longer than the rest of it
 def test_random_state_is_left_alone(folders, data_dir, tmp_path):
     import random
 
