@@ -9,7 +9,9 @@ import pytest
 
 from tests.helpers.launch import ROOT
 
-SRUN = "would run: srun --kill-on-bad-exit=1 --wait=0 --cpu-bind=cores --distribution=block:block --export=ALL"
+SRUN = (
+    "would run: srun --kill-on-bad-exit=1 --wait=0 --cpu-bind=cores --distribution=block:block --export=ALL"
+)
 
 
 def bash(*arguments, **environment):

@@ -40,7 +40,12 @@ def test_never_below_one_sequence():
             1,
             r"global_batch_tokens: 1000 is no multiple of the context length 1024; nearest are 1024 and 2048",
         ),
-        (6144, None, 4, r"6 sequences .* 4 data-parallel ranks; valid numbers of ranks are \[1, 2, 3, 6\] .*--global_batch_tokens 4096 or 8192"),
+        (
+            6144,
+            None,
+            4,
+            r"6 sequences .* 4 data-parallel ranks; valid .* \[1, 2, 3, 6\] .*--global_batch_tokens 4096 or 8192",
+        ),
         (8192, 3, 2, r"micro_batch: 3 does not divide the 4 sequences .*valid values are \[1, 2, 4\]"),
     ],
 )
