@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from model.config import ModelConfig, block
+from model.config import ModelConfig, block, divisors
 from model.errors import UserError, closest
 from model.heads import ascending, descending, parse_heads, shuffled, uniform
 
@@ -89,12 +89,19 @@ def _scale_presets() -> dict[str, ModelConfig]:
         for size, scale in SCALES.items():
             presets[f"{kind}-{size}"] = build(size, parse_heads(getattr(scale, kind)))
     presets.update({name: build("124m", parse_heads(heads)) for name, heads in ABLATION.items()})
-    # The controls that the paper leaves out: the same multiset in other orders, and a uniform schedule whose
-    # mean is closest to the ascending one's 8.83 (9 does not divide 768).
-    multiset = parse_heads(SCALES["124m"].prism)
-    presets["descending-124m"] = build("124m", descending(multiset))
-    presets["shuffled-124m"] = build("124m", shuffled(multiset, seed=0))
-    presets["uniform-8-124m"] = build("124m", uniform(8, 12))
+    # The controls that the paper leaves out: the same multiset in other orders, and a uniform schedule whose number
+    # of heads is, of those that divide d_model, the closest to the ascending one's mean: 8 for 8.83 at 124m. At the
+    # larger scales (13.5 and 14.25) that is the paper's own baseline of 16.
+    for size, scale in SCALES.items():
+        multiset = parse_heads(scale.prism)
+        mean = sum(multiset) / len(multiset)
+        closest_to_mean = min(divisors(scale.d_model), key=lambda heads: abs(heads - mean))
+        presets[f"descending-{size}"] = build(size, descending(multiset))
+        presets[f"shuffled-{size}"] = build(size, shuffled(multiset, seed=0))
+        if uniform(closest_to_mean, len(multiset)) != parse_heads(scale.uniform):
+            presets[f"uniform-{closest_to_mean}-{size}"] = build(
+                size, uniform(closest_to_mean, len(multiset))
+            )
     return presets
 
 
@@ -116,7 +123,7 @@ def _matched_presets() -> dict[str, ModelConfig]:
         "gpt2-mini": build("gpt2", MATCHED_MINI),
         "llama-mini": build("llama", MATCHED_MINI),
     }
-    sizes = {"270m": MATCHED_270M, "mini": MATCHED_MINI}
+    sizes = {"270m": MATCHED_270M, "700m": MATCHED_700M, "mini": MATCHED_MINI}
     for size, norm, bias, ffn, positions in itertools.product(
         sizes, ("layernorm", "rmsnorm"), ("bias", "nobias"), ("mlp", "swiglu"), ("learned", "rope")
     ):

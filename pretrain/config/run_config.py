@@ -48,12 +48,13 @@ class OptimizerConfig:
 class ScheduleConfig:
     """Learning rate over the run. Numbers below 1 are fractions of the run, others are steps."""
 
-    kind: Literal["cosine", "wsd"] = "cosine"
-    """cosine: half a cosine from the peak to the minimum. wsd: warmup, stable, then a linear decay."""
+    kind: Literal["cosine", "linear", "wsd"] = "cosine"
+    """cosine: half a cosine from the peak to the minimum. linear: a straight line there. wsd: warmup, stable, then a
+    linear decay."""
     warmup: float = 0.025
     """Linear warmup, as a fraction of the run (below 1) or in steps."""
     decay: float = 0.2
-    """Length of the final decay of wsd, as a fraction of the run (below 1) or in steps; cosine ignores it."""
+    """Length of the final decay of wsd, as a fraction of the run (below 1) or in steps; the others ignore it."""
     minimum: float = 0.1
     """Final learning rate as a fraction of the peak (the Prism paper does not state it; 0.1 is nanoGPT's)."""
 

@@ -58,6 +58,8 @@ class LearningRateSchedule:
         self.steps = steps
         self.warmup = length_in_steps("schedule.warmup", config.warmup, steps)
         self.decay = phase_in_steps("schedule.decay", config.decay, steps) if config.kind == "wsd" else 0
+        if config.kind == "linear":  # the decay begins with the end of the warmup
+            self.decay = max(0, steps - self.warmup)
         if self.warmup > steps:
             raise UserError(f"schedule.warmup: {self.warmup} steps is longer than the run of {steps} steps")
         if self.warmup + self.decay > steps:
@@ -70,7 +72,8 @@ class LearningRateSchedule:
         """Factor at the 0-based *step* about to be attempted.
 
         Cosine: ``m + (1 - m) * (1 + cos(pi * p)) / 2`` with ``p`` running from 0 at the end of the warmup to 1 at
-        the last step (Loshchilov & Hutter 2017). WSD: 1, then linear to ``m`` over the last ``decay`` steps.
+        the last step (Loshchilov & Hutter 2017). WSD: 1, then linear to ``m`` over the last ``decay`` steps. Linear:
+        the same without the steps at 1.
         """
         minimum = self.config.minimum
         if step < self.warmup:

@@ -42,7 +42,7 @@ def test_every_field_is_documented(capsys):
         (["--optimizer.learning_rat", "3"], "did you mean '--optimizer.learning_rate'?"),
         (["--steps", "many"], "steps"),
         (["--steps", "0"], "steps: 0 is not valid; give a positive number"),
-        (["--schedule.kind", "linear"], "'cosine', 'wsd'"),
+        (["--schedule.kind", "polynomial"], "'cosine', 'linear', 'wsd'"),
         (["--config", "125m"], "no recipe or file '125m'"),
         (["--config"], "config: no value given"),
         (["--model", "prism-125m"], "prism-124m"),

@@ -10,6 +10,7 @@ from pretrain.config.command_line import RECIPES, load_run_config, parse_command
 from pretrain.config.lr_rules import NAMED_RULES
 from pretrain.config.run_config import RunConfig
 from pretrain.optim.groups import run_groups
+from pretrain.optim.schedule import LearningRateSchedule
 
 
 def parse(*arguments: str) -> RunConfig:
@@ -37,6 +38,16 @@ def test_paper_recipes(name):
     assert run.optimizer.betas == (0.9, 0.95) and run.optimizer.weight_decay == 0.1
     assert run.schedule.kind == "cosine" and run.schedule.warmup == 0.025
     assert run.build_model_config().context_length == 1024
+
+
+def test_head_progression_recipe():
+    """The note's trainer: AdamW at 5e-5, linear decay without warmup, batches of 2, GPT-Neo blocks of 2048 positions."""
+    run = parse("--config", "headprog")
+    schedule = LearningRateSchedule(run.schedule, run.steps)
+    assert run.optimizer.learning_rate == 5e-5 and run.optimizer.weight_decay == 0
+    assert schedule.factor(0) == 1 - 1 / run.steps and schedule.factor(run.steps // 2 - 1) == 0.5
+    model = run.build_model_config()
+    assert run.global_batch_tokens == 2 * model.context_length and model.attention_scale == "none"
 
 
 @pytest.mark.parametrize("size", ["mini", "270m", "700m"])

@@ -25,6 +25,14 @@ def test_warmup_stable_decay_by_hand():
     assert [schedule.factor(s) for s in range(10)] == pytest.approx(expected)
 
 
+def test_linear_by_hand():
+    schedule = LearningRateSchedule(ScheduleConfig(kind="linear", warmup=2, minimum=0.2), steps=10)
+    expected = [0.5, 1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2]
+    assert [schedule.factor(s) for s in range(10)] == pytest.approx(expected)
+    without = LearningRateSchedule(ScheduleConfig(kind="linear", warmup=0, minimum=0), steps=4)
+    assert [without.factor(s) for s in range(4)] == pytest.approx([0.75, 0.5, 0.25, 0])
+
+
 def test_no_warmup_starts_below_the_peak_by_one_step_of_the_cosine():
     schedule = LearningRateSchedule(ScheduleConfig(warmup=0, minimum=0), steps=2)
     assert [schedule.factor(s) for s in range(2)] == pytest.approx([0.5, 0.0])
