@@ -41,7 +41,7 @@ def test_paper_recipes(name):
 
 
 def test_head_progression_recipe():
-    """The note's trainer: AdamW at 5e-5, linear decay without warmup, batches of 2, GPT-Neo blocks of 2048 positions."""
+    """The note's trainer: AdamW at 5e-5, linear decay without warmup, batches of 2, GPT-Neo blocks of 2048."""
     run = parse("--config", "headprog")
     schedule = LearningRateSchedule(run.schedule, run.steps)
     assert run.optimizer.learning_rate == 5e-5 and run.optimizer.weight_decay == 0
