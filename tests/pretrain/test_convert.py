@@ -18,6 +18,7 @@ from pretrain.hf import export_folder
 from pretrain.metrics.file import read_metrics
 from pretrain.run.saved import SavedRun
 from tests.helpers.exports import failure, trained
+from tests.helpers.launch import ROOT
 from tests.pretrain.data.test_tokenizer_folders import sentencepiece_with_a_prefix
 
 
@@ -236,7 +237,8 @@ def test_a_checkpoint_that_is_pruned_while_it_is_read(prism, tmp_path, capsys, m
 def test_two_into_one_folder_at_once(prism, tmp_path):
     command = [sys.executable, "-m", "pretrain.convert", str(prism), "--out", str(tmp_path / "hf" / "x")]
     both = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in "12"
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
     ]
     said = [process.communicate(timeout=120)[1] for process in both]
     assert sorted(process.returncode for process in both) == [0, 2], said
