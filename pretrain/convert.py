@@ -68,16 +68,19 @@ def _to_hugging_face(options: argparse.Namespace) -> None:
 
     quiet_libraries()
     from pretrain.hf.export_folder import export_run
-    from pretrain.run.saved import SavedRun
+    from pretrain.run.saved import with_saved_run
 
-    source = SavedRun.open(options.run, options.step)
-    written = export_run(
-        source,
-        Path(options.out),
-        format=options.format,
-        dtype=options.dtype,
-        overwrite=options.overwrite,
-        license_name=options.license,
+    written = with_saved_run(
+        options.run,
+        options.step,
+        lambda source: export_run(
+            source,
+            Path(options.out),
+            format=options.format,
+            dtype=options.dtype,
+            overwrite=options.overwrite,
+            license_name=options.license,
+        ),
     )
     print(f"tokens   {written.compared_ids:,} ids of the exported tokenizer equal the run's")
     print(f"logits   {written.comparison}")

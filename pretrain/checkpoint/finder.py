@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import weakref
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
-from pretrain.checkpoint.manifest import verify
+from pretrain.checkpoint.manifest import MANIFEST, verify
 
 MOST_DIGITS = 12  # of a step
 
@@ -43,6 +47,31 @@ def newest_sound(
             return folder
         passed_over(folder, problem)
     return None
+
+
+class Hold:
+    """Keeps a checkpoint from being pruned for as long as this object lives, where the file system has locks.
+
+    A run that goes on prunes what others read. Without it, reading would have to be faster than the next checkpoints.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        with suppress(OSError):  # being pruned, damaged, or on a file system without locks: it may vanish
+            file = os.open(folder / MANIFEST, os.O_RDONLY)
+            weakref.finalize(self, os.close, file)
+            fcntl.flock(file, fcntl.LOCK_SH)
+
+
+def is_held(folder: Path) -> bool:
+    """Whether somebody holds a checkpoint (see Hold)."""
+    try:
+        with (folder / MANIFEST).open("rb+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # damaged, or on a file system without locks
+        return False
+    return False
 
 
 def _all(run_folder: Path) -> Path:

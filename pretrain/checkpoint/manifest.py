@@ -8,6 +8,8 @@ from pathlib import Path
 from pretrain.checkpoint.state import ENGINE_FOLDER, FORMAT, UNIVERSAL_FOLDER
 from pretrain.utils.files import file_entry
 
+MANIFEST = "manifest.json"
+
 
 def verify(folder: Path, part: int = 0, parts: int = 1) -> str | None:
     """Compare a checkpoint's files with its manifest.
@@ -20,7 +22,7 @@ def verify(folder: Path, part: int = 0, parts: int = 1) -> str | None:
         None when sound, else what is wrong.
     """
     try:
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
             return f"its format is {manifest['format']}, this version reads {FORMAT}"
         # DeepSpeed's own converter may have made universal/ of deepspeed/, which is then free to go.
@@ -40,5 +42,5 @@ def verify(folder: Path, part: int = 0, parts: int = 1) -> str | None:
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"manifest.json cannot be read ({type(error).__name__})"
+        return f"{MANIFEST} cannot be read ({type(error).__name__})"
     return None

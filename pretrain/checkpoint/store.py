@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from model.errors import UserError
-from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps, newest_sound
-from pretrain.checkpoint.manifest import verify
+from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps, is_held, newest_sound
+from pretrain.checkpoint.manifest import MANIFEST, verify
 from pretrain.checkpoint.state import (
     ENGINE_FOLDER,
     FEATURES,
@@ -201,7 +201,7 @@ class CheckpointStore:
                 if path.is_file():
                     files[path.relative_to(partial).as_posix()] = file_entry(path)
             manifest = json.dumps({"format": FORMAT, "files": files}, indent=1)
-            write_atomically(partial / "manifest.json", manifest)
+            write_atomically(partial / MANIFEST, manifest)
             sync_tree(partial / "tokenizer")
             sync(partial / ENGINE_FOLDER)  # every rank has synced its own files in there
             sync(partial)
@@ -236,7 +236,8 @@ class CheckpointStore:
         if self.config.keep_every:
             keep |= {step for step in steps if step % self.config.keep_every == 0}
         for step in self.steps():
-            if step not in keep:
+            # One that is being read goes with a later checkpoint.
+            if step not in keep and not is_held(self.path(step)):
                 remove(self.path(step))
 
 

@@ -29,6 +29,7 @@ from model.config import ModelConfig
 from model.errors import UserError
 from model.parameters import ParameterSpec, parameter_specs
 from pretrain.checkpoint.deepspeed_files import MASTERS, MOMENTS
+from pretrain.checkpoint.manifest import MANIFEST
 from pretrain.checkpoint.progress import Progress, Report
 from pretrain.checkpoint.source import ParameterGroup
 from pretrain.checkpoint.state import FEATURES, FORMAT, TrainingState
@@ -137,7 +138,7 @@ def _add_state_and_manifest(folder: Path, state: TrainingState) -> None:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
-    write_atomically(folder / "manifest.json", json.dumps({"format": FORMAT, "files": files}, indent=1))
+    write_atomically(folder / MANIFEST, json.dumps({"format": FORMAT, "files": files}, indent=1))
 
 
 class FolderSource:

@@ -21,6 +21,7 @@ from model.process_grid import ProcessGrid
 from model.transformer import Transformer
 from pretrain.config.lr_rules import parse_rules
 from pretrain.config.run_config import RunConfig
+from pretrain.engine.extensions import prepare_extension
 from pretrain.engine.mpu import deepspeed_mpu
 from pretrain.engine.patches import prepare_deepspeed
 from pretrain.engine.quiet import quiet_start, show_what_was_asked_for
@@ -65,6 +66,8 @@ def build_engine(run: RunConfig, model_config: ModelConfig, merged: dict[str, An
         parameter_specs(model_config), model_config.vocab_size
     )
     offload = (zero.get("offload_optimizer") or {}).get("device", "none") != "none"
+    if offload:
+        prepare_extension("cpu_adam")
     groups = parameter_groups(network, run.optimizer, parse_rules(run.lr_rules))
     optimizer = build_optimizer(groups, run.optimizer, offload)
     with refusals_of_deepspeed(), quiet_start(wanted=bool(merged.get("memory_breakdown"))):

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from model.errors import UserError
-from pretrain.utils.files import atomic_folder, restore_folder
+from pretrain.utils.files import atomic_folder, own_path, remove_leftovers, restore_folder
 
 
 @contextmanager
 def new_folder(out: Path, needed: int, overwrite: bool | None) -> Iterator[Path]:
     """A folder to fill that becomes *out* when the block ends well, and is removed when it does not.
 
+    Of several processes that write to *out* at once, one gets it; the others are told at their end.
+
     Args:
         needed: bytes that will be written.
         overwrite: whether an exported model at *out* may be replaced; None: nothing may.
 
     Raises:
-        UserError: *out* exists and is not to be overwritten, or the disk is too small, full or not writable.
+        UserError: *out* exists and is not to be overwritten, the disk is too small, full or not writable, or a file
+            that is read in the block cannot be.
     """
+    partial = own_path(out)
     try:
         restore_folder(out)
         restore_folder(out, out.with_name(f".{out.name}.old"))  # the name that older versions gave
         _check_free(out, overwrite)
-        with atomic_folder(out, out.with_name(f".{out.name}.writing")) as partial:
+        remove_leftovers(out.parent)
+        shutil.rmtree(out.with_name(f".{out.name}.writing"), ignore_errors=True)  # of older versions
+        with atomic_folder(out, partial, replace=bool(overwrite)):
             free = shutil.disk_usage(partial).free
             if free < needed:
                 raise UserError(
@@ -34,7 +41,21 @@ def new_folder(out: Path, needed: int, overwrite: bool | None) -> Iterator[Path]
                 )
             yield partial
     except OSError as error:
-        raise UserError(f"out: cannot write {error.filename or out}: {error.strerror or error}") from error
+        raise UserError(_words(error, out, partial)) from error
+
+
+def _words(error: OSError, out: Path, partial: Path) -> str:
+    """What went wrong: in writing *out*, or in reading something else."""
+    reason = error.strerror or str(error)
+    if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+        return f"out: {str(out)!r} was written by another process in the meantime; give another folder"
+    named = [Path(name) for name in (error.filename, error.filename2) if isinstance(name, str)]
+    ours = [
+        path for path in named if path.is_relative_to(partial) or partial.is_relative_to(path) or path == out
+    ]
+    if named and not ours and error.errno not in (errno.ENOSPC, errno.EDQUOT):  # copying names the source
+        return f"convert: cannot read {named[0]}: {reason}; nothing was written to {out}"
+    return f"out: cannot write {(ours or [out])[0]}: {reason}"
 
 
 def _check_free(out: Path, overwrite: bool | None) -> None:

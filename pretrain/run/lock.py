@@ -20,6 +20,7 @@ import psutil
 from model.errors import UserError
 from pretrain.runtime.world import World
 from pretrain.utils.files import write_atomically
+from pretrain.utils.processes import identity
 
 NAME = ".running.json"
 BEAT_SECONDS = 15.0
@@ -45,7 +46,8 @@ class RunLock:
         self._me: dict[str, Any] = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "started": psutil.Process().create_time(),
+            "started": psutil.Process().create_time(),  # for older versions
+            "process": identity(os.getpid()),
             "job": os.environ.get("SLURM_JOB_ID"),
             "restart": os.environ.get("SLURM_RESTART_COUNT", "0"),
         }
@@ -172,6 +174,10 @@ class RunLocks:
 
 def _process_lives(holder: dict[str, Any]) -> bool:
     try:
+        found = identity(int(holder["pid"]))
+        if found is None or "process" in holder:
+            return found is not None and found == holder["process"]
+        # The mark of an older version, by whose clock the start was told: right while nobody sets the clock.
         process = psutil.Process(int(holder["pid"]))
         started = abs(process.create_time() - float(holder["started"])) < 2
         return started and process.status() != psutil.STATUS_ZOMBIE

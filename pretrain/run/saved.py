@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -13,7 +13,8 @@ import torch
 from model.config import ModelConfig
 from model.errors import UserError
 from model.transformer import Transformer
-from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps, newest_sound
+from pretrain.checkpoint.finder import Hold, checkpoint_path, checkpoint_steps, newest_sound
+from pretrain.checkpoint.manifest import verify
 from pretrain.checkpoint.state import UNIVERSAL_FOLDER, TrainingState
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.data.blend import parse_blend
@@ -22,6 +23,10 @@ from pretrain.data.sequences import ValidationSequences
 from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_hash
 from pretrain.metrics.file import FILE_NAME, read_metrics
+
+T = TypeVar("T")
+ATTEMPTS = 10
+"""Checkpoints of a run that is training, pruned one after the other while they were read, after which we give up."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,8 @@ class SavedRun:
     checkpoint: UnshardedCheckpoint
     model: ModelConfig
     tokenizer: Tokenizer
+    hold: Hold | None = None
+    """While this lives, a run that goes on does not prune the checkpoint."""
 
     @property
     def state(self) -> TrainingState:
@@ -51,10 +58,14 @@ class SavedRun:
             UserError: no run, no such step, a checkpoint with missing or damaged files, a tokenizer that is not the
                 one the model was trained with.
         """
-        folder = Path(folder)
-        checkpoint = UnshardedCheckpoint.open(find_checkpoint(folder, step, report))
+        return with_saved_run(folder, step, lambda run: run, report)
+
+    @classmethod
+    def at(cls, folder: Path, path: Path, hold: Hold | None = None) -> SavedRun:
+        """The checkpoint at *path*, of the run in *folder*. Raises as ``open``."""
+        checkpoint = UnshardedCheckpoint.open(path)
         model = ModelConfig.from_json(checkpoint.state.model)
-        path = checkpoint.folder / "tokenizer"
+        path = path / "tokenizer"
         if not path.is_dir():
             raise UserError(f"tokenizer: {path} is missing; copy it from another checkpoint of the run")
         refuse_links(path)
@@ -65,7 +76,7 @@ class SavedRun:
                 f"tokenizer: {path} ({tokenizer.vocab_size:,} entries) is not the one that the run was trained with "
                 f"({model.vocab_size:,} entries, hash {str(expected)[:12]}); put that one there"
             )
-        return cls(folder, checkpoint, model, tokenizer)
+        return cls(folder, checkpoint, model, tokenizer, hold)
 
     def load_model(self) -> Transformer:
         """The trained network in fp32 on the CPU, in evaluation mode. Memory: one copy of the weights."""
@@ -128,6 +139,43 @@ class SavedRun:
         return values
 
 
+def with_saved_run(
+    folder: str | Path,
+    step: int | None,
+    use: Callable[[SavedRun], T],
+    report: Callable[[str], object] = print,
+) -> T:
+    """Open a run (see SavedRun.open) and give it to *use*, with the next checkpoint when the first one is pruned.
+
+    A run that is training prunes; a checkpoint that is held stays, but not every file system has locks.
+
+    Raises:
+        UserError: as SavedRun.open, and what *use* raises while its checkpoint is there.
+    """
+    folder = Path(folder)
+    seen: set[str] = set()
+
+    def once(line: str) -> None:
+        if line not in seen:
+            seen.add(line)
+            report(line)
+
+    for _ in range(ATTEMPTS):
+        found = find_checkpoint(folder, step, once)
+        if found is None:
+            continue
+        try:
+            return use(SavedRun.at(folder, *found))
+        except UserError:
+            if found[0].is_dir():
+                raise
+        once(f"checkpoint {found[0].name} was pruned while it was read; taking the next one")
+    raise UserError(
+        f"checkpoint: {ATTEMPTS} of {str(folder)!r} were pruned while they were read; wait for the run's end, or let "
+        "it keep more (--checkpoint.keep_last)"
+    )
+
+
 def refuse_links(folder: Path) -> None:
     """Refuse links that leave the checkpoint: whoever made the run could pull files of this machine into an export.
 
@@ -147,8 +195,12 @@ def is_run(folder: str | Path) -> bool:
     return (Path(folder) / "checkpoints").is_dir()
 
 
-def find_checkpoint(folder: Path, step: int | None, report: Callable[[str], None]) -> Path:
-    """The checkpoint of *step*, or the newest one whose files are as they were written.
+def find_checkpoint(
+    folder: Path, step: int | None, report: Callable[[str], object]
+) -> tuple[Path, Hold] | None:
+    """The checkpoint of *step*, or the newest one whose files are as they were written, and a hold on it.
+
+    None when one was pruned while it was verified: then there is a newer one.
 
     Raises:
         UserError: there is none.
@@ -170,19 +222,29 @@ def find_checkpoint(folder: Path, step: int | None, report: Callable[[str], None
             f"step: no checkpoint of step {step} in {str(folder)!r}; nearest: {nearest} (there are {_listed(steps)})"
         )
     problems: list[str] = []
+    pruned: list[Path] = []
+    held: list[Hold] = []
+
+    def problem_of(path: Path) -> str | None:
+        held[:] = [Hold(path)]  # before it is verified, which takes a while
+        return verify(path)
 
     def passed_over(path: Path, problem: str) -> None:
+        if not path.is_dir():
+            return pruned.append(path)
         problems.append(problem)
         if step is None:
             report(f"checkpoint {path.name} is damaged ({problem}); looking for an earlier one")
 
-    found = newest_sound(folder, steps if step is None else [step], passed_over=passed_over)
+    found = newest_sound(folder, steps if step is None else [step], problem_of, passed_over)
+    if pruned:
+        return None
     if found is None:
         which = "every checkpoint" if step is None else checkpoint_path(folder, step).name
         raise UserError(
             f"checkpoint: {which} of {str(folder)!r} is damaged ({problems[-1]}); restore it or give another --step"
         )
-    return found
+    return found, held[0]
 
 
 def _listed(steps: list[int]) -> str:

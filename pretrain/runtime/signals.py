@@ -1,4 +1,4 @@
-"""Being asked to stop: signals and a wall-clock budget, agreed on by all ranks.
+"""Being asked to stop: signals, a wall-clock budget and a launcher that has gone, agreed on by all ranks.
 
 SIGUSR1 (a batch system's warning ahead of the end), SIGTERM (preemption) and SIGINT (Ctrl-C) only leave a note. The
 ranks vote at the end of every step and batch of a validation; once one of them has a note, all save and end together.
@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 from model.errors import INTERRUPTED
+from pretrain.runtime.launchers import gone, launchers
 
 STOPPED = 75
 """Exit code of a run that stopped with everything saved and wants to go on: EX_TEMPFAIL of sysexits.h."""
@@ -26,6 +27,8 @@ HEARD = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 REPEAT_SECONDS = 2.0
 """The same signal again, so long after the first, ends the process at once. Sooner it may be the same event: Ctrl-C
 reaches a rank from the terminal and from its launcher."""
+LOOK_SECONDS = 2.0
+"""How often to look whether the launcher is still there."""
 
 
 class Stopped(BaseException):
@@ -71,6 +74,7 @@ class StopListener:
         self._heard: dict[int, float] = {}
         self._agreed = threading.Event()
         self._raising = False
+        self._launchers = launchers()
         self._ours, self._theirs = socket.socketpair()
         self._theirs.setblocking(False)
         self._previous = {number: signal.signal(number, self._in_main_thread) for number in HEARD}
@@ -142,10 +146,14 @@ class StopListener:
             waiting = None
             if self._reason is not None and not self._agreed.is_set():
                 waiting = max(0.0, self._asked + self.agreement_seconds - time.monotonic())
-            self._ours.settimeout(waiting)
+            looking = LOOK_SECONDS if self._launchers and self._reason is None else None
+            self._ours.settimeout(looking if waiting is None else waiting)
             try:
                 data = self._ours.recv(64)
             except TimeoutError:
+                if waiting is None:
+                    self._look_for_the_launcher()
+                    continue
                 if self._agreed.is_set():
                     continue
                 self._say(
@@ -161,6 +169,13 @@ class StopListener:
                     self._note(number)
             if b"\0" in data or not data:
                 return
+
+    def _look_for_the_launcher(self) -> None:
+        process = gone(self._launchers)
+        if process is not None and self._reason is None:
+            self._ask(f"its launcher, process {process}, has gone", STOPPED)
+            if self._raising:  # only a signal reaches the main thread; it adds nothing to the reason
+                os.kill(os.getpid(), signal.SIGTERM)
 
     def _note(self, number: int) -> None:
         now = time.monotonic()

@@ -3,6 +3,8 @@
 import json
 import math
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from pretrain.hf import export_folder
 from pretrain.metrics.file import read_metrics
 from pretrain.run.saved import SavedRun
 from tests.helpers.exports import failure, trained
+from tests.helpers.launch import ROOT
 from tests.pretrain.data.test_tokenizer_folders import sentencepiece_with_a_prefix
 
 
@@ -213,6 +216,40 @@ def test_damaged_checkpoints(prism, tmp_path, capsys):
     assert "every checkpoint" in failure(capsys, run, "--out", tmp_path / "hf2")
 
 
+def test_a_checkpoint_that_is_pruned_while_it_is_read(prism, tmp_path, capsys, monkeypatch):
+    """The next one is exported; nothing is blamed on --out."""
+    run = shutil.copytree(prism, tmp_path / "run")
+    read = SavedRun.load_model
+
+    def pruned(source):
+        if source.state.step == 12:
+            shutil.rmtree(source.checkpoint.folder)
+        return read(source)
+
+    monkeypatch.setattr(SavedRun, "load_model", pruned)
+    assert convert.main([str(run), "--out", str(tmp_path / "hf")]) == 0
+    printed = capsys.readouterr().out
+    assert "checkpoint step_000012 was pruned while it was read; taking the next one" in printed
+    assert "| steps | 8 |" in (tmp_path / "hf" / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_two_into_one_folder_at_once(prism, tmp_path):
+    command = [sys.executable, "-m", "pretrain.convert", str(prism), "--out", str(tmp_path / "hf" / "x")]
+    both = [
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    said = [process.communicate(timeout=120)[1] for process in both]
+    assert sorted(process.returncode for process in both) == [0, 2], said
+    refusal = next(text for process, text in zip(both, said, strict=True) if process.returncode)
+    assert "Traceback" not in refusal and [
+        line for line in refusal.splitlines() if line.startswith("error: out: ")
+    ]
+    assert [path.name for path in (tmp_path / "hf").iterdir()] == ["x"]
+    AutoModelForCausalLM.from_pretrained(tmp_path / "hf" / "x", trust_remote_code=True)
+
+
 def test_a_tokenizer_that_does_not_match(prism, tmp_path, capsys, monkeypatch):
     from pretrain.data.tokenizer import SentencePieceTokenizer
     from pretrain.run import saved as run_source
@@ -299,9 +336,6 @@ def test_pickles_are_read_without_running_them(prism, tmp_path, capsys):
 @pytest.mark.slow
 def test_other_libraries_stay_out_of_a_typing_error():
     """A mistyped flag is answered without loading torch, DeepSpeed or transformers."""
-    import subprocess
-    import sys
-
     code = (
         "import sys; from pretrain import convert, generate\n"
         "from pretrain.evaluation import command as evaluation\n"

@@ -1,15 +1,18 @@
-"""The first lines of docs/cluster.md for machines without SLURM: deepspeed with a hostfile, and torchrun."""
+"""Without SLURM, as docs/cluster.md has it: deepspeed with a hostfile, torchrun, and a launcher that is killed."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.launch import ROOT, free_port, launch
+from pretrain.checkpoint.manifest import verify
+from tests.helpers.launch import ROOT, free_port, launch, start
 from tests.helpers.training import curve, nano_arguments
 
 
@@ -41,3 +44,23 @@ def test_two_ranks_by_another_launcher(small_folder, tmp_path, launcher):
     finished = launch(reference, 2)
     assert finished.returncode == 0, finished.output
     assert curve(tmp_path / "nano") == curve(tmp_path / "reference")
+
+
+@pytest.mark.slow
+def test_ranks_save_and_stop_when_their_launcher_is_killed(small_folder, tmp_path):
+    """The deepspeed command on one node passes no signal on, and its ranks would train to the end."""
+    arguments = [
+        "--ds_config",
+        "ds_configs/zero1.json",
+        *nano_arguments(small_folder, tmp_path, "--steps", "100000"),
+    ]
+    with start(arguments, 2, launcher="deepspeed") as running:
+        running.wait_for("grad norm")
+        running.kill(signal_number=signal.SIGTERM)
+        running.processes[0].wait()
+        deadline = time.monotonic() + 60
+        while "stopped" not in running.output() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert "has gone" in running.output()
+    saved = sorted((tmp_path / "nano" / "checkpoints").glob("step_*"))
+    assert saved and verify(saved[-1]) is None

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from model.errors import UserError
@@ -74,8 +75,37 @@ def test_a_process_number_used_again_is_another_process(tmp_path):
     lock = RunLock(tmp_path)
     entry = json.loads((tmp_path / NAME).read_text())
     lock.release()
+    boot, ticks = entry["process"].split()
+    for other in (f"{boot} {int(ticks) - 1}", f"another-boot {ticks}"):
+        holder(tmp_path, **{**entry, "process": other})
+        RunLock(tmp_path).release()
+
+
+def test_the_clock_moved_under_a_run_lock(tmp_path, monkeypatch):
+    """Whoever sets the clock moves every start that is told by it; the process that trains is the same."""
+    with hold(tmp_path, 60) as other:
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        told = psutil.Process.create_time
+        for seconds in (-3600, 3, 3600):
+            monkeypatch.setattr(psutil.Process, "create_time", lambda self, by=seconds: told(self) + by)
+            with pytest.raises(UserError, match=f"in use by process {other.pid}"):
+                RunLock(tmp_path)
+        other.kill()
+        other.wait()
+        RunLock(tmp_path).release()
+
+
+def test_the_mark_of_an_older_version(tmp_path):
+    """It tells the start by the clock."""
+    lock = RunLock(tmp_path)
+    entry = json.loads((tmp_path / NAME).read_text())
+    lock.release()
+    del entry["process"]
     holder(tmp_path, **{**entry, "started": entry["started"] - 1000})
     RunLock(tmp_path).release()
+    holder(tmp_path, **entry)
+    with pytest.raises(UserError, match="in use by process"):
+        RunLock(tmp_path)
 
 
 def test_on_another_host_its_sign_of_life_counts(tmp_path):

@@ -1,12 +1,21 @@
+import itertools
 import math
+import shutil
+import threading
+import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from model.errors import UserError
+from pretrain.checkpoint.finder import checkpoint_path
 from pretrain.checkpoint.state import TrainingState
-from pretrain.run.saved import SavedRun, find_checkpoint, refuse_links
+from pretrain.checkpoint.store import CheckpointStore, remove
+from pretrain.config.run_config import CheckpointConfig
+from pretrain.run.saved import SavedRun, find_checkpoint, refuse_links, with_saved_run
+from tests.helpers.training import alone
 
 
 def test_last_metrics_are_the_newest_at_or_before_the_step(tmp_path):
@@ -32,7 +41,8 @@ def test_damaged_checkpoints_are_named_and_passed_over_or_refused(tmp_path):
         (tmp_path / "checkpoints" / f"step_{step:06d}").mkdir(parents=True)
     (tmp_path / "checkpoints" / "step_000002" / "manifest.json").write_text('{"format": 1, "files": {}}')
     lines: list[str] = []
-    assert find_checkpoint(tmp_path, None, lines.append).name == "step_000002"
+    found = find_checkpoint(tmp_path, None, lines.append)
+    assert found is not None and found[0].name == "step_000002"
     expected = "checkpoint step_000004 is damaged (manifest.json is missing); looking for an earlier one"
     assert lines == [expected]
     with pytest.raises(UserError, match=r"step_000004 of .* is damaged \(manifest\.json is missing\)"):
@@ -61,3 +71,100 @@ def test_a_link_out_of_the_checkpoint_is_not_followed(tmp_path):
     (linked / "tokenizer").symlink_to(tmp_path)
     with pytest.raises(UserError, match="tokenizer is a symbolic link"):
         refuse_links(linked / "tokenizer")
+
+
+def checkpoint(run_folder: Path, step: int) -> Path:
+    """A checkpoint of no files, as a run puts it in its place."""
+    partial = run_folder / "checkpoints" / f".writing_step_{step:06d}"
+    partial.mkdir(parents=True)
+    (partial / "manifest.json").write_text('{"format": 1, "files": {}}')
+    return partial.rename(checkpoint_path(run_folder, step))
+
+
+@pytest.fixture
+def any_folder(monkeypatch):
+    """Opens checkpoints without looking into them: a SavedRun is the checkpoint's path and the hold on it."""
+    monkeypatch.setattr(SavedRun, "at", staticmethod(lambda folder, path, hold: (path, hold)))
+
+
+def test_a_run_that_prunes_is_read_without_a_failure(tmp_path, any_folder):
+    """What is chosen stays until it is read; what vanished before is followed by the next."""
+    store = CheckpointStore(tmp_path, CheckpointConfig(keep_last=1), alone())
+    checkpoint(tmp_path, 1)
+    ended = threading.Event()
+
+    def train() -> None:
+        for step in itertools.count(2):
+            checkpoint(tmp_path, step)
+            store._prune(step)
+            if ended.is_set():
+                return
+
+    def use(run: Any) -> int:
+        time.sleep(0.005)  # many steps
+        assert (run[0] / "manifest.json").is_file()
+        return int(run[0].name.removeprefix("step_"))
+
+    training = threading.Thread(target=train)
+    training.start()
+    try:
+        found = [with_saved_run(tmp_path, None, use) for _ in range(40)]
+    finally:
+        ended.set()
+        training.join()
+    assert found == sorted(found) and found[-1] > found[0] + 40
+    store._prune(store.steps()[-1])
+    assert len(store.steps()) == 1, "nobody reads any more"
+
+
+def test_without_locks_the_next_checkpoint_is_taken(tmp_path, any_folder, monkeypatch):
+    checkpoint(tmp_path, 1)
+    lines: list[str] = []
+
+    def use(run: Any) -> str:
+        if run[0].name == "step_000003":
+            return run[0].name
+        step = int(run[0].name[-1])
+        remove(run[0])
+        checkpoint(tmp_path, step + 1)
+        raise UserError(f"checkpoint: {run[0]} is missing")
+
+    assert with_saved_run(tmp_path, None, use, lines.append) == "step_000003"
+    assert lines == [
+        f"checkpoint step_00000{step} was pruned while it was read; taking the next one" for step in (1, 2)
+    ]
+    with pytest.raises(UserError, match="no checkpoint of step 2"):
+        with_saved_run(tmp_path, 2, use)
+    monkeypatch.setattr("pretrain.run.saved.ATTEMPTS", 2)
+    for step in (3, 4, 5):
+        shutil.rmtree(checkpoint_path(tmp_path, step), ignore_errors=True)
+    checkpoint(tmp_path, 6)
+    with pytest.raises(UserError, match=r"2 of .* were pruned while they were read; .*keep_last"):
+        with_saved_run(tmp_path, None, use)
+
+
+def test_a_failure_with_the_checkpoint_in_its_place_is_said(tmp_path, any_folder):
+    checkpoint(tmp_path, 1)
+
+    def use(run: Any) -> None:
+        raise UserError("weights: not finite")
+
+    with pytest.raises(UserError, match="not finite"):
+        with_saved_run(tmp_path, None, use)
+
+
+def test_what_vanishes_while_it_is_verified_is_not_called_damaged(tmp_path, monkeypatch):
+    checkpoint(tmp_path, 1)
+    checkpoint(tmp_path, 2)
+    lines: list[str] = []
+
+    def pruned(folder: Path) -> str | None:
+        if folder.name == "step_000002":
+            remove(folder)
+            return "manifest.json is missing"
+        return None
+
+    monkeypatch.setattr("pretrain.run.saved.verify", pruned)
+    assert find_checkpoint(tmp_path, None, lines.append) is None and lines == []
+    found = find_checkpoint(tmp_path, None, lines.append)
+    assert found is not None and found[0].name == "step_000001"

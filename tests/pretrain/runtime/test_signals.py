@@ -145,6 +145,36 @@ def test_a_time_budget_asks_by_itself():
         listener.close()
 
 
+LAUNCHER = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-u", "-c", sys.argv[1]])
+time.sleep(60)
+"""
+AT_ONCE = """
+try:
+    with listener.at_once():
+        time.sleep(30)
+except Stopped as stopped:
+    print(stopped, stopped.exit_code)
+"""
+
+
+@pytest.mark.parametrize(("name", "body"), [("torchrun", WAIT), ("torchrun", AT_ONCE), ("nohup", WAIT)])
+def test_ranks_stop_when_their_launcher_has_gone(tmp_path, name, body):
+    """Killed with -9, so that nobody passes anything on; a parent that is no launcher is not missed."""
+    (tmp_path / name).write_text(LAUNCHER)
+    rank = "import time\nfrom pretrain.runtime import signals\nfrom pretrain.runtime.signals import *\n"
+    rank += "signals.LOOK_SECONDS = 0.05\nlistener = StopListener(budget_seconds=2)\nprint('ready')\n" + body
+    with subprocess.Popen(
+        [sys.executable, str(tmp_path / name), rank], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None and parent.stdout.readline() == "ready\n"
+        parent.kill()
+        said = parent.stdout.read()
+    why = f"its launcher, process {parent.pid}, has gone" if name == "torchrun" else "time budget of"
+    assert said.startswith(why) and said.endswith(f" {STOPPED}\n")
+
+
 def test_signals_are_given_back():
     before = [signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)]
     StopListener().close()

@@ -1,0 +1,38 @@
+"""Which of a process's ancestors launched it as a rank."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pretrain.runtime.launchers import gone, is_launcher
+from pretrain.utils.processes import identity
+
+
+@pytest.mark.parametrize(
+    ("command", "is_one"),
+    [
+        ("/opt/env/bin/python /opt/env/bin/deepspeed --num_gpus 2 pretrain/main.py", True),
+        ("/opt/env/bin/python -u -m deepspeed.launcher.launch --world_info=x pretrain/main.py", True),
+        ("python3 /opt/env/bin/torchrun --nproc_per_node 2 pretrain/main.py", True),
+        ("python -m torch.distributed.run pretrain/main.py", True),
+        ("bash -c torchrun pretrain/main.py", False),
+        ("nohup python pretrain/main.py --name deepspeed", False),
+        ("python pretrain/main.py -m torch", False),
+        ("srun python -u pretrain/main.py", False),
+        ("", False),
+    ],
+)
+def test_command_lines(command, is_one):
+    assert is_launcher(command.split()) is is_one
+
+
+def test_one_that_ends_is_gone_and_one_with_its_number_is_another():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        known = {os.getpid(): identity(os.getpid()) or "", other.pid: identity(other.pid) or ""}
+        assert gone(known) is None
+        assert gone({**known, os.getpid(): "an earlier one"}) == os.getpid()
+        other.kill()
+        other.wait()
+        assert gone(known) == other.pid
