@@ -38,7 +38,11 @@ def build_parser() -> argparse.ArgumentParser:
         "layers differ; auto (default): plain Llama or GPT-2 for models that are one, else native",
     )  # fmt: skip
     parser.add_argument("--dtype", default="float32", help=f"of the weights: {', '.join(DTYPE_NAMES)}")
-    parser.add_argument("--license", default="apache-2.0", help="for the model card (default: %(default)s)")
+    parser.add_argument(
+        "--license",
+        metavar="NAME",
+        help="for the model card (default: apache-2.0; of an imported model none is named)",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace an exported model at DIR")
     return parser
 

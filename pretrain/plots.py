@@ -10,29 +10,48 @@ from typing import Any
 
 from model.errors import UserError, run_command
 from pretrain.metrics.file import FILE_NAME, read_metrics
+from pretrain.run.differences import run_differences
 from pretrain.utils.plotting import saved_figure
 
 
 def draw_runs(folders: list[Path], out: Path) -> Path:
     """Draw loss (training faint, validation marked), learning rate and gradient norm over tokens, a colour a run.
 
+    What else differs between the runs than what runs are compared for stands above the curves. With different
+    tokenizers only the validation's bits per byte are drawn, since nats per token do not compare.
+
     Raises:
-        UserError: a folder without metrics, or *out* cannot be written.
+        UserError: a folder without metrics, different tokenizers and no bits per byte, or *out* cannot be written.
     """
-    with saved_figure(out, "out", 3, size=(9, 9), dpi=120, sharex=True, height_ratios=(3, 1, 1)) as (
-        _,
-        (loss_axis, rate_axis, norm_axis),
-    ):
-        for index, folder in enumerate(folders):
-            rows, color = _rows(folder), f"C{index}"
-            loss_axis.plot(*_series(rows, "train_loss"), color=color, alpha=0.35, linewidth=1)
-            loss_axis.plot(
-                *_series(rows, "val_loss"), color=color, marker="o", markersize=4, label=folder.name
-            )
+    every = [_rows(folder) for folder in folders]
+    differences = run_differences(folders, [rows[-1]["step"] for rows in every])
+    for line in differences.lines:
+        print(f"warning: {line}", file=sys.stderr)
+    loss = "val_bpb" if differences.tokenizers else "val_loss"
+    without = next(
+        (f.name for f, rows in zip(folders, every, strict=True) if not _series(rows, loss)[0]), None
+    )
+    if differences.tokenizers and without:
+        raise UserError(
+            f"runs: {differences.lines[0]}, and {without} has no validation loss in bits per byte; draw the runs one "
+            "by one"
+        )
+    with saved_figure(
+        out, "out", 3, size=(9, 9), dpi=120, notes=differences.lines, sharex=True, height_ratios=(3, 1, 1)
+    ) as (_, (loss_axis, rate_axis, norm_axis)):
+        for index, (folder, rows) in enumerate(zip(folders, every, strict=True)):
+            color = f"C{index}"
+            if not differences.tokenizers:
+                loss_axis.plot(*_series(rows, "train_loss"), color=color, alpha=0.35, linewidth=1)
+            loss_axis.plot(*_series(rows, loss), color=color, marker="o", markersize=4, label=folder.name)
             for key in dict.fromkeys(key for row in rows for key in row if key.startswith("lr/")):
                 rate_axis.plot(*_series(rows, key), color=color, linewidth=1)
             norm_axis.plot(*_series(rows, "grad_norm"), color=color, linewidth=1)
-        loss_axis.set_ylabel("loss (nats per token)\nfaint: training, dots: validation")
+        loss_axis.set_ylabel(
+            "validation loss (bits per byte)"
+            if differences.tokenizers
+            else "loss (nats per token)\nfaint: training, dots: validation"
+        )
         loss_axis.legend()
         rate_axis.set_ylabel("learning rate")
         norm_axis.set_ylabel("gradient norm")

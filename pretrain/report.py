@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,12 +12,13 @@ import torch
 from model.config import ModelConfig
 from model.heads import format_heads
 from pretrain.data.corpus import Corpus
+from pretrain.diagnostics.measure import group_and_seed
 from pretrain.evaluation.baselines import compare_baselines
 from pretrain.generate import generate
 from pretrain.metrics.file import FILE_NAME
 from pretrain.metrics.session import Metrics
 from pretrain.plots import draw_runs
-from pretrain.runtime.hardware import describe_device, peak_flops
+from pretrain.runtime.hardware import MEASURED, describe_device, peak_flops
 
 if TYPE_CHECKING:
     from pretrain.session import Session
@@ -130,6 +132,17 @@ def finished_already(session: Session, ds_config: str, arguments: list[str]) -> 
     return [f"{folder} is already finished at step {step:,}; to go on: {more}"]
 
 
+def _mfu_line(flops: float, peak: float, source: str) -> str:
+    """What MFU refers to, and whether it compares with that of another session."""
+    line = (
+        f"MFU      = tokens/s x {flops / 1e6:,.1f} MFLOP per token (6 N_matmul + 12 sum min(T, window) A) / "
+        f"{peak / 1e12:,.3g} TFLOP/s ({source})"
+    )
+    if source.startswith(MEASURED):
+        line += "; a peak measured anew by every session: compare tokens/s between sessions, and not MFU"
+    return line
+
+
 def build_metrics(session: Session) -> Metrics:
     """The metrics of a session, MFU against the peak of all devices together."""
     world, run = session.world, session.run
@@ -138,10 +151,7 @@ def build_metrics(session: Session) -> Metrics:
     if world.is_main:
         per_device, source = peak_flops(world.device, torch.bfloat16 if session.bf16 else torch.float32)
         peak = per_device * world.size
-        world.say(
-            f"MFU      = tokens/s x {flops / 1e6:,.1f} MFLOP per token (6 N_matmul + 12 sum min(T, window) A) / "
-            f"{peak / 1e12:,.3g} TFLOP/s ({source})"
-        )
+        world.say(_mfu_line(flops, peak, source))
     return Metrics(
         run.folder,
         total_steps=run.steps,
@@ -157,6 +167,8 @@ def build_metrics(session: Session) -> Metrics:
             "model": session.model.to_json(),
             "ds_config": session.ds_config,
         },
+        group=group_and_seed(run.run_name)[0],
+        tags=[Path(run.model).stem, f"zero{session.state.world['stage']}", session.state.world["dtype"]],
     )
 
 

@@ -164,7 +164,8 @@ def build_session(run: RunConfig, ds_config: dict[str, Any], data: RunData, worl
     notes, reshape = [], False
     if folder:
         notes = [f"{line}; continuing from {folder.name}" for line in damaged]
-        notes += check_resume(saved, run, model, identity["data"], identity["world"])
+        tokenizers = (folder / "tokenizer", data.tokenizer)
+        notes += check_resume(saved, run, model, identity["data"], identity["world"], tokenizers)
         other_shape = shape_change(saved.world, identity["world"]) or regrouped(saved, run, model)
         reshape = other_shape is not None or not has_engine_files(folder)
         if reshape:

@@ -13,6 +13,7 @@ import numpy as np
 from model.errors import UserError
 from pretrain.data.indexed import IndexedTokens
 from pretrain.data.megatron import is_prefix, open_prefix
+from pretrain.data.same_tokenizer import tokenizer_difference
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_hash
 
 FORMAT_VERSION = 1
@@ -80,10 +81,11 @@ class Corpus:
                 f"({meta['tokenizer'].get('name')}); prepare the corpus again"
             )
         own.name = meta["tokenizer"].get("name", own.name)
-        if tokenizer is not None and tokenizer_hash(tokenizer) != expected_hash:
+        difference = tokenizer_difference(own, tokenizer) if tokenizer is not None else None
+        if tokenizer is not None and difference:
             raise UserError(
-                f"tokenizer: {str(root)!r} was made with {own.name}, and not with {tokenizer.name}; valid: its own "
-                "tokenizer, or a corpus prepared with the other"
+                f"tokenizer: {str(root)!r} was made with {own.name}, and not with {tokenizer.name} ({difference}); "
+                "valid: its own tokenizer, or a corpus prepared with the other"
             )
         streams = {name: IndexedTokens(root / name) for name in expected_tokens}
         for name, stream in streams.items():

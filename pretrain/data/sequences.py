@@ -17,6 +17,7 @@ from pretrain.data.blend import BlendSplitter
 from pretrain.data.corpus import Corpus
 from pretrain.data.indexed import IndexedTokens
 from pretrain.data.permutation import Permutation
+from pretrain.data.same_tokenizer import tokenizer_difference
 
 
 def _windows(stream: IndexedTokens, context_length: int, name: str) -> int:
@@ -84,10 +85,13 @@ class TrainingSequences:
         """Windows of each corpus."""
         first = self.corpora[0]
         for corpus in self.corpora[1:]:
-            if corpus.meta["tokenizer"]["hash"] != first.meta["tokenizer"]["hash"]:
+            if corpus.meta["tokenizer"]["hash"] == first.meta["tokenizer"]["hash"]:
+                continue
+            difference = tokenizer_difference(corpus.tokenizer, first.tokenizer)
+            if difference:
                 raise UserError(
                     f"data: {corpus.name} was made with the tokenizer {corpus.tokenizer.name}, "
-                    f"{first.name} with {first.tokenizer.name}; valid: corpora of one tokenizer"
+                    f"{first.name} with {first.tokenizer.name} ({difference}); valid: corpora of one tokenizer"
                 )
 
     @property

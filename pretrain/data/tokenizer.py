@@ -110,7 +110,7 @@ class Tokenizer(ABC):
 
 
 def tokenizer_hash(tokenizer: Tokenizer) -> str:
-    """Hexadecimal SHA-256 that is equal for tokenizers that give the same ids."""
+    """Hexadecimal SHA-256 of a tokenizer's definition; others may give the same ids (see same_tokenizer.py)."""
     return tokenizer.content_hash()
 
 
@@ -368,9 +368,13 @@ class HuggingFaceTokenizer(Tokenizer):
         }  # fmt: skip
         Path(folder, "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
 
+    def definition(self) -> str:
+        """What is in its ``tokenizer.json``."""
+        return self._backend.to_str()
+
     def content_hash(self) -> str:
         if self._hash is None:  # a fifth of a second for GPT-2's, and asked for often
-            definition = json.dumps(json.loads(self._backend.to_str()), sort_keys=True)
+            definition = json.dumps(json.loads(self.definition()), sort_keys=True)
             self._hash = hashlib.sha256(f"{definition}\n{self._end_text}".encode()).hexdigest()
         return self._hash
 

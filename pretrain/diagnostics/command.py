@@ -7,6 +7,7 @@ of each group to the baseline (the first), run by run with the same seed.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -61,6 +62,7 @@ def run_diagnostics(arguments: Sequence[str]) -> None:
     from pretrain.diagnostics.comparison import by_group, table
     from pretrain.diagnostics.figures import draw_all
     from pretrain.diagnostics.measure import group_and_seed, measure_run
+    from pretrain.run.differences import run_differences
 
     folders = [folder.resolve() for folder in options.runs]
     twice = next((folder.name for folder in folders if folders.count(folder) > 1), None)
@@ -82,8 +84,14 @@ def run_diagnostics(arguments: Sequence[str]) -> None:
         for folder in options.runs
     ]
     groups = by_group(figures)
+    differences = run_differences(options.runs, [run.last["step"] for run in figures])
+    notes = list(differences.lines)
+    if differences.data and options.data is None:
+        notes.append("each run was measured on its own held-out text; --data DATA measures all on the same")
+    for note in notes:
+        print(f"warning: {note}", file=sys.stderr)
     out = options.out or options.runs[0] / "plots"
-    written = draw_all(groups, baseline, out)
+    written = draw_all(groups, baseline, out, notes, loss="val_bpb" if differences.tokenizers else "val_loss")
     path = out / "diagnostics.json"
     write_atomically(path, json.dumps({run.name: run.last for run in figures}, indent=1) + "\n")
     print("\n".join(table(groups)))

@@ -22,14 +22,21 @@ from pretrain.utils.plotting import saved_figure
 
 Groups = dict[str, list[RunFigures]]
 LOGARITHMIC = ("attention_write", "ffn_write")  # the first layer writes many times what the embedding holds
+LOSSES = {"val_loss": "validation loss (nats)", "val_bpb": "validation loss (bits per byte)"}
 BY_GROUP = {
     "effective_lr": "effective learning rate\nlr · rms(u) of each group",
     "relative_update": "relative update\nlr · ‖u‖/‖W‖ of each group",
 }
 
 
-def draw_all(groups: Groups, baseline: str, out: Path) -> list[Path]:
+def draw_all(
+    groups: Groups, baseline: str, out: Path, notes: Sequence[str] = (), loss: str = "val_loss"
+) -> list[Path]:
     """Every picture that the runs allow.
+
+    Args:
+        notes: what does not compare, written above each.
+        loss: the validation loss to compare, ``val_bpb`` where the tokenizers differ.
 
     Returns:
         The files written: ``curves.png``, ``layers.png``, and with several groups ``difference.png`` and
@@ -38,23 +45,24 @@ def draw_all(groups: Groups, baseline: str, out: Path) -> list[Path]:
     Raises:
         UserError: the folder cannot be written, or models of different depth are to be compared.
     """
-    written = [draw_curves(groups, out / "curves.png"), draw_layers(groups, out / "layers.png")]
+    written = [draw_curves(groups, out / "curves.png", notes), draw_layers(groups, out / "layers.png", notes)]
     others = [name for name in groups if name != baseline]
     if others:
-        written.append(draw_difference(groups, baseline, out / "difference.png"))
-        training = draw_difference_over_training(groups, baseline, out / "difference_training.png")
+        written.append(draw_difference(groups, baseline, out / "difference.png", notes))
+        path = out / "difference_training.png"
+        training = draw_difference_over_training(groups, baseline, path, notes, loss)
         written += [training] if training else []
     return written
 
 
-def draw_curves(groups: Groups, path: Path) -> Path:
+def draw_curves(groups: Groups, path: Path, notes: Sequence[str] = ()) -> Path:
     """Measures over training: a column a group of runs, a line a layer (dark: low, bright: high), mean over the seeds.
 
     The last rows have a line for each group of the optimizer.
     """
     measures = [m for m in BY_LAYER if any(_has(run.rows, m) for runs in groups.values() for run in runs)]
     rows = len(measures) + len(BY_GROUP)
-    with _figure(path, rows, len(groups), 2.1, sharex="col", sharey="row") as (figure, axes):
+    with _figure(path, rows, len(groups), 2.1, notes=notes, sharex="col", sharey="row") as (figure, axes):
         from matplotlib import colormaps
 
         for column, (name, runs) in enumerate(groups.items()):
@@ -86,12 +94,12 @@ def draw_curves(groups: Groups, path: Path) -> Path:
     return path
 
 
-def draw_layers(groups: Groups, path: Path) -> Path:
+def draw_layers(groups: Groups, path: Path, notes: Sequence[str] = ()) -> Path:
     """Bars by layer at the last checkpoint, with the standard deviation over seeds; dots are single heads."""
     measures = [
         m for m in BY_LAYER if any(layer_bands([r.last for r in runs], m) for runs in groups.values())
     ]
-    with _figure(path, math.ceil(len(measures) / 3), 3, 2.6) as (figure, axes):
+    with _figure(path, math.ceil(len(measures) / 3), 3, 2.6, notes=notes) as (figure, axes):
         panels = [axis for row in axes for axis in row]
         for axis, measure in zip(panels, measures, strict=False):
             width = 0.8 / len(groups)
@@ -120,7 +128,7 @@ def draw_layers(groups: Groups, path: Path) -> Path:
     return path
 
 
-def draw_difference(groups: Groups, baseline: str, path: Path) -> Path:
+def draw_difference(groups: Groups, baseline: str, path: Path, notes: Sequence[str] = ()) -> Path:
     """Group − baseline by layer at the last checkpoint, over pairs of seeds: the mean, and one deviation around it.
 
     For attention distance this is the figure of arXiv 2606.27449: ΔD_l of a schedule against the uniform one.
@@ -131,7 +139,7 @@ def draw_difference(groups: Groups, baseline: str, path: Path) -> Path:
         for measure in BY_LAYER
     }
     measures = [measure for measure in BY_LAYER if any(by_layer[measure].values())]
-    with _figure(path, math.ceil(len(measures) / 3), 3, 2.6) as (figure, axes):
+    with _figure(path, math.ceil(len(measures) / 3), 3, 2.6, notes=notes) as (figure, axes):
         panels = [axis for row in axes for axis in row]
         for axis, measure in zip(panels, measures, strict=False):
             axis.axhline(0, color="gray", linewidth=0.8)
@@ -145,13 +153,15 @@ def draw_difference(groups: Groups, baseline: str, path: Path) -> Path:
     return path
 
 
-def draw_difference_over_training(groups: Groups, baseline: str, path: Path) -> Path | None:
+def draw_difference_over_training(
+    groups: Groups, baseline: str, path: Path, notes: Sequence[str] = (), loss: str = "val_loss"
+) -> Path | None:
     """Group − baseline over training: losses, and the measures averaged over the upper half of the layers.
 
     None when the metrics of the runs have no step in common.
     """
     others = {name: runs for name, runs in groups.items() if name != baseline}
-    keys = ["val_loss", *(f"upper/{measure}" for measure in BY_LAYER if measure != "feature_drift")]
+    keys = [loss, *(f"upper/{measure}" for measure in BY_LAYER if measure != "feature_drift")]
     found: dict[str, dict[str, dict[int, Band]]] = {}
     upper = {name: [_with_upper_half(run) for run in runs] for name, runs in groups.items()}
     for key in keys:
@@ -160,13 +170,13 @@ def draw_difference_over_training(groups: Groups, baseline: str, path: Path) -> 
             found[key] = bands
     if not found:  # nothing was measured while the runs trained
         return None
-    with _figure(path, math.ceil(len(found) / 3), 3, 2.6) as (figure, axes):
+    with _figure(path, math.ceil(len(found) / 3), 3, 2.6, notes=notes) as (figure, axes):
         panels = [axis for row in axes for axis in row]
         for axis, (key, by_name) in zip(panels, found.items(), strict=False):
             axis.axhline(0, color="gray", linewidth=0.8)
             for index, (name, by_step) in enumerate(by_name.items()):
                 _line(axis, by_step, color=f"C{index}", label=f"{name} − {baseline}")
-            title = "validation loss (nats)" if key == "val_loss" else TITLES[key[6:]] + ", upper half"
+            title = LOSSES.get(key) or TITLES[key.removeprefix("upper/")] + ", upper half"
             axis.set_title("Δ " + title, fontsize="small")
             axis.set_xlabel("step", fontsize="x-small")
         for axis in panels[len(found) :]:

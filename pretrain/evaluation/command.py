@@ -65,7 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--wandb",
         default="auto",
-        help="for a run: auto (as the run was), online, offline, disabled (default: auto)",
+        help="for a run: auto (as the run was), online, offline, disabled (default: auto); an export has no curves",
     )
     return parser
 
@@ -82,6 +82,7 @@ def run_evaluation(arguments: Sequence[str]) -> None:
 
     quiet_libraries()
     from pretrain.evaluation.scores import headline, load_tasks, resolve_tasks, score, table, task_manager
+    from pretrain.run.saved import is_run
 
     manager = task_manager()
     tasks = resolve_tasks(options.tasks.split(","), manager)
@@ -89,6 +90,11 @@ def run_evaluation(arguments: Sequence[str]) -> None:
     if data_dir is not None and not data_dir.is_dir():
         raise UserError(
             f"data_dir: {str(data_dir)!r} is no folder; python -m pretrain.evaluation save writes one"
+        )
+    if options.wandb in ("online", "offline") and not is_run(options.model):
+        raise UserError(
+            f"wandb: {options.model!r} is an exported folder, which has no curves; give the run, such as runs/NAME, or "
+            "leave --wandb out"
         )
     rank = _join_ranks()
     model, step = _open(options)
@@ -207,16 +213,28 @@ def _write(
 
 
 def _log_to_wandb(options: argparse.Namespace, step: int, figures: dict[str, float]) -> None:
-    """Add the figures to the run's curves. wandb takes no row behind its newest, so they stand one step later."""
+    """Add the figures to the run's curves, at the tokens of the step.
+
+    wandb takes no row behind its newest, so they stand in the one after it.
+    """
+    from pretrain.metrics.file import FILE_NAME, read_metrics
     from pretrain.metrics.tracking import WandbLogger
     from pretrain.run.saved import SavedRun
 
-    logged = SavedRun.open(options.model, step, report=lambda line: None).state.run.get("logging", {})
+    folder = Path(options.model)
+    state = SavedRun.open(options.model, step, report=lambda line: None).state
+    logged = state.run.get("logging", {})
     mode = logged.get("wandb", "auto") if options.wandb == "auto" else options.wandb
+    rows = read_metrics(folder) if (folder / FILE_NAME).is_file() else []
     logger = WandbLogger(
-        Path(options.model), mode=mode, project=logged.get("wandb_project", "head-schedules")
+        folder,
+        mode=mode,
+        project=logged.get("wandb_project", "head-schedules"),
+        newest_step=max([step, *(row["step"] for row in rows[-1:])]),
     )
-    logger.log(step + 1, {f"evaluation/{name}": value for name, value in figures.items()})
+    logger.log(
+        step, {"tokens": state.tokens} | {f"evaluation/{name}": value for name, value in figures.items()}
+    )
     logger.close()
 
 

@@ -53,7 +53,7 @@ def export_run(
     format: str = "auto",
     dtype: str = "float32",
     overwrite: bool = False,
-    license_name: str = "apache-2.0",
+    license_name: str | None = None,
     shard_bytes: int = SHARD_BYTES,
     report: Callable[[str], None] = print,
 ) -> Written:

@@ -363,6 +363,7 @@ def _gpt2(model: ModelConfig, extra: dict[str, Any]) -> Export:
     config = GPT2Config(
         vocab_size=model.vocab_size,
         n_positions=model.context_length,
+        n_ctx=model.context_length,  # its old name: llama.cpp's converter reads no other
         n_embd=model.d_model,
         n_layer=model.num_layers,
         n_head=model.heads[0],

@@ -22,13 +22,13 @@ from model.errors import UserError
 from model.parameters import has_vocabulary_rows
 from pretrain.checkpoint.state import TrainingState
 from pretrain.checkpoint.unsharded_folder import UnshardedParameter, write_unsharded
+from pretrain.data.sentencepiece_bpe import byte_fallback_bpe
 from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.tokenizer import SentencePieceTokenizer, Tokenizer, tokenizer_hash
 from pretrain.hf.comparison import MAX_LENGTH, WINDOWS, Comparison, compare, model_logits, our_logits
 from pretrain.hf.exported_model import SUPPORTED, exported_tokenizer, load_exported, read_config
 from pretrain.hf.formats import ACTIVATIONS, gpt2_sources, llama_name, parameter_shapes
 from pretrain.hf.new_folder import new_folder
-from pretrain.hf.tokenizer_files import byte_fallback_bpe
 from pretrain.run.saved import SavedRun
 from pretrain.utils.files import write_atomically
 from pretrain.utils.parsing import read_json_object

@@ -14,6 +14,10 @@ from pretrain.hf.comparison import Comparison
 from pretrain.hf.formats import Export
 from pretrain.run.saved import SavedRun
 
+OWN_LICENSE = "apache-2.0"
+# Tried: with the release before, loading fails or the logits differ.
+LEAST_TRANSFORMERS = {"native": "5.15", "llama": "5.0", "gpt2": "4.30"}
+
 _USAGE = """\
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -32,13 +36,22 @@ _DOCUMENT_MASK = (
 )
 
 
-def model_card(source: SavedRun, export: Export, comparison: Comparison, name: str, license_name: str) -> str:
-    """Markdown with a YAML header: what the model is, what it was trained on and for how long, how it was checked."""
+def model_card(
+    source: SavedRun, export: Export, comparison: Comparison, name: str, license_name: str | None = None
+) -> str:
+    """Markdown with a YAML header: what the model is, what it was trained on and for how long, how it was checked.
+
+    Args:
+        license_name: None is OWN_LICENSE for a model that was trained here from the seed; for an imported one none is
+            named, since it is not ours to give.
+    """
     model, state, run = source.model, source.state, source.state.run
     layers = range(model.num_layers)
     native = export.format == "native"
+    imported = not (state.run and state.from_seed)
+    license_name = license_name or (None if imported else OWN_LICENSE)
     front: dict[str, Any] = {
-        "license": license_name,
+        **({"license": license_name} if license_name else {}),
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["pretraining", "head-schedule"] + (["custom_code"] if native else []),
@@ -61,7 +74,11 @@ def model_card(source: SavedRun, export: Export, comparison: Comparison, name: s
         rows["attention windows"] = ", ".join(str(window or "full") for window in model.local_window)
     metrics = source.last_metrics()
     training = {
-        "data": _data(run.get("data", "builtin"), state.data.get("data", [])),
+        "weights at step 0": "imported from another model; what that was trained on is not known here"
+        if imported
+        else None,
+        "license": None if license_name else "not named here; that of the imported model",
+        "data": _data(run.get("data", "builtin"), state.data["data"]) if state.data.get("data") else None,
         "steps": f"{state.step:,}" + (f" ({state.skipped} updates skipped)" if state.skipped else ""),
         "tokens": f"{state.tokens:,}",
         "documents": _DOCUMENT_MASK if run.get("document_mask") else None,
@@ -84,7 +101,8 @@ def model_card(source: SavedRun, export: Export, comparison: Comparison, name: s
         f"A decoder language model, written as `{export.config.architectures[0]}`"
         + (" (code in this folder: `trust_remote_code=True`)" if native else "")
         + ".\n",
-        _USAGE.format(name=name, remote=", trust_remote_code=True" if native else ""),
+        _USAGE.format(name=name, remote=", trust_remote_code=True" if native else "")
+        + f"\nNeeds transformers {LEAST_TRANSFORMERS[export.format]} or newer.\n",
         "## Architecture\n\n" + _table(rows),
         "## Training\n\n" + _table({key: value for key, value in training.items() if value is not None}),
         *(["## Zero-shot scores while training\n\n" + _table(scores)] if scores else []),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +30,8 @@ class Metrics:
         wandb: auto, online, offline or disabled (see pretrain.metrics.tracking).
         wandb_project: the project that the run is filed under.
         config: what wandb shows as the run's configuration.
+        group: which runs wandb shows together.
+        tags: to find the run by in wandb.
     """
 
     def __init__(
@@ -45,6 +47,8 @@ class Metrics:
         wandb: Mode = "auto",
         wandb_project: str = "head-schedules",
         config: Mapping[str, Any] | None = None,
+        group: str | None = None,
+        tags: Sequence[str] = (),
     ) -> None:
         self.throughput = Throughput(flops_per_token, peak_flops)
         self._console: Console | None = None
@@ -56,7 +60,14 @@ class Metrics:
         self._file = MetricsFile(folder / FILE_NAME, report=self.message)
         self._file.truncate_after(start_step)
         self._wandb = WandbLogger(
-            folder, mode=wandb, project=wandb_project, config=config or {}, report=self.message
+            folder,
+            mode=wandb,
+            project=wandb_project,
+            config=config or {},
+            group=group,
+            tags=tags,
+            newest_step=start_step,
+            report=self.message,
         )
 
     def log(self, step: int, row: Mapping[str, Any]) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import queue
 import secrets
+import shlex
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -18,6 +19,7 @@ Mode = Literal["auto", "online", "offline", "disabled"]
 # Online, the last rows may be under way when the training ends. They are on disk then, and can be synced.
 CLOSE_SECONDS = 60.0
 INIT_SECONDS = 30.0
+MOST_GROUP, MOST_TAG = 128, 64  # characters that wandb takes
 
 
 class WandbLogger:
@@ -25,7 +27,10 @@ class WandbLogger:
 
     Starting wandb takes a second or more (it starts a service process, and online it talks to a server), so
     all of its work happens in the thread and rows wait in a queue. The run's id is kept in the folder, and a
-    resumed run continues the same curves.
+    resumed run continues the same curves. Figures are drawn over tokens.
+
+    wandb drops every row behind its newest step. Training steps that a resumed run repeats are left out, since they
+    are the same numbers again; other figures of earlier steps go into the next row, with the tokens that they are of.
 
     Args:
         folder: the run's folder; wandb's files go to its ``wandb`` folder.
@@ -33,6 +38,9 @@ class WandbLogger:
             offline when nobody is logged in or the server does not answer.
         project: the project that the run is filed under.
         config: what wandb shows as the run's configuration.
+        group: which runs wandb shows together, such as the seeds of one experiment; WANDB_RUN_GROUP comes first.
+        tags: to find the run by; WANDB_TAGS come first.
+        newest_step: of the rows that earlier sessions have logged.
         report: where to say what wandb does; called from the thread.
     """
 
@@ -43,10 +51,20 @@ class WandbLogger:
         mode: Mode = "auto",
         project: str = "head-schedules",
         config: Mapping[str, Any] | None = None,
+        group: str | None = None,
+        tags: Sequence[str] = (),
+        newest_step: int = 0,
         report: Callable[[str], None] = print,
     ) -> None:
         self.folder = folder
         self.project = project
+        self.newest_step = newest_step
+        self.filed: dict[str, Any] = {}
+        """The arguments of wandb.init that the environment does not give."""
+        if group is not None and "WANDB_RUN_GROUP" not in os.environ:
+            self.filed["group"] = group[:MOST_GROUP]
+        if tags and "WANDB_TAGS" not in os.environ:
+            self.filed["tags"] = [tag[:MOST_TAG] for tag in tags]
         self.config = dict(config or {})
         self._report = report
         self._rows: queue.SimpleQueue[tuple[int, dict[str, Any]] | None] = queue.SimpleQueue()
@@ -81,8 +99,7 @@ class WandbLogger:
         self._thread.join(timeout)
         if self._thread.is_alive():
             self._report(
-                f"wandb    still busy after {timeout:g} s; to send the rest: "
-                f"wandb sync {self.folder}/wandb/*run-*"
+                f"wandb    still busy after {timeout:g} s; to send the rest: {self._sync_command('*run-*')}"
             )
         self._thread = None
 
@@ -90,10 +107,16 @@ class WandbLogger:
         """Start wandb, pass on rows until the end, finish."""
         try:
             run = self._start(wandb)
+            run.define_metric("tokens")
+            run.define_metric("*", step_metric="tokens")
+            # Online wandb knows what the run has; offline it begins at 0 in every session.
+            first = max(run.step, self.newest_step + 1)
             while (item := self._rows.get()) is not None:
                 step, row = item
-                # Behind a resumed run's newest step wandb drops rows; they are the same numbers again.
-                run.log(row, step=step)
+                if step >= first:
+                    run.log(row, step=step)
+                elif "train_loss" not in row:
+                    run.log(row, step=first)
             run.finish()
         except Exception as error:
             self._say_failed(error)
@@ -116,8 +139,13 @@ class WandbLogger:
                 self._report(f"wandb    cannot go online ({_first_line(error)}): writing offline")
                 wandb.teardown()  # the service still holds the run that did not start
         run = self._open(wandb, "offline")
-        self._report(f"wandb    offline; to send it: wandb sync {Path(run.dir).parent}")
+        self._report(f"wandb    offline; to send it: {self._sync_command('offline-run-*')}")
         return run
+
+    def _sync_command(self, sessions: str) -> str:
+        """How to send all sessions of the run, as a shell reads it; each has a folder, and wandb keeps their order."""
+        folder = shlex.quote(f"{self.folder}/wandb/")
+        return f"wandb sync {folder}{sessions}"
 
     def _open(self, wandb: ModuleType, mode: str) -> Any:
         return wandb.init(
@@ -128,6 +156,7 @@ class WandbLogger:
             dir=str(self.folder),
             mode=mode,
             config=self.config,
+            **self.filed,
             # The console belongs to the run: wandb neither prints nor captures, nor looks for code to send.
             settings=wandb.Settings(
                 silent=True,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from pathlib import Path
 from typing import Any
 
 from model.errors import UserError
 from pretrain.config.run_config import RunConfig
+from pretrain.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_hash
 from pretrain.run.data import RunData
 from pretrain.runtime.world import World
 from pretrain.utils.files import atomic_folder, remove_leftovers, write_atomically
@@ -31,11 +34,21 @@ def prepare_run_folder(run: RunConfig, data: RunData, ds_config: dict[str, Any],
                 (run.folder / name).unlink(missing_ok=True)
             write_atomically(run.folder / "config.yaml", run.to_yaml())
             write_atomically(run.folder / "ds_config.json", json.dumps(ds_config, indent=2) + "\n")
-            if not (run.folder / "tokenizer").exists():
-                with atomic_folder(run.folder / "tokenizer") as partial:
-                    data.tokenizer.save(partial)
+            _write_tokenizer(run.folder / "tokenizer", data.tokenizer)
         except OSError as error:
             problem = f"cannot write {error.filename} ({error.strerror})"
     problem = world.agree(problem)
     if problem:
         raise UserError(f"runs_dir: {problem}; give a folder that can be written with --runs_dir")
+
+
+def _write_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
+    """Write the data's tokenizer, unless it is there: checkpoints name it by its hash.
+
+    An imported model's may be another that gives the same ids (see check_resume); its own checkpoint keeps it.
+    """
+    with contextlib.suppress(UserError):
+        if folder.exists() and tokenizer_hash(load_tokenizer(folder)) == tokenizer_hash(tokenizer):
+            return
+    with atomic_folder(folder) as partial:
+        tokenizer.save(partial)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 from model.config import ModelConfig
 from model.errors import UserError
 from pretrain.checkpoint.state import TrainingState
 from pretrain.config.run_config import RunConfig
+from pretrain.data.same_tokenizer import tokenizer_difference
+from pretrain.data.tokenizer import Tokenizer, load_tokenizer
 from pretrain.optim.groups import run_groups
 
 # Where a run lives, how it is shown and how long it goes on may differ without a word.
@@ -94,9 +97,20 @@ def _shape(shape: dict[str, Any]) -> str:
 
 
 def check_resume(
-    saved: TrainingState, run: RunConfig, model: ModelConfig, data: dict[str, Any], world: dict[str, Any]
+    saved: TrainingState,
+    run: RunConfig,
+    model: ModelConfig,
+    data: dict[str, Any],
+    world: dict[str, Any],
+    tokenizers: tuple[Path, Tokenizer] | None = None,
 ) -> list[str]:
     """Compare a checkpoint with the run that wants to continue from it.
+
+    Args:
+        saved: what the checkpoint says of itself.
+        data: RunData.fingerprint of the run.
+        world: the same as ``saved.world``, of the run.
+        tokenizers: folder of the checkpoint's tokenizer, and the run's: what decides where the hashes differ.
 
     Returns:
         A line for each setting that changed and may.
@@ -116,11 +130,12 @@ def check_resume(
     masked = saved.run.get("document_mask", False if saved.run else run.document_mask)
     if masked != run.document_mask:
         refused.append(f"document_mask: {masked} != {run.document_mask}")
-    refused += [
-        f"{key}: {saved.data.get(key)} != {value}"
-        for key, value in data.items()
-        if saved.data.get(key, value) != value  # an imported model knows its tokenizer, not the data
-    ]
+    for key, value in data.items():
+        before = saved.data.get(key, value)  # an imported model knows its tokenizer, not the data
+        difference = None if before == value else f"{before} != {value}"
+        if difference and key == "tokenizer" and tokenizers and tokenizers[0].is_dir():
+            difference = tokenizer_difference(load_tokenizer(tokenizers[0]), tokenizers[1])
+        refused += [f"{key}: {difference}"] if difference else []
     if refused:
         raise UserError(
             f"resume: {run.folder} holds another run ({'; '.join(refused)}); give --name for a new run, "

@@ -19,6 +19,7 @@ from pretrain.checkpoint.state import UNIVERSAL_FOLDER, TrainingState
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.data.blend import parse_blend
 from pretrain.data.corpus import Corpus
+from pretrain.data.same_tokenizer import tokenizer_difference
 from pretrain.data.sequences import ValidationSequences
 from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_hash
@@ -94,7 +95,6 @@ class SavedRun:
         The same text tokenized otherwise (the built-in corpus with another vocabulary) is not one of them.
         """
         wanted = {entry[0] for entry in self.state.data.get("data", [])}
-        tokenizer = self.state.data.get("tokenizer")
         run = self.state.run
         if run.get("data", "builtin") == "builtin":
             folders = sorted(Path(run.get("data_root", "data")).glob("builtin-*"))
@@ -106,7 +106,8 @@ class SavedRun:
                 corpus = Corpus.open(folder)
             except (UserError, OSError):
                 continue
-            if corpus.meta["content_hash"] in wanted and corpus.meta["tokenizer"]["hash"] == tokenizer:
+            same = corpus.meta["content_hash"] in wanted
+            if same and tokenizer_difference(corpus.tokenizer, self.tokenizer) is None:
                 found.append(corpus)
         return found
 

@@ -103,6 +103,10 @@ def supports_bf16(device: torch.device) -> tuple[bool, str]:
     return False, f"the CPU has neither {' nor '.join(CPU_BF16_FLAGS)}"
 
 
+MEASURED = "measured"
+"""How the source of a peak begins that was measured: it moves with threads and load, 8-fold on a busy machine."""
+
+
 def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
     """Return the device's peak in FLOP/s for dense matrix products in *dtype*, and the figure's source.
 
@@ -153,7 +157,7 @@ def _measured_peak(device: torch.device, dtype: torch.dtype, threads: int) -> tu
     where = (
         describe_device(device) if device.type == "cuda" else f"{threads} CPU thread{'s' * (threads != 1)}"
     )
-    source = f"measured: a {size} × {size} {_name(dtype)} matrix product on {where}"
+    source = f"{MEASURED}: a {size} × {size} {_name(dtype)} matrix product on {where}"
     return 2 * size**3 / fastest, source
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ def saved_figure(
     *,
     size: tuple[float, float],
     dpi: int,
+    notes: Sequence[str] = (),
     **subplots: Any,
 ) -> Iterator[tuple[Any, Any]]:
     """A matplotlib figure with its axes, written to *path* at the end of the block; after an error nothing is.
@@ -26,6 +28,7 @@ def saved_figure(
     Args:
         setting: what the user gave the path with, the start of the message.
         size: width and height in inches.
+        notes: what the reader must know, in red above the axes.
         subplots: passed on to ``Figure.subplots``; with ``squeeze=False`` the axes are always an array [rows, columns].
 
     Raises:
@@ -34,6 +37,9 @@ def saved_figure(
     from matplotlib.figure import Figure  # without pyplot: half the time, and no list of open figures
 
     figure = Figure(figsize=size, layout="constrained")
+    if notes:
+        lines = [line for note in notes for line in textwrap.wrap(note, int(14 * size[0]))]
+        figure.suptitle("\n".join(lines), fontsize="x-small", color="tab:red")
     yield figure, figure.subplots(rows, columns, **subplots)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -138,15 +138,22 @@ def test_native_comes_back_bit_equal_and_goes_out_again(native, prism, tmp_path)
 
 
 def test_an_imported_run_continues(native, small_folder, tmp_path):
-    """Training goes on from the imported weights: the first loss is near the last, not that of a new model."""
-    back = tmp_path / "runs" / "back"
-    assert convert.main(["--from_hf", str(native), "--out", str(back)]) == 0
+    """Training goes on from the imported weights: the first loss is near the last, not that of a new model.
+
+    transformers has written the tokenizer anew, so that its files are no longer those of the corpus.
+    """
+    back, folder = tmp_path / "runs" / "back", tmp_path / "hf"
+    shutil.copytree(native, folder)
+    shutil.rmtree(folder / "tokenizer")
+    AutoTokenizer.from_pretrained(folder, trust_remote_code=True).save_pretrained(folder)
+    assert convert.main(["--from_hf", str(folder), "--out", str(back)]) == 0
     run = trained(
         small_folder, back.parent, "back", "--model", str(back / "model.json"), "--steps", "2",
         "--logging.every", "1", ranks=1, stage=2,
     )  # fmt: skip
     rows = read_metrics(run.folder)
     assert rows[0]["train_loss"] < math.log(600) - 0.1
+    assert SavedRun.open(run.folder).state.step == 2  # its tokenizer's files are those that its hash names
 
 
 @pytest.mark.slow

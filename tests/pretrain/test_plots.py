@@ -1,7 +1,15 @@
 """The training curves: drawn from what the metrics say."""
 
+import html
+import json
+import re
+from dataclasses import asdict
+
+import matplotlib
 import pytest
 
+from pretrain.checkpoint.state import TrainingState
+from pretrain.data.tokenizer import SentencePieceTokenizer, tokenizer_hash
 from pretrain.metrics.file import MetricsFile
 from pretrain.plots import _rows, _series, main
 
@@ -32,6 +40,83 @@ def test_draws_one_picture_of_several_runs(tmp_path, capsys):
 def test_series_are_the_rows_that_have_the_figure(tmp_path):
     write_run(tmp_path / "a", 5)
     assert _series(_rows(tmp_path / "a"), "val_loss") == ([20, 40], [3.0, 1.5])
+
+
+def checkpoint(folder, step, **changes):
+    """A checkpoint as far as comparing needs it; *changes* are to the data, ``run_`` ones to the run."""
+    settings = {"data": "corpora/a", "document_mask": False, "validation": {"sequences": 8, "data": None}}
+    settings |= {
+        key.removeprefix("run_"): changes.pop(key) for key in list(changes) if key.startswith("run_")
+    }
+    data = {"tokenizer": "t", "data": [["aaaaaaaa", "1"]]} | changes
+    state = TrainingState(step=step, run=settings, data=data, model={"context_length": 64})
+    path = folder / "checkpoints" / f"step_{step:06d}"
+    path.mkdir(parents=True)
+    (path / "state.json").write_text(json.dumps(asdict(state)))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("steps", "changes", "lines"),
+    [
+        (6, {}, []),
+        (6, {"run_seed": 2}, []),
+        (4, {}, ["steps differ: 6 (a); 4 (b)"]),
+        (
+            6,
+            {"data": [["bbbbbbbb", "1"]], "run_data": "corpora/b"},
+            [
+                "data differ: a aaaaaaaa (a); b bbbbbbbb (b)",
+                "validation windows differ: 8 of 64 tokens of a aaaaaaaa (a); 8 of 64 tokens of b bbbbbbbb (b)",
+            ],
+        ),
+        (
+            6,
+            {"run_validation": {"sequences": 9, "data": None}},
+            ["validation windows differ: 8 of 64 tokens of a aaaaaaaa (a); 9 of 64 tokens of a aaaaaaaa (b)"],
+        ),
+        (
+            6,
+            {"run_document_mask": True},
+            ["document masks differ: in one another's sight (a); kept apart (b)"],
+        ),
+        (6, None, ["no checkpoint says what b was trained on"]),
+    ],
+)
+def test_what_does_not_compare_is_said_and_drawn(tmp_path, capsys, steps, changes, lines):
+    for name, length in (("a", 6), ("b", steps)):
+        write_run(tmp_path / name, length)
+    checkpoint(tmp_path / "a", 6)
+    if changes is not None:
+        checkpoint(tmp_path / "b", steps, **changes)
+    out = tmp_path / "curves.svg"
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        assert main([str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(out)]) == 0
+    assert capsys.readouterr().err == "".join(f"warning: {line}\n" for line in lines)
+    drawn = " ".join(re.findall(r">([^<>]+)</text>", out.read_text()))
+    for line in lines:
+        assert line in html.unescape(drawn)
+
+
+def test_losses_of_different_tokenizers_are_drawn_in_bits_per_byte(tmp_path, capsys):
+    for name, size in (("a", 280), ("b", 290)):
+        write_run(tmp_path / name, 6)
+        tokenizer = SentencePieceTokenizer.train(
+            [f"{n} bottles stand on shelf {7 * n}\n" for n in range(200)], size
+        )
+        tokenizer.save(checkpoint(tmp_path / name, 6, tokenizer=tokenizer_hash(tokenizer)) / "tokenizer")
+    arguments = [str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "curves.svg")]
+    assert main(arguments) == 2  # none of them has bits per byte
+    error = capsys.readouterr().err
+    assert "error: runs: tokenizers differ: b from a (vocabulary: " in error
+    for name in ("a", "b"):
+        file = MetricsFile(tmp_path / name / "metrics.jsonl")
+        file.append(7, {"tokens": 70, "train_loss": 1.0, "val_bpb": 2.0})
+        file.close()
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        assert main(arguments) == 0
+    drawn = (tmp_path / "curves.svg").read_text()
+    assert "validation loss (bits per byte)" in drawn and "nats per token)" not in drawn
 
 
 @pytest.mark.parametrize("content", [None, ""])

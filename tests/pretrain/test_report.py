@@ -4,6 +4,7 @@ import shlex
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from model.config import ModelConfig
 from model.presets import preset
@@ -65,3 +66,21 @@ def test_the_model_line_names_what_differs_from_plain_attention():
 def test_what_was_left_out_of_a_corpus_are_documents():
     meta = {"source": {"name": "files"}, "content_hash": "0" * 32, "skipped": {"empty": 31}}
     assert report._source(SimpleNamespace(meta=meta)).endswith("documents skipped: 31 empty")
+
+
+@pytest.mark.parametrize(
+    ("source", "compares"),
+    [
+        ("measured: a 1024 × 1024 fp32 matrix product on 2 CPU threads", False),
+        ("data sheet of NVIDIA H100, dense bf16", True),
+    ],
+)
+def test_a_measured_peak_is_said_not_to_compare(source, compares):
+    line = report._mfu_line(1e6, 1e12, source)
+    assert line.startswith("MFU      = tokens/s x 1.0 MFLOP per token") and "/ 1 TFLOP/s (" in line
+    assert ("compare tokens/s between sessions, and not MFU" in line) != compares
+
+
+def test_the_peak_of_a_cpu_is_measured():
+    _, source = report.peak_flops(torch.device("cpu"), torch.float32)
+    assert source.startswith(report.MEASURED)

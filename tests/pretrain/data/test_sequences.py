@@ -27,7 +27,11 @@ def numbered_corpus(folder: Path, training: int, validation: int = 100, name: st
             for start in range(0, count, 7):
                 writer.add_document(range(start, min(start + 7, count)))
     tokenizer: Any = SimpleNamespace(
-        vocab_size=10**6, name="numbers", token_bytes=lambda: np.arange(10**6, dtype=np.int64) % 5
+        vocab_size=10**6,
+        name="numbers",
+        end_of_document=0,
+        token_bytes=lambda: np.arange(10**6, dtype=np.int64) % 5,
+        content_hash=lambda: "numbers",
     )
     meta = {"tokenizer": {"hash": "numbers"}}
     return Corpus(

@@ -1,11 +1,13 @@
 """python -m pretrain.diagnostics: the figures of finished runs are those that the runs measured, and are drawn."""
 
+import dataclasses
 import json
 import math
 
 import pytest
 
 from model.errors import UserError
+from pretrain.data.tokenizer import SentencePieceTokenizer
 from pretrain.diagnostics.command import main
 from pretrain.diagnostics.comparison import Band, by_group, differences, paired
 from pretrain.diagnostics.measure import RunFigures, group_and_seed, measure_run
@@ -137,5 +139,5 @@ def test_the_same_text_with_another_vocabulary_is_not_the_runs_data(runs, small_
 
     source = SavedRun.open(runs[0])
     assert len(source.corpora()) == 1
-    source.state.data["tokenizer"] = "another"
-    assert source.corpora() == []
+    another = SentencePieceTokenizer.train(["another text with other pieces " * 20], 280)
+    assert dataclasses.replace(source, tokenizer=another).corpora() == []

@@ -1,5 +1,7 @@
 """Which format holds which model; what padding costs; plain Llama and GPT-2 compute the same."""
 
+import json
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -25,9 +27,10 @@ def test_plain_llama_has_our_logits(name, tmp_path):
 
 
 def test_plain_gpt2_has_our_logits(tmp_path):
-    theirs = AutoModelForCausalLM.from_pretrained(
-        write_folder(network("gpt2"), tmp_path / "g", "gpt2")
-    ).eval()
+    folder = write_folder(network("gpt2"), tmp_path / "g", "gpt2")
+    config = json.loads((folder / "config.json").read_text())
+    assert config["n_ctx"] == config["n_positions"] == 64  # llama.cpp's converter reads the old name
+    theirs = AutoModelForCausalLM.from_pretrained(folder).eval()
     assert type(theirs).__name__ == "GPT2LMHeadModel"
     ids = tokens(2, 64)
     with torch.no_grad():

@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from model.errors import UserError
+from pretrain.data.sentencepiece_bpe import byte_fallback_bpe
 from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.tokenizer import HuggingFaceTokenizer, SentencePieceTokenizer
-from pretrain.hf.tokenizer_files import ORIGINAL_FOLDER, byte_fallback_bpe, check_tokenizer, write_tokenizer
+from pretrain.hf.tokenizer_files import ORIGINAL_FOLDER, check_tokenizer, write_tokenizer
 
 AWKWARD = [
     "", " ", "  ", "   x", "a  b   c    d", "\n", "\n\n\n\n x\n", "\t\tdef f():\r\n", "▁", "▁▁ ▁x▁", " ▁ ",

@@ -20,7 +20,12 @@ class FakeRun:
     def __init__(self, dir: str) -> None:
         self.dir = dir + "/wandb/run/files"
         self.rows: list[tuple[int, dict[str, Any]]] = []
+        self.step = 0
+        self.axes: dict[str, str | None] = {}
         self.finished = False
+
+    def define_metric(self, name: str, step_metric: str | None = None) -> None:
+        self.axes[name] = step_metric
 
     def log(self, row: dict[str, Any], step: int) -> None:
         self.rows.append((step, row))
@@ -38,6 +43,7 @@ class FakeWandb(ModuleType):
         self.server_answers = True
         self.started: list[dict[str, Any]] = []
         self.run: FakeRun | None = None
+        self.resumed_at = 0
         self.gate = threading.Event()
         self.gate.set()
 
@@ -58,6 +64,7 @@ class FakeWandb(ModuleType):
         if arguments["mode"] == "online" and not self.server_answers:
             raise OSError("no route to host\nand a long story")
         self.run = FakeRun(arguments["dir"])
+        self.run.step = self.resumed_at
         return self.run
 
 
@@ -65,7 +72,7 @@ class FakeWandb(ModuleType):
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
     module = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", module)
-    for name in ("WANDB_MODE", "WANDB_DISABLED"):
+    for name in ("WANDB_MODE", "WANDB_DISABLED", "WANDB_RUN_GROUP", "WANDB_TAGS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     return module
@@ -131,6 +138,55 @@ def test_a_resumed_run_keeps_its_id(fake: FakeWandb, tmp_path: Path) -> None:
     ids = [start["id"] for start in fake.started]
     assert ids[0] == ids[1] == (tmp_path / "wandb" / "run_id").read_text().strip()
     assert fake.started[0]["resume"] == "allow"
+
+
+def test_curves_are_over_tokens(fake: FakeWandb, tmp_path: Path) -> None:
+    record(tmp_path, "offline")
+    assert fake.run is not None and fake.run.axes == {"tokens": None, "*": "tokens"}
+
+
+@pytest.mark.parametrize(("resumed_at", "newest_step"), [(0, 57), (58, 50), (58, 57)])
+def test_figures_of_earlier_steps_are_not_dropped(
+    fake: FakeWandb, tmp_path: Path, resumed_at: int, newest_step: int
+) -> None:
+    """wandb drops rows behind its newest: what they hold goes into the next one, with its own tokens."""
+    fake.resumed_at = resumed_at
+    logger = WandbLogger(tmp_path, mode="offline", newest_step=newest_step, report=lambda line: None)
+    logger.log(50, {"evaluation/piqa/acc": 0.5, "tokens": 500})
+    for step in (57, 58, 59):
+        logger.log(step, {"train_loss": 1.0, "tokens": 10 * step})
+    logger.close(10)
+    assert fake.run is not None and fake.run.rows == [
+        (58, {"evaluation/piqa/acc": 0.5, "tokens": 500}),
+        (58, {"train_loss": 1.0, "tokens": 580}),
+        (59, {"train_loss": 1.0, "tokens": 590}),
+    ]
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_runs_are_filed_by_group_and_tags(
+    fake: FakeWandb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: bool
+) -> None:
+    if given:  # wandb reads these itself
+        monkeypatch.setenv("WANDB_RUN_GROUP", "mine")
+        monkeypatch.setenv("WANDB_TAGS", "a,b")
+    WandbLogger(tmp_path, mode="offline", group="g" * 200, tags=["t" * 99], report=lambda line: None).close(
+        10
+    )
+    started = fake.started[0]
+    if given:
+        assert "group" not in started and "tags" not in started
+    else:
+        assert started["group"] == "g" * 128 and started["tags"] == ["t" * 64]
+
+
+def test_all_sessions_of_a_run_can_be_sent(fake: FakeWandb, tmp_path: Path) -> None:
+    """Every session of an offline run has a folder of its own."""
+    folder = tmp_path / "my runs" / "a"
+    said = [*record(folder, "offline"), *record(folder, "offline")]
+    for line in said:
+        command = line.partition("to send it: ")[2]
+        assert command == f"wandb sync '{folder}/wandb/'offline-run-*"
 
 
 def test_failures_are_one_line_and_harmless(fake: FakeWandb, tmp_path: Path) -> None:

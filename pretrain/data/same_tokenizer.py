@@ -1,0 +1,94 @@
+"""Whether two tokenizers give a text the same ids, and in words what differs if they do not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from model.errors import UserError, shown
+from pretrain.data.sentencepiece_bpe import byte_fallback_bpe
+from pretrain.data.tokenizer import HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer, tokenizer_hash
+
+
+def tokenizer_difference(one: Tokenizer, other: Tokenizer) -> str | None:
+    """What makes *other* give other ids than *one*, in words; None when they give the same.
+
+    Files need not be equal: transformers writes a tokenizer anew with a post-processor, and lists special tokens of the
+    vocabulary as added ones; a SentencePiece model may have become a ``tokenizer.json``. Compared is what turns text
+    into ids: vocabulary, merges, the steps before them, the token that ends documents. Whether a special token that is
+    spelled out in a text becomes that token is no difference: every id means the same.
+    """
+    if tokenizer_hash(one) == tokenizer_hash(other):
+        return None
+    mine, theirs = _definition(one), _definition(other)
+    found = [
+        _difference(part, mine.get(part), theirs.get(part))
+        for part in dict.fromkeys([*mine, *theirs])
+        if mine.get(part) != theirs.get(part)
+    ]
+    return "; ".join(found) or None
+
+
+def _definition(tokenizer: Tokenizer) -> dict[str, Any]:
+    """What determines the ids of a tokenizer, by a name for each part."""
+    end = {"end of document": tokenizer.end_of_document}
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        return _parts(json.loads(tokenizer.definition())) | end
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        try:
+            backend = byte_fallback_bpe(tokenizer.model_file, tokenizer)
+        except UserError:  # a model that no tokenizer.json can stand for
+            return {"SentencePiece model": hashlib.sha256(tokenizer.model_file).hexdigest()[:12]} | end
+        return _parts(json.loads(backend.to_str())) | end
+    return {"tokenizer": tokenizer_hash(tokenizer)[:12]} | end
+
+
+def _parts(definition: dict[str, Any]) -> dict[str, Any]:
+    """The parts of a ``tokenizer.json`` that determine ids. Settings that are off, and offsets, are left out."""
+    model = dict(definition["model"])
+    vocabulary = model.pop("vocab", None)
+    added = definition.get("added_tokens") or []
+    if isinstance(vocabulary, dict):
+        vocabulary = vocabulary | {token["content"]: token["id"] for token in added}
+    return {
+        "vocabulary": vocabulary,
+        "merges": model.pop("merges", None),
+        **{f"model.{name}": value for name, value in model.items() if value},
+        "normalizer": definition.get("normalizer"),
+        "pre_tokenizer": _without_offsets(definition.get("pre_tokenizer")),
+        # Words that are cut out of the text before anything else.
+        "added words": sorted(
+            json.dumps({key: token[key] for key in sorted(token)}) for token in added if not token["special"]
+        ),
+    }
+
+
+def _without_offsets(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_offsets(inner) for key, inner in value.items() if key != "trim_offsets"}
+    return [_without_offsets(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _difference(part: str, one: Any, other: Any) -> str:
+    if part == "vocabulary" and isinstance(one, dict) and isinstance(other, dict):
+        differ = [text for text in {**one, **other} if one.get(text) != other.get(text)]
+        example = differ[0]
+        ids = (_id(one.get(example)), _id(other.get(example)))
+        return (
+            f"vocabulary: {len(differ):,} of {len(one):,} and {len(other):,} entries differ, such as {shown(example)} "
+            f"({ids[0]}, and {ids[1]})"
+        )
+    if part == "merges" and isinstance(one, list) and isinstance(other, list):
+        first = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+        where = f"from number {first + 1:,} on" if first is not None else "in their number"
+        return f"merges: {len(one):,} and {len(other):,}, which differ {where}"
+    return f"{part}: {_short(one)} and {_short(other)}"
+
+
+def _id(token: int | None) -> str:
+    return "not there" if token is None else f"id {token}"
+
+
+def _short(value: Any) -> str:
+    return shown(value, plain=True) if value or value == 0 else "none"

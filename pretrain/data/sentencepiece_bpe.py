@@ -1,0 +1,62 @@
+"""A SentencePiece BPE model as a BPE of the tokenizers library, with the same ids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from model.errors import UserError
+from pretrain.data.tokenizer import SentencePieceTokenizer
+
+_SPACE = "\u2581"
+
+
+def byte_fallback_bpe(model: bytes, tokenizer: SentencePieceTokenizer) -> Any:
+    """A ``tokenizers`` BPE with a SentencePiece BPE model's pieces, written with real spaces.
+
+    With real spaces no replacement of U+2581 is needed, and a U+2581 in the text is spelled in bytes, as the run's
+    tokenizer does it. SentencePiece joins the neighbours whose joined piece has the best score; here every way to
+    split a piece is a merge, in the order of the joined pieces' scores.
+
+    Raises:
+        UserError: the model is not BPE, changes its text before splitting it, or has no byte pieces.
+    """
+    import tokenizers
+    from sentencepiece import sentencepiece_model_pb2
+
+    proto: Any = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
+    proto.ParseFromString(model)
+    if proto.trainer_spec.model_type != proto.trainer_spec.BPE or not proto.trainer_spec.byte_fallback:
+        raise UserError(f"tokenizer: {tokenizer.name} is no byte-fallback BPE; only such models are exported")
+    normalizer = proto.normalizer_spec
+    if normalizer.add_dummy_prefix or normalizer.remove_extra_whitespaces or normalizer.precompiled_charsmap:
+        raise UserError(
+            f"tokenizer: {tokenizer.name} changes its text (normalisation or an added space); "
+            "only models without are exported"
+        )
+    kinds = type(proto.pieces[0])
+    vocabulary: dict[str, int] = {}
+    special, plain = [], []
+    for token, piece in enumerate(proto.pieces):
+        text = piece.piece
+        if piece.type in (kinds.CONTROL, kinds.UNKNOWN):
+            special.append(text)
+        elif piece.type != kinds.BYTE:
+            text = text.replace(_SPACE, " ")
+            plain.append((text, piece.score))
+        vocabulary[text] = token
+    usable = {text for text, _ in plain}
+    merges = []
+    for text, _ in sorted(plain, key=lambda item: -item[1]):
+        splits = ((text[:cut], text[cut:]) for cut in range(1, len(text)))
+        merges += [pair for pair in splits if pair[0] in usable and pair[1] in usable]
+    unknown = proto.pieces[proto.trainer_spec.unk_id].piece
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.BPE(vocabulary, merges, unk_token=unknown, byte_fallback=True, fuse_unk=False)
+    )
+    backend.decoder = tokenizers.decoders.Sequence(
+        [tokenizers.decoders.ByteFallback(), tokenizers.decoders.Fuse()]
+    )
+    backend.add_special_tokens(
+        [tokenizers.AddedToken(text, special=True, normalized=False) for text in special]
+    )
+    return backend

@@ -1,0 +1,68 @@
+"""What the card of an export claims: nothing about a model that was made elsewhere."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from model.presets import preset
+from pretrain.checkpoint.state import TrainingState
+from pretrain.hf.formats import plan_export
+from pretrain.hf.model_card import model_card
+
+MODEL = preset("prism-tiny")
+RUN = {"data": "corpora/mine", "seed": 1, "optimizer": {"learning_rate": 1e-3}}
+DATA = {"tokenizer": "t", "data": [["c0ffee" * 4, "1"]]}
+STATES = {
+    "ours": TrainingState(step=5, run=RUN, data=DATA),
+    "imported": TrainingState(data={"tokenizer": "t"}),
+    "imported and trained": TrainingState(step=5, run=RUN, data=DATA, from_seed=False),
+}
+
+
+def card(state, license_name=None, format="native"):
+    import torch
+
+    source = SimpleNamespace(
+        model=MODEL,
+        state=STATES[state],
+        tokenizer=SimpleNamespace(name="its own"),
+        last_metrics=lambda: {},
+    )
+    export = plan_export(MODEL, format, {}, torch.float32)
+    text = model_card(source, export, "equal", "name", license_name)
+    return yaml.safe_load(text.split("---\n")[1]), text
+
+
+@pytest.mark.parametrize(
+    ("state", "license_name", "expected"),
+    [
+        ("ours", None, "apache-2.0"),
+        ("ours", "mit", "mit"),
+        ("imported", None, None),
+        ("imported", "mit", "mit"),
+        ("imported and trained", None, None),
+    ],
+)
+def test_the_licence_of_an_imported_model_is_not_ours_to_give(state, license_name, expected):
+    front, text = card(state, license_name)
+    assert front.get("license") == expected
+    assert ("| license | not named here" in text) == (expected is None)
+
+
+def test_the_data_is_what_the_run_has_read():
+    assert "| data | mine; content c0ffeec0ffee |" in card("ours")[1]
+    assert "imported from another model" not in card("ours")[1]
+    imported = card("imported")[1]
+    assert "| data |" not in imported and "standard library" not in imported
+    both = card("imported and trained")[1]
+    assert "| data | mine; content c0ffeec0ffee |" in both
+    for text in (imported, both):
+        assert "| weights at step 0 | imported from another model; what that was trained on" in text
+
+
+@pytest.mark.parametrize(("format", "version"), [("native", "5.15"), ("llama", "5.0")])
+def test_the_least_transformers_is_named(format, version):
+    assert f"Needs transformers {version} or newer." in card("ours", format=format)[1]
