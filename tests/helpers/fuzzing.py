@@ -25,22 +25,22 @@ DEADLINE = timedelta(seconds=5)
 _CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
 
-def fixed(test: Callable[..., Any], examples: int = 100) -> None:
+def fixed(test: Callable[..., Any], examples: int = 100, *, deadline: timedelta | None = DEADLINE) -> None:
     """Run a test made by ``@given`` on the same *examples* every time."""
     settings(
         max_examples=examples,
         derandomize=True,
         database=None,
-        deadline=DEADLINE,
+        deadline=deadline,
         suppress_health_check=_CHECKS,
     )(test)()
 
 
-def seeded(test: Callable[..., Any], examples: int = 2000) -> None:
+def seeded(test: Callable[..., Any], examples: int = 2000, *, deadline: timedelta | None = DEADLINE) -> None:
     """Run it on *examples* drawn from a random seed, which is printed."""
     number = int(os.environ.get("FUZZ_SEED") or random.SystemRandom().randrange(2**32))
     count = int(os.environ.get("FUZZ_EXAMPLES") or examples)
     print(f"{count} examples of FUZZ_SEED={number}")
     seed(number)(
-        settings(max_examples=count, database=None, deadline=DEADLINE, suppress_health_check=_CHECKS)(test)
+        settings(max_examples=count, database=None, deadline=deadline, suppress_health_check=_CHECKS)(test)
     )()

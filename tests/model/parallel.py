@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -54,10 +56,41 @@ def example(config: ModelConfig, batch: int, length: int) -> tuple[Tensor, Tenso
     return tokens[:, :-1].contiguous(), labels
 
 
+@dataclass
+class Whole:
+    """What the unsplit model (t = 1, fp64) says."""
+
+    logits: Tensor
+    loss: Tensor
+    gradients: dict[str, Tensor]
+
+
+def whole(config: ModelConfig, batch: int, length: int) -> Whole:
+    """Logits, loss and every gradient of the unsplit model."""
+    tokens, labels = example(config, batch, length)
+    model = build(config, torch.float64)
+    loss = model(tokens, labels)
+    loss.backward()
+    with torch.no_grad():
+        logits = model(tokens)
+    gradients = {}
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        gradients[name] = parameter.grad
+    return Whole(logits, loss.detach(), gradients)
+
+
+@functools.cache
+def shared_grid(sequence_parallel: bool) -> ProcessGrid:
+    """The grid of the pool's ranks, t = all of them, made once."""
+    return start_grid(dist.get_world_size(), sequence_parallel=sequence_parallel)
+
+
 def differences(
     config: ModelConfig,
     batch: int,
     length: int,
+    expected: Whole,
     *,
     checkpoint_activations: bool = False,
     sequence_parallel: bool = False,
@@ -67,41 +100,41 @@ def differences(
     Keys: logits, loss, and every parameter's name for its gradient.
     """
     tokens, labels = example(config, batch, length)
-    reference = build(config, torch.float64)
-    loss = reference(tokens, labels)
-    loss.backward()
-    with torch.no_grad():
-        logits = reference(tokens)
-
-    grid = start_grid(dist.get_world_size(), sequence_parallel=sequence_parallel)
+    grid = shared_grid(sequence_parallel)
     model = build(config, torch.float64, grid, checkpoint_activations=checkpoint_activations)
     found = model(tokens, labels)
     found.backward()
     with torch.no_grad():
         found_logits = model(tokens)
 
-    result = {"logits": relative(found_logits, logits), "loss": relative(found, loss)}
-    whole = dict(reference.named_parameters())
+    result = {"logits": relative(found_logits, expected.logits), "loss": relative(found, expected.loss)}
     # Some gradients are zero but for rounding (a bias on the keys moves all logits of a query alike).
-    floor = 1e-3 * max(
-        parameter.grad.abs().max() for parameter in whole.values() if parameter.grad is not None
-    )
+    floor = 1e-3 * max(gradient.abs().max() for gradient in expected.gradients.values())
     for name, parameter in model.named_parameters():
-        gradient = whole[name].grad
-        assert gradient is not None and parameter.grad is not None, name
+        gradient = expected.gradients[name]
+        assert parameter.grad is not None, name
         if shard_dim(parameter) == 0 and name in ("token_embedding.weight", "output.weight"):
             rows = config.padded_vocab_size(model.grid.tensor_parallel)  # t = 3 pads to more rows
             gradient = torch.nn.functional.pad(gradient, (0, 0, 0, rows - gradient.shape[0]))
         result[name] = relative(
             parameter.grad, own_part(model, parameter, gradient), gradient.abs().max().clamp(min=floor)
         )
-    assert set(whole) == {name for name, _ in model.named_parameters()}
+    assert set(expected.gradients) == {name for name, _ in model.named_parameters()}
     return result
 
 
 def many_differences(cases: list[tuple[ModelConfig, int, int, dict[str, Any]]]) -> list[dict[str, float]]:
-    """differences of several cases in one call."""
-    return [differences(config, batch, length, **options) for config, batch, length, options in cases]
+    """differences of several cases; the ranks share out the unsplit models among them."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+    result = []
+    for chunk in (cases[start : start + world] for start in range(0, len(cases), world)):
+        expected: list[Any] = [None] * world
+        dist.all_gather_object(expected, whole(*chunk[rank][:3]) if rank < len(chunk) else None)
+        result += [
+            differences(config, batch, length, unsplit, **options)
+            for (config, batch, length, options), unsplit in zip(chunk, expected, strict=False)
+        ]
+    return result
 
 
 def relative(found: Tensor, expected: Tensor, scale: Tensor | None = None) -> float:
@@ -120,13 +153,16 @@ def scaled_down(config: ModelConfig, tensor_parallel: int) -> ModelConfig:
     ]
     layers = runs[:4]
     heads = tuple(config.heads[layer] for layer in layers)
+    d_model = math.lcm(*heads, tensor_parallel)
+    if config.positions == "rope" or d_model == max(heads):
+        d_model = math.lcm(2 * math.lcm(*heads), tensor_parallel)  # even head dims
     windows = None
     if config.local_window is not None:
         windows = tuple(None if config.local_window[layer] is None else 5 for layer in layers)
     return config.replace(
         vocab_size=260,
         context_length=24,
-        d_model=math.lcm(2 * math.lcm(*heads), tensor_parallel),
+        d_model=d_model,
         heads=heads,
         kv_heads=None,
         local_window=windows,
