@@ -11,6 +11,7 @@ import functools
 import importlib.metadata
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -422,3 +423,15 @@ def test_a_package_with_too_many_modules(small: Path, folder: str, most: int) ->
 def test_a_picture_that_says_nothing(small: Path) -> None:
     (small / PICTURE).write_bytes((ROOT / "docs/pictures/upper_qk-llama.png").read_bytes())
     assert len(picture(small)) == 1
+
+
+def test_console_commands_exist():
+    """Each is the main() of a module that python -m runs, too."""
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    for name, target in scripts.items():
+        module, function = target.split(":")
+        assert (ROOT / (module.replace(".", "/") + ".py")).is_file() and function == "main", name
+        assert (
+            module.removesuffix(".command").removesuffix(".__main__").replace(".", "-").replace("_", "-")
+            == name
+        )

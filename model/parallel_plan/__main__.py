@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+from model.config import ModelConfig
 from model.errors import UserError, run_command
 from model.parallel_plan import DTYPE_BYTES, plan
 from model.pictures import draw_plan
@@ -22,7 +25,11 @@ def run_parallel_plan(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m model.parallel_plan", description="How tensor parallelism spreads a model's heads."
     )
-    parser.add_argument("--model", required=True, help="preset; python -m model.presets lists them")
+    parser.add_argument(
+        "--model",
+        required=True,
+        help="preset (python -m model.presets lists them), or a .json file of its fields",
+    )
     parser.add_argument("--heads", help="head schedule in place of the preset's, such as 3x2,6x2,8x2,12x6")
     parser.add_argument("--tensor_parallel", type=int, required=True, help="t: ranks that share the model")
     parser.add_argument("--micro_batch", type=int, default=8, help="B: sequences per rank and pass (8)")
@@ -33,7 +40,7 @@ def run_parallel_plan(arguments: list[str]) -> None:
     for name in ("micro_batch", "accumulation"):
         if getattr(options, name) < 1:
             raise UserError(f"{name}: {getattr(options, name)} is not valid; give a positive number")
-    config = preset(options.model)
+    config = _read_model(options.model) if options.model.endswith(".json") else preset(options.model)
     if options.heads is not None:
         config = config.replace(heads=options.heads)
     found = plan(config, options.tensor_parallel, options.micro_batch, options.dtype)
@@ -42,6 +49,16 @@ def run_parallel_plan(arguments: list[str]) -> None:
         title = f"{options.model} at t = {options.tensor_parallel}, micro-batch {options.micro_batch}"
         draw_plan(found, title, options.plot)
         print(f"wrote {options.plot}")
+
+
+def _read_model(path: str) -> ModelConfig:
+    try:
+        values = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise UserError(f"model: cannot read {path!r}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"model: {path!r} is not valid JSON ({error})") from None
+    return ModelConfig.from_json(values)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

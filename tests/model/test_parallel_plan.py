@@ -1,5 +1,7 @@
 """The plan's arithmetic against the design's formulas, its refusals, and what it prints and draws."""
 
+import json
+
 import pytest
 
 from model.config import block
@@ -121,3 +123,22 @@ def test_bad_input_is_one_line(arguments, message, capsys):
     assert main(arguments) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_a_model_of_ones_own_is_read_from_a_file(tmp_path, capsys):
+    file = tmp_path / "model.json"
+    file.write_text(json.dumps(preset("prism-nano").replace(heads="1,2,4,4").to_json()))
+    assert main(["--model", str(file), "--tensor_parallel", "2"]) == 0
+    own = capsys.readouterr().out
+    assert main(["--model", "prism-nano", "--heads", "1,2,4,4", "--tensor_parallel", "2"]) == 0
+    assert capsys.readouterr().out == own
+    for text, said in (
+        ("[[", "is not valid JSON"),
+        ("5", "error: model"),
+        ("[" * 100_000, "is not valid JSON"),
+    ):
+        file.write_text(text)
+        assert main(["--model", str(file), "--tensor_parallel", "2"]) == 2
+        assert said in capsys.readouterr().err
+    assert main(["--model", str(tmp_path / "none.json"), "--tensor_parallel", "2"]) == 2
+    assert "cannot read" in capsys.readouterr().err
