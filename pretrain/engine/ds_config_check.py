@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from model.errors import UserError, closest
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.ds_config_keys import ALIASES, KEYS, Key, Off, Section
-from pretrain.utils.strict_json import read_json_object, shown
+from pretrain.utils.parsing import read_json_object, shown_json
 
 OWNED = (
     "train_batch_size",
@@ -56,7 +57,7 @@ def read_ds_config(path: str, run: RunConfig | None = None) -> dict[str, Any]:
     Raises:
         UserError: the file cannot be read (read_json_object), or the one list of all that is wrong in it.
     """
-    config = read_json_object(path, "ds_config", HINT)
+    config = read_json_object(Path(path), "ds_config", HINT)
     problems = check_ds_config(config, run)
     if problems:
         where = path if path.isprintable() else repr(path)
@@ -135,7 +136,7 @@ def _check_section(name: str, block: Mapping[str, Any], section: Section, proble
         elif isinstance(value, dict):
             _check_section(path, value, known, problems)
         elif not (value is None and known.null):
-            problems.add(f"{path} is {shown(value)}; it must be a JSON object" + " or null" * known.null)
+            problems.add(f"{path} is {shown_json(value)}; it must be a JSON object" + " or null" * known.null)
 
 
 def _check_key(path: str, value: Any, key: Key, problems: Problems) -> None:
@@ -143,23 +144,23 @@ def _check_key(path: str, value: Any, key: Key, problems: Problems) -> None:
         return
     if not key.kind.accepts(value):
         if path == "zero_optimization.stage":
-            problems.add(f"{path} is {shown(value)}; valid stages are {key.kind.valid}")
+            problems.add(f"{path} is {shown_json(value)}; valid stages are {key.kind.valid}")
             return
         problems.add(
-            f"{path} is {shown(value)}; valid is {key.kind.valid}" + " or null" * key.null + ' or "auto"'
+            f"{path} is {shown_json(value)}; valid is {key.kind.valid}" + " or null" * key.null + ' or "auto"'
         )
     elif key.only is not None and value not in key.only:
-        problems.add(f"{path} is {shown(value)}; {key.instead}")
+        problems.add(f"{path} is {shown_json(value)}; {key.instead}")
 
 
 def _check_off(path: str, value: Any, off: Off, problems: Problems) -> None:
     if not isinstance(value, dict):
         if off.names in ("", "*"):  # it was, or is, no block
             if _asks(value):
-                problems.add(f"{path} is {shown(value)}; {off.instead}")
+                problems.add(f"{path} is {shown_json(value)}; {off.instead}")
             return
         if not (value is None and off.switch == "" and path.startswith("zero_optimization.")):
-            problems.add(f"{path} is {shown(value)}; it must be a JSON object")
+            problems.add(f"{path} is {shown_json(value)}; it must be a JSON object")
         return
     names = off.names.split()
     for key in value:
@@ -171,10 +172,10 @@ def _check_off(path: str, value: Any, off: Off, problems: Problems) -> None:
         on = value.get(off.switch, False)
         if on is not False and on != "auto" and not (off.switch == "autotp_size" and on in (0, 1)):
             problems.add(
-                f"enables {path}{'' if on is True else f' ({off.switch} is {shown(on)})'}; {off.instead}"
+                f"enables {path}{'' if on is True else f' ({off.switch} is {shown_json(on)})'}; {off.instead}"
             )
     elif asking := [key for key in value if _asks(value[key]) and (off.names == "*" or key in names)]:
-        what = f"{_joined('', asking[0])} is {shown(value[asking[0]])}"
+        what = f"{_joined('', asking[0])} is {shown_json(value[asking[0]])}"
         problems.add(f"has a {path!r} block ({what}); {off.instead}")
 
 
@@ -203,7 +204,7 @@ def _numeric(value: Any) -> bool:
 
 
 def _flag_value(value: Any) -> str:
-    return shown(value).replace(" ", "")
+    return shown_json(value).replace(" ", "")
 
 
 def _unknown(key: str, path: str, names: Any) -> str:
@@ -222,7 +223,7 @@ def _homes() -> dict[str, dict[str, Any]]:
 
 
 def _joined(path: str, key: str) -> str:
-    key = key if key.isidentifier() and key.isascii() and len(key) <= 80 else shown(key)
+    key = key if key.isidentifier() and key.isascii() and len(key) <= 80 else shown_json(key)
     return f"{path}.{key}" if path else key
 
 
@@ -253,7 +254,7 @@ def _check_run(config: Mapping[str, Any], run: RunConfig, problems: Problems) ->
         enabled = block.get("enabled") if isinstance(block, dict) else None
         if isinstance(enabled, bool) and run.precision != "auto" and enabled != (run.precision == "bf16"):
             problems.add(
-                f'{name}.enabled is {shown(enabled)}, but the run\'s precision is {run.precision}; write "auto"'
+                f'{name}.enabled is {shown_json(enabled)}, but the run\'s precision is {run.precision}; write "auto"'
             )
     zero = config.get("zero_optimization")
     if run.compile and isinstance(zero, dict) and zero.get("stage") == 3:
@@ -267,7 +268,7 @@ def _valid(name: str, value: Any) -> bool:
 
 def contradiction(key: str, found: Any, value: Any, owner: str) -> str:
     """The text for a value that the run owns and that the ds_config says otherwise."""
-    return f'{key} is {shown(found)}, but the run\'s {owner} makes it {value}; write "auto"'
+    return f'{key} is {shown_json(found)}, but the run\'s {owner} makes it {value}; write "auto"'
 
 
 def simplified(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import re
+import reprlib
+import stat
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -16,34 +18,45 @@ import yaml
 
 from model.errors import UserError, shown
 
+LARGEST_FILE = 64 << 20
+"""Bytes; a configuration is a few thousand, the index of a large model's files a few million."""
 LARGEST_INTEGER = 2**63 - 1
+DIGITS = 40
+"""Longest whole number that is read; turning thousands of digits into a number takes seconds."""
 MOST_LEVELS = 50
 """Lists and mappings inside each other."""
 MOST_VALUES = 1_000_000
 """In one file; an alias of YAML counts as often as it is used."""
 
+_short = reprlib.Repr()
+_short.maxlevel, _short.maxdict, _short.maxlist = 2, 3, 3
+_short.maxstring = _short.maxother = _short.maxlong = 60
 
-def read_json(path: Path, what: str) -> Any:
-    """The contents of a JSON file, which is named in messages as *what*.
+
+def read_json(path: Path, what: str, hint: str = "") -> Any:
+    """The contents of a JSON file, which is named in messages as *what*; *hint* is added where it cannot be read.
 
     Raises:
-        UserError: the file cannot be read, is no JSON, or holds numbers or nesting that nothing here can use.
+        UserError: no file, no regular file, larger than LARGEST_FILE, not UTF-8 (a byte order mark is passed over), no
+            JSON, a key given twice, or numbers or nesting that nothing here can use.
     """
-    return parse_json(_text(path, what), f"{what}: {path}")
+    return parse_json(_text(path, what, hint), f"{what}: {_name(path)}")
 
 
-def read_json_object(path: Path, what: str) -> dict[str, Any]:
+def read_json_object(path: Path, what: str, hint: str = "") -> dict[str, Any]:
     """The same for a file that must hold one object."""
-    value = read_json(path, what)
+    value = read_json(path, what, hint)
     if not isinstance(value, dict):
-        raise UserError(f"{what}: {path} holds {shown(value)}; it must hold a JSON object, {{…}}")
+        raise UserError(f"{what}: {_name(path)} holds {shown_json(value)}; it must hold a JSON object, {{…}}")
     return value
 
 
 def parse_json(text: str | bytes, where: str) -> Any:
     """What *text* holds; *where* begins the message about one that holds none. Raises as read_json does."""
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_unique, parse_int=_whole)
+    except _Refused as error:
+        raise UserError(f"{where} {error}") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where} is not valid JSON ({_reason(error)})") from None
     check_values(value, where)
@@ -94,6 +107,13 @@ def check_values(value: Any, where: str) -> None:
             )
 
 
+def shown_json(value: Any) -> str:
+    """A value for an error message: one line, short whatever it holds, true, false and null as JSON spells them."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return _short.repr(value)
+
+
 def is_finite(value: Any) -> bool:
     """Whether arithmetic can use *value*: no NaN, infinity or overlong integer. What is no number passes."""
     if isinstance(value, int):
@@ -132,13 +152,45 @@ class _ShallowLoader(yaml.SafeLoader):
             self.level -= 1
 
 
-def _text(path: Path, what: str) -> str:
+class _Refused(ValueError):
+    """JSON that Python would take."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise _Refused(f"gives {shown(key)} twice")
+        found[key] = value
+    return found
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > DIGITS:
+        raise _Refused(f"holds a number of {len(digits):,} digits; at most {DIGITS} are read")
+    return int(digits)
+
+
+def _text(path: Path, what: str, hint: str = "") -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        status = path.stat()  # before opening: opening a pipe waits for someone to write
+        if stat.S_ISDIR(status.st_mode):
+            raise ValueError("a folder")
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("not a regular file")
+        if status.st_size > LARGEST_FILE:
+            raise ValueError(f"{status.st_size:,} bytes; at most {LARGEST_FILE:,} are read")
+        return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise UserError(f"{what}: {path} is not UTF-8 text") from None
+        raise UserError(f"{what}: {_name(path)} is not UTF-8 text{hint}") from None
     except OSError as error:
-        raise UserError(f"{what}: cannot read {str(path)!r} ({error.strerror})") from None
+        raise UserError(f"{what}: cannot read {str(path)!r} ({error.strerror}){hint}") from None
+    except ValueError as error:
+        raise UserError(f"{what}: cannot read {str(path)!r} ({error}){hint}") from None
+
+
+def _name(path: Path) -> str:
+    return str(path) if str(path).isprintable() else repr(str(path))
 
 
 def _reason(error: BaseException) -> str:

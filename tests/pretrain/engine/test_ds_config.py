@@ -86,7 +86,7 @@ def test_contradictions_are_refused(tmp_path, changes, message):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("{", "is not valid JSON"), ("[1]", "holds a list"), (None, "cannot read")]
+    ("text", "message"), [("{", "is not valid JSON"), ("[1]", r"holds \[1\]; it must"), (None, "cannot read")]
 )
 def test_unreadable_file(tmp_path, text, message):
     if text is not None:
