@@ -11,7 +11,7 @@ from typing import Any
 from model.errors import UserError, run_command
 from pretrain.metrics.file import FILE_NAME, read_metrics
 from pretrain.run.differences import run_differences
-from pretrain.utils.plotting import saved_figure
+from pretrain.utils.plotting import count_axis, logarithmic, saved_figure
 
 
 def draw_runs(folders: list[Path], out: Path) -> Path:
@@ -55,8 +55,10 @@ def draw_runs(folders: list[Path], out: Path) -> Path:
         loss_axis.legend()
         rate_axis.set_ylabel("learning rate")
         norm_axis.set_ylabel("gradient norm")
-        norm_axis.set_yscale("log")
+        logarithmic(norm_axis)
         norm_axis.set_xlabel("tokens")
+        norm_axis.set_xlim(left=0)
+        count_axis(norm_axis.xaxis)
     return out
 
 

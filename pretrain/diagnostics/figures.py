@@ -18,9 +18,10 @@ from pretrain.diagnostics.comparison import (
     over_training,
 )
 from pretrain.diagnostics.measure import RunFigures
-from pretrain.utils.plotting import saved_figure
+from pretrain.utils.plotting import logarithmic, saved_figure, whole_numbers
 
 Groups = dict[str, list[RunFigures]]
+BESIDE = {1: 3, 2: 2, 3: 2}  # measures beside one another in curves.png, by the number of groups
 LOGARITHMIC = ("attention_write", "ffn_write")  # the first layer writes many times what the embedding holds
 LOSSES = {"val_loss": "validation loss (nats)", "val_bpb": "validation loss (bits per byte)"}
 BY_GROUP = {
@@ -56,46 +57,60 @@ def draw_all(
 
 
 def draw_curves(groups: Groups, path: Path, notes: Sequence[str] = ()) -> Path:
-    """Measures over training: a column a group of runs, a line a layer (dark: low, bright: high), mean over the seeds.
+    """Measures over training: a panel a group of runs, a line a layer (dark: low, bright: high), mean over the seeds.
 
-    The last rows have a line for each group of the optimizer.
+    The last ones have a line for each group of the optimizer. The groups stand side by side, on one scale; so many
+    measures beside one another that the picture is not much longer than wide.
     """
-    measures = [m for m in BY_LAYER if any(_has(run.rows, m) for runs in groups.values() for run in runs)]
-    rows = len(measures) + len(BY_GROUP)
-    with _figure(path, rows, len(groups), 2.1, notes=notes, sharex="col", sharey="row") as (figure, axes):
-        from matplotlib import colormaps
+    from matplotlib import colormaps
 
-        for column, (name, runs) in enumerate(groups.items()):
-            colors = colormaps["viridis"]
-            for row, measure in enumerate(measures):
+    measures = [m for m in BY_LAYER if any(_has(run.rows, m) for runs in groups.values() for run in runs)]
+    wanted = [*measures, *BY_GROUP]
+    beside = BESIDE.get(len(groups), 1)
+    rows = math.ceil(len(wanted) / beside)
+    with _figure(path, rows, beside * len(groups), 2.1, width=3.6, notes=notes) as (figure, axes):
+        for axis in axes.flat:
+            axis.set_axis_off()
+        for index, measure in enumerate(wanted):
+            row, block = divmod(index, beside)
+            first = axes[row][block * len(groups)]
+            for column, (name, runs) in enumerate(groups.items(), start=block * len(groups)):
                 axis = axes[row][column]
-                for layer in range(runs[0].num_layers):
-                    bands = over_training(runs, f"diagnostics/{measure}/layer_{layer}")
-                    color = colors(layer / max(1, runs[0].num_layers - 1))
-                    _line(axis, bands, color=color, label=f"layer {layer}")
-                if measure in LOGARITHMIC:
-                    axis.set_yscale("log")
-                if column == 0:
-                    axis.set_ylabel(TITLES[measure], fontsize="x-small")
-            for row, (measure, title) in enumerate(BY_GROUP.items(), start=len(measures)):
-                axis = axes[row][column]
-                prefix = f"diagnostics/{measure}/"
-                keys = dict.fromkeys(key for line in runs[0].rows for key in line if key.startswith(prefix))
-                for index, key in enumerate(keys):
-                    label = key.removeprefix(prefix)
-                    _line(axis, over_training(runs, key), color=f"C{index}", label=label)
-                axis.set_yscale("log")
-                axis.legend(fontsize="xx-small")
-                if column == 0:
-                    axis.set_ylabel(title, fontsize="x-small")
-            axes[0][column].set_title(_titled(name, runs), fontsize="small")
-            axes[-1][column].set_xlabel("step")
+                axis.set_axis_on()
+                if measure in BY_GROUP:
+                    _curves_by_group(axis, runs, measure)
+                else:
+                    for layer in range(runs[0].num_layers):
+                        bands = over_training(runs, f"diagnostics/{measure}/layer_{layer}")
+                        color = colormaps["viridis"](layer / max(1, runs[0].num_layers - 1))
+                        _line(axis, bands, color=color, label=f"layer {layer}")
+                if measure in LOGARITHMIC or measure in BY_GROUP:
+                    logarithmic(axis)
+                if axis is first:
+                    axis.set_ylabel((TITLES | BY_GROUP)[measure], fontsize="x-small")
+                else:
+                    axis.sharey(first)
+                if row == 0:
+                    axis.set_title(_titled(name, runs), fontsize="small")
+                _step_axis(axis)
         _legend(figure, axes[0][0], ncols=6)
     return path
 
 
+def _curves_by_group(axis: Any, runs: Sequence[RunFigures], measure: str) -> None:
+    prefix = f"diagnostics/{measure}/"
+    keys = dict.fromkeys(key for line in runs[0].rows for key in line if key.startswith(prefix))
+    for index, key in enumerate(keys):
+        _line(axis, over_training(runs, key), color=f"C{index}", label=key.removeprefix(prefix))
+    if keys:
+        axis.legend(fontsize="xx-small")
+
+
 def draw_layers(groups: Groups, path: Path, notes: Sequence[str] = ()) -> Path:
-    """Bars by layer at the last checkpoint, with the standard deviation over seeds; dots are single heads."""
+    """Bars by layer at the last checkpoint, with the standard deviation over seeds; dots are single heads.
+
+    Where the axis is logarithmic there are points in place of bars: a bar would begin anywhere.
+    """
     measures = [
         m for m in BY_LAYER if any(layer_bands([r.last for r in runs], m) for runs in groups.values())
     ]
@@ -107,24 +122,26 @@ def draw_layers(groups: Groups, path: Path, notes: Sequence[str] = ()) -> Path:
                 bands = layer_bands([run.last for run in runs], measure)
                 places = [layer - 0.4 + (index + 0.5) * width for layer in bands]
                 errors = [0 if math.isnan(band.sd) else band.sd for band in bands.values()]
-                axis.bar(
-                    places,
-                    [band.mean for band in bands.values()],
-                    width,
-                    yerr=errors,
-                    label=_titled(name, runs),
-                )
+                means = [band.mean for band in bands.values()]
+                if measure in LOGARITHMIC:
+                    style = {"fmt": "o", "markersize": 4, "label": _titled(name, runs)}
+                    axis.errorbar(places, means, errors, **style)
+                else:
+                    axis.bar(places, means, width, yerr=errors, label=_titled(name, runs))
                 heads = runs[0].last.get(f"diagnostics/{measure}/heads")
                 for place, layer in zip(places, bands, strict=True):
                     if heads:
                         axis.plot([place] * len(heads[layer]), heads[layer], "k.", markersize=2, alpha=0.5)
             if measure in LOGARITHMIC:
-                axis.set_yscale("log")
+                logarithmic(axis)
             axis.set_title(TITLES[measure], fontsize="small")
-            axis.set_xlabel("layer", fontsize="x-small")
+            _layer_axis(axis)
         for axis in panels[len(measures) :]:
             axis.set_axis_off()
-        _legend(figure, panels[0], ncols=2)
+        explained = [("dots: single heads of the first seed", "k.")]
+        if any(len(runs) > 1 for runs in groups.values()):
+            explained.append(("lines: ± one standard deviation over the seeds", "k|"))
+        _legend(figure, panels[0], ncols=2, explained=explained)
     return path
 
 
@@ -146,7 +163,7 @@ def draw_difference(groups: Groups, baseline: str, path: Path, notes: Sequence[s
             for index, (name, bands) in enumerate(by_layer[measure].items()):
                 _line(axis, bands, color=f"C{index}", label=f"{name} − {baseline}", marker="o")
             axis.set_title("Δ " + TITLES[measure], fontsize="small")
-            axis.set_xlabel("layer", fontsize="x-small")
+            _layer_axis(axis)
         for axis in panels[len(measures) :]:
             axis.set_axis_off()
         _legend(figure, panels[0], ncols=2)
@@ -178,7 +195,7 @@ def draw_difference_over_training(
                 _line(axis, by_step, color=f"C{index}", label=f"{name} − {baseline}")
             title = LOSSES.get(key) or TITLES[key.removeprefix("upper/")] + ", upper half"
             axis.set_title("Δ " + title, fontsize="small")
-            axis.set_xlabel("step", fontsize="x-small")
+            _step_axis(axis)
         for axis in panels[len(found) :]:
             axis.set_axis_off()
         _legend(figure, panels[0], ncols=2)
@@ -220,16 +237,38 @@ def _line(axis: Any, bands: dict[int, Band], **style: Any) -> None:
         axis.fill_between(places, low, high, color=style["color"], alpha=0.2, linewidth=0)
 
 
-def _legend(figure: Any, axis: Any, ncols: int) -> None:
+def _layer_axis(axis: Any) -> None:
+    axis.set_xlabel("layer", fontsize="x-small")
+    whole_numbers(axis.xaxis)
+
+
+def _step_axis(axis: Any) -> None:
+    axis.set_xlabel("step", fontsize="x-small")
+    axis.set_xlim(left=0)
+    whole_numbers(axis.xaxis)
+
+
+def _legend(figure: Any, axis: Any, ncols: int, explained: Sequence[tuple[str, str]] = ()) -> None:
+    """What the lines of *axis* stand for, and the band around them; *explained*: pairs of text and matplotlib style."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
     handles, labels = axis.get_legend_handles_labels()
-    if handles:
-        figure.legend(handles, labels, loc="outside lower center", ncols=ncols, fontsize="small")
+    if not handles:
+        return
+    if any(panel.collections for panel in figure.axes if not explained):
+        handles.append(Patch(color="gray", alpha=0.4))
+        labels.append("band: ± one standard deviation over the seeds")
+    for text, style in explained:
+        handles.append(Line2D([], [], color=style[0], marker=style[1], linestyle="none"))
+        labels.append(text)
+    figure.legend(handles, labels, loc="outside lower center", ncols=ncols, fontsize="small")
 
 
 def _figure(
-    path: Path, rows: int, columns: int, height: float, **shared: Any
+    path: Path, rows: int, columns: int, height: float, width: float = 4.2, **options: Any
 ) -> AbstractContextManager[tuple[Any, Any]]:
-    """A grid of axes, saved at the end of the block."""
+    """A grid of axes of so many inches each, saved at the end of the block."""
     rows = max(1, rows)
-    size = (4.2 * columns, 0.6 + height * rows)
-    return saved_figure(path, "out", rows, columns, size=size, dpi=110, squeeze=False, **shared)
+    size = (width * columns, 0.6 + height * rows)
+    return saved_figure(path, "out", rows, columns, size=size, dpi=110, squeeze=False, **options)

@@ -46,3 +46,31 @@ def saved_figure(
         figure.savefig(path, dpi=dpi)
     except (OSError, ValueError) as error:  # ValueError: a format that matplotlib does not know
         raise UserError(f"{setting}: cannot write {str(path)!r}: {error}".replace("\n", " ")) from error
+
+
+def count_axis(axis: Any) -> None:
+    """Ticks of a matplotlib Axis (``axes.xaxis``) that counts tokens: 100k and 1.5B in place of their zeros."""
+    axis.set_major_formatter(lambda value, _: _short_count(value))
+
+
+def _short_count(value: float) -> str:
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:g}{unit}"
+    return f"{value:g}"
+
+
+def whole_numbers(axis: Any) -> None:
+    """Ticks of a matplotlib Axis at whole numbers only: there is no layer 0.5."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
+
+
+def logarithmic(axes: Any) -> None:
+    """A logarithmic y axis with numbers in one line at its ticks."""
+    from matplotlib.ticker import LogFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(LogFormatter())
+    axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.4)))

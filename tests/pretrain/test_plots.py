@@ -37,6 +37,18 @@ def test_draws_one_picture_of_several_runs(tmp_path, capsys):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_tokens_are_counted_from_zero_in_short_numbers(tmp_path):
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    file.append(1, {"tokens": 2_500_000, "train_loss": 1.0, "grad_norm": 1.0, "lr/base/decay": 1e-3})
+    file.close()
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        assert main([str(tmp_path), "--out", str(tmp_path / "curves.svg")]) == 0
+    texts = re.findall(r">([^<>]+)</text>", (tmp_path / "curves.svg").read_text())
+    assert (
+        "500k" in texts and "1M" in texts and "2.5M" in texts and not any("00000" in text for text in texts)
+    )
+
+
 def test_series_are_the_rows_that_have_the_figure(tmp_path):
     write_run(tmp_path / "a", 5)
     assert _series(_rows(tmp_path / "a"), "val_loss") == ([20, 40], [3.0, 1.5])

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from model.errors import UserError
-from pretrain.utils.plotting import saved_figure
+from pretrain.utils.plotting import _short_count, saved_figure
 
 
 def test_a_figure_is_written_at_the_end_of_the_block(tmp_path):
@@ -15,6 +15,23 @@ def test_a_figure_is_written_at_the_end_of_the_block(tmp_path):
         figure.suptitle("two by three")
     data = path.read_bytes()
     assert data.startswith(b"\x89PNG") and int.from_bytes(data[16:20], "big") == 200
+
+
+def test_notes_stand_above_the_axes_in_full(tmp_path):
+    note = "data differ: " + "; ".join(f"corpus {number} of some run" for number in range(20))
+    with saved_figure(tmp_path / "a.png", "out", size=(4, 2), dpi=50, notes=[note, "steps differ"]) as (
+        figure,
+        _,
+    ):
+        lines = figure.get_suptitle().split("\n")
+    assert " ".join(lines) == f"{note} steps differ" and max(map(len, lines)) <= 56
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (950, "950"), (100_000, "100k"), (2_500_000, "2.5M"), (1.5e9, "1.5B")]
+)
+def test_counts_are_short(value, text):
+    assert _short_count(value) == text
 
 
 def test_what_cannot_be_written_is_said_in_one_line(tmp_path):
