@@ -4,21 +4,39 @@ They are given as offsets, int32 [documents + 1]: where each begins when the B r
 B·T at last. It is what variable-length attention kernels call cu_seqlens. Every row begins a document. A position sees
 its own document only, up to itself, and is counted from the document's beginning.
 
-Two ways to attend, chosen for each layer. Flash attention's variable-length kernel takes the offsets as they are
-(CUDA, bf16 or fp16). Elsewhere scaled_dot_product_attention takes a mask [B, 1, T, T], which exists once a micro-batch
-and is shared by all heads and layers of one window. It is additive, in the compute dtype: from a boolean one SDPA makes
-such a mask for every layer, and keeps it for the backward pass.
+Two ways to attend, chosen for each layer. Flash attention's variable-length kernel takes the offsets as they are (CUDA,
+bf16 or fp16, a torch whose varlen_attn knows windows and scales). Elsewhere scaled_dot_product_attention takes a mask
+[B, 1, T, T], which exists once a micro-batch and is shared by all heads and layers of one window. It is additive, in
+the compute dtype: from a boolean one SDPA makes such a mask for every layer, and keeps it for the backward pass.
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from functools import cached_property, lru_cache
-from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from model.rotary import Table
+
+varlen_attn: Callable[..., Any] | None
+"""torch's kernel for documents; None before torch 2.10."""
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:
+    varlen_attn = None
+
+
+def varlen_options(kernel: Callable[..., Any] | None) -> frozenset[str]:
+    """Which of the options that are needed here a torch's varlen_attn has: they came one after the other."""
+    wanted = {"scale", "window_size", "enable_gqa"}
+    return frozenset(wanted & inspect.signature(kernel).parameters.keys() if kernel else ())
+
+
+VARLEN_OPTIONS = varlen_options(varlen_attn)
 
 
 class PackedDocuments:
@@ -100,7 +118,7 @@ def _varlen_device(index: int) -> bool:
     return (
         torch.version.cuda is not None
         and torch.cuda.get_device_capability(index) >= (8, 0)
-        and find_spec("torch.nn.attention.varlen") is not None  # torch 2.10 and newer
+        and {"scale", "window_size"} <= VARLEN_OPTIONS
     )
 
 
@@ -111,9 +129,13 @@ def varlen_attention(
 
     scale: None is 1/sqrt(d_h). window: as in PackedDocuments.mask.
     """
-    from torch.nn.attention.varlen import varlen_attn
-
-    length = query.shape[1]
+    length, groups = query.shape[1], query.shape[2] // key.shape[2]
+    options: dict[str, Any] = {}
+    if groups > 1 and "enable_gqa" in VARLEN_OPTIONS:
+        options["enable_gqa"] = True
+    elif groups > 1:
+        key, value = key.repeat_interleave(groups, dim=2), value.repeat_interleave(groups, dim=2)
+    assert varlen_attn is not None
     output = varlen_attn(
         query.flatten(0, 1),
         key.flatten(0, 1),
@@ -125,7 +147,7 @@ def varlen_attention(
         scale=scale,
         # What is left of a query besides itself, and what is right of it; (-1, 0) is causal.
         window_size=(-1 if window is None or window >= length else window - 1, 0),
-        enable_gqa=query.shape[2] != key.shape[2],
+        **options,
     )
     assert isinstance(output, Tensor)
     return output.unflatten(0, (-1, length))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -9,8 +12,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from model import documents
 from model.config import block
-from model.documents import PackedDocuments, of_rows, widened
+from model.documents import PackedDocuments, of_rows, varlen_options, widened
 from model.process_grid import start_grid
 from tests.helpers.distributed import run_distributed
 from tests.helpers.gpus import needs_gpus
@@ -150,8 +154,8 @@ def test_masks_are_made_once_a_micro_batch(monkeypatch):
 # ---------------------------------------------------------------------- the kernel for offsets
 
 
-def reference_varlen(query, key, value, cu_q, cu_k, max_q, max_k, *, scale, window_size, enable_gqa):
-    """torch.nn.attention.varlen.varlen_attn by its documentation: [tokens, heads, d_h], one softmax a document."""
+def reference_varlen(query, key, value, cu_q, cu_k, max_q, max_k, *, scale, window_size, enable_gqa=False):
+    """varlen_attn of torch 2.13 by its documentation: [tokens, heads, d_h], one softmax a document."""
     assert cu_q.dtype == cu_k.dtype == torch.int32 and window_size[1] == 0
     assert enable_gqa or query.shape[1] == key.shape[1]
     result = []
@@ -166,18 +170,70 @@ def reference_varlen(query, key, value, cu_q, cu_k, max_q, max_k, *, scale, wind
     return torch.cat(result)
 
 
-@pytest.fixture
-def reference_kernel(monkeypatch):
-    varlen = pytest.importorskip("torch.nn.attention.varlen")
+def varlen_2_11(
+    query, key, value, cu_q, cu_k, max_q, max_k, *, return_aux=None, scale=None, window_size=(-1, -1)
+):
+    """That of torch 2.11, which has no grouped queries."""
+    return reference_varlen(query, key, value, cu_q, cu_k, max_q, max_k, scale=scale, window_size=window_size)
+
+
+def varlen_2_10(query, key, value, cu_q, cu_k, max_q, max_k, is_causal=False, return_aux=None):
+    """That of torch 2.10: no window, and the scale is its own."""
+    raise NotImplementedError
+
+
+@contextlib.contextmanager
+def kernel(stands_for):
+    """The model with that varlen_attn, on a device that has it; the shapes of its queries."""
     calls = []
 
     def counted(*arguments, **options):
         calls.append(arguments[0].shape)
-        return reference_varlen(*arguments, **options)
+        return stands_for(*arguments, **options)
 
-    monkeypatch.setattr(varlen, "varlen_attn", counted)
-    monkeypatch.setattr("model.attention.has_varlen_kernel", lambda hidden, head_dim: True)
-    return calls
+    with (
+        mock.patch("model.documents.varlen_attn", counted),
+        mock.patch("model.documents.VARLEN_OPTIONS", varlen_options(stands_for)),
+        mock.patch("model.attention.has_varlen_kernel", return_value=True),
+    ):
+        yield calls
+
+
+KERNELS: dict[str, Any] = {"2.13": reference_varlen, "2.11": varlen_2_11}
+
+
+@pytest.fixture(params=list(KERNELS.values()), ids=list(KERNELS))
+def reference_kernel(request):
+    with kernel(request.param) as calls:
+        yield calls
+
+
+def test_which_torch_has_the_kernel(monkeypatch):
+    """By the signature of its varlen_attn; without windows or scales every layer takes the mask."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
+    for stands_for, has in (
+        (reference_varlen, True),
+        (varlen_2_11, True),
+        (varlen_2_10, False),
+        (None, False),
+    ):
+        documents._varlen_device.cache_clear()
+        monkeypatch.setattr(documents, "VARLEN_OPTIONS", varlen_options(stands_for))
+        assert documents._varlen_device(0) == has
+    documents._varlen_device.cache_clear()
+    installed = pytest.importorskip("torch.nn.attention.varlen").varlen_attn
+    assert documents.varlen_attn is installed
+    taken = inspect.signature(installed).parameters
+    assert "scale" not in taken or list(taken)[:7] == [
+        "query",
+        "key",
+        "value",
+        "cu_seq_q",
+        "cu_seq_k",
+        "max_q",
+        "max_k",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -223,17 +279,16 @@ def reference_of(config, rows):
     return logits.detach(), loss.detach(), gradients(model, loss)
 
 
-def parallel_differences(config, rows, reference, kernel=False, checkpointing=False, sequence_parallel=False):
+def parallel_differences(
+    config, rows, reference, offsets_too=False, checkpointing=False, sequence_parallel=False
+):
     """On every rank: largest differences of the packed model from *reference*."""
     tokens, labels = example(config, len(rows), 24)
     grid = start_grid(dist.get_world_size(), sequence_parallel=sequence_parallel)
     model = build(config, torch.float64, grid, checkpoint_activations=checkpointing)
     result = compared(model, reference, tokens, labels, rows)
-    if kernel:
-        with (
-            mock.patch("torch.nn.attention.varlen.varlen_attn", reference_varlen),
-            mock.patch("model.attention.has_varlen_kernel", return_value=True),
-        ):
+    if offsets_too:
+        with kernel(reference_varlen):
             again = compared(model, reference, tokens, labels, rows)
         result |= {f"{name} with the kernel": value for name, value in again.items()}
     return result
@@ -276,8 +331,8 @@ def test_real_ranks_equal_documents_one_by_one(tensor_parallel):
     """Batch form (as many rows as ranks), query form (one row), both with the kernel's offsets where it may run."""
     rows = LENGTHS[:tensor_parallel]
     cases = [
-        (GROUPED, rows, {"kernel": True}),
-        (GROUPED, LENGTHS[3:4], {"kernel": True}),
+        (GROUPED, rows, {"offsets_too": True}),
+        (GROUPED, LENGTHS[3:4], {"offsets_too": True}),
         (WINDOWS, rows, {"checkpointing": True}),
         (WINDOWS, LENGTHS[6:7], {}),
         (ROPE_WINDOWS, LENGTHS[:1], {}),

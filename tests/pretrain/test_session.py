@@ -1,17 +1,25 @@
 """What a session decides before there is a model, on all ranks alike."""
 
+import os
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
+import pytest
+import torch
 import torch.distributed as dist
 
 from model.errors import UserError
 from pretrain import session as sessions
+from pretrain.checkpoint.state import TrainingState
+from pretrain.config.run_config import RunConfig
 from pretrain.engine.patches import prepare_deepspeed
+from pretrain.metrics.session import Metrics
 from pretrain.run.data import open_data
 from pretrain.runtime.world import start_world
+from pretrain.trainer import Trainer
 from tests.helpers.distributed import run_distributed
-from tests.helpers.training import nano_run
+from tests.helpers.training import alone, nano_run
 
 DS_CONFIG = {"zero_optimization": {"stage": 1}}
 
@@ -48,3 +56,62 @@ def test_ranks_that_plan_differently_are_refused(small_folder, tmp_path):
     found = run_distributed(planned, 2, nano_run(small_folder, tmp_path), [1 << 34] * 2, [2, 4])
     assert found[0] == found[1] and found[0].startswith("micro_batch: rank 0 would take 2 ")
     assert "rank 1 4" in found[0]
+
+
+def resumed_threads(saved_world, ranks, asked, variable):
+    """Threads that a run resumed on this machine of 4 cores computes on, and that it records."""
+    before = torch.get_num_threads()
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    environment |= {"OMP_NUM_THREADS": str(variable)} if variable else {}
+    world = replace(alone(), size=ranks, threads=4)
+    try:
+        torch.set_num_threads(4)
+        with mock.patch.dict(os.environ, environment, clear=True):
+            kept = sessions._keep_threads(world, RunConfig(threads=asked), TrainingState(world=saved_world))
+        return torch.get_num_threads(), kept.threads
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("saved", "ranks", "asked", "variable", "expected"),
+    [
+        ({"ranks": 1, "threads": 3}, 1, None, None, 3),
+        ({"ranks": 1, "threads": 3}, 2, None, None, 4),  # other ranks, other bits: the cores are shared anew
+        ({"ranks": 1, "threads": 3}, 1, 4, None, 4),
+        ({"ranks": 1, "threads": 3}, 1, None, 4, 4),
+        ({"ranks": 1}, 1, None, None, 4),  # of a version that did not record it
+        ({}, 1, None, None, 4),
+    ],
+)
+def test_the_thread_count_is_kept_unless_asked_for(saved, ranks, asked, variable, expected):
+    assert resumed_threads(saved, ranks, asked, variable) == (expected, expected)
+
+
+def test_the_thread_count_of_a_run_is_that_of_its_checkpoint(small_folder, tmp_path):
+    """Through the session, as a user resumes: saved with 2 threads, continued where 1 would be the machine's share."""
+    run = nano_run(small_folder, tmp_path, "--steps", "1", "--validation.every", "0", "--threads", "2")
+    assert run_distributed(saved_and_resumed, 1, run, timeout=120) == [(2, 2)]
+
+
+def saved_and_resumed(run):
+    prepare_deepspeed()
+    before = torch.get_num_threads()
+    try:
+        session = sessions.build_session(
+            run, dict(DS_CONFIG), open_data(run, lambda line: None), start_world(2, False)
+        )
+        with Metrics(run.folder, total_steps=1, start_step=0, main=True, wandb="disabled") as metrics:
+            Trainer(session, metrics).fit()
+        torch.set_num_threads(1)
+        again = replace(run, threads=None, steps=2)
+        with mock.patch.dict(os.environ):
+            os.environ.pop("OMP_NUM_THREADS", None)
+            world = replace(start_world(None, False), threads=1)
+            torch.set_num_threads(1)
+            resumed = sessions.build_session(
+                again, dict(DS_CONFIG), open_data(again, lambda line: None), world
+            )
+        return torch.get_num_threads(), resumed.world.threads
+    finally:
+        torch.set_num_threads(before)

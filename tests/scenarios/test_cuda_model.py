@@ -90,12 +90,32 @@ def test_chunks_of_queries_equal_the_whole(device, dtype, window, ranks):
     torch.testing.assert_close(sum(parts), whole, rtol=tolerance, atol=tolerance)
 
 
+# Flash attention ends at 256; the memory-efficient kernel takes wider heads.
+FLASH_HEAD_DIM = 256
+WIDER = {"config-5-124m": 1, "config-7-124m": 2}
+
+
+def wide_layers() -> dict[str, int]:
+    """Of each preset that has any: how many layers have heads wider than flash takes."""
+    configs = {name: preset(name) for name in preset_names()}
+    return {
+        name: count
+        for name, config in configs.items()
+        if (count := sum(config.layer_head_dim(l) > FLASH_HEAD_DIM for l in range(config.num_layers)))  # noqa: E741
+    }
+
+
+def test_which_presets_have_heads_too_wide_for_flash():
+    """No preset may fall back to a slower kernel unseen."""
+    assert wide_layers() == WIDER
+
+
 @needs_gpus(1)
-def test_flash_takes_every_published_head_dim():
-    """No preset may fall back to a slower kernel unseen: head dims up to 256, causal, no mask."""
+def test_the_kernel_of_every_published_head_dim():
     configs = [preset(name) for name in preset_names()]
     dims = {config.layer_head_dim(layer) for config in configs for layer in range(config.num_layers)}
     for dim in sorted(dims):
         heads = torch.randn(1, 2, 64, dim, device="cuda", dtype=torch.bfloat16)
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        kernel = SDPBackend.FLASH_ATTENTION if dim <= FLASH_HEAD_DIM else SDPBackend.EFFICIENT_ATTENTION
+        with sdpa_kernel(kernel):
             torch.nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)

@@ -1,9 +1,11 @@
-"""Engines: every stage and number of ranks trains the same model, and skips the same updates."""
+"""Engines: every stage and number of ranks trains the same model, sums gradients in fp32, skips the same updates."""
 
 import pytest
 import torch
 
+from model.initialization import initialize
 from model.process_grid import ALONE
+from model.transformer import Transformer
 from pretrain.config.command_line import parse_command_line
 from pretrain.engine.build import build_engine
 from pretrain.engine.ds_config import merge_ds_config
@@ -89,3 +91,60 @@ def test_a_bad_gradient_on_one_rank_skips_the_update_on_all(stage, precision):
         assert all(torch.isfinite(torch.tensor(losses[:2] + losses[3:])))
         assert not torch.isfinite(torch.tensor(norms[2]))
         assert torch.isfinite(torch.tensor(norms[3]))
+
+
+@pytest.mark.slow  # DeepSpeed's CPU optimizer is compiled at its first use, which takes a minute
+@pytest.mark.parametrize("stage", ["zero2", "zero3"])
+def test_offloading_on_two_ranks_in_bf16(stage):
+    """DeepSpeedCPUAdam against torch's fused AdamW."""
+    plain = run_distributed(curve, 2, stage, "bf16", timeout=120)[0]
+    for losses, norms, skipped in run_distributed(curve, 2, f"{stage}_offload", "bf16", timeout=300):
+        assert losses == pytest.approx(plain[0], rel=1e-3)
+        assert norms == pytest.approx(plain[1], rel=1e-2) and skipped == 0
+
+
+def distances(ds_config, accumulation):
+    """How far the engine's gradient in bf16 is from one summed in fp32, and how far one summed in bf16 is, relative."""
+    from deepspeed.utils import safe_get_full_grad
+
+    run = parse_command_line(
+        ["--model", "prism-nano", "--global_batch_tokens", str(64 * accumulation), "--precision", "bf16"]
+    ).run
+    config = run.build_model_config(300)
+    plan = plan_batch(64 * accumulation, 1, config, 1, 1 << 30, "cpu")
+    assert plan.accumulation == accumulation
+    merged = merge_ds_config(read_ds_config(str(ROOT / f"ds_configs/{ds_config}.json")), run, plan, True)
+    engine = build_engine(run, config, merged, ALONE)
+    network = Transformer(config)
+    initialize(network, run.seed)
+    network.bfloat16()
+    data = torch.randint(
+        0, 300, (accumulation, config.context_length + 1), generator=torch.Generator().manual_seed(5)
+    )
+    in_fp32, in_bf16 = {}, {}
+    for micro, row in enumerate(data[:, None]):
+        tokens, labels = row[:, :-1].contiguous(), row[:, 1:].contiguous()
+        engine.backward(engine(tokens, labels))
+        if micro < accumulation - 1:
+            engine.step()
+        network.zero_grad()
+        (network(tokens, labels) / accumulation).backward()
+        for name, parameter in network.named_parameters():
+            in_fp32[name] = in_fp32.get(name, 0) + parameter.grad.float()
+            in_bf16[name] = in_bf16.get(name, 0) + parameter.grad
+
+    def whole(gradients):
+        return torch.cat([gradients[name].double().flatten() for name in sorted(gradients)])
+
+    expected = whole(in_fp32)
+    found = whole({name: safe_get_full_grad(p) for name, p in engine.module.named_parameters()})
+    return [((other - expected).norm() / expected.norm()).item() for other in (found, whole(in_bf16))]
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [pytest.param("zero1", marks=pytest.mark.slow), "zero2", pytest.param("zero3", marks=pytest.mark.slow)],
+)
+def test_gradients_of_micro_batches_are_summed_in_fp32(stage):
+    ours, of_bf16_sums = run_distributed(distances, 1, stage, 16, timeout=120)[0]
+    assert ours <= 1e-6 and of_bf16_sums >= 1e-3

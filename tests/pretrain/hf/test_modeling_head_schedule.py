@@ -70,7 +70,7 @@ def test_greedy_generation_with_cache_without_and_ours_agree(name, folders):
     assert with_cache[0, 7:].tolist() == without[0, 7:].tolist() == ours
 
 
-@pytest.mark.parametrize("name", ["prism", "grouped", "gptneo_windows"])
+@pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_left_padded_batches_equal_single_ones(name, attention, folders):
     theirs = load(folders(name), attention)
@@ -99,7 +99,7 @@ def test_static_cache_generates_the_same(name, folders):
     assert static.tolist() == theirs.generate(ids, **options).tolist()
 
 
-@pytest.mark.parametrize("name", ["prism", "ablation", "gptneo_windows"])
+@pytest.mark.parametrize("name", CONFIGS)
 def test_saved_and_loaded_is_bit_equal(name, folders, tmp_path):
     first = load(folders(name))
     first.save_pretrained(tmp_path / "again")
@@ -163,8 +163,9 @@ def test_loss_is_the_shifted_mean_cross_entropy(folders):
     assert loss.item() == pytest.approx(ours.item(), rel=1e-5)
 
 
-def test_trainer_takes_a_step(folders, tmp_path):
-    model = load(folders("prism")).train()
+@pytest.mark.parametrize("name", CONFIGS)
+def test_trainer_takes_a_step(name, folders, tmp_path):
+    model = load(folders(name)).train()
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     data = [{"input_ids": row, "labels": row} for row in tokens(4, 32)]
     arguments = TrainingArguments(

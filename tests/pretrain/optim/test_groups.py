@@ -75,13 +75,36 @@ def engine_groups(stage):
     engine = build_engine(run, config, merged, ALONE)
     rates = GroupRates(run_groups(run, config), run).write(engine.optimizer, step=0)
     groups = engine.optimizer.param_groups
-    return names_by_group(groups), rates, [(g["name"], g["lr"], g["weight_decay"]) for g in groups]
+    written = [(g["name"], g["lr"], g["weight_decay"]) for g in groups]
+    return names_by_group(groups), rates, written, moved_with(engine, config)
+
+
+def moved_with(engine, config):
+    """Group name -> the parameters that a step changes when only that group has a learning rate."""
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    def weights():
+        return {name: safe_get_full_fp32_param(p).clone() for name, p in engine.module.named_parameters()}
+
+    # All tokens and positions occur, so that every parameter has a gradient.
+    tokens = torch.arange(300).expand(2, -1)[:, : config.context_length + 1].contiguous()
+    found = {}
+    for chosen in engine.optimizer.param_groups:
+        for group in engine.optimizer.param_groups:
+            group["lr"] = 1e-2 if group is chosen else 0.0
+        before = weights()
+        loss = engine(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+        engine.backward(loss)
+        engine.step()
+        after = weights()
+        found[chosen["name"]] = {name for name in before if not torch.equal(before[name], after[name])}
+    return found
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_groups_inside_the_engine(stage):
-    for names, rates, groups in run_distributed(engine_groups, 2, stage, timeout=120):
-        assert names == expected_groups(preset("gpt2-nano"))
+    for names, rates, groups, moved in run_distributed(engine_groups, 2, stage, timeout=120):
+        assert names == moved == expected_groups(preset("gpt2-nano"))  # as labelled, and as stepped
         assert rates == {"base/decay": 5e-4, "base/no_decay": 5e-4}
         assert groups == [("base/decay", 5e-4, 0.1), ("base/no_decay", 5e-4, 0.0)]
 
