@@ -114,7 +114,7 @@ def test_it_is_printed_and_drawn(tmp_path, capsys):
         (["--model", "prism-124m", "--tensor_parallel", "5"], "nearest valid: 4 or 8"),
         (["--model", "prism-124m", "--tensor_parallel", "4", "--micro_batch", "0"], "micro_batch: 0"),
         (
-            ["--model", "prism-124m", "--tensor_parallel", "4", "--plot", "/nowhere/x.png"],
+            ["--model", "prism-124m", "--tensor_parallel", "4", "--plot", "/dev/null/x.png"],
             "--plot: cannot write",
         ),
     ],

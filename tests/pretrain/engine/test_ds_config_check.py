@@ -102,7 +102,7 @@ def zero(**changes):
         (zero(offload_param={"device": "cpu"}), ["offload_param", "the stage is 2", "zero3_offload.json"]),
         (zero(stage3_module_granularity_threshold=1), ["granularity_threshold is 1", "write 0"]),
         (zero(cpu_offload=True), ["cpu_offload is true", '"offload_optimizer": {"device": "cpu"}']),
-        (zero(reduce_bucket_size=10**20), ["reduce_bucket_size: 100000000000000000000 is not valid", "a finite number"]),
+        (zero(reduce_bucket_size=10**20), ["reduce_bucket_size: 100000000000000000000 is not valid"]),
         (
             zero(stage3_max_live_parameters=1, max_live_parameters=1),
             ["max_live_parameters and stage3_max_live_parameters are the same"],
