@@ -5,7 +5,7 @@
 #
 # Submit it from the repository, on a file system that all nodes share. Arguments are those of python -m pretrain.prepare.
 # Tasks that failed or were preempted are simply submitted again, with any --array: what is finished is not done twice.
-# To merge by hand: python -m pretrain.prepare merge data/fineweb
+# To merge by hand: python -m pretrain.prepare merge data/fineweb. With --dry_run it says what would run.
 #SBATCH --job-name=prepare
 #SBATCH --array=0-15
 #SBATCH --ntasks=1
@@ -19,4 +19,14 @@ cd "${SLURM_SUBMIT_DIR:-$(dirname "${BASH_SOURCE[0]}")/..}"
 . slurm/launch.sh
 CONTAINER='' activate # it runs outside of the container of the trainings
 share=$((${SLURM_ARRAY_TASK_ID:-0} - ${SLURM_ARRAY_TASK_MIN:-0}))
-exec python -m pretrain.prepare "$@" --shard "$share/${SLURM_ARRAY_TASK_COUNT:-1}" --merge
+dry_run=0
+arguments=()
+for argument in "$@"; do
+    if [ "$argument" = --dry_run ]; then dry_run=1; else arguments+=("$argument"); fi
+done
+command=(python -m pretrain.prepare "${arguments[@]}" --shard "$share/${SLURM_ARRAY_TASK_COUNT:-1}" --merge)
+if [ "$dry_run" = 1 ]; then
+    show "${command[@]}"
+    exit
+fi
+exec "${command[@]}"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import slurm
-from tests.helpers.launch import launch
+from tests.helpers.launch import ROOT, launch
 from tests.helpers.training import curve, nano_arguments
 
 WHY_NOT = slurm.unavailable()
@@ -64,8 +64,12 @@ def ranks_of(job):
     return [found[rank] for rank in sorted(found)]
 
 
-def test_two_nodes_give_the_curve_of_one(cluster, small_folder, tmp_path, whole):
-    job = submit(cluster, small_folder, tmp_path)
+# With --export=NONE nothing of the submitting shell's environment reaches the job: .venv is the checkout's own then.
+@pytest.mark.parametrize("options", [NODES, (*NODES, "--export=NONE")], ids=["all", "export=NONE"])
+def test_two_nodes_give_the_curve_of_one(cluster, small_folder, tmp_path, whole, options):
+    if "--export=NONE" in options and not (ROOT / ".venv/bin/activate").is_file():
+        pytest.skip("needs the checkout's .venv (make setup)")
+    job = submit(cluster, small_folder, tmp_path, options=options)
     assert job.wait() == "COMPLETED", job.log
     assert "world    2 ranks" in job.log and job.restarts == 0
     assert curve(tmp_path / "nano") == whole

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 
 import pytest
 
@@ -36,6 +37,17 @@ def bash(*arguments, **environment):
             "4 nodes, 8 tasks each", "pretrain/main.py --ds_config ds_configs/zero2.json --config 757m",
         ),
         (
+            "354m.sh", ["--data", "data/x y"],
+            "deepspeed pretrain/main.py --ds_config ds_configs/zero1.json --config 354m --data data/fineweb "
+            "--data data/x\\ y",
+            "2 nodes, 8 tasks each", "pretrain/main.py --ds_config ds_configs/zero1.json --config 354m",
+        ),
+        (
+            "124m.sh", [],
+            "deepspeed pretrain/main.py --ds_config ds_configs/zero1.json --config 124m --data data/fineweb",
+            "1 nodes, 8 tasks each", "pretrain/main.py --ds_config ds_configs/zero1.json --config 124m",
+        ),
+        (
             "evaluate.sh", ["runs/x"], "deepspeed --module pretrain.evaluation runs/x", "1 nodes, 8 tasks each",
             "pretrain.evaluation runs/x",
         ),
@@ -53,10 +65,29 @@ def test_a_dry_run_shows_both_ways(script, arguments, here, tasks, entry):
 
 
 @pytest.mark.slow
-def test_modules_run_here_too(tmp_path):
-    """SLURM=0 starts the command itself: its own error, not the launcher's."""
-    done = bash("slurm/convert.sh", str(tmp_path), "--out", str(tmp_path / "out"), SLURM="0")
-    assert done.returncode == 2 and "error: " in done.stderr and "Traceback" not in done.stderr
+@pytest.mark.parametrize(
+    ("script", "arguments", "said"),
+    [
+        ("convert.sh", ["{folder}", "--out", "{folder}/out"], "error: run:"),
+        ("evaluate.sh", ["{folder}", "--tasks", "piqa", "--wandb", "disabled"], "error: model:"),
+        ("prepare.sh", ["--text", "{folder}/none.txt", "--out", "{folder}/out"], "error: text:"),
+        ("124m.sh", ["--steps", "0"], "error: steps:"),
+    ],
+)
+def test_scripts_run_here_too(tmp_path, script, arguments, said):
+    """SLURM=0 starts the command itself: its own one line and exit code, not the launcher's."""
+    given = [argument.format(folder=tmp_path) for argument in arguments]
+    done = bash(f"slurm/{script}", *given, SLURM="0", VENV=sys.prefix)
+    assert said in done.stdout + done.stderr and "ModuleNotFoundError" not in done.stderr
+    assert done.returncode == 2
+
+
+def test_a_dry_run_of_an_array():
+    arguments = ["--text", "a b.txt", "--out", "data/x", "--dry_run"]
+    places = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_MIN": "4", "SLURM_ARRAY_TASK_COUNT": "8"}
+    done = bash("slurm/prepare.sh", *arguments, SLURM="0", **places)
+    command = "python -m pretrain.prepare --text a\\ b.txt --out data/x --shard 3/8 --merge"
+    assert done.returncode == 0 and done.stdout == f"would run: {command}\n"
 
 
 def test_containers_mounts_and_networks():
