@@ -291,10 +291,17 @@ class IndexedTokens:
         part._tokens = self._tokens[start : start + part.num_tokens]
         return part
 
-    def counts(self, vocab_size: int, chunk: int = 1 << 22) -> np.ndarray:
-        """How often each token occurs, int64 [vocab_size]. Raises UserError for ids beyond the vocabulary."""
+    def counts(self, vocab_size: int, most: int | None = None, chunk: int = 1 << 22) -> np.ndarray:
+        """How often each token occurs, int64 [vocab_size]. Raises UserError for ids beyond the vocabulary.
+
+        Args:
+            most: read about so many tokens at most, in chunks spread evenly over the stream; None reads all of it.
+            chunk: tokens that are read at once.
+        """
         total = np.zeros(vocab_size, np.int64)
-        for start in range(0, self.num_tokens, chunk):
+        chunks = -(-self.num_tokens // chunk)
+        step = 1 if most is None else max(1, -(-chunks * chunk // most))
+        for start in range(0, self.num_tokens, chunk * step):
             tokens = self._tokens[start : start + chunk]
             self.check_vocabulary(tokens, vocab_size)
             total += np.bincount(tokens, minlength=vocab_size)

@@ -28,7 +28,7 @@ class Baselines:
 def compare_baselines(data: RunData, context_length: int, count: int) -> Baselines:
     """The baselines of a run's validation windows: *count* windows of *context_length* labels.
 
-    Reads the whole training split of every corpus once.
+    Reads the training split of every corpus once, or a part of it where it is long (token_shares).
     """
     windows, label_bytes = data.validation_windows(context_length, count)
     total = sum(weight for _, weight in data.corpora)

@@ -147,6 +147,17 @@ def test_tokens_beyond_the_vocabulary_are_refused(tmp_path):
         corpus.training.counts(40)
 
 
+def test_counts_of_a_part_are_spread_over_the_whole(tmp_path):
+    stream = numbered_corpus(tmp_path, 50).training
+    tokens = np.concatenate([stream.document(i) for i in range(stream.num_documents)])
+    assert np.array_equal(stream.counts(50), np.bincount(tokens, minlength=50))
+    assert np.array_equal(stream.counts(50, most=len(tokens), chunk=7), stream.counts(50))
+    part = stream.counts(50, most=20, chunk=5)  # every so many chunks of 5, the first among them
+    step = -(-(-(-len(tokens) // 5) * 5) // 20)
+    chosen = np.concatenate([tokens[start : start + 5] for start in range(0, len(tokens), 5 * step)])
+    assert step > 1 and part.sum() <= 20 and np.array_equal(part, np.bincount(chosen, minlength=50))
+
+
 @settings(max_examples=60, deadline=None)
 @given(tokens=st.integers(2, 500), context_length=st.integers(1, 30), count=st.none() | st.integers(1, 60))
 def test_validation_windows_are_spread_and_share_no_label(tmp_path_factory, tokens, context_length, count):
