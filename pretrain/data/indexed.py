@@ -299,8 +299,7 @@ class IndexedTokens:
             chunk: tokens that are read at once.
         """
         total = np.zeros(vocab_size, np.int64)
-        chunks = -(-self.num_tokens // chunk)
-        step = 1 if most is None else max(1, -(-chunks * chunk // most))
+        step = 1 if most is None else max(1, -(-self.num_tokens // most))
         for start in range(0, self.num_tokens, chunk * step):
             tokens = self._tokens[start : start + chunk]
             self.check_vocabulary(tokens, vocab_size)
