@@ -39,8 +39,20 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--tasks", default="papers", metavar="A,B",
-        help="lm-eval's task names, or papers: hellaswag, piqa, winogrande, arc_easy, blimp, wikitext (default)",
+        help="lm-eval's task names, files of tasks (mine.yaml), or papers: hellaswag, piqa, winogrande, arc_easy, "
+        "blimp, wikitext (default)",
     )  # fmt: skip
+    parser.add_argument(
+        "--include_path",
+        metavar="DIR",
+        help="a folder with more tasks as lm-eval's YAMLs; code that they name is run",
+    )
+    parser.add_argument(
+        "--num_fewshot",
+        type=int,
+        metavar="N",
+        help="solved items before each (default: as the task says, else none)",
+    )
     parser.add_argument(
         "--data_dir", metavar="DIR", help="read the tasks' data sets from here instead of the hub"
     )
@@ -84,7 +96,7 @@ def run_evaluation(arguments: Sequence[str]) -> None:
     from pretrain.evaluation.scores import headline, load_tasks, resolve_tasks, score, table, task_manager
     from pretrain.run.saved import is_run
 
-    manager = task_manager()
+    manager = task_manager(options.include_path)
     tasks = resolve_tasks(options.tasks.split(","), manager)
     data_dir = Path(options.data_dir) if options.data_dir else None
     if data_dir is not None and not data_dir.is_dir():
@@ -98,10 +110,13 @@ def run_evaluation(arguments: Sequence[str]) -> None:
         )
     rank = _join_ranks()
     model, step = _open(options)
-    results = score(model, load_tasks(tasks, manager, data_dir), options.limit)
+    results = score(model, load_tasks(tasks, manager, data_dir), options.limit, shots=options.num_fewshot)
     if rank != 0:
         return
     print(table(results))
+    kept = [name for name, shots in results.get("n-shot", {}).items() if shots != options.num_fewshot]
+    if options.num_fewshot is not None and kept:
+        print(f"note: without solved items, as the task itself says: {', '.join(kept)}")
     if model.truncated:
         print(
             f"note: {model.truncated:,} texts were longer than the context of {model.max_length} and cut on the left"
@@ -127,13 +142,14 @@ def run_save(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--tasks", default="papers", metavar="A,B", help="as for the evaluation (default: %(default)s)"
     )
+    parser.add_argument("--include_path", metavar="DIR", help="as for the evaluation")
     parser.add_argument("--data_dir", metavar="DIR", help="folder to write")
     options = parser.parse_args(arguments)
     if options.data_dir is None:
         raise UserError("data_dir: missing; give the folder to write")
     from pretrain.evaluation.scores import resolve_tasks, save_data_sets, task_manager
 
-    manager = task_manager()
+    manager = task_manager(options.include_path)
     save_data_sets(resolve_tasks(options.tasks.split(","), manager), manager, Path(options.data_dir), print)
 
 
@@ -142,6 +158,8 @@ def _check(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise UserError(f"{name}: {value} is not valid; give a positive number")
+    if options.num_fewshot is not None and options.num_fewshot < 0:
+        raise UserError(f"num_fewshot: {options.num_fewshot} is not valid; give a number from 0")
     if options.dtype is not None and options.dtype not in DTYPES:
         raise UserError(f"dtype: {options.dtype!r} is not valid; give one of {', '.join(DTYPES)}")
     if options.wandb not in WANDB_MODES:

@@ -23,7 +23,7 @@ from pretrain.data.tokenizer import Tokenizer
 # Logits of one batch, fp32 and once more for the softmax, should stay below this on a CPU.
 CPU_LOGIT_BYTES = 1 << 30
 CPU_TOKENS = 8192
-# On a GPU we begin here; a batch that does not fit is halved.
+# On a GPU we begin here; a batch that does not fit is halved, and those after it too.
 GPU_TOKENS = 65536
 
 TokenRequest = tuple[Any, list[int], list[int]]
@@ -88,6 +88,8 @@ class ZeroShotModel(TemplateLM):
             by_memory = CPU_LOGIT_BYTES // (8 * tokenizer.vocab_size)
             batch_tokens = GPU_TOKENS if device.type == "cuda" else min(CPU_TOKENS, by_memory)
         self.batch_tokens = batch_tokens
+        self.most_tokens = batch_tokens
+        """Tokens of a forward pass that fit into memory, as far as is known: less after one that did not."""
         self.truncated = 0
         """Requests that were longer than the context."""
 
@@ -160,9 +162,23 @@ class ZeroShotModel(TemplateLM):
             batches[-1].append(row)
         return batches
 
-    @torch.no_grad()
     def _score(self, batch: list[Row]) -> list[tuple[int, float, bool]]:
-        """(request, log-likelihood, greedy) for each row of one forward pass."""
+        """(request, log-likelihood, greedy) for each row, in as many forward passes as memory takes."""
+        width, results = len(batch[0].inputs), []
+        while batch:
+            count = len(batch) if self.collective else max(1, min(len(batch), self.most_tokens // width))
+            found = self._forward(batch[:count])
+            if found is None:
+                torch.cuda.empty_cache()
+                self.most_tokens = count * width // 2  # kept: every later batch would fail the same way
+            else:
+                results += found
+                batch = batch[count:]
+        return results
+
+    @torch.no_grad()
+    def _forward(self, batch: list[Row]) -> list[tuple[int, float, bool]] | None:
+        """What _score returns, from one forward pass; None when it does not fit into memory and can be made smaller."""
         tokens = torch.zeros(len(batch), len(batch[0].inputs), dtype=torch.int64)
         for place, row in enumerate(batch):  # padding on the right: no real token sees it
             tokens[place, : len(row.inputs)] = torch.tensor(row.inputs)
@@ -171,11 +187,7 @@ class ZeroShotModel(TemplateLM):
         except torch.OutOfMemoryError:
             if self.collective or len(batch) == 1:
                 raise
-            logits = None
-        if logits is None:  # outside the handler, whose traceback would keep the batch in memory
-            torch.cuda.empty_cache()
-            half = len(batch) // 2
-            return self._score(batch[:half]) + self._score(batch[half:])
+            return None
         results = []
         for place, row in enumerate(batch):
             wanted = torch.tensor(row.scored, device=self._device)

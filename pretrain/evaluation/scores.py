@@ -27,19 +27,33 @@ GROUPS = {"papers": ("hellaswag", "piqa", "winogrande", "arc_easy", "blimp", "wi
 
 
 @functools.cache
-def task_manager() -> TaskManager:
-    """lm-eval's tasks by name. Made once: it reads some ten thousand files, which takes seconds."""
-    return TaskManager()
+def task_manager(include_path: str | None = None) -> TaskManager:
+    """lm-eval's tasks by name. Made once: it reads some ten thousand files, which takes seconds.
+
+    Args:
+        include_path: a folder with more task YAMLs, whose names come before lm-eval's own.
+
+    Raises:
+        UserError: it is no folder.
+    """
+    if include_path is not None and not Path(include_path).is_dir():
+        raise UserError(f"include_path: {include_path!r} is no folder; give one that holds task YAMLs")
+    return TaskManager(include_path=include_path)
 
 
 def resolve_tasks(names: Sequence[str], manager: TaskManager) -> list[str]:
-    """Replace our groups by their tasks.
+    """Replace our groups by their tasks. A name that ends in .yaml is the file of a task.
 
     Raises:
-        UserError: an unknown name (with the closest one), or none at all.
+        UserError: an unknown name (with the closest one), a file that is not there, or none at all.
     """
     tasks: list[str] = []
     for name in (name.strip() for name in names):
+        if name.endswith((".yaml", ".yml")):
+            if not Path(name).is_file():
+                raise UserError(f"tasks: there is no file {name!r}; give a task's YAML or its name")
+            tasks.append(str(Path(name).absolute()))
+            continue
         if name and name not in GROUPS and name not in manager.all_tasks:
             raise UserError(
                 f"tasks: {name!r} is unknown"
@@ -84,10 +98,14 @@ def load_tasks(tasks: Sequence[str], manager: TaskManager, data_dir: Path | None
     return loaded
 
 
-def score(lm: LM, loaded: Any, limit: int | None = None, bootstrap: int = 1000) -> dict[str, Any]:
+def score(
+    lm: LM, loaded: Any, limit: int | None = None, bootstrap: int = 1000, shots: int | None = None
+) -> dict[str, Any]:
     """Score *lm* on what load_tasks returned, any number of times; collective when there are ranks.
 
     Args:
+        shots: solved items before each; None is what the task says, and 0 where it says nothing. As in lm-eval, a task
+            that says 0 keeps it.
         limit: at most this many items of each task.
         bootstrap: samples for the standard errors that need them; 0 leaves these out.
 
@@ -97,7 +115,10 @@ def score(lm: LM, loaded: Any, limit: int | None = None, bootstrap: int = 1000) 
     with _random_state_kept(), _quiet():
         _seed()
         for task in loaded["tasks"].values():
-            if task.get_config("num_fewshot") is None:
+            own = task.get_config("num_fewshot")
+            if shots is not None and own != 0:
+                task.set_config(key="num_fewshot", value=shots)
+            elif own is None:
                 task.set_config(key="num_fewshot", value=0)
             task.set_fewshot_seed(seed=SEED)
         # Not simple_evaluate: it returns nothing where LOCAL_RANK > 0, and spends seconds on describing the machine.

@@ -363,7 +363,6 @@ def _gpt2(model: ModelConfig, extra: dict[str, Any]) -> Export:
     config = GPT2Config(
         vocab_size=model.vocab_size,
         n_positions=model.context_length,
-        n_ctx=model.context_length,  # its old name: llama.cpp's converter reads no other
         n_embd=model.d_model,
         n_layer=model.num_layers,
         n_head=model.heads[0],
@@ -377,7 +376,8 @@ def _gpt2(model: ModelConfig, extra: dict[str, Any]) -> Export:
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,
-        **extra,
+        # The old name of n_positions: llama.cpp's converter reads no other.
+        **(extra | {"n_ctx": model.context_length}),
     )
     shapes = parameter_shapes(model)
     tensors = []

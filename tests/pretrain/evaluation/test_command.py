@@ -193,6 +193,10 @@ def test_data_sets_are_saved_where_there_is_internet_and_read_elsewhere(
         (["{run}", "--tasks", "piqa", "--data_dir", "{data}/nowhere"], "is no folder"),
         (["{data}", "--tasks", "piqa"], "has no config.json"),
         (["{run}", "--limit", "0"], "limit: 0 is not valid"),
+        (["{run}", "--num_fewshot", "-1"], "num_fewshot: -1 is not valid"),
+        (["{run}", "--include_path", "{data}/nowhere"], "include_path: "),
+        (["{run}", "--tasks", "mine.yaml"], "tasks: there is no file 'mine.yaml'"),
+        (["{export}", "--tasks", "piqa", "--wandb", "offline"], "is an exported folder, which has no curves"),
         (["{run}", "--dtype", "int8"], "dtype: 'int8' is not valid"),
         (["{run}", "--wandb", "maybe"], "wandb: 'maybe' is not valid"),
         (["{run}", "--taks", "piqa"], "did you mean '--tasks'?"),
@@ -200,7 +204,12 @@ def test_data_sets_are_saved_where_there_is_internet_and_read_elsewhere(
     ],
 )
 def test_bad_input_is_one_line(arguments, words, folders, data_dir, capsys):
-    assert evaluation.main([text.format(run=folders["run"], data=data_dir) for text in arguments]) == 2
+    assert (
+        evaluation.main(
+            [text.format(run=folders["run"], export=folders["native"], data=data_dir) for text in arguments]
+        )
+        == 2
+    )
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1 and words in lines[0]
 

@@ -258,3 +258,8 @@ def test_readers_errors_without_a_number_are_one_line(texts, tmp_path, capsys, m
     monkeypatch.setattr(command, "prepare", damaged)
     assert run("--text", texts, "--train_tokenizer", 300, "--out", tmp_path / "out") == 2
     assert capsys.readouterr().err == "error: zstd frame is damaged\n"
+
+
+def test_a_source_is_described_in_words() -> None:
+    source = {"name": "texts", "files": 3, "formats": ["csv", "parquet"], "column": "text", "validation": {}}
+    assert command._described(source) == "name texts, files 3, formats csv parquet, column text"
