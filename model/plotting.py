@@ -37,6 +37,11 @@ def saved_figure(
     from matplotlib.figure import Figure  # without pyplot: half the time, and no list of open figures
 
     figure = Figure(figsize=size, layout="constrained")
+    formats = sorted(figure.canvas.get_supported_filetypes())
+    if path.is_dir() or path.suffix.lower().removeprefix(".") not in formats:
+        raise UserError(
+            f"{setting}: {str(path)!r} is no name of a picture; give a file that ends with .png (or {', '.join(formats)})"
+        )
     if notes:
         lines = [line for note in notes for line in textwrap.wrap(note, int(14 * size[0]))]
         figure.suptitle("\n".join(lines), fontsize="x-small", color="tab:red")
@@ -44,7 +49,7 @@ def saved_figure(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=dpi)
-    except (OSError, ValueError) as error:  # ValueError: a format that matplotlib does not know
+    except OSError as error:
         raise UserError(f"{setting}: cannot write {str(path)!r}: {error}".replace("\n", " ")) from error
 
 

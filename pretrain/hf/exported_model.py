@@ -33,8 +33,12 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     return config
 
 
-def load_exported(folder: str | Path, dtype: torch.dtype | str = "auto") -> Any:
+def load_exported(
+    folder: str | Path, dtype: torch.dtype | str = "auto", *, safetensors_only: bool = True
+) -> Any:
     """The transformers model in *folder*, in evaluation mode on the CPU.
+
+    Without *safetensors_only* it may also be a pytorch_model.bin, of which torch reads nothing but tensors.
 
     Folders of the native format run this package's own architecture, not the copy that lies in them: what is in a
     folder may come from anywhere.
@@ -43,12 +47,15 @@ def load_exported(folder: str | Path, dtype: torch.dtype | str = "auto") -> Any:
         UserError: no model, an architecture that needs code from the folder, weights that are no safetensors.
     """
     config = read_config(folder)
+    safetensors = True if safetensors_only else None  # None takes what is there
     network: Any
     try:
         if config["model_type"] == "head_schedule":
             from pretrain.hf.modeling_head_schedule import HeadScheduleForCausalLM
 
-            network = HeadScheduleForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True)
+            network = HeadScheduleForCausalLM.from_pretrained(
+                folder, dtype=dtype, use_safetensors=safetensors
+            )
         elif "auto_map" in config:
             raise UserError(
                 f"model: {str(folder)!r} needs code of its own ({config['model_type']}), which is not run; valid: "
@@ -58,7 +65,7 @@ def load_exported(folder: str | Path, dtype: torch.dtype | str = "auto") -> Any:
             from transformers import AutoModelForCausalLM
 
             network = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, use_safetensors=True, trust_remote_code=False
+                folder, dtype=dtype, use_safetensors=safetensors, trust_remote_code=False
             )
     except UserError:
         raise

@@ -116,7 +116,7 @@ def _compare(folder: Path, run_folder: Path, tokenizer: Tokenizer, model: ModelC
     network = SavedRun.open(run_folder).load_model()
     reference = our_logits(network, tokens)
     del network
-    theirs = model_logits(load_exported(folder, torch.float32), tokens)
+    theirs = model_logits(load_exported(folder, torch.float32, safetensors_only=False), tokens)
     return compare(reference, lambda window: theirs(window)[:, : model.vocab_size], torch.float32)
 
 

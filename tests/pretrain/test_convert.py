@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from model.config import ModelConfig
+from model.config import ModelConfig, block
 from pretrain import convert, generate
 from pretrain.data.sequences import ValidationSequences
 from pretrain.hf import export_folder
@@ -19,7 +19,8 @@ from pretrain.metrics.file import read_metrics
 from pretrain.run.saved import SavedRun
 from tests.helpers.exports import failure, trained
 from tests.helpers.launch import ROOT
-from tests.pretrain.data.test_tokenizer_folders import sentencepiece_with_a_prefix
+from tests.helpers.networks import relative, tokens
+from tests.pretrain.data.test_tokenizer_folders import byte_level, sentencepiece_with_a_prefix
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +120,50 @@ def test_gpt2_runs_become_plain_gpt2_and_come_back(small_folder, runs, tmp_path)
     back = tmp_path / "runs" / "back"
     assert convert.main(["--from_hf", str(out), "--out", str(back)]) == 0
     same_weights(run.folder, back)
+
+
+def llama_of_transformers(folder, tied, safe):
+    """A Llama made and saved by transformers, with grouped queries, and a byte-level tokenizer of as many entries."""
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    config = LlamaConfig(
+        vocab_size=300, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, rope_theta=5e4, rms_norm_eps=1e-6,
+        tie_word_embeddings=tied, initializer_range=0.2,
+    )  # fmt: skip
+    torch.manual_seed(3)
+    model = LlamaForCausalLM(config).eval()
+    if safe:
+        model.save_pretrained(folder, max_shard_size="100KB")  # several files and an index
+    else:
+        config.save_pretrained(folder)
+        (folder / "config.json").write_text(
+            json.dumps(
+                json.loads((folder / "config.json").read_text()) | {"architectures": ["LlamaForCausalLM"]}
+            )
+        )
+        torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level(300), eos_token="<|endoftext|>")
+    tokenizer.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize(("tied", "safe"), [(False, True), (True, False)], ids=["untied", "tied-bin"])
+def test_a_llama_folder_of_transformers_comes_in(tied, safe, tmp_path):
+    folder, back = tmp_path / "llama", tmp_path / "runs" / "back"
+    folder.mkdir()
+    theirs = llama_of_transformers(folder, tied, safe)
+    assert convert.main(["--from_hf", str(folder), "--out", str(back)]) == 0
+    run = SavedRun.open(back)
+    assert run.model == block(
+        "llama", vocab_size=300, context_length=64, d_model=48, ffn_width=80, heads=(4, 4), kv_heads=(2, 2),
+        rope_base=5e4, norm_eps=1e-6, tie_embeddings=tied, init_std=0.2,
+    )  # fmt: skip
+    ids = tokens(2, 64)
+    with torch.no_grad():
+        assert relative(run.load_model()(ids)[..., :300], theirs(ids).logits) <= 1e-5
+    text = "12 bottles stand"
+    assert run.tokenizer.encode(text) == AutoTokenizer.from_pretrained(folder).encode(text)
 
 
 def same_weights(one, other):

@@ -64,9 +64,9 @@ def build(config, folder):
         engine.destroy()
 
 
-def built(config, folder):
-    """What is taken by the check builds, trains and stays near the numbers of a shipped ds_config."""
-    result = run_distributed(build, 1, config, str(folder), timeout=120)[0]
+def built(config, folder, timeout=120):
+    """What is taken by the check builds and trains with finite numbers."""
+    result = run_distributed(build, 1, config, str(folder), timeout=timeout)[0]
     if isinstance(result, str):
         assert result == "refused by the check", (result, config)
     else:
@@ -84,20 +84,26 @@ def test_what_is_taken_builds_an_engine(tmp_path_factory, config):
 def test_what_is_taken_builds_an_engine_at_length(tmp_path):
     number = random.SystemRandom().getrandbits(32)
     print(f"random seed {number}")
-    outcomes = []
+    built({**shipped("zero2_offload")}, tmp_path, timeout=600)  # compiles the optimizer
+    trained, refused = [], 0
 
     @seed(number)
     @settings(FUZZ, max_examples=int(os.environ.get("DS_CONFIG_ENGINES", "40")), phases=[Phase.generate])
-    @given(accepted_ds_configs())
+    @given(accepted_ds_configs(offload=True))
     def fuzz(config):
-        outcomes.append(built(config, tmp_path))
+        nonlocal refused
+        if isinstance(built(config, tmp_path), str):
+            refused += 1
+        else:
+            trained.append(config["zero_optimization"])
 
     fuzz()
-    refused = sum(isinstance(outcome, str) for outcome in outcomes)
+    offloaded = sum((zero.get("offload_optimizer") or {}).get("device") == "cpu" for zero in trained)
     print(
-        f"{len(outcomes)} configurations: {len(outcomes) - refused} trained, {refused} refused by the check"
+        f"{len(trained) + refused} configurations: {len(trained)} trained, {offloaded} of them with an offloaded "
+        f"optimizer, {refused} refused by the check"
     )
-    assert refused < len(outcomes) / 2
+    assert refused < len(trained) and offloaded
 
 
 def curve(name, changes, steps=2):

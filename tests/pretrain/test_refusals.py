@@ -1,0 +1,246 @@
+"""Every kind of bad input with which a run can be started: one line and exit code 2, before the ranks meet, and
+nothing that was saved is touched. What each check says in detail is tested beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+from unittest import mock
+
+import pytest
+
+from model.errors import UserError
+from tests.pretrain.engine.ds_configs import merged, shipped
+from tests.pretrain.runtime.test_environment import BAD, NAMES
+
+LONG, LONGER = "1" * 400, "9" * 4400
+SECONDS = 5
+
+
+@pytest.fixture(scope="module")
+def program() -> ModuleType:
+    """pretrain/main.py, without what it does to the process that it is the main module of."""
+    with mock.patch.object(sys, "path", [*sys.path]), mock.patch.dict(os.environ):
+        import pretrain.engine.ds_config_check
+        import pretrain.engine.quiet
+        import pretrain.main
+        import pretrain.run.preflight
+    pretrain.main.parse_command_line([])  # what it imports is no part of a refusal's time
+    return pretrain.main
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """A folder with runs, data and a corpus that must stay as they are."""
+    for name in (
+        "runs/tiny-prism-tiny-s1/checkpoints/step_000001/state.json",
+        "data/other/meta.json",
+        "file",
+        "x.bin",
+        "x.idx",
+    ):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("kept")
+    return tmp_path
+
+
+def everything(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Each file and folder below: when it was changed, and what it holds."""
+    return {
+        str(path): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
+        for path in [folder, *folder.rglob("*")]
+    }
+
+
+def past_the_checks(*arguments: Any, **options: Any) -> NoReturn:
+    raise AssertionError("taken: next DeepSpeed is imported and the ranks meet")
+
+
+def refusal(
+    program: ModuleType,
+    capsys: pytest.CaptureFixture[str],
+    folder: Path,
+    arguments: list[str],
+    environment: dict[str, str] | None = None,
+) -> str:
+    """The line that ends a start with these arguments."""
+    before = everything(folder)
+    clean = {name: value for name, value in os.environ.items() if name not in NAMES}
+    listener = mock.Mock(at_once=contextlib.nullcontext)
+    began = time.perf_counter()
+    with (
+        mock.patch.dict(os.environ, clean | (environment or {}), clear=True),
+        mock.patch("pretrain.engine.quiet.quiet_deepspeed", past_the_checks),
+        pytest.raises(SystemExit) as ended,
+    ):
+        try:
+            program.main(arguments, listener, 0)
+        except UserError as error:
+            program.end_after(error, 0)
+    assert ended.value.code == 2 and time.perf_counter() - began < SECONDS
+    assert everything(folder) == before
+    output = capsys.readouterr()
+    assert output.out == "" and output.err.count("\n") == 1 and output.err.startswith("error: ")
+    assert output.err.strip().isprintable()
+    return output.err
+
+
+def zero(**changes: Any) -> dict[str, Any]:
+    return {"zero_optimization": changes}
+
+
+DS_CONFIGS: dict[str, tuple[Any, str]] = {
+    # 13: ignored in silence before
+    "misspelt key": ({"gradient_cliping": 1.0}, "gradient_cliping"),
+    "misspelt block": ({"zero_optimisation": {"stage": 1}}, "zero_optimisation"),
+    "unknown key": ({"zz": 1}, "zz is unknown"),
+    "activation_checkpointing": ({"activation_checkpointing": {"cpu_checkpointing": True}}, "cpu_checkpointing"),
+    "bfloat16 beside bf16": ({"bfloat16": {"enabled": True}}, "bfloat16 is the old name"),
+    # 14: tracebacks before
+    "bf16 true": ({"bf16": True}, "bf16 is true"),
+    "bf16 5": ({"bf16": 5}, "bf16 is 5"),
+    "offload_optimizer cpu": (zero(offload_optimizer="cpu"), "offload_optimizer is 'cpu'"),
+    "offload_optimizer 3": (zero(offload_optimizer=3), "offload_optimizer is 3"),
+    "data_types": ({"data_types": "fp32"}, "data_types is 'fp32'"),
+    "grad_accum_dtype": ({"data_types": {"grad_accum_dtype": "int8"}}, "grad_accum_dtype is 'int8'"),
+    "communication_data_type": ({"communication_data_type": "fp8"}, "communication_data_type is 'fp8'"),
+    "bucket NaN": (zero(reduce_bucket_size=float("nan")), "NaN"),
+    "bucket inf": (zero(reduce_bucket_size=float("inf")), "Infinity"),
+    "leaf_module": (zero(leaf_module="x"), "leaf_module is 'x'"),
+    "wall_clock_breakdown": ({"wall_clock_breakdown": "false"}, "wall_clock_breakdown is 'false'"),
+    "prescale_gradients": ({"prescale_gradients": True}, "prescale_gradients is true"),
+    "timers": ({"timers": 1}, "timers is 1"),
+    "tensorboard 1": ({"tensorboard": 1}, "tensorboard is 1"),
+    "tensorboard enabled": ({"tensorboard": {"enabled": True}}, "needs the package tensorboard"),
+    "activation_checkpointing x": ({"activation_checkpointing": "x"}, "activation_checkpointing is 'x'"),
+    "checkpoint": ({"checkpoint": [1]}, "checkpoint is [1]"),
+    "hybrid_engine": ({"hybrid_engine": {"enable": 1}}, "hybrid_engine.enable"),
+    "autotp_size": ({"tensor_parallel": {"autotp_size": 2}}, "--tensor_parallel"),
+    "zero_quantized_weights with hpz": (zero(zero_quantized_weights=True, zero_hpz_partition_size=2), "2 mistakes"),
+    "NVMe": (zero(offload_optimizer={"device": "nvme", "nvme_path": "/x"}), "device is 'nvme'"),
+    # 15: several at once
+    "all at once": ({"gradient_cliping": 1, "bf16": 5, "optimizer": {"type": "Adam"}}, "3 mistakes"),
+    "no object": (None, "holds a NoneType"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", DS_CONFIGS)
+def test_ds_configs(program, files, capsys, monkeypatch, kind):
+    monkeypatch.setattr("pretrain.engine.ds_config_check.find_spec", lambda package: None)
+    changes, said = DS_CONFIGS[kind]
+    path = files / "ds.json"
+    path.write_text(json.dumps(None if changes is None else merged(shipped(), changes)))
+    assert said in refusal(program, capsys, files, ["--ds_config", str(path)])
+
+
+STARTS: dict[str, tuple[list[str], str]] = {
+    # 17
+    "recipe as a flag": (["--recipe", "../../x"], "--recipe"),
+    "recipe in YAML": (["--config", "YAML:recipe: ../../x"], "recipe: '../../x'"),
+    # 19
+    "data_root a file": (["--data_root", "{tmp}/file"], "data_root: "),
+    "data_root in a file": (["--data_root", "{tmp}/file/data"], "data_root: "),
+    "name long": (["--name", "x" * 300], "name: "),
+    "name with NUL": (["--name", "a\0b"], "name: "),
+    "name with a newline": (["--name", "a\nb"], "name: "),
+    "name with ESC": (["--name", "\x1b[31mred"], "name: "),
+    "threads 0": (["--threads", "0"], "threads: 0"),
+    "threads -1": (["--threads", "-1"], "threads: -1"),
+    "threads 100000": (["--threads", "100000"], "threads: 100000"),
+    "threads 1e14": (["--threads", "1e14"], "threads"),
+    # 20
+    "400 digits in a rule": (["--lr_rules", f"[{{name: a, parameters: [q], scale: {LONG}}}]"], "lr_rules"),
+    "4,400 digits in a rule": (
+        ["--lr_rules", f"[{{name: a, parameters: [q], scale: {LONGER}}}]"],
+        "lr_rules",
+    ),
+    "400 digits in YAML": (["--config", f"YAML:steps: {LONG}"], "steps"),
+    "4,400 digits in YAML": (["--config", f"YAML:steps: {LONGER}"], "digits"),
+    "400 digits in a flag": (["--steps", LONG], "steps"),
+    "4,400 digits in a flag": (["--steps", LONGER], "steps"),
+    "weight 1e999": (["--data", "x:1e999"], "weight for 'x'"),
+    "weight 1e-99999999": (["--data", "x:1e-99999999"], "weight for 'x'"),
+    "d_model of 1e9": (["--architecture.d_model", "1000000007"], "do not divide d_model"),
+    "100,000 layers": (["--heads", "3x100000"], "10,000 layers"),
+    # 21
+    "model 5": (["--model", "JSON:5"], "model config: 5"),
+    "model null": (["--model", "JSON:null"], "model config: None"),
+    "model nested": (["--model", "JSON:" + "[" * 1000], "model: "),
+    "YAML nested": (["--config", "YAML:" + "{a: " * 1000], "nested"),
+    "!!int": (["--config", "YAML:steps: !!int 'abc'"], "not valid YAML"),
+    # 23
+    "plot_lr empty": (["--plot_lr", ""], "plot_lr: no file given"),
+    # 25
+    "--lr": (["--lr", "1"], "--optimizer.learning_rate"),
+    "--batch_size": (["--batch_size", "1"], "--global_batch_tokens"),
+    "data x.bin": (["--data", "{tmp}/x.bin"], "give the prefix"),
+    "data nowhere": (["--data", "{tmp}/nowhere"], "is no folder"),
+    "batch": (["--global_batch_tokens", "300"], "global_batch_tokens: 300"),
+    "micro-batch": (["--micro_batch", "7"], "micro_batch: 7"),
+    "tensor_parallel": (["--tensor_parallel", "3"], "tensor_parallel: 3"),
+}
+
+
+@pytest.mark.parametrize("kind", STARTS)
+def test_starts(program, files, capsys, kind):
+    arguments, said = STARTS[kind]
+    written = []
+    for argument in arguments:
+        if argument.startswith(("YAML:", "JSON:")):
+            path = files / f"given.{argument[:4].lower()}"
+            path.write_text(argument[5:])
+            argument = str(path)
+        written.append(argument.replace("{tmp}", str(files)))
+    given = [] if "--data_root" in written else ["--data_root", str(files / "data")]
+    assert said in refusal(program, capsys, files, [*written, *given, "--runs_dir", str(files / "runs")])
+
+
+def test_a_data_root_that_cannot_be_written(program, files, capsys):
+    readable = os.access
+    # Tests may run as root, who may write everywhere.
+    with mock.patch("os.access", lambda path, mode: not mode & os.W_OK and readable(path, mode)):
+        line = refusal(program, capsys, files, ["--data_root", str(files / "data")])
+    assert "data_root: " in line and "cannot be written" in line
+
+
+@pytest.mark.parametrize(("environment", "said"), BAD, ids=lambda value: str(value)[:40])
+def test_environments(program, files, capsys, environment, said):
+    assert f"error: {said}" in refusal(program, capsys, files, ["--data_root", str(files)], environment)
+
+
+def test_a_rendezvous_port_that_is_taken(program, files, capsys):
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        environment = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": str(other.getsockname()[1])}
+        assert "MASTER_PORT: " in refusal(program, capsys, files, ["--data_root", str(files)], environment)
+
+
+@pytest.mark.parametrize("ranks", [3, 5, 6, 7])
+def test_ranks_that_cannot_share_the_default_batch(program, files, capsys, ranks):
+    line = refusal(
+        program, capsys, files, ["--data_root", str(files)], {"RANK": "0", "WORLD_SIZE": str(ranks)}
+    )
+    assert (
+        f"cannot be shared evenly by {ranks} data-parallel ranks; valid numbers of ranks are [1, 2, 4" in line
+    )
+
+
+def test_what_is_fine_is_not_refused(program, files):
+    """Or the tests above would pass whatever the program did."""
+    arguments = ["--data_root", str(files), "--runs_dir", str(files / "runs")]
+    clean = {name: value for name, value in os.environ.items() if name not in NAMES}
+    with (
+        mock.patch.dict(os.environ, clean, clear=True),
+        mock.patch("pretrain.engine.quiet.quiet_deepspeed", past_the_checks),
+        pytest.raises(AssertionError, match="taken: next DeepSpeed is imported"),
+    ):
+        program.main(arguments, mock.Mock(at_once=contextlib.nullcontext), 0)
