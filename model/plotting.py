@@ -40,7 +40,8 @@ def saved_figure(
     formats = sorted(figure.canvas.get_supported_filetypes())
     if path.is_dir() or path.suffix.lower().removeprefix(".") not in formats:
         raise UserError(
-            f"{setting}: {str(path)!r} is no name of a picture; give a file that ends with .png (or {', '.join(formats)})"
+            f"{setting}: {str(path)!r} is no name of a picture; give a file that ends with .png "
+            f"(or {', '.join(formats)})"
         )
     if notes:
         lines = [line for note in notes for line in textwrap.wrap(note, int(14 * size[0]))]

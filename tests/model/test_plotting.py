@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -35,10 +36,17 @@ def test_counts_are_short(value, text):
 
 
 def test_what_cannot_be_written_is_said_in_one_line(tmp_path):
-    for path in (tmp_path / "a.nope", tmp_path / "file" / "a.png"):
-        (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("")
+    nameless = "is no name of a picture; give a file that ends with .png"
+    for path, said in {
+        tmp_path / "a.nope": nameless,
+        tmp_path / "a": nameless,
+        tmp_path: nameless,
+        Path(""): nameless,
+        tmp_path / "file" / "a.png": "cannot write",
+    }.items():
         with (
-            pytest.raises(UserError, match="--plot: cannot write") as caught,
+            pytest.raises(UserError, match=f"--plot: .*{said}") as caught,
             saved_figure(path, "--plot", size=(1, 1), dpi=50),
         ):
             pass
