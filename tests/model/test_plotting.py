@@ -42,7 +42,7 @@ def test_what_cannot_be_written_is_said_in_one_line(tmp_path):
         tmp_path / "a.nope": nameless,
         tmp_path / "a": nameless,
         tmp_path: nameless,
-        Path(""): nameless,
+        Path(): nameless,
         tmp_path / "file" / "a.png": "cannot write",
     }.items():
         with (
