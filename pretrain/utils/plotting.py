@@ -37,6 +37,7 @@ def saved_figure(
     yield figure, figure.subplots(rows, columns, **subplots)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=dpi)
+        # Named, or matplotlib writes NAME.png beside a folder NAME.
+        figure.savefig(path, dpi=dpi, format=path.suffix[1:] or "png")
     except (OSError, ValueError) as error:  # ValueError: a format that matplotlib does not know
         raise UserError(f"{setting}: cannot write {str(path)!r}: {error}".replace("\n", " ")) from error
