@@ -5,6 +5,7 @@ import math
 import shutil
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -164,6 +165,43 @@ def test_a_llama_folder_of_transformers_comes_in(tied, safe, tmp_path):
         assert relative(run.load_model()(ids)[..., :300], theirs(ids).logits) <= 1e-5
     text = "12 bottles stand"
     assert run.tokenizer.encode(text) == AutoTokenizer.from_pretrained(folder).encode(text)
+
+
+def edit_json(name, **changes):
+    def edit(folder):
+        (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | changes))
+
+    return edit
+
+
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (edit_json(INDEX, weight_map=5), "has no weight_map"),
+        (edit_json(INDEX, weight_map={"a": 5}), "has no weight_map"),
+        (edit_json(INDEX, weight_map={"a": "../../x.safetensors"}), "is missing"),
+        (lambda folder: (folder / INDEX).write_text("[" * 1000), "is not valid JSON"),
+        (lambda folder: (folder / "tokenizer_config.json").write_text("[]"), "must hold a JSON object"),
+        (edit_json("tokenizer_config.json", eos_token=7), "it must be the text of a token"),
+        (
+            edit_json("config.json", max_position_embeddings=10**12),
+            "context_length: 1000000000000 is not valid",
+        ),
+        (edit_json("config.json", max_position_embeddings="many"), "max_position_embeddings"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "must hold a JSON object"),
+    ],
+)
+def test_llama_folders_that_were_edited(damage, words, tmp_path, capsys):
+    folder = tmp_path / "llama"
+    folder.mkdir()
+    llama_of_transformers(folder, tied=False, safe=True)
+    damage(folder)
+    began = time.process_time()  # of a busy machine, too
+    assert words in failure(capsys, "--from_hf", folder, "--out", tmp_path / "runs" / "back")
+    assert time.process_time() - began < 5 and not (tmp_path / "runs" / "back").exists()
 
 
 def same_weights(one, other):

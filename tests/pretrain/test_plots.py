@@ -137,3 +137,15 @@ def test_bad_input(tmp_path, capsys, content):
         (tmp_path / "metrics.jsonl").write_text(content)
     assert main([str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith("error: run: ")
+
+
+@pytest.mark.parametrize("out", ["a.xyz", "folder", "file/a.png", "x" * 300 + ".png"])
+def test_pictures_that_cannot_be_written(tmp_path, capsys, out):
+    write_run(tmp_path / "run", 4)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    before = sorted(tmp_path.rglob("*"))
+    assert main([str(tmp_path / "run"), "--out", str(tmp_path / out)]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("error: ") and line.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == before
