@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.errors import UserError
+from model.errors import UserError, shown
 from model.parameters import ParameterSpec
 from pretrain.checkpoint.source import (
     ParameterGroup,
@@ -27,6 +27,7 @@ from pretrain.engine.layout import Piece, contiguous_pieces, slice_length, slice
 
 # Pages of a mapped file count as this process's memory until the mapping goes: reopen after so many bytes.
 RELEASE_AFTER = 256 << 20
+MOST_RANKS = 1 << 16
 MASTERS = "fp32"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -98,8 +99,9 @@ class DeepSpeedShards:
         self._files: dict[Path, Any] = {}
         self._touched = 0
         first = self._model_states(0)
-        self.data_parallel = int(first["dp_world_size"])
-        self.tensor_parallel = int(first["mp_world_size"])
+        self.data_parallel, self.tensor_parallel = (
+            self._ranks(first, key) for key in ("dp_world_size", "mp_world_size")
+        )
         self._check_files()
         optimizer = self._optimizer(0, 0)
         self.stage = _stage(optimizer)
@@ -199,6 +201,14 @@ class DeepSpeedShards:
                 return load_safely(self.folder / name)
         raise UserError(f"checkpoint: {self.folder} holds neither {names[0]} nor {names[1]}")
 
+    def _ranks(self, states: dict[str, Any], key: str) -> int:
+        ranks = states[key]
+        if type(ranks) is not int or not 1 <= ranks <= MOST_RANKS:
+            raise UserError(
+                f"checkpoint: {key} is {shown(ranks)} in {self.folder}; it must be a number of ranks"
+            )
+        return ranks
+
     def _optimizer_path(self, tensor_rank: int, rank: int) -> Path:
         name = f"zero_pp_rank_{rank}_mp_rank_{tensor_rank:02d}_optim_states.pt"
         bf16 = self.folder / f"bf16_{name}"
@@ -259,6 +269,11 @@ class DeepSpeedShards:
                 # Masters are stored without the padding at the end, moments with it, and only the last ranks
                 # are padded: the first one's part has its full length unless no other has elements.
                 partition = _masters(optimizer)[index].numel()
+                if (wanted := sum(numel for _, numel in numels)) > partition * self.data_parallel:
+                    raise UserError(
+                        f"checkpoint: flat tensors of {self.data_parallel} x {partition} elements in {self.folder} "
+                        f"cannot hold their parameters, which make {wanted}"
+                    )
                 pieces |= contiguous_pieces(index, numels, paddings[index] if paddings else None, partition)
         return pieces
 

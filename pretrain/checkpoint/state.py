@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
+import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -14,6 +19,7 @@ from model.errors import UserError, shown
 from pretrain.utils.parsing import LARGEST_INTEGER
 
 FORMAT = 1
+MOST_THREADS = 1 << 16  # of a rank; more are a damaged file
 ENGINE_FOLDER = "deepspeed"
 # What DeepSpeed's ds_to_universal makes of it, when somebody runs that.
 UNIVERSAL_FOLDER = "universal"
@@ -85,6 +91,61 @@ def read_state(folder: Path) -> TrainingState:
     return TrainingState(**values)
 
 
+def _numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        type(item) is float or (type(item) is int and abs(item) <= LARGEST_INTEGER) for item in value
+    )
+
+
+def _steps(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= LARGEST_INTEGER
+
+
+def _drifts(value: Any) -> bool:
+    return isinstance(value, list) and all(_numbers(pair) and len(pair) == 2 for pair in value)
+
+
+def _corpora(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str) for entry in value
+    )
+
+
+def _is(*types: type) -> Callable[[Any], bool]:
+    return lambda value: type(value) in types
+
+
+# What is read inside the fields that are mappings: what it must be, in words, and how to tell. Keys may be missing,
+# since older versions wrote fewer, and others may be there.
+_INSIDE: dict[str, dict[str, tuple[str, Callable[[Any], bool]]]] = {
+    "run": {
+        "seed": ("a whole number", _is(int)),
+        "data": ("text", _is(str)),
+        "data_root": ("text", _is(str)),
+        "lr_rules": ("a list", _is(list)),
+        "optimizer": ("a mapping", _is(dict)),
+        "logging": ("a mapping", _is(dict)),
+        "document_mask": ("true or false", _is(bool)),
+    },
+    "data": {
+        "tokenizer": ("a hash", _is(str)),
+        "data": ("a list of pairs of hash and weight", _corpora),
+    },
+    "world": {
+        "ranks": ("a number of ranks", _steps),
+        "tensor_parallel": ("a number of ranks", _steps),
+        "stage": ("a ZeRO stage", _steps),
+        "dtype": ("a dtype", _is(str)),
+        "offload": ("a device or null", _is(str, type(None))),
+        "partitioning": ("a mapping", _is(dict)),
+        "threads": ("a number of threads", lambda value: _steps(value) and 1 <= value <= MOST_THREADS),
+        "device": ("a device", _is(str)),
+        "versions": ("a mapping", _is(dict)),
+    },
+    "maturity": {"probes": ("a list of pairs of step and drift", _drifts)},
+}
+
+
 def _check(values: Any, path: Path) -> None:
     """Refuse values of other types than a TrainingState has."""
     if not isinstance(values, dict):
@@ -100,22 +161,57 @@ def _check(values: Any, path: Path) -> None:
         else:
             valid, what = type(value) is type(sample), type(sample).__name__
         if name == "released":
-            valid = valid and all(type(step) is int and step >= 0 for step in value.values())
+            valid = valid and all(map(_steps, value.values()))
             what = "a mapping from names of rules to steps"
         elif name == "recent":
-            valid = valid and all(
-                isinstance(found, list) and all(type(item) in (int, float) for item in found)
-                for found in value.values()
-            )
-            what = "a mapping from names to lists of numbers"
+            valid = valid and value.keys() <= {"losses", "norms"} and all(map(_numbers, value.values()))
+            what = "a mapping from losses and norms to lists of numbers"
         elif name == "owed":
             valid = valid and all(isinstance(item, str) for item in value)
             what = "a list of names"
         if not valid:
             raise UserError(f"checkpoint: {name} in {path} is {shown(value)}; it must be {what}")
+        for inner, (what, fits) in _INSIDE.get(name, {}).items():
+            if inner in value and not fits(value[inner]):
+                raise UserError(
+                    f"checkpoint: {name}.{inner} in {path} is {shown(value[inner])}; it must be {what}"
+                )
 
 
 def read_features(folder: Path) -> dict[str, Tensor]:
-    """The features of the last probes before a checkpoint, by name; empty when there are none."""
+    """The features of the last probes before a checkpoint, by name; empty when there are none.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
     path = folder / FEATURES
-    return load_file(path) if path.is_file() else {}
+    with understood(path):
+        found = load_file(path) if path.is_file() else {}
+        for name, tensor in found.items():
+            if tensor.dtype != torch.float32:
+                raise TypeError(f"{name} is {tensor.dtype}")
+        return found
+
+
+@contextmanager
+def understood(path: Path) -> Iterator[None]:
+    """Turn what a damaged or edited file of a checkpoint leads to into one line. Only reading belongs inside.
+
+    Every file is a stranger's: containers of any shape and type may be in it, and are not all looked for.
+
+    Raises:
+        UserError: it names *path*.
+    """
+    try:
+        yield
+    except (UserError, torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except (
+        ArithmeticError, AttributeError, EOFError, LookupError, OSError, RuntimeError, SafetensorError, TypeError,
+        UnpicklingError, ValueError,
+    ) as error:  # fmt: skip
+        said = next(iter(str(error).strip().splitlines()), "")[:160]
+        raise UserError(
+            f"checkpoint: {path} does not hold what a checkpoint's file holds ({type(error).__name__}: "
+            f"{said if said.isprintable() else ascii(said)}); restore it, or continue from an earlier step"
+        ) from error

@@ -28,9 +28,11 @@ from pretrain.checkpoint.state import (
     FORMAT,
     TrainingState,
     read_state,
+    understood,
 )
 from pretrain.checkpoint.writer import RecordingCheckpointEngine
 from pretrain.config.run_config import CheckpointConfig
+from pretrain.engine.build import in_a_collective
 from pretrain.runtime.world import World
 from pretrain.utils.files import (
     file_entry,
@@ -167,13 +169,25 @@ class CheckpointStore:
         return None
 
     def load(self, engine: Any, folder: Path) -> None:
-        """Load the engine's tensors, optimizer state and this rank's random state from *folder*."""
-        path, _ = engine.load_checkpoint(str(folder), tag=ENGINE_FOLDER, load_lr_scheduler_states=False)
+        """Load the engine's tensors, optimizer state and this rank's random state from *folder*.
+
+        Raises:
+            UserError: on the ranks whose files hold something else than an engine of this shape wrote.
+        """
+        try:
+            with understood(folder / ENGINE_FOLDER):
+                path, _ = engine.load_checkpoint(
+                    str(folder), tag=ENGINE_FOLDER, load_lr_scheduler_states=False
+                )
+        except UserError as error:
+            if error.__cause__ is not None and in_a_collective(error.__cause__):
+                raise error.__cause__ from None  # another rank has failed, and says why
+            raise
         if path is None:
             raise UserError(f"checkpoint: DeepSpeed found nothing to load in {folder}")
-        restore_random_state(
-            torch.load(folder / ENGINE_FOLDER / f"random_rank_{self.world.rank:05d}.pt", weights_only=True)
-        )
+        path = folder / ENGINE_FOLDER / f"random_rank_{self.world.rank:05d}.pt"
+        with understood(path):
+            restore_random_state(torch.load(path, weights_only=True))
 
     def _prepare(self, partial: Path, tokenizer_folder: Path) -> str | None:
         try:

@@ -27,7 +27,14 @@ from pretrain.checkpoint.source import (
     AdamState,
     Source,
 )
-from pretrain.checkpoint.state import ENGINE_FOLDER, FEATURES, UNIVERSAL_FOLDER, TrainingState, read_state
+from pretrain.checkpoint.state import (
+    ENGINE_FOLDER,
+    FEATURES,
+    UNIVERSAL_FOLDER,
+    TrainingState,
+    read_state,
+    understood,
+)
 from pretrain.checkpoint.universal import UniversalSource
 from pretrain.checkpoint.unsharded_folder import (
     CANONICAL_FOLDER,
@@ -70,17 +77,8 @@ class UnshardedCheckpoint:
         except (TypeError, KeyError) as error:
             raise UserError(f"checkpoint: {folder}/state.json describes no model ({error})") from None
         specs = parameter_specs(config)
-        source: Source
-        if (folder / ENGINE_FOLDER).is_dir():
-            source = ShardedSource(folder / ENGINE_FOLDER, specs)
-        elif (folder / CANONICAL_FOLDER).is_dir():
-            source = FolderSource(folder / CANONICAL_FOLDER, specs)
-        elif (folder / UNIVERSAL_FOLDER).is_dir():
-            source = UniversalSource(folder / UNIVERSAL_FOLDER, specs, config.vocab_size)
-        else:
-            raise UserError(
-                f"checkpoint: {folder} has no {ENGINE_FOLDER}, {CANONICAL_FOLDER} or {UNIVERSAL_FOLDER} folder"
-            )
+        with understood(folder):
+            source = _source(folder, specs, config.vocab_size)
         _check_names(folder, set(source.names()), set(specs))
         return cls(folder, state, source, specs)
 
@@ -94,24 +92,38 @@ class UnshardedCheckpoint:
 
     def parameter(self, name: str) -> Tensor:
         """The fp32 master weight, full shape; a copy, of which the caller may do what they like."""
-        return self._source.tensor(name, MASTERS)
+        return self.tensor(name, MASTERS)
 
     def optimizer_state(self, name: str) -> AdamState:
         """Adam's moments (fp32, full shape, zero before the first update) and how many updates it applied."""
-        exp_avg, exp_avg_sq = (self._source.tensor(name, key) for key in MOMENTS)
+        exp_avg, exp_avg_sq = (self.tensor(name, key) for key in MOMENTS)
         return {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq, "step": self.step(name)}
 
     def step(self, name: str) -> int:
         """Updates that Adam has applied to a parameter."""
-        return self._source.step(name)
+        with understood(self.folder):
+            return self._source.step(name)
 
     def tensor(self, name: str, key: str) -> Tensor:
         """One tensor of a parameter: ``fp32`` (its weight), ``exp_avg`` or ``exp_avg_sq``."""
-        return self._source.tensor(name, key)
+        with understood(self.folder):
+            return self._source.tensor(name, key)
 
     def release(self) -> None:
         """Unmap the files read so far, which are counted as this process's memory until then."""
         self._source.release()
+
+
+def _source(folder: Path, specs: dict[str, ParameterSpec], vocab_size: int) -> Source:
+    if (folder / ENGINE_FOLDER).is_dir():
+        return ShardedSource(folder / ENGINE_FOLDER, specs)
+    if (folder / CANONICAL_FOLDER).is_dir():
+        return FolderSource(folder / CANONICAL_FOLDER, specs)
+    if (folder / UNIVERSAL_FOLDER).is_dir():
+        return UniversalSource(folder / UNIVERSAL_FOLDER, specs, vocab_size)
+    raise UserError(
+        f"checkpoint: {folder} has no {ENGINE_FOLDER}, {CANONICAL_FOLDER} or {UNIVERSAL_FOLDER} folder"
+    )
 
 
 def _check_names(folder: Path, found: set[str], wanted: set[str]) -> None:

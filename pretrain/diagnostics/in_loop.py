@@ -83,10 +83,9 @@ class Diagnostics(Hook):
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Take back what ``state`` gave, as far as the same windows and positions are still looked at."""
         for name, kept in tensors.items():
-            if name.startswith(
-                FEATURE
-            ):  # those of other windows or positions have another shape, and are not used
-                self._features[int(name.removeprefix(FEATURE))] = kept
+            # Those of other windows or positions have another shape, and are not used.
+            if name.startswith(FEATURE) and (layer := name.removeprefix(FEATURE)).isdecimal():
+                self._features[int(layer)] = kept
 
     def release_step(self, state: TrainingState) -> int | None:
         """The step whose W_Q and W_K are the reference of the second displacement, once it is known."""

@@ -95,7 +95,7 @@ def refusals_of_deepspeed() -> Iterator[None]:
         raise
     except Exception as error:
         passing = (MemoryError, ConnectionError, torch.OutOfMemoryError, torch.AcceleratorError)
-        if isinstance(error, passing) or _in_a_collective(error) or os.environ.get("PRETRAIN_TRACEBACK"):
+        if isinstance(error, passing) or in_a_collective(error) or os.environ.get("PRETRAIN_TRACEBACK"):
             raise
         # pydantic says in its first line how many errors there are, and in the next two which.
         said = "; ".join(line.strip() for line in str(error).splitlines()[:3] if line.strip())[:300]
@@ -106,7 +106,7 @@ def refusals_of_deepspeed() -> Iterator[None]:
         ) from error
 
 
-def _in_a_collective(error: BaseException) -> bool:
+def in_a_collective(error: BaseException) -> bool:
     """Whether *error* left torch.distributed: then a rank is gone, whatever words a backend has for that."""
     return any("torch/distributed/" in frame.filename for frame in traceback.extract_tb(error.__traceback__))
 

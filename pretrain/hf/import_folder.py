@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 import yaml
 from torch import Tensor
 
 from model.config import ModelConfig, block
-from model.errors import UserError
+from model.errors import UserError, shown
+from model.heads import MOST_LAYERS
 from model.parameters import has_vocabulary_rows
 from pretrain.checkpoint.state import TrainingState
 from pretrain.checkpoint.unsharded_folder import UnshardedParameter, write_unsharded
@@ -139,13 +141,37 @@ def model_config(folder: Path, model_type: str) -> tuple[ModelConfig, list[str]]
         "head_schedule": (HeadScheduleConfig, _from_native),
     }
     kind, convert = kinds[model_type]
+    written = read_config(folder)
+    for name in ("num_hidden_layers", "n_layer"):  # before anybody makes a list with an entry for each
+        layers = written.get(name, 1)
+        if type(layers) is not int or not 1 <= layers <= MOST_LAYERS:
+            raise UserError(
+                f"from_hf: {name} {shown(layers)} in {folder}/config.json is not valid; give 1 to {MOST_LAYERS:,}"
+            )
     try:
         config = kind.from_pretrained(folder)
     except Exception as error:  # validators raise errors of their own
         raise UserError(
             f"from_hf: {folder}/config.json is not valid ({' '.join(str(error).split()):.200})"
         ) from error
-    return convert(config)
+    model, notes = convert(config)
+    _check_positions(model)
+    return model, notes
+
+
+def _check_positions(model: ModelConfig) -> None:
+    """Refuse a context for which this machine cannot hold the table of rotary angles; our tables are whole."""
+    if model.positions != "rope":
+        return
+    dims = {model.layer_head_dim(layer) for layer in range(model.num_layers)}
+    # Cosines and sines in fp32, half a head each, and the angles while they are made.
+    needed = model.context_length * (4 * sum(dims) + 2 * max(dims))
+    there = psutil.virtual_memory().available
+    if needed > there:
+        raise UserError(
+            f"from_hf: max_position_embeddings {model.context_length:,} needs {needed / 1e9:,.0f} GB for a table of "
+            f"rotary angles, {there / 1e9:,.0f} GB are free; write the length that you will use into config.json"
+        )
 
 
 def _activation(name: str) -> str:

@@ -34,8 +34,8 @@ class SpikeGuard:
         self, sigmas: float, losses: list[float] | None = None, norms: list[float] | None = None
     ) -> None:
         self.sigmas = sigmas
-        self.losses: deque[float] = deque(losses or [], WINDOW)
-        self.norms: deque[float] = deque(norms or [], WINDOW)
+        self.losses: deque[float] = deque(filter(math.isfinite, losses or []), WINDOW)
+        self.norms: deque[float] = deque(filter(math.isfinite, norms or []), WINDOW)
         self.norm: float | None = None
         """Global gradient norm of the step that was skipped last; DeepSpeed itself says infinity."""
         self.reason: str | None = None

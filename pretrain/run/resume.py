@@ -89,7 +89,7 @@ def _shape(shape: dict[str, Any]) -> str:
     parts = [f"{ranks} rank{'s' * (ranks != 1)}"]
     if shape["tensor_parallel"] != 1:
         parts[0] += f" ({shape['tensor_parallel']} tensor-parallel)"
-    parts += [f"ZeRO {shape['stage']}", shape["dtype"]]
+    parts += [f"ZeRO {shape['stage']}", str(shape["dtype"])]
     if shape["offload"] not in (None, "none"):
         parts.append(f"offloaded to {shape['offload']}")
     parts += [f"{key} {value}" for key, value in sorted(shape["partitioning"].items())]

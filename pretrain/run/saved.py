@@ -136,7 +136,11 @@ class SavedRun:
         losses = ("train_loss", "val_loss", "val_bpb")
         for row in read_metrics(self.run_folder) if (self.run_folder / FILE_NAME).is_file() else ():
             if row["step"] <= self.state.step:
-                values |= {k: row[k] for k in row if k in losses or k.startswith("evaluation/")}
+                values |= {
+                    name: value
+                    for name, value in row.items()
+                    if (name in losses or name.startswith("evaluation/")) and type(value) in (int, float)
+                }
         return values
 
 

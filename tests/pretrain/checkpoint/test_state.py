@@ -12,7 +12,7 @@ from pretrain.checkpoint.state import TrainingState, read_state
 
 SOUND = asdict(
     TrainingState(
-        step=3, seconds=1.5, recent={"loss": [1.0, float("nan")]}, owed=["validation"], released={"a": 2}
+        step=3, seconds=1.5, recent={"losses": [1.0, float("nan")]}, owed=["validation"], released={"a": 2}
     )
 )
 
@@ -42,7 +42,8 @@ def test_no_object(tmp_path, text):
 @pytest.mark.parametrize(
     ("name", "value"),
     [("step", "3"), ("step", None), ("step", -1), ("step", 1.5), ("step", True), ("step", 10**400), ("seconds", "x"),
-     ("seconds", float("nan")), ("recent", []), ("recent", {"loss": 5}), ("recent", {"loss": ["x"]}),
+     ("seconds", float("nan")), ("recent", []), ("recent", {"losses": 5}), ("recent", {"losses": ["x"]}),
+     ("recent", {"others": [1.0]}),
      ("owed", {}), ("owed", [5]), ("owed", "validation"), ("released", {"a": "x"}), ("released", [1]),
      ("from_seed", 1), ("run", None), ("model", []), ("data", "x"), ("world", 5), ("nonsense", 1)],
 )  # fmt: skip

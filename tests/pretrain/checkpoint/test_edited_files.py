@@ -1,0 +1,155 @@
+"""Checkpoints whose files were edited and the manifest recomputed: what makes no sense is one line."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from model.errors import UserError
+from pretrain.checkpoint import deepspeed_files
+from pretrain.checkpoint.manifest import verify
+from pretrain.checkpoint.state import FEATURES, read_features
+from pretrain.checkpoint.unsharded import UnshardedCheckpoint
+from pretrain.utils.files import file_entry
+from tests.helpers.distributed import run_distributed
+from tests.helpers.fuzzing import fixed, seeded
+from tests.helpers.training import nano_run, session
+
+junk = st.sampled_from(
+    [None, True, -1, 0, 7, 10**12, 10**30, float("nan"), 1e300, "", "x", b"x", [], [None], {}, {"x": 1}, (), (1, 2),
+     torch.zeros(3), torch.zeros(2, 2, dtype=torch.bfloat16), torch.zeros(0), torch.zeros(5, dtype=torch.int64),
+     torch.tensor(float("nan"))]
+)  # fmt: skip
+_GONE = object()
+
+
+def paths(value: Any, depth: int = 5) -> Iterator[tuple[Any, ...]]:
+    """Where something is in nested containers."""
+    items: Any = ()
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list | tuple):
+        items = list(enumerate(value))[:3]
+    for key, inner in items:
+        yield (key,)
+        if depth > 1:
+            yield from ((key, *rest) for rest in paths(inner, depth - 1))
+
+
+def edited(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    """A copy with *new* at *path*, or without it."""
+    changed = copy.copy(value) if isinstance(value, dict) else list(value)
+    if len(path) > 1:
+        changed[path[0]] = edited(value[path[0]], path[1:], new)
+    elif new is _GONE:
+        del changed[path[0]]
+    else:
+        changed[path[0]] = new
+    return type(value)(changed) if type(value) is tuple else changed
+
+
+def read_all(folder: Path) -> None:
+    """Everything of a checkpoint, as conversion and reshaping read it."""
+    checkpoint = UnshardedCheckpoint.open(folder)
+    for name in checkpoint.names():
+        checkpoint.parameter(name)
+        checkpoint.optimizer_state(name)
+
+
+def only_user_errors(folder: Path) -> Any:
+    """A test of one edit in one of a checkpoint's .pt files."""
+    files = {
+        path.name: deepspeed_files.load_safely(path)
+        for path in sorted((folder / "deepspeed").glob("*_states.pt"))
+    }
+    places = [(name, path) for name, content in files.items() for path in [(), *paths(content)]]
+
+    @given(st.sampled_from(places), junk | st.just(_GONE))
+    def test(place: tuple[str, tuple[Any, ...]], new: Any) -> None:
+        def load(path: Path) -> Any:
+            if path.name != place[0]:
+                return files[path.name]
+            if not place[1]:
+                return None if new is _GONE else new
+            return edited(files[path.name], place[1], new)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(deepspeed_files, "load_safely", load)
+            try:
+                read_all(folder)
+            except UserError as error:
+                assert "\n" not in str(error) and len(str(error)) < 600 + 2 * len(str(folder))
+
+    return test
+
+
+def newest(run: Any) -> Path:
+    return sorted((run.folder / "checkpoints").glob("step_*"))[-1]
+
+
+def test_any_edit_of_a_file_is_read_or_refused(finished):
+    fixed(only_user_errors(newest(finished)), examples=40)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [1, 3])
+def test_any_edit_of_a_file_is_read_or_refused_at_length(small_folder, tmp_path, stage):
+    run = nano_run(small_folder, tmp_path, "--steps", "4", "--precision", "bf16")
+    run_distributed(session, 1, run, stage, timeout=120)
+    seeded(only_user_errors(newest(run)), examples=400)
+
+
+def recompute(folder: Path) -> None:
+    """The manifest of what is there now."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"] = {
+        name: file_entry(folder / name) for name in manifest["files"] if (folder / name).is_file()
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert verify(folder) is None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "content"),
+    [
+        ("random_rank_*.pt", {"torch": "x"}),
+        ("random_rank_*.pt", {}),
+        ("random_rank_*.pt", b"no pickle"),
+        ("*model_states.pt", {"module": {"x": 1}}),
+        ("*model_states.pt", b"no pickle"),
+        ("*optim_states.pt", {"optimizer_state_dict": []}),
+    ],
+)
+def test_a_run_that_would_continue_from_it_ends_in_one_line(
+    finished, tmp_path, small_folder, pattern, content
+):
+    run = nano_run(small_folder, tmp_path, "--steps", "14")
+    shutil.copytree(finished.folder, run.folder)
+    for path in (newest(run) / "deepspeed").glob(pattern):
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        else:
+            torch.save(content, path)
+    recompute(newest(run))
+    _, error = run_distributed(session, 1, run, timeout=120)[0]
+    assert error is not None and error.startswith("checkpoint: ") and "\n" not in error
+
+
+def test_features_that_make_no_sense(tmp_path):
+    path = tmp_path / FEATURES
+    path.write_bytes(b"\xff" * 40)
+    with pytest.raises(UserError, match=f"{path} does not hold"):
+        read_features(tmp_path)
+    save_file({"a": torch.zeros(2, dtype=torch.int8)}, path)
+    with pytest.raises(UserError, match=r"a is torch\.int8"):
+        read_features(tmp_path)

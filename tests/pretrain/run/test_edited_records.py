@@ -1,0 +1,166 @@
+"""Edited state.json and metrics.jsonl through all who read them: read, or refused in one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model.config import ModelConfig
+from model.errors import UserError
+from pretrain.checkpoint.state import TrainingState, read_state
+from pretrain.config.command_line import parse_command_line
+from pretrain.diagnostics.maturity import settled
+from pretrain.hf.model_card import _data, _number
+from pretrain.metrics.file import MetricsFile, read_metrics
+from pretrain.optim.spikes import SpikeGuard
+from pretrain.run.resume import check_resume, shape_change
+from pretrain.run.saved import SavedRun
+from tests.helpers.fuzzing import fixed, seeded
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+# ---------------------------------------------------------------- state.json
+
+RUN = parse_command_line(
+    ["--model", "prism-nano", "--global_batch_tokens", "512", "--lr_rules", '["upper_qk"]']
+).run
+MODEL = RUN.build_model_config(300)
+WORLD = {
+    "ranks": 2, "tensor_parallel": 1, "threads": 1, "device": "cpu", "versions": {"python": "3.11"}, "stage": 2,
+    "dtype": "fp32", "offload": "none", "partitioning": {"overlap_comm": True},
+}  # fmt: skip
+WRITTEN = asdict(
+    TrainingState(
+        step=3, sequences=24, tokens=1536, seconds=1.5, recent={"losses": [1.0], "norms": [0.5]}, owed=["validation"],
+        released={"upper_qk": 2}, maturity={"probes": [[0, 0.5], [2, 0.25]]}, micro_batch=8, run=RUN.to_dict(),
+        model=MODEL.to_json(), data={"tokenizer": "ab" * 16, "data": [["cd" * 16, "1"]]}, world=WORLD,
+    )
+)  # fmt: skip
+
+
+def places(value: Any) -> Iterator[tuple[Any, ...]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield (key,)
+        yield from ((key, *rest) for rest in places(inner))
+
+
+PLACES = list(places(WRITTEN))
+
+
+@st.composite
+def edited_states(draw: st.DrawFn) -> str:
+    """A state.json as it is written, with up to three values changed, gone or added, or its text cut."""
+    values = json.loads(json.dumps(WRITTEN))
+    for place in draw(st.lists(st.sampled_from(PLACES), max_size=3)):
+        inner = values
+        for key in place[:-1]:
+            inner = inner[key] if isinstance(inner, dict) and key in inner else inner
+        if isinstance(inner, dict):
+            if draw(st.booleans()):
+                inner.pop(place[-1], None)
+            inner[draw(st.sampled_from([place[-1], "other"]))] = draw(anything | st.integers(0, 10**400))
+        elif isinstance(inner, list):
+            inner[:1] = [draw(anything)]
+    text = json.dumps(values)
+    return text[: draw(st.integers(0, len(text)))] if draw(st.integers(0, 9)) == 9 else text
+
+
+def opened(folder: Path, state: TrainingState, model: Any = None) -> SavedRun:
+    """A run of which nothing but the state is read."""
+    return SavedRun(folder, cast(Any, SimpleNamespace(state=state)), model, cast(Any, None))
+
+
+def understood_by_its_readers(folder: Path) -> Any:
+    """A test: what read_state lets pass, those who continue, convert and describe a run can use, or refuse."""
+
+    @given(edited_states())
+    def test(text: str) -> None:
+        (folder / "state.json").write_text(text, encoding="utf-8")
+        try:
+            state = read_state(folder)
+            model = ModelConfig.from_json(state.model)
+            saved = opened(folder, state, model)
+            saved.corpora()
+            _data(state.run.get("data", "builtin"), state.data.get("data", []))
+            check_resume(state, RUN, MODEL, WRITTEN["data"], WORLD)
+            shape_change(state.world, {**WORLD, "ranks": 3})
+            SpikeGuard(3.0, **state.recent)
+            settled([drift for _, drift in state.maturity.get("probes", [])], RUN.maturity)
+        except UserError as error:
+            assert "\n" not in str(error) and len(str(error)) < 1500
+
+    return test
+
+
+def test_edits_at_any_depth(tmp_path):
+    fixed(understood_by_its_readers(tmp_path), examples=60)
+
+
+@pytest.mark.slow
+def test_edits_at_any_depth_at_length(tmp_path):
+    seeded(understood_by_its_readers(tmp_path), examples=2000)
+
+
+# ---------------------------------------------------------------- metrics.jsonl
+
+NAMES = [
+    "step",
+    "train_loss",
+    "val_loss",
+    "val_bpb",
+    "grad_norm",
+    "tokens",
+    "evaluation/x/acc",
+    "lr/base/decay",
+]
+edited_rows = st.dictionaries(
+    st.sampled_from(NAMES) | st.text(max_size=3), anything | st.integers(0, 40), max_size=5
+)
+sound_rows = st.builds(lambda step, loss: {"step": step, "train_loss": loss}, st.integers(0, 40), st.floats())
+lines = st.one_of(
+    sound_rows.map(lambda row: json.dumps(row).encode()),
+    edited_rows.map(lambda row: json.dumps(row).encode()),
+    st.tuples(edited_rows, st.integers(0, 60)).map(lambda cut: json.dumps(cut[0]).encode()[: cut[1]]),
+    st.binary(max_size=40),
+)
+
+
+def read_as_rows(folder: Path) -> Any:
+    """A test: whatever lines there are, rows come out, and the last figures are numbers."""
+
+    @given(st.lists(lines, max_size=8), st.sampled_from([b"\n", b"\r\n", b"\n\n", b"\0"]), st.integers(0, 40))
+    def test(some: list[bytes], end: bytes, step: int) -> None:
+        path = folder / "metrics.jsonl"
+        path.write_bytes(end.join(some))
+        rows = read_metrics(folder)
+        assert [row["step"] for row in rows] == sorted({row["step"] for row in rows})
+        found = opened(folder, TrainingState(step=step)).last_metrics()
+        assert all(_number(value, "") for value in found.values())
+        MetricsFile(path).truncate_after(step)
+        assert [row["step"] for row in read_metrics(folder)] == [
+            row["step"] for row in rows if row["step"] <= step
+        ]
+
+    return test
+
+
+def test_any_lines(tmp_path):
+    fixed(read_as_rows(tmp_path), examples=150)
+
+
+@pytest.mark.slow
+def test_any_lines_at_length(tmp_path):
+    seeded(read_as_rows(tmp_path), examples=2000)
