@@ -8,6 +8,7 @@ import pytest
 from model.config import ModelConfig
 from model.presets import preset
 from pretrain import report
+from pretrain.metrics.file import MetricsFile
 from pretrain.report import continue_command
 
 RULES = "[{name: slow, parameters: [q, k], scale: 0.25, hold: 0.04}]"
@@ -65,3 +66,20 @@ def test_the_model_line_names_what_differs_from_plain_attention():
 def test_what_was_left_out_of_a_corpus_are_documents():
     meta = {"source": {"name": "files"}, "content_hash": "0" * 32, "skipped": {"empty": 31}}
     assert report._source(SimpleNamespace(meta=meta)).endswith("documents skipped: 31 empty")
+
+
+def test_a_finished_run_without_a_picture_gets_one(tmp_path):
+    """Its last session was killed after the final save."""
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    file.append(1, {"tokens": 10, "train_loss": 5.0, "grad_norm": 1.0})
+    file.close()
+    session = SimpleNamespace(
+        state=SimpleNamespace(step=1),
+        run=SimpleNamespace(folder=tmp_path),
+        world=SimpleNamespace(is_main=True),
+    )
+    picture = tmp_path / "plots" / "training.png"
+    assert "is already finished at step 1" in report.finished_already(session, "zero2.json", [])[0]
+    drawn = picture.stat().st_mtime_ns
+    report.finished_already(session, "zero2.json", [])
+    assert picture.stat().st_mtime_ns == drawn
