@@ -64,11 +64,15 @@ def closest(name: str, valid: Iterable[str]) -> str:
 
 
 def shown(value: Any, limit: int = 80, plain: bool = False) -> str:
-    """Return *value* as a message quotes it: its repr, or its str if *plain*; the middle of a long one is left out."""
+    """Return *value* as a message quotes it: its repr, or its str if *plain*; the middle of a long one is left out.
+
+    Line ends and control characters are written as in a repr in any case.
+    """
     try:
         text = str(value) if plain else repr(value)
     except ValueError:  # Python does not write integers of more than 4,300 digits
         text = f"a number of more than {value.bit_length() * 3 // 10:,} digits"
     except RecursionError:
         text = f"a {type(value).__name__} nested too deeply"
+    text = text if text.isprintable() else repr(text)[1:-1]
     return text if len(text) <= limit else f"{text[: limit // 2]}…{text[-limit // 4 :]}"

@@ -35,6 +35,7 @@ from pretrain.config.run_config import CheckpointConfig
 from pretrain.engine.build import in_a_collective
 from pretrain.runtime.world import World
 from pretrain.utils.files import (
+    copy_folder,
     file_entry,
     put_folder,
     restore_folder,
@@ -196,7 +197,7 @@ class CheckpointStore:
             for leftover in self.folder.glob(".*_step_*"):  # of sessions that were killed
                 shutil.rmtree(leftover, ignore_errors=True)
             (partial / ENGINE_FOLDER).mkdir(parents=True)
-            shutil.copytree(tokenizer_folder, partial / "tokenizer")
+            copy_folder(tokenizer_folder, partial / "tokenizer")
         except OSError as error:
             return f"cannot write {error.filename or partial}: {error.strerror or error}"
         return None

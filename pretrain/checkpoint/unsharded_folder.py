@@ -33,7 +33,7 @@ from pretrain.checkpoint.manifest import MANIFEST
 from pretrain.checkpoint.progress import Progress, Report
 from pretrain.checkpoint.source import ParameterGroup
 from pretrain.checkpoint.state import FEATURES, FORMAT, TrainingState
-from pretrain.utils.files import atomic_folder, file_entry, write_atomically
+from pretrain.utils.files import atomic_folder, copy_folder, file_entry, write_atomically
 
 CANONICAL_FOLDER = "canonical"  # the name that run folders have had from the beginning
 INDEX = "index.json"
@@ -88,7 +88,7 @@ def write_unsharded(
         with atomic_folder(target) as partial:
             folder = partial / CANONICAL_FOLDER
             folder.mkdir()
-            shutil.copytree(tokenizer_folder, partial / "tokenizer")
+            copy_folder(tokenizer_folder, partial / "tokenizer")
             if features is not None and features.is_file():
                 shutil.copyfile(features, partial / FEATURES)
             entries: dict[str, Any] = {}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 from model.errors import UserError
 from pretrain.data.sentencepiece_bpe import byte_fallback_bpe
 from pretrain.data.tokenizer import SENTENCEPIECE_FILE, SentencePieceTokenizer, Tokenizer
+from pretrain.utils.files import copy_folder
 
 ORIGINAL_FOLDER = "tokenizer"
 """Subfolder of an export that holds the run's own tokenizer files, for the way back."""
@@ -30,7 +30,7 @@ def write_tokenizer(tokenizer: Tokenizer, original: Path, out: Path, context_len
         tokenizer.save(out)
         config = json.loads((out / "tokenizer_config.json").read_text(encoding="utf-8"))
         end, unknown = config["eos_token"], None
-    shutil.copytree(original, out / ORIGINAL_FOLDER)
+    copy_folder(original, out / ORIGINAL_FOLDER)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": context_length,

@@ -53,7 +53,7 @@ from pretrain.prepare.progress import Progress, ProgressCallback, Reading
 from pretrain.prepare.split import Split
 from pretrain.prepare.tracker import Tracker
 from pretrain.prepare.workers import tokenize_units
-from pretrain.utils.files import atomic_folder, own_path, remove_leftovers, write_atomically
+from pretrain.utils.files import atomic_folder, copy_folder, own_path, remove_leftovers, write_atomically
 
 LENGTHS_FILE = "document_lengths.png"
 VALIDATION_FRACTION = 0.05
@@ -446,7 +446,7 @@ def _assemble(
     folder: Path, manifest: dict[str, Any], parts: Sequence[Part], partial: Path, draw: bool
 ) -> None:
     """Fill *partial* with the corpus made of *parts*, whose tokenizer lies in *folder*."""
-    shutil.copytree(folder / manifest["tokenizer_folder"], partial / "tokenizer")
+    copy_folder(folder / manifest["tokenizer_folder"], partial / "tokenizer")
     tokenizer, selection = manifest["tokenizer"], Selection(**manifest["selection"])
     dtype = token_dtype(tokenizer["vocab_size"])
     validation_parts: int | None = None

@@ -122,6 +122,27 @@ def _is_alive(process: int) -> bool:
 # ---------------------------------------------------------------------- folders
 
 
+def copy_folder(source: str | Path, target: Path) -> None:
+    """Copy a folder with what is in it to *target*, which is not there yet.
+
+    Raises:
+        OSError: of the first file that could not be copied; shutil's own lists all of them as tuples, without a number.
+    """
+    errors: list[OSError] = []
+
+    def copy(one: str, other: str) -> str:
+        try:
+            return shutil.copy2(one, other)
+        except OSError as error:
+            errors.append(error)
+            raise
+
+    try:
+        shutil.copytree(source, target, copy_function=copy)
+    except shutil.Error as error:
+        raise (errors[0] if errors else OSError(errno.EIO, str(error.args[0][0][2]), str(target))) from None
+
+
 @contextmanager
 def atomic_folder(target: Path, partial: Path | None = None, replace: bool = True) -> Iterator[Path]:
     """An empty folder to fill; it becomes *target* at the end of the block, and is removed after an error.

@@ -137,12 +137,12 @@ def equals_one_rank(case):
 
 
 def test_random_schedules():
-    fixed(equals_one_rank, examples=12, deadline=None)  # the first ones start the ranks
+    fixed(equals_one_rank, examples=12)
 
 
 @pytest.mark.slow
 def test_more_random_schedules():
-    seeded(equals_one_rank, examples=100, deadline=None)
+    seeded(equals_one_rank, examples=100)
 
 
 def bytes_sent(config, batch, dtype, checkpointing=False):

@@ -9,6 +9,7 @@ import torch
 from model.config import ModelConfig
 from model.presets import preset
 from pretrain import report
+from pretrain.metrics.file import MetricsFile
 from pretrain.report import continue_command
 
 RULES = "[{name: slow, parameters: [q, k], scale: 0.25, hold: 0.04}]"
@@ -84,3 +85,20 @@ def test_a_measured_peak_is_said_not_to_compare(source, compares):
 def test_the_peak_of_a_cpu_is_measured():
     _, source = report.peak_flops(torch.device("cpu"), torch.float32)
     assert source.startswith(report.MEASURED)
+
+
+def test_a_finished_run_without_a_picture_gets_one(tmp_path):
+    """Its last session was killed after the final save."""
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    file.append(1, {"tokens": 10, "train_loss": 5.0, "grad_norm": 1.0})
+    file.close()
+    session = SimpleNamespace(
+        state=SimpleNamespace(step=1),
+        run=SimpleNamespace(folder=tmp_path),
+        world=SimpleNamespace(is_main=True),
+    )
+    picture = tmp_path / "plots" / "training.png"
+    assert "is already finished at step 1" in report.finished_already(session, "zero2.json", [])[0]
+    drawn = picture.stat().st_mtime_ns
+    report.finished_already(session, "zero2.json", [])
+    assert picture.stat().st_mtime_ns == drawn

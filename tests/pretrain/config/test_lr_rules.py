@@ -221,6 +221,7 @@ def test_weight_decay_follows_the_rate_or_not():
         ([rule(name="base")], "lr_rules[0].name: 'base' is not valid"),
         ([rule(name="a/b")], "lr_rules[0].name: 'a/b' is not valid"),
         ([rule(), rule()], "lr_rules: two rules are called 'slow'"),
+        ([rule(**{"\n": 1})], "lr_rules[0].\\n: unknown key; valid keys are"),
         ([rule(scal=1)], "lr_rules[0].scal: unknown key; did you mean 'scale'?"),
         (["upper_kq"], "lr_rules[0]: there is no rule called 'upper_kq'; did you mean 'upper_qk'?"),
         ([3], "lr_rules"),

@@ -1,4 +1,6 @@
+import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from pretrain.utils import files
 from pretrain.utils.files import (
     atomic_file,
     atomic_folder,
+    copy_folder,
     file_entry,
     own_path,
     put_folder,
@@ -180,3 +183,21 @@ def test_entry_of_a_file(tmp_path):
     (tmp_path / "a").write_bytes(data)
     expected = {"bytes": len(data), "xxh3_128": xxhash.xxh3_128_hexdigest(data)}
     assert len(data) > files.CHUNK_BYTES and file_entry(tmp_path / "a") == expected
+
+
+def test_a_folder_that_cannot_be_copied_names_the_file_and_the_reason(tmp_path, monkeypatch):
+    source = tmp_path / "source"
+    (source / "inner").mkdir(parents=True)
+    for name in ("a", "inner/b"):
+        (source / name).write_text(name)
+    copy_folder(source, tmp_path / "whole")
+    assert (tmp_path / "whole" / "inner" / "b").read_text() == "inner/b"
+
+    def full(one, other):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), other)
+
+    monkeypatch.setattr(shutil, "copy2", full)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        copy_folder(source, tmp_path / "cut")
+    assert type(caught.value) is OSError and caught.value.errno == errno.ENOSPC
+    assert str(caught.value.filename).startswith(str(tmp_path / "cut")) and "(" not in str(caught.value)

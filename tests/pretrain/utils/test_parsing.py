@@ -120,3 +120,4 @@ def test_shown_is_short():
     assert shown(5) == "5" and shown("a") == "'a'" and shown("a", plain=True) == "a"
     assert len(shown("x" * 10_000)) <= 80 and "…" in shown("x" * 10_000)
     assert "digits" in shown(10**5000)
+    assert shown("a\n\x1b[31mb é", plain=True) == "a\\n\\x1b[31mb é"
