@@ -5,8 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from pretrain.checkpoint.manifest import MANIFEST, verify
@@ -62,16 +62,19 @@ class Hold:
             fcntl.flock(file, fcntl.LOCK_SH)
 
 
-def is_held(folder: Path) -> bool:
-    """Whether somebody holds a checkpoint (see Hold)."""
-    try:
-        with (folder / MANIFEST).open("rb+") as file:
+@contextmanager
+def claimed(folder: Path) -> Iterator[bool]:
+    """Whether nobody holds a checkpoint (see Hold), and inside, nobody can."""
+    with ExitStack() as opened:
+        free = True
+        try:
+            file = opened.enter_context((folder / MANIFEST).open("rb+"))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # damaged, or on a file system without locks
-        return False
-    return False
+        except BlockingIOError:
+            free = False
+        except OSError:  # damaged, or on a file system without locks
+            pass
+        yield free
 
 
 def _all(run_folder: Path) -> Path:

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from model.errors import UserError
-from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps, is_held, newest_sound
+from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps, claimed, newest_sound
 from pretrain.checkpoint.manifest import MANIFEST, verify
 from pretrain.checkpoint.state import (
     ENGINE_FOLDER,
@@ -251,9 +251,11 @@ class CheckpointStore:
         if self.config.keep_every:
             keep |= {step for step in steps if step % self.config.keep_every == 0}
         for step in self.steps():
-            # One that is being read goes with a later checkpoint.
-            if step not in keep and not is_held(self.path(step)):
-                remove(self.path(step))
+            if step in keep:
+                continue
+            with claimed(self.path(step)) as free:
+                if free:  # one that is being read goes with a later checkpoint
+                    remove(self.path(step))
 
 
 def remove(folder: Path) -> None:
