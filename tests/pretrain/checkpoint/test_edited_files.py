@@ -106,7 +106,7 @@ def test_any_edit_of_a_file_is_read_or_refused(finished):
 def test_any_edit_of_a_file_is_read_or_refused_at_length(small_folder, tmp_path, stage):
     run = nano_run(small_folder, tmp_path, "--steps", "4", "--precision", "bf16")
     run_distributed(session, 1, run, stage, timeout=120)
-    seeded(only_user_errors(newest(run)), examples=400)
+    seeded(only_user_errors(newest(run)), examples=200)
 
 
 def recompute(folder: Path) -> None:

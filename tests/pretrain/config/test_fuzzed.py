@@ -150,7 +150,7 @@ def test_models():
 
 @pytest.mark.slow
 def test_more_models():
-    seeded(model_is_built_or_refused, examples=2000)
+    seeded(model_is_built_or_refused, examples=1000)
 
 
 # ---------------------------------------------------------------------- learning-rate rules
@@ -227,4 +227,4 @@ def test_rules():
 
 @pytest.mark.slow
 def test_more_rules():
-    seeded(rules_are_followed_or_refused, examples=1000)
+    seeded(rules_are_followed_or_refused, examples=500)

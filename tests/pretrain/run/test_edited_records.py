@@ -111,7 +111,7 @@ def test_edits_at_any_depth(tmp_path):
 
 @pytest.mark.slow
 def test_edits_at_any_depth_at_length(tmp_path):
-    seeded(understood_by_its_readers(tmp_path), examples=2000)
+    seeded(understood_by_its_readers(tmp_path), examples=500)
 
 
 # ---------------------------------------------------------------- metrics.jsonl
@@ -163,4 +163,4 @@ def test_any_lines(tmp_path):
 
 @pytest.mark.slow
 def test_any_lines_at_length(tmp_path):
-    seeded(read_as_rows(tmp_path), examples=2000)
+    seeded(read_as_rows(tmp_path), examples=500)
