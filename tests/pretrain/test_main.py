@@ -59,7 +59,7 @@ def test_launcher_trains_to_the_end_and_the_same_command_says_so(small_folder, t
 
 
 @pytest.mark.parametrize(
-    ("seed", "launcher"), [(0, "deepspeed"), pytest.param(1, "direct", marks=pytest.mark.slow)]
+    ("seed", "launcher"), [pytest.param(0, "deepspeed", marks=pytest.mark.slow), (1, "direct")]
 )
 def test_kill_9_at_any_step_and_the_same_command_again(small_folder, tmp_path, seed, launcher):
     """Real processes, killed without warning; the curve must not show it, nor who started them."""

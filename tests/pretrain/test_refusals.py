@@ -113,7 +113,7 @@ DS_CONFIGS: dict[str, tuple[Any, str]] = {
     "grad_accum_dtype": ({"data_types": {"grad_accum_dtype": "int8"}}, "grad_accum_dtype is 'int8'"),
     "communication_data_type": ({"communication_data_type": "fp8"}, "communication_data_type is 'fp8'"),
     "bucket NaN": (zero(reduce_bucket_size=float("nan")), "NaN"),
-    "bucket inf": (zero(reduce_bucket_size=float("inf")), "Infinity"),
+    "bucket inf": (zero(reduce_bucket_size=float("inf")), "reduce_bucket_size: inf is not valid"),
     "leaf_module": (zero(leaf_module="x"), "leaf_module is 'x'"),
     "wall_clock_breakdown": ({"wall_clock_breakdown": "false"}, "wall_clock_breakdown is 'false'"),
     "prescale_gradients": ({"prescale_gradients": True}, "prescale_gradients is true"),
@@ -128,7 +128,7 @@ DS_CONFIGS: dict[str, tuple[Any, str]] = {
     "NVMe": (zero(offload_optimizer={"device": "nvme", "nvme_path": "/x"}), "device is 'nvme'"),
     # 15: several at once
     "all at once": ({"gradient_cliping": 1, "bf16": 5, "optimizer": {"type": "Adam"}}, "3 mistakes"),
-    "no object": (None, "holds a NoneType"),
+    "no object": (None, "holds null"),
 }  # fmt: skip
 
 

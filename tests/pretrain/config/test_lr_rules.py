@@ -264,7 +264,7 @@ def test_the_plot_and_its_table(tmp_path):
     assert [row[0] for row in cells] == ["base/decay", "base/no_decay", "slow/decay", "late/decay"]
     assert cells[2][1:3] == [f"{4 * 48 * 48:,}", "4"]
     assert lines[3].endswith("step 8, ramp 4") and lines[4].endswith("by maturity, step 0 to 12, ramp 4")
-    with pytest.raises(UserError, match="cannot write"):
+    with pytest.raises(UserError, match="is no name of a picture"):
         plot_learning_rates(run, tmp_path / "lr.nope")
 
 

@@ -179,6 +179,7 @@ def test_data_sets_are_saved_where_there_is_internet_and_read_elsewhere(
     assert results[0]["figures"] == results[1]["figures"]
 
 
+@pytest.mark.slow  # importing lm-eval takes longer than the rest of it
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -44,6 +44,7 @@ def broken(folder, data, rank, error):
         return finished, time.monotonic() - failed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
@@ -52,9 +53,7 @@ def broken(folder, data, rank, error):
             2,
             f"error: rank 1 on {HOST}: data: token 9999 is outside the vocabulary",
         ),
-        pytest.param(
-            'ZeroDivisionError("of this rank")', 1, f"error: rank 1 on {HOST} failed:", marks=pytest.mark.slow
-        ),
+        ('ZeroDivisionError("of this rank")', 1, f"error: rank 1 on {HOST} failed:"),
     ],
 )
 def test_an_error_of_another_rank_is_heard_once(small_folder, tmp_path, error, code, said):
