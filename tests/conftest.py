@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,15 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Test processes side by side (make test) share the cores; more threads than cores would only fight.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def workers_of_one_file() -> Iterator[None]:
+    """End the workers of multi-process tests with their file: the process groups made in them keep threads busy."""
+    yield
+    distributed = sys.modules.get("tests.helpers.distributed")
+    if distributed is not None:
+        distributed.shutdown()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
