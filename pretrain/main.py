@@ -20,7 +20,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from pretrain.config.command_line import parse_command_line  # noqa: E402
 from pretrain.runtime.environment import environment_rank  # noqa: E402
-from pretrain.runtime.exit import end_after, leave_after_rank_0  # noqa: E402
+from pretrain.runtime.exit import end_after, leave  # noqa: E402
 from pretrain.runtime.signals import StopListener, Stopped  # noqa: E402
 
 
@@ -79,7 +79,7 @@ if __name__ == "__main__":
     listener = StopListener()
     try:
         main(sys.argv[1:], listener, rank)
-        leave_after_rank_0(rank)
+        leave(rank, 0)
     except Stopped as stopped:
         if rank == 0:
             print(
@@ -87,7 +87,6 @@ if __name__ == "__main__":
                 file=sys.stderr,
                 flush=True,
             )
-        leave_after_rank_0(rank)
-        sys.exit(stopped.exit_code)
+        leave(rank, stopped.exit_code)
     except Exception as error:
         end_after(error, rank)

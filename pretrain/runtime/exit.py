@@ -7,6 +7,7 @@ has nothing to add.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -71,6 +72,21 @@ def leave_after_rank_0(rank: int, seconds: float = DONE_SECONDS) -> None:
             store.set(DONE_KEY, "")
         else:
             store.wait([DONE_KEY], timedelta(seconds=seconds))
+
+
+def leave(rank: int, code: int) -> NoReturn:
+    """End this process with *code*, after rank 0 where there are several.
+
+    Not by sys.exit then: threads of a process group may still run while the interpreter takes libraries down, and abort
+    a rank that has saved everything.
+    """
+    leave_after_rank_0(rank)
+    if _store() is None:
+        sys.exit(code)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _end_alone(error: BaseException, rank: int, code: int, wait: float) -> NoReturn:
