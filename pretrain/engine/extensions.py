@@ -20,6 +20,7 @@ from torch.utils import cpp_extension
 from torch.utils.file_baton import FileBaton
 
 SAY_SECONDS = 5.0
+RELEASE_SECONDS = 0.2  # torch closes the file first and removes it then
 STILL_SECONDS = 300.0
 """A lock of another machine, or of a program that did not sign it, counts as left when nothing in its folder has
 changed for so long: an extension is a few files of a minute or less each."""
@@ -74,6 +75,9 @@ def _left(lock: Path) -> str | None:
     except OSError:  # released in this moment
         return None
     if _in_use(lock):
+        return None
+    time.sleep(RELEASE_SECONDS)
+    if not lock.exists():
         return None
     if host == socket.gethostname():
         return "its process is gone"
