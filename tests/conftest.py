@@ -1,4 +1,4 @@
-"""What every test needs: nothing leaves the machine, and workers end with the session. Shared: a corpus, a SLURM."""
+"""What every test needs: nothing leaves the machine, and workers end with their file. Shared: a corpus, a SLURM."""
 
 from __future__ import annotations
 
@@ -32,13 +32,6 @@ def workers_of_one_file() -> Iterator[None]:
     distributed = sys.modules.get("tests.helpers.distributed")
     if distributed is not None:
         distributed.shutdown()
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """End the workers of multi-process tests while the session still reports."""
-    from tests.helpers import distributed
-
-    distributed.shutdown()
 
 
 @pytest.fixture(scope="module")

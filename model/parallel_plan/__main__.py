@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from model.config import ModelConfig
 from model.errors import UserError, run_command
 from model.parallel_plan import DTYPE_BYTES, plan
 from model.pictures import draw_plan
-from model.presets import preset
+from model.presets import named_model
 from model.tables import plan_table
 
 
@@ -40,7 +37,7 @@ def run_parallel_plan(arguments: list[str]) -> None:
     for name in ("micro_batch", "accumulation"):
         if getattr(options, name) < 1:
             raise UserError(f"{name}: {getattr(options, name)} is not valid; give a positive number")
-    config = _read_model(options.model) if options.model.endswith(".json") else preset(options.model)
+    config = named_model(options.model)
     if options.heads is not None:
         config = config.replace(heads=options.heads)
     found = plan(config, options.tensor_parallel, options.micro_batch, options.dtype)
@@ -49,16 +46,6 @@ def run_parallel_plan(arguments: list[str]) -> None:
         title = f"{options.model} at t = {options.tensor_parallel}, micro-batch {options.micro_batch}"
         draw_plan(found, title, options.plot)
         print(f"wrote {options.plot}")
-
-
-def _read_model(path: str) -> ModelConfig:
-    try:
-        values = json.loads(Path(path).read_bytes())
-    except OSError as error:
-        raise UserError(f"model: cannot read {path!r}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"model: {path!r} is not valid JSON ({error})") from None
-    return ModelConfig.from_json(values)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from model.config import ModelConfig, block, divisors
 from model.errors import UserError, closest
 from model.heads import ascending, descending, parse_heads, shuffled, uniform
+from model.parsing import read_json
 
 GPT2_VOCABULARY = 50257
 
@@ -200,3 +202,10 @@ def preset(name: str) -> ModelConfig:
         hint = closest(name, _PRESETS) or "; `python -m model.presets` lists them"
         raise UserError(f"model: no preset {name!r}{hint}")
     return _PRESETS[name]
+
+
+def named_model(name: str) -> ModelConfig:
+    """A preset, or the configuration in a ``.json`` file. Raises UserError for an unknown name and a bad file."""
+    if not name.endswith(".json"):
+        return preset(name)
+    return ModelConfig.from_json(read_json(Path(name), "model"))

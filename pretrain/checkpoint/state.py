@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from model.errors import UserError, shown
-from pretrain.utils.parsing import LARGEST_INTEGER
+from model.parsing import LARGEST_INTEGER
 
 FORMAT = 1
 MOST_THREADS = 1 << 16  # of a rank; more are a damaged file

@@ -17,9 +17,9 @@ import yaml
 from model.config import ModelConfig
 from model.errors import UserError, shown
 from model.heads import parse_heads
-from model.presets import preset
+from model.parsing import LARGEST_INTEGER, is_finite
+from model.presets import named_model
 from pretrain.config.lr_rules import parse_rules
-from pretrain.utils.parsing import LARGEST_INTEGER, is_finite, read_json
 
 DEFAULT_RECIPE = "tiny"
 MOST_BATCH_TOKENS = 10**12
@@ -328,7 +328,7 @@ class RunConfig:
         Raises:
             UserError: unknown preset or field, a schedule of the wrong length, or values that do not fit together.
         """
-        base = _named_model(self.model)
+        base = named_model(self.model)
         values = base.to_json() | self.architecture
         if isinstance(values["heads"], str):
             values["heads"] = parse_heads(values["heads"])
@@ -360,10 +360,3 @@ def _is_folder_name(name: str) -> bool:
     if not name or "/" in name or name.startswith("."):
         return False
     return name.isprintable() and len(name.encode("utf-8", "surrogatepass")) <= MAX_NAME_BYTES
-
-
-def _named_model(name: str) -> ModelConfig:
-    """A preset, or the configuration in a JSON file."""
-    if not name.endswith(".json"):
-        return preset(name)
-    return ModelConfig.from_json(read_json(Path(name), "model"))

@@ -37,7 +37,7 @@ def _definition(tokenizer: Tokenizer) -> dict[str, Any]:
         return _parts(json.loads(tokenizer.definition())) | end
     if isinstance(tokenizer, SentencePieceTokenizer):
         try:
-            backend = byte_fallback_bpe(tokenizer.model_file, tokenizer)
+            backend = byte_fallback_bpe(tokenizer)
         except UserError:  # a model that no tokenizer.json can stand for
             return {"SentencePiece model": hashlib.sha256(tokenizer.model_file).hexdigest()[:12]} | end
         return _parts(json.loads(backend.to_str())) | end

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from model.errors import UserError
-from pretrain.data.tokenizer import SentencePieceTokenizer
-
-_SPACE = "\u2581"
+from pretrain.data.tokenizer import SPACE_MARK, SentencePieceTokenizer
 
 
-def byte_fallback_bpe(model: bytes, tokenizer: SentencePieceTokenizer) -> Any:
-    """A ``tokenizers`` BPE with a SentencePiece BPE model's pieces, written with real spaces.
+def byte_fallback_bpe(tokenizer: SentencePieceTokenizer) -> Any:
+    """A ``tokenizers`` BPE with the pieces of *tokenizer*, written with real spaces.
 
     With real spaces no replacement of U+2581 is needed, and a U+2581 in the text is spelled in bytes, as the run's
     tokenizer does it. SentencePiece joins the neighbours whose joined piece has the best score; here every way to
@@ -24,7 +22,7 @@ def byte_fallback_bpe(model: bytes, tokenizer: SentencePieceTokenizer) -> Any:
     from sentencepiece import sentencepiece_model_pb2
 
     proto: Any = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
-    proto.ParseFromString(model)
+    proto.ParseFromString(tokenizer.model_file)
     if proto.trainer_spec.model_type != proto.trainer_spec.BPE or not proto.trainer_spec.byte_fallback:
         raise UserError(f"tokenizer: {tokenizer.name} is no byte-fallback BPE; only such models are exported")
     normalizer = proto.normalizer_spec
@@ -41,7 +39,7 @@ def byte_fallback_bpe(model: bytes, tokenizer: SentencePieceTokenizer) -> Any:
         if piece.type in (kinds.CONTROL, kinds.UNKNOWN):
             special.append(text)
         elif piece.type != kinds.BYTE:
-            text = text.replace(_SPACE, " ")
+            text = text.replace(SPACE_MARK, " ")
             plain.append((text, piece.score))
         vocabulary[text] = token
     usable = {text for text, _ in plain}

@@ -37,7 +37,7 @@ SENTENCEPIECE_OPTIONS: dict[str, Any] = {
     "num_threads": 2,
 }  # fmt: skip
 _CHUNK = 4000  # characters per "sentence" handed to the trainer
-_SPACE = "\u2581"  # how SentencePiece writes a space inside a piece
+SPACE_MARK = "\u2581"  # how SentencePiece writes a space inside a piece
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 _HUB_FILES = ["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"]
 
@@ -138,10 +138,10 @@ class SentencePieceTokenizer(Tokenizer):
         self.end_of_document = processor.eos_id()
         if self.end_of_document < 0:
             raise UserError(f"tokenizer: {self.name} has no end-of-sentence token; needed to end documents")
-        self._bytes_of_space_mark = [processor.piece_to_id(f"<0x{byte:02X}>") for byte in _SPACE.encode()]
+        self._bytes_of_space_mark = [processor.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE_MARK.encode()]
         # Models that add a space before the text, or that lack bytes, are used as they are: splitting their
         # text at U+2581 would give other ids than the library does.
-        self._adds_space = processor.encode("a", out_type=str)[0].startswith(_SPACE)
+        self._adds_space = processor.encode("a", out_type=str)[0].startswith(SPACE_MARK)
         has_bytes = all(map(processor.is_byte, self._bytes_of_space_mark))
         self._spells_space_mark = has_bytes and not self._adds_space
 
@@ -167,13 +167,13 @@ class SentencePieceTokenizer(Tokenizer):
         return cls(model.getvalue(), name)
 
     def encode(self, text: str) -> list[int]:
-        if self._spells_space_mark and _SPACE in text:
-            first, *rest = (self._processor.encode(part) for part in text.split(_SPACE))
+        if self._spells_space_mark and SPACE_MARK in text:
+            first, *rest = (self._processor.encode(part) for part in text.split(SPACE_MARK))
             return list(first) + [token for part in rest for token in (*self._bytes_of_space_mark, *part)]
         return self._processor.encode(text)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        plain = [text if not (self._spells_space_mark and _SPACE in text) else "" for text in texts]
+        plain = [text if not (self._spells_space_mark and SPACE_MARK in text) else "" for text in texts]
         encoded = self._processor.encode(plain, num_threads=self.threads or os.cpu_count() or 1)
         return [
             ids if text is same else self.encode(text)
@@ -194,7 +194,7 @@ class SentencePieceTokenizer(Tokenizer):
             if processor.is_byte(token):
                 sizes[token] = 1
             elif not (processor.is_control(token) or processor.is_unknown(token)):
-                sizes[token] = len(processor.id_to_piece(token).replace(_SPACE, " ").encode())
+                sizes[token] = len(processor.id_to_piece(token).replace(SPACE_MARK, " ").encode())
         return sizes
 
     def check_spelling(self) -> None:
@@ -354,7 +354,9 @@ class HuggingFaceTokenizer(Tokenizer):
             elif byte_level:
                 sizes[token] = len(piece)  # one letter of GPT-2's alphabet stands for one byte
             else:
-                sizes[token] = 1 if _BYTE_PIECE.fullmatch(piece) else len(piece.replace(_SPACE, " ").encode())
+                sizes[token] = (
+                    1 if _BYTE_PIECE.fullmatch(piece) else len(piece.replace(SPACE_MARK, " ").encode())
+                )
         return sizes
 
     def save(self, folder: str | os.PathLike[str]) -> None:

@@ -22,6 +22,7 @@ from model.config import ModelConfig, block
 from model.errors import UserError, shown
 from model.heads import MOST_LAYERS
 from model.parameters import has_vocabulary_rows
+from model.parsing import read_json_object
 from pretrain.checkpoint.state import TrainingState
 from pretrain.checkpoint.unsharded_folder import UnshardedParameter, write_unsharded
 from pretrain.data.sentencepiece_bpe import byte_fallback_bpe
@@ -33,7 +34,6 @@ from pretrain.hf.formats import ACTIVATIONS, gpt2_sources, llama_name, parameter
 from pretrain.hf.new_folder import new_folder
 from pretrain.run.saved import SavedRun
 from pretrain.utils.files import write_atomically
-from pretrain.utils.parsing import read_json_object
 
 # transformers' names of the three activations; gelu_new and gelu_pytorch_tanh are one formula.
 _ACTIVATIONS = {theirs: ours for ours, theirs in ACTIVATIONS.items()} | {
@@ -69,9 +69,7 @@ def import_folder(folder: Path, run_folder: Path) -> Imported:
     model, notes = model_config(folder, config["model_type"])
     tokenizer = exported_tokenizer(folder)
     if isinstance(tokenizer, SentencePieceTokenizer):
-        byte_fallback_bpe(
-            tokenizer.model_file, tokenizer
-        )  # refused now, and not when the run is to be exported
+        byte_fallback_bpe(tokenizer)  # refused now, and not when the run is to be exported
     rows = model.vocab_size
     if tokenizer.vocab_size > rows:
         raise UserError(

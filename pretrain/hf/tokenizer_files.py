@@ -8,7 +8,7 @@ from pathlib import Path
 
 from model.errors import UserError
 from pretrain.data.sentencepiece_bpe import byte_fallback_bpe
-from pretrain.data.tokenizer import SENTENCEPIECE_FILE, SentencePieceTokenizer, Tokenizer
+from pretrain.data.tokenizer import SentencePieceTokenizer, Tokenizer
 from pretrain.utils.files import copy_folder
 
 ORIGINAL_FOLDER = "tokenizer"
@@ -22,7 +22,7 @@ def write_tokenizer(tokenizer: Tokenizer, original: Path, out: Path, context_len
         UserError: a SentencePiece model whose ids cannot be had from a tokenizer.json.
     """
     if isinstance(tokenizer, SentencePieceTokenizer):
-        backend = byte_fallback_bpe((original / SENTENCEPIECE_FILE).read_bytes(), tokenizer)
+        backend = byte_fallback_bpe(tokenizer)
         (out / "tokenizer.json").write_text(backend.to_str(pretty=True), encoding="utf-8")
         end = backend.id_to_token(tokenizer.end_of_document)
         unknown = backend.model.unk_token

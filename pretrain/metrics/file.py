@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from model.parsing import LARGEST_INTEGER
 from pretrain.utils.files import write_atomically
-from pretrain.utils.parsing import LARGEST_INTEGER
 
 FILE_NAME = "metrics.jsonl"
 # JSON has no word for these; as strings, float() reads them back and so does every data frame library.

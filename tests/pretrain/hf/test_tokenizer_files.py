@@ -94,4 +94,4 @@ def test_models_that_change_their_text_are_refused():
         model_type="bpe", byte_fallback=True, minloglevel=2,
     )  # fmt: skip
     with pytest.raises(UserError, match="changes its text"):
-        byte_fallback_bpe(model.getvalue(), SentencePieceTokenizer(model.getvalue(), "foreign"))
+        byte_fallback_bpe(SentencePieceTokenizer(model.getvalue(), "foreign"))

@@ -54,6 +54,13 @@ while listener.reason is None:
     time.sleep(0.01)
 print(listener.reason, listener.exit_code)
 """
+AT_ONCE = """
+try:
+    with listener.at_once():
+        time.sleep(30)
+except Stopped as stopped:
+    print(stopped, stopped.exit_code)
+"""
 # ctypes releases the GIL but runs no Python in the main thread, as a compiler or a collective does.
 STUCK = "import ctypes\nlibc = ctypes.CDLL(None)\nwhile True: libc.sleep(60)\n"
 
@@ -116,14 +123,7 @@ def test_after_the_agreement_saving_may_take_its_time():
 
 
 def test_before_anything_began_it_stops_at_once():
-    body = """
-    try:
-        with listener.at_once():
-            time.sleep(30)
-    except Stopped as stopped:
-        print(stopped, stopped.exit_code)
-    """
-    with Program(body) as program:
+    with Program(AT_ONCE) as program:
         began = time.monotonic()
         program.send(signal.SIGTERM)
         assert program.end() == (0, f"SIGTERM {STOPPED}\n")
@@ -149,13 +149,6 @@ LAUNCHER = """
 import subprocess, sys, time
 subprocess.Popen([sys.executable, "-u", "-c", sys.argv[1]])
 time.sleep(60)
-"""
-AT_ONCE = """
-try:
-    with listener.at_once():
-        time.sleep(30)
-except Stopped as stopped:
-    print(stopped, stopped.exit_code)
 """
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.errors import UserError, shown
-from pretrain.utils.parsing import (
+from model.parsing import (
     MOST_LEVELS,
     check_values,
     parse_fraction,
