@@ -16,7 +16,14 @@ MOST_DIGITS = 12  # of a step
 
 def checkpoint_steps(run_folder: Path) -> list[int]:
     """Steps that have a finished checkpoint in a run's folder, ascending."""
-    names = [path.name.removeprefix("step_") for path in _all(run_folder).glob("step_*") if path.is_dir()]
+    try:
+        # scandir tells folders from files as they were listed. Looking at each of them afterwards would miss what a
+        # run has pruned meanwhile, and with it every checkpoint of a run that keeps one.
+        with os.scandir(_all(run_folder)) as entries:
+            folders = [entry.name for entry in entries if entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    names = [name.removeprefix("step_") for name in folders if name.startswith("step_")]
     # isascii: "²" is a digit for isdigit, and no number
     return sorted(
         int(name) for name in names if name.isascii() and name.isdigit() and len(name) <= MOST_DIGITS

@@ -1,3 +1,5 @@
+import itertools
+import threading
 from pathlib import Path
 
 from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps, newest_sound
@@ -25,6 +27,27 @@ def test_steps_are_those_of_finished_checkpoints_in_order_of_number(tmp_path):
     assert checkpoint_steps(tmp_path) == [5, 900_000, 1_000_000]
     assert checkpoint_steps(tmp_path / "nowhere") == []
     assert checkpoint_path(tmp_path, 1_000_000).name == "step_1000000"
+
+
+def test_a_listing_is_never_empty_while_a_run_replaces_its_only_checkpoint(tmp_path):
+    """The new checkpoint is there before the old one goes; whoever lists must see one of them."""
+    run_with(tmp_path, 1)
+    ended = threading.Event()
+
+    def train() -> None:
+        for step in itertools.count(2):
+            checkpoint_path(tmp_path, step).mkdir()
+            checkpoint_path(tmp_path, step - 1).rmdir()
+            if ended.is_set():
+                return
+
+    training = threading.Thread(target=train)
+    training.start()
+    try:
+        assert all(checkpoint_steps(tmp_path) for _ in range(1000))
+    finally:
+        ended.set()
+        training.join()
 
 
 def test_the_newest_sound_one_is_found_and_newer_ones_are_named(tmp_path):
