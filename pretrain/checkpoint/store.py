@@ -1,9 +1,9 @@
 """Checkpoints: written whole or not at all, verified before they are trusted, pruned to the ones worth keeping.
 
-A checkpoint is a folder ``checkpoints/step_000500`` that holds ``deepspeed/`` (the engine's own files, one set per
-rank), ``tokenizer/``, ``state.json`` (TrainingState), ``manifest.json`` (size and hash of every file), and in runs that
-probe their features ``features.safetensors`` (those of the last probe). It is written under a hidden name, synced, and
-renamed when every rank has finished; ``latest`` is then replaced in one step.
+A checkpoint is a folder ``checkpoints/step_000500`` that holds ``deepspeed/`` (the engine's own files, some for each
+rank, and every rank's random state), ``tokenizer/``, ``state.json`` (TrainingState), ``manifest.json`` (size and hash
+of every file), and in runs that probe their features ``features.safetensors`` (those of the last probe). It is written
+under a hidden name, synced, and renamed when every rank has finished; ``latest`` is then replaced in one step.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ from pretrain.utils.files import (
     sync_tree,
     write_atomically,
 )
+
+RANDOM_STATES = "random_states.pt"  # of every rank, in their order
 
 
 class _UnderWay(NamedTuple):
@@ -108,7 +110,9 @@ class CheckpointStore:
         engine.checkpoint_engine = writer
         engine._copy_recovery_script = lambda save_path: None  # its layout is not ours; conversion reads ours
         engine.save_checkpoint(str(partial), tag=ENGINE_FOLDER, save_latest=False)
-        writer.save(random_state(), partial / ENGINE_FOLDER / f"random_rank_{self.world.rank:05d}.pt")
+        random_states = self.world.gather(random_state())
+        if self.world.is_main:  # one small file, not one for each of hundreds of ranks
+            writer.save(random_states, partial / ENGINE_FOLDER / RANDOM_STATES)
         if background:
             writer.start()
         written_state = json.dumps(asdict(state), indent=1)
@@ -138,7 +142,7 @@ class CheckpointStore:
         done.writer.wait()
         partial = done.partial
         self._stop_on(done.writer.problem, partial)
-        written = self._gather(done.writer.written)
+        written = self.world.gather(done.writer.written)
         problem = self._finish(done, written) if self.world.is_main else None
         self._stop_on(problem, partial)
         if self.world.is_main and done.prune:
@@ -186,7 +190,15 @@ class CheckpointStore:
             raise
         if path is None:
             raise UserError(f"checkpoint: DeepSpeed found nothing to load in {folder}")
-        path = folder / ENGINE_FOLDER / f"random_rank_{self.world.rank:05d}.pt"
+        self._load_random_state(folder / ENGINE_FOLDER)
+
+    def _load_random_state(self, folder: Path) -> None:
+        path = folder / RANDOM_STATES
+        if path.is_file():
+            with understood(path):
+                restore_random_state(torch.load(path, weights_only=True)[self.world.rank])
+            return
+        path = folder / f"random_rank_{self.world.rank:05d}.pt"  # one each, as older versions wrote it
         with understood(path):
             restore_random_state(torch.load(path, weights_only=True))
 
@@ -202,12 +214,12 @@ class CheckpointStore:
             return f"cannot write {error.filename or partial}: {error.strerror or error}"
         return None
 
-    def _finish(self, done: _UnderWay, written: dict[str, Any]) -> str | None:
+    def _finish(self, done: _UnderWay, written: list[dict[str, Any]]) -> str | None:
         """Rank 0: add state and manifest, sync, rename, point ``latest`` at the result."""
         partial, target = done.partial, done.target
         try:
             write_atomically(partial / "state.json", done.state)
-            files = {f"{ENGINE_FOLDER}/{name}": entry for name, entry in written.items()}
+            files = {f"{ENGINE_FOLDER}/{name}": entry for part in written for name, entry in part.items()}
             if done.features:
                 save_file(done.features, partial / FEATURES)
                 sync(partial / FEATURES)
@@ -226,13 +238,6 @@ class CheckpointStore:
             name = getattr(error, "filename", None) or partial
             return f"cannot write {name}: {getattr(error, 'strerror', None) or error}"
         return None
-
-    def _gather(self, written: dict[str, Any]) -> dict[str, Any]:
-        if self.world.size == 1:
-            return written
-        parts: list[Any] = [None] * self.world.size
-        torch.distributed.all_gather_object(parts, written)
-        return {name: entry for part in parts for name, entry in part.items()}
 
     def _stop_on(self, problem: str | None, partial: Path) -> None:
         problem = self.world.agree(problem)

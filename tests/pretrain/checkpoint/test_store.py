@@ -2,14 +2,18 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from model.errors import UserError
 from pretrain.checkpoint.manifest import verify
+from pretrain.checkpoint.state import TrainingState
 from pretrain.checkpoint.store import CheckpointStore
 from pretrain.config.run_config import CheckpointConfig
+from pretrain.engine.patches import prepare_deepspeed
+from pretrain.runtime.world import start_world
 from tests.helpers.damage import damage
 from tests.helpers.distributed import run_distributed
 from tests.helpers.training import alone, curve, interrupted, nano_run, session
@@ -57,6 +61,47 @@ def test_folder_is_self_contained(finished):
         "tokenizer",
     }
     assert verify(checkpoint) is None
+
+
+class _NoTensors:
+    """Stands in for an engine, to look at what the store itself writes."""
+
+    def save_checkpoint(self, *_: Any, **__: Any) -> None: ...
+
+    def load_checkpoint(self, folder: str, **_: Any) -> tuple[str, dict[str, Any]]:
+        return folder, {}
+
+
+def numbers_drawn(folder: Path, as_before: bool) -> tuple[list[float], list[float], list[str]]:
+    """What this rank draws after it has saved, and after it has loaded; the names of the engine's files."""
+    prepare_deepspeed()
+    world = start_world(None, False)
+    store = CheckpointStore(folder, CheckpointConfig(), world)
+    tokenizer = folder / f"tokenizer_{world.rank}"
+    tokenizer.mkdir()
+    torch.manual_seed(world.rank)
+    torch.rand(5)
+    store.begin(_NoTensors(), TrainingState(step=3), tokenizer)
+    store.finish()
+    drawn = torch.rand(4).tolist()
+    files = store.path(3) / "deepspeed"
+    names = sorted(path.name for path in files.iterdir())
+    world.agree(None)
+    if as_before:  # older versions wrote a file for each rank
+        state = torch.load(files / "random_states.pt")[world.rank]
+        torch.save(state, files / f"random_rank_{world.rank:05d}.pt")
+        world.agree(None)
+        (files / "random_states.pt").unlink(missing_ok=True)
+        world.agree(None)
+    store.load(_NoTensors(), store.path(3))
+    return drawn, torch.rand(4).tolist(), names
+
+
+@pytest.mark.parametrize("as_before", [False, True])
+def test_every_rank_draws_on_from_where_it_was(tmp_path, as_before):
+    (first, again, files), (other, other_again, _) = run_distributed(numbers_drawn, 2, tmp_path, as_before)
+    assert first == again and other == other_again and first != other
+    assert files == ["random_states.pt"], "one file, however many ranks there are"
 
 
 def test_keeps_the_last_and_every_nth(small_folder, tmp_path):
