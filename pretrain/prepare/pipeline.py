@@ -19,8 +19,7 @@ import json
 import os
 import shutil
 import socket
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,8 +33,6 @@ from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.sources.source import TextSource, Unit
 from pretrain.data.sources.with_validation import WithValidation
 from pretrain.data.tokenizer import (
-    SENTENCEPIECE_OPTIONS,
-    SentencePieceTokenizer,
     Tokenizer,
     load_tokenizer,
     tokenizer_hash,
@@ -49,18 +46,19 @@ from pretrain.prepare.parts import (
     unit_is_done,
     unit_key,
 )
-from pretrain.prepare.progress import Progress, ProgressCallback, Reading
-from pretrain.prepare.split import Split
+from pretrain.prepare.progress import ProgressCallback
 from pretrain.prepare.tracker import Tracker
+from pretrain.prepare.train_tokenizer import (
+    MIN_VOCABULARY,
+    most_bytes_read,
+    train_tokenizer_on,
+    training_request,
+)
 from pretrain.prepare.workers import tokenize_units
 from pretrain.utils.files import atomic_folder, copy_folder, own_path, remove_leftovers, write_atomically
 
 LENGTHS_FILE = "document_lengths.png"
 VALIDATION_FRACTION = 0.05
-# The tokenizer learns from at most this much of the training split (a sample by document hash): the trainer
-# holds its text in memory, and its pieces hardly change beyond.
-TOKENIZER_SAMPLE_BYTES = 200_000_000
-MIN_VOCABULARY = 260  # 256 bytes, two special tokens and some text
 _MANIFEST = "manifest.json"
 
 
@@ -87,7 +85,7 @@ class _Job:
             "format_version": FORMAT_VERSION,
             "source": self.source.fingerprint(),
             "tokenizer": (
-                tokenizer_hash(self.tokenizer) if self.tokenizer else _training_request(self.train_tokenizer)
+                tokenizer_hash(self.tokenizer) if self.tokenizer else training_request(self.train_tokenizer)
             ),
             "validation_fraction": self.selection.validation_fraction,
             **{key: value for key, value in options.items() if value is not None},
@@ -293,18 +291,11 @@ def prepare_builtin(
     another folder. When the folder is there this takes the time of hashing 12 MB.
     """
     source = BuiltinCorpus()
-    settings = (
-        f"{FORMAT_VERSION} {source.fingerprint()} {_training_request(vocab_size)} {VALIDATION_FRACTION}"
-    )
+    settings = f"{FORMAT_VERSION} {source.fingerprint()} {training_request(vocab_size)} {VALIDATION_FRACTION}"
     folder = Path(data_root) / f"builtin-{hashlib.sha256(settings.encode()).hexdigest()[:12]}"
     if (folder / META_FILE).is_file():  # written before the folder got its name
         return folder
     return prepare(source, folder, train_tokenizer=vocab_size, progress=progress)
-
-
-def _training_request(vocab_size: int | None) -> str:
-    options = json.dumps(SENTENCEPIECE_OPTIONS, sort_keys=True)
-    return f"train {vocab_size} {hashlib.sha256(options.encode()).hexdigest()[:16]} {TOKENIZER_SAMPLE_BYTES}"
 
 
 def _set_up(job: _Job, request: dict[str, Any]) -> _Plan:
@@ -341,42 +332,18 @@ def _set_up(job: _Job, request: dict[str, Any]) -> _Plan:
 def _trained_tokenizer(job: _Job, request: dict[str, Any]) -> Tokenizer:
     """The tokenizer trained on the source's training split; made once for a source and settings."""
     assert job.train_tokenizer is not None
+    most_bytes = most_bytes_read(job.selection.max_tokens)
     asked = {key: value for key, value in request.items() if key not in ("max_tokens", "drop_duplicates")}
+    if most_bytes is not None:
+        asked["most_bytes"] = most_bytes
     name = f"trained-{hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:20]}"
     folder = job.parts_folder / name
     if folder.is_dir():
         return load_tokenizer(folder)
-    job.report(Progress(f"reading {job.source.name}"))
-    reading = Reading(f"reading {job.source.name}", job.report)
-    sizes: Counter[str] = Counter()
-    own_validation = isinstance(job.source, WithValidation)
-    source = job.source.training if isinstance(job.source, WithValidation) else job.source
-
-    def numbers() -> Iterator[np.ndarray]:
-        pending: list[int] = []
-        for document in source.documents():
-            sizes["documents"] += 1
-            sizes["bytes"] += len(document.text.encode())
-            reading.add(sizes["documents"], sizes["bytes"])
-            pending.append(int.from_bytes(document.digest()[:8], "big"))
-            if len(pending) >= 1 << 16:
-                yield np.array(pending, np.uint64)
-                pending.clear()
-        yield np.array(pending, np.uint64)
-
-    # Over the whole source: with max_tokens the corpus itself may hold out others of its documents.
-    selection = job.selection
-    if own_validation:
-        for _ in numbers():
-            pass  # for the size
-        split = Split(0.0, 0)  # nothing is held out
-    else:
-        split = Split.choose_from(numbers(), selection.validation_fraction, selection.validation_documents)
-    megabytes = sizes["bytes"] / 1e6
-    job.report(Progress(f"training a tokenizer of {job.train_tokenizer:,} entries on {megabytes:.1f} MB"))
-    sampling = Reading("reading a sample of it", job.report, sizes["bytes"])
-    texts = _tokenizer_sample(source, split, sizes["bytes"], sampling)
-    tokenizer = SentencePieceTokenizer.train(texts, job.train_tokenizer)
+    tokenizer = train_tokenizer_on(
+        job.source, job.train_tokenizer, job.selection.validation_fraction,
+        job.selection.validation_documents, most_bytes, job.report,
+    )  # fmt: skip
     _save_once(tokenizer, folder)
     return tokenizer
 
@@ -390,22 +357,6 @@ def _save_once(tokenizer: Tokenizer, folder: Path) -> None:
         atomic_folder(folder, own_path(folder), replace=False) as partial,
     ):
         tokenizer.save(partial)
-
-
-def _tokenizer_sample(
-    source: TextSource, split: Split, total_bytes: int, reading: Reading | None = None
-) -> Iterator[str]:
-    """Training documents, thinned out by their hash to about TOKENIZER_SAMPLE_BYTES."""
-    limit = int(min(1.0, TOKENIZER_SAMPLE_BYTES / max(total_bytes, 1)) * 2**64)
-    done = 0
-    for number, document in enumerate(source.documents(), 1):
-        done += len(document.text.encode())
-        if reading is not None:
-            reading.add(number, done)
-        digest = document.digest()
-        # Bytes 8-16: those before decide the split.
-        if not split.is_validation(digest) and int.from_bytes(digest[8:16], "big") < limit:
-            yield document.text
 
 
 def _tokenize(

@@ -165,18 +165,6 @@ def test_progress_lines_count_up_to_everything(tmp_path, small):
     assert f"{last.documents:,} documents" in str(last) and f"{last.tokens:,} tokens" in str(last)
 
 
-def test_large_corpora_train_the_tokenizer_on_a_sample(monkeypatch):
-    source = TextFiles(small_paths())
-    documents = list(source.documents())
-    split = module.Split.choose((document.digest() for document in documents), 0.2)
-    training = [document.text for document in documents if not split.is_validation(document.digest())]
-    total = sum(len(document.text.encode()) for document in documents)
-    assert list(module._tokenizer_sample(source, split, total)) == training
-    monkeypatch.setattr(module, "TOKENIZER_SAMPLE_BYTES", total // 3)
-    sample = list(module._tokenizer_sample(source, split, total))
-    assert 0 < len(sample) < len(training) and set(sample) <= set(training)
-
-
 def test_gpt2_corpus(tmp_path, gpt2_folder):
     tokenizer = load_tokenizer(gpt2_folder)
     corpus = Corpus.open(prepare(TextFiles(small_paths()[:6]), tmp_path / "out", tokenizer=tokenizer))

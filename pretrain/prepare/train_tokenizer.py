@@ -1,0 +1,131 @@
+"""A tokenizer trained on the training split of a source that is about to be tokenized, in one pass over its text."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+
+import numpy as np
+
+from pretrain.data.sources.source import Document, TextSource
+from pretrain.data.sources.with_validation import WithValidation
+from pretrain.data.tokenizer import SENTENCEPIECE_OPTIONS, SentencePieceTokenizer
+from pretrain.prepare.progress import Progress, ProgressCallback, Reading
+from pretrain.prepare.split import Split
+
+# The tokenizer learns from at most this much of the training split (a sample by document hash): the trainer
+# holds its text in memory, and its pieces hardly change beyond.
+SAMPLE_BYTES = 200_000_000
+MIN_VOCABULARY = 260  # 256 bytes, two special tokens and some text
+# A corpus with a cap on its tokens is the beginning of its source; so much of that is read for its tokenizer. English
+# text has four bytes a token, other scripts up to seven.
+_BYTES_PER_TOKEN = 8
+_FEWEST_DOCUMENTS = 1000  # read however long they are: one of them alone leaves nothing to hold out
+_CHUNK = 1 << 16  # digests looked at together
+
+
+def training_request(vocab_size: int | None) -> str:
+    """What decides a trained tokenizer, besides its source and the split."""
+    options = json.dumps(SENTENCEPIECE_OPTIONS, sort_keys=True)
+    return f"train {vocab_size} {hashlib.sha256(options.encode()).hexdigest()[:16]} {SAMPLE_BYTES}"
+
+
+def most_bytes_read(max_tokens: int | None) -> int | None:
+    """Bytes of text from which the tokenizer of a corpus of at most *max_tokens* is trained; None: of all."""
+    return None if max_tokens is None else max(SAMPLE_BYTES, _BYTES_PER_TOKEN * max_tokens)
+
+
+def train_tokenizer_on(
+    source: TextSource,
+    vocab_size: int,
+    validation_fraction: float,
+    validation_documents: int | None,
+    most_bytes: int | None,
+    report: ProgressCallback,
+) -> SentencePieceTokenizer:
+    """A SentencePiece tokenizer of *vocab_size* entries.
+
+    Args:
+        validation_fraction, validation_documents: what is held out (see Split), unless the source brings a validation
+            text of its own.
+        most_bytes: of text that is read; None reads the whole source.
+
+    Raises:
+        UserError: fewer than two different documents, or too little text for so many entries.
+    """
+    reading = Reading(f"reading {source.name}", report)
+    report(Progress(f"reading {source.name}"))
+    sample = Sample(SAMPLE_BYTES)
+
+    def numbers() -> Iterator[np.ndarray]:
+        pending: list[int] = []
+        for document in (source.training if isinstance(source, WithValidation) else source).documents():
+            pending.append(sample.add(document))
+            reading.add(sample.documents, sample.bytes)
+            if len(pending) >= _CHUNK:
+                yield np.array(pending, np.uint64)
+                pending.clear()
+            enough = most_bytes is not None and sample.bytes >= most_bytes
+            if enough and sample.documents >= _FEWEST_DOCUMENTS:
+                break
+        yield np.array(pending, np.uint64)
+
+    # With a cap on tokens the corpus itself may hold out others of its documents.
+    if isinstance(source, WithValidation):
+        for _ in numbers():
+            pass
+        split = Split(0.0, 0)  # nothing is held out
+    else:
+        split = Split.choose_from(numbers(), validation_fraction, validation_documents)
+    report(Progress(f"training a tokenizer of {vocab_size:,} entries on {sample.bytes / 1e6:.1f} MB"))
+    return SentencePieceTokenizer.train(sample.texts(split), vocab_size)
+
+
+class Sample:
+    """Documents in their order, thinned out evenly by their hash to about *most_bytes*.
+
+    The share that is kept shrinks while text comes in, and is in the end what it would have been, had the size of all
+    text been known at the beginning.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self.documents = 0
+        """Taken in so far."""
+        self.bytes = 0
+        """Of their text."""
+        self._most = most_bytes
+        self._kept: list[tuple[bytes, int, str]] = []
+        """Digest, bytes and text."""
+        self._kept_bytes = 0
+        self._drop_at = most_bytes
+
+    def add(self, document: Document) -> int:
+        """Take in a document; returns the first 8 bytes of its digest as a number, by which it may be held out."""
+        digest, size = document.digest(), len(document.text.encode())
+        self.documents += 1
+        self.bytes += size
+        if _second_number(digest) < self._limit():
+            self._kept.append((digest, size, document.text))
+            self._kept_bytes += size
+            if self._kept_bytes > self._drop_at:
+                self._drop()
+        return int.from_bytes(digest[:8], "big")
+
+    def texts(self, split: Split) -> Iterator[str]:
+        """The texts of those that are not held out."""
+        self._drop()
+        return (text for digest, _, text in self._kept if not split.is_validation(digest))
+
+    def _limit(self) -> int:
+        return int(min(1.0, self._most / max(self.bytes, 1)) * 2**64)
+
+    def _drop(self) -> None:
+        limit = self._limit()
+        self._kept = [kept for kept in self._kept if _second_number(kept[0]) < limit]
+        self._kept_bytes = sum(size for _, size, _ in self._kept)
+        self._drop_at = max(self._most, self._kept_bytes) * 5 // 4
+
+
+def _second_number(digest: bytes) -> int:
+    return int.from_bytes(digest[8:16], "big")  # the bytes before decide the split
