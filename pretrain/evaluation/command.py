@@ -10,15 +10,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from model.errors import UserError, run_command
 
 if TYPE_CHECKING:
     from pretrain.evaluation.language_model import ZeroShotModel
 
+T = TypeVar("T")
 DTYPES = ("float32", "bfloat16", "float16")
 WANDB_MODES = ("auto", "online", "offline", "disabled")
 
@@ -93,22 +94,17 @@ def run_evaluation(arguments: Sequence[str]) -> None:
     from pretrain.engine.quiet import quiet_libraries
 
     quiet_libraries()
-    from pretrain.evaluation.scores import headline, load_tasks, resolve_tasks, score, table, task_manager
-    from pretrain.run.saved import is_run
-
-    manager = task_manager(options.include_path)
-    tasks = resolve_tasks(options.tasks.split(","), manager)
+    _check_model(options)  # before lm-eval is imported, which takes a while
     data_dir = Path(options.data_dir) if options.data_dir else None
     if data_dir is not None and not data_dir.is_dir():
         raise UserError(
             f"data_dir: {str(data_dir)!r} is no folder; python -m pretrain.evaluation save writes one"
         )
-    if options.wandb in ("online", "offline") and not is_run(options.model):
-        raise UserError(
-            f"wandb: {options.model!r} is an exported folder, which has no curves; give the run, such as runs/NAME, or "
-            "leave --wandb out"
-        )
+    from pretrain.evaluation.scores import headline, load_tasks, resolve_tasks, score, table, task_manager
+
     rank = _join_ranks()
+    manager = _from_rank_0(rank, lambda: task_manager(options.include_path))
+    tasks = resolve_tasks(options.tasks.split(","), manager)
     model, step = _open(options)
     results = score(model, load_tasks(tasks, manager, data_dir), options.limit, shots=options.num_fewshot)
     if rank != 0:
@@ -147,6 +143,7 @@ def run_save(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     if options.data_dir is None:
         raise UserError("data_dir: missing; give the folder to write")
+    _check_include_path(options.include_path)
     from pretrain.evaluation.scores import resolve_tasks, save_data_sets, task_manager
 
     manager = task_manager(options.include_path)
@@ -164,6 +161,26 @@ def _check(options: argparse.Namespace) -> None:
         raise UserError(f"dtype: {options.dtype!r} is not valid; give one of {', '.join(DTYPES)}")
     if options.wandb not in WANDB_MODES:
         raise UserError(f"wandb: {options.wandb!r} is not valid; give one of {', '.join(WANDB_MODES)}")
+    _check_include_path(options.include_path)
+
+
+def _check_include_path(folder: str | None) -> None:
+    if folder is not None and not Path(folder).is_dir():
+        raise UserError(f"include_path: {folder!r} is no folder; give one that holds task YAMLs")
+
+
+def _check_model(options: argparse.Namespace) -> None:
+    from pretrain.hf.exported_model import read_config
+    from pretrain.run.saved import is_run
+
+    if is_run(options.model):
+        return
+    read_config(options.model)
+    if options.wandb in ("online", "offline"):
+        raise UserError(
+            f"wandb: {options.model!r} is an exported folder, which has no curves; give the run, such as runs/NAME, or "
+            "leave --wandb out"
+        )
 
 
 def _join_ranks() -> int:
@@ -175,6 +192,16 @@ def _join_ranks() -> int:
 
     prepare_deepspeed()
     return start_world(threads=None, deterministic=False).rank
+
+
+def _from_rank_0(rank: int, make: Callable[[], T]) -> T:
+    """What rank 0 makes, on every rank."""
+    import torch
+
+    made = [make() if rank == 0 else None]
+    if torch.distributed.is_initialized():
+        torch.distributed.broadcast_object_list(made, src=0)
+    return cast("T", made[0])
 
 
 def _open(options: argparse.Namespace) -> tuple[ZeroShotModel, int | None]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lm_eval.tasks import TaskManager
 
 from model.errors import UserError
 from pretrain.config.run_config import EvaluationConfig
@@ -56,9 +57,11 @@ class InLoopEvaluation:
     ) -> None:
         self.config, self.tokenizer, self.world = config, tokenizer, world
         self.context_length, self.batch_tokens = context_length, batch_tokens
+        # Rank 0 reads some ten thousand files for all.
+        manager = world.broadcast(task_manager() if world.is_main else None)
         problem = None
         try:
-            self._tasks = self._load()
+            self._tasks = self._load(manager)
         except UserError as error:
             problem = (
                 f"evaluation.{error}"  # "tasks: …" or "data_dir: …", which are fields of EvaluationConfig
@@ -67,7 +70,7 @@ class InLoopEvaluation:
         if problem:
             raise UserError(problem)
 
-    def _load(self) -> Any:
+    def _load(self, manager: TaskManager) -> Any:
         data_dir = None
         if self.config.data_dir is not None:
             data_dir = Path(self.config.data_dir)
@@ -75,7 +78,6 @@ class InLoopEvaluation:
                 raise UserError(
                     f"data_dir: {str(data_dir)!r} is no folder; python -m pretrain.evaluation save writes one"
                 )
-        manager = task_manager()
         return load_tasks(resolve_tasks(self.config.tasks.split(","), manager), manager, data_dir)
 
     def run(self, engine: Any) -> Scores:

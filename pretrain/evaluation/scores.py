@@ -32,12 +32,7 @@ def task_manager(include_path: str | None = None) -> TaskManager:
 
     Args:
         include_path: a folder with more task YAMLs, whose names come before lm-eval's own.
-
-    Raises:
-        UserError: it is no folder.
     """
-    if include_path is not None and not Path(include_path).is_dir():
-        raise UserError(f"include_path: {include_path!r} is no folder; give one that holds task YAMLs")
     return TaskManager(include_path=include_path)
 
 

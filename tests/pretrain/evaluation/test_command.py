@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 
 import pytest
 import torch
@@ -179,7 +180,7 @@ def test_data_sets_are_saved_where_there_is_internet_and_read_elsewhere(
     assert results[0]["figures"] == results[1]["figures"]
 
 
-@pytest.mark.slow  # importing lm-eval takes longer than the rest of it
+@pytest.mark.slow  # lm-eval reads ten thousand files
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -191,12 +192,28 @@ def test_data_sets_are_saved_where_there_is_internet_and_read_elsewhere(
             "no data set 'allenai/winogrande' (winogrande_xl)",
         ),
         (["{run}", "--tasks", "winogrande"], "evaluation save"),
-        (["{run}", "--tasks", "piqa", "--data_dir", "{data}/nowhere"], "is no folder"),
-        (["{data}", "--tasks", "piqa"], "has no config.json"),
+        (["{run}", "--tasks", "mine.yaml"], "tasks: there is no file 'mine.yaml'"),
+    ],
+)
+def test_tasks_that_cannot_be_scored_are_one_line(arguments, words, folders, data_dir, capsys):
+    assert evaluation.main([text.format(run=folders["run"], data=data_dir) for text in arguments]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1 and words in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["{run}", "--tasks", "piqa", "--data_dir", "{root}/nowhere"], "is no folder"),
+        (["{root}", "--tasks", "piqa"], "has no config.json"),
+        (["{root}/nowhere", "--tasks", "piqa"], "does not exist"),
         (["{run}", "--limit", "0"], "limit: 0 is not valid"),
         (["{run}", "--num_fewshot", "-1"], "num_fewshot: -1 is not valid"),
-        (["{run}", "--include_path", "{data}/nowhere"], "include_path: "),
-        (["{run}", "--tasks", "mine.yaml"], "tasks: there is no file 'mine.yaml'"),
+        (
+            ["{run}", "--include_path", "{root}/nowhere"],
+            "nowhere' is no folder; give one that holds task YAMLs",
+        ),
+        (["save", "--data_dir", "d", "--include_path", "{root}/nowhere"], "include_path: "),
         (["{export}", "--tasks", "piqa", "--wandb", "offline"], "is an exported folder, which has no curves"),
         (["{run}", "--dtype", "int8"], "dtype: 'int8' is not valid"),
         (["{run}", "--wandb", "maybe"], "wandb: 'maybe' is not valid"),
@@ -204,17 +221,18 @@ def test_data_sets_are_saved_where_there_is_internet_and_read_elsewhere(
         (["save", "--tasks", "piqa"], "data_dir: missing"),
     ],
 )
-def test_bad_input_is_one_line(arguments, words, folders, data_dir, capsys):
-    assert (
-        evaluation.main(
-            [text.format(run=folders["run"], export=folders["native"], data=data_dir) for text in arguments]
-        )
-        == 2
-    )
+def test_bad_input_is_one_line_before_lm_eval_is_imported(arguments, words, tmp_path, capsys, monkeypatch):
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "export").mkdir()
+    (tmp_path / "export" / "config.json").write_text('{"model_type": "llama"}')
+    monkeypatch.setitem(sys.modules, "pretrain.evaluation.scores", None)
+    there = {"run": tmp_path / "run", "export": tmp_path / "export", "root": tmp_path}
+    assert evaluation.main([text.format(**there) for text in arguments]) == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1 and words in lines[0]
 
 
+@pytest.mark.slow  # lm-eval reads ten thousand files
 def test_damaged_data_sets_and_missing_splits(folders, tmp_path, capsys):
     folder = tmp_path / "baber/piqa/default"
     write(folder, piqa_items(3), ["validation"])

@@ -91,6 +91,7 @@ def own(tmp_path_factory):
     return root / "tasks", write_data_sets(root / "data")
 
 
+@pytest.mark.slow  # lm-eval reads ten thousand files
 @pytest.mark.parametrize("by", ["file", "name"])
 def test_tasks_of_ones_own(own, small, by):
     folder, data = own
@@ -111,6 +112,7 @@ def test_tasks_of_ones_own(own, small, by):
     assert "mine  acc " in table(results)
 
 
+@pytest.mark.slow
 def test_without_a_number_tasks_are_zero_shot(own, small):
     folder, data = own
     manager = task_manager(str(folder))
@@ -119,9 +121,8 @@ def test_without_a_number_tasks_are_zero_shot(own, small):
     assert results["n-shot"] == {"mine": 0}
 
 
-def test_what_is_not_there_is_said(own, tmp_path):
+@pytest.mark.slow
+def test_what_is_not_there_is_said(own):
     folder, _ = own
     with pytest.raises(UserError, match=r"tasks: there is no file .*yours.yaml"):
         resolve_tasks([str(folder / "yours.yaml")], task_manager(str(folder)))
-    with pytest.raises(UserError, match=r"include_path: .*nowhere' is no folder"):
-        task_manager(str(tmp_path / "nowhere"))
