@@ -81,7 +81,7 @@ class ModelConfig:
     attention_scale: AttentionScale = "sqrt_head_dim"
     """Factor on the attention logits: 1/sqrt(d_h(l)), each layer's own, or none (GPT-Neo)."""
     local_window: tuple[int | None, ...] | None = None
-    """Per layer, how many positions a query sees, itself included; None (one layer, or all) is no limit."""
+    """Per layer, how many positions a query sees, itself included; None (one layer, or all) means no limit."""
     tie_embeddings: bool = True
     """Whether the output head is the token embedding."""
     init_std: float = 0.02
@@ -285,7 +285,7 @@ class ModelConfig:
         """
         if not isinstance(values, Mapping):
             raise UserError(
-                f"model config: {shown(values)} is no configuration; it must be a mapping (a JSON object) of fields"
+                f"model config: {shown(values)} is not a configuration; it must be a mapping (a JSON object) of fields"
             )
         fields = dataclasses.fields(cls)
         _refuse_unknown(values)

@@ -84,7 +84,7 @@ class _ParallelCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, labels: Tensor, vocab_size: int, grid: ProcessGrid) -> Tensor:
         columns = logits.shape[1]
         first = grid.tensor_rank * columns
-        real = min(columns, max(0, vocab_size - first))  # columns of this rank that are no padding
+        real = min(columns, max(0, vocab_size - first))  # columns of this rank that are not padding
         counted = labels != IGNORED_LABEL  # [N]
         targets = labels - first
         owned = counted & (targets >= 0) & (targets < columns)

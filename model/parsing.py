@@ -91,7 +91,7 @@ def check_values(value: Any, where: str) -> None:
         item, key, level = waiting.pop()
         seen += 1
         if seen > MOST_VALUES:
-            raise UserError(f"{where} holds more than {MOST_VALUES:,} values; that is no configuration")
+            raise UserError(f"{where} holds more than {MOST_VALUES:,} values; that is not a configuration")
         if level > MOST_LEVELS:
             raise UserError(f"{where} is nested more than {MOST_LEVELS} levels deep")
         if isinstance(item, dict):
@@ -115,7 +115,7 @@ def shown_json(value: Any) -> str:
 
 
 def is_finite(value: Any) -> bool:
-    """Whether arithmetic can use *value*: no NaN, infinity or overlong integer. What is no number passes."""
+    """Whether arithmetic can use *value*: no NaN, infinity or overlong integer. What is not a number passes."""
     if isinstance(value, int):
         return abs(value) <= LARGEST_INTEGER
     return not isinstance(value, float) or abs(value) < float("inf")

@@ -32,7 +32,7 @@ def saved_figure(
         subplots: passed on to ``Figure.subplots``; with ``squeeze=False`` the axes are always an array [rows, columns].
 
     Raises:
-        UserError: the file cannot be written, or its ending is no format that matplotlib knows.
+        UserError: the file cannot be written, or its ending is not a format that matplotlib knows.
     """
     from matplotlib.figure import Figure  # without pyplot: half the time, and no list of open figures
 
@@ -40,7 +40,7 @@ def saved_figure(
     formats = sorted(figure.canvas.get_supported_filetypes())
     if path.is_dir() or path.suffix.lower().removeprefix(".") not in formats:
         raise UserError(
-            f"{setting}: {str(path)!r} is no name of a picture; give a file that ends with .png "
+            f"{setting}: {str(path)!r} is not the name of a picture; give a file that ends with .png "
             f"(or {', '.join(formats)})"
         )
     if notes:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pretrain.hf.open_model import OpenedModel
 
 SMALLEST_TEMPERATURE = 1e-4
-"""Below it a quotient of logits may be infinite in fp32, and probabilities are no numbers."""
+"""Below it a quotient of logits may be infinite in fp32, and probabilities are not numbers."""
 Predict = Callable[[list[int]], Tensor]
 """All token ids so far -> logits [vocabulary] of the next, fp32 on the CPU."""
 
@@ -204,7 +204,7 @@ def _check(options: argparse.Namespace) -> None:
             raise UserError(f"{name}: {shown(getattr(options, name))} is not valid; {advice}")
     try:
         options.prompt.encode("utf-8")
-    except UnicodeEncodeError:  # Python's stand-ins for bytes of the command line that are no text
+    except UnicodeEncodeError:  # Python's stand-ins for bytes of the command line that are not text
         raise UserError(
             f"prompt: {shown(options.prompt)} is not UTF-8 text; give it in that encoding"
         ) from None

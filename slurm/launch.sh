@@ -100,7 +100,7 @@ launch() {
         if [ "$(directive ntasks)" = 1 ]; then local_command=(python -m); elif [ "${1##*.}" != py ]; then local_command+=(--module); fi
         local_command+=("${arguments[@]}")
         if [ "${SLURM:-1}" != 0 ] && [ "$dry_run" = 0 ]; then
-            echo "error: SLURM: this is no job; submit it: sbatch slurm/NAME.sh …, or run it here: SLURM=0 bash slurm/NAME.sh …" >&2
+            echo "error: SLURM: this is not a job; submit it: sbatch slurm/NAME.sh …, or run it here: SLURM=0 bash slurm/NAME.sh …" >&2
             exit "$BAD_INPUT"
         fi
         if [ "$dry_run" = 1 ]; then

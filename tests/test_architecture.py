@@ -146,7 +146,7 @@ def _private_uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def _dotted(node: ast.expr) -> list[str]:
-    """The parts of ``a.b.c``; whatever is no name is "…"."""
+    """The parts of ``a.b.c``; whatever is not a name is "…"."""
     if isinstance(node, ast.Attribute):
         return [*_dotted(node.value), node.attr]
     return [node.id if isinstance(node, ast.Name) else "…"]

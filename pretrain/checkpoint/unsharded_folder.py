@@ -118,7 +118,7 @@ def write_unsharded(
 def _checked(parameter: UnshardedParameter, specs: dict[str, ParameterSpec]) -> dict[str, Tensor]:
     """The tensors of a parameter, known to fit the model."""
     if parameter.name not in specs:
-        raise UserError(f"checkpoint: {parameter.name} is no parameter of the model that is to be written")
+        raise UserError(f"checkpoint: {parameter.name} is not a parameter of the model that is to be written")
     moments = {"exp_avg": parameter.exp_avg, "exp_avg_sq": parameter.exp_avg_sq}
     tensors = {MASTERS: parameter.weight} | {key: t for key, t in moments.items() if t is not None}
     shape = specs[parameter.name].shape

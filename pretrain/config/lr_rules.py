@@ -181,7 +181,7 @@ def _parse_rule(entry: Any, index: int) -> LearningRateRule:
         entry = {"name": entry, **NAMED_RULES[entry]}
     if not isinstance(entry, Mapping):
         raise UserError(
-            f"{where}: {shown(entry)} is no rule; write a mapping with name, parameters, layers and scale"
+            f"{where}: {shown(entry)} is not a rule; write a mapping with name, parameters, layers and scale"
         )
     known = [field.name for field in dataclasses.fields(LearningRateRule)]
     for key in entry:

@@ -61,7 +61,7 @@ def _weight(text: str, folder: str) -> Fraction:
     weight = parse_fraction(text)
     if weight is None or weight <= 0:
         raise UserError(
-            f"data: {shown(text)} is no weight for {folder!r}; valid: a positive number such as 0.3 or 1/3"
+            f"data: {shown(text)} is not a weight for {folder!r}; valid: a positive number such as 0.3 or 1/3"
         )
     return weight
 

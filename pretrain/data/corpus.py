@@ -53,7 +53,7 @@ class Corpus:
             return cls(root, *open_prefix(root, tokenizer))
         if not root.is_dir():
             raise UserError(
-                f"data: {str(root)!r} is no folder; valid: one written by python -m pretrain.prepare"
+                f"data: {str(root)!r} is not a folder; valid: one written by python -m pretrain.prepare"
             )
         try:
             meta = json.loads((root / META_FILE).read_text("utf-8"))

@@ -17,7 +17,7 @@ def tokenizer_difference(one: Tokenizer, other: Tokenizer) -> str | None:
     Files need not be equal: transformers writes a tokenizer anew with a post-processor, and lists special tokens of the
     vocabulary as added ones; a SentencePiece model may have become a ``tokenizer.json``. Compared is what turns text
     into ids: vocabulary, merges, the steps before them, the token that ends documents. Whether a special token that is
-    spelled out in a text becomes that token is no difference: every id means the same.
+    spelled out in a text becomes that token makes no difference: every id means the same.
     """
     if tokenizer_hash(one) == tokenizer_hash(other):
         return None

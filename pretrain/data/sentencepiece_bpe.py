@@ -24,7 +24,9 @@ def byte_fallback_bpe(tokenizer: SentencePieceTokenizer) -> Any:
     proto: Any = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
     proto.ParseFromString(tokenizer.model_file)
     if proto.trainer_spec.model_type != proto.trainer_spec.BPE or not proto.trainer_spec.byte_fallback:
-        raise UserError(f"tokenizer: {tokenizer.name} is no byte-fallback BPE; only such models are exported")
+        raise UserError(
+            f"tokenizer: {tokenizer.name} is not a byte-fallback BPE; only such models are exported"
+        )
     normalizer = proto.normalizer_spec
     if normalizer.add_dummy_prefix or normalizer.remove_extra_whitespaces or normalizer.precompiled_charsmap:
         raise UserError(

@@ -320,7 +320,7 @@ class HuggingFaceTokenizer(Tokenizer):
             folder = huggingface_hub.snapshot_download(name, allow_patterns=_HUB_FILES)
         except Exception as error:  # no network, no such name, not a name: one answer for the user
             raise UserError(
-                f"tokenizer: {name!r} is no local folder and cannot be fetched from the Hugging Face hub "
+                f"tokenizer: {name!r} is not a local folder and cannot be fetched from the Hugging Face hub "
                 f"({type(error).__name__}); valid: a folder with tokenizer.model, tokenizer.json, "
                 "or vocab.json and merges.txt, or a hub name while online"
             ) from error

@@ -37,7 +37,7 @@ class Diagnostics(Hook):
         context: the run's. ``diagnostics_every`` 0 turns everything off but the keeping of W_Q and W_K at the release.
 
     Raises:
-        UserError: ``diagnostics.release`` is no step of the run, or there is no held-out window to look at (a run
+        UserError: ``diagnostics.release`` is not a step of the run, or there is no held-out window to look at (a run
             without validation goes without diagnostics then, which ``notes`` says).
     """
 

@@ -37,7 +37,7 @@ def share_batch(
     if global_batch_tokens % T:
         lower = max(T, global_batch_tokens // T * T)
         raise UserError(
-            f"global_batch_tokens: {global_batch_tokens} is no multiple of the context length {T}; "
+            f"global_batch_tokens: {global_batch_tokens} is not a multiple of the context length {T}; "
             f"nearest are {lower} and {lower + T}"
         )
     sequences = global_batch_tokens // T

@@ -27,7 +27,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Key:
-    """One key that is no block."""
+    """One key that is not a block."""
 
     kind: Kind
     null: bool = False

@@ -98,7 +98,7 @@ def run_evaluation(arguments: Sequence[str]) -> None:
     data_dir = Path(options.data_dir) if options.data_dir else None
     if data_dir is not None and not data_dir.is_dir():
         raise UserError(
-            f"data_dir: {str(data_dir)!r} is no folder; python -m pretrain.evaluation save writes one"
+            f"data_dir: {str(data_dir)!r} is not a folder; python -m pretrain.evaluation save writes one"
         )
     from pretrain.evaluation.scores import headline, load_tasks, resolve_tasks, score, table, task_manager
 
@@ -166,7 +166,7 @@ def _check(options: argparse.Namespace) -> None:
 
 def _check_include_path(folder: str | None) -> None:
     if folder is not None and not Path(folder).is_dir():
-        raise UserError(f"include_path: {folder!r} is no folder; give one that holds task YAMLs")
+        raise UserError(f"include_path: {folder!r} is not a folder; give one that holds task YAMLs")
 
 
 def _check_model(options: argparse.Namespace) -> None:

@@ -76,7 +76,7 @@ class InLoopEvaluation:
             data_dir = Path(self.config.data_dir)
             if not data_dir.is_dir():
                 raise UserError(
-                    f"data_dir: {str(data_dir)!r} is no folder; python -m pretrain.evaluation save writes one"
+                    f"data_dir: {str(data_dir)!r} is not a folder; python -m pretrain.evaluation save writes one"
                 )
         return load_tasks(resolve_tasks(self.config.tasks.split(","), manager), manager, data_dir)
 

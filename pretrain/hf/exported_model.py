@@ -29,7 +29,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         )
     config = read_json_object(path, "model")
     if not isinstance(config.get("model_type"), str):
-        raise UserError(f"model: {path} does not say its model_type; it is no model of transformers")
+        raise UserError(f"model: {path} does not say its model_type; it is not a model of transformers")
     return config
 
 
@@ -44,7 +44,7 @@ def load_exported(
     folder may come from anywhere.
 
     Raises:
-        UserError: no model, an architecture that needs code from the folder, weights that are no safetensors.
+        UserError: no model, an architecture that needs code from the folder, weights that are not safetensors.
     """
     config = read_config(folder)
     safetensors = True if safetensors_only else None  # None takes what is there

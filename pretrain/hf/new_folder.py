@@ -63,4 +63,6 @@ def _check_free(out: Path, overwrite: bool | None) -> None:
         advice = "" if overwrite is None else ", or --overwrite to replace it"
         raise UserError(f"out: {str(out)!r} exists already; give another folder{advice}")
     if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or (out / "config.json").is_file())):
-        raise UserError(f"out: {str(out)!r} is no exported model and is not overwritten; give another folder")
+        raise UserError(
+            f"out: {str(out)!r} is not an exported model and is not overwritten; give another folder"
+        )

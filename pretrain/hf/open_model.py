@@ -56,7 +56,7 @@ def open_model(folder: str, step: int | None = None, dtype: torch.dtype | None =
         network = run.load_model().to(device, dtype or torch.float32)
         return OpenedModel(network, run.tokenizer, run.model.context_length, device, run.state.step)
     if step is not None:
-        raise UserError(f"step: {step} was given, but {folder!r} is no run's folder; leave it out")
+        raise UserError(f"step: {step} was given, but {folder!r} is not a run's folder; leave it out")
     exported = load_exported(folder, dtype or "auto").to(device)
     tokenizer = exported_tokenizer(folder)
     if tokenizer.vocab_size > exported.config.vocab_size:

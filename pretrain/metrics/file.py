@@ -52,7 +52,7 @@ class MetricsFile:
                 self._report(f"warning: cannot write {self.path} ({error.strerror}); training goes on")
 
     def truncate_after(self, step: int) -> int:
-        """Drop the rows after *step* and lines that are no row; return how many lines went.
+        """Drop the rows after *step* and lines that are not rows; return how many lines went.
 
         What remains replaces the file at once: an interruption leaves the old file or the new one.
         """
@@ -90,7 +90,7 @@ class MetricsFile:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a metrics file in order of step, with rows of the same step merged into one.
 
-    *path* may be the run's folder. Lines that are no row, such as a half-written last one, are left out.
+    *path* may be the run's folder. Lines that are not rows, such as a half-written last one, are left out.
     """
     path = path / FILE_NAME if path.is_dir() else path
     merged: dict[int, dict[str, Any]] = {}

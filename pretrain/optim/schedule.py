@@ -17,7 +17,7 @@ def length_in_steps(name: str, value: float, steps: int) -> int:
     """Turn a length given as a fraction of the run (below 1) or in steps into steps.
 
     Raises:
-        UserError: a length in steps that is no whole number.
+        UserError: a length in steps that is not a whole number.
     """
     if value < 1:
         return round(value * steps)
@@ -126,7 +126,7 @@ class RuleSchedule:
             )
         if end + self.ramp == 0 and (rule.scale != 1 or rule.depth_decay != 1):
             raise UserError(
-                f"{where}.{name}: {getattr(rule, name)} of a run of {steps} steps is no step at all, so the rule "
+                f"{where}.{name}: {getattr(rule, name)} of a run of {steps} steps is less than one step, so the rule "
                 "changes nothing; give a number of steps"
             )
 

@@ -26,7 +26,7 @@ def already_there(out: Path, request: dict[str, Any]) -> bool:
     try:
         present = dict(json.loads((out / META_FILE).read_text("utf-8"))["request"])
     except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"out: {str(out)!r} exists and is no corpus; valid: a new folder") from None
+        raise UserError(f"out: {str(out)!r} exists and is not a corpus; valid: a new folder") from None
     if present == request:
         return True
     differing = ", ".join(key for key in request | present if present.get(key) != request.get(key))

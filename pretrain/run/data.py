@@ -83,7 +83,7 @@ def open_data(run: RunConfig, report: Callable[[object], None]) -> RunData:
         report: is given progress to print.
 
     Raises:
-        UserError: a folder that is no corpus, another tokenizer than the run's, weights that are no numbers.
+        UserError: a folder that is not a corpus, another tokenizer than the run's, weights that are not numbers.
     """
     data = _open_training(run, report)
     if run.validation.data is None:

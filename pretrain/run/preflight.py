@@ -48,8 +48,8 @@ def _check_corpus(folder: str) -> None:
         return
     siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     raise UserError(
-        f"data: {folder!r} is no folder; valid: builtin, one written by python -m pretrain.prepare, or the prefix of a "
-        f".bin/.idx pair{closest(path.name, siblings)}"
+        f"data: {folder!r} is not a folder; valid: builtin, one written by python -m pretrain.prepare, or the prefix "
+        f"of a .bin/.idx pair{closest(path.name, siblings)}"
     )
 
 

@@ -39,7 +39,7 @@ SILENT = {
 }
 
 
-# What the files of a checkpoint depend on. A change is no obstacle: the checkpoint is reshaped.
+# What the files of a checkpoint depend on. A change is allowed: the checkpoint is reshaped.
 SHAPE = ("ranks", "tensor_parallel", "stage", "offload", "dtype", "partitioning")
 # What worlds recorded before these keys existed.
 SHAPE_DEFAULTS = {"tensor_parallel": 1, "partitioning": {}}
@@ -149,7 +149,7 @@ def _notes(saved: TrainingState, run: RunConfig, world: dict[str, Any]) -> list[
     notes = []
     for key, value in run.to_dict().items():
         if isinstance(value, dict) and isinstance(before := saved.run.get(key), dict):
-            # A setting that is newer than the checkpoint, and not given, is no change.
+            # A setting that is newer than the checkpoint, and not given, is not a change.
             value = {name: new for name, new in value.items() if name in before or new is not None}
         if key not in SILENT and key in saved.run and saved.run[key] != value:
             notes.append(f"{key} changed: {saved.run[key]} -> {value}")

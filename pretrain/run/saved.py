@@ -216,7 +216,7 @@ def find_checkpoint(
             f"made from, as step_XXXXXX/{UNIVERSAL_FOLDER}, and give the run's folder, such as runs/NAME"
         )
     if not is_run(folder):
-        what = "is no run's folder (it has no checkpoints)" if folder.is_dir() else "does not exist"
+        what = "is not a run's folder (it has no checkpoints)" if folder.is_dir() else "does not exist"
         raise UserError(f"run: {str(folder)!r} {what}; give one such as runs/NAME")
     steps = checkpoint_steps(folder)
     if not steps:

@@ -41,7 +41,7 @@ def read_environment() -> Launch:
     """Read the launcher's variables; a process without a launcher is a world of its own.
 
     Raises:
-        UserError: a variable is no number or out of range, or variables contradict each other.
+        UserError: a variable is not a number or out of range, or variables contradict each other.
     """
     size = _integer("WORLD_SIZE", 1, least=1)
     rank = _integer("RANK", 0)

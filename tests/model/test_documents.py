@@ -352,7 +352,7 @@ def test_sequence_parallel_ranks_equal_documents_one_by_one(tensor_parallel):
 
 
 def padded_sequence_parallel():
-    """22 positions are no multiple of 4: rows are padded, and their documents with them."""
+    """22 positions are not a multiple of 4: rows are padded, and their documents with them."""
     tokens, labels = example(WINDOWS, 4, 22)
     rows = [[22], [3, 19], [1, 1, 20], [11, 11]]
     reference = build(WINDOWS, torch.float64)

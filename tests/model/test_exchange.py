@@ -51,7 +51,7 @@ def test_equals_one_rank(tensor_parallel, batch_form):
 
 @pytest.mark.parametrize("tensor_parallel", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_sequence_parallel_norms_equal_one_rank(tensor_parallel):
-    # 22 positions are no multiple of 4 (padded); 4 sequences take the batch form, 1 (at 24) the query form.
+    # 22 positions are not a multiple of 4 (padded); 4 sequences take the batch form, 1 (at 24) the query form.
     cases = [
         (config, batch, length, {"checkpoint_activations": checkpointing, "sequence_parallel": True})
         for config, batch, length, checkpointing in (

@@ -37,7 +37,7 @@ def test_counts_are_short(value, text):
 
 def test_what_cannot_be_written_is_said_in_one_line(tmp_path):
     (tmp_path / "file").write_text("")
-    nameless = "is no name of a picture; give a file that ends with .png"
+    nameless = "is not the name of a picture; give a file that ends with .png"
     for path, said in {
         tmp_path / "a.nope": nameless,
         tmp_path / "a": nameless,

@@ -354,7 +354,7 @@ def test_a_tokenizer_that_does_not_match(prism, tmp_path, capsys, monkeypatch):
     [
         ([], "run: missing"),
         (["nowhere", "--out", "x"], "does not exist"),
-        (["{tmp}", "--out", "x"], "is no run's folder"),
+        (["{tmp}", "--out", "x"], "is not a run's folder"),
         (["{run}"], "out: missing"),
         (["{run}", "--out", "x", "--step", "7"], "no checkpoint of step 7"),
         (

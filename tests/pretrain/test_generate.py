@@ -112,7 +112,7 @@ def test_without_a_prompt_a_document_is_made_up(run_and_exports, capsys):
         (["{run}", "--tokens", "0"], "tokens: 0 is not valid"),
         (["{run}", "--seed", "-1"], "seed: -1 is not valid"),
         (["{run}", "--step", "5"], "no checkpoint of step 5"),
-        (["{native}", "--step", "5"], "is no run's folder"),
+        (["{native}", "--step", "5"], "is not a run's folder"),
         (["{run}", "--promt", "x"], "did you mean '--prompt'?"),
     ],
 )

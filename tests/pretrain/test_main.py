@@ -20,7 +20,7 @@ from tests.helpers.training import ROOT, curve, nano_arguments, nano_run, sessio
         (["--ds_config", "ds_configs/zero4.json"], "ds_config: cannot read 'ds_configs/zero4.json'"),
         pytest.param(["--model", "prism-1b"], "'prism-1b'", marks=pytest.mark.slow),
         pytest.param(["--heads", "5x6"], "heads", marks=pytest.mark.slow),
-        pytest.param(["--data", "nowhere"], "data: 'nowhere' is no folder", marks=pytest.mark.slow),
+        pytest.param(["--data", "nowhere"], "data: 'nowhere' is not a folder", marks=pytest.mark.slow),
     ],
 )
 def test_bad_input(small_folder, tmp_path, arguments, message):

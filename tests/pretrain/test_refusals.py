@@ -182,7 +182,7 @@ STARTS: dict[str, tuple[list[str], str]] = {
     "--lr": (["--lr", "1"], "--optimizer.learning_rate"),
     "--batch_size": (["--batch_size", "1"], "--global_batch_tokens"),
     "data x.bin": (["--data", "{tmp}/x.bin"], "give the prefix"),
-    "data nowhere": (["--data", "{tmp}/nowhere"], "is no folder"),
+    "data nowhere": (["--data", "{tmp}/nowhere"], "is not a folder"),
     "batch": (["--global_batch_tokens", "300"], "global_batch_tokens: 300"),
     "micro-batch": (["--micro_batch", "7"], "micro_batch: 7"),
     "tensor_parallel": (["--tensor_parallel", "3"], "tensor_parallel: 3"),

@@ -250,7 +250,7 @@ def _expand(given: str) -> list[tuple[str, Path]]:
     matches = sorted(glob.glob(given, recursive=True)) if glob.has_magic(given) else []  # noqa: PTH207
     if not matches:
         raise UserError(
-            f"text: {given!r} is no file or folder and matches none; valid: files, folders or globs"
+            f"text: {given!r} is not a file or folder and matches none; valid: files, folders or globs"
         )
     matched_files = [(match, Path(match)) for match in matches if Path(match).is_file()]
     if matched_files:  # "**" matches folders as well, whose files it lists too

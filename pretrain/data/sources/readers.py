@@ -78,7 +78,7 @@ def _json_format(path: Path) -> str:
     if layout == "other":
         raise UserError(
             f"text: {str(path)!r} is neither a JSON array nor JSON Lines; valid: [{{…}}, …] or a record {{…}} a line, "
-            "or --format jsonl to count lines that are no records, or --format text to take every file as one text"
+            "or --format jsonl to count lines that are not records, or --format text to take every file as one text"
         )
     return "json" if layout == "array" else "jsonl"
 

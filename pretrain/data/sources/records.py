@@ -83,7 +83,7 @@ def read_array(stream: Any, longest: int) -> Iterator[bytes | None]:
 
 
 def read_rows(stream: Any, delimiter: str, longest: int) -> Iterator[list[str]]:
-    """The rows of a CSV file, the header first; bytes that are no UTF-8 are kept as surrogates.
+    """The rows of a CSV file, the header first; bytes that are not UTF-8 are kept as surrogates.
 
     Raises:
         ValueError: quotes that do not fit (strict RFC 4180), or a line or field beyond *longest* characters.

@@ -244,7 +244,7 @@ def parameters(specs):
     ("change", "said"),
     [
         (lambda given: given.pop(), "1 parameters were not given, final_norm.weight first"),
-        (lambda given: given.append(UnshardedParameter("x", torch.zeros(1))), "x is no parameter"),
+        (lambda given: given.append(UnshardedParameter("x", torch.zeros(1))), "x is not a parameter"),
         (lambda given: given.insert(0, UnshardedParameter("final_norm.weight", torch.zeros(9))), r"\[9\]"),
         (
             lambda given: given.insert(

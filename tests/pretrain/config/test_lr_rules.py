@@ -209,7 +209,7 @@ def test_weight_decay_follows_the_rate_or_not():
         ([rule(hold=0.99)], "lr_rules.slow.hold: 99 steps and a ramp of 4 go beyond the run of 100 steps"),
         ([rule(hold=2.5)], "lr_rules.slow.hold: 2.5 is neither a fraction below 1 nor a whole number of steps"),
         ([rule(hold=-1)], "lr_rules.slow.hold: -1 is not valid"),
-        ([rule(hold=0.004, ramp=0)], "lr_rules.slow.hold: 0.004 of a run of 100 steps is no step at all"),
+        ([rule(hold=0.004, ramp=0)], "lr_rules.slow.hold: 0.004 of a run of 100 steps is less than one step"),
         ([rule(hold=None)], "lr_rules.slow.ramp: without a hold the rule never ends"),
         ([rule(release="ripe")], "lr_rules.slow.release: 'ripe' is not valid; give one of hold, maturity"),
         ([rule(latest=0.2)], "lr_rules.slow.latest: it is for release: maturity"),
@@ -264,7 +264,7 @@ def test_the_plot_and_its_table(tmp_path):
     assert [row[0] for row in cells] == ["base/decay", "base/no_decay", "slow/decay", "late/decay"]
     assert cells[2][1:3] == [f"{4 * 48 * 48:,}", "4"]
     assert lines[3].endswith("step 8, ramp 4") and lines[4].endswith("by maturity, step 0 to 12, ramp 4")
-    with pytest.raises(UserError, match="is no name of a picture"):
+    with pytest.raises(UserError, match="is not the name of a picture"):
         plot_learning_rates(run, tmp_path / "lr.nope")
 
 

@@ -34,7 +34,7 @@ def swap_splits(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (shutil.rmtree, "is no folder"),
+        (shutil.rmtree, "is not a folder"),
         (lambda folder: (folder / "meta.json").unlink(), r"has no meta\.json"),
         (lambda folder: (folder / "meta.json").write_text("{"), "is damaged"),
         (lambda folder: (folder / "meta.json").write_text("[]"), "is damaged"),

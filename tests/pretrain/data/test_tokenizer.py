@@ -237,7 +237,7 @@ def test_hub_names_offline_are_refused_in_one_line(monkeypatch):
 
     monkeypatch.setattr(hub, "snapshot_download", unreachable)
     with pytest.raises(
-        UserError, match=r"'gpt2' is no local folder and cannot be fetched .*ConnectionError"
+        UserError, match=r"'gpt2' is not a local folder and cannot be fetched .*ConnectionError"
     ) as refusal:
         load_tokenizer("gpt2")
     assert "\n" not in str(refusal.value)

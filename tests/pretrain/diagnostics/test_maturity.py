@@ -78,7 +78,7 @@ def test_forced_at_the_latest_step(small_folder, tmp_path):
 
 
 def test_fires_when_settled_and_not_before_the_hold(small_folder, tmp_path):
-    """A share of 1 is reached by the first two drifts that are no larger than the largest."""
+    """A share of 1 is reached by the first two drifts that are not larger than the largest."""
     run = maturity_run(
         small_folder, tmp_path, "fires", "--maturity.settled", "1.0", "--maturity.patience", "1"
     )

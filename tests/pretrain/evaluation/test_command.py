@@ -204,14 +204,14 @@ def test_tasks_that_cannot_be_scored_are_one_line(arguments, words, folders, dat
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["{run}", "--tasks", "piqa", "--data_dir", "{root}/nowhere"], "is no folder"),
+        (["{run}", "--tasks", "piqa", "--data_dir", "{root}/nowhere"], "is not a folder"),
         (["{root}", "--tasks", "piqa"], "has no config.json"),
         (["{root}/nowhere", "--tasks", "piqa"], "does not exist"),
         (["{run}", "--limit", "0"], "limit: 0 is not valid"),
         (["{run}", "--num_fewshot", "-1"], "num_fewshot: -1 is not valid"),
         (
             ["{run}", "--include_path", "{root}/nowhere"],
-            "nowhere' is no folder; give one that holds task YAMLs",
+            "nowhere' is not a folder; give one that holds task YAMLs",
         ),
         (["save", "--data_dir", "d", "--include_path", "{root}/nowhere"], "include_path: "),
         (["{export}", "--tasks", "piqa", "--wandb", "offline"], "is an exported folder, which has no curves"),

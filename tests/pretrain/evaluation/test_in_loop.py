@@ -174,7 +174,7 @@ def test_uneven_shares_make_as_many_passes_on_every_rank(ranks, tensor_parallel,
             "evaluation.data_dir: no data set 'allenai/winogrande' (winogrande_xl)",
         ),
         (["--evaluation.tasks", "gsm8k"], "evaluation."),
-        (["--evaluation.data_dir", "nowhere"], "evaluation.data_dir: 'nowhere' is no folder"),
+        (["--evaluation.data_dir", "nowhere"], "evaluation.data_dir: 'nowhere' is not a folder"),
     ],
 )
 def test_bad_input_is_refused_on_every_rank_before_anything_is_written(

@@ -48,7 +48,7 @@ def test_what_cannot_be_opened_is_refused(run_and_export, tmp_path):
     run, export = map(str, run_and_export)
     with pytest.raises(UserError, match="no checkpoint of step 5"):
         open_model(run, 5)
-    with pytest.raises(UserError, match=r"step: 3 was given, but .* is no run's folder"):
+    with pytest.raises(UserError, match=r"step: 3 was given, but .* is not a run's folder"):
         open_model(export, 3)
     with pytest.raises(UserError, match="does not exist; give an exported folder or a run's folder"):
         open_model(str(tmp_path / "nowhere"))

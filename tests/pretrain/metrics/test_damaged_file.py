@@ -1,4 +1,4 @@
-"""A metrics.jsonl that was edited by hand: lines that are no row are left out."""
+"""A metrics.jsonl that was edited by hand: lines that are not rows are left out."""
 
 import json
 

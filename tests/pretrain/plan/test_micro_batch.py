@@ -38,7 +38,7 @@ def test_never_below_one_sequence():
             1000,
             None,
             1,
-            r"global_batch_tokens: 1000 is no multiple of the context length 1024; nearest are 1024 and 2048",
+            r"global_batch_tokens: 1000 is not a multiple of the context length 1024; nearest are 1024 and 2048",
         ),
         (
             6144,

@@ -64,7 +64,7 @@ def test_builtin_without_out_goes_to_the_shared_folder(monkeypatch, capsys):
     assert called == [("data", 4096, command._print_progress)]
     assert (
         capsys.readouterr().err
-        == "error: data: 'nowhere' is no folder; valid: one written by python -m pretrain.prepare\n"
+        == "error: data: 'nowhere' is not a folder; valid: one written by python -m pretrain.prepare\n"
     )
 
 
@@ -73,7 +73,7 @@ def test_builtin_without_out_goes_to_the_shared_folder(monkeypatch, capsys):
     [
         ([], "give either --text PATH… or --dataset builtin"),
         (["--text", "x", "--dataset", "builtin"], "give either --text PATH… or --dataset builtin"),
-        (["--text", "missing", "--out", "o"], "text: 'missing' is no file or folder"),
+        (["--text", "missing", "--out", "o"], "text: 'missing' is not a file or folder"),
         (["--dataset", "bultin", "--out", "o"], "dataset: 'bultin' is unknown; valid: builtin"),
         (["--dataset", "builtin", "--tokenizer", "gpt2"], "out: missing"),
         (["--dataset", "builtin", "--tokenizer", "t", "--train_tokenizer", "300"], "and not both"),
@@ -88,7 +88,7 @@ def test_builtin_without_out_goes_to_the_shared_folder(monkeypatch, capsys):
         (["--dataset", "builtin", "--validation_fraction", "2", "--out", "o"], "validation_fraction: 2.0"),
         (["--dataset", "builtin", "--tokeniser", "gpt2"], "did you mean '--tokenizer'?"),
         (["inspect"], "the following arguments are required: folder"),
-        (["inspect", "missing"], "data: 'missing' is no folder"),
+        (["inspect", "missing"], "data: 'missing' is not a folder"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, monkeypatch, capsys):
@@ -135,8 +135,8 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, mon
         (["--dataset", "builtin", "--format", "xml"], "argument --format: invalid choice: 'xml'"),
         (["merge", "o"], "merge: nothing is prepared for 'o'"),
         (["merge"], "the following arguments are required: folder"),
-        (["verify", "missing"], "data: 'missing' is no folder"),
-        (["inspect", "missing", "--tokenizer", "nothing"], "tokenizer: 'nothing' is no local folder"),
+        (["verify", "missing"], "data: 'missing' is not a folder"),
+        (["inspect", "missing", "--tokenizer", "nothing"], "tokenizer: 'nothing' is not a local folder"),
     ],
 )
 def test_bad_options_are_one_line_and_exit_code_2(arguments, message, tmp_path, monkeypatch, capsys):

@@ -112,9 +112,9 @@ def test_a_folder_with_the_same_corpus_is_left_alone_and_others_are_refused(smal
         prepare(TextFiles(small_paths()[:5]), small_folder, train_tokenizer=SMALL_VOCABULARY)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes").write_text("precious")
-    with pytest.raises(UserError, match="exists and is no corpus"):
+    with pytest.raises(UserError, match="exists and is not a corpus"):
         prepare_small(tmp_path / "mine")
-    with pytest.raises(UserError, match="exists and is no corpus"):
+    with pytest.raises(UserError, match="exists and is not a corpus"):
         prepare_small(tmp_path / "mine" / "notes")
     assert contents(tmp_path / "mine") == {"notes": b"precious"}
 

@@ -74,7 +74,7 @@ def test_another_tokenizer_is_refused(small_folder, tmp_path):
     folder = prepare(TextFiles([text, tmp_path / "b.txt"]), tmp_path / "out", train_tokenizer=266)
     with pytest.raises(UserError, match=r"^validation\.data: tokenizer: .*out' was made with"):
         open_data(config(small_folder, folder), print)
-    with pytest.raises(UserError, match=r"^validation\.data: .*missing' is no folder"):
+    with pytest.raises(UserError, match=r"^validation\.data: .*missing' is not a folder"):
         open_data(config(small_folder, tmp_path / "missing"), print)
     assert load_tokenizer(folder / "tokenizer").vocab_size == 266
 

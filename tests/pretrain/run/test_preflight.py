@@ -37,7 +37,7 @@ def test_a_folder_that_is_not_there(tmp_path):
     line = refused(data=str(tmp_path / "finweb"))
     assert (
         line.startswith("data: ")
-        and "is no folder; valid: builtin" in line
+        and "is not a folder; valid: builtin" in line
         and "did you mean 'fineweb'?" in line
     )
     assert "'x/y'" in refused(data=f"{tmp_path / 'fineweb'}:0.5,x/y:0.5")
@@ -55,13 +55,15 @@ def test_one_file_of_a_pair(tmp_path, ending):
 
 def test_a_text_file_is_no_corpus(tmp_path):
     (tmp_path / "a.txt").touch()
-    assert "is no folder; valid: builtin, one written by" in refused(data=str(tmp_path / "a.txt"))
+    assert "is not a folder; valid: builtin, one written by" in refused(data=str(tmp_path / "a.txt"))
 
 
 def test_batches_that_cannot_be_shared(launched, tmp_path):
     data = str(tmp_path)
     check_start(replace(RUN, data=data, micro_batch=4))
-    assert refused(data=data, global_batch_tokens=300).startswith("global_batch_tokens: 300 is no multiple")
+    assert refused(data=data, global_batch_tokens=300).startswith(
+        "global_batch_tokens: 300 is not a multiple"
+    )
     assert refused(data=data, micro_batch=3).startswith("micro_batch: 3 does not divide the 8 sequences")
     launched(3)
     assert "8 sequences of 256 tokens cannot be shared evenly by 3" in refused(data=data)

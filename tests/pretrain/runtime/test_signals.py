@@ -154,7 +154,7 @@ time.sleep(60)
 
 @pytest.mark.parametrize(("name", "body"), [("torchrun", WAIT), ("torchrun", AT_ONCE), ("nohup", WAIT)])
 def test_ranks_stop_when_their_launcher_has_gone(tmp_path, name, body):
-    """Killed with -9, so that nobody passes anything on; a parent that is no launcher is not missed."""
+    """Killed with -9, so that nobody passes anything on; a parent that is not a launcher is not missed."""
     (tmp_path / name).write_text(LAUNCHER)
     rank = "import time\nfrom pretrain.runtime import signals\nfrom pretrain.runtime.signals import *\n"
     rank += "signals.LOOK_SECONDS = 0.05\nlistener = StopListener(budget_seconds=2)\nprint('ready')\n" + body

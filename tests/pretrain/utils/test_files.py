@@ -153,7 +153,7 @@ def test_a_replacement_cut_between_its_renames_is_undone(tmp_path, monkeypatch):
 
 def test_a_folder_that_is_not_to_be_replaced_stays(tmp_path):
     (tmp_path / "out").mkdir()
-    with atomic_folder(tmp_path / "out", replace=False) as partial:  # an empty one is no obstacle
+    with atomic_folder(tmp_path / "out", replace=False) as partial:  # an empty one is not an obstacle
         (partial / "text").write_text("first")
     with (
         pytest.raises(FileExistsError, match="is there already"),
