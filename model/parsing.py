@@ -1,4 +1,4 @@
-"""Reads the JSON, YAML and numbers that people write: whatever they hold, an answer or one line, at once.
+"""Reads JSON, YAML and numbers that users write: returns a value or raises a one-line UserError, always quickly.
 
 Libraries answer with exceptions of many kinds (a number of 4,400 digits, brackets nested a thousand deep, a tag whose
 value makes no sense), or not at all. Here each is a UserError, and what is read is small enough to work with.

@@ -30,7 +30,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--out", metavar="DIR", help="folder to write")
     parser.add_argument(
-        "--step", type=int, metavar="N", help="which checkpoint (default: the newest sound one)"
+        "--step", type=int, metavar="N", help="which checkpoint (default: the newest valid one)"
     )
     parser.add_argument(
         "--format", default="auto",

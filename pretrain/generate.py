@@ -157,7 +157,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", type=int, default=0, help="same seed, same text (default: %(default)s)")
     parser.add_argument(
-        "--step", type=int, metavar="N", help="which checkpoint of a run (default: the newest sound one)"
+        "--step", type=int, metavar="N", help="which checkpoint of a run (default: the newest valid one)"
     )
     parser.add_argument(
         "--no_cache", action="store_true", help="recompute the whole text for every token (to compare)"

@@ -73,7 +73,7 @@ class Session(RunContext):
     @property
     def finished(self) -> bool:
         """Whether the run has all its steps, and everything that was due at the last."""
-        return self.state.step >= self.run.steps and not self.state.owed
+        return self.state.step >= self.run.steps and not self.state.pending
 
     @property
     def validation(self) -> ValidationHook | None:
@@ -144,7 +144,7 @@ def build_session(run: RunConfig, ds_config: dict[str, Any], data: RunData, worl
     bf16, dtype_reason = resolve_bf16(run, ds_config, world.device)
 
     store = CheckpointStore(run.folder, run.checkpoint, world)
-    newest = store.newest_sound()
+    newest = store.newest_valid()
     folder, saved, damaged = newest or (None, TrainingState(), [])
     if folder and run.resume == "never":
         raise UserError(

@@ -62,31 +62,31 @@ class Trainer:
             guarded_updates(self.guard),
         ):
             stop = 0
-            if state.owed:  # left by a session that was stopped
+            if state.pending:  # left by a session that was stopped
                 stop = self._run_hooks()
-                if session.finished:  # or every session to come would find the same still owed
+                if session.finished:  # or every session to come would find the same still pending
                     self._save()
             while not (stop or session.finished):
-                control.beat(f"step {state.step + 1}")
+                control.heartbeat(f"step {state.step + 1}")
                 early = self._before_step()
-                control.cast(self.store.writing)
+                control.start_vote(self.store.writing)
                 rates = session.rates.write(engine.optimizer, state.step, state.released)
                 loss = self._forward_backward(batches)
                 self._count(applied=engine.was_step_applied())
                 self._note(loss, rates, early)
                 self._check_skipped()
-                stop, writing = control.read()
+                stop, writing = control.vote_result()
                 if self.store.under_way and not writing:
                     with self.metrics.pause():
                         self.store.finish()
-                state.owed = [hook.name for hook in session.hooks if hook.due(state.step)]
+                state.pending = [hook.name for hook in session.hooks if hook.due(state.step)]
                 stop = stop or self._run_hooks()
                 if self._due(run.logging.every):
                     self.log.flush()
                 if stop or self._due(run.checkpoint.every):
                     self._save(asked=bool(stop))
             self.data_share = batches.wait_seconds / max(self.metrics.throughput.seconds, 1e-9)
-            control.beat("finishing the last checkpoint")
+            control.heartbeat("finishing the last checkpoint")
             self.store.finish()
             if stop:
                 raise control.stopped(stop)
@@ -174,15 +174,15 @@ class Trainer:
         )
 
     def _run_hooks(self) -> int:
-        """Run the hooks that this step owes; what is done is no longer owed.
+        """Run the pending hooks of this step, and take each off the list when it is done.
 
         Returns:
-            0, or the exit code of a request to stop that came in the middle; the rest stays owed.
+            0, or the exit code of a request to stop that came in the middle; the rest stays pending.
         """
         state = self.state
         hooks: dict[str, Hook] = {hook.name: hook for hook in self.session.hooks}
-        while state.owed:
-            if hook := hooks.get(state.owed[0]):  # one that this session has turned off is left out
+        while state.pending:
+            if hook := hooks.get(state.pending[0]):  # one that this session has turned off is left out
                 self.log.read()
                 try:
                     with (
@@ -194,7 +194,7 @@ class Trainer:
                     return abandoned.code
                 self.log.flush(result.figures)
                 self._say(result)
-            state.owed = state.owed[1:]
+            state.pending = state.pending[1:]
         return 0
 
     def _save(self, asked: bool = True) -> None:
@@ -215,7 +215,7 @@ class Trainer:
         state.seconds, state.recent = self.log.seconds, self.guard.recent()
         tensors = {name: tensor for hook in self.session.hooks for name, tensor in hook.state().items()}
         with self.metrics.pause():
-            self.control.beat(f"saving step {state.step}")
+            self.control.heartbeat(f"saving step {state.step}")
             self.store.begin(
                 self.engine,
                 state,

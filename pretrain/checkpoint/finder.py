@@ -35,13 +35,13 @@ def checkpoint_path(run_folder: Path, step: int) -> Path:
     return _all(run_folder) / f"step_{step:06d}"
 
 
-def newest_sound(
+def newest_valid(
     run_folder: Path,
     steps: Iterable[int],
     problem_of: Callable[[Path], str | None] = verify,
     passed_over: Callable[[Path, str], object] = lambda folder, problem: None,
 ) -> Path | None:
-    """The checkpoint of the highest of *steps* that is sound; None when none is.
+    """The checkpoint of the highest of *steps* that is valid; None when none is.
 
     Args:
         problem_of: what is wrong with a checkpoint, None when nothing is. Ranks that share the work agree in here.

@@ -19,7 +19,7 @@ def verify(folder: Path, part: int = 0, parts: int = 1) -> str | None:
         part: which of *parts* equal shares of the files to read (each rank reads its own).
 
     Returns:
-        None when sound, else what is wrong.
+        None when it is valid, else what is wrong.
     """
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))

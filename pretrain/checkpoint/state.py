@@ -47,7 +47,7 @@ class TrainingState:
     """Updates skipped for a loss or gradient norm out of line; part of skipped."""
     recent: dict[str, list[float]] = field(default_factory=dict)
     """Losses and gradient norms that the next one is compared with."""
-    owed: list[str] = field(default_factory=list)
+    pending: list[str] = field(default_factory=list)
     """What was due at this step and not done (validation), because the session was asked to stop."""
     released: dict[str, int] = field(default_factory=dict)
     """Learning-rate rules that were released by maturity, with the step from which they were."""
@@ -87,6 +87,8 @@ def read_state(folder: Path) -> TrainingState:
         ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"checkpoint: {path} cannot be read ({type(error).__name__})") from None
+    if isinstance(values, dict) and "pending" not in values:  # older versions call it owed
+        values["pending"] = values.pop("owed", [])
     _check(values, path)
     return TrainingState(**values)
 
@@ -166,7 +168,7 @@ def _check(values: Any, path: Path) -> None:
         elif name == "recent":
             valid = valid and value.keys() <= {"losses", "norms"} and all(map(_numbers, value.values()))
             what = "a mapping from losses and norms to lists of numbers"
-        elif name == "owed":
+        elif name == "pending":
             valid = valid and all(isinstance(item, str) for item in value)
             what = "a list of names"
         if not valid:

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from model.errors import UserError
-from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps, claimed, newest_sound
+from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps, claimed, newest_valid
 from pretrain.checkpoint.manifest import MANIFEST, verify
 from pretrain.checkpoint.state import (
     ENGINE_FOLDER,
@@ -148,17 +148,17 @@ class CheckpointStore:
         if self.world.is_main and done.prune:
             self._prune(done.step)
 
-    def newest_sound(self) -> tuple[Path, TrainingState, list[str]] | None:
+    def newest_valid(self) -> tuple[Path, TrainingState, list[str]] | None:
         """Find the newest checkpoint whose files all have the size and hash they were written with.
 
         Returns:
             Its folder, its state and a line about each newer one that was passed over; None when there is none.
 
         Raises:
-            UserError: there are checkpoints, but none is sound.
+            UserError: there are checkpoints, but none is valid.
         """
         notes: list[str] = []
-        folder = newest_sound(
+        folder = newest_valid(
             self.run_folder,
             self.world.broadcast(self.steps()),
             lambda folder: self.world.agree(verify(folder, self.world.rank, self.world.size)),
@@ -168,7 +168,7 @@ class CheckpointStore:
             return folder, read_state(folder), notes
         if notes:
             raise UserError(
-                f"checkpoints: no sound one in {self.folder}: {'; '.join(notes)}; restore one, or remove "
+                f"checkpoints: no valid one in {self.folder}: {'; '.join(notes)}; restore one, or remove "
                 "the folder to start over"
             )
         return None

@@ -1,4 +1,4 @@
-"""What other programs call the settings of a run, so that a name people try leads to the one that is meant."""
+"""What other programs call the settings of a run, for suggestions when a name is unknown."""
 
 from __future__ import annotations
 

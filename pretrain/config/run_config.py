@@ -234,7 +234,7 @@ class RunConfig:
     runs_dir: str = "runs"
     """Where run folders are made."""
     resume: Literal["auto", "never"] = "auto"
-    """auto: continue from the newest sound checkpoint of the run folder. never: refuse a folder that has one."""
+    """auto: continue from the newest valid checkpoint of the run folder. never: refuse a folder that has one."""
     recipe: str = DEFAULT_RECIPE
     """Name of the recipe this configuration came from; set by --config, part of the run's name."""
 

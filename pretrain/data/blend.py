@@ -43,7 +43,7 @@ def parse_blend(text: str) -> list[tuple[str, Fraction]]:
 
 
 def _plain(value: Fraction) -> str:
-    """A fraction as people write it: decimals where they are exact, else a ratio."""
+    """A fraction in its usual notation: decimals where they are exact, else a ratio."""
     decimal = f"{float(value):.6g}"
     return decimal if Fraction(decimal) == value else str(value)
 

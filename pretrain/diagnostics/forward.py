@@ -1,4 +1,4 @@
-"""One look at a network while it reads fixed windows: attention, residual writes, features.
+"""Measures a network while it reads fixed windows: attention, residual writes, features.
 
 The network runs its ordinary forward pass, in evaluation mode and without gradients; hooks read what passes. So it
 works for whatever DeepSpeed engine or plain module holds the network: any ZeRO stage, any tensor-parallel degree.
@@ -27,12 +27,12 @@ from pretrain.diagnostics.attention import HEAD_MEASURES, head_sums
 from pretrain.runtime.world import World
 
 LAYER_MEASURES = ("attention_write", "ffn_write", "path_energy")
-"""Per layer; what each is stands in ``Look``."""
+"""Per layer; what each is stands in ``ProbeResult``."""
 
 
 @dataclass(frozen=True)
-class Look:
-    """What was seen, the same on every rank."""
+class ProbeResult:
+    """What one pass over the windows measured, the same on every rank."""
 
     heads: list[Tensor]
     """By layer: fp64 [h_l, 4], the means of HEAD_MEASURES over the counted queries of all windows."""
@@ -46,20 +46,20 @@ class Look:
 
     def row(self) -> dict[str, Any]:
         """The figures as keys of metrics: by layer (mean over its heads), and lists by layer and head."""
-        found: dict[str, Any] = {}
+        figures: dict[str, Any] = {}
         for index, measure in enumerate(HEAD_MEASURES):
             for layer, heads in enumerate(self.heads):
-                found[f"diagnostics/{measure}/layer_{layer}"] = heads[:, index].mean().item()
+                figures[f"diagnostics/{measure}/layer_{layer}"] = heads[:, index].mean().item()
         for index, measure in enumerate(LAYER_MEASURES):
             for layer in range(len(self.layers)):
-                found[f"diagnostics/{measure}/layer_{layer}"] = self.layers[layer, index].item()
+                figures[f"diagnostics/{measure}/layer_{layer}"] = self.layers[layer, index].item()
         for index, measure in enumerate(HEAD_MEASURES):
-            found[f"diagnostics/{measure}/heads"] = [heads[:, index].tolist() for heads in self.heads]
-        return found
+            figures[f"diagnostics/{measure}/heads"] = [heads[:, index].tolist() for heads in self.heads]
+        return figures
 
 
 class ForwardProbe:
-    """Fixed windows, and how to look at a network while it reads them.
+    """Measures a network while it reads the same windows each time.
 
     Args:
         config: the model.
@@ -75,11 +75,11 @@ class ForwardProbe:
         self.config, self.world = config, world
         self.batches = HeldOutBatches(windows, micro_batch, world)
         length = self.batches.length
-        kept = min(positions, length)
-        self.positions = torch.tensor([(index + 1) * length // kept - 1 for index in range(kept)])
+        count = min(positions, length)
+        self.positions = torch.tensor([(index + 1) * length // count - 1 for index in range(count)])
 
     @torch.no_grad()
-    def look(self, engine: Any, features: Sequence[int] = (), attention: bool = True) -> Look:
+    def run(self, engine: Any, features: Sequence[int] = (), attention: bool = True) -> ProbeResult:
         """Run the windows through the network. Collective; weights and training numbers are left alone.
 
         As in validation, every rank makes the same number of passes: one that has run out of windows repeats the first
@@ -87,7 +87,7 @@ class ForwardProbe:
 
         Args:
             engine: a DeepSpeed engine, or the network itself.
-            features: layers whose output is wanted.
+            features: layers whose output is returned.
             attention: whether to measure attention and residual writes, or the features alone.
         """
         network: Transformer = getattr(engine, "module", engine)
@@ -108,7 +108,12 @@ class _Recorder:
     def __init__(
         self, probe: ForwardProbe, network: Transformer, features: Sequence[int], attention: bool
     ) -> None:
-        self.probe, self.network, self.wanted, self.attention = probe, network, set(features), attention
+        self.probe, self.network, self.feature_layers, self.attention = (
+            probe,
+            network,
+            set(features),
+            attention,
+        )
         config, device = probe.config, probe.world.device
         self.head_sums = [torch.zeros(h, 5, dtype=torch.float64, device=device) for h in config.heads]
         # ‖X‖², ‖a‖², ‖X + a‖², ‖f‖² of each layer
@@ -126,7 +131,7 @@ class _Recorder:
     def __enter__(self) -> _Recorder:
         for layer, module in enumerate(self.network.layers):
             assert isinstance(module, Block)
-            if layer in self.wanted:
+            if layer in self.feature_layers:
                 self._after(module, lambda output, layer=layer: self._keep(layer, output))
             if self.attention:
                 self._watch(layer, module)
@@ -146,12 +151,12 @@ class _Recorder:
         self._before(block.ffn_norm, lambda inputs: self._energy(layer, 2, inputs[0]))
         self._after(block.ffn, lambda output: self._energy(layer, 3, output))
 
-    def _before(self, module: nn.Module, look: Any) -> None:
-        handle = module.register_forward_pre_hook(lambda module, inputs: look(inputs) and None)
+    def _before(self, module: nn.Module, record: Any) -> None:
+        handle = module.register_forward_pre_hook(lambda module, inputs: record(inputs) and None)
         self._hooks.callback(handle.remove)
 
-    def _after(self, module: nn.Module, look: Any) -> None:
-        handle = module.register_forward_hook(lambda module, inputs, output: look(output) and None)
+    def _after(self, module: nn.Module, record: Any) -> None:
+        handle = module.register_forward_hook(lambda module, inputs, output: record(output) and None)
         self._hooks.callback(handle.remove)
 
     def _energy(self, layer: int, which: int, hidden: Tensor) -> None:
@@ -190,7 +195,7 @@ class _Recorder:
         there = self.present.to(hidden.device)
         self.features[layer][self.rows[self.present].to(hidden.device)] = sample[there].float()
 
-    def result(self) -> Look:
+    def result(self) -> ProbeResult:
         """Join what the ranks have."""
         world = self.probe.world
         if self.attention and world.size > 1:
@@ -205,7 +210,7 @@ class _Recorder:
         entering, attention, middle, ffn = self.energies.cpu().unbind(1)
         path = torch.cumsum(attention + ffn, 0) - (attention + ffn)
         layers = torch.stack([attention / entering, ffn / middle, path / entering], dim=1)
-        return Look(heads, layers, features)
+        return ProbeResult(heads, layers, features)
 
 
 def _eager(network: Transformer) -> AbstractContextManager[Any]:

@@ -120,13 +120,13 @@ class Diagnostics(Hook):
         """All figures as keys of metrics, ``diagnostics/…``. Collective; weights and random states are left alone."""
         if self._probe is None:  # pending from a session that still had diagnostics
             return HookResult()
-        look = self._probe.look(engine, lower_layers(self.model.num_layers))
-        row = look.row()
-        for layer, features in look.features.items():
+        result = self._probe.run(engine, lower_layers(self.model.num_layers))
+        row = result.row()
+        for layer, features in result.features.items():
             before = self._features.get(layer)
             if before is not None and before.shape == features.shape:
                 row[f"diagnostics/feature_drift/layer_{layer}"] = feature_drift(features, before)
-        self._features = look.features
+        self._features = result.features
         own = self._own(engine)
         if state.from_seed:
             if self._initial is None:

@@ -112,8 +112,8 @@ class Maturity(Hook):
     def _measure(self, engine: Any) -> float | None:
         """Drift since the last probe; None at the first one."""
         assert self._probe is not None
-        look = self._probe.look(engine, [self.layer], attention=False)
-        before, self._features = self._features, look.features[self.layer]
+        result = self._probe.run(engine, [self.layer], attention=False)
+        before, self._features = self._features, result.features[self.layer]
         if before is None or before.shape != self._features.shape:
             return None
         # All ranks hold the same features; one of them decides all the same.

@@ -126,12 +126,12 @@ def _measure(
     """The figures of one checkpoint, and its features for the drift to the next."""
     alone = World(rank=0, local_rank=0, size=1, local_size=1, device=device, threads=torch.get_num_threads())
     network = source.load_model().to(device)
-    look = ForwardProbe(source.model, windows, micro_batch, alone).look(
+    result = ForwardProbe(source.model, windows, micro_batch, alone).run(
         network, lower_layers(source.model.num_layers)
     )
     del network
-    row = look.row()
-    for layer, features in look.features.items():
+    row = result.row()
+    for layer, features in result.features.items():
         if layer in before:
             row[f"diagnostics/feature_drift/layer_{layer}"] = feature_drift(features, before[layer])
     checkpoint, state = source.checkpoint, source.state
@@ -149,7 +149,7 @@ def _measure(
         )
     row |= _updates(checkpoint)
     checkpoint.release()
-    return row, look.features
+    return row, result.features
 
 
 def _kept(source: SavedRun, names: list[str]) -> Callable[[str], Tensor] | None:

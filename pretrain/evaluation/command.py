@@ -58,7 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--data_dir", metavar="DIR", help="read the tasks' data sets from here instead of the hub"
     )
     parser.add_argument(
-        "--step", type=int, metavar="N", help="which checkpoint of a run (default: the newest sound one)"
+        "--step", type=int, metavar="N", help="which checkpoint of a run (default: the newest valid one)"
     )
     parser.add_argument(
         "--limit", type=int, metavar="N", help="at most N items of each task, for a first look"

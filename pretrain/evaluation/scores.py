@@ -160,7 +160,7 @@ def headline(results: Mapping[str, Any]) -> dict[str, float]:
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """The figures, with standard errors and how many items they are of, aligned for people."""
+    """The figures, with standard errors and how many items they are of, as an aligned table."""
     rows = [("task", "metric", "value", "stderr", "items")]
     for name, value in headline(results).items():
         task, metric = name.split("/", 1)

@@ -65,7 +65,7 @@ class Export:
     """The transformers configuration."""
     tensors: list[ExportedTensor]
     notes: list[str] = field(default_factory=list)
-    """Lines for people: what the format costs."""
+    """Lines to print: what the format costs."""
 
 
 def _identity(tensor: Tensor) -> Tensor:
@@ -334,7 +334,7 @@ def _pad_attention(
 
 
 def padding_cost(model: ModelConfig, padding: Padding) -> list[str]:
-    """What the padding costs, in lines for people; empty when no layer is padded."""
+    """What the padding costs, in lines to print; empty when no layer is padded."""
     layers = range(model.num_layers)
     width, kv_width = padding.heads * padding.head_dim, padding.kv_heads * padding.head_dim
     own = sum(model.attention_width(layer) for layer in layers)

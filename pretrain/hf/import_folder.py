@@ -124,7 +124,7 @@ def _compare(folder: Path, run_folder: Path, tokenizer: Tokenizer, model: ModelC
 
 
 def model_config(folder: Path, model_type: str) -> tuple[ModelConfig, list[str]]:
-    """Our configuration of a folder's model, and notes for people.
+    """Our configuration of a folder's model, and notes to print.
 
     Raises:
         UserError: a setting that our network does not have.

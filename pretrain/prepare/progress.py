@@ -10,10 +10,12 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
+from pretrain.utils.text import human_seconds
+
 
 @dataclass(frozen=True)
 class Progress:
-    """One report of a preparation; ``str()`` gives a line for people."""
+    """One report of a preparation; ``str()`` gives a line to print."""
 
     stage: str
     documents: int = 0
@@ -53,7 +55,13 @@ class Progress:
         return (
             f"{self.documents:,} documents, {self.bytes / 1e6:.1f}{of} MB, {self.tokens:,} tokens, "
             f"{self.rate / 1e6:.1f} MB/s"
-            + ("" if self.done else ", time left unknown" if left is None else f", {duration(left)} left")
+            + (
+                ""
+                if self.done
+                else ", time left unknown"
+                if left is None
+                else f", {human_seconds(left)} left"
+            )
         )
 
     def __str__(self) -> str:
@@ -92,19 +100,9 @@ class Reading:
         self._reported = now
         of = f" of {self._total / 1e6:.1f}" if self._total else ""
         rate = bytes / 1e6 / (now - self._started)
-        left = f", {duration((self._total - bytes) / 1e6 / rate)} left" if self._total and rate else ""
+        left = f", {human_seconds((self._total - bytes) / 1e6 / rate)} left" if self._total and rate else ""
         figures = f"{documents:,} documents, {bytes / 1e6:.1f}{of} MB, {rate:.1f} MB/s{left}"
         self._report(Progress(f"{self._stage}: {figures}"))
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people write them: 42s, 3m05s, 2h07m."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
 class ProgressPrinter:

@@ -13,7 +13,7 @@ import torch
 from model.config import ModelConfig
 from model.errors import UserError
 from model.transformer import Transformer
-from pretrain.checkpoint.finder import Hold, checkpoint_path, checkpoint_steps, newest_sound
+from pretrain.checkpoint.finder import Hold, checkpoint_path, checkpoint_steps, newest_valid
 from pretrain.checkpoint.manifest import verify
 from pretrain.checkpoint.state import UNIVERSAL_FOLDER, TrainingState
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
@@ -50,7 +50,7 @@ class SavedRun:
     def open(
         cls, folder: str | Path, step: int | None = None, report: Callable[[str], None] = print
     ) -> SavedRun:
-        """Open ``runs/NAME``: its newest sound checkpoint, or the one of *step*.
+        """Open ``runs/NAME``: its newest valid checkpoint, or the one of *step*.
 
         Args:
             report: is given a line for each damaged checkpoint that is passed over.
@@ -241,7 +241,7 @@ def find_checkpoint(
         if step is None:
             report(f"checkpoint {path.name} is damaged ({problem}); looking for an earlier one")
 
-    found = newest_sound(folder, steps if step is None else [step], problem_of, passed_over)
+    found = newest_valid(folder, steps if step is None else [step], problem_of, passed_over)
     if pruned:
         return None
     if found is None:

@@ -37,9 +37,9 @@ class Answer(NamedTuple):
 
 
 class Vote:
-    """One small question put to all ranks at every step, answered while the step computes.
+    """The maximum over all ranks of a few numbers, collected while a step computes.
 
-    What a rank casts at the beginning of a step, all ranks read at its end, at the same place of their programs. It
+    Ranks submit at the beginning of a step and read the result at its end, all at the same place of their programs. It
     travels over gloo beside the training's own collectives and waits for no device.
 
     Args:
@@ -49,29 +49,29 @@ class Vote:
 
     def __init__(self, ranks: int, timeout: timedelta = COLLECTIVE_TIMEOUT) -> None:
         self._group: Any = dist.new_group(backend="gloo", timeout=timeout) if ranks > 1 else None
-        self._cast: list[int] | None = None
+        self._submitted: list[int] | None = None
         self._ballot: torch.Tensor | None = None  # in the host's memory, whatever the training's device
         self._work: Any = None
 
-    def cast(self, *values: int) -> None:
+    def submit(self, *values: int) -> None:
         """Give this rank's values; all ranks must give as many."""
-        self._cast = [int(value) for value in values]
+        self._submitted = [int(value) for value in values]
         if self._group is not None:
-            self._ballot = torch.tensor(self._cast, dtype=torch.int64)
+            self._ballot = torch.tensor(self._submitted, dtype=torch.int64)
             self._work = dist.all_reduce(self._ballot, dist.ReduceOp.MAX, group=self._group, async_op=True)
 
-    def read(self) -> list[int]:
-        """The largest of each value over all ranks, as they were cast. Waits for the slowest rank."""
-        assert self._cast is not None, "cast() first"
-        found, self._cast = self._cast, None
+    def result(self) -> list[int]:
+        """The largest of each submitted value over all ranks. Waits for the slowest rank."""
+        assert self._submitted is not None, "submit() first"
+        largest, self._submitted = self._submitted, None
         if self._ballot is not None:
             self._work.wait()
-            found, self._ballot, self._work = self._ballot.tolist(), None, None
-        return found
+            largest, self._ballot, self._work = self._ballot.tolist(), None, None
+        return largest
 
 
 class Control:
-    """A session's brakes.
+    """Coordinates stop requests across ranks, and reports progress to the watchdog.
 
     Args:
         listener: hears what asks this rank to stop; None (in tests) hears nothing.
@@ -84,19 +84,19 @@ class Control:
         self.world, self.listener, self.watchdog = world, listener, watchdog
         self._vote = Vote(world.size, world.timeout)
 
-    def beat(self, doing: str) -> None:
+    def heartbeat(self, doing: str) -> None:
         """Tell the watchdog that all is well, and what comes next."""
         if self.watchdog is not None:
-            self.watchdog.beat(doing)
+            self.watchdog.heartbeat(doing)
 
-    def cast(self, writing: bool) -> None:
-        """Cast this rank's vote; ``read`` gets the answer."""
+    def start_vote(self, writing: bool) -> None:
+        """Submit whether this rank was asked to stop and whether it still writes a checkpoint."""
         asked = self.listener is not None and self.listener.reason is not None
-        self._vote.cast(self.listener.exit_code if self.listener and asked else 0, writing)
+        self._vote.submit(self.listener.exit_code if self.listener and asked else 0, writing)
 
-    def read(self) -> Answer:
-        """All ranks' answer to the last cast. Collective."""
-        stop, writing = self._vote.read()
+    def vote_result(self) -> Answer:
+        """What all ranks together answered to the last start_vote. Collective."""
+        stop, writing = self._vote.result()
         if stop and self.listener is not None:
             self.listener.agreed()
         return Answer(stop, bool(writing))
@@ -112,9 +112,9 @@ class Control:
         """
 
         def poll(*_: object) -> None:
-            self.beat(doing)
-            self.cast(writing=False)
-            if code := self.read().stop:
+            self.heartbeat(doing)
+            self.start_vote(writing=False)
+            if code := self.vote_result().stop:
                 raise Abandoned(code)
 
         hook = engine.register_forward_hook(poll)

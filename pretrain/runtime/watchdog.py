@@ -22,13 +22,13 @@ LAST_RESORT_SECONDS = 60.0
 
 
 class Watchdog:
-    """Ends this process when ``beat`` was not called for a while. One rank that hangs stops all of them in the next
+    """Ends this process when ``heartbeat`` was not called for a while. One rank that hangs stops all in the next
     collective, so all watchdogs fire, and the stacks tell who was elsewhere.
 
     Use it as a context manager.
 
     Args:
-        seconds: longest time between two beats; 0 turns it off.
+        seconds: longest time between two heartbeats; 0 turns it off.
         folder: where ``stacks_rank_00003.txt`` is written.
         rank: this process's rank.
         end: ends the process; replaced in tests.
@@ -53,13 +53,13 @@ class Watchdog:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def beat(self, doing: str) -> None:
+    def heartbeat(self, doing: str) -> None:
         """All is well; *doing* is what comes next, for the message."""
         self._doing, self._last = doing, time.monotonic()
 
     def __enter__(self) -> Watchdog:
         if self.seconds > 0:
-            self.beat(self._doing)
+            self.heartbeat(self._doing)
             self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
             self._thread.start()
         return self

@@ -1,4 +1,4 @@
-"""Small helpers without an opinion: files, plots, memory, strict readers.
+"""Small helpers without an opinion: files, memory, processes, short text.
 
 What knows about runs, models or checkpoints does not belong here.
 """

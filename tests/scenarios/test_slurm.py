@@ -105,7 +105,7 @@ def test_during_evaluation(cluster, small_folder, tmp_path):
     job.signal("USR1")
     job.wait_for("requeued, to continue by itself")
     state = json.loads((tmp_path / "nano/checkpoints/step_000003/state.json").read_text())
-    assert state["owed"] == ["validation"]
+    assert state["pending"] == ["validation"]
     assert job.wait() == "COMPLETED", job.log
     assert curve(tmp_path / "nano") == reference
 

@@ -156,7 +156,7 @@ def pieces(
 
 
 def _row_groups(path: Path, unit_bytes: int, limits: Limits) -> Iterator[tuple[int, int, int]]:
-    with _damage(path, limits) as sound, _parquet(path) as file:
+    with _damage(path, limits) as intact, _parquet(path) as file:
         index = _text_column(path, file, limits.column)
         metadata, start, total = file.metadata, 0, 0
         for group in range(metadata.num_row_groups):
@@ -166,7 +166,7 @@ def _row_groups(path: Path, unit_bytes: int, limits: Limits) -> Iterator[tuple[i
                 start, total = group + 1, 0
         if metadata.num_row_groups == 0:
             yield 0, 0, 0
-    if not sound:
+    if not intact:
         yield 0, 0, 0  # read_piece meets the damage again, and counts it
 
 
@@ -174,10 +174,10 @@ class _Sound:
     """Truth value that turns false when the file behind it proved damaged."""
 
     def __init__(self) -> None:
-        self.sound = True
+        self.intact = True
 
     def __bool__(self) -> bool:
-        return self.sound
+        return self.intact
 
 
 @contextlib.contextmanager
@@ -196,7 +196,7 @@ def _damage(path: Path, limits: Limits) -> Iterator[_Sound]:
                 f"text: {str(path)!r} is truncated or damaged ({what}); replace it, or give --skip_damaged to "
                 "take what can be read (what is tokenized already is kept)"
             ) from error
-        state.sound = False
+        state.intact = False
 
 
 @contextlib.contextmanager
@@ -233,7 +233,7 @@ def _text_column(path: Path, file: Any, column: str) -> int:
 
 def read_piece(path: Path, format: str, start: int, stop: int | None, limits: Limits) -> Iterator[Record]:
     """The documents of one piece of a file, in order."""
-    with _damage(path, limits) as sound:
+    with _damage(path, limits) as intact:
         if format == "parquet":
             yield from _read_parquet(path, start, stop, limits)
         elif format in _DELIMITERS:
@@ -251,7 +251,7 @@ def read_piece(path: Path, format: str, start: int, stop: int | None, limits: Li
                 yield (None, "too_long") if line is None else decode_document(line, limits.max_document_bytes)
         if start == 0 and format != "parquet" and not path.stat().st_size:
             yield None, "empty"
-    if not sound:
+    if not intact:
         yield None, "damaged_file"
 
 

@@ -2,7 +2,7 @@ import itertools
 import threading
 from pathlib import Path
 
-from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps, newest_sound
+from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps, newest_valid
 
 
 def run_with(folder: Path, *steps: int) -> Path:
@@ -50,7 +50,7 @@ def test_a_listing_is_never_empty_while_a_run_replaces_its_only_checkpoint(tmp_p
         training.join()
 
 
-def test_the_newest_sound_one_is_found_and_newer_ones_are_named(tmp_path):
+def test_the_newest_valid_one_is_found_and_newer_ones_are_named(tmp_path):
     run_with(tmp_path, 2, 4, 6)
     broken = {"step_000006": "is cut", "step_000004": None, "step_000002": None}
     looked: list[str] = []
@@ -60,17 +60,17 @@ def test_the_newest_sound_one_is_found_and_newer_ones_are_named(tmp_path):
         return broken[folder.name]
 
     notes: list[tuple[str, str]] = []
-    found = newest_sound(
+    found = newest_valid(
         tmp_path, [2, 4, 6], problem_of, lambda folder, why: notes.append((folder.name, why))
     )
     assert found == checkpoint_path(tmp_path, 4) and notes == [("step_000006", "is cut")]
     assert looked == ["step_000006", "step_000004"], "older ones are not read"
-    assert newest_sound(tmp_path, [6], problem_of) is None
-    assert newest_sound(tmp_path, []) is None
+    assert newest_valid(tmp_path, [6], problem_of) is None
+    assert newest_valid(tmp_path, []) is None
 
 
 def test_a_checkpoint_without_a_manifest_is_not_sound(tmp_path):
     run_with(tmp_path, 2)
     notes: list[str] = []
-    assert newest_sound(tmp_path, [2], passed_over=lambda folder, why: notes.append(why)) is None
+    assert newest_valid(tmp_path, [2], passed_over=lambda folder, why: notes.append(why)) is None
     assert notes == ["manifest.json is missing"]

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from model.errors import UserError
 from pretrain.checkpoint.state import TrainingState, read_state
 
-SOUND = asdict(
+WRITTEN = asdict(
     TrainingState(
-        step=3, seconds=1.5, recent={"losses": [1.0, float("nan")]}, owed=["validation"], released={"a": 2}
+        step=3, seconds=1.5, recent={"losses": [1.0, float("nan")]}, pending=["validation"], released={"a": 2}
     )
 )
 
@@ -27,11 +27,11 @@ def read(folder, text: str) -> TrainingState | str:
 
 
 def test_what_is_written_is_read(tmp_path):
-    assert isinstance(read(tmp_path, json.dumps(SOUND)), TrainingState)
+    assert isinstance(read(tmp_path, json.dumps(WRITTEN)), TrainingState)
     assert isinstance(read(tmp_path, json.dumps({"step": 3})), TrainingState), (
         "older versions had fewer fields"
     )
-    assert read(tmp_path, json.dumps(SOUND | {"seconds": 2})).seconds == 2
+    assert read(tmp_path, json.dumps(WRITTEN | {"seconds": 2})).seconds == 2
 
 
 @pytest.mark.parametrize("text", ["5", "null", "[]", "{", "[" * 1000, '{"step": 1' + "0" * 4400 + "}", ""])
@@ -44,12 +44,18 @@ def test_no_object(tmp_path, text):
     [("step", "3"), ("step", None), ("step", -1), ("step", 1.5), ("step", True), ("step", 10**400), ("seconds", "x"),
      ("seconds", float("nan")), ("recent", []), ("recent", {"losses": 5}), ("recent", {"losses": ["x"]}),
      ("recent", {"others": [1.0]}),
-     ("owed", {}), ("owed", [5]), ("owed", "validation"), ("released", {"a": "x"}), ("released", [1]),
+     ("pending", {}), ("pending", [5]), ("pending", "validation"), ("owed", []),
+     ("released", {"a": "x"}), ("released", [1]),
      ("from_seed", 1), ("run", None), ("model", []), ("data", "x"), ("world", 5), ("nonsense", 1)],
 )  # fmt: skip
 def test_other_types(tmp_path, name, value):
-    found = read(tmp_path, json.dumps(SOUND | {name: value}))
+    found = read(tmp_path, json.dumps(WRITTEN | {name: value}))
     assert isinstance(found, str) and name in found
+
+
+def test_a_field_by_its_older_name(tmp_path):
+    older = {name: value for name, value in WRITTEN.items() if name != "pending"} | {"owed": ["validation"]}
+    assert read(tmp_path, json.dumps(older)).pending == ["validation"]
 
 
 anything = st.recursive(
@@ -57,8 +63,8 @@ anything = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=8,
 )
-states = st.dictionaries(st.sampled_from([*SOUND, "other"]), anything, max_size=4).map(
-    lambda some: SOUND | some
+states = st.dictionaries(st.sampled_from([*WRITTEN, "other"]), anything, max_size=4).map(
+    lambda some: WRITTEN | some
 )
 
 

@@ -132,7 +132,7 @@ def test_keeps_the_last_and_every_nth(small_folder, tmp_path):
         ("flipped", "contents that were written"),
     ],
 )
-def test_falls_back_to_the_previous_sound_one(small_folder, tmp_path, finished, how, said):
+def test_falls_back_to_the_previous_valid_one(small_folder, tmp_path, finished, how, said):
     run = nano_run(small_folder, tmp_path, "--steps", "8")
     run_distributed(session, 2, run, timeout=120)
     damage(run.folder / "checkpoints/step_000008/deepspeed/mp_rank_00_model_states.pt", how)
@@ -143,12 +143,12 @@ def test_falls_back_to_the_previous_sound_one(small_folder, tmp_path, finished, 
     assert "steps changed: 8 -> 9" in notes
 
 
-def test_no_sound_checkpoint_is_refused(small_folder, tmp_path):
+def test_no_valid_checkpoint_is_refused(small_folder, tmp_path):
     run = nano_run(small_folder, tmp_path, "--steps", "2", "--checkpoint.every", "0")
     run_distributed(session, 1, run, timeout=120)
     (run.folder / "checkpoints/step_000002/manifest.json").write_text("{")
     _, error = run_distributed(session, 1, run, timeout=120)[0]
-    assert error.startswith("checkpoints: no sound one in") and "manifest.json cannot be read" in error
+    assert error.startswith("checkpoints: no valid one in") and "manifest.json cannot be read" in error
 
 
 @pytest.mark.parametrize(

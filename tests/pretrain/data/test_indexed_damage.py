@@ -73,7 +73,7 @@ _NUMBERS = st.one_of(
 
 @st.composite
 def damage(draw: st.DrawFn) -> tuple[list[list[int]], Any, Any]:
-    """(documents, dtype, what makes the damaged index of the sound one)."""
+    """(documents, dtype, what makes the damaged index of the undamaged one)."""
     documents, dtype = draw(_DOCUMENTS), draw(st.sampled_from(sorted(CODE_OF_DTYPE, key=str)))
     sequences = sum(map(len, documents))
     edges = {"lengths": 34, "offsets": 34 + 4 * sequences, "boundaries": 34 + 12 * sequences}

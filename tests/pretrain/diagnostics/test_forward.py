@@ -1,4 +1,4 @@
-"""A look at a network against the same figures worked out by layer in float64, and through engines of any shape."""
+"""What a probe measures against the same figures worked out by layer in float64, and through engines of any shape."""
 
 import json
 
@@ -106,18 +106,18 @@ def test_equals_the_direct_computation(name, changes, micro_batch):
     with torch.no_grad():
         heads, layers, features = direct(config, network, torch.from_numpy(windows[:, :-1]))
     probe = ForwardProbe(config, windows, micro_batch, ALONE, positions=4)
-    look = probe.look(network, features=[0, 2])
-    for found, expected in zip(look.heads, heads, strict=True):
+    result = probe.run(network, features=[0, 2])
+    for found, expected in zip(result.heads, heads, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(look.layers, layers, rtol=1e-9, atol=1e-9)
-    assert probe.positions.tolist() == [2, 5, 8, 11] and sorted(look.features) == [0, 2]
-    for layer, found in look.features.items():
+    torch.testing.assert_close(result.layers, layers, rtol=1e-9, atol=1e-9)
+    assert probe.positions.tolist() == [2, 5, 8, 11] and sorted(result.features) == [0, 2]
+    for layer, found in result.features.items():
         kept = features[layer][:, [2, 5, 8, 11]]
         if config.norm == "layernorm":
             kept = kept - kept.mean(-1, keepdim=True)
         expected = kept / kept.square().mean(-1, keepdim=True).sqrt()
         torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)
-    row = look.row()
+    row = result.row()
     assert row["diagnostics/attention_distance/layer_1"] == pytest.approx(heads[1][:, 0].mean().item())
     assert row["diagnostics/logit_spread/heads"][3] == pytest.approx(heads[3][:, 3].tolist())
     assert row["diagnostics/path_energy/layer_0"] == 0
@@ -147,7 +147,7 @@ def hooks(network):
 def look_in_engine(
     stage, tensor_parallel=1, micro_batch=2, sequence_parallel=False, precision="fp32", compiled=False
 ):
-    """The figures of a freshly built engine; also that a second look finds the same and leaves the mode alone."""
+    """The figures of a freshly built engine; also that a second pass finds the same and leaves the mode alone."""
     prepare_deepspeed()
     world = start_world(None, False, tensor_parallel, sequence_parallel)
     run = parse_command_line(
@@ -162,13 +162,13 @@ def look_in_engine(
     probe = ForwardProbe(config, windows_of(config, 5), micro_batch, world, positions=4)
     engine.train()
     before = hooks(engine.module)
-    look = probe.look(engine, lower_layers(4))
+    result = probe.run(engine, lower_layers(4))
     assert engine.training and all(module.training for module in engine.module.modules())
-    again = probe.look(engine, [1], attention=False)
-    assert torch.equal(again.features[1], look.features[1])
+    again = probe.run(engine, [1], attention=False)
+    assert torch.equal(again.features[1], result.features[1])
     assert hooks(engine.module) == before
-    features = {layer: tensor.numpy() for layer, tensor in look.features.items()}
-    return look.row(), features
+    features = {layer: tensor.numpy() for layer, tensor in result.features.items()}
+    return result.row(), features
 
 
 @pytest.fixture(scope="module")

@@ -42,12 +42,12 @@ def measured_run(small_folder, folder, name, every, *more):
 def split(rows):
     """Rows without diagnostics, and the diagnostics of the rows that have some."""
     plain = [{k: v for k, v in row.items() if not k.startswith("diagnostics/")} for row in rows]
-    looks = {
+    measured = {
         row["step"]: {k: v for k, v in row.items() if k.startswith("diagnostics/")}
         for row in rows
         if any(k.startswith("diagnostics/") for k in row)
     }
-    return plain, looks
+    return plain, measured
 
 
 @pytest.mark.parametrize(
@@ -66,36 +66,36 @@ def test_training_numbers_are_the_same_bits(small_folder, tmp_path, ranks, stage
         run = measured_run(small_folder, tmp_path, f"every{every}", every, *flags)
         assert run_distributed(session, ranks, run, stage, timeout=120)[0] == ([], None)
         rows[every] = curve(run.folder)
-    (plain, none), (same, looks) = split(rows[0]), split(rows[2])
-    assert plain == same and none == {} and list(looks) == [2, 4, 6, 8]
+    (plain, none), (same, measured) = split(rows[0]), split(rows[2])
+    assert plain == same and none == {} and list(measured) == [2, 4, 6, 8]
     assert "grad_norm" in plain[0] and "val_loss" in plain[3]
     for suffix in ("attention_distance/layer_3", "path_energy/layer_3", "lambda_q_initial/layer_0"):
-        assert all(look[f"diagnostics/{suffix}"] > 0 for look in looks.values())
+        assert all(row[f"diagnostics/{suffix}"] > 0 for row in measured.values())
     assert (
-        "diagnostics/feature_drift/layer_1" in looks[4]
-        and "diagnostics/feature_drift/layer_1" not in looks[2]
+        "diagnostics/feature_drift/layer_1" in measured[4]
+        and "diagnostics/feature_drift/layer_1" not in measured[2]
     )
-    assert "diagnostics/lambda_k_release/layer_3" in looks[4]
-    assert "diagnostics/lambda_k_release/layer_3" not in looks[2]  # the rule holds for 3 steps
+    assert "diagnostics/lambda_k_release/layer_3" in measured[4]
+    assert "diagnostics/lambda_k_release/layer_3" not in measured[2]  # the rule holds for 3 steps
     if precision == "fp32":
         weights = {step: contents(run.folder / "checkpoints" / f"step_{step:06d}") for step in (2, 8)}
-        check_weights(run, looks, weights)
+        check_weights(run, measured, weights)
 
 
-def check_weights(run, looks, weights):
+def check_weights(run, measured, weights):
     """Displacements and update sizes against the checkpoints of the same steps, in float64."""
     config = run.build_model_config(600)
     with torch.device("meta"):
         roles = parameter_roles(Transformer(config))
     for step, tensors in weights.items():
-        look = looks[step]
+        row = measured[step]
         for part in "qk":
             for layer in range(4):
                 name = f"layers.{layer}.attention.{part}.weight"
                 weight = tensors[name]["fp32"].double()
                 start = initial_value(name, roles[name], weight.shape, config, run.seed).double()
                 expected = ((weight - start).square().sum() / start.square().sum()).sqrt().item()
-                assert look[f"diagnostics/lambda_{part}_initial/layer_{layer}"] == pytest.approx(
+                assert row[f"diagnostics/lambda_{part}_initial/layer_{layer}"] == pytest.approx(
                     expected, rel=1e-6
                 )
         checkpoint = UnshardedCheckpoint.open(run.folder / "checkpoints" / f"step_{step:06d}")
@@ -108,10 +108,10 @@ def check_weights(run, looks, weights):
                 moved += update.square().sum().item()
                 whole += tensors[parameter]["fp32"].double().square().sum().item()
                 count += update.numel()
-            assert look[f"diagnostics/effective_lr/{name}"] == pytest.approx(
+            assert row[f"diagnostics/effective_lr/{name}"] == pytest.approx(
                 math.sqrt(moved / count), rel=1e-5
             )
-            assert look[f"diagnostics/relative_update/{name}"] == pytest.approx(
+            assert row[f"diagnostics/relative_update/{name}"] == pytest.approx(
                 math.sqrt(moved / whole), rel=1e-5
             )
 
@@ -127,11 +127,11 @@ def test_release_reference_is_the_weight_at_that_step(small_folder, tmp_path):
     at_release = contents(run.folder / "checkpoints" / "step_000003")
     assert len(kept) == 8 and all(torch.equal(kept[name], at_release[name]["fp32"]) for name in kept)
     end = contents(run.folder / "checkpoints" / "step_000008")
-    look = split(curve(run.folder))[1][8]
+    row = split(curve(run.folder))[1][8]
     for name in kept:
         _, layer, _, part, _ = name.split(".")
         expected = displacement(end[name]["fp32"], kept[name])
-        assert look[f"diagnostics/lambda_{part}_release/layer_{layer}"] == pytest.approx(expected, rel=1e-6)
+        assert row[f"diagnostics/lambda_{part}_release/layer_{layer}"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_control_keeps_the_weights_of_the_step_it_is_told(small_folder, tmp_path):
@@ -177,8 +177,8 @@ def test_weights_made_elsewhere_have_no_displacement_from_a_seed(small_folder, t
     imported = replace(run, name="imported", diagnostics_every=4)
     save_unsharded(source, imported.folder / "checkpoints" / "step_000000")
     assert run_distributed(session, 1, imported, timeout=120)[0][1] is None
-    look = split(curve(imported.folder))[1][4]
-    assert not any("initial" in key for key in look) and "diagnostics/lambda_q_release/layer_0" in look
+    row = split(curve(imported.folder))[1][4]
+    assert not any("initial" in key for key in row) and "diagnostics/lambda_q_release/layer_0" in row
 
 
 def test_without_a_held_out_window(small_folder, small, tmp_path):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 
-import pytest
-
-from pretrain.metrics.console import Console, human_number, human_seconds
+from pretrain.metrics.console import Console
 
 
 class Clock:
@@ -91,35 +89,6 @@ def test_a_terminal_gets_a_bar_and_messages_above_it() -> None:
     shown = stream.getvalue()
     assert "saved a checkpoint\n" in shown
     assert "100% |" in shown and "step 4/4 | loss 1.2500" in shown
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0, "0"),
-        (987, "987"),
-        (4120, "4.12k"),
-        (12345, "12.3k"),
-        (999_950, "1.00M"),
-        (2.5e9, "2.50B"),
-        (3e12, "3.00T"),
-    ],
-)
-def test_human_number(value: float, text: str) -> None:
-    assert human_number(value) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.2, "0s"), (42, "42s"), (59.9, "1m00s"), (200, "3m20s"), (7500, "2h05m"), (273_600, "3d04h")],
-)
-def test_human_seconds(seconds: float, text: str) -> None:
-    assert human_seconds(seconds) == text
-
-
-def test_numbers_that_are_none() -> None:
-    assert human_number(float("nan")) == "nan"
-    assert human_seconds(float("inf")) == "inf"
 
 
 def test_a_validation_loss_is_shown_as_of_its_step() -> None:

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from pretrain.prepare.progress import Progress, ProgressPrinter, Reading, duration
+from pretrain.prepare.progress import Progress, ProgressPrinter, Reading
 
 
 def report(megabytes: float, total: float = 100, seconds: float = 10, before: float = 0) -> Progress:
@@ -26,11 +26,6 @@ def test_the_rate_leaves_out_what_an_earlier_process_had_done():
     assert report(60, before=40).rate == pytest.approx(2e6)
     assert report(60, before=40).seconds_left == pytest.approx(20)
     assert report(40, before=40).seconds_left is None
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0s"), (59.6, "1m00s"), (185, "3m05s"), (7620, "2h07m")])
-def test_duration(seconds, text):
-    assert duration(seconds) == text
 
 
 def test_a_log_has_a_line_every_few_seconds_and_the_last_one():

@@ -23,8 +23,8 @@ def votes(stops):
     vote = Vote(dist.get_world_size())
     read = []
     for step in range(4):
-        vote.cast(step == stops and dist.get_rank() == 1, 10 * dist.get_rank())
-        read.append(vote.read())
+        vote.submit(step == stops and dist.get_rank() == 1, 10 * dist.get_rank())
+        read.append(vote.result())
     return read
 
 
@@ -76,6 +76,6 @@ def test_one_rank_needs_nobody():
     control = Control(alone(), Asked(1))
     answers = []
     for writing in (False, True):
-        control.cast(writing)
-        answers.append(control.read())
+        control.start_vote(writing)
+        answers.append(control.vote_result())
     assert answers == [Answer(0, False), Answer(STOPPED, True)]

@@ -28,7 +28,7 @@ def test_stacks_are_written_and_the_process_ends(tmp_path):
 def hang_here():
     ctypes.CDLL(None).sleep(60)
 with Watchdog(0.5, folder / "stacks", 3, grace=0.2) as dog:
-    dog.beat("step 7")
+    dog.heartbeat("step 7")
     hang_here()
 """
     done = run(body, tmp_path)
@@ -47,7 +47,7 @@ def test_beats_keep_it_quiet(tmp_path):
     with Watchdog(0.4, tmp_path, 0, end=ended.append, grace=0) as dog:
         for _ in range(10):
             time.sleep(0.1)
-            dog.beat("step")
+            dog.heartbeat("step")
     assert not ended and not list(tmp_path.iterdir())
     assert "watchdog" not in [thread.name for thread in threading.enumerate()]
 

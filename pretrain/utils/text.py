@@ -1,0 +1,36 @@
+"""Numbers and durations as short text."""
+
+from __future__ import annotations
+
+import math
+
+
+def human_number(value: float) -> str:
+    """Return *value* with three significant digits and a unit: 987, 4.12k, 1.25M, 3.00B."""
+    if not math.isfinite(value):
+        return str(value)
+    # Rounding first: 999,950 is 1.00M, not 1000k.
+    rounded = float(f"{value:.3g}")
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(rounded) >= size:
+            scaled = rounded / size
+            digits = 2 if abs(scaled) < 10 else 1 if abs(scaled) < 100 else 0
+            return f"{scaled:.{digits}f}{unit}"
+    return f"{rounded:g}"
+
+
+def human_seconds(seconds: float) -> str:
+    """Format a duration in seconds: 42s, 3m20s, 2h05m, 3d04h."""
+    if not math.isfinite(seconds):
+        return str(seconds)
+    whole = max(0, round(seconds))
+    minutes, second = divmod(whole, 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days}d{hour:02d}h"
+    if hours:
+        return f"{hours}h{minute:02d}m"
+    if minutes:
+        return f"{minutes}m{second:02d}s"
+    return f"{second}s"
