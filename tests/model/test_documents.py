@@ -326,7 +326,9 @@ def assert_same_on_ranks(tensor_parallel, cases):
         assert worst[0] <= TOLERANCE, worst
 
 
-@pytest.mark.parametrize("tensor_parallel", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "tensor_parallel", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
+)
 def test_real_ranks_equal_documents_one_by_one(tensor_parallel):
     """Batch form (as many rows as ranks), query form (one row), both with the kernel's offsets where it may run."""
     rows = LENGTHS[:tensor_parallel]

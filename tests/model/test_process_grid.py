@@ -111,6 +111,7 @@ def test_a_degree_that_does_not_divide_the_world_is_refused_on_every_rank():
         check_world(1, 0)
 
 
+@pytest.mark.slow
 def test_without_tensor_parallelism_megatron_is_not_imported():
     program = (
         "import sys, torch; from model.presets import preset; from model.transformer import Transformer; "

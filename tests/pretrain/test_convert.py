@@ -65,7 +65,8 @@ def test_perplexity_equals_the_trainers_validation_loss(native, prism, small):
     check_perplexity(native, prism, small)
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_tensor_parallel_zero3_runs(ranks, small_folder, runs, small, tmp_path, capsys):
     """Two tensor-parallel ranks, alone or twice, with ZeRO-3: three heads are shared by two ranks."""
     run = trained(

@@ -82,6 +82,7 @@ def run_and_exports(small_folder, tmp_path_factory):
     return run, root / "native", root / "llama"
 
 
+@pytest.mark.slow
 def test_the_command_says_the_same_for_run_and_exports(run_and_exports, capsys):
     printed = []
     for folder in run_and_exports:

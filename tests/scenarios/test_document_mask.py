@@ -146,10 +146,11 @@ def masked_run(folder, runs, *more):
         (1, 3, ()),
         (2, 1, ("--tensor_parallel", "2")),
         pytest.param(2, 2, ("--tensor_parallel", "2", "--compile", "true"), marks=pytest.mark.slow),
-        (
+        pytest.param(
             2,
             3,
             ("--tensor_parallel", "2", "--sequence_parallel", "true", "--activation_checkpointing", "true"),
+            marks=pytest.mark.slow,
         ),
         pytest.param(2, 2, ("--tensor_parallel", "2", "--micro_batch", "1"), marks=pytest.mark.slow),
         pytest.param(4, 3, ("--tensor_parallel", "2"), marks=pytest.mark.slow),

@@ -68,6 +68,7 @@ def test_groups_and_state(source):
     assert all(tuple(checkpoint.parameter(n).shape) == checkpoint.shape(n) for n in names)
 
 
+@pytest.mark.slow
 def test_needs_no_process_group_and_no_deepspeed_code(source, tmp_path):
     script = tmp_path / "read.py"
     script.write_text(

@@ -73,7 +73,10 @@ def test_an_error_of_the_thread_comes_up(tmp_path, monkeypatch, error, text):
     assert writer.problem is not None and "cannot write a.pt" in writer.problem and text in writer.problem
 
 
-@pytest.mark.parametrize(("ranks", "stage"), [(1, 2), pytest.param(2, 1, marks=pytest.mark.slow), (2, 3)])
+@pytest.mark.parametrize(
+    ("ranks", "stage"),
+    [(1, 2), pytest.param(2, 1, marks=pytest.mark.slow), pytest.param(2, 3, marks=pytest.mark.slow)],
+)
 def test_the_same_as_written_at_once(small_folder, tmp_path, ranks, stage):
     """Every tensor of every checkpoint, the curve, and a run that goes on from it."""
     runs = {}
@@ -109,6 +112,7 @@ def slow_session(run, stage):
         RecordingCheckpointEngine._write = original
 
 
+@pytest.mark.slow
 def test_at_most_one_at_a_time(small_folder, tmp_path):
     run = nano_run(
         small_folder, tmp_path, "--checkpoint.every", "1", "--steps", "4", "--checkpoint.keep_last", "9"

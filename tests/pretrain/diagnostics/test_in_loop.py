@@ -145,7 +145,9 @@ def test_a_control_keeps_the_weights_of_the_step_it_is_told(small_folder, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("first", "second"), [(Shape(1, 2), Shape(1, 2)), (Shape(2, 3), Shape(1, 1))], ids=str
+    ("first", "second"),
+    [(Shape(1, 2), Shape(1, 2)), pytest.param(Shape(2, 3), Shape(1, 1), marks=pytest.mark.slow)],
+    ids=str,
 )
 def test_after_a_resume_the_figures_go_on(small_folder, tmp_path, first, second):
     """Drift, and displacement from the release, need what an earlier session saw: the checkpoint has it."""

@@ -146,6 +146,7 @@ def test_a_split_of_a_dataset_is_named_when_it_is_not_used(small_folder, dataset
     assert corpus.meta["source_files"]["list"][0]["name"] == "train-00000-of-00001.parquet"
 
 
+@pytest.mark.slow
 def test_data_files_of_their_own_are_the_validation_split(small_folder, dataset, tmp_path):
     train, held_out = sorted((dataset / "data").iterdir())
     arguments = ["--dataset", "parquet", "--data_files", train, "--validation_data_files", held_out]

@@ -92,7 +92,9 @@ def test_threads_that_nothing_runs(threads):
 
 
 @pytest.mark.parametrize(
-    ("variables", "message"), [BAD[0], BAD[5], BAD[-1]], ids=lambda value: str(value)[:20]
+    ("variables", "message"),
+    [BAD[0], *(pytest.param(*bad, marks=pytest.mark.slow) for bad in (BAD[5], BAD[-1]))],
+    ids=lambda value: str(value)[:20],
 )
 def test_the_command_ends_with_exit_code_2(tmp_path, variables, message):
     arguments = ["--data_root", str(tmp_path / "data"), "--runs_dir", str(tmp_path / "runs")]

@@ -59,7 +59,7 @@ def test_volta_has_fp16_only() -> None:
     assert data_sheet_peak("Tesla V100-SXM2-16GB", torch.bfloat16) is None
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
 def test_cpu_peak_is_measured_once_and_says_so(dtype: torch.dtype) -> None:
     hardware._measured_peak.cache_clear()
     state = torch.get_rng_state()

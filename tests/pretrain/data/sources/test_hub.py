@@ -90,6 +90,7 @@ def test_fingerprint_follows_files_and_settings(parquet, json_lines):
     assert len(prints) == 4 and HubDataset(str(parquet)).fingerprint() in prints
 
 
+@pytest.mark.slow
 def test_processes_read_their_own_pieces(parquet, small, tmp_path):
     corpora = [
         prepare(
