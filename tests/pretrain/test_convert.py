@@ -277,7 +277,7 @@ def test_an_existing_folder_is_kept_unless_told(native, prism, tmp_path, capsys)
     other = tmp_path / "precious"
     other.mkdir()
     (other / "thesis.txt").write_text("x")
-    assert "no exported model" in failure(capsys, prism, "--out", other, "--overwrite")
+    assert "not an exported model" in failure(capsys, prism, "--out", other, "--overwrite")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "precious"]
 
 
