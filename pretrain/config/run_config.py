@@ -8,6 +8,7 @@ fields, and the messages, are ours. Nothing heavy is imported here, so that a ty
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -26,21 +27,55 @@ MOST_BATCH_TOKENS = 10**12
 MAX_NAME_BYTES = 200  # file systems take 255; checkpoints and locks add to it
 
 
+def ranged(default: Any, is_valid: Callable[[Any], bool], words: str) -> Any:
+    """A dataclass field with the numbers that it may hold; *words* say which they are. None is always valid."""
+    return field(default=default, metadata={"is_valid": is_valid, "words": words})
+
+
+def positive(default: float | None) -> Any:
+    """A dataclass field that holds a number above 0."""
+    return ranged(default, lambda value: value > 0, "a positive number")
+
+
+def from_zero(default: float | None) -> Any:
+    """A dataclass field that holds 0 or a number above it."""
+    return ranged(default, lambda value: value >= 0, "zero or a positive number")
+
+
+def check_numbers(section: Any, prefix: str = "") -> None:
+    """Check every number of a configuration and of the sections in it.
+
+    Raises:
+        UserError: a number is not finite or out of its field's range.
+    """
+    for item in dataclasses.fields(section):
+        name, value = prefix + item.name, getattr(section, item.name)
+        if dataclasses.is_dataclass(value):
+            check_numbers(value, f"{name}.")
+        elif isinstance(value, int | float):
+            if not is_finite(value):
+                raise UserError(
+                    f"{name}: {shown(value)} is not valid; give a finite number of at most {LARGEST_INTEGER:.1e}"
+                )
+            if "is_valid" in item.metadata and not item.metadata["is_valid"](value):
+                raise UserError(f"{name}: {value} is not valid; give {item.metadata['words']}")
+
+
 @dataclass(frozen=True)
 class OptimizerConfig:
     """AdamW, decoupled weight decay (Loshchilov & Hutter 2019)."""
 
-    learning_rate: float = 6.0e-4
+    learning_rate: float = positive(6.0e-4)
     """Peak learning rate, reached at the end of the warmup."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay rates of the first and second moment."""
-    eps: float = 1.0e-8
+    eps: float = positive(1.0e-8)
     """Added to the root of the second moment."""
-    weight_decay: float = 0.1
+    weight_decay: float = from_zero(0.1)
     """Decay of matrices (and embeddings, see decay_embeddings); never of norms and biases. Scaled by the rate."""
     decay_embeddings: bool = False
     """Whether token and position embeddings are decayed too (the Prism paper does not say)."""
-    gradient_clipping: float = 1.0
+    gradient_clipping: float = from_zero(1.0)
     """Largest global gradient norm; a larger gradient is scaled down to it. 0 turns clipping off."""
 
 
@@ -51,11 +86,11 @@ class ScheduleConfig:
     kind: Literal["cosine", "linear", "wsd"] = "cosine"
     """cosine: half a cosine from the peak to the minimum. linear: a straight line there. wsd: warmup, stable, then a
     linear decay."""
-    warmup: float = 0.025
+    warmup: float = from_zero(0.025)
     """Linear warmup, as a fraction of the run (below 1) or in steps."""
-    decay: float = 0.2
+    decay: float = from_zero(0.2)
     """Length of the final decay of wsd, as a fraction of the run (below 1) or in steps; the others ignore it."""
-    minimum: float = 0.1
+    minimum: float = ranged(0.1, lambda value: 0 <= value <= 1, "a fraction of the peak in [0, 1]")
     """Final learning rate as a fraction of the peak (the Prism paper does not state it; 0.1 is nanoGPT's)."""
 
 
@@ -63,9 +98,9 @@ class ScheduleConfig:
 class ValidationConfig:
     """Loss on a fixed set of held-out windows."""
 
-    every: int = 250
+    every: int = from_zero(250)
     """Steps between validations; the last step is always validated. 0 turns validation off."""
-    sequences: int = 256
+    sequences: int = positive(256)
     """Number of windows, spread evenly over the validation split; fewer if the split is shorter."""
     data: str | None = None
     """Another corpus (or blend) of the same tokenizer, whose validation split is validated on in place of data's; all
@@ -76,11 +111,11 @@ class ValidationConfig:
 class EvaluationConfig:
     """Zero-shot scores while training, through lm-eval; the training numbers do not change."""
 
-    every: int = 0
+    every: int = from_zero(0)
     """Steps between evaluations; with any, the last step is evaluated too. 0: none, and lm-eval is not imported."""
     tasks: str = "papers"
     """lm-eval's task names, such as piqa,arc_easy, or the group papers (the Prism paper's six)."""
-    limit: int | None = None
+    limit: int | None = positive(None)
     """At most this many items of each task; all when not given."""
     data_dir: str | None = None
     """Folder of the tasks' data sets (python -m pretrain.evaluation save); the Hugging Face hub when not given."""
@@ -90,11 +125,11 @@ class EvaluationConfig:
 class CheckpointConfig:
     """When checkpoints are written and which are kept."""
 
-    every: int = 500
+    every: int = from_zero(500)
     """Steps between checkpoints; the last step is always saved. 0 saves the last step only."""
-    keep_last: int = 2
+    keep_last: int = positive(2)
     """How many of the newest checkpoints to keep."""
-    keep_every: int = 0
+    keep_every: int = from_zero(0)
     """Checkpoints at multiples of this step are kept for good; 0 keeps none beyond keep_last."""
     background: bool = True
     """Write beside the training: it stops only while tensors are copied to the host's memory, which must have room for
@@ -105,11 +140,11 @@ class CheckpointConfig:
 class InterruptionConfig:
     """What ends a session before its last step. Each way, the same command continues the run."""
 
-    minutes: float | None = None
+    minutes: float | None = positive(None)
     """Wall-clock budget of a session: after so long the run saves and ends with exit code 75. None sets no limit."""
-    agreement_seconds: float = 300.0
+    agreement_seconds: float = positive(300.0)
     """How long a rank that was asked to stop waits for the others to agree; then it ends without saving."""
-    hang_minutes: float = 30.0
+    hang_minutes: float = from_zero(30.0)
     """Without progress for so long (a step, a batch of a validation, a checkpoint), every rank writes its stacks into
     the run folder and ends with exit code 76. 0 turns it off."""
 
@@ -118,11 +153,11 @@ class InterruptionConfig:
 class DiagnosticsConfig:
     """What --diagnostics_every measures, and on what. See docs/diagnostics.md."""
 
-    sequences: int = 8
+    sequences: int = positive(8)
     """Held-out windows that are read each time."""
-    positions: int = 64
+    positions: int = positive(64)
     """Positions of each window that are compared to see features drift."""
-    release: float | None = None
+    release: float | None = from_zero(None)
     """Step (or fraction of the run) whose W_Q and W_K are kept, to tell how far they move from there; when not given,
     the end of the first rule's slow-down, if there is one. For controls, that of the run they are compared with."""
 
@@ -135,15 +170,15 @@ class MaturityConfig:
     is ours.
     """
 
-    every: float = 0.005
+    every: float = positive(0.005)
     """Steps (or fraction of the run) between two probes."""
-    settled: float = 0.5
+    settled: float = ranged(0.5, lambda value: 0 < value <= 1, "a share in (0, 1]")
     """Settled is a drift between two probes of at most this share of the largest one so far."""
-    patience: int = 2
+    patience: int = positive(2)
     """Probes in a row that must find it so."""
-    sequences: int = 8
+    sequences: int = positive(8)
     """Held-out windows that a probe reads."""
-    positions: int = 64
+    positions: int = positive(64)
     """Positions of each that are compared."""
 
 
@@ -151,9 +186,9 @@ class MaturityConfig:
 class LoggingConfig:
     """What is shown while training. metrics.jsonl has a row for every step, whatever these say."""
 
-    every: int = 10
+    every: int = positive(10)
     """Steps between reads of the loss from the device (each is a host synchronisation)."""
-    seconds: float = 5.0
+    seconds: float = from_zero(5.0)
     """Shortest time between two printed lines when the output is not a terminal."""
     wandb: Literal["auto", "online", "offline", "disabled"] = "auto"
     """auto: online when logged in, else offline. Never asks."""
@@ -186,15 +221,15 @@ class RunConfig:
     folders bring their own, and another is refused."""
     data_root: str = "data"
     """Where the built-in corpus is written, once."""
-    vocab_size: int = 4096
+    vocab_size: int = positive(4096)
     """Vocabulary of the tokenizer trained for the built-in corpus; prepared corpora bring their own."""
-    seed: int = 1
+    seed: int = from_zero(1)
     """Seeds the weights and the order of the data."""
-    steps: int = 1000
+    steps: int = positive(1000)
     """Optimizer steps in the whole run."""
-    global_batch_tokens: int = 262144
+    global_batch_tokens: int = positive(262144)
     """Tokens per optimizer step over all ranks; a multiple of the context length."""
-    micro_batch: int | None = None
+    micro_batch: int | None = positive(None)
     """Sequences per rank and forward pass; chosen from the device's memory when not given."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
@@ -206,13 +241,13 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     interruption: InterruptionConfig = field(default_factory=InterruptionConfig)
-    diagnostics_every: int = 250
+    diagnostics_every: int = from_zero(250)
     """Steps between looks at attention, residual writes and the movement of weights; 0 turns them off."""
     diagnostics: DiagnosticsConfig = field(default_factory=DiagnosticsConfig)
     maturity: MaturityConfig = field(default_factory=MaturityConfig)
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """What "auto" in the ds_config's bf16 means; auto: bf16 where the device computes in it, else fp32."""
-    tensor_parallel: int = 1
+    tensor_parallel: int = positive(1)
     """t: ranks that share one copy of the model, neighbours; divides the number of ranks and the model's widths."""
     sequence_parallel: bool = False
     """With tensor_parallel: cut hidden states between its layers along T. Less memory; the same bytes travel."""
@@ -224,9 +259,9 @@ class RunConfig:
     """CPU threads per rank; the cores are shared among the ranks when not given. Kept when a run is resumed."""
     deterministic: bool = False
     """Ask torch for deterministic kernels (CUDA; CPU kernels are deterministic already)."""
-    max_skipped_steps: int = 10
+    max_skipped_steps: int = positive(10)
     """Consecutive updates skipped for a non-finite loss or gradient, or as spikes, after which the run stops."""
-    skip_spikes: float = 0.0
+    skip_spikes: float = from_zero(0.0)
     """Skip updates whose loss or gradient norm lies so many standard deviations above the last 128 steps (OLMo: 6);
     0 skips none."""
     name: str | None = None
@@ -239,68 +274,11 @@ class RunConfig:
     """Name of the recipe this configuration came from; set by --config, part of the run's name."""
 
     def __post_init__(self) -> None:
-        positive = {
-            "steps": self.steps,
-            "global_batch_tokens": self.global_batch_tokens,
-            "vocab_size": self.vocab_size,
-            "tensor_parallel": self.tensor_parallel,
-            "max_skipped_steps": self.max_skipped_steps,
-            "logging.every": self.logging.every,
-            "checkpoint.keep_last": self.checkpoint.keep_last,
-            "validation.sequences": self.validation.sequences,
-            "optimizer.learning_rate": self.optimizer.learning_rate,
-            "optimizer.eps": self.optimizer.eps,
-            "interruption.agreement_seconds": self.interruption.agreement_seconds,
-            "diagnostics.sequences": self.diagnostics.sequences,
-            "diagnostics.positions": self.diagnostics.positions,
-            "maturity.every": self.maturity.every,
-            "maturity.settled": self.maturity.settled,
-            "maturity.patience": self.maturity.patience,
-            "maturity.sequences": self.maturity.sequences,
-            "maturity.positions": self.maturity.positions,
-        }
-        if self.interruption.minutes is not None:
-            positive["interruption.minutes"] = self.interruption.minutes
-        if self.micro_batch is not None:
-            positive["micro_batch"] = self.micro_batch
-        if self.evaluation.limit is not None:
-            positive["evaluation.limit"] = self.evaluation.limit
-        not_negative = {
-            "validation.every": self.validation.every,
-            "evaluation.every": self.evaluation.every,
-            "checkpoint.every": self.checkpoint.every,
-            "checkpoint.keep_every": self.checkpoint.keep_every,
-            "diagnostics_every": self.diagnostics_every,
-            "diagnostics.release": self.diagnostics.release or 0,
-            "schedule.warmup": self.schedule.warmup,
-            "schedule.decay": self.schedule.decay,
-            "seed": self.seed,
-            "optimizer.weight_decay": self.optimizer.weight_decay,
-            "optimizer.gradient_clipping": self.optimizer.gradient_clipping,
-            "interruption.hang_minutes": self.interruption.hang_minutes,
-            "skip_spikes": self.skip_spikes,
-        }
-        for name, value in (positive | not_negative).items():
-            if not is_finite(value):
-                raise UserError(
-                    f"{name}: {shown(value)} is not valid; give a finite number of at most {LARGEST_INTEGER:.1e}"
-                )
+        check_numbers(self)
         if self.global_batch_tokens > MOST_BATCH_TOKENS:
             raise UserError(
                 f"global_batch_tokens: {self.global_batch_tokens:,} is not valid; give at most {MOST_BATCH_TOKENS:,}"
             )
-        for name, value in positive.items():
-            if not value > 0:
-                raise UserError(f"{name}: {value} is not valid; give a positive number")
-        for name, value in not_negative.items():
-            if not value >= 0:
-                raise UserError(f"{name}: {value} is not valid; give zero or a positive number")
-        if not 0 <= self.schedule.minimum <= 1:
-            raise UserError(
-                f"schedule.minimum: {self.schedule.minimum} is not valid; give a fraction of the peak in [0, 1]"
-            )
-        if self.maturity.settled > 1:
-            raise UserError(f"maturity.settled: {self.maturity.settled} is not valid; give a share in (0, 1]")
         for beta in self.optimizer.betas:
             if not 0 <= beta < 1:
                 raise UserError(f"optimizer.betas: {beta} is not valid; give two numbers in [0, 1)")
