@@ -1,4 +1,4 @@
-"""How a global batch is cut into ranks, micro-batches and accumulation steps."""
+"""Splits a global batch into data-parallel ranks, micro-batches and accumulation steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from model.parallel_plan import split_multiple
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Sequences per step and how they are spread: ``sequences = micro_batch * accumulation * data_parallel``."""
+    """How the sequences of a step are divided: ``sequences = micro_batch * accumulation * data_parallel``."""
 
     sequences: int
     micro_batch: int
@@ -20,7 +20,7 @@ class BatchPlan:
 
 
 def valid_micro_batches(per_rank: int, model: ModelConfig, tensor_parallel: int) -> list[int]:
-    """The micro-batches that divide *per_rank* sequences and that the ranks which share heads can split."""
+    """List the micro-batches that divide *per_rank* sequences and that ranks which share heads can split."""
     multiple = split_multiple(model, tensor_parallel)
     return [divisor for divisor in divisors(per_rank) if divisor % multiple == 0]
 
@@ -28,7 +28,7 @@ def valid_micro_batches(per_rank: int, model: ModelConfig, tensor_parallel: int)
 def share_batch(
     global_batch_tokens: int, micro_batch: int | None, context_length: int, data_parallel: int
 ) -> tuple[int, int]:
-    """Sequences of a step, and those of one data-parallel rank.
+    """Return the sequences per step, and those of one data-parallel rank.
 
     Raises:
         UserError: the tokens, the ranks or the micro-batch (unless None) do not divide; the message lists what would.

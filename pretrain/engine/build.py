@@ -1,7 +1,7 @@
-"""ds_config + RunConfig -> a DeepSpeed engine.
+"""Builds the DeepSpeed engine of a run from its ds_config and RunConfig.
 
-A ds_config holds ZeRO, dtypes and engine knobs. What the RunConfig owns (batch sizes, clipping, optimizer, schedule)
-is "auto" there, or equal to the RunConfig's value; anything else is refused before a process group exists.
+A ds_config holds ZeRO, dtypes and engine settings. Values that the RunConfig owns (batch sizes, clipping, optimizer,
+schedule) are "auto" in it, or equal to the RunConfig's. Any other value is refused before a process group exists.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def build_engine(run: RunConfig, model_config: ModelConfig, merged: dict[str, An
 
     Args:
         merged: the result of merge_ds_config.
-        grid: the run's, world.grid.
+        grid: the run's process grid, world.grid.
 
     Returns:
-        A DeepSpeedEngine; its client optimizer's groups carry names.
+        A DeepSpeedEngine; its client optimizer's groups have names.
     """
     prepare_deepspeed()
     import deepspeed
@@ -48,9 +48,9 @@ def build_engine(run: RunConfig, model_config: ModelConfig, merged: dict[str, An
     partitioned = zero["stage"] == 3
     mpu = deepspeed_mpu(grid)
     # Stage 3 partitions over the ranks that hold the same shard; without an mpu over all ranks.
-    over = {"mpu": mpu, "data_parallel_group": mpu.get_data_parallel_group()} if mpu else {}
+    mpu_groups = {"mpu": mpu, "data_parallel_group": mpu.get_data_parallel_group()} if mpu else {}
     with refusals_of_deepspeed():
-        partitioning = deepspeed.zero.Init(config_dict_or_path=merged, **over) if partitioned else None
+        partitioning = deepspeed.zero.Init(config_dict_or_path=merged, **mpu_groups) if partitioned else None
     with partitioning or contextlib.nullcontext():
         network = Transformer(model_config, grid, checkpoint_activations=run.activation_checkpointing)
     if partitioned:
@@ -80,10 +80,10 @@ def build_engine(run: RunConfig, model_config: ModelConfig, merged: dict[str, An
 
 @contextlib.contextmanager
 def refusals_of_deepspeed() -> Iterator[None]:
-    """Turn what DeepSpeed raises over its configuration into one line. Only calls of DeepSpeed belong inside.
+    """Turn DeepSpeed's errors about its configuration into a UserError of one line. Wrap only calls of DeepSpeed.
 
-    What says nothing about the configuration passes: no memory left, a device or another rank that failed. With
-    PRETRAIN_TRACEBACK in the environment everything passes, to be read in full.
+    Errors that are not about the configuration pass through: no memory left, a device or another rank that failed.
+    With PRETRAIN_TRACEBACK in the environment every error passes through, with its full traceback.
 
     Raises:
         UserError: with DeepSpeed's own first lines; the same on every rank, since all of them read
@@ -97,22 +97,22 @@ def refusals_of_deepspeed() -> Iterator[None]:
         passing = (MemoryError, ConnectionError, torch.OutOfMemoryError, torch.AcceleratorError)
         if isinstance(error, passing) or in_a_collective(error) or os.environ.get("PRETRAIN_TRACEBACK"):
             raise
-        # pydantic says in its first line how many errors there are, and in the next two which.
-        said = "; ".join(line.strip() for line in str(error).splitlines()[:3] if line.strip())[:300]
-        said = said if said.isprintable() else ascii(said)
+        # The first line of pydantic's message counts the errors, the next two say which.
+        reason = "; ".join(line.strip() for line in str(error).splitlines()[:3] if line.strip())[:300]
+        reason = reason if reason.isprintable() else ascii(reason)
         raise UserError(
-            f"ds_config: DeepSpeed refuses it: {said or 'no reason given'} ({type(error).__name__}); "
+            f"ds_config: DeepSpeed refuses it: {reason or 'no reason given'} ({type(error).__name__}); "
             "PRETRAIN_TRACEBACK=1 shows where"
         ) from error
 
 
 def in_a_collective(error: BaseException) -> bool:
-    """Whether *error* left torch.distributed: then a rank is gone, whatever words a backend has for that."""
+    """Whether *error* was raised inside torch.distributed: then a rank is gone, however the backend words it."""
     return any("torch/distributed/" in frame.filename for frame in traceback.extract_tb(error.__traceback__))
 
 
 def compile_blocks(network: Transformer) -> None:
-    """Have every block compiled at its first use; parameter names stay.
+    """Have torch compile every block at its first use; parameter names do not change.
 
     Blocks with equal shapes share a graph. Each distinct shape needs its own, for training and for evaluation, and
     torch would give up after 8 of them.

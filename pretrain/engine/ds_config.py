@@ -1,4 +1,4 @@
-"""A ds_config: completed from the RunConfig, and what of it memory depends on."""
+"""Completes a ds_config from the RunConfig, and reads the settings that memory depends on."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def resolve_bf16(run: RunConfig, ds_config: dict[str, Any], device: torch.device
         Whether to train in bf16, and the reason in one phrase.
 
     Raises:
-        UserError: ``precision`` and the ds_config contradict.
+        UserError: ``precision`` and the ds_config contradict each other.
     """
     enabled = ds_config.get("bf16", {}).get("enabled", False)
-    wanted = {"auto": None, "bf16": True, "fp32": False}[run.precision]
+    requested = {"auto": None, "bf16": True, "fp32": False}[run.precision]
     if enabled != "auto":
-        if wanted is not None and wanted != enabled:
+        if requested is not None and requested != enabled:
             raise UserError(
                 f"precision: {run.precision} contradicts bf16.enabled={str(enabled).lower()} in the "
                 'ds_config; write "auto" there'
             )
         return enabled, "set in the ds_config" if "bf16" in ds_config else "the ds_config has no bf16 block"
-    if wanted is not None:
-        return wanted, f"precision: {run.precision}"
+    if requested is not None:
+        return requested, f"precision: {run.precision}"
     return supports_bf16(device)
 
 
@@ -76,14 +76,14 @@ def merge_ds_config(ds_config: dict[str, Any], run: RunConfig, plan: BatchPlan, 
     merged["bf16"] = {**merged.get("bf16", {}), "enabled": bf16}
     merged.setdefault("steps_per_print", None)
     if run.compile and merged["zero_optimization"]["stage"] == 3:
-        # Its parameter hooks break a block into dozens of frames, and nothing is gained.
+        # Stage 3's parameter hooks split a block into dozens of frames, and compiling gains nothing.
         raise UserError("compile: true is not valid at ZeRO stage 3; use stage 1 or 2, or leave it out")
     return merged
 
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """What memory and communication depend on beside the model, the batch and the number of ranks.
+    """The settings that memory and communication depend on, besides the model, the batch and the number of ranks.
 
     Defaults are DeepSpeed 0.19.8's (deepspeed/runtime/zero/config.py), which a ds_config without the key gets.
     """
@@ -119,7 +119,7 @@ class EngineSettings:
 
     @classmethod
     def of(cls, run: RunConfig, ds_config: Mapping[str, Any], bf16: bool) -> EngineSettings:
-        """Settings of a run and a ds_config that pretrain.engine.ds_config_check.read_ds_config accepted."""
+        """Build the settings of a run and a ds_config that ds_config_check.read_ds_config accepted."""
         zero = ds_config["zero_optimization"]
         stage = zero["stage"]
         compute = 2 if bf16 else FP32_BYTES
@@ -148,7 +148,7 @@ class EngineSettings:
 
     @property
     def compute_bytes(self) -> int:
-        """s: bytes of an element of weights and activations."""
+        """Bytes of an element of weights and activations, s in the formulas."""
         return 2 if self.bf16 else FP32_BYTES
 
     @property
@@ -168,5 +168,5 @@ class EngineSettings:
 
 
 def _offloads(zero: Mapping[str, Any], section: str) -> bool:
-    found = zero.get(section) or {}
-    return str(found.get("device", "none")) != "none"
+    block = zero.get(section) or {}
+    return str(block.get("device", "none")) != "none"

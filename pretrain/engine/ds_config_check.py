@@ -1,7 +1,7 @@
-"""A ds_config is read and checked here, before torch or DeepSpeed are imported: everything wrong, in one line.
+"""Reads and checks a ds_config before torch or DeepSpeed are imported, and reports all its mistakes in one line.
 
-What a key may hold stands in pretrain/engine/ds_config_keys.py. DeepSpeed itself ignores names that it does not know at
-the top level, turns "false" into true, and crashes over much of the rest after 10 to 20 seconds.
+The valid values of each key are in pretrain/engine/ds_config_keys.py. DeepSpeed itself ignores unknown names at the top
+level, turns "false" into true, and crashes over most other mistakes after 10 to 20 seconds.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ OWNED = (
     "gradient_accumulation_steps",
     "gradient_clipping",
 )
-"""What the run says; "auto" stays there until merge_ds_config puts the run's value in."""
+"""Keys whose value the run decides; "auto" stays in them until merge_ds_config fills in the run's value."""
 LISTED = 25
-"""Mistakes that are listed; the rest is counted."""
+"""The most mistakes that a message lists; further ones are only counted."""
 HINT = "; ds_configs/ holds zero1, zero2, zero3, zero2_offload and zero3_offload"
 # A parameter of DeepSpeed's optimizers and schedulers -> the run's flag for it.
 _FLAGS = {
@@ -45,17 +45,17 @@ _OWNERS = {"optimizer": "--optimizer.*", "scheduler": "--schedule.*"}
 
 
 def read_ds_config(path: str, run: RunConfig | None = None) -> dict[str, Any]:
-    """Read a ds_config and refuse what this stack cannot honour.
+    """Read a ds_config and refuse what this stack does not support.
 
     Args:
-        run: what the ds_config must not contradict, as far as that can be told before the ranks meet.
+        run: the run that the ds_config must not contradict, as far as can be checked before the ranks meet.
 
     Returns:
-        The ds_config without what is off or "auto" there, except what merge_ds_config fills in; with the present name
-        of a key that DeepSpeed knows by two.
+        The ds_config without keys that are off or "auto", except those that merge_ds_config fills in. A key that
+        DeepSpeed knows by two names has the current one.
 
     Raises:
-        UserError: the file cannot be read (read_json_object), or the one list of all that is wrong in it.
+        UserError: the file cannot be read (read_json_object), or it has mistakes, which one message lists.
     """
     config = read_json_object(Path(path), "ds_config", HINT)
     problems = check_ds_config(config, run)
@@ -66,19 +66,19 @@ def read_ds_config(path: str, run: RunConfig | None = None) -> dict[str, Any]:
 
 
 def _listed(problems: Problems) -> str:
-    found = problems.texts
-    if len(found) == 1:
-        return f": {found[0]}"
-    rest = f"; and {problems.count - len(found):,} more" if problems.count > len(found) else ""
+    texts = problems.texts
+    if len(texts) == 1:
+        return f": {texts[0]}"
+    uncounted = f"; and {problems.count - len(texts):,} more" if problems.count > len(texts) else ""
     return (
         f" has {problems.count:,} mistakes: "
-        + "; ".join(f"({number}) {text}" for number, text in enumerate(found, 1))
-        + rest
+        + "; ".join(f"({number}) {text}" for number, text in enumerate(texts, 1))
+        + uncounted
     )
 
 
 class Problems:
-    """What is wrong with a ds_config; texts are made for the first LISTED only."""
+    """The mistakes in a ds_config; texts are made for the first LISTED only."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -95,7 +95,7 @@ class Problems:
 
 
 def check_ds_config(config: Mapping[str, Any], run: RunConfig | None = None) -> Problems:
-    """Find everything in a ds_config that is unknown, out of range, contradictory or not honoured."""
+    """Find everything in a ds_config that is unknown, out of range, contradictory or not supported."""
     problems = Problems()
     _check_section("", config, Section(KEYS), problems)
     zero = config.get("zero_optimization")
@@ -155,8 +155,8 @@ def _check_key(path: str, value: Any, key: Key, problems: Problems) -> None:
 
 def _check_off(path: str, value: Any, off: Off, problems: Problems) -> None:
     if not isinstance(value, dict):
-        if off.names in ("", "*"):  # it was, or is, no block
-            if _asks(value):
+        if off.names in ("", "*"):  # not a block, now or in an earlier DeepSpeed
+            if _switches_on(value):
                 problems.add(f"{path} is {shown_json(value)}; {off.instead}")
             return
         if not (value is None and off.switch == "" and path.startswith("zero_optimization.")):
@@ -174,22 +174,26 @@ def _check_off(path: str, value: Any, off: Off, problems: Problems) -> None:
             problems.add(
                 f"enables {path}{'' if on is True else f' ({off.switch} is {shown_json(on)})'}; {off.instead}"
             )
-    elif asking := [key for key in value if _asks(value[key]) and (off.names == "*" or key in names)]:
-        what = f"{_joined('', asking[0])} is {shown_json(value[asking[0]])}"
+    elif switched_on := [
+        key for key in value if _switches_on(value[key]) and (off.names == "*" or key in names)
+    ]:
+        what = f"{_joined('', switched_on[0])} is {shown_json(value[switched_on[0]])}"
         problems.add(f"has a {path!r} block ({what}); {off.instead}")
 
 
-def _asks(value: Any) -> bool:
-    """Whether a value in a block that is not honoured asks for something."""
+def _switches_on(value: Any) -> bool:
+    """Whether a value in an unsupported block switches something on."""
     return value != "auto" and bool(value)
 
 
 def _owned_block(name: str, block: Mapping[str, Any]) -> str:
-    """What to write instead of an optimizer or scheduler block, with its own values."""
+    """The message about an optimizer or scheduler block: the flags to write instead, with the block's values."""
     params = block.get("params")
     flags = _FLAGS[name]
-    given = params if isinstance(params, dict) else {}
-    written = [f"{flag} {_flag_value(given[key])}" for key, flag in flags.items() if _numeric(given.get(key))]
+    values = params if isinstance(params, dict) else {}
+    written = [
+        f"{flag} {_flag_value(values[key])}" for key, flag in flags.items() if _numeric(values.get(key))
+    ]
     return (
         f"has a {name!r} block, but the run's {_OWNERS[name]} settings own that; leave it out and write "
         + (" ".join(written) if written else f"{_OWNERS[name]} flags or the recipe")
@@ -197,7 +201,7 @@ def _owned_block(name: str, block: Mapping[str, Any]) -> str:
 
 
 def _numeric(value: Any) -> bool:
-    """Whether a value can stand in a command as it is: a number or a list of two."""
+    """Whether a value can be written in a command unchanged: a number or a list of two."""
     if isinstance(value, list):
         return len(value) == 2 and all(_numeric(item) and not isinstance(item, list) for item in value)
     return isinstance(value, int | float) and not isinstance(value, bool)
@@ -208,15 +212,19 @@ def _flag_value(value: Any) -> str:
 
 
 def _unknown(key: str, path: str, names: Any) -> str:
-    homes = [f"{where}.{key}" if where else key for where, keys in _homes().items() if key in keys]
-    near = closest(key, names)
-    if homes:
-        near = f"; did you mean {homes[0]!r}?"
-    return f"{path} is unknown to DeepSpeed{near}"
+    valid_paths = [
+        f"{block_path}.{key}" if block_path else key
+        for block_path, keys in _blocks_by_path().items()
+        if key in keys
+    ]
+    hint = closest(key, names)
+    if valid_paths:
+        hint = f"; did you mean {valid_paths[0]!r}?"
+    return f"{path} is unknown to DeepSpeed{hint}"
 
 
-def _homes() -> dict[str, dict[str, Any]]:
-    """Blocks whose keys are found one level too high or too low."""
+def _blocks_by_path() -> dict[str, dict[str, Any]]:
+    """Blocks whose keys users write one level too high or too low, by path."""
     zero = KEYS["zero_optimization"]
     assert isinstance(zero, Section)
     return {"": KEYS, "zero_optimization": zero.keys}
@@ -241,14 +249,14 @@ def _check_zero(zero: Mapping[str, Any], problems: Problems) -> None:
 
 
 def _check_run(config: Mapping[str, Any], run: RunConfig, problems: Problems) -> None:
-    """What can be compared with the run before the number of ranks and the micro-batch are known."""
+    """Check what can be compared with the run before the number of ranks and the micro-batch are known."""
     known = {"gradient_clipping": (run.optimizer.gradient_clipping, "optimizer.gradient_clipping")}
     if run.micro_batch is not None:
         known["train_micro_batch_size_per_gpu"] = (run.micro_batch, "micro_batch")
     for key, (value, owner) in known.items():
-        found = config.get(key, "auto")
-        if _valid(key, found) and found not in ("auto", value):
-            problems.add(contradiction(key, found, value, owner))
+        configured = config.get(key, "auto")
+        if _valid(key, configured) and configured not in ("auto", value):
+            problems.add(contradiction(key, configured, value, owner))
     for name in ("bf16", "bfloat16"):
         block = config.get(name)
         enabled = block.get("enabled") if isinstance(block, dict) else None
@@ -267,26 +275,26 @@ def _valid(name: str, value: Any) -> bool:
 
 
 def contradiction(key: str, found: Any, value: Any, owner: str) -> str:
-    """The text for a value that the run owns and that the ds_config says otherwise."""
+    """The message about a ds_config value *found* that differs from the run's *value*."""
     return f'{key} is {shown_json(found)}, but the run\'s {owner} makes it {value}; write "auto"'
 
 
 def simplified(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A checked ds_config without what is off, null or "auto", except what merge_ds_config fills in."""
+    """Drop what is off, null or "auto" from a checked ds_config, except what merge_ds_config fills in."""
     renamed = {"bf16" if key == "bfloat16" else key: value for key, value in config.items()}
     return _simplified(renamed, Section(KEYS), "")
 
 
 def _simplified(block: Mapping[str, Any], section: Section, path: str) -> dict[str, Any]:
-    kept: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, value in block.items():
         known = section.keys[key]
         if path == "zero_optimization" and key.startswith("cpu_offload"):
             continue  # false, but beside offload_optimizer DeepSpeed refuses even that
         if isinstance(known, Section) and value is not None:
-            kept[key] = _simplified(value, known, key)
+            result[key] = _simplified(value, known, key)
         elif isinstance(known, Key) and (
             (value is not None and value != "auto") or key in OWNED or (path, key) == ("bf16", "enabled")
         ):
-            kept[ALIASES.get(key, key) if path == "zero_optimization" else key] = value
-    return kept
+            result[ALIASES.get(key, key) if path == "zero_optimization" else key] = value
+    return result

@@ -1,7 +1,7 @@
-"""Every key of a ds_config that DeepSpeed 0.19.8 knows, as data: which values are valid, and what is refused.
+"""Tables of every ds_config key that DeepSpeed 0.19.8 knows: which values are valid, and what is refused.
 
-A key is honoured (it reaches DeepSpeed), owned by the run (it may say what the run says), or refused with what to
-write instead; a refused key may stand there with a value that turns it off. pretrain/engine/ds_config_check.py reads
+A key is supported (it reaches DeepSpeed), owned by the run (it may hold the run's value), or refused with what to
+write instead. A refused key is accepted with a value that turns it off. pretrain/engine/ds_config_check.py reads
 these tables; a test compares them with DeepSpeed's own.
 """
 
@@ -18,28 +18,28 @@ LARGEST_BUFFER = 10**10
 
 @dataclass(frozen=True)
 class Kind:
-    """What values a key takes."""
+    """The values that a key accepts."""
 
     valid: str
-    """In words, for messages."""
+    """The valid values in words, for messages."""
     accepts: Callable[[Any], bool]
 
 
 @dataclass(frozen=True)
 class Key:
-    """One key that is not a block."""
+    """A key that holds a value, not a block."""
 
     kind: Kind
     null: bool = False
     """Whether null is valid, and means DeepSpeed's default."""
     only: tuple[Any, ...] | None = None
-    """The only values of the kind that are taken; others are refused with *instead*."""
+    """The only values of the kind that are accepted; others are refused with *instead*."""
     instead: str = ""
 
 
 @dataclass(frozen=True)
 class Section:
-    """A block that is honoured, with its keys."""
+    """A supported block, with its keys."""
 
     keys: dict[str, Key | Section | Off]
     null: bool = False
@@ -47,11 +47,11 @@ class Section:
 
 @dataclass(frozen=True)
 class Off:
-    """A block that may be there while it is off, and is left out then; switched on it is refused."""
+    """A block that is refused when it is switched on; while it is off it is accepted, and left out."""
 
     instead: str
     names: str
-    """Its keys, separated by blanks; "*" takes any."""
+    """Its keys, separated by spaces; "*" accepts any."""
     switch: str = "enabled"
     """The key that switches it on. "": any key whose value is not false, null, 0, 1, "auto" or empty."""
 
@@ -82,7 +82,7 @@ def number(low: float, high: float = float("inf")) -> Kind:
 
 
 def choice(*values: str) -> Kind:
-    """One of some words."""
+    """One of the strings *values*."""
     return Kind(" or ".join(f'"{value}"' for value in values), lambda v: isinstance(v, str) and v in values)
 
 
@@ -102,7 +102,7 @@ flag = Key(FLAG)
 
 
 def only_false(instead: str) -> Key:
-    """A switch that has to stay off."""
+    """A boolean key that must be false."""
     return Key(FLAG, only=(False,), instead=instead)
 
 
@@ -183,7 +183,7 @@ ZERO: dict[str, Key | Section | Off] = {
     "stage3_max_live_parameters": Key(THRESHOLD),
     "stage3_max_reuse_distance": Key(THRESHOLD),
     "stage3_gather_16bit_weights_on_model_save": flag,
-    # Above 0 the backward pass fails as soon as there are two ranks.
+    # Above 0 the backward pass fails with two or more ranks.
     "stage3_module_granularity_threshold": Key(
         THRESHOLD, only=(0,), instead="modules are gathered one by one; write 0"
     ),
@@ -218,7 +218,7 @@ ALIASES = {
     for name in ZERO
     if name.startswith("stage3_") and name != "stage3_gather_fp16_weights_on_model_save"
 } | {"stage3_gather_fp16_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save"}
-"""Other names of keys of zero_optimization, which DeepSpeed takes too."""
+"""Other names that DeepSpeed accepts for keys of zero_optimization."""
 ZERO |= {name: ZERO[target] for name, target in ALIASES.items()}
 
 BF16 = Section(

@@ -1,7 +1,7 @@
-"""What DeepSpeed compiles at its first use, and the lock that a compilation leaves when it is killed.
+"""Removes the lock that a killed compilation of a DeepSpeed extension leaves behind.
 
-torch keeps a file ``lock`` in an extension's folder while it compiles there; who finds one waits until it goes, for
-ever and without a word. Here a lock says whose it is, and one that nobody holds is removed.
+torch keeps a file ``lock`` in an extension's folder while it compiles there. A process that finds one waits until it
+goes, for ever and without a message. Here a lock names its holder, and one that no process holds is removed.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from torch.utils.file_baton import FileBaton
 SAY_SECONDS = 5.0
 RELEASE_SECONDS = 0.2  # torch closes the file first and removes it then
 STILL_SECONDS = 300.0
-"""A lock of another machine, or of a program that did not sign it, counts as left when nothing in its folder has
-changed for so long: an extension is a few files of a minute or less each."""
+"""A lock of another machine, or of a program that did not sign it, counts as abandoned when nothing in its folder has
+changed for this long: an extension is a few files of a minute or less each."""
 
 
 class SignedBaton(FileBaton):
-    """torch's lock file, with host and process of its holder inside."""
+    """torch's lock file, in which host and process of its holder are written."""
 
     def try_acquire(self) -> Any:
         acquired = super().try_acquire()
         if acquired:
-            with suppress(OSError):  # a full disk is the compiler's to report
+            with suppress(OSError):  # the compiler reports a full disk
                 Path(self.lock_file_path).write_text(f"{socket.gethostname()} {os.getpid()}")
         return acquired
 
 
 def prepare_extension(name: str) -> None:
-    """Make way for an extension that is about to be loaded, and compiled if need be, on all ranks. Collective.
+    """Clear the lock of an extension that all ranks are about to load, and to compile if need be. Collective.
 
-    Waits while somebody else compiles it, and says so once; a lock that was left is removed by one rank of each machine
-    before any rank begins, so that none is removed that this session took.
+    While another process compiles it this waits, and reports that once. One rank of each machine removes an abandoned
+    lock before any rank begins, so that no lock of this session is removed.
     """
     cpp_extension.FileBaton = SignedBaton  # type: ignore[misc]
     if os.environ.get("LOCAL_RANK", "0") == "0":
@@ -51,26 +51,26 @@ def prepare_extension(name: str) -> None:
 
 
 def wait_for_lock(folder: Path) -> None:
-    """Return when no lock is in an extension's *folder*; one that nobody holds is removed."""
+    """Wait until an extension's *folder* has no lock; one that no process holds is removed."""
     lock = folder / "lock"
-    began, said = time.monotonic(), False
+    began, reported = time.monotonic(), False
     while lock.exists():
-        why = _left(lock)
-        if why is not None:
+        reason = _why_abandoned(lock)
+        if reason is not None:
             lock.unlink(missing_ok=True)
-            _say(f"removed {lock}, which a compilation left that did not end ({why})")
+            _say(f"removed {lock}, which a compilation left that did not end ({reason})")
             return
-        if not said and time.monotonic() - began >= SAY_SECONDS:
-            said = True
+        if not reported and time.monotonic() - began >= SAY_SECONDS:
+            reported = True
             _say(f"waiting for a compilation that holds {lock}; if none is running, delete that file")
         time.sleep(0.2)
 
 
-def _left(lock: Path) -> str | None:
-    """Why nobody holds a lock any more; None where somebody does or may."""
+def _why_abandoned(lock: Path) -> str | None:
+    """Why a lock counts as abandoned; None where a process holds it or may hold it."""
     try:
         host, *_ = [*lock.read_text(errors="replace").split(), ""]
-        # A folder's own time is that of the last file that came or went.
+        # A folder's modification time is that of the last file added or removed.
         changed = max(path.stat().st_mtime for path in (lock.parent, *lock.parent.iterdir()))
     except OSError:  # released in this moment
         return None
@@ -81,8 +81,8 @@ def _left(lock: Path) -> str | None:
         return None
     if host == socket.gethostname():
         return "its process is gone"
-    still = time.time() - changed
-    return f"nothing has changed beside it for {still:.0f} s" if still > STILL_SECONDS else None
+    seconds = time.time() - changed
+    return f"nothing has changed beside it for {seconds:.0f} s" if seconds > STILL_SECONDS else None
 
 
 def _in_use(lock: Path) -> bool:

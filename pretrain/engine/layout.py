@@ -1,4 +1,4 @@
-"""What a DeepSpeed engine holds: how ZeRO cuts parameters into the flat tensors of its ranks, for reading and loading.
+"""Describes how ZeRO cuts parameters into the flat tensors of an engine's ranks, for reading and loading.
 
 Stages 1 and 2 lay a group's parameters end to end in one flat tensor and give every rank an equal part of it,
 so that a parameter may lie on several ranks. Stage 3 cuts every parameter into one slice per rank and lays a
@@ -22,7 +22,7 @@ Named = Sequence[tuple[str, int]]
 
 @dataclass(frozen=True)
 class Piece:
-    """A run of a parameter's elements inside one data-parallel rank's flat tensor."""
+    """A contiguous range of a parameter's elements inside one data-parallel rank's flat tensor."""
 
     flat: int
     """Index of the flat tensor: the group (stages 1 and 2) or the sub-group (stage 3)."""
@@ -39,7 +39,7 @@ class Piece:
 def contiguous_pieces(
     flat: int, parameters: Named, paddings: Sequence[int] | None, partition: int
 ) -> dict[str, list[Piece]]:
-    """Pieces of a group in stages 1 and 2, by parameter, in the order of their elements.
+    """Return the pieces of a group in stages 1 and 2, by parameter, in the order of their elements.
 
     Args:
         flat: index of the group.
@@ -50,19 +50,19 @@ def contiguous_pieces(
     pieces: dict[str, list[Piece]] = {}
     begin = 0
     for index, (name, numel) in enumerate(parameters):
-        found = pieces[name] = []
+        parameter_pieces = pieces[name] = []
         position = begin
         while position < begin + numel:
             rank, offset = divmod(position, partition)
             length = min(begin + numel - position, partition - offset)
-            found.append(Piece(flat, rank, offset, position - begin, length))
+            parameter_pieces.append(Piece(flat, rank, offset, position - begin, length))
             position += length
         begin += numel + (paddings[index] if paddings else 0)
     return pieces
 
 
 def sliced_pieces(flat: int, parameters: Named, ranks: int) -> dict[str, list[Piece]]:
-    """Pieces of a sub-group in stage 3, by parameter, in the order of their elements.
+    """Return the pieces of a sub-group in stage 3, by parameter, in the order of their elements.
 
     Every slice is as long as the first; the last ones are padded.
     """
@@ -79,7 +79,7 @@ def sliced_pieces(flat: int, parameters: Named, ranks: int) -> dict[str, list[Pi
 
 
 def slice_length(numel: int, ranks: int) -> int:
-    """Elements of a parameter on each rank in stage 3, padding included."""
+    """Number of a parameter's elements on each rank in stage 3, padding included."""
     return -(-numel // ranks)
 
 
@@ -92,21 +92,21 @@ class EngineFlat:
     group: dict[str, Any]
     """Adam's parameter group that it belongs to."""
     pieces: dict[str, list[Piece]]
-    """What of which parameter this rank holds in it; parameters that lie on other ranks have no pieces."""
+    """This rank's pieces in it, by parameter; parameters that lie on other ranks have none."""
 
 
 def inner_optimizer(engine: Any) -> Any:
-    """The optimizer that ZeRO's wraps, which steps the fp32 masters and holds their moments."""
+    """The optimizer inside ZeRO's, which steps the fp32 masters and holds their moments."""
     return engine.optimizer.optimizer
 
 
 def tensor_place(engine: Any) -> tuple[int, int]:
-    """t, and this rank's place among the t ranks that share one copy of the model."""
+    """Return t, and this rank's index among the t ranks that share one copy of the model."""
     return engine.mp_world_size, engine.checkpoint_mp_rank
 
 
 def shard_shapes(engine: Any) -> dict[str, tuple[int, ...]]:
-    """The shape of every parameter on this tensor-parallel rank, by name; at stage 3 as it is when it is gathered."""
+    """The shape of every parameter on this tensor-parallel rank, by name; at stage 3 its shape when gathered."""
     return {
         name: tuple(getattr(parameter, "ds_shape", parameter.shape))
         for parameter, name in engine.param_names.items()
@@ -114,7 +114,7 @@ def shard_shapes(engine: Any) -> dict[str, tuple[int, ...]]:
 
 
 def engine_flats(engine: Any) -> list[EngineFlat]:
-    """The flat tensors of this rank's optimizer and what lies in them."""
+    """List the flat tensors of this rank's optimizer, with the pieces in them."""
     optimizer, names = engine.optimizer, engine.param_names
     groups = inner_optimizer(engine).param_groups
     flats = []
@@ -127,7 +127,7 @@ def engine_flats(engine: Any) -> list[EngineFlat]:
             pieces = sliced_pieces(index, named, dist.get_world_size(process_group))
             master = optimizer.fp32_partitioned_groups_flat[index]
             group = groups[optimizer.sub_group_to_group_id[index]]
-            flats.append(EngineFlat(master, group, _own(pieces, dist.get_rank(process_group))))
+            flats.append(EngineFlat(master, group, _pieces_of_rank(pieces, dist.get_rank(process_group))))
         return flats
     if hasattr(optimizer, "bf16_groups"):  # BF16_Optimizer
         layout, paddings = optimizer.bf16_groups, [None] * len(optimizer.bf16_groups)
@@ -139,9 +139,12 @@ def engine_flats(engine: Any) -> list[EngineFlat]:
         named = [(names[p], p.numel()) for p in parameters]
         pieces = contiguous_pieces(index, named, padding, master.numel())
         rank = dist.get_rank(optimizer.real_dp_process_group[index])
-        flats.append(EngineFlat(master, groups[index], _own(pieces, rank)))
+        flats.append(EngineFlat(master, groups[index], _pieces_of_rank(pieces, rank)))
     return flats
 
 
-def _own(pieces: dict[str, list[Piece]], rank: int) -> dict[str, list[Piece]]:
-    return {name: [piece for piece in found if piece.rank == rank] for name, found in pieces.items()}
+def _pieces_of_rank(pieces: dict[str, list[Piece]], rank: int) -> dict[str, list[Piece]]:
+    return {
+        name: [piece for piece in parameter_pieces if piece.rank == rank]
+        for name, parameter_pieces in pieces.items()
+    }

@@ -1,4 +1,4 @@
-"""The "mpu" that DeepSpeed is handed: the process grid under the names that it asks for."""
+"""Presents the process grid to DeepSpeed as an "mpu", under the method names that it calls."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from model.process_grid import ProcessGrid
 
 
 class ModelParallelUnit:
-    """The grid under the names that DeepSpeed asks an ``mpu`` for.
+    """A process grid with the methods that DeepSpeed calls on an ``mpu``.
 
-    There is no ``initialize_sequence_parallel`` here on purpose: an mpu that has it is taken for Ulysses sequence
-    parallelism, and its groups are ignored.
+    It has no ``initialize_sequence_parallel`` on purpose: DeepSpeed takes an mpu that has it for Ulysses sequence
+    parallelism, and ignores its groups.
     """
 
     def __init__(self, grid: ProcessGrid) -> None:
         self._grid = grid
 
     def get_tensor_model_parallel_rank(self) -> int:
-        """This rank's part of every sharded parameter."""
+        """Index of this rank's part of every sharded parameter."""
         return self._grid.tensor_rank
 
     def get_tensor_model_parallel_world_size(self) -> int:
-        """t."""
+        """The tensor-parallel degree t."""
         return self._grid.tensor_parallel
 
     def get_tensor_model_parallel_group(self) -> Any:
@@ -36,7 +36,7 @@ class ModelParallelUnit:
         return dist.get_global_rank(self._grid.tensor_group, 0)
 
     def get_data_parallel_rank(self) -> int:
-        """Which copy of the model this rank is part of."""
+        """Index of the copy of the model that this rank is part of."""
         return self._grid.data_rank
 
     def get_data_parallel_world_size(self) -> int:
@@ -48,7 +48,7 @@ class ModelParallelUnit:
         return self._grid.data_group
 
     def get_data_parallel_group_ranks(self) -> list[int]:
-        """Their global ranks."""
+        """Global ranks of the data-parallel group."""
         return dist.get_process_group_ranks(self._grid.data_group)
 
     # Without pipelines, model parallelism is tensor parallelism.
@@ -58,5 +58,5 @@ class ModelParallelUnit:
 
 
 def deepspeed_mpu(grid: ProcessGrid) -> ModelParallelUnit | None:
-    """What deepspeed.initialize takes as ``mpu``: None at t = 1, where DeepSpeed needs to know of no grid."""
+    """Build the ``mpu`` argument of deepspeed.initialize; None at t = 1, where DeepSpeed needs none."""
     return ModelParallelUnit(grid) if grid.tensor_parallel > 1 else None

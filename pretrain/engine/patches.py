@@ -1,6 +1,6 @@
-"""What is changed in DeepSpeed itself, for a session: switches and hooks that it has no setting for.
+"""Patches DeepSpeed for a session, with switches and hooks that it has no setting for.
 
-What its objects hold is read in pretrain.engine.layout; a checkpoint's writer and loader are in pretrain.checkpoint.
+DeepSpeed's objects are read in pretrain.engine.layout; a checkpoint's writer and loader are in pretrain.checkpoint.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pretrain.optim.spikes import SpikeGuard
 
 
 def prepare_deepspeed() -> None:
-    """Make DeepSpeed ready for a process group: call it before pretrain.runtime.world.start_world.
+    """Prepare DeepSpeed for a process group. Call it before pretrain.runtime.world.start_world.
 
-    Without it the group works as well, but every machine compiles an extension first, which takes a minute.
+    Without it the group works too, but every machine compiles an extension first, which takes a minute.
     """
     quiet_deepspeed()
     import deepspeed
@@ -27,10 +27,10 @@ def prepare_deepspeed() -> None:
 
 @contextlib.contextmanager
 def guarded_updates(guard: SpikeGuard) -> Iterator[None]:
-    """Inside, DeepSpeed's optimizers ask *guard* whether a gradient norm is valid; one that never skips is not asked.
+    """Let *guard* reject gradient norms of DeepSpeed's optimizers in this block; one that never skips is not asked.
 
-    They compute the global norm, the same on all ranks, and leave out the update if it is not; so at every stage
-    a spike takes the way that a non-finite gradient takes.
+    The optimizers compute the global norm, the same on all ranks, and leave out the update if it is rejected. So at
+    every stage a spike is treated like a non-finite gradient.
     """
     if guard.sigmas <= 0:
         yield

@@ -13,7 +13,7 @@ import torch
 
 
 def quiet_libraries() -> None:
-    """No progress bars and no advice from DeepSpeed and transformers; errors still appear.
+    """Turn off progress bars and advice of DeepSpeed and transformers; errors still appear.
 
     Call before either is imported. DeepSpeed only reads checkpoints here, so it need not look for a GPU.
     """
@@ -28,9 +28,7 @@ def quiet_libraries() -> None:
 def quiet_deepspeed() -> None:
     """Keep DeepSpeed's informational lines out of the log; warnings and errors stay. Call it before DeepSpeed loads."""
     if not torch.cuda.is_available():
-        os.environ.setdefault(
-            "DS_ACCELERATOR", "cpu"
-        )  # told, it does not warn on every rank that it had to guess
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it warns on every rank that it had to guess
     from deepspeed.utils import logger
 
     logger.setLevel(logging.WARNING)
@@ -50,12 +48,12 @@ def quiet_start(wanted: bool = False) -> Iterator[None]:
 
 
 def show_what_was_asked_for(ds_config: Mapping[str, Any]) -> None:
-    """Let DeepSpeed's informational lines through where the ds_config asks for some. Call it once the engine stands."""
-    asked = ds_config.get("wall_clock_breakdown") or ds_config.get("steps_per_print")
-    asked = asked or any(
+    """Let DeepSpeed print informational lines if the ds_config asks for some. Call it once the engine is built."""
+    requested = ds_config.get("wall_clock_breakdown") or ds_config.get("steps_per_print")
+    requested = requested or any(
         ds_config.get(block, {}).get("enabled") for block in ("comms_logger", "flops_profiler")
     )
-    if asked and "log_level" not in ds_config:
+    if requested and "log_level" not in ds_config:
         from deepspeed.utils import set_log_level_from_string
 
         set_log_level_from_string("info")

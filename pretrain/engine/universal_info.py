@@ -1,4 +1,4 @@
-"""What DeepSpeed's own checkpoint converter must know of this model, stored with every checkpoint."""
+"""Describes the model to DeepSpeed's own checkpoint converter; stored with every checkpoint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def universal_info(specs: Mapping[str, ParameterSpec], vocab_size: int) -> dict[str, Any]:
-    """How the tensor-parallel parts of each parameter join, as DeepSpeed's converter reads it in a checkpoint.
+    """Describe how each parameter's tensor-parallel parts are joined, as DeepSpeed's converter reads it.
 
     The converter matches patterns from a name's start, and refuses one that matches nothing. Parameters without a
     pattern are joined along dimension 0; of vocabularies it keeps the first *vocab_size* rows.
