@@ -3,7 +3,7 @@
     python -m pretrain.plan --model prism-757m --nodes 2 --gpus_per_node 8 --ds_config ds_configs/zero2.json
 
 takes every flag of pretrain/main.py besides its own. A plan that does not fit is refused with exit code 2 and one line
-that says what would fit. The arithmetic is in footprint.py, memory.py and traffic.py; this file asks and tells.
+that says what would fit. The arithmetic is in footprint.py, memory.py and traffic.py; this file reads flags and prints.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GIB = 1 << 30
 DS_CONFIGS = Path(__file__).resolve().parents[2] / "ds_configs"
 MOST_OFFERS = 4
 LARGEST_OPTION = 1_000_000
-"""Of nodes, GPUs, GiB and TFLOP/s: more is a slip, and its arithmetic need not end."""
+"""Most nodes, GPUs, GiB and TFLOP/s: more is a typing error, and its arithmetic might not end."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Gpu:
     """A kind of GPU."""
 
     name: str
-    """As pretrain.runtime.hardware's table of peaks knows it."""
+    """Its name in pretrain.runtime.hardware's table of peaks."""
     memory: float
     """GiB that torch can see, a little less than what is on the card."""
 
@@ -63,7 +63,7 @@ GPUS = {
 
 @dataclass(frozen=True)
 class Machine:
-    """What the run is to run on."""
+    """The nodes and GPUs that a run is planned for."""
 
     nodes: int
     gpus_per_node: int
@@ -76,7 +76,7 @@ class Machine:
 
     @property
     def ranks(self) -> int:
-        """One for every GPU."""
+        """Number of ranks, one per GPU."""
         return self.nodes * self.gpus_per_node
 
     @property
@@ -87,7 +87,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Everything that the command says about a run. Bytes are one rank's."""
+    """Everything that the command prints about a run. Bytes are of one rank."""
 
     run: RunConfig
     model: ModelConfig
@@ -100,24 +100,24 @@ class RunPlan:
 
     @property
     def tokens_per_step(self) -> int:
-        """Of all ranks."""
+        """Tokens per step over all ranks."""
         return self.batch.sequences * self.model.context_length
 
     @property
     def flops_per_step(self) -> int:
-        """Of all ranks, by ModelConfig.flops_per_token; nothing that is computed twice counts twice."""
+        """FLOPs per step over all ranks, by ModelConfig.flops_per_token; recomputation is not counted."""
         return self.tokens_per_step * self.model.flops_per_token()
 
     @property
     def seconds_per_step(self) -> float | None:
-        """At the given share of the GPUs' peak; None where the peak is not known."""
+        """Seconds per step at *mfu* of the GPUs' peak; None where the peak is not known."""
         if self.machine.peak is None:
             return None
         return self.flops_per_step / (self.mfu * self.machine.peak * self.machine.ranks)
 
     @property
     def fits(self) -> bool:
-        """Whether a rank's peak leaves the margin that pretrain.plan.micro_batch wants."""
+        """Whether a rank's peak leaves the margin that pretrain.plan.micro_batch requires."""
         return self.memory.peak <= self.machine.usable
 
 
@@ -125,7 +125,7 @@ def make_plan(run: RunConfig, ds_config: dict[str, Any], machine: Machine, bf16:
     """Plan a run as pretrain.trainer would start it.
 
     Raises:
-        UserError: whatever the trainer would refuse: sizes that do not divide, contradicting settings.
+        UserError: for what the trainer would refuse: sizes that do not divide, contradicting settings.
     """
     from model.process_grid import check_world
     from pretrain.engine.ds_config import merge_ds_config
@@ -160,13 +160,13 @@ def make_plan(run: RunConfig, ds_config: dict[str, Any], machine: Machine, bf16:
 
 
 def what_fits(plan: RunPlan) -> list[str]:
-    """Flags that would make the plan fit, the cheapest change first.
+    """List the flags that would make the plan fit, the cheapest change first.
 
-    Beyond a smaller micro-batch, only what lets the micro-batch be larger than that is listed.
+    After a smaller micro-batch, only changes that allow a larger one than that are listed.
     """
     run, settings, t = plan.run, plan.settings, plan.run.tensor_parallel
-    wanted = plan.batch.micro_batch
-    smaller = _largest(plan, settings, t, limit=wanted - 1) or 0
+    planned = plan.batch.micro_batch
+    smaller = _largest(plan, settings, t, limit=planned - 1) or 0
     candidates: list[tuple[str, EngineSettings, int]] = []
     if not settings.checkpointing:
         changed = dataclasses.replace(settings, checkpointing=True)
@@ -179,12 +179,12 @@ def what_fits(plan: RunPlan) -> list[str]:
     for degree in range(t + 1, plan.machine.ranks + 1):
         if plan.machine.ranks % degree == 0 and _divides(plan.model, degree, run.sequence_parallel):
             candidates.append((f"--tensor_parallel {degree}", settings, degree))
-    found = [f"--micro_batch {smaller}"] if smaller else []
+    flags = [f"--micro_batch {smaller}"] if smaller else []
     for flag, changed, degree in candidates:
-        micro_batch = _largest(plan, changed, degree, limit=wanted) or 0
+        micro_batch = _largest(plan, changed, degree, limit=planned) or 0
         if micro_batch > smaller:
-            found.append(flag if micro_batch == wanted else f"{flag} --micro_batch {micro_batch}")
-    return found[:MOST_OFFERS]
+            flags.append(flag if micro_batch == planned else f"{flag} --micro_batch {micro_batch}")
+    return flags[:MOST_OFFERS]
 
 
 def _largest(plan: RunPlan, settings: EngineSettings, tensor_parallel: int, limit: int) -> int | None:
@@ -195,10 +195,10 @@ def _largest(plan: RunPlan, settings: EngineSettings, tensor_parallel: int, limi
     per_rank = plan.batch.sequences // data_parallel
     for micro_batch in reversed(valid_micro_batches(per_rank, plan.model, tensor_parallel)):
         if micro_batch <= limit:
-            found = memory_plan(
+            memory = memory_plan(
                 plan.model, settings, data_parallel, micro_batch, per_rank // micro_batch, tensor_parallel
             )
-            if found.peak <= plan.machine.usable:
+            if memory.peak <= plan.machine.usable:
                 return micro_batch
     return None
 
@@ -233,10 +233,10 @@ def check_fits(plan: RunPlan) -> None:
 
 
 def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, RunConfig, str]:
-    """This command's own options, the run, and the path of the ds_config.
+    """Parse the arguments into this command's own options, the run, and the path of the ds_config.
 
     Raises:
-        UserError: what pretrain.config.run_config refuses, or an option that is out of range.
+        UserError: for what pretrain.config.run_config refuses, or an option that is out of range.
     """
     parser = argparse.ArgumentParser(
         prog="python -m pretrain.plan",
@@ -255,7 +255,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, RunCon
     parser.add_argument("--mfu", type=float, default=0.4, help="share of the peak that the run reaches (0.4)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the tables")
     try:
-        options, rest = parser.parse_known_args(list(arguments))
+        options, run_arguments = parser.parse_known_args(list(arguments))
     except argparse.ArgumentError as error:
         raise UserError(shown(f"{error.argument_name}: {error.message}", limit=400, plain=True)) from None
     for name in ("nodes", "gpus_per_node", "gpu_memory", "peak_tflops"):
@@ -271,7 +271,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, RunCon
             f"gpu: {options.gpu!r} is unknown; give one of {', '.join(GPUS)}, or --gpu_memory and --peak_tflops"
             + closest(options.gpu, GPUS)
         )
-    command = parse_command_line([*_recipe(rest), *rest])
+    command = parse_command_line([*_recipe(run_arguments), *run_arguments])
     return options, command.run, command.ds_config
 
 
@@ -287,7 +287,7 @@ def _recipe(arguments: list[str]) -> list[str]:
 
 
 def build_machine(options: argparse.Namespace, bf16: bool) -> Machine:
-    """The machine that the options describe."""
+    """Build the machine that the options describe."""
     import torch
 
     from pretrain.runtime.hardware import data_sheet_peak
@@ -301,10 +301,10 @@ def build_machine(options: argparse.Namespace, bf16: bool) -> Machine:
 
 
 def use_bf16(run: RunConfig, ds_config: dict[str, Any]) -> bool:
-    """Whether the run trains in bf16; "auto" is bf16, which every GPU of the table has units for.
+    """Whether the run trains in bf16; "auto" is bf16, which every GPU of the table supports.
 
     Raises:
-        UserError: ``precision`` and the ds_config contradict.
+        UserError: ``precision`` and the ds_config contradict each other.
     """
     import torch
 
@@ -320,7 +320,7 @@ def run_plan(arguments: list[str]) -> None:
     """Print a plan.
 
     Raises:
-        UserError: bad input, or what does not fit.
+        UserError: bad input, or a plan that does not fit.
     """
     from pretrain.engine.ds_config_check import read_ds_config
     from pretrain.engine.quiet import quiet_deepspeed

@@ -1,4 +1,4 @@
-"""What a run's memory consists of, by arithmetic: engine settings, parameters of a rank, activations.
+"""Computes the parts of a run's memory by arithmetic: the parameters of a rank, and its activations.
 
 pretrain/plan/memory.py puts them together. s is the size of a compute element in bytes (bf16 2, fp32 4), t the
 tensor-parallel degree, B T the tokens of a micro-batch. docs/memory.md has the formulas beside measurements.
@@ -38,16 +38,16 @@ def rank_parameters(config: ModelConfig, tensor_parallel: int = 1) -> list[Param
     """The parameters of one tensor rank, in the model's order, vocabulary padding included.
 
     Column- and row-parallel matrices, biases of the former and the token embedding are cut into t equal parts; norms,
-    biases of row-parallel layers and learned positions are whole on every rank. It is arithmetic, and not read from
-    model.parameters.parameter_specs, because a plan tries many shapes: those build the network, which takes a hundred
-    times as long, and import it.
+    biases of row-parallel layers and learned positions are whole on every rank. They are computed, and not read
+    from model.parameters.parameter_specs, because a plan tries many shapes: those import and build the network, which
+    takes a hundred times as long.
     """
     t, d = tensor_parallel, config.d_model
     rows = config.padded_vocab_size(t) // t
     norm = [("weight", d)] + ([("bias", d)] if config.norm_bias else [])
-    found = [Parameter("token_embedding.weight", rows * d, False)]
+    parameters = [Parameter("token_embedding.weight", rows * d, False)]
     if config.positions == "learned":
-        found.append(Parameter("position_embedding.weight", config.context_length * d, False))
+        parameters.append(Parameter("position_embedding.weight", config.context_length * d, False))
     for layer in range(config.num_layers):
         q, kv, f = config.attention_width(layer) // t, config.kv_width(layer) // t, config.ffn_width // t
         columns = {"q": q, "k": kv, "v": kv}
@@ -59,15 +59,17 @@ def rank_parameters(config: ModelConfig, tensor_parallel: int = 1) -> list[Param
             block.append((f"ffn.{name}", d * f, f, config.ffn_bias))
         block.append(("ffn.down", f * d, d, config.ffn_bias))
         for kind, start in (("attention", 0), ("ffn", 4)):
-            found += [Parameter(f"layers.{layer}.{kind}_norm.{name}", size, False) for name, size in norm]
+            parameters += [
+                Parameter(f"layers.{layer}.{kind}_norm.{name}", size, False) for name, size in norm
+            ]
             for name, matrix, bias, has_bias in block[:4] if start == 0 else block[4:]:
-                found.append(Parameter(f"layers.{layer}.{name}.weight", matrix, True))
+                parameters.append(Parameter(f"layers.{layer}.{name}.weight", matrix, True))
                 if has_bias:
-                    found.append(Parameter(f"layers.{layer}.{name}.bias", bias, False))
-    found += [Parameter(f"final_norm.{name}", size, False) for name, size in norm]
+                    parameters.append(Parameter(f"layers.{layer}.{name}.bias", bias, False))
+    parameters += [Parameter(f"final_norm.{name}", size, False) for name, size in norm]
     if not config.tie_embeddings:
-        found.append(Parameter("output.weight", rows * d, True))
-    return found
+        parameters.append(Parameter("output.weight", rows * d, True))
+    return parameters
 
 
 # ---------------------------------------------------------------------- activations
@@ -83,7 +85,7 @@ def layer_activation_bytes(
     device: DeviceType = "cuda",
     document_mask: bool = False,
 ) -> int:
-    """What autograd keeps of one layer for its backward pass, in bytes on one rank.
+    """Bytes that autograd keeps of one layer for its backward pass, on one rank.
 
     Per token: both norms' inputs and outputs, 4 d s (outputs are what q, k, v and gate, up multiply), and the norms'
     statistics in fp32; q, k, v as attention sees them and its output, (2 A + 2 A_kv) s / t, and 4 bytes of
@@ -115,7 +117,7 @@ def layer_activation_bytes(
 def document_bytes(
     config: ModelConfig, micro_batch: int, element: int, tensor_parallel: int, device: DeviceType
 ) -> int:
-    """What a document mask adds to a micro-batch, shared by all layers: positions, rotary tables, masks.
+    """Bytes that a document mask adds to a micro-batch, shared by all layers: positions, rotary tables, masks.
 
     Per token a position, 8 bytes, and for each head dim its row of the rotary table, 4 d_h bytes. For each attention
     window a mask, B T² s, unless all its layers take the documents' offsets (see model/documents.py: CUDA, bf16, whole
@@ -138,27 +140,27 @@ def document_bytes(
 def norm_bytes(
     config: ModelConfig, tokens: int, element: int, parts: int = 1, device: DeviceType = "cuda"
 ) -> int:
-    """Input, output and statistics of one norm, for the backward pass; *parts* is t with sequence parallelism.
+    """Bytes of one norm's input, output and statistics for the backward pass; *parts* is t with sequence parallelism.
 
     torch has no fused RMS norm on CPUs: the widened input and the normed values are kept in fp32 there.
     """
     tokens //= parts
     if config.norm == "rmsnorm":
-        kept = 2 * FP32_BYTES if device == "cpu" else element
-        return tokens * ((kept + element) * config.d_model + FP32_BYTES)
+        input_bytes = 2 * FP32_BYTES if device == "cpu" else element
+        return tokens * ((input_bytes + element) * config.d_model + FP32_BYTES)
     return tokens * (2 * element * config.d_model + 2 * FP32_BYTES)
 
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes of one micro-batch on one rank."""
+    """Bytes of one micro-batch's activations on one rank."""
 
     per_layer: tuple[int, ...]
     """Kept from forward to backward pass, without activation checkpointing."""
     kept: tuple[int, ...]
     """Kept with the run's setting: with activation checkpointing, each layer's input only."""
     final_norm: int
-    """Its input, output and statistics."""
+    """The final norm's input, output and statistics."""
     outside: int
     """Ids, labels and rotary tables."""
     documents: int
@@ -174,7 +176,7 @@ class Activations:
 
     @property
     def total(self) -> int:
-        """All that is alive when the loss has been computed."""
+        """Bytes that are alive when the loss has been computed."""
         return sum(self.kept) + self.final_norm + self.outside + self.documents + self.logits
 
 
@@ -189,7 +191,7 @@ def activations(
     t, d, s = tensor_parallel, config.d_model, settings.compute_bytes
     sequence_parallel = settings.sequence_parallel and t > 1
     tokens = micro_batch * config.context_length
-    own_tokens = tokens // t if sequence_parallel else tokens
+    rank_tokens = tokens // t if sequence_parallel else tokens
     columns = config.padded_vocab_size(t) // t
     layers = tuple(
         layer_activation_bytes(
@@ -197,7 +199,7 @@ def activations(
         )
         for layer in range(config.num_layers)
     )
-    hidden = own_tokens * d * s
+    hidden = rank_tokens * d * s
     # In the feed-forward network: the gradients of the product and of both factors (plain: before and after the
     # activation), less the product that is free by then; and the gradient that comes in.
     work = hidden + tokens * s * (2 if config.ffn == "swiglu" else 1) * config.ffn_width // t

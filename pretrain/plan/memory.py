@@ -1,4 +1,4 @@
-"""How much memory a rank of a run needs, by arithmetic: states by ZeRO stage, buffers, and the peak of a step.
+"""Predicts a rank's memory by arithmetic: states by ZeRO stage, buffers, and the peak of a step.
 
 The formulas follow what torch's autograd keeps for this model's operations (pretrain/plan/footprint.py) and what
 DeepSpeed 0.19.8 allocates (its files are named below); docs/memory.md derives them and compares them with real
@@ -37,11 +37,11 @@ class States:
     gradients: int
     """Gradient buffers that are never freed."""
     host: int
-    """What is offloaded, in the host's memory; it is not in the other figures."""
+    """What is offloaded to the host's memory; the other fields do not include it."""
 
     @property
     def device(self) -> int:
-        """All of them on the device."""
+        """Bytes of all states on the device."""
         return self.parameters + self.master + self.moments + self.gradients
 
 
@@ -95,7 +95,7 @@ class MemoryPlan:
     gradients: int
     """Gradients that exist from the backward pass to the step."""
     phases: dict[str, int] = field(default_factory=dict)
-    """The most that is allocated on the device in each part of a step."""
+    """The largest allocation on the device in each phase of a step."""
 
     @property
     def peak(self) -> int:
@@ -104,7 +104,7 @@ class MemoryPlan:
 
     @property
     def peak_phase(self) -> str:
-        """Which phase that is."""
+        """Name of the phase with the peak."""
         return max(self.phases, key=lambda phase: self.phases[phase])
 
 
@@ -125,7 +125,7 @@ def memory_plan(
     - step: gradients, flattened for the optimizer.
     """
     parameters = rank_parameters(config, tensor_parallel)
-    kept = states(parameters, settings, data_parallel)
+    state_bytes = states(parameters, settings, data_parallel)
     acts = activations(config, micro_batch, settings, tensor_parallel, device)
     gradients = _gradients(parameters, settings, data_parallel, accumulation)
     buffers = _buffers(parameters, settings, data_parallel, device)
@@ -133,7 +133,7 @@ def memory_plan(
     embedding = parameters[0].elements * settings.compute_bytes
     # With tied embeddings the head's gradient waits through the backward pass for the embedding's to be added.
     waiting = embedding if config.tie_embeddings else 0
-    base = kept.device + gradients.before
+    base = state_bytes.device + gradients.before
     lasting = buffers.bucket if settings.stage == 3 else 0
 
     piled = gradients.piled * sum(p.elements for p in parameters)
@@ -145,10 +145,10 @@ def memory_plan(
         + waiting
         + _layers(config, settings, parameters, acts, gradients, buffers, gathered),
         "reduction": reduction + embedding + max(waiting, buffers.copies),
-        "step": kept.device + gradients.in_step + lasting,
+        "step": state_bytes.device + gradients.in_step + lasting,
     }
     reported = max(gradients.before + gradients.during + piled, gradients.in_step)
-    return MemoryPlan(kept, acts, buffers, gathered, reported, phases)
+    return MemoryPlan(state_bytes, acts, buffers, gathered, reported, phases)
 
 
 def _layers(
@@ -160,7 +160,7 @@ def _layers(
     buffers: Buffers,
     gathered: int,
 ) -> int:
-    """The most that the backward pass through the layers holds beyond what it holds from its start to its end.
+    """The peak of the backward pass through the layers, beyond what it holds from its start to its end.
 
     Two moments count in each layer: inside its feed-forward network, where its own activations are still there, and
     at its end, where they are gone and a bucket is reduced.
@@ -191,30 +191,30 @@ def gathered_bytes(parameters: list[Parameter], settings: EngineSettings) -> int
     """Stage 3: bytes of parameters that are whole at the end of the forward pass.
 
     A parameter stays after its use if it is used again within the reuse distance. From a layer's forward pass to its
-    backward pass, everything above it goes by twice, so the upper half of that distance stays; below that, what is
-    prefetched does, and the largest parameter that is in use.
+    backward pass, everything above it is used twice, so the upper half of that distance stays. Below that, what is
+    prefetched stays, and the largest parameter in use.
     """
     if settings.stage < 3:
         return 0
-    rest = sum(p.elements for p in parameters) - persistent_elements(parameters, settings)
+    partitioned = sum(p.elements for p in parameters) - persistent_elements(parameters, settings)
     largest = max(p.elements for p in parameters)
     return settings.compute_bytes * min(
-        rest, settings.reuse_distance // 2 + settings.prefetch_bucket + largest
+        partitioned, settings.reuse_distance // 2 + settings.prefetch_bucket + largest
     )
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """Bytes of gradients beyond the buffers that last."""
+    """Bytes of gradients beyond the lasting buffers."""
 
     before: int
-    """Of earlier micro-batches, alive all through the last one."""
+    """Gradients of earlier micro-batches, alive during all of the last one."""
     during: int
-    """The rank's partition, which the backward pass of the last one fills."""
+    """The rank's partition, which the backward pass of the last micro-batch fills."""
     piled: int
     """Per element: what the backward pass leaves in place, parameter by parameter."""
     in_step: int
-    """Alive in the optimizer's step."""
+    """Gradients alive in the optimizer's step."""
 
 
 def _gradients(
@@ -226,29 +226,29 @@ def _gradients(
     s, decayed = settings.compute_bytes, sum(p.elements for p in parameters if p.decayed)
     # Except where they are flat already, the gradients of one group at a time are flattened for the optimizer.
     flattened = FP32_BYTES * -(-max(decayed, total - decayed) // data_parallel)
-    several = accumulation > 1
+    accumulates = accumulation > 1
     if settings.stage == 3:
         return Gradients(0, 0, 0, 0 if settings.offload_optimizer else flattened)
     if settings.whole_gradients:  # those in .grad are set to zero, and freed after the step only
-        return Gradients(s * total if several else 0, 0, 0 if several else s, s * total)
+        return Gradients(s * total if accumulates else 0, 0, 0 if accumulates else s, s * total)
     partition = settings.accumulation_bytes * share
     if settings.separate_accumulation:  # one flat buffer, which the optimizer reads
-        return Gradients(partition if several else 0, 0 if several else partition, 0, partition)
+        return Gradients(partition if accumulates else 0, 0 if accumulates else partition, 0, partition)
     if settings.offload_optimizer:  # accumulated in the host's memory
         return Gradients(0, s * max(p.elements for p in parameters), 0, 0)
     # Stage 1 keeps all gradients until the last micro-batch, stage 2 those of its partition.
-    kept = s * total if settings.stage == 1 else partition
-    return Gradients(kept if several else 0, partition, 0, partition + flattened)
+    accumulated = s * total if settings.stage == 1 else partition
+    return Gradients(accumulated if accumulates else 0, partition, 0, partition + flattened)
 
 
 @dataclass(frozen=True)
 class Buffers:
-    """Bytes that reducing gradients takes."""
+    """Bytes of the buffers that gradients are reduced in."""
 
     bucket: int
-    """Reserved whole, from the first gradient to the end of the backward pass; at stage 3 for good."""
+    """Reserved in full, from the first gradient to the end of the backward pass; at stage 3 always."""
     copies: int
-    """Of what is reduced at a time: as much as fits a bucket, or one parameter that is larger."""
+    """Copies of what is reduced at a time: as much as fits a bucket, or one parameter that is larger."""
 
 
 def _buffers(
@@ -262,7 +262,7 @@ def _buffers(
         copied = total if data_parallel > 1 and decayed <= ENGINE_BUCKET else 0
         return Buffers(0, FP32_BYTES * max(copied, largest))
     reserved = settings.reduce_bucket * (2 if settings.overlap and settings.stage < 3 else 1)
-    if device == "cpu":  # memory that is never written to is not taken
+    if device == "cpu":  # the system does not allocate memory that is never written to
         reserved = min(reserved, total)
     reduced = min(total, max(largest, settings.reduce_bucket))
     if settings.stage == 3:

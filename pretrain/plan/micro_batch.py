@@ -1,4 +1,4 @@
-"""How a global batch is cut into ranks, micro-batches and accumulation steps."""
+"""Chooses the largest micro-batch that fits into memory, and the accumulation steps that follow from it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def plan_batch(
         data_parallel: number of data-parallel ranks.
         memory: bytes of one rank's device (its total, so that the same machine always makes the same choice).
         tensor_parallel: ranks that share a copy of the model, and take part in each micro-batch of it.
-        settings: what else memory depends on, for choosing the micro-batch; stage 2 in bf16 when not given.
+        settings: the other settings that memory depends on; stage 2 in bf16 when not given.
 
     Raises:
         UserError: on a CPU, weights and optimizer state are larger than the memory; something does not divide, or
@@ -63,17 +63,17 @@ def plan_batch(
 def _check_states_fit(
     model: ModelConfig, settings: EngineSettings, data_parallel: int, memory: int, tensor_parallel: int
 ) -> None:
-    """Refuse what a CPU's memory cannot hold before a batch is read: the system would kill the run without a word.
+    """Refuse what a CPU's memory cannot hold before a batch is read: the system would kill the run without a message.
 
-    A GPU says itself what it has no room for.
+    A GPU reports by itself what does not fit.
     """
-    kept = states(rank_parameters(model, tensor_parallel), settings, data_parallel)
-    if kept.device + kept.host > memory:
+    needed = states(rank_parameters(model, tensor_parallel), settings, data_parallel)
+    if needed.device + needed.host > memory:
         raise UserError(
             f"model: {model.num_parameters():,} parameters (d_model {model.d_model}, {model.num_layers} layers, "
-            f"ffn_width {model.ffn_width}) need {(kept.device + kept.host) / 2**30:,.1f} GiB a rank for weights and "
-            f"optimizer state, and a rank has {memory / 2**30:,.1f} GiB here; give a smaller model, or more machines "
-            "and ZeRO stage 3 (python -m pretrain.plan tells what fits)"
+            f"ffn_width {model.ffn_width}) need {(needed.device + needed.host) / 2**30:,.1f} GiB a rank for weights "
+            f"and optimizer state, and a rank has {memory / 2**30:,.1f} GiB here; give a smaller model, or more "
+            "machines and ZeRO stage 3 (python -m pretrain.plan tells what fits)"
         )
 
 
@@ -93,8 +93,8 @@ def _largest_micro_batch(
 ) -> int:
     valid = valid_micro_batches(per_rank, model, tensor_parallel)
     if not valid:
-        return 1  # which plan_batch refuses, saying what would do
-    room = usable_memory(memory, device_type)
+        return 1  # plan_batch refuses it, and says what is valid
+    usable = usable_memory(memory, device_type)
     for micro_batch in reversed(valid):
         if device_type == "cpu" and micro_batch * model.context_length > CPU_MICRO_BATCH_TOKENS:
             continue
@@ -102,7 +102,7 @@ def _largest_micro_batch(
         plan = memory_plan(
             model, settings, data_parallel, micro_batch, accumulation, tensor_parallel, device_type
         )
-        if plan.peak <= room:
+        if plan.peak <= usable:
             return micro_batch
     return valid[0]  # nothing fits: the smallest comes closest
 

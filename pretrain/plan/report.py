@@ -1,4 +1,4 @@
-"""A plan as aligned text, and as a JSON object."""
+"""Formats a plan as aligned text, and as a JSON object."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PHASES = {
 
 
 def describe(plan: RunPlan, ds_config: str) -> str:
-    """The plan in sections, every figure with its unit; memory and traffic are one rank's."""
+    """Format the plan in sections, every figure with its unit; memory and traffic are of one rank."""
     run, model, machine, batch = plan.run, plan.model, plan.machine, plan.batch
     precision = "bf16" if plan.settings.bf16 else "fp32"
     gpu = f"{machine.gpu}, {machine.memory / GIB:.1f} GiB"
@@ -50,18 +50,18 @@ def describe(plan: RunPlan, ds_config: str) -> str:
 
 def _memory_lines(plan: RunPlan) -> list[str]:
     memory, settings = plan.memory, plan.settings
-    kept, acts, buffers = memory.states, memory.activations, memory.buffers
+    states, acts, buffers = memory.states, memory.activations, memory.buffers
     weights = "bf16" if settings.bf16 else "fp32"
     layers = f"all {plan.model.num_layers} layers"
     if settings.checkpointing:
         layers = f"inputs of {layers}; {max(acts.per_layer) / GIB:.3f} GiB while one is recomputed"
     rows = [
-        ("parameters", kept.parameters, weights + (", this rank's part" if settings.stage == 3 else "")),
-        ("master weights", kept.master, "fp32, this rank's part"),
-        ("moments", kept.moments, "fp32 x 2, this rank's part"),
+        ("parameters", states.parameters, weights + (", this rank's part" if settings.stage == 3 else "")),
+        ("master weights", states.master, "fp32, this rank's part"),
+        ("moments", states.moments, "fp32 x 2, this rank's part"),
         (
             "gradients",
-            kept.gradients + memory.gradients,
+            states.gradients + memory.gradients,
             f"accumulated in {8 * settings.accumulation_bytes} bits",
         ),
         (
@@ -77,8 +77,8 @@ def _memory_lines(plan: RunPlan) -> list[str]:
         rows.append(("document mask", acts.documents, note))
     if settings.stage == 3:
         rows.append(("gathered parameters", memory.gathered, "whole at the end of the forward pass"))
-    if kept.host:
-        rows.append(("in host memory", kept.host, "offloaded, for each rank; not in the peak"))
+    if states.host:
+        rows.append(("in host memory", states.host, "offloaded, for each rank; not in the peak"))
     lines = ["memory of a rank                 GiB", *(_row(name, size, note) for name, size, note in rows)]
     for phase, size in memory.phases.items():
         lines.append(_row(f"peak: {phase}", size, PHASES[phase]))
@@ -89,23 +89,23 @@ def _memory_lines(plan: RunPlan) -> list[str]:
 
 
 def _traffic_lines(plan: RunPlan) -> list[str]:
-    sent = plan.traffic
+    traffic = plan.traffic
     rows = [
-        ("gradients", sent.gradients, "among data-parallel ranks"),
-        ("parameters", sent.parameters, "among data-parallel ranks"),
-        ("all-reduces", sent.tensor_all_reduces, "among tensor-parallel ranks"),
+        ("gradients", traffic.gradients, "among data-parallel ranks"),
+        ("parameters", traffic.parameters, "among data-parallel ranks"),
+        ("all-reduces", traffic.tensor_all_reduces, "among tensor-parallel ranks"),
         (
             "head exchange",
-            sent.head_exchange,
+            traffic.head_exchange,
             "among tensor-parallel ranks; python -m model.parallel_plan has layers",
         ),
     ]
-    if sent.host:
-        rows.append(("host and device", sent.host, "gradients down, weights up"))
+    if traffic.host:
+        rows.append(("host and device", traffic.host, "gradients down, weights up"))
     lines = ["sent by a rank in a step          GiB", *(_row(name, size, note) for name, size, note in rows)]
     seconds = plan.seconds_per_step
     if seconds is not None:
-        total = sent.data_parallel + sent.tensor_parallel
+        total = traffic.data_parallel + traffic.tensor_parallel
         lines.append(
             f"  on average {total / seconds / 1e9:,.2f} GB/s of each rank, if the step takes the time below"
         )
@@ -140,7 +140,7 @@ def _row(name: str, size: int, note: str) -> str:
 
 
 def to_json(plan: RunPlan) -> dict[str, Any]:
-    """Every figure of the plan; bytes as integers, seconds and FLOP/s as floats."""
+    """Return every figure of the plan; bytes as integers, seconds and FLOP/s as floats."""
     run = plan.run
     return {
         "model": run.model,
