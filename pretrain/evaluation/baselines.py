@@ -1,4 +1,4 @@
-"""What needs no model, on the windows that a model is validated on: guessing by token frequency, and zlib."""
+"""Baselines of the validation windows that need no model: guessing by token frequency, and zlib."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pretrain.run.data import RunData
 
 @dataclass(frozen=True)
 class Baselines:
-    """Bits per UTF-8 byte of the labels of a set of windows."""
+    """Baselines in bits per UTF-8 byte, over the labels of a set of windows."""
 
     token_frequency: float
     """Every token guessed by its share among the training tokens."""
@@ -26,7 +26,7 @@ class Baselines:
 
 
 def compare_baselines(data: RunData, context_length: int, count: int) -> Baselines:
-    """The baselines of a run's validation windows: *count* windows of *context_length* labels.
+    """Compute the baselines of a run's validation windows: *count* windows of *context_length* labels.
 
     Reads the training split of every corpus once, or a part of it where it is long (token_shares).
     """

@@ -25,7 +25,7 @@ WANDB_MODES = ("auto", "online", "offline", "disabled")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Build the parser of the command line."""
     from pretrain.config.command_line import CommandParser as Parser
 
     parser = Parser(
@@ -87,7 +87,7 @@ def run_evaluation(arguments: Sequence[str]) -> None:
     """Score the model, print a table and write the results.
 
     Raises:
-        UserError: bad input, a data set that is not there.
+        UserError: bad input, a data set that is missing.
     """
     options = build_parser().parse_args(arguments)
     _check(options)
@@ -110,9 +110,11 @@ def run_evaluation(arguments: Sequence[str]) -> None:
     if rank != 0:
         return
     print(table(results))
-    kept = [name for name, shots in results.get("n-shot", {}).items() if shots != options.num_fewshot]
-    if options.num_fewshot is not None and kept:
-        print(f"note: without solved items, as the task itself says: {', '.join(kept)}")
+    zero_shot_tasks = [
+        name for name, shots in results.get("n-shot", {}).items() if shots != options.num_fewshot
+    ]
+    if options.num_fewshot is not None and zero_shot_tasks:
+        print(f"note: without solved items, as the task itself says: {', '.join(zero_shot_tasks)}")
     if model.truncated:
         print(
             f"note: {model.truncated:,} texts were longer than the context of {model.max_length} and cut on the left"
@@ -195,7 +197,7 @@ def _join_ranks() -> int:
 
 
 def _from_rank_0(rank: int, make: Callable[[], T]) -> T:
-    """What rank 0 makes, on every rank."""
+    """Call *make* on rank 0 only, and return its result on every rank."""
     import torch
 
     made = [make() if rank == 0 else None]
@@ -205,7 +207,7 @@ def _from_rank_0(rank: int, make: Callable[[], T]) -> T:
 
 
 def _open(options: argparse.Namespace) -> tuple[ZeroShotModel, int | None]:
-    """The model for lm-eval and, for a run, the step of its checkpoint."""
+    """Open the model for lm-eval; for a run, also return the step of its checkpoint."""
     import torch
 
     from pretrain.evaluation.language_model import ZeroShotModel
@@ -260,7 +262,7 @@ def _write(
 def _log_to_wandb(options: argparse.Namespace, step: int, figures: dict[str, float]) -> None:
     """Add the figures to the run's curves, at the tokens of the step.
 
-    wandb takes no row behind its newest, so they stand in the one after it.
+    wandb accepts no row before its newest, so they go into the one after it.
     """
     from pretrain.metrics.file import FILE_NAME, read_metrics
     from pretrain.metrics.tracking import WandbLogger
@@ -283,14 +285,14 @@ def _log_to_wandb(options: argparse.Namespace, step: int, figures: dict[str, flo
     logger.close()
 
 
-def _run(given: list[str]) -> None:
-    given = [
-        argument for argument in given if not argument.startswith("--local_rank")
+def _run(arguments: list[str]) -> None:
+    arguments = [
+        argument for argument in arguments if not argument.startswith("--local_rank")
     ]  # a launcher's addition
-    if given[:1] == ["save"]:
-        run_save(given[1:])
+    if arguments[:1] == ["save"]:
+        run_save(arguments[1:])
     else:
-        run_evaluation(given)
+        run_evaluation(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Tasks' data sets on machines without internet: saved once where there is some, read from a folder elsewhere.
+"""Saves tasks' data sets to a folder, and reads them from it on machines without internet.
 
 DATA_DIR/Rowan/hellaswag/default/        one folder for each (hub name, configuration)
     validation/…                         as Dataset.save_to_disk writes it, or
@@ -21,7 +21,7 @@ Load = Callable[..., Any]
 
 
 def folder_of(data_dir: Path, path: str, name: str | None) -> Path:
-    """Where the data set *path* (configuration *name*) lies below *data_dir*."""
+    """The folder of the data set *path* (configuration *name*) below *data_dir*."""
     return data_dir / path / (name or DEFAULT)
 
 
@@ -30,7 +30,7 @@ def local_data_sets(data_dir: Path | None) -> Iterator[None]:
     """Inside the block lm-eval's tasks load their data sets from *data_dir*; None: from the hub or its cache.
 
     Raises:
-        UserError: a data set is not there, with the command that saves it.
+        UserError: a data set is missing; the message has the command that saves it.
     """
 
     def load(original: Load, path: str, name: str | None, kwargs: dict[str, Any]) -> Any:
@@ -92,7 +92,7 @@ def saving_data_sets(data_dir: Path, report: Callable[[str], None]) -> Iterator[
 
 
 def read_data_set(folder: Path, path: str, name: str | None) -> Any:
-    """The splits in *folder* as a DatasetDict, in memory (the folder may be read-only).
+    """Read the splits in *folder* into memory as a DatasetDict (the folder may be read-only).
 
     Raises:
         UserError: there are none, or they cannot be read.
@@ -136,7 +136,7 @@ def _shown(path: str, name: str | None) -> str:
 
 @contextmanager
 def _replaced_loader(load: Callable[[Load, str, str | None, dict[str, Any]], Any]) -> Iterator[None]:
-    """lm-eval's tasks call datasets.load_dataset and have no setting for where from."""
+    """Replace datasets.load_dataset, which lm-eval's tasks call and have no setting for."""
     import datasets
 
     original = datasets.load_dataset

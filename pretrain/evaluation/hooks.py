@@ -24,14 +24,14 @@ class ValidationHook(Hook):
         )
         self._interval, self._last = run.validation.every, run.steps
         self.result: ValidationResult | None = None
-        """The newest one of this session."""
+        """The newest result of this session."""
 
     def due(self, step: int) -> bool:
-        """After every so many steps, and the last."""
+        """Whether *step* is a multiple of ``validation.every``, or the last."""
         return every(self._interval, step, self._last)
 
     def run(self, engine: Any, state: TrainingState) -> HookResult:
-        """``val_loss`` in nats per token, ``val_bpb`` in bits per byte."""
+        """Return ``val_loss`` in nats per token, ``val_bpb`` in bits per byte."""
         self.result = self._validation.run(engine)
         return HookResult({"val_loss": self.result.loss, "val_bpb": self.result.bpb})
 
@@ -55,10 +55,10 @@ class EvaluationHook(Hook):
         self._interval, self._last = run.evaluation.every, run.steps
 
     def due(self, step: int) -> bool:
-        """After every so many steps, and the last."""
+        """Whether *step* is a multiple of ``evaluation.every``, or the last."""
         return every(self._interval, step, self._last)
 
     def run(self, engine: Any, state: TrainingState) -> HookResult:
-        """``evaluation/TASK/METRIC`` of each task, and a line with them."""
+        """Return ``evaluation/TASK/METRIC`` of each task, and a line with them."""
         scores = self._evaluation.run(engine)
         return HookResult(scores.figures, [f"scores   step {state.step:,}: {scores}"])

@@ -1,4 +1,4 @@
-"""Zero-shot scores of the model in training, on its own ranks, without a trace in the training numbers."""
+"""Scores the model zero-shot while it trains, on its own ranks, without changing the training numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pretrain.runtime.world import World
 
 @dataclass(frozen=True)
 class Scores:
-    """What one evaluation found."""
+    """The results of one evaluation."""
 
     figures: dict[str, float]
     """``evaluation/TASK/METRIC`` -> value."""
@@ -81,7 +81,7 @@ class InLoopEvaluation:
         return load_tasks(resolve_tasks(self.config.tasks.split(","), manager), manager, data_dir)
 
     def run(self, engine: Any) -> Scores:
-        """Score the engine's model. Collective; weights, gradients and random states are left as they are.
+        """Score the engine's model. Collective; weights, gradients and random states do not change.
 
         Each copy of the model scores its share of the requests, its tensor-parallel ranks the same ones; every rank
         makes the same number of forward passes (ZeRO-3 gathers weights in each).

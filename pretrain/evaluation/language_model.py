@@ -1,7 +1,7 @@
-"""What lm-eval asks of a model: the log-likelihood of texts.
+"""Computes the log-likelihoods of texts for lm-eval.
 
-lm-eval sees one process that scores every request. The requests are shared among the ranks in here, in batches that
-are the same number on every rank, so that a model whose forward pass is collective (ZeRO-3) can be evaluated too.
+lm-eval sees one process that scores every request. Here the requests are shared among the ranks, in the same number of
+batches on every rank, so that a model whose forward pass is collective (ZeRO-3) can be evaluated too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TokenRequest = tuple[Any, list[int], list[int]]
 
 @dataclass(frozen=True)
 class Share:
-    """Which part of the requests a rank scores."""
+    """The part of the requests that a rank scores."""
 
     index: int = 0
     count: int = 1
@@ -40,7 +40,7 @@ class Share:
 
     @classmethod
     def of_this_rank(cls) -> Share:
-        """Every rank has a part of its own."""
+        """Give every rank a part of its own."""
         return cls(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else cls()
 
 
@@ -52,11 +52,11 @@ class Row:
     """Which request it answers."""
     inputs: list[int]
     scored: list[int]
-    """The last of the inputs' successors: the tokens whose log-likelihood is wanted."""
+    """The tokens to score: those that follow the last of the inputs."""
 
 
 class ZeroShotModel(TemplateLM):
-    """A model for lm-eval.
+    """A model that lm-eval can score.
 
     Args:
         logits_of: token ids int64 [B, T] on *device* -> logits [B, T, vocabulary].
@@ -122,7 +122,7 @@ class ZeroShotModel(TemplateLM):
         return totals
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Not offered: base models of this size are scored by likelihood."""
+        """Not supported: base models of this size are scored by likelihood."""
         names = {request.task_name for request in requests}
         raise UserError(
             f"tasks: {', '.join(sorted(map(str, names)))} lets the model write text; valid: tasks that are scored by "
@@ -167,12 +167,12 @@ class ZeroShotModel(TemplateLM):
         width, results = len(batch[0].inputs), []
         while batch:
             count = len(batch) if self.collective else max(1, min(len(batch), self.most_tokens // width))
-            found = self._forward(batch[:count])
-            if found is None:
+            pass_results = self._forward(batch[:count])
+            if pass_results is None:
                 torch.cuda.empty_cache()
                 self.most_tokens = count * width // 2  # kept: every later batch would fail the same way
             else:
-                results += found
+                results += pass_results
                 batch = batch[count:]
         return results
 
@@ -190,10 +190,10 @@ class ZeroShotModel(TemplateLM):
             return None
         results = []
         for place, row in enumerate(batch):
-            wanted = torch.tensor(row.scored, device=self._device)
+            targets = torch.tensor(row.scored, device=self._device)
             end = len(row.inputs)
-            own = logits[place, end - len(row.scored) : end].float()  # [scored, vocabulary]
-            likelihoods = own.log_softmax(-1).gather(1, wanted[:, None])
-            greedy = bool((own.argmax(-1) == wanted).all())
+            row_logits = logits[place, end - len(row.scored) : end].float()  # [scored, vocabulary]
+            likelihoods = row_logits.log_softmax(-1).gather(1, targets[:, None])
+            greedy = bool((row_logits.argmax(-1) == targets).all())
             results.append((row.index, float(likelihoods.double().sum()), greedy))
         return results

@@ -1,4 +1,4 @@
-"""Tasks by name, run through lm-eval's Python API, without disturbing the random state of what runs around it."""
+"""Runs tasks by name through lm-eval's Python API, without changing the caller's random state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GROUPS = {"papers": ("hellaswag", "piqa", "winogrande", "arc_easy", "blimp", "wi
 
 @functools.cache
 def task_manager(include_path: str | None = None) -> TaskManager:
-    """lm-eval's tasks by name. Made once: it reads some ten thousand files, which takes seconds.
+    """Index lm-eval's tasks by name. Cached: it reads some ten thousand files, which takes seconds.
 
     Args:
         include_path: a folder with more task YAMLs, whose names come before lm-eval's own.
@@ -40,7 +40,7 @@ def resolve_tasks(names: Sequence[str], manager: TaskManager) -> list[str]:
     """Replace our groups by their tasks. A name that ends in .yaml is the file of a task.
 
     Raises:
-        UserError: an unknown name (with the closest one), a file that is not there, or none at all.
+        UserError: an unknown name (with the closest one), a file that is missing, or no name at all.
     """
     tasks: list[str] = []
     for name in (name.strip() for name in names):
@@ -62,8 +62,8 @@ def resolve_tasks(names: Sequence[str], manager: TaskManager) -> list[str]:
 
 def _closest(name: str, manager: TaskManager) -> str:
     # Ours first: among lm-eval's thousands of names a typing error finds obscure ones.
-    ours = [*GROUPS, *(task for group in GROUPS.values() for task in group)]
-    return closest(name, ours) or closest(name, manager.all_tasks)
+    our_names = [*GROUPS, *(task for group in GROUPS.values() for task in group)]
+    return closest(name, our_names) or closest(name, manager.all_tasks)
 
 
 def load_tasks(tasks: Sequence[str], manager: TaskManager, data_dir: Path | None) -> Any:
@@ -78,7 +78,7 @@ def load_tasks(tasks: Sequence[str], manager: TaskManager, data_dir: Path | None
             loaded = manager.load(list(tasks))
         except UserError:
             raise
-        except Exception as error:  # a task given twice, or one whose code needs a library that is not here
+        except Exception as error:  # a task given twice, or one whose code needs a library that is missing
             reason = " ".join(str(error).split())
             raise UserError(
                 f"tasks: {','.join(tasks)} cannot be loaded ({type(error).__name__}: {reason:.200})"
@@ -96,11 +96,11 @@ def load_tasks(tasks: Sequence[str], manager: TaskManager, data_dir: Path | None
 def score(
     lm: LM, loaded: Any, limit: int | None = None, bootstrap: int = 1000, shots: int | None = None
 ) -> dict[str, Any]:
-    """Score *lm* on what load_tasks returned, any number of times; collective when there are ranks.
+    """Score *lm* on what load_tasks returned, which can be used again. Collective when there are several ranks.
 
     Args:
-        shots: solved items before each; None is what the task says, and 0 where it says nothing. As in lm-eval, a task
-            that says 0 keeps it.
+        shots: solved items before each; None keeps the task's own number, or 0 if it has none. As in lm-eval, a task
+            with 0 keeps it.
         limit: at most this many items of each task.
         bootstrap: samples for the standard errors that need them; 0 leaves these out.
 
@@ -110,10 +110,10 @@ def score(
     with _random_state_kept(), _quiet():
         _seed()
         for task in loaded["tasks"].values():
-            own = task.get_config("num_fewshot")
-            if shots is not None and own != 0:
+            task_shots = task.get_config("num_fewshot")
+            if shots is not None and task_shots != 0:
                 task.set_config(key="num_fewshot", value=shots)
-            elif own is None:
+            elif task_shots is None:
                 task.set_config(key="num_fewshot", value=0)
             task.set_fewshot_seed(seed=SEED)
         # Not simple_evaluate: it returns nothing where LOCAL_RANK > 0, and spends seconds on describing the machine.
@@ -141,7 +141,7 @@ def save_data_sets(tasks: Sequence[str], manager: TaskManager, data_dir: Path, r
 
 
 def headline(results: Mapping[str, Any]) -> dict[str, float]:
-    """Figures as ``task/metric`` -> value, groups instead of their many subtasks."""
+    """Return the figures as ``task/metric`` -> value, with groups instead of their many subtasks."""
     subtasks = {
         name
         for group, names in results.get("group_subtasks", {}).items()
@@ -160,7 +160,7 @@ def headline(results: Mapping[str, Any]) -> dict[str, float]:
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """The figures, with standard errors and how many items they are of, as an aligned table."""
+    """Format the figures as an aligned table, with standard errors and numbers of items."""
     rows = [("task", "metric", "value", "stderr", "items")]
     for name, value in headline(results).items():
         task, metric = name.split("/", 1)
@@ -180,7 +180,7 @@ def _items(results: Mapping[str, Any], task: str) -> str:
 
 @contextmanager
 def _random_state_kept() -> Iterator[None]:
-    """lm-eval seeds Python's, numpy's and torch's generators; a training around it must not notice."""
+    """Restore Python's, numpy's and torch's random states, which lm-eval seeds and training must keep."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
     try:
@@ -203,12 +203,12 @@ def _quiet() -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in ("lm_eval", "lm-eval")]
     levels = [logger.level for logger in loggers]
     bars = datasets.utils.logging.is_progress_bar_enabled()
-    drawing: list[Any] = [lm_eval.api.model, lm_eval.api.task]
-    drawn = [module.tqdm for module in drawing]
+    tqdm_modules: list[Any] = [lm_eval.api.model, lm_eval.api.task]
+    original_bars = [module.tqdm for module in tqdm_modules]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     datasets.disable_progress_bars()
-    for module in drawing:
+    for module in tqdm_modules:
         module.tqdm = _no_bar
     try:
         yield
@@ -217,7 +217,7 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
         if bars:
             datasets.enable_progress_bars()
-        for module, bar in zip(drawing, drawn, strict=True):
+        for module, bar in zip(tqdm_modules, original_bars, strict=True):
             module.tqdm = bar
 
 

@@ -1,4 +1,4 @@
-"""Loss on a fixed set of held-out windows, shared among the ranks."""
+"""Computes the loss on a fixed set of held-out windows, shared among the ranks."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from pretrain.runtime.world import World
 
 @dataclass(frozen=True)
 class ValidationResult:
-    """loss in nats per token; bpb in bits per UTF-8 byte of the same text."""
+    """Validation loss in nats per token, and bpb in bits per UTF-8 byte of the same text."""
 
     loss: float
     bpb: float
 
 
 class Validation:
-    """The held-out windows of a run.
+    """Computes the loss on the held-out windows of a run.
 
     Args:
         windows: token ids [count, T+1].
         label_bytes: UTF-8 bytes of all label tokens together.
         micro_batch: sequences per forward pass.
-        document_starts: of each window, where documents begin among its inputs, for runs with a document mask: the
-            loss is that of the attention which the model was trained with.
+        document_starts: where documents begin among each window's inputs, for runs with a document mask: the loss
+            then uses the attention that the model was trained with.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Validation:
 
     @torch.no_grad()
     def run(self, engine: Any, progress: Callable[[int, int], None] | None = None) -> ValidationResult:
-        """Mean loss over all windows. Collective; the weights and the training numbers are left alone.
+        """Return the mean loss over all windows. Collective; weights and training numbers do not change.
 
         Every rank makes the same number of forward passes; a rank that has run out of windows repeats the first one
         with weight zero.
