@@ -1,6 +1,6 @@
-"""What attention and the residual stream of a model do, layer by layer, while it trains and afterwards.
+"""Measures a model's attention and residual stream layer by layer, while it trains and afterwards.
 
-Losses and scores belong to pretrain.evaluation. What is in the files:
+Losses and scores belong to pretrain.evaluation. The files:
 
 attention.py  weights.py  forward.py              the measures
 in_loop.py  maturity.py                           every N steps of a run (``--diagnostics_every``)

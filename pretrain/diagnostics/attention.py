@@ -1,4 +1,4 @@
-"""Measures of attention rows, one chunk of rows at a time: never B·h·T·T numbers at once."""
+"""Measures attention rows chunk by chunk, so that B·h·T·T numbers are never in memory at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 HEAD_MEASURES = ("attention_distance", "attention_entropy", "max_probability", "logit_spread")
-"""Per head; what each is stands in ``head_sums``."""
+"""Measures per head; ``head_sums`` defines them."""
 CHUNK_ELEMENTS = 1 << 22  # of one temporary: 16 MiB in fp32, of which a chunk needs about five
 
 
@@ -22,7 +22,7 @@ def head_sums(
     present: Sequence[bool] | None = None,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> Tensor:
-    """Sums over the queries of the second half of each sequence, by head.
+    """Sum each head's attention measures over the queries of the second half of each sequence.
 
     With A the causal softmax over the keys s that query t sees, l its logits and T the sequence's length, for the
     0-based positions t >= floor(T/2) (the Prism paper's floor(T/2) + 1 … T counts from 1):

@@ -17,7 +17,7 @@ from pretrain.utils.files import write_atomically
 
 
 def build_parser() -> Parser:
-    """The command line."""
+    """Build the parser of the command line."""
     parser = Parser(
         prog="python -m pretrain.diagnostics",
         description="Attention, residual writes and displacement of weights, by layer and head, of finished runs.",
@@ -45,7 +45,7 @@ def build_parser() -> Parser:
 
 
 def run_diagnostics(arguments: Sequence[str]) -> None:
-    """Do what the command line asks for.
+    """Measure, compare and draw the runs of the command line.
 
     Raises:
         UserError: bad input, or a run that cannot be read.
@@ -65,9 +65,9 @@ def run_diagnostics(arguments: Sequence[str]) -> None:
     from pretrain.run.differences import run_differences
 
     folders = [folder.resolve() for folder in options.runs]
-    twice = next((folder.name for folder in folders if folders.count(folder) > 1), None)
-    if twice:
-        raise UserError(f"runs: {twice} was given twice")
+    duplicate = next((folder.name for folder in folders if folders.count(folder) > 1), None)
+    if duplicate:
+        raise UserError(f"runs: {duplicate} was given twice")
     names = list(dict.fromkeys(group_and_seed(folder.name)[0] for folder in folders))
     baseline = options.baseline or names[0]
     if baseline not in names:

@@ -1,4 +1,4 @@
-"""Figures of several runs side by side: by layer, over training, and as differences of groups paired by seed."""
+"""Compares figures of several runs: by layer, over training, and as differences of groups paired by seed."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class Band:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Band:
-        """Of at least one value."""
-        found = list(values)
-        sd = statistics.stdev(found) if len(found) > 1 else math.nan
-        return cls(statistics.fmean(found), sd, len(found))
+        """Compute the band of at least one value."""
+        numbers = list(values)
+        sd = statistics.stdev(numbers) if len(numbers) > 1 else math.nan
+        return cls(statistics.fmean(numbers), sd, len(numbers))
 
 
 def by_group(runs: Sequence[RunFigures]) -> dict[str, list[RunFigures]]:
-    """Runs that differ in their seed only, in the order in which they were given.
+    """Group the runs that differ in their seed only, in the order in which they were given.
 
     Raises:
         UserError: two runs of a group have the same seed.
@@ -68,16 +68,16 @@ def layer_values(row: dict[str, Any], measure: str) -> dict[int, float]:
 
 
 def layer_bands(rows: Sequence[dict[str, Any]], measure: str) -> dict[int, Band]:
-    """A measure by layer over the seeds; layers that all of them have."""
+    """A measure by layer over the seeds, for the layers that all of them have."""
     values = [layer_values(row, measure) for row in rows]
-    layers = sorted(set.intersection(*(set(found) for found in values))) if values else []
-    return {layer: Band.of(found[layer] for found in values) for layer in layers}
+    layers = sorted(set.intersection(*(set(by_layer) for by_layer in values))) if values else []
+    return {layer: Band.of(by_layer[layer] for by_layer in values) for layer in layers}
 
 
 def paired(
     group: Sequence[RunFigures], baseline: Sequence[RunFigures]
 ) -> list[tuple[RunFigures, RunFigures]]:
-    """Runs of two groups with the same seed; when none match, all against all in order of their seeds."""
+    """Pair the runs of two groups by seed; when no seed matches, one by one in the order of the groups."""
     seeds = {run.seed: run for run in baseline}
     pairs = [(run, seeds[run.seed]) for run in group if run.seed in seeds]
     return pairs or list(zip(group, baseline, strict=False))
@@ -94,36 +94,40 @@ def differences(group: Sequence[RunFigures], baseline: Sequence[RunFigures], mea
             f"runs: {group[0].name} has {group[0].num_layers} layers, {baseline[0].name} has "
             f"{baseline[0].num_layers}; a difference by layer needs models of one depth"
         )
-    found = []
-    for one, other in paired(group, baseline):
-        mine, theirs = layer_values(one.last, measure), layer_values(other.last, measure)
-        found.append({layer: mine[layer] - theirs[layer] for layer in mine.keys() & theirs.keys()})
-    layers = sorted(set.intersection(*(set(values) for values in found))) if found else []
-    return {layer: Band.of(values[layer] for values in found) for layer in layers}
+    by_pair = []
+    for run, baseline_run in paired(group, baseline):
+        of_run, of_baseline = layer_values(run.last, measure), layer_values(baseline_run.last, measure)
+        by_pair.append(
+            {layer: of_run[layer] - of_baseline[layer] for layer in of_run.keys() & of_baseline.keys()}
+        )
+    layers = sorted(set.intersection(*(set(values) for values in by_pair))) if by_pair else []
+    return {layer: Band.of(values[layer] for values in by_pair) for layer in layers}
 
 
 def over_training(runs: Sequence[RunFigures], key: str) -> dict[int, Band]:
-    """A figure of the metrics by step, over the seeds; steps that all of them have."""
+    """A figure of the metrics by step over the seeds, for the steps that all of them have."""
     values = [{row["step"]: row[key] for row in run.rows if key in row} for run in runs]
-    steps = sorted(set.intersection(*(set(found) for found in values))) if values else []
-    return {step: Band.of(found[step] for found in values) for step in steps}
+    steps = sorted(set.intersection(*(set(by_step) for by_step in values))) if values else []
+    return {step: Band.of(by_step[step] for by_step in values) for step in steps}
 
 
 def difference_over_training(
     group: Sequence[RunFigures], baseline: Sequence[RunFigures], key: str
 ) -> dict[int, Band]:
     """group − baseline of a figure of the metrics by step, over the pairs of seeds."""
-    found = []
-    for one, other in paired(group, baseline):
-        mine = {row["step"]: row[key] for row in one.rows if key in row}
-        theirs = {row["step"]: row[key] for row in other.rows if key in row}
-        found.append({step: mine[step] - theirs[step] for step in mine.keys() & theirs.keys()})
-    steps = sorted(set.intersection(*(set(values) for values in found))) if found else []
-    return {step: Band.of(values[step] for values in found) for step in steps}
+    by_pair = []
+    for run, baseline_run in paired(group, baseline):
+        of_run = {row["step"]: row[key] for row in run.rows if key in row}
+        of_baseline = {row["step"]: row[key] for row in baseline_run.rows if key in row}
+        by_pair.append(
+            {step: of_run[step] - of_baseline[step] for step in of_run.keys() & of_baseline.keys()}
+        )
+    steps = sorted(set.intersection(*(set(values) for values in by_pair))) if by_pair else []
+    return {step: Band.of(values[step] for values in by_pair) for step in steps}
 
 
 def table(groups: dict[str, list[RunFigures]]) -> list[str]:
-    """Measures by layer at the last checkpoint, mean over seeds: a block of lines for each group."""
+    """Format the measures by layer at the last checkpoint, mean over seeds: a block of lines for each group."""
     lines = []
     for name, runs in groups.items():
         seeds = f"{len(runs)} seeds" if len(runs) > 1 else "1 run"

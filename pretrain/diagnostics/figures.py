@@ -1,4 +1,4 @@
-"""Pictures of the figures: curves over training, bars by layer, and differences with bands over seeds."""
+"""Draws the figures: curves over training, bars by layer, and differences with bands over seeds."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ BY_GROUP = {
 def draw_all(
     groups: Groups, baseline: str, out: Path, notes: Sequence[str] = (), loss: str = "val_loss"
 ) -> list[Path]:
-    """Every picture that the runs allow.
+    """Draw every picture that the runs have figures for.
 
     Args:
-        notes: what does not compare, written above each.
+        notes: what cannot be compared, written above each picture.
         loss: the validation loss to compare, ``val_bpb`` where the tokenizers differ.
 
     Returns:
@@ -57,22 +57,24 @@ def draw_all(
 
 
 def draw_curves(groups: Groups, path: Path, notes: Sequence[str] = ()) -> Path:
-    """Measures over training: a panel a group of runs, a line a layer (dark: low, bright: high), mean over the seeds.
+    """Draw measures over training: a panel per group of runs, a line per layer (dark: low, bright: high), seeds' mean.
 
-    The last ones have a line for each group of the optimizer. The groups stand side by side, on one scale; so many
-    measures beside one another that the picture is not much longer than wide.
+    The last measures have a line for each optimizer group. Groups of runs are side by side, on one scale. A row has so
+    many measures that the picture is not much longer than wide.
     """
     from matplotlib import colormaps
 
-    measures = [m for m in BY_LAYER if any(_has(run.rows, m) for runs in groups.values() for run in runs)]
-    wanted = [*measures, *BY_GROUP]
-    beside = BESIDE.get(len(groups), 1)
-    rows = math.ceil(len(wanted) / beside)
-    with _figure(path, rows, beside * len(groups), 2.1, width=3.6, notes=notes) as (figure, axes):
+    measures = [
+        m for m in BY_LAYER if any(_has_measure(run.rows, m) for runs in groups.values() for run in runs)
+    ]
+    all_measures = [*measures, *BY_GROUP]
+    measures_per_row = BESIDE.get(len(groups), 1)
+    rows = math.ceil(len(all_measures) / measures_per_row)
+    with _figure(path, rows, measures_per_row * len(groups), 2.1, width=3.6, notes=notes) as (figure, axes):
         for axis in axes.flat:
             axis.set_axis_off()
-        for index, measure in enumerate(wanted):
-            row, block = divmod(index, beside)
+        for index, measure in enumerate(all_measures):
+            row, block = divmod(index, measures_per_row)
             first = axes[row][block * len(groups)]
             for column, (name, runs) in enumerate(groups.items(), start=block * len(groups)):
                 axis = axes[row][column]
@@ -91,7 +93,7 @@ def draw_curves(groups: Groups, path: Path, notes: Sequence[str] = ()) -> Path:
                 else:
                     axis.sharey(first)
                 if row == 0:
-                    axis.set_title(_titled(name, runs), fontsize="small")
+                    axis.set_title(_group_title(name, runs), fontsize="small")
                 _step_axis(axis)
         _legend(figure, axes[0][0], ncols=6)
     return path
@@ -107,9 +109,9 @@ def _curves_by_group(axis: Any, runs: Sequence[RunFigures], measure: str) -> Non
 
 
 def draw_layers(groups: Groups, path: Path, notes: Sequence[str] = ()) -> Path:
-    """Bars by layer at the last checkpoint, with the standard deviation over seeds; dots are single heads.
+    """Draw bars by layer at the last checkpoint, with the standard deviation over seeds; dots are single heads.
 
-    Where the axis is logarithmic there are points in place of bars: a bar would begin anywhere.
+    Logarithmic axes have points in place of bars, since a bar has no zero to begin at.
     """
     measures = [
         m for m in BY_LAYER if any(layer_bands([r.last for r in runs], m) for runs in groups.values())
@@ -124,10 +126,10 @@ def draw_layers(groups: Groups, path: Path, notes: Sequence[str] = ()) -> Path:
                 errors = [0 if math.isnan(band.sd) else band.sd for band in bands.values()]
                 means = [band.mean for band in bands.values()]
                 if measure in LOGARITHMIC:
-                    style = {"fmt": "o", "markersize": 4, "label": _titled(name, runs)}
+                    style = {"fmt": "o", "markersize": 4, "label": _group_title(name, runs)}
                     axis.errorbar(places, means, errors, **style)
                 else:
-                    axis.bar(places, means, width, yerr=errors, label=_titled(name, runs))
+                    axis.bar(places, means, width, yerr=errors, label=_group_title(name, runs))
                 heads = runs[0].last.get(f"diagnostics/{measure}/heads")
                 for place, layer in zip(places, bands, strict=True):
                     if heads:
@@ -146,7 +148,7 @@ def draw_layers(groups: Groups, path: Path, notes: Sequence[str] = ()) -> Path:
 
 
 def draw_difference(groups: Groups, baseline: str, path: Path, notes: Sequence[str] = ()) -> Path:
-    """Group − baseline by layer at the last checkpoint, over pairs of seeds: the mean, and one deviation around it.
+    """Draw group − baseline by layer at the last checkpoint, over pairs of seeds: mean ± one standard deviation.
 
     For attention distance this is the figure of arXiv 2606.27449: ΔD_l of a schedule against the uniform one.
     """
@@ -173,30 +175,30 @@ def draw_difference(groups: Groups, baseline: str, path: Path, notes: Sequence[s
 def draw_difference_over_training(
     groups: Groups, baseline: str, path: Path, notes: Sequence[str] = (), loss: str = "val_loss"
 ) -> Path | None:
-    """Group − baseline over training: losses, and the measures averaged over the upper half of the layers.
+    """Draw group − baseline over training: losses, and the measures averaged over the upper half of the layers.
 
-    None when the metrics of the runs have no step in common.
+    Returns None when the metrics of the runs have no step in common.
     """
     others = {name: runs for name, runs in groups.items() if name != baseline}
     keys = [loss, *(f"upper/{measure}" for measure in BY_LAYER if measure != "feature_drift")]
-    found: dict[str, dict[str, dict[int, Band]]] = {}
+    drawn: dict[str, dict[str, dict[int, Band]]] = {}
     upper = {name: [_with_upper_half(run) for run in runs] for name, runs in groups.items()}
     for key in keys:
         bands = {name: difference_over_training(upper[name], upper[baseline], key) for name in others}
         if any(bands.values()):
-            found[key] = bands
-    if not found:  # nothing was measured while the runs trained
+            drawn[key] = bands
+    if not drawn:  # nothing was measured while the runs trained
         return None
-    with _figure(path, math.ceil(len(found) / 3), 3, 2.6, notes=notes) as (figure, axes):
+    with _figure(path, math.ceil(len(drawn) / 3), 3, 2.6, notes=notes) as (figure, axes):
         panels = [axis for row in axes for axis in row]
-        for axis, (key, by_name) in zip(panels, found.items(), strict=False):
+        for axis, (key, by_name) in zip(panels, drawn.items(), strict=False):
             axis.axhline(0, color="gray", linewidth=0.8)
             for index, (name, by_step) in enumerate(by_name.items()):
                 _line(axis, by_step, color=f"C{index}", label=f"{name} − {baseline}")
             title = LOSSES.get(key) or TITLES[key.removeprefix("upper/")] + ", upper half"
             axis.set_title("Δ " + title, fontsize="small")
             _step_axis(axis)
-        for axis in panels[len(found) :]:
+        for axis in panels[len(drawn) :]:
             axis.set_axis_off()
         _legend(figure, panels[0], ncols=2)
     return path
@@ -216,16 +218,16 @@ def _with_upper_half(run: RunFigures) -> RunFigures:
     return RunFigures(run.name, run.group, run.seed, rows, run.last, run.num_layers)
 
 
-def _has(rows: Sequence[dict[str, Any]], measure: str) -> bool:
+def _has_measure(rows: Sequence[dict[str, Any]], measure: str) -> bool:
     return any(key.startswith(f"diagnostics/{measure}/layer_") for row in rows for key in row)
 
 
-def _titled(name: str, runs: Sequence[RunFigures]) -> str:
+def _group_title(name: str, runs: Sequence[RunFigures]) -> str:
     return f"{name} ({len(runs)} seeds)" if len(runs) > 1 else name
 
 
 def _line(axis: Any, bands: dict[int, Band], **style: Any) -> None:
-    """Mean as a line, one standard deviation around it as a band."""
+    """Draw the mean as a line, one standard deviation around it as a band."""
     if not bands:
         return
     places, means = list(bands), [band.mean for band in bands.values()]
@@ -249,7 +251,7 @@ def _step_axis(axis: Any) -> None:
 
 
 def _legend(figure: Any, axis: Any, ncols: int, explained: Sequence[tuple[str, str]] = ()) -> None:
-    """What the lines of *axis* stand for, and the band around them; *explained*: pairs of text and matplotlib style."""
+    """Explain the lines of *axis* and the band around them; *explained*: pairs of text and matplotlib style."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

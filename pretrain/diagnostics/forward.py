@@ -1,7 +1,7 @@
 """Measures a network while it reads fixed windows: attention, residual writes, features.
 
-The network runs its ordinary forward pass, in evaluation mode and without gradients; hooks read what passes. So it
-works for whatever DeepSpeed engine or plain module holds the network: any ZeRO stage, any tensor-parallel degree.
+The network runs its ordinary forward pass, in evaluation mode and without gradients; hooks read the activations. So it
+works for any DeepSpeed engine or plain module that holds the network: any ZeRO stage, any tensor-parallel degree.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from pretrain.diagnostics.attention import HEAD_MEASURES, head_sums
 from pretrain.runtime.world import World
 
 LAYER_MEASURES = ("attention_write", "ffn_write", "path_energy")
-"""Per layer; what each is stands in ``ProbeResult``."""
+"""Measures per layer; ``ProbeResult`` defines them."""
 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What one pass over the windows measured, the same on every rank."""
+    """The measures of one pass over the windows, the same on every rank."""
 
     heads: list[Tensor]
     """By layer: fp64 [h_l, 4], the means of HEAD_MEASURES over the counted queries of all windows."""
@@ -42,10 +42,10 @@ class ProbeResult:
     path_energy (sum of ‖a‖² + ‖f‖² of the layers below)/‖X‖². The last is how we read R_P/‖X‖²_F of arXiv 2605.10504,
     which does not define it: energy of the residual writes on the path into the layer."""
     features: dict[int, Tensor]
-    """By layer asked for: fp32 [windows, positions, d] on the CPU, see ``normalised``."""
+    """By requested layer: fp32 [windows, positions, d] on the CPU, see ``normalised``."""
 
     def row(self) -> dict[str, Any]:
-        """The figures as keys of metrics: by layer (mean over its heads), and lists by layer and head."""
+        """Return the figures by their metrics keys: by layer (mean over its heads), and lists by layer and head."""
         figures: dict[str, Any] = {}
         for index, measure in enumerate(HEAD_MEASURES):
             for layer, heads in enumerate(self.heads):
@@ -80,10 +80,10 @@ class ForwardProbe:
 
     @torch.no_grad()
     def run(self, engine: Any, features: Sequence[int] = (), attention: bool = True) -> ProbeResult:
-        """Run the windows through the network. Collective; weights and training numbers are left alone.
+        """Run the windows through the network. Collective; weights and training numbers do not change.
 
-        As in validation, every rank makes the same number of passes: one that has run out of windows repeats the first
-        and does not count it.
+        As in validation, every rank makes the same number of passes: a rank that has run out of windows repeats the
+        first and does not count it.
 
         Args:
             engine: a DeepSpeed engine, or the network itself.
@@ -103,7 +103,7 @@ class ForwardProbe:
 
 
 class _Recorder:
-    """Hooks on every layer, while it is entered as a context."""
+    """Context manager that hooks every layer and sums up the measures."""
 
     def __init__(
         self, probe: ForwardProbe, network: Transformer, features: Sequence[int], attention: bool
@@ -125,31 +125,31 @@ class _Recorder:
         self._hooks = ExitStack()
 
     def begin(self, rows: Tensor, present: Tensor) -> None:
-        """The next pass reads these rows of the windows, of which *present* count."""
+        """Set the rows of the windows that the next pass reads, of which *present* count."""
         self.rows, self.present = rows, present
 
     def __enter__(self) -> _Recorder:
         for layer, module in enumerate(self.network.layers):
             assert isinstance(module, Block)
             if layer in self.feature_layers:
-                self._after(module, lambda output, layer=layer: self._keep(layer, output))
+                self._after(module, lambda output, layer=layer: self._record_features(layer, output))
             if self.attention:
-                self._watch(layer, module)
+                self._add_hooks(layer, module)
         return self
 
     def __exit__(self, *error: object) -> None:
         self._hooks.close()
 
-    def _watch(self, layer: int, block: Block) -> None:
+    def _add_hooks(self, layer: int, block: Block) -> None:
         attention = block.attention
-        self._before(block, lambda inputs: self._energy(layer, 0, inputs[0]))
+        self._before(block, lambda inputs: self._add_energy(layer, 0, inputs[0]))
         self._after(attention.q, lambda output: self.projections.update(q=output))
         self._after(attention.k, lambda output: self.projections.update(k=output))
-        # Through the inputs, so that whatever positions and masks the network gives its layers are those measured.
+        # Read from the inputs, so that the positions and masks measured are those that the network gives its layers.
         self._before(attention, lambda inputs: self.projections.update(inputs=inputs))
-        self._after(attention, lambda output: self._attention(layer, attention, output))
-        self._before(block.ffn_norm, lambda inputs: self._energy(layer, 2, inputs[0]))
-        self._after(block.ffn, lambda output: self._energy(layer, 3, output))
+        self._after(attention, lambda output: self._add_head_sums(layer, attention, output))
+        self._before(block.ffn_norm, lambda inputs: self._add_energy(layer, 2, inputs[0]))
+        self._after(block.ffn, lambda output: self._add_energy(layer, 3, output))
 
     def _before(self, module: nn.Module, record: Any) -> None:
         handle = module.register_forward_pre_hook(lambda module, inputs: record(inputs) and None)
@@ -159,13 +159,13 @@ class _Recorder:
         handle = module.register_forward_hook(lambda module, inputs, output: record(output) and None)
         self._hooks.callback(handle.remove)
 
-    def _energy(self, layer: int, which: int, hidden: Tensor) -> None:
+    def _add_energy(self, layer: int, which: int, hidden: Tensor) -> None:
         """Add ‖hidden‖² of the sequences that count; hidden [B, T, d], with sequence parallelism a part of T."""
         norms = torch.linalg.vector_norm(hidden, dim=(1, 2), dtype=torch.float64)
         self.energies[layer, which] += (norms.square() * self.present.to(norms.device)).sum()
 
-    def _attention(self, layer: int, attention: Attention, output: Tensor) -> None:
-        self._energy(layer, 1, output)
+    def _add_head_sums(self, layer: int, attention: Attention, output: Tensor) -> None:
+        self._add_energy(layer, 1, output)
         query, key = self.projections.pop("q"), self.projections.pop("k")  # [B, T, own columns]
         _, table, mask = self.projections.pop("inputs")[:3]
         present, spans, first = self.present, None, 0
@@ -187,25 +187,25 @@ class _Recorder:
         sums = head_sums(query, key, scale=attention.scale, mask=mask, spans=spans, present=present.tolist())
         self.head_sums[layer][first : first + attention.heads] += sums
 
-    def _keep(self, layer: int, hidden: Tensor) -> None:
-        here = self.network.grid
-        if here.sequence_parallel:  # each rank has a part of T
-            hidden = all_gather(hidden, here.tensor_group).transpose(0, 1).flatten(1, 2)
+    def _record_features(self, layer: int, hidden: Tensor) -> None:
+        grid = self.network.grid
+        if grid.sequence_parallel:  # each rank has a part of T
+            hidden = all_gather(hidden, grid.tensor_group).transpose(0, 1).flatten(1, 2)
         sample = normalised(hidden[:, self.probe.positions.to(hidden.device)], self.probe.config)
-        there = self.present.to(hidden.device)
-        self.features[layer][self.rows[self.present].to(hidden.device)] = sample[there].float()
+        present = self.present.to(hidden.device)
+        self.features[layer][self.rows[self.present].to(hidden.device)] = sample[present].float()
 
     def result(self) -> ProbeResult:
-        """Join what the ranks have."""
+        """Sum over the ranks, and return the measures."""
         world = self.probe.world
         if self.attention and world.size > 1:
-            here = self.network.grid
-            if here.tensor_parallel > 1 and not here.sequence_parallel and here.tensor_rank:
+            grid = self.network.grid
+            if grid.tensor_parallel > 1 and not grid.sequence_parallel and grid.tensor_rank:
                 self.energies.zero_()  # hidden states are whole on every rank of a tensor group: count them once
             dist.all_reduce(self.energies)
             for sums in self.head_sums:
                 dist.all_reduce(sums)
-        features = {layer: world.sum(kept).cpu() for layer, kept in self.features.items()}
+        features = {layer: world.sum(layer_features).cpu() for layer, layer_features in self.features.items()}
         heads = [(sums[:, :4] / sums[:, 4:]).cpu() for sums in self.head_sums]
         entering, attention, middle, ffn = self.energies.cpu().unbind(1)
         path = torch.cumsum(attention + ffn, 0) - (attention + ffn)
@@ -214,14 +214,14 @@ class _Recorder:
 
 
 def _eager(network: Transformer) -> AbstractContextManager[Any]:
-    """Compiled blocks would not run hooks that came later, and must not be compiled anew for them."""
+    """Run compiled blocks uncompiled: they ignore hooks added later, and must not be compiled anew for them."""
     if any(getattr(block, "_compiled_call_impl", None) is not None for block in network.layers):
         return torch.compiler.set_stance("force_eager")
     return nullcontext()
 
 
 def normalised(hidden: Tensor, config: ModelConfig) -> Tensor:
-    """Hidden states [..., d] as the norms of the layers above see them: rms 1 (centred first for a layernorm)."""
+    """Normalise hidden states [..., d] as the norms of the layers above do: rms 1 (centred first for a layernorm)."""
     wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
     if config.norm == "layernorm":
         wide = wide - wide.mean(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Diagnostics while a run trains: every N steps, on held-out windows, without a trace in the training numbers."""
+"""Measures a run every N steps while it trains, on held-out windows, without changing the training numbers."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ FEATURE = "diagnostics/layer_"
 
 
 class Diagnostics(Hook):
-    """What a run measures of itself every ``diagnostics_every`` steps.
+    """Hook that measures attention, residual writes and weights every ``diagnostics_every`` steps.
 
     Args:
-        context: the run's. ``diagnostics_every`` 0 turns everything off but the keeping of W_Q and W_K at the release.
+        context: the run's. With ``diagnostics_every`` 0, only W_Q and W_K at the release are kept.
 
     Raises:
-        UserError: ``diagnostics.release`` is not a step of the run, or there is no held-out window to look at (a run
-            without validation goes without diagnostics then, which ``notes`` says).
+        UserError: ``diagnostics.release`` is not a step of the run, or there is no held-out window to measure on (a run
+            without validation then has no diagnostics, which ``notes`` says).
     """
 
     name = "diagnostics"
@@ -68,7 +68,7 @@ class Diagnostics(Hook):
                 self.notes.append(f"no diagnostics: {error}")
         self._features: dict[int, Tensor] = {}
         self._initial: Pieces | None = None
-        self._kept: tuple[int, Pieces] | None = None
+        self._release_weights: tuple[int, Pieces] | None = None
 
     # ---------------------------------------------------------------------- the trainer's part
 
@@ -77,15 +77,15 @@ class Diagnostics(Hook):
         return self._probe is not None and step % self.context.run.diagnostics_every == 0
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint must hold, so that the first drift after a resume is that of a run without a break."""
-        return {f"{FEATURE}{layer}": kept for layer, kept in self._features.items()}
+        """Tensors for the checkpoint, so that the first drift after a resume is that of an uninterrupted run."""
+        return {f"{FEATURE}{layer}": features for layer, features in self._features.items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take back what ``state`` gave, as far as the same windows and positions are still looked at."""
-        for name, kept in tensors.items():
+        """Load the tensors of ``state``, which are used if windows and positions are still the same."""
+        for name, features in tensors.items():
             # Those of other windows or positions have another shape, and are not used.
             if name.startswith(FEATURE) and (layer := name.removeprefix(FEATURE)).isdecimal():
-                self._features[int(layer)] = kept
+                self._features[int(layer)] = features
 
     def release_step(self, state: TrainingState) -> int | None:
         """The step whose W_Q and W_K are the reference of the second displacement, once it is known."""
@@ -99,14 +99,14 @@ class Diagnostics(Hook):
         Collective.
 
         Returns:
-            A line about it: that they were kept, or why not.
+            A line that says where they were kept, or why they were not.
         """
         if state.step != self.release_step(state):
             return HookResult()
-        own = self._own(engine)
-        self._kept = (state.step, own.copy())
+        rank_weights = self._rank_weights(engine)
+        self._release_weights = (state.step, rank_weights.copy())
         tensors = {}
-        for name, weight in own.full(self.world):
+        for name, weight in rank_weights.full(self.world):
             if self.world.is_main:
                 tensors[name] = weight
         path = kept_path(self.context.run.folder, state.step)
@@ -117,7 +117,7 @@ class Diagnostics(Hook):
         return HookResult(lines=[f"release  W_Q and W_K of step {state.step:,} kept in {path}"])
 
     def run(self, engine: Any, state: TrainingState) -> HookResult:
-        """All figures as keys of metrics, ``diagnostics/…``. Collective; weights and random states are left alone."""
+        """Return all figures, as ``diagnostics/…``. Collective; weights and random states do not change."""
         if self._probe is None:  # pending from a session that still had diagnostics
             return HookResult()
         result = self._probe.run(engine, lower_layers(self.model.num_layers))
@@ -127,16 +127,16 @@ class Diagnostics(Hook):
             if before is not None and before.shape == features.shape:
                 row[f"diagnostics/feature_drift/layer_{layer}"] = feature_drift(features, before)
         self._features = result.features
-        own = self._own(engine)
+        rank_weights = self._rank_weights(engine)
         if state.from_seed:
             if self._initial is None:
-                self._initial = own.cut(
+                self._initial = rank_weights.cut(
                     initial_weights(self.model, self.specs, self.context.run.seed, self.dtype)
                 )
-            row |= displacement_row(own.displacements(self._initial), "initial")
-        kept = self._kept_at(own, state)
-        if kept is not None:
-            row |= displacement_row(own.displacements(kept), "release")
+            row |= displacement_row(rank_weights.displacements(self._initial), "initial")
+        at_release = self._weights_at_release(rank_weights, state)
+        if at_release is not None:
+            row |= displacement_row(rank_weights.displacements(at_release), "release")
         for group, (effective, relative) in update_sizes(engine, self.specs).items():
             row[f"diagnostics/effective_lr/{group}"] = effective
             row[f"diagnostics/relative_update/{group}"] = relative
@@ -149,21 +149,21 @@ class Diagnostics(Hook):
         windows, _ = context.data.validation_windows(self.model.context_length, settings.sequences)
         return ForwardProbe(self.model, windows, context.batch.micro_batch, self.world, settings.positions)
 
-    def _own(self, engine: Any) -> OwnWeights:
+    def _rank_weights(self, engine: Any) -> OwnWeights:
         return OwnWeights(engine, projections(self.model.num_layers), self.specs)
 
-    def _kept_at(self, own: OwnWeights, state: TrainingState) -> Pieces | None:
+    def _weights_at_release(self, rank_weights: OwnWeights, state: TrainingState) -> Pieces | None:
         """This rank's pieces of the weights at the release, once it is past; from the run's folder after a resume."""
         step = self.release_step(state)
         if step is None or state.step < step:
             return None
-        if self._kept is None or self._kept[0] != step:
-            read = open_kept(kept_path(self.context.run.folder, step), self.specs, own.names)
-            if self.world.agree(None if read else "missing"):
+        if self._release_weights is None or self._release_weights[0] != step:
+            read_weight = open_kept(kept_path(self.context.run.folder, step), self.specs, rank_weights.names)
+            if self.world.agree(None if read_weight else "missing"):
                 return None
-            assert read is not None
-            self._kept = (step, own.cut(read))
-        return self._kept[1]
+            assert read_weight is not None
+            self._release_weights = (step, rank_weights.cut(read_weight))
+        return self._release_weights[1]
 
 
 def slowing_rule(rates: GroupRates) -> str | None:
@@ -178,7 +178,7 @@ def slowing_rule(rates: GroupRates) -> str | None:
 
 
 def displacement_row(displacements: Mapping[str, float], reference: str) -> dict[str, Any]:
-    """``diagnostics/lambda_q_REFERENCE/layer_N`` from the weights' names."""
+    """Turn displacements by weight name into rows ``diagnostics/lambda_q_REFERENCE/layer_N``."""
     row = {}
     for name, value in displacements.items():
         _, layer, _, part, _ = name.split(".")

@@ -13,7 +13,7 @@ rule of the learning rates is released at the first step at which the lower half
 ``hold`` and no later than its ``latest`` (12 % of the run in that paper; there it fired at 3 to 6 %).
 
 A probe is a forward pass at a step that the run's configuration fixes: the decision is a function of the weights, the
-same on every rank and after a resume, and it leaves no trace in the training numbers but the learning rate.
+same on every rank and after a resume, and it changes no training number but the learning rate.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ FEATURE = "maturity/features"
 
 
 def settled(drifts: list[float], config: MaturityConfig) -> bool:
-    """The decision after the drifts so far, oldest first."""
+    """Whether the lower half has settled after these drifts, oldest first."""
     if len(drifts) <= config.patience:  # the first drift is its own largest value
         return False
     return all(drift <= config.settled * max(drifts) for drift in drifts[-config.patience :])
 
 
 class Maturity(Hook):
-    """The probes of a run, and what follows from them for its learning-rate rules.
+    """Hook that probes the lower half of the layers, and releases learning-rate rules when it has settled.
 
-    What is found is kept in ``TrainingState.maturity`` (``probes``: pairs of step and drift) and, for the rules that
-    were released, in ``TrainingState.released``; the features of the last probe are in the checkpoint, too.
+    Drifts are kept in ``TrainingState.maturity`` (``probes``: pairs of step and drift), released rules in
+    ``TrainingState.released``. The features of the last probe are in the checkpoint, too.
 
     Raises:
         UserError: ``maturity.every`` is neither a fraction nor a whole number of steps; or a rule is to be released by
@@ -68,15 +68,15 @@ class Maturity(Hook):
         self._features: Tensor | None = None
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint must hold for the next drift."""
+        """Features for the checkpoint, which the next drift needs."""
         return {} if self._features is None else {FEATURE: self._features}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take back what ``state`` gave."""
+        """Load the tensors of ``state``."""
         self._features = tensors.get(FEATURE)
 
     def before_step(self, engine: Any, state: TrainingState) -> HookResult:
-        """Probe if it is time to, and release what is to be released from the step about to be attempted. Collective.
+        """Probe if a probe is due, and release the rules that end at the step about to be attempted. Collective.
 
         Returns:
             ``maturity/drift`` at a probe, and a line for each rule that was released.

@@ -1,4 +1,4 @@
-"""The same figures from finished or stopped runs: their checkpoints, whatever world wrote them, on one machine."""
+"""Measures checkpoints of finished or stopped runs on one machine, whatever number of ranks wrote them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class RunFigures:
-    """What is known of one run."""
+    """The figures of one run."""
 
     name: str
     group: str
@@ -70,18 +70,18 @@ def measure_run(
         sequences: windows that are read.
         micro_batch: windows read at a time.
         steps: which checkpoints: "last", "all", or their steps.
-        device: where to compute; CUDA when there is some.
-        report: is given a line for each checkpoint.
+        device: where to compute; by default CUDA if available.
+        report: called with a line for each checkpoint.
 
     Raises:
         UserError: no run, no such checkpoint, no data, another tokenizer.
     """
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    wanted: list[int | None] = [None]
+    requested_steps: list[int | None] = [None]
     if steps == "all":
-        wanted = [*checkpoint_steps(folder)] or [None]
+        requested_steps = [*checkpoint_steps(folder)] or [None]
     elif not isinstance(steps, str):
-        wanted = [*steps]
+        requested_steps = [*steps]
     rows: dict[int, dict[str, Any]] = {}
     if (folder / FILE_NAME).is_file():
         rows = {row["step"]: row for row in read_metrics(folder)}
@@ -89,7 +89,7 @@ def measure_run(
     before: dict[int, Tensor] = {}
     last: dict[str, Any] = {}
     num_layers = 0
-    for step in wanted:
+    for step in requested_steps:
         source = SavedRun.open(folder, step, report)
         if windows is None:
             windows = _windows(source, data, sequences)
@@ -103,7 +103,7 @@ def measure_run(
 
 
 def group_and_seed(name: str) -> tuple[str, str]:
-    """``tiny-prism-tiny-s3`` -> ``tiny-prism-tiny`` and ``3``; a name without a seed is a group of its own."""
+    """Split ``tiny-prism-tiny-s3`` into ``tiny-prism-tiny`` and ``3``; a name without a seed is its own group."""
     match = re.fullmatch(r"(.+?)[-_]?s(\d+)", name)
     return (match[1], match[2]) if match else (name, "")
 
@@ -124,9 +124,11 @@ def _measure(
     source: SavedRun, windows: np.ndarray, micro_batch: int, device: torch.device, before: dict[int, Tensor]
 ) -> tuple[dict[str, Any], dict[int, Tensor]]:
     """The figures of one checkpoint, and its features for the drift to the next."""
-    alone = World(rank=0, local_rank=0, size=1, local_size=1, device=device, threads=torch.get_num_threads())
+    single_world = World(
+        rank=0, local_rank=0, size=1, local_size=1, device=device, threads=torch.get_num_threads()
+    )
     network = source.load_model().to(device)
-    result = ForwardProbe(source.model, windows, micro_batch, alone).run(
+    result = ForwardProbe(source.model, windows, micro_batch, single_world).run(
         network, lower_layers(source.model.num_layers)
     )
     del network
@@ -142,24 +144,24 @@ def _measure(
         row |= displacement_row(
             {name: displacement(checkpoint.parameter(name), initial(name)) for name in names}, "initial"
         )
-    kept = _kept(source, names)
-    if kept is not None:
+    at_release = _release_weights(source, names)
+    if at_release is not None:
         row |= displacement_row(
-            {name: displacement(checkpoint.parameter(name), kept(name)) for name in names}, "release"
+            {name: displacement(checkpoint.parameter(name), at_release(name)) for name in names}, "release"
         )
     row |= _updates(checkpoint)
     checkpoint.release()
     return row, result.features
 
 
-def _kept(source: SavedRun, names: list[str]) -> Callable[[str], Tensor] | None:
+def _release_weights(source: SavedRun, names: list[str]) -> Callable[[str], Tensor] | None:
     """W_Q and W_K at the release, if that is no later than the checkpoint."""
     files = (source.run_folder / "release").glob("step_*.safetensors")
     steps = [int(path.stem[5:]) for path in files if path.stem[5:].isascii() and path.stem[5:].isdigit()]
-    known = [step for step in steps if step <= source.state.step]
-    if not known:
+    past_steps = [step for step in steps if step <= source.state.step]
+    if not past_steps:
         return None
-    return open_kept(kept_path(source.run_folder, max(known)), source.checkpoint.specs, names)
+    return open_kept(kept_path(source.run_folder, max(past_steps)), source.checkpoint.specs, names)
 
 
 def _updates(checkpoint: UnshardedCheckpoint) -> dict[str, Any]:

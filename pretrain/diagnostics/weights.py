@@ -1,7 +1,7 @@
-"""How far weights have moved, and how far the last update moved them: from the optimizer's own fp32 masters.
+"""Measures how far weights have moved, in all and in the last update, on the optimizer's own fp32 masters.
 
-Every rank looks at the pieces that it owns (ZeRO partitions of its tensor-parallel shard) and the sums are added up,
-so nothing is gathered, at any stage and degree.
+Every rank measures the pieces that it owns (ZeRO partitions of its tensor-parallel shard) and the sums are added up, so
+nothing is gathered, at any stage and degree.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pretrain.runtime.world import World
 from pretrain.utils.files import atomic_file, remove_leftovers
 
 Pieces = dict[str, list[Tensor]]
-"""By parameter: this rank's runs of its elements, flat."""
+"""By parameter: this rank's pieces of it, flat."""
 
 
 def projections(num_layers: int) -> list[str]:
@@ -44,7 +44,7 @@ def projections(num_layers: int) -> list[str]:
 def displacement(weight: Tensor, reference: Tensor) -> float:
     """‖W - W'‖_F / ‖W'‖_F: the relative displacement λ of one weight from a reference.
 
-    λ_Q and λ_K of arXiv 2605.10504 are read so; the paper's own definition is not public.
+    This is how we read λ_Q and λ_K of arXiv 2605.10504; the paper's own definition is not public.
     """
     moved = torch.linalg.vector_norm(weight.double() - reference.double())
     return (moved / torch.linalg.vector_norm(reference.double())).item()
@@ -53,10 +53,10 @@ def displacement(weight: Tensor, reference: Tensor) -> float:
 def initial_weights(
     model: ModelConfig, specs: dict[str, ParameterSpec], seed: int, dtype: torch.dtype
 ) -> Callable[[str], Tensor]:
-    """A function from a parameter's name to what it was at step 0: fp32, full shape, drawn again from the seed.
+    """Return a function from a parameter's name to its value at step 0: fp32, full shape, drawn again from the seed.
 
-    That is cheaper than keeping it. The optimizer's masters begin as copies of the weights that the model computes
-    with, so in bf16 (*dtype*) they begin rounded.
+    Drawing it again is cheaper than keeping it. The optimizer's masters begin as copies of the weights that the model
+    computes with, so in bf16 (*dtype*) they begin rounded.
     """
 
     def initial(name: str) -> Tensor:
@@ -67,7 +67,7 @@ def initial_weights(
 
 
 class OwnWeights:
-    """This rank's pieces of some parameters inside a DeepSpeed engine.
+    """This rank's pieces of the named parameters inside a DeepSpeed engine.
 
     Args:
         engine: a DeepSpeedEngine.
@@ -79,54 +79,54 @@ class OwnWeights:
         self.names, self.specs = list(names), specs
         self.shapes = shard_shapes(engine)
         self.tensor_parallel, self.tensor_rank = tensor_place(engine)
-        wanted = set(self.names)
+        name_set = set(self.names)
         self._pieces: dict[str, list[tuple[EngineFlat, Piece]]] = {name: [] for name in self.names}
         for flat in engine_flats(engine):
             for name, pieces in flat.pieces.items():
-                if name in wanted:
+                if name in name_set:
                     self._pieces[name] += [(flat, piece) for piece in pieces]
 
     def now(self) -> Pieces:
-        """Views of the masters."""
+        """Views of this rank's pieces of the masters."""
         return {
             name: [flat.master.data[piece.offset : piece.offset + piece.numel] for flat, piece in pieces]
             for name, pieces in self._pieces.items()
         }
 
     def copy(self) -> Pieces:
-        """The masters as they are, on the CPU."""
+        """Copies of these pieces on the CPU."""
         return {
             name: [piece.detach().cpu().clone() for piece in pieces] for name, pieces in self.now().items()
         }
 
     def cut(self, full: Callable[[str], Tensor]) -> Pieces:
-        """This rank's pieces of other tensors of the same parameters, given by name in full shape.
+        """Cut this rank's pieces out of other tensors of the same parameters, which *full* returns in full shape.
 
-        *full* is only asked for parameters of which this rank has a piece.
+        *full* is only called for parameters of which this rank has a piece.
         """
         count, rank = self.tensor_parallel, self.tensor_rank
-        found: Pieces = {}
+        cut_pieces: Pieces = {}
         for name, pieces in self._pieces.items():
-            found[name] = []
+            cut_pieces[name] = []
             if not pieces:
                 continue
             shard = shard_of(full(name), self.specs[name], count, rank, self.shapes[name]).flatten()
-            found[name] = [shard[piece.start : piece.start + piece.numel].clone() for _, piece in pieces]
-        return found
+            cut_pieces[name] = [shard[piece.start : piece.start + piece.numel].clone() for _, piece in pieces]
+        return cut_pieces
 
     def displacements(self, reference: Pieces) -> dict[str, float]:
-        """λ of every parameter from a reference of which every rank has its pieces. Collective."""
+        """Displacement λ of every parameter from a reference, of which every rank has its pieces. Collective."""
         sums = torch.zeros(len(self.names), 2, dtype=torch.float64)
         for index, (name, pieces) in enumerate(self.now().items()):
             for piece, before in zip(pieces, reference[name], strict=True):
                 difference = piece - before.to(piece.device)
                 sums[index, 0] += torch.linalg.vector_norm(difference, dtype=torch.float64).square().cpu()
                 sums[index, 1] += torch.linalg.vector_norm(before, dtype=torch.float64).square()
-        moved, whole = _total(sums).sqrt().unbind(1)
+        moved, whole = _sum_over_ranks(sums).sqrt().unbind(1)
         return dict(zip(self.names, (moved / whole).tolist(), strict=True))
 
     def full(self, world: World) -> Iterator[tuple[str, Tensor]]:
-        """The masters joined, in full shape, one at a time on the CPU of every rank. Collective."""
+        """Yield the masters in full shape, one at a time, on the CPU of every rank. Collective."""
         count, rank = self.tensor_parallel, self.tensor_rank
         for name, pieces in self._pieces.items():
             whole = torch.zeros(self.specs[name].shape, device=world.device)
@@ -158,7 +158,7 @@ def update_sizes(engine: Any, specs: dict[str, ParameterSpec]) -> dict[str, tupl
             continue
         index = groups.index(flat.group["name"])
         for name, pieces in flat.pieces.items():
-            # What tensor parallelism does not cut is on all t ranks alike.
+            # Parameters that tensor parallelism does not cut are the same on all t ranks.
             share = 1 if specs[name].shard_dimension is not None else 1 / tensor_parallel
             for piece in pieces:
                 part = slice(piece.offset, piece.offset + piece.numel)
@@ -171,7 +171,7 @@ def update_sizes(engine: Any, specs: dict[str, ParameterSpec]) -> dict[str, tupl
                 )
     return {
         name: (math.sqrt(moved / count), math.sqrt(moved / whole) if whole else math.nan)
-        for name, (moved, whole, count) in zip(groups, _total(sums).tolist(), strict=True)
+        for name, (moved, whole, count) in zip(groups, _sum_over_ranks(sums).tolist(), strict=True)
         if count
     }
 
@@ -184,7 +184,7 @@ def update_norm(exp_avg: Tensor, exp_avg_sq: Tensor, step: int, group: dict[str,
     return group["lr"] * size
 
 
-def _total(sums: Tensor) -> Tensor:
+def _sum_over_ranks(sums: Tensor) -> Tensor:
     """Sum over all ranks; every piece of a cut parameter is on one of them."""
     if dist.is_initialized() and dist.get_world_size() > 1:
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"
@@ -197,12 +197,12 @@ def _total(sums: Tensor) -> Tensor:
 
 
 def kept_path(run_folder: Path, step: int) -> Path:
-    """Where the weights of a release are kept: one file a run, beside its checkpoints."""
+    """Path of the weights kept at a release: one file per run, beside its checkpoints."""
     return run_folder / "release" / f"step_{step:06d}.safetensors"
 
 
 def write_kept(path: Path, tensors: dict[str, Tensor]) -> str | None:
-    """Write weights, whole or not at all; what went wrong, or None."""
+    """Write weights atomically; return the error message, or None."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(path.parent)
@@ -216,7 +216,7 @@ def write_kept(path: Path, tensors: dict[str, Tensor]) -> str | None:
 def open_kept(
     path: Path, specs: dict[str, ParameterSpec], names: Iterable[str]
 ) -> Callable[[str], Tensor] | None:
-    """A function that reads one kept weight, fp32 in full shape; None when the file is missing or does not fit."""
+    """Return a function that reads one kept weight, fp32 in full shape; None if the file is missing or does not fit."""
     try:
         with safe_open(path, framework="pt") as file:
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
