@@ -1,4 +1,4 @@
-"""Command lines: main.py's flags and recipes, and the parser that every other command uses."""
+"""Parses main.py's flags and recipes, and defines the argument parser of every other command."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 
 @dataclass(frozen=True)
 class CommandLine:
-    """What main.py was called with: the run, and which ds_config it uses."""
+    """The parsed arguments of main.py: the run, and the ds_config that it uses."""
 
     run: RunConfig
     ds_config: str
@@ -36,7 +36,7 @@ def parse_command_line(arguments: list[str]) -> CommandLine:
 
     Raises:
         UserError: an unknown flag or key (with the closest valid name), a value of the wrong type, a recipe that
-            is missing or no YAML mapping.
+            is missing or is not a YAML mapping.
     """
     parser = _build_parser()
     arguments = _resolve_recipe(list(arguments))
@@ -91,36 +91,36 @@ def _recipe_names() -> list[str]:
 
 def _resolve_recipe(arguments: list[str]) -> list[str]:
     """Point --config at a file (the default recipe when absent), check its keys, and name the recipe."""
-    given, rest = DEFAULT_RECIPE, []
+    name_or_path, other_arguments = DEFAULT_RECIPE, []
     remaining = iter(arguments)
     for argument in remaining:  # the last one counts, as with any flag: scripts give one, their users another
         if argument == "--config":
-            given = next(remaining, "")
+            name_or_path = next(remaining, "")
         elif argument.startswith("--config="):
-            given = argument.split("=", 1)[1]
+            name_or_path = argument.split("=", 1)[1]
         elif argument.split("=", 1)[0] == "--recipe":
             raise UserError("--recipe: not a flag; --config chooses a recipe, --name names the run's folder")
         else:
-            rest.append(argument)
+            other_arguments.append(argument)
             continue
-        if not given:
+        if not name_or_path:
             raise UserError("config: no value given; give a recipe name or a YAML file")
-    path = Path(given)
+    path = Path(name_or_path)
     if not path.is_file():
-        path = RECIPES / f"{given}.yaml"
+        path = RECIPES / f"{name_or_path}.yaml"
     if not path.is_file():
         raise UserError(
-            f"config: no recipe or file {given!r}; recipes are {', '.join(_recipe_names())}"
-            + closest(given, _recipe_names())
+            f"config: no recipe or file {name_or_path!r}; recipes are {', '.join(_recipe_names())}"
+            + closest(name_or_path, _recipe_names())
         )
     recipe = read_yaml(path, "config") or {}
     if not isinstance(recipe, dict):
         raise UserError(
-            f"config: {given} holds a {type(recipe).__name__}; it must be a mapping of RunConfig fields"
+            f"config: {name_or_path} holds a {type(recipe).__name__}; it must be a mapping of RunConfig fields"
         )
-    _check_keys(recipe, RunConfig, source=str(given))
-    named = [] if "recipe" in recipe else ["--recipe", path.stem]
-    return ["--config", str(path), *named, *rest]
+    _check_keys(recipe, RunConfig, source=str(name_or_path))
+    recipe_flag = [] if "recipe" in recipe else ["--recipe", path.stem]
+    return ["--config", str(path), *recipe_flag, *other_arguments]
 
 
 def _check_keys(values: dict[str, Any], config_class: type, source: str, prefix: str = "") -> None:
@@ -146,7 +146,7 @@ def _check_keys(values: dict[str, Any], config_class: type, source: str, prefix:
 
 
 def _key_suggestion(key: str, prefix: str, valid: Iterable[str]) -> str:
-    """A hint at the key that *key* may mean: of the same mapping, or a name that other programs have."""
+    """A hint at what *key* may mean: a key of the same mapping, or the one that other programs call so."""
     if not prefix and key in OTHER_NAMES:
         return f"; here that is {OTHER_NAMES[key].replace('--', '')}"
     return closest(key, valid)
@@ -165,7 +165,7 @@ def _check_flags(arguments: list[str], parser: jsonargparse.ArgumentParser) -> N
 
 
 def _check_values(arguments: list[str]) -> None:
-    """Refuse values that would make the parser hang or fail: it reads each as YAML, with a recursion of its own."""
+    """Refuse values that would make the parser hang or fail: it reads each as YAML, recursively."""
     text_fields = {f"--{name}" for name in _text_fields(RunConfig)}
     for flag, following in zip(arguments, [*arguments[1:], ""], strict=True):
         name, equals, value = flag.partition("=")
@@ -193,11 +193,13 @@ def _one_line(message: str) -> str:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """argparse that reports bad arguments as every other bad input."""
+    """An argparse parser that raises UserError for bad arguments, as for every other bad input."""
 
     def error(self, message: str) -> NoReturn:
         hint = ""
         if message.startswith("unrecognized arguments: "):
-            given = message.removeprefix("unrecognized arguments: ").split()[0].partition("=")[0]
-            hint = closest(given, [option for action in self._actions for option in action.option_strings])
+            unknown_flag = message.removeprefix("unrecognized arguments: ").split()[0].partition("=")[0]
+            hint = closest(
+                unknown_flag, [option for action in self._actions for option in action.option_strings]
+            )
         raise UserError(message + hint)

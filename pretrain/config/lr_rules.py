@@ -62,11 +62,11 @@ class LearningRateRule:
     hold: float | None = None
     """How long it holds; to the end of the run when not given. With ``release: maturity`` the shortest time."""
     ramp: float = 0.0
-    """Over which the factor then returns to 1 in equal steps; 0 is at once."""
+    """Length over which the factor then returns to 1, in equal steps; 0 is at once."""
     release: Literal["hold", "maturity"] = "hold"
     """hold: after the hold. maturity: when the lower half of the layers has settled (diagnostics/maturity.py)."""
     latest: float | None = None
-    """With ``release: maturity``: the release is forced here (12 % of the run; arXiv 2605.10504)."""
+    """With ``release: maturity``: when the release is forced (12 % of the run; arXiv 2605.10504)."""
     depth_decay: float = 1.0
     """Geometric decay by depth: the factor is scale x depth_decay^i in the i-th layer above the rule's lowest one."""
     freeze: bool = False
@@ -78,7 +78,7 @@ class LearningRateRule:
     """Whether a part's biases (of the linear layers) follow the rule too; the paper names the projections W_Q, W_K."""
 
     def layer_set(self, num_layers: int) -> frozenset[int] | None:
-        """The layers meant, of *num_layers*; None is all and what lies outside of them.
+        """The layers that the rule selects, of *num_layers*; None is all and what lies outside of them.
 
         Raises:
             UserError: a layer outside the model.
@@ -88,7 +88,7 @@ class LearningRateRule:
         if self.layers in (("upper_half",), ("lower_half",)):
             upper = self.layers == ("upper_half",)
             return frozenset(l for l in range(num_layers) if (2 * l >= num_layers) == upper)  # noqa: E741
-        found: set[int] = set()
+        selected: set[int] = set()
         for entry in self.layers:
             first, last = _range(entry)
             if last >= num_layers:
@@ -96,11 +96,11 @@ class LearningRateRule:
                     f"lr_rules.{self.name}.layers: layer {last} is outside the model, whose layers are "
                     f"0 to {num_layers - 1}"
                 )
-            found |= set(range(first, last + 1))
-        return frozenset(found)
+            selected |= set(range(first, last + 1))
+        return frozenset(selected)
 
     def matches(self, name: str, role: ParameterRole, layers: frozenset[int] | None) -> bool:
-        """Whether a parameter is meant, by name, role and the result of ``layer_set``."""
+        """Whether the rule selects a parameter, by its name, its role and the result of ``layer_set``."""
         if layers is not None and role.layer not in layers:
             return False
         is_bias = role.kind == "bias" and role.part != "norm"
@@ -129,33 +129,33 @@ def parse_rules(entries: Sequence[Any]) -> tuple[LearningRateRule, ...]:
 def match_rules(
     rules: Sequence[LearningRateRule], roles: Mapping[str, ParameterRole], num_layers: int
 ) -> dict[str, LearningRateRule | None]:
-    """The rule of every parameter, None where the base schedule rules.
+    """Assign every parameter its rule, or None where the base schedule applies.
 
     Raises:
-        UserError: a rule matches no parameter of the model, or only such that earlier rules have taken; a layer is
-            outside the model; depth_decay for parameters outside the layers.
+        UserError: a rule matches no parameter of the model, or only some that earlier rules have taken; a layer is
+            outside the model; depth_decay is given for parameters outside the layers.
     """
-    found: dict[str, LearningRateRule | None] = dict.fromkeys(roles)
+    rule_of: dict[str, LearningRateRule | None] = dict.fromkeys(roles)
     for rule in rules:
         layers = rule.layer_set(num_layers)
-        meant = [name for name, role in roles.items() if rule.matches(name, role, layers)]
-        if not meant:
+        matching = [name for name, role in roles.items() if rule.matches(name, role, layers)]
+        if not matching:
             raise UserError(_matches_nothing(rule, roles, num_layers))
-        free = [name for name in meant if found[name] is None]
-        if not free:
-            takers = list(dict.fromkeys(taken.name for name in meant if (taken := found[name])))
+        unassigned = [name for name in matching if rule_of[name] is None]
+        if not unassigned:
+            takers = list(dict.fromkeys(taken.name for name in matching if (taken := rule_of[name])))
             raise UserError(
                 f"lr_rules.{rule.name}: every parameter it matches is taken by {' and '.join(takers)} before it "
                 "(the first match wins); move it before them, or remove it"
             )
-        outside = [name for name in free if roles[name].layer is None]
+        outside = [name for name in unassigned if roles[name].layer is None]
         if rule.depth_decay != 1 and outside:
             raise UserError(
                 f"lr_rules.{rule.name}.depth_decay: {outside[0]} lies outside the layers and has no depth; "
                 "name layers, or other parameters"
             )
-        found.update(dict.fromkeys(free, rule))
-    return found
+        rule_of.update(dict.fromkeys(unassigned, rule))
+    return rule_of
 
 
 def _matches_nothing(rule: LearningRateRule, roles: Mapping[str, ParameterRole], num_layers: int) -> str:
@@ -232,11 +232,11 @@ def _checked(name: str, values: dict[str, Any]) -> LearningRateRule:
     return LearningRateRule(**values)
 
 
-def _parameters(where: str, given: Any) -> tuple[str, ...]:
-    entries = [given] if isinstance(given, str) else given
+def _parameters(where: str, value: Any) -> tuple[str, ...]:
+    entries = [value] if isinstance(value, str) else value
     if not isinstance(entries, list | tuple) or not entries or not all(isinstance(e, str) for e in entries):
         raise UserError(
-            f"{where}.parameters: {shown(given)} is not valid; give a list of {', '.join(PARTS)} or name patterns"
+            f"{where}.parameters: {shown(value)} is not valid; give a list of {', '.join(PARTS)} or name patterns"
         )
     for entry in entries:
         if entry not in PARTS and not set(entry) & set("*?[."):
@@ -247,13 +247,13 @@ def _parameters(where: str, given: Any) -> tuple[str, ...]:
     return tuple(entries)
 
 
-def _layers(where: str, given: Any) -> tuple[int | str, ...]:
-    entries = given.split(",") if isinstance(given, str) else given
+def _layers(where: str, value: Any) -> tuple[int | str, ...]:
+    entries = value.split(",") if isinstance(value, str) else value
     entries = [entries] if type(entries) is int else entries
     valid = f"give {', '.join(LAYER_WORDS)}, a layer, a range such as 6-11, or a list of them"
     if not isinstance(entries, list | tuple) or not entries:
-        raise UserError(f"{where}.layers: {shown(given)} is not valid; {valid}")
-    found: list[int | str] = []
+        raise UserError(f"{where}.layers: {shown(value)} is not valid; {valid}")
+    layers: list[int | str] = []
     for entry in entries:
         entry = entry.strip() if isinstance(entry, str) else entry
         if entry in LAYER_WORDS and len(entries) == 1:
@@ -264,8 +264,8 @@ def _layers(where: str, given: Any) -> tuple[int | str, ...]:
         first, last = _range(entry)
         if last < first:
             raise UserError(f"{where}.layers: {shown(entry)} ends before it begins; write {last}-{first}")
-        found.append(entry)
-    return tuple(found)
+        layers.append(entry)
+    return tuple(layers)
 
 
 def _range(entry: int | str) -> tuple[int, int]:
@@ -274,27 +274,27 @@ def _range(entry: int | str) -> tuple[int, int]:
 
 
 def _scale(where: str, values: dict[str, Any]) -> float:
-    given, freeze = values.get("scale"), values.get("freeze", False)
-    if given is None:
+    scale, freeze = values.get("scale"), values.get("freeze", False)
+    if scale is None:
         if freeze:
             return 0.0
         if values.get("depth_decay", 1.0) != 1:
             return 1.0
         raise UserError(f"{where}.scale: missing; give a factor of the learning rate, or freeze: true")
-    if isinstance(given, bool) or not isinstance(given, int | float) or not is_finite(given):
-        raise UserError(f"{where}.scale: {shown(given)} is not valid; give a positive number")
-    if freeze and given != 0:
-        raise UserError(f"{where}.scale: {given} contradicts freeze: true; leave one of them out")
-    if not freeze and given <= 0:
-        hint = "freeze: true stops these parameters" if given == 0 else "learning rates are positive"
-        raise UserError(f"{where}.scale: {given} is not valid; give a positive number ({hint})")
-    return float(given)
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not is_finite(scale):
+        raise UserError(f"{where}.scale: {shown(scale)} is not valid; give a positive number")
+    if freeze and scale != 0:
+        raise UserError(f"{where}.scale: {scale} contradicts freeze: true; leave one of them out")
+    if not freeze and scale <= 0:
+        hint = "freeze: true stops these parameters" if scale == 0 else "learning rates are positive"
+        raise UserError(f"{where}.scale: {scale} is not valid; give a positive number ({hint})")
+    return float(scale)
 
 
-def _number(where: str, given: Any) -> float:
-    if isinstance(given, bool) or not isinstance(given, int | float) or not is_finite(given) or given < 0:
-        raise UserError(f"{where}: {shown(given)} is not valid; give zero or a positive number")
-    return float(given)
+def _number(where: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not is_finite(value) or value < 0:
+        raise UserError(f"{where}: {shown(value)} is not valid; give zero or a positive number")
+    return float(value)
 
 
 def _shown(entries: Iterable[int | str]) -> str:

@@ -1,4 +1,4 @@
-"""What other programs call the settings of a run, for suggestions when a name is unknown."""
+"""Maps other programs' names of settings to ours, for suggestions when a name is unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run shows its progress: a bar on a terminal, a line every few seconds in a log."""
+"""Shows a run's progress: a bar on a terminal, a line every few seconds in a log."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Console:
                 dynamic_ncols=True,
                 desc="starting",
             )
-        # The first step compiles and fills caches: the time left is told from what comes after it.
+        # The first step compiles and fills caches: the time left is estimated from those after it.
         self._first: tuple[int, float] | None = None
         self._printed_at = clock()
         self._printed_step = start_step
@@ -62,7 +62,7 @@ class Console:
         """The step of the newest validation loss."""
 
     def update(self, step: int, row: Mapping[str, Any]) -> None:
-        """Take over the figures of *row*; show them if it is time to."""
+        """Store the figures of *row*, and show them if a line is due."""
         now = self.clock()
         if self._first is None:
             self._first = (step, now)

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one JSON object a line, each written whole as soon as it is known."""
+"""Reads and writes metrics.jsonl: one JSON object a line, each written whole as soon as it is known."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class MetricsFile:
         self._lost = 0
 
     def append(self, step: int, row: Mapping[str, Any]) -> None:
-        """Write one row. A full disk loses rows, which is said once; it does not end the training."""
+        """Write one row. A full disk loses rows, which is reported once; it does not end the training."""
         line = json.dumps({"step": step, **{key: _encode(plain(value)) for key, value in row.items()}})
         try:
             if self._descriptor is None:
@@ -52,7 +52,7 @@ class MetricsFile:
                 self._report(f"warning: cannot write {self.path} ({error.strerror}); training goes on")
 
     def truncate_after(self, step: int) -> int:
-        """Drop the rows after *step* and lines that are not rows; return how many lines went.
+        """Drop the rows after *step* and lines that are not rows; return how many were dropped.
 
         What remains replaces the file at once: an interruption leaves the old file or the new one.
         """
@@ -61,15 +61,15 @@ class MetricsFile:
             lines = self.path.read_bytes().split(b"\n")
         except FileNotFoundError:
             return 0
-        kept, dropped = [], 0
+        kept_lines, dropped = [], 0
         for line in filter(None, lines):
             row = _parse(line)
             if row is not None and row["step"] <= step:
-                kept.append(line + b"\n")
+                kept_lines.append(line + b"\n")
             else:
                 dropped += 1
         if dropped or (lines and lines[-1]):  # the last line lacks its end
-            write_atomically(self.path, b"".join(kept))
+            write_atomically(self.path, b"".join(kept_lines))
         return dropped
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """Return a Python number for a one-element tensor or NumPy value, anything else as it is."""
+    """Return a Python number for a one-element tensor or NumPy value, anything else unchanged."""
     return value.item() if hasattr(value, "item") else value
 
 

@@ -1,4 +1,4 @@
-"""What a run measures, and where it goes: the console, metrics.jsonl and wandb."""
+"""Sends a session's figures to the console, metrics.jsonl and wandb."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pretrain.metrics.tracking import CLOSE_SECONDS, Mode, WandbLogger
 
 
 class Metrics:
-    """Everything measured in one session of a run. Only the main rank shows and writes it.
+    """Shows and writes the figures of one session of a run, on the main rank only.
 
     Use it as a context manager; ``close`` shows the last figures and lets wandb finish.
 
     Args:
         folder: the run's folder.
         total_steps: the step at which the run ends.
-        start_step: the step this session starts from; rows after it are of a lost future and are dropped.
+        start_step: the step this session starts from; rows after it are of lost steps and are dropped.
         main: whether this rank shows and writes; the others only have ``throughput`` and ``pause``.
         flops_per_token: training FLOPs per token, for MFU.
         peak_flops: peak of all the run's devices together in FLOP/s, for MFU; None leaves MFU out.

@@ -1,4 +1,4 @@
-"""Rows of metrics whose figures are still on the device.
+"""Collects rows of metrics whose figures are still on the device.
 
 Reading a loss waits for the device. A step therefore only notes its tensors; one read serves all steps since the
 last, and metrics.jsonl still gets a row for every step.
@@ -44,14 +44,14 @@ class StepLog:
         return self.seconds_before + self.metrics.throughput.seconds
 
     def add(self, step: int, loss: Tensor, grad_norm: Any, row: dict[str, Any]) -> None:
-        """Note a step: *loss* is this rank's mean, still on the device; so may *grad_norm* be."""
+        """Note a step: *loss* is this rank's mean, still on the device; *grad_norm* may be there too."""
         self._step = step
         self._rows.append((step, row))
         self._losses.append(loss)
         self._norms.append(grad_norm)
 
     def read(self) -> None:
-        """Read all noted figures from the device at once: the steps so far are done, and counted as such. Collective.
+        """Read all noted figures from the device at once, and count their steps as done. Collective.
 
         ``train_loss`` is the mean over the data-parallel ranks, ``grad_norm`` the global norm before clipping.
         """

@@ -1,4 +1,4 @@
-"""Weights & Biases, behind a queue: it never asks, never slows a step, and never ends a run."""
+"""Logs to Weights & Biases from a queue: it never prompts, never slows a step, and never ends a run."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class WandbLogger:
     all of its work happens in the thread and rows wait in a queue. The run's id is kept in the folder, and a
     resumed run continues the same curves. Figures are drawn over tokens.
 
-    wandb drops every row behind its newest step. Training steps that a resumed run repeats are left out, since they
+    wandb drops every row before its newest step. Training steps that a resumed run repeats are left out, since they
     are the same numbers again; other figures of earlier steps go into the next row, with the tokens that they are of.
 
     Args:
         folder: the run's folder; wandb's files go to its ``wandb`` folder.
         mode: ``auto`` is what WANDB_MODE says, else online when logged in, else offline. ``online`` becomes
-            offline when nobody is logged in or the server does not answer.
+            offline when the user is not logged in or the server does not answer.
         project: the project that the run is filed under.
         config: what wandb shows as the run's configuration.
         group: which runs wandb shows together, such as the seeds of one experiment; WANDB_RUN_GROUP comes first.
         tags: to find the run by; WANDB_TAGS come first.
-        newest_step: of the rows that earlier sessions have logged.
+        newest_step: the newest step that earlier sessions have logged.
         report: where to say what wandb does; called from the thread.
     """
 
@@ -122,7 +122,7 @@ class WandbLogger:
             self._say_failed(error)
 
     def _start(self, wandb: ModuleType) -> Any:
-        """Open the run, online if that is wanted and works."""
+        """Open the run, online if that is requested and works."""
         wandb.setup(settings=wandb.Settings(silent=True))
         if self._mode != "offline":
             logged_in = bool(wandb.login(prompt=False, verify=False))
@@ -143,7 +143,7 @@ class WandbLogger:
         return run
 
     def _sync_command(self, sessions: str) -> str:
-        """How to send all sessions of the run, as a shell reads it; each has a folder, and wandb keeps their order."""
+        """The shell command that sends all sessions of the run; each has a folder, and wandb keeps their order."""
         folder = shlex.quote(f"{self.folder}/wandb/")
         return f"wandb sync {folder}{sessions}"
 
@@ -169,7 +169,7 @@ class WandbLogger:
         )
 
     def _run_id(self) -> str:
-        """Return the id of this run folder's wandb run; the first call makes it up."""
+        """Return the id of this run folder's wandb run; the first call creates it."""
         path = self.folder / "wandb" / "run_id"
         if path.exists():
             return path.read_text().strip()

@@ -1,4 +1,4 @@
 """The optimizer's groups, their learning rates at every step, and the guard that skips spikes.
 
-What a rule may say belongs to pretrain.config; DeepSpeed's optimizers belong to pretrain.engine.
+Reading and checking rules belongs to pretrain.config; DeepSpeed's optimizers belong to pretrain.engine.
 """

@@ -1,7 +1,7 @@
-"""Named parameter groups, the AdamW that steps them, and what it is told at every step.
+"""Named parameter groups, the AdamW that steps them, and their learning rate and weight decay at every step.
 
 A group's name says what is in it: ``base/decay``, ``base/no_decay``, and for each rule ``RULE/decay`` and
-``RULE/no_decay``. Names, not positions, are what the schedule, the logs and the checkpoints go by.
+``RULE/no_decay``. The schedule, the logs and the checkpoints identify groups by name, not by position.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def decays(role: ParameterRole, config: OptimizerConfig) -> bool:
 
 @dataclass(frozen=True)
 class Group:
-    """What one optimizer group is, known before there is a model or an engine."""
+    """The description of one optimizer group, known before a model or an engine exists."""
 
     name: str
     """``RULE/decay`` or ``RULE/no_decay``; ``base`` stands for no rule. With depth_decay ``RULE/layer_7/decay``."""
     decays: bool
     """Whether its parameters are decayed."""
     rule: LearningRateRule | None
-    """What multiplies the base learning rate; None for nothing."""
+    """The rule that multiplies the base learning rate; None for no rule."""
     depth: int
     """With depth_decay: how many layers above the rule's lowest one; else 0."""
     parameters: tuple[str, ...]
@@ -85,7 +85,7 @@ def plan_groups(
 
 
 def run_groups(run: RunConfig, model: ModelConfig) -> list[Group]:
-    """The optimizer groups that a run will have. No memory is allocated for its model.
+    """Plan the optimizer groups of a run. No memory is allocated for its model.
 
     Raises:
         UserError: as plan_groups.
@@ -97,7 +97,7 @@ def run_groups(run: RunConfig, model: ModelConfig) -> list[Group]:
 def parameter_groups(
     model: Transformer, config: OptimizerConfig, rules: Sequence[LearningRateRule] = ()
 ) -> list[dict[str, Any]]:
-    """The groups of plan_groups with the model's parameters, as an optimizer takes them.
+    """Return the groups of plan_groups with the model's parameters, in the form that an optimizer takes.
 
     Returns:
         ``name``, ``params`` (in the model's order), ``parameter_names``, ``lr`` and ``weight_decay`` of each.
@@ -121,7 +121,7 @@ def parameter_groups(
 def build_optimizer(
     groups: list[dict[str, Any]], config: OptimizerConfig, offload: bool
 ) -> torch.optim.Optimizer:
-    """AdamW over *groups*: torch's fused kernel, or DeepSpeedCPUAdam when the optimizer state lives on the host.
+    """Build AdamW over *groups*: torch's fused kernel, or DeepSpeedCPUAdam when the optimizer state lives on the host.
 
     DeepSpeedCPUAdam is compiled at its first use (about a minute; it needs g++ and ninja).
     """
@@ -146,7 +146,7 @@ class GroupRates:
     ``decay_with_lr: false`` divides the factor out again.
 
     Args:
-        groups: the groups, as run_groups has them.
+        groups: the groups, as run_groups returns them.
         run: peak, schedule, weight decay and number of steps.
 
     Raises:
@@ -179,7 +179,7 @@ class GroupRates:
     def write(
         self, optimizer: Any, step: int, decided: Mapping[str, int] = MappingProxyType({})
     ) -> dict[str, float]:
-        """Put the values of *step* into the optimizer's groups, which it knows by their names.
+        """Write the values of *step* into the optimizer's groups, which are found by name.
 
         Returns:
             Group name -> learning rate.

@@ -1,4 +1,4 @@
-"""``--plot_lr FILE``: every optimizer group's learning rate over a run, as a table and a picture, before it starts."""
+"""``--plot_lr FILE``: shows every optimizer group's learning rate as a table and a picture, before a run starts."""
 
 from __future__ import annotations
 

@@ -27,10 +27,10 @@ def length_in_steps(name: str, value: float, steps: int) -> int:
 
 
 def phase_in_steps(name: str, value: float, steps: int) -> int:
-    """length_in_steps for a phase that may well be meant to last the whole run.
+    """length_in_steps for a phase that may last the whole run.
 
     Raises:
-        UserError: exactly 1, which is one step by the rule, and the whole run for who thinks in fractions.
+        UserError: exactly 1, which is one step by that rule, but may be meant as a fraction: the whole run.
     """
     if value == 1 and steps > 1:
         raise UserError(
@@ -91,8 +91,8 @@ class RuleSchedule:
     """The factor by which a rule multiplies the base learning rate, as a pure function of the step.
 
     ``scale`` up to the release; then ``ramp`` steps, the i-th of them (from 1) at scale + (1 - scale) i / ramp; then 1.
-    A rule with a hold releases after it. One with ``release: maturity`` releases at the step it is told, no earlier
-    than its hold and no later than its ``latest``.
+    A rule with a hold releases after it. One with ``release: maturity`` releases at the step that is decided, no
+    earlier than its hold and no later than its ``latest``.
 
     Args:
         rule: what to multiply, and for how long.

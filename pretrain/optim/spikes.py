@@ -1,4 +1,4 @@
-"""Skipping updates whose loss or gradient norm is far out of line, before they are applied.
+"""Skips updates whose loss or gradient norm is far above its recent values, before they are applied.
 
 The rule of OLMo's SkipStepOptimizer: with the last WINDOW values of loss and global gradient norm, an update is
 skipped when one of the two lies more than a number of standard deviations above its mean.
@@ -17,7 +17,7 @@ from torch import Tensor
 WINDOW = 128
 """Steps that mean and standard deviation are taken over."""
 LEAST = WINDOW // 2
-"""With fewer values nothing is out of line: the first steps of a run have no level yet."""
+"""With fewer values nothing is a spike: the first steps of a run have no level yet."""
 
 
 class SpikeGuard:
@@ -37,17 +37,17 @@ class SpikeGuard:
         self.losses: deque[float] = deque(filter(math.isfinite, losses or []), WINDOW)
         self.norms: deque[float] = deque(filter(math.isfinite, norms or []), WINDOW)
         self.norm: float | None = None
-        """Global gradient norm of the step that was skipped last; DeepSpeed itself says infinity."""
+        """Global gradient norm of the step that was skipped last; DeepSpeed itself reports infinity."""
         self.reason: str | None = None
         """Why the newest step was skipped as a spike, or None."""
         self._loss: Tensor | None = None
 
     def recent(self) -> dict[str, list[float]]:
-        """The arguments of a guard that goes on where this one is."""
+        """The arguments of a SpikeGuard that continues from this one's values."""
         return {"losses": list(self.losses), "norms": list(self.norms)} if self.sigmas else {}
 
     def expect(self, loss: Tensor) -> None:
-        """Before the last backward pass's update: the step's *loss*, the same on all ranks, still on the device."""
+        """Note the step's *loss* before its update: the same on all ranks, still on the device."""
         self._loss, self.reason = loss, None
 
     def spike(self, norm: Any) -> bool:
