@@ -20,7 +20,7 @@ DTYPE_NAMES = ("float32", "bfloat16", "float16")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Build the parser of the command line."""
     parser = Parser(
         prog="python -m pretrain.convert", description=__doc__.split("\n\n")[0], allow_abbrev=False
     )
@@ -48,7 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def run_convert(arguments: Sequence[str]) -> None:
-    """Do what the command line asks for.
+    """Convert a run to a Hugging Face folder, or with ``--from_hf`` the other way.
 
     Raises:
         UserError: bad input, or an export that does not compute what the run's model computes.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pretrain.hf.open_model import OpenedModel
 
 SMALLEST_TEMPERATURE = 1e-4
-"""Below it a quotient of logits may be infinite in fp32, and probabilities are not numbers."""
+"""Below it logits divided by it may be infinite in fp32, and probabilities NaN."""
 Predict = Callable[[list[int]], Tensor]
 """All token ids so far -> logits [vocabulary] of the next, fp32 on the CPU."""
 
@@ -84,7 +84,7 @@ def pick(logits: Tensor, temperature: float, top_p: float, generator: torch.Gene
 def recomputed(
     logits_of: Callable[[Tensor], Tensor], context_length: int, device: torch.device | None = None
 ) -> Predict:
-    """Run the last context_length tokens anew for every token: any model, whatever shards it."""
+    """Recompute the last context_length tokens for every token: works for any model, however it is sharded."""
 
     def predict(tokens: list[int]) -> Tensor:
         window = torch.tensor([tokens[-context_length:]], dtype=torch.int64, device=device)
@@ -94,7 +94,7 @@ def recomputed(
 
 
 def cached(network: Transformer) -> Predict:
-    """Run only the new tokens of our own model. Past context_length every window is new: recomputed."""
+    """Run only the new tokens through our own model. Past context_length every window is recomputed."""
     from model.decoding import CachedDecoder
 
     device = next(network.parameters()).device
@@ -112,7 +112,7 @@ def cached(network: Transformer) -> Predict:
 
 
 def cached_exported(network: Any) -> Predict:
-    """The same for a transformers model."""
+    """Like ``cached``, for a transformers model."""
     context_length = network.config.max_position_embeddings
     state: dict[str, Any] = {"cache": None, "length": 0}
     beyond = recomputed(
@@ -134,7 +134,7 @@ def cached_exported(network: Any) -> Predict:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Build the parser of the command line."""
     from pretrain.config.command_line import CommandParser as Parser
 
     parser = Parser(
@@ -211,14 +211,14 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def next_token_function(model: OpenedModel, cache: bool = True) -> Predict:
-    """The way to the next token's logits: with a cache of keys and values, or recomputing the whole text."""
+    """Choose how the next token's logits are computed: with a cache of keys and values, or from the whole text."""
     if not cache:
         return recomputed(model.logits, model.context_length, model.device)
     return cached(model.network) if model.step is not None else cached_exported(model.network)
 
 
 def text_pieces(ids: Iterator[int], tokenizer: Tokenizer) -> Iterator[str]:
-    """Text of the tokens as soon as it is certain: a character may be spelled by several tokens.
+    """Yield the text of the tokens as soon as it is certain: a character may be spelled by several tokens.
 
     Ends at the end of the document.
     """

@@ -17,29 +17,29 @@ from pretrain.run.differences import run_differences
 def draw_runs(folders: list[Path], out: Path) -> Path:
     """Draw loss (training faint, validation marked), learning rate and gradient norm over tokens, a colour a run.
 
-    What else differs between the runs than what runs are compared for stands above the curves. With different
-    tokenizers only the validation's bits per byte are drawn, since nats per token do not compare.
+    Differences between the runs that hinder a comparison are written above the curves. With different tokenizers
+    only the validation's bits per byte are drawn, since nats per token do not compare.
 
     Raises:
         UserError: a folder without metrics, different tokenizers and no bits per byte, or *out* cannot be written.
     """
-    every = [_rows(folder) for folder in folders]
-    differences = run_differences(folders, [rows[-1]["step"] for rows in every])
+    rows_of_runs = [_rows(folder) for folder in folders]
+    differences = run_differences(folders, [rows[-1]["step"] for rows in rows_of_runs])
     for line in differences.lines:
         print(f"warning: {line}", file=sys.stderr)
     loss = "val_bpb" if differences.tokenizers else "val_loss"
-    without = next(
-        (f.name for f, rows in zip(folders, every, strict=True) if not _series(rows, loss)[0]), None
+    run_without_loss = next(
+        (f.name for f, rows in zip(folders, rows_of_runs, strict=True) if not _series(rows, loss)[0]), None
     )
-    if differences.tokenizers and without:
+    if differences.tokenizers and run_without_loss:
         raise UserError(
-            f"runs: {differences.lines[0]}, and {without} has no validation loss in bits per byte; draw the runs one "
-            "by one"
+            f"runs: {differences.lines[0]}, and {run_without_loss} has no validation loss in bits per byte; draw the "
+            "runs one by one"
         )
     with saved_figure(
         out, "out", 3, size=(9, 9), dpi=120, notes=differences.lines, sharex=True, height_ratios=(3, 1, 1)
     ) as (_, (loss_axis, rate_axis, norm_axis)):
-        for index, (folder, rows) in enumerate(zip(folders, every, strict=True)):
+        for index, (folder, rows) in enumerate(zip(folders, rows_of_runs, strict=True)):
             color = f"C{index}"
             if not differences.tokenizers:
                 loss_axis.plot(*_series(rows, "train_loss"), color=color, alpha=0.35, linewidth=1)
@@ -79,7 +79,7 @@ def _series(rows: list[dict[str, Any]], key: str) -> tuple[list[int], list[float
 
 
 def run_plots(arguments: list[str]) -> None:
-    """Draw what the command line asks for.
+    """Draw the curves of the runs on the command line.
 
     Raises:
         UserError: a folder without metrics.

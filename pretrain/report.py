@@ -1,4 +1,4 @@
-"""What a run tells the person in front of it: at the start, what it is going to do; at the end, what it did."""
+"""The lines that a run prints: at the start, what it is going to do; at the end, what it did."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def opening(session: Session) -> list[str]:
-    """Lines that say what runs where, printed before the first step."""
+    """Lines about the run, its data and its devices, printed before the first step."""
     run, model, batch, world = session.run, session.model, session.batch, session.world
     where = f"{world.size} rank{'s' * (world.size > 1)}, each on {describe_device(world.device)}"
     if world.tensor_parallel > 1:
@@ -56,9 +56,9 @@ def opening(session: Session) -> list[str]:
 def _epochs(session: Session) -> list[str]:
     """How often all steps of the run, those already done included, read each of its corpora."""
     state, sequences = session.state, session.sequences
-    wanted = state.sequences + max(0, session.run.steps - state.step) * session.batch.sequences
+    total_sequences = state.sequences + max(0, session.run.steps - state.step) * session.batch.sequences
     lines = []
-    for corpus, epochs in zip(sequences.corpora, sequences.epochs(wanted), strict=True):
+    for corpus, epochs in zip(sequences.corpora, sequences.epochs(total_sequences), strict=True):
         again = "; beyond one, the same text is trained on again" * (epochs > 1)
         lines.append(f"{corpus.name} is read {epochs:.3g} times in {session.run.steps:,} steps{again}")
     return lines
@@ -79,7 +79,7 @@ def _model_line(name: str, model: ModelConfig) -> str:
 
 
 def _source(corpus: Corpus) -> str:
-    """Where a corpus's text came from, with the hash that says it is the same text."""
+    """Where a corpus's text came from, with the hash that identifies it."""
     meta = corpus.meta
     name = meta["source"]["name"]
     if "python" in meta["source"]:
@@ -91,7 +91,7 @@ def _source(corpus: Corpus) -> str:
 
 
 def launcher_command() -> list[str]:
-    """The beginning of the command that started this session, as far as the environment tells."""
+    """The beginning of the command that started this session, as far as the environment shows it."""
     local = os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("LOCAL_SIZE", "1"))
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return ["torchrun", "--nproc_per_node", local, "pretrain/main.py"]
@@ -101,9 +101,11 @@ def launcher_command() -> list[str]:
 
 
 def continue_command(ds_config: str, arguments: list[str], steps: int) -> str:
-    """The command that takes the run further, to *steps*, as a shell reads it."""
-    kept = _without(arguments, {"--ds_config", "--steps", "--local_rank"})
-    return shlex.join([*launcher_command(), "--ds_config", ds_config, *kept, "--steps", str(steps)])
+    """The command that continues the run to *steps*, quoted for a shell."""
+    other_arguments = _without(arguments, {"--ds_config", "--steps", "--local_rank"})
+    return shlex.join(
+        [*launcher_command(), "--ds_config", ds_config, *other_arguments, "--steps", str(steps)]
+    )
 
 
 def _python(module: str, *arguments: str) -> str:
@@ -111,19 +113,19 @@ def _python(module: str, *arguments: str) -> str:
 
 
 def _without(arguments: list[str], flags: set[str]) -> list[str]:
-    kept, skip = [], False
+    remaining, skip_value = [], False
     for argument in arguments:
-        if skip:
-            skip = False
+        if skip_value:
+            skip_value = False
         elif argument.split("=", 1)[0] in flags:
-            skip = "=" not in argument
+            skip_value = "=" not in argument
         else:
-            kept.append(argument)
-    return kept
+            remaining.append(argument)
+    return remaining
 
 
 def finished_already(session: Session, ds_config: str, arguments: list[str]) -> list[str]:
-    """Lines for a run that has all its steps. Its curves are drawn if the last session was ended before that."""
+    """Lines for a run that has all its steps. Draws its curves if the last session ended before it did."""
     step, folder = session.state.step, session.run.folder
     picture = folder / "plots" / "training.png"
     if session.world.is_main and not picture.is_file() and (folder / FILE_NAME).is_file():
@@ -144,7 +146,7 @@ def _mfu_line(flops: float, peak: float, source: str) -> str:
 
 
 def build_metrics(session: Session) -> Metrics:
-    """The metrics of a session, MFU against the peak of all devices together."""
+    """Build the metrics of a session, with MFU against the peak of all devices together."""
     world, run = session.world, session.run
     flops = session.model.flops_per_token()
     peak = None
@@ -175,7 +177,7 @@ def build_metrics(session: Session) -> Metrics:
 def closing(trainer: Trainer, ds_config: str, arguments: list[str]) -> list[str]:
     """Lines printed after the last step: results, a sample, where everything is, what to do next. Collective.
 
-    The curves are drawn into the run's folder on the way.
+    Also draws the curves into the run's folder.
     """
     session, run, state = trainer.session, trainer.run, trainer.state
     if session.world.is_main:
@@ -209,7 +211,7 @@ def closing(trainer: Trainer, ds_config: str, arguments: list[str]) -> list[str]
 
 
 def sample_text(session: Session, engine: Any, tokens: int = 96) -> str:
-    """A document the trained model makes up from nothing (temperature 0.8, top-p 0.95). Collective."""
+    """Sample a document from the trained model without a prompt (temperature 0.8, top-p 0.95). Collective."""
     engine.eval()
     # Every length is another shape; compiling each would take longer than sampling.
     with torch.compiler.set_stance("force_eager" if session.run.compile else "default"):

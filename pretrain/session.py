@@ -1,6 +1,6 @@
-"""One session of a run, opened: who takes part, what is read, where it goes on.
+"""Opens a session of a run: joins the ranks, opens the data, and finds the checkpoint to continue from.
 
-No model exists yet, and nothing is written. ``open_session`` does it all for main.py; ``build_session`` is the part
+No model is built yet, and nothing is written. ``open_session`` does it all for main.py; ``build_session`` is the part
 that needs no lock, for tests and benchmarks.
 """
 
@@ -68,7 +68,7 @@ class Session(RunContext):
     notes: list[str]
     """What the user should know about the resume, a line each."""
     hooks: list[Hook] = dataclasses.field(default_factory=list)
-    """What takes part in training, in the order in which it is called; empty in a run that is finished."""
+    """The hooks of the training loop, in the order in which they are called; empty in a run that is finished."""
 
     @property
     def finished(self) -> bool:
@@ -98,11 +98,11 @@ class Session(RunContext):
 def open_session(run: RunConfig, ds_config: dict[str, Any], listener: StopListener) -> Iterator[Session]:
     """Join the ranks and open the run for this job alone. Inside, no other job can use the run's folder. Collective.
 
-    A finished run is opened, too, but its folder is left as it is.
+    A finished run is opened, too, but its folder does not change.
 
     Args:
-        ds_config: what read_ds_config gave.
-        listener: may be asked to stop at any moment of it.
+        ds_config: what read_ds_config returned.
+        listener: may be asked to stop at any time while the session is opened.
 
     Raises:
         UserError: anything in the configuration or the run folder that cannot be used, nodes that differ, a folder
@@ -128,7 +128,7 @@ def open_session(run: RunConfig, ds_config: dict[str, Any], listener: StopListen
 
 
 def build_session(run: RunConfig, ds_config: dict[str, Any], data: RunData, world: World) -> Session:
-    """Decide how *run* goes on, or begins, in this *world*. Collective.
+    """Decide how *run* begins or continues in this *world*. Collective.
 
     Args:
         ds_config: contents of the ds_config file, its "auto" values still in place.
@@ -244,7 +244,7 @@ def _plan_batch(
 
 
 def _world_record(world: World, ds_config: dict[str, Any], bf16: bool) -> dict[str, Any]:
-    """What the files of a checkpoint, and the bits of its numbers, depend on."""
+    """The settings that a checkpoint's files, and the bits of its numbers, depend on."""
     zero = ds_config["zero_optimization"]
     return world.record() | {
         "stage": zero["stage"],
@@ -255,15 +255,15 @@ def _world_record(world: World, ds_config: dict[str, Any], bf16: bool) -> dict[s
 
 
 def _keep_threads(world: World, run: RunConfig, saved: TrainingState) -> World:
-    """The thread count a CPU run was started with, unless the user asks for another: the bits depend on it.
+    """Keep the thread count a CPU run was started with, unless the user sets another: the bits depend on it.
 
     With another number of ranks they differ anyway, and the cores are shared anew.
     """
     threads = saved.world.get("threads")
-    asked = run.threads is not None or "OMP_NUM_THREADS" in os.environ
+    user_set_threads = run.threads is not None or "OMP_NUM_THREADS" in os.environ
     if saved.world.get("ranks") != world.size:
         return world
-    if asked or threads in (None, world.threads) or world.device.type != "cpu":
+    if user_set_threads or threads in (None, world.threads) or world.device.type != "cpu":
         return world
     torch.set_num_threads(threads)
     return dataclasses.replace(world, threads=threads)

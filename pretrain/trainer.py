@@ -26,9 +26,9 @@ class Trainer:
     """Trains the model of a session.
 
     Args:
-        session: the run, opened, with everything that takes part in it.
+        session: the opened run, with its data, checkpoints and hooks.
         metrics: where figures and messages go.
-        control: what may ask the session to stop; without it nothing does.
+        control: passes requests to stop; without it there are none.
     """
 
     def __init__(self, session: Session, metrics: Metrics, control: Control | None = None) -> None:
@@ -56,9 +56,9 @@ class Trainer:
         """
         session, run, state, control = self.session, self.run, self.state, self.control
         self.engine = engine = self._build()
-        seen = state.sequences
+        first_sequence = state.sequences
         with (
-            BatchPrefetcher(lambda index: session.micro_batch(seen, index), start=0) as batches,
+            BatchPrefetcher(lambda index: session.micro_batch(first_sequence, index), start=0) as batches,
             guarded_updates(self.guard),
         ):
             stop = 0
@@ -68,12 +68,12 @@ class Trainer:
                     self._save()
             while not (stop or session.finished):
                 control.heartbeat(f"step {state.step + 1}")
-                early = self._before_step()
+                hook_figures = self._before_step()
                 control.start_vote(self.store.writing)
                 rates = session.rates.write(engine.optimizer, state.step, state.released)
                 loss = self._forward_backward(batches)
                 self._count(applied=engine.was_step_applied())
-                self._note(loss, rates, early)
+                self._note(loss, rates, hook_figures)
                 self._check_skipped()
                 stop, writing = control.vote_result()
                 if self.store.under_way and not writing:
@@ -109,7 +109,7 @@ class Trainer:
         return engine
 
     def _before_step(self) -> dict[str, Any]:
-        """What hooks do before the next step. Returns their figures."""
+        """Call the hooks before the next step, and return their figures."""
         figures: dict[str, Any] = {}
         with self.metrics.pause():
             for hook in self.session.hooks:
@@ -139,7 +139,7 @@ class Trainer:
         return total / accumulation
 
     def _count(self, applied: bool) -> None:
-        """Move the state past one attempted step. Data and learning rate go on even if the update was skipped."""
+        """Advance the state by one attempted step. Data and learning rate go on even if the update was skipped."""
         state = self.state
         state.step += 1
         state.sequences += self.session.batch.sequences
@@ -148,11 +148,11 @@ class Trainer:
         state.skipped_in_a_row = 0 if applied else state.skipped_in_a_row + 1
         state.spikes += self.guard.reason is not None
 
-    def _note(self, loss: Tensor, rates: dict[str, float], early: dict[str, Any]) -> None:
+    def _note(self, loss: Tensor, rates: dict[str, float], hook_figures: dict[str, Any]) -> None:
         """Note the step's figures for metrics.jsonl; nothing is read from the device."""
         state, guard = self.state, self.guard
         row = {"tokens": state.tokens, "skipped": state.skipped}
-        row |= {f"lr/{name}": rate for name, rate in rates.items()} | early
+        row |= {f"lr/{name}": rate for name, rate in rates.items()} | hook_figures
         self.log.add(
             state.step, loss, guard.norm if guard.reason else self.engine.get_global_grad_norm(), row
         )
@@ -160,17 +160,20 @@ class Trainer:
             self.metrics.message(f"spike    step {state.step:,}: update skipped; {guard.reason}")
 
     def _check_skipped(self) -> None:
-        """End a run that no longer learns."""
+        """Stop a run of which too many updates in a row were skipped."""
         state = self.state
         if state.skipped_in_a_row < self.run.max_skipped_steps:
             return
         self.log.flush()
         self.store.finish()
         steps = self.store.steps()
-        kept = f"the checkpoint of step {steps[-1]} is kept" if steps else "there is no checkpoint yet"
+        checkpoint_note = (
+            f"the checkpoint of step {steps[-1]} is kept" if steps else "there is no checkpoint yet"
+        )
         raise UserError(
             f"max_skipped_steps: {state.skipped_in_a_row} updates in a row were skipped for a non-finite "
-            f"loss or gradient, or as spikes, up to step {state.step}; {kept}; a lower learning rate may help"
+            f"loss or gradient, or as spikes, up to step {state.step}; {checkpoint_note}; "
+            "a lower learning rate may help"
         )
 
     def _run_hooks(self) -> int:
@@ -232,5 +235,5 @@ class Trainer:
             self.metrics.message(line)
 
     def _due(self, every: int) -> bool:
-        """Whether something done every so many steps (0: at the last only) is to be done now."""
+        """Whether something done each *every* steps (0: only at the last) is due now."""
         return self.state.step >= self.run.steps or (every > 0 and self.state.step % every == 0)
