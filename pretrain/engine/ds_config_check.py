@@ -69,11 +69,11 @@ def _listed(problems: Problems) -> str:
     texts = problems.texts
     if len(texts) == 1:
         return f": {texts[0]}"
-    uncounted = f"; and {problems.count - len(texts):,} more" if problems.count > len(texts) else ""
+    remainder = f"; and {problems.count - len(texts):,} more" if problems.count > len(texts) else ""
     return (
         f" has {problems.count:,} mistakes: "
         + "; ".join(f"({number}) {text}" for number, text in enumerate(texts, 1))
-        + uncounted
+        + remainder
     )
 
 
