@@ -1,4 +1,4 @@
-"""What training reads: tokenizers, corpora, blends, the order of sequences, and the thread that loads batches.
+"""The training data: tokenizers, corpora, blends, the order of sequences, and the thread that loads batches.
 
-How a corpus is made belongs to pretrain.prepare; where its text comes from, to pretrain.data.sources.
+Corpora are made by pretrain.prepare. Their text is read by pretrain.data.sources.
 """

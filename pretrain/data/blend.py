@@ -1,4 +1,4 @@
-"""Which corpus each sequence of a blended run comes from: exactly by weight, in O(log corpora) a sequence."""
+"""Assigns each sequence of a blended run to a corpus: exactly by weight, in O(log corpora) per sequence."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _plain(value: Fraction) -> str:
 
 
 def _has_weight(part: str) -> bool:
-    """Whether what follows the last colon is meant as a number, readable or not."""
+    """Whether the text after the last colon looks like a number, valid or not."""
     _, colon, weight = part.rpartition(":")
     return (
         bool(colon)
@@ -70,8 +70,8 @@ class BlendSplitter:
     """Assigns sequence n of the blend to (corpus, number within that corpus).
 
     A balanced binary tree over the corpora: each node with integer weights a and b sends round(n·a / (a+b))
-    of its first n sequences left (Bresenham's line), the rest right. After any n sequences corpus i has got
-    n·w_i up to rounding (½ per level of the tree): it never drifts, and nothing but n is needed to know it.
+    of its first n sequences left (Bresenham's line), the rest right. After any n sequences corpus i has received
+    n·w_i up to rounding (½ per level of the tree). The error never grows, and the assignment depends on n alone.
     """
 
     def __init__(self, weights: Sequence[Fraction | int | float]) -> None:
@@ -84,22 +84,22 @@ class BlendSplitter:
                 f"data: blend weights {[str(w) for w in fractions]}; valid: one or more positive numbers"
             )
         scale = math.lcm(*(fraction.denominator for fraction in fractions))
-        whole = [int(fraction * scale) for fraction in fractions]
-        common = math.gcd(*whole)
+        integer_weights = [int(fraction * scale) for fraction in fractions]
+        divisor = math.gcd(*integer_weights)
         self._prefix = [0]
-        for weight in whole:
-            self._prefix.append(self._prefix[-1] + weight // common)
+        for weight in integer_weights:
+            self._prefix.append(self._prefix[-1] + weight // divisor)
 
     def __call__(self, number: int) -> tuple[int, int]:
         """(index of the corpus, number of the sequence within it) for sequence *number* ≥ 0."""
         prefix, low, high = self._prefix, 0, len(self._prefix) - 1
         while high - low > 1:
             middle = (low + high) // 2
-            left, both = prefix[middle] - prefix[low], prefix[high] - prefix[low]
-            before = (number * left + both // 2) // both
-            after = ((number + 1) * left + both // 2) // both
-            if after > before:
-                number, high = before, middle
+            left_weight, node_weight = prefix[middle] - prefix[low], prefix[high] - prefix[low]
+            left_before = (number * left_weight + node_weight // 2) // node_weight
+            left_after = ((number + 1) * left_weight + node_weight // 2) // node_weight
+            if left_after > left_before:
+                number, high = left_before, middle
             else:
-                number, low = number - before, middle
+                number, low = number - left_before, middle
         return low, number

@@ -1,4 +1,4 @@
-"""A prepared corpus, opened for reading."""
+"""Opens a prepared corpus for reading."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pretrain.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_hash
 FORMAT_VERSION = 1
 META_FILE = "meta.json"
 COUNTED_TOKENS = 1 << 30
-"""Of a corpus, for the share of each token: a few seconds, where 100B would take minutes."""
+"""Tokens that token_shares counts at most: a few seconds, where 100B would take minutes."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,11 @@ class Corpus:
         """Open a folder written by ``prepare``, or the prefix of a ``.bin/.idx`` pair of Megatron's tools.
 
         Args:
-            tokenizer: what a pair was made with, since it does not say; a folder has its own, and another is refused.
+            tokenizer: the one that a pair was made with, since the pair does not say. A folder has its own, and a
+                different one is refused.
 
         Raises:
-            UserError: neither one nor the other, a damaged file, no tokenizer or another one.
+            UserError: *folder* is neither, a file is damaged, or the tokenizer is missing or different.
         """
         root = Path(folder)
         if is_prefix(root):
@@ -76,18 +77,18 @@ class Corpus:
             )
         if not (root / "tokenizer").is_dir():
             raise UserError(f"data: {str(root)!r} has no tokenizer folder; prepare the corpus again")
-        own = load_tokenizer(root / "tokenizer")
-        if tokenizer_hash(own) != expected_hash:
+        corpus_tokenizer = load_tokenizer(root / "tokenizer")
+        if tokenizer_hash(corpus_tokenizer) != expected_hash:
             raise UserError(
                 f"data: the tokenizer in {str(root)!r} is not the one the corpus was made with "
                 f"({meta['tokenizer'].get('name')}); prepare the corpus again"
             )
-        own.name = meta["tokenizer"].get("name", own.name)
-        difference = tokenizer_difference(own, tokenizer) if tokenizer is not None else None
+        corpus_tokenizer.name = meta["tokenizer"].get("name", corpus_tokenizer.name)
+        difference = tokenizer_difference(corpus_tokenizer, tokenizer) if tokenizer is not None else None
         if tokenizer is not None and difference:
             raise UserError(
-                f"tokenizer: {str(root)!r} was made with {own.name}, and not with {tokenizer.name} ({difference}); "
-                "valid: its own tokenizer, or a corpus prepared with the other"
+                f"tokenizer: {str(root)!r} was made with {corpus_tokenizer.name}, and not with {tokenizer.name} "
+                f"({difference}); valid: its own tokenizer, or a corpus prepared with the other"
             )
         streams = {name: IndexedTokens(root / name) for name in expected_tokens}
         for name, stream in streams.items():
@@ -96,7 +97,7 @@ class Corpus:
                     f"data: {str(root / name)!r} has {stream.num_tokens} tokens, but {META_FILE} says "
                     f"{expected_tokens[name]}; the files are of different corpora"
                 )
-        return cls(root, meta, own, streams["training"], streams["validation"])
+        return cls(root, meta, corpus_tokenizer, streams["training"], streams["validation"])
 
     @property
     def name(self) -> str:
@@ -107,8 +108,8 @@ class Corpus:
 def token_shares(corpus: Corpus, most: int = COUNTED_TOKENS) -> np.ndarray:
     """Share of each token among the training tokens, float64 [V], with one added to every count.
 
-    So a token that training never shows has a share, too, and guessing by these shares costs something finite. Of a
-    split of more than *most* tokens, chunks spread over it are counted.
+    So a token that never occurs in training has a share too, and predicting by these shares has a finite loss. In a
+    split of more than *most* tokens, chunks spread evenly over it are counted.
     """
     counts = corpus.training.counts(corpus.tokenizer.vocab_size, most) + 1
     return counts / counts.sum()

@@ -1,4 +1,4 @@
-"""Fixed windows in batches that are shared among the ranks, so that every rank makes as many forward passes."""
+"""Splits fixed windows into batches for the ranks, so that all ranks make the same number of forward passes."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from pretrain.runtime.world import World
 
 @dataclass(frozen=True)
 class HeldOutBatch:
-    """What one rank reads in one forward pass, on the CPU."""
+    """The input of one forward pass on one rank, on the CPU."""
 
     rows: Tensor
-    """Which windows, int64 [B]; 0 where there is none left."""
+    """Index of each row's window, int64 [B]; 0 where no window is left."""
     present: Tensor
     """Which of the rows count, bool [B]."""
     inputs: Tensor
     """Token ids int64 [B, T]."""
     labels: Tensor
-    """int64 [B, T]. Rows that do not count carry ignored labels; in a batch without any that counts they do not, so
-    that its loss is finite, and the reader must give it no weight."""
+    """int64 [B, T]. Rows that do not count have ignored labels. If no row of a batch counts they keep their labels, so
+    that its loss is finite; the caller must give that batch no weight."""
 
 
 class HeldOutBatches:
-    """The batches of this rank.
+    """Iterates over the batches of this rank.
 
-    The ranks of a tensor group have the same ones. A rank that has run out of windows repeats the first: a forward pass
-    may be collective (ZeRO-3 gathers weights in it), and none may make one more or less.
+    The ranks of a tensor group have the same batches. A rank that has run out of windows repeats the first: a forward
+    pass may be collective (ZeRO-3 gathers weights in it), so all ranks must make the same number.
 
     Args:
         windows: token ids [n, T+1].
@@ -47,16 +47,16 @@ class HeldOutBatches:
 
     @property
     def count(self) -> int:
-        """Windows, n."""
+        """Number of windows, n."""
         return len(self.windows)
 
     @property
     def length(self) -> int:
-        """Labels of a window, T."""
+        """Number of labels per window, T."""
         return self.windows.shape[1] - 1
 
     def __len__(self) -> int:
-        """Forward passes of every rank."""
+        """Number of forward passes on every rank."""
         return math.ceil(self.count / (self.micro_batch * self.world.data_parallel))
 
     def __iter__(self) -> Iterator[HeldOutBatch]:

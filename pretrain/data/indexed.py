@@ -127,17 +127,17 @@ def _sync_and_close(stream: Any) -> None:
     stream.close()
 
 
-def _damaged(index_file: Path, what: str) -> UserError:
-    return UserError(f"corpus: {str(index_file)!r} is damaged: {what}; {_REMEDY}")
+def _damaged(index_file: Path, problem: str) -> UserError:
+    return UserError(f"corpus: {str(index_file)!r} is damaged: {problem}; {_REMEDY}")
 
 
 class IndexedTokens:
     """Memory-mapped reader of one ``.bin/.idx`` pair, seen as one stream of ``num_tokens`` tokens.
 
-    All of the index is checked here, so that what it says can be trusted afterwards: about 2 ns a sequence and 1 ns
-    a document. The tokens are not read.
+    The whole index is checked when it is opened, in about 2 ns per sequence and 1 ns per document. The tokens are not
+    read.
 
-    Raises UserError if a file is missing, the index is not one or is damaged, or the two do not belong together.
+    Raises UserError if a file is missing, the .idx is not an index or is damaged, or the two do not belong together.
     """
 
     def __init__(self, prefix: str | os.PathLike[str]) -> None:
@@ -199,14 +199,13 @@ class IndexedTokens:
         if not boundaries.size or boundaries[0] != 0 or boundaries[-1] != self.lengths.size:
             raise _damaged(index_file, "its documents do not cover its sequences")
         for start in range(0, boundaries.size, _CHECK_CHUNK):
-            # In order from 0 to S is also: none outside. Compared, not subtracted: a difference may overflow.
+            # Ascending from 0 to S, so none is out of range. Compared, not subtracted: a difference may overflow.
             chunk = boundaries[start : start + _CHECK_CHUNK + 1]
             if (chunk[1:] < chunk[:-1]).any():
                 raise _damaged(index_file, "its documents are not in order")
 
     def _check_offsets(self, index_file: Path) -> int:
-        """Check that the sequences lie back to back (so that the file is one stream); return the token
-        count."""
+        """Check that the sequences lie back to back (so that the file is one stream); return the token count."""
         total = 0
         for start in range(0, self.lengths.size, _CHECK_CHUNK):
             lengths = self.lengths[start : start + _CHECK_CHUNK].astype(np.int64)
@@ -242,18 +241,18 @@ class IndexedTokens:
     def document_starts(self, start: int, count: int) -> np.ndarray:
         """Where documents begin among tokens ``start … start + count - 1``: distances from *start*, int64, ascending.
 
-        The first is 0: what is there of a document that began before counts as one. It is the index that says where
-        documents lie, not their tokens: Megatron's tools need not have appended an end-of-document token, and a text
-        that spells one is still one document. Two binary searches, whatever the size of the corpus.
+        The first is 0: the rest of a document that began earlier counts as a document. Positions come from the index,
+        not from the tokens: Megatron's tools need not have appended an end-of-document token, and a text that spells
+        one is still one document. Costs two binary searches, whatever the size of the corpus.
         """
         edges = np.array([start + 1, start + count]) * self.dtype.itemsize
         first, last = np.searchsorted(
             self._offsets, edges
         )  # sequences that begin after *start*, in the range
-        of_documents = self.boundaries[slice(*np.searchsorted(self.boundaries, (first, last)))]
-        begins = self._offsets[of_documents] // self.dtype.itemsize - start
+        first_sequences = self.boundaries[slice(*np.searchsorted(self.boundaries, (first, last)))]
+        starts = self._offsets[first_sequences] // self.dtype.itemsize - start
         return np.unique(
-            np.concatenate([np.zeros(1, np.int64), begins])
+            np.concatenate([np.zeros(1, np.int64), starts])
         )  # empty documents begin where the next does
 
     def ends_of(self, first: int, last: int) -> np.ndarray:
@@ -277,7 +276,7 @@ class IndexedTokens:
         return self.read(start, int(self.lengths[first:last].sum(dtype=np.int64)))
 
     def slice(self, first: int, last: int) -> IndexedTokens:
-        """Documents ``first … last - 1`` as a stream of their own."""
+        """Documents ``first … last - 1`` as a separate stream."""
         sequences = slice(int(self.boundaries[first]), int(self.boundaries[last]))
         part = copy.copy(self)
         part.lengths = self.lengths[sequences]
@@ -295,7 +294,7 @@ class IndexedTokens:
         """How often each token occurs, int64 [vocab_size]. Raises UserError for ids beyond the vocabulary.
 
         Args:
-            most: read about so many tokens at most, in chunks spread evenly over the stream; None reads all of it.
+            most: read about this many tokens at most, in chunks spread evenly over the stream; None reads all of it.
             chunk: tokens that are read at once.
         """
         total = np.zeros(vocab_size, np.int64)

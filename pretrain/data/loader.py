@@ -1,4 +1,4 @@
-"""Batches made ahead of time by a background thread, so that the step never waits for data."""
+"""Prefetches batches in a background thread, so that the training step never waits for data."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class BatchPrefetcher(Generic[Batch]):
     """Iterator over ``fetch(start), fetch(start + 1), …``, at most *depth* batches ahead of the consumer.
 
     An exception in ``fetch`` is raised by the ``next()`` that asks for that batch, after all batches before
-    it; StopIteration ends the iteration. Close it (or use it in ``with``) to end the thread; the thread is a
-    daemon, so a forgotten one does not keep the process alive.
+    it; StopIteration ends the iteration. Close it (or use it in ``with``) to end the thread. The thread is a
+    daemon, so it does not keep the process alive if it was not closed.
     """
 
     def __init__(self, fetch: Callable[[int], Batch], start: int, depth: int = 2) -> None:
@@ -42,7 +42,7 @@ class BatchPrefetcher(Generic[Batch]):
                     return
             try:
                 batch = self._fetch(number)
-            except BaseException as error:  # handed to the consumer, whatever it is
+            except BaseException as error:  # of any kind: passed on to the consumer
                 with self._changed:
                     self._error = error
                     self._changed.notify_all()
@@ -70,8 +70,7 @@ class BatchPrefetcher(Generic[Batch]):
             raise self._error
 
     def close(self) -> None:
-        """Drop the batches that are ready and end the thread, after the fetch it is in; may be called
-        twice."""
+        """Drop the batches that are ready and end the thread, after its current fetch; may be called twice."""
         with self._changed:
             self._closed = True
             self._ready.clear()

@@ -1,4 +1,4 @@
-"""Corpora as Megatron-LM's ``preprocess_data`` leaves them: a ``.bin/.idx`` pair and nothing else."""
+"""Opens corpora written by Megatron-LM's ``preprocess_data``: a ``.bin/.idx`` pair and no other file."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from pretrain.data.indexed import IndexedTokens, bin_path, idx_path
 from pretrain.data.tokenizer import Tokenizer, tokenizer_hash
 from pretrain.utils.files import update_from_file
 
-# The last documents that together hold at least this share of the tokens. Megatron-LM itself splits by position in
-# the file (--split 969,30,1); the text, by whose hash our own corpora are split, is not there.
+# Validation takes the last documents that together hold at least this share of the tokens. Megatron-LM itself splits
+# by position in the file (--split 969,30,1). Our own corpora are split by a hash of the text, which a pair lacks.
 VALIDATION_SHARE = 0.05
 _SAMPLE = 1 << 20  # bytes at both ends of the .bin that stand for its content
 
 
 def is_prefix(path: Path) -> bool:
-    """Whether *path* is the common beginning of a ``.bin/.idx`` pair (and no folder)."""
+    """Whether *path* is the common beginning of a ``.bin/.idx`` pair (and not a folder)."""
     return not path.is_dir() and (idx_path(path).is_file() or bin_path(path).is_file())
 
 
 def open_prefix(
     prefix: Path, tokenizer: Tokenizer
 ) -> tuple[dict[str, Any], Tokenizer, IndexedTokens, IndexedTokens]:
-    """(what ``meta.json`` would say, the tokenizer, training documents, validation documents).
+    """Open a pair: (metadata as in ``meta.json``, tokenizer, training documents, validation documents).
 
     Raises:
         UserError: damaged files, or fewer than two documents.
@@ -59,11 +59,11 @@ def open_prefix(
 
 def _first_of_validation(tokens: IndexedTokens) -> int:
     """Index of the first document held out; never 0, so that something is left to train on."""
-    wanted = tokens.num_tokens * (1 - VALIDATION_SHARE)
+    split_position = tokens.num_tokens * (1 - VALIDATION_SHARE)
     low, high = 1, tokens.num_documents - 1
-    while low < high:  # the last document that begins at or before *wanted*
+    while low < high:  # the last document that begins at or before *split_position*
         middle = (low + high + 1) // 2
-        if tokens.start_of(middle) <= wanted:
+        if tokens.start_of(middle) <= split_position:
             low = middle
         else:
             high = middle - 1

@@ -9,13 +9,12 @@ _MASK64 = (1 << 64) - 1
 
 
 class Permutation:
-    """Feistel network with cycle walking over *size* elements: ``permutation(i)`` is a bijection of
-    range(size).
+    """Pseudo-random permutation of range(size): a Feistel network with cycle walking, called with an index.
 
     The network permutes the smallest power of two ≥ size; an image outside the range is permuted again until
     it falls inside (at most 2 tries on average), which leaves a permutation of the range itself. The same key
-    and size give the same permutation on every machine; it is part of what "same seed, same data order"
-    means, so the constants below must not change.
+    and size give the same permutation on every machine. "Same seed, same data order" depends on it, so the
+    constants below must not change.
     """
 
     def __init__(self, size: int, key: str) -> None:

@@ -1,4 +1,4 @@
-"""Whether two tokenizers give a text the same ids, and in words what differs if they do not."""
+"""Compares two tokenizers: whether they give a text the same ids, and what differs if they do not."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from pretrain.data.tokenizer import HuggingFaceTokenizer, SentencePieceTokenizer
 
 
 def tokenizer_difference(one: Tokenizer, other: Tokenizer) -> str | None:
-    """What makes *other* give other ids than *one*, in words; None when they give the same.
+    """Describe why *other* gives different ids than *one*; None when they give the same.
 
     Files need not be equal: transformers writes a tokenizer anew with a post-processor, and lists special tokens of the
-    vocabulary as added ones; a SentencePiece model may have become a ``tokenizer.json``. Compared is what turns text
-    into ids: vocabulary, merges, the steps before them, the token that ends documents. Whether a special token that is
-    spelled out in a text becomes that token makes no difference: every id means the same.
+    vocabulary as added ones; a SentencePiece model may have become a ``tokenizer.json``. Only what turns text into ids
+    is compared: vocabulary, merges, the steps before them, and the end-of-document token. Whether a special token that
+    is spelled out in a text becomes that token makes no difference: every id means the same.
     """
     if tokenizer_hash(one) == tokenizer_hash(other):
         return None
-    mine, theirs = _definition(one), _definition(other)
-    found = [
-        _difference(part, mine.get(part), theirs.get(part))
-        for part in dict.fromkeys([*mine, *theirs])
-        if mine.get(part) != theirs.get(part)
+    definition, other_definition = _definition(one), _definition(other)
+    differences = [
+        _difference(part, definition.get(part), other_definition.get(part))
+        for part in dict.fromkeys([*definition, *other_definition])
+        if definition.get(part) != other_definition.get(part)
     ]
-    return "; ".join(found) or None
+    return "; ".join(differences) or None
 
 
 def _definition(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def _definition(tokenizer: Tokenizer) -> dict[str, Any]:
     if isinstance(tokenizer, SentencePieceTokenizer):
         try:
             backend = byte_fallback_bpe(tokenizer)
-        except UserError:  # a model that no tokenizer.json can stand for
+        except UserError:  # a model that cannot be written as a tokenizer.json
             return {"SentencePiece model": hashlib.sha256(tokenizer.model_file).hexdigest()[:12]} | end
         return _parts(json.loads(backend.to_str())) | end
     return {"tokenizer": tokenizer_hash(tokenizer)[:12]} | end
@@ -70,20 +70,22 @@ def _without_offsets(value: Any) -> Any:
     return [_without_offsets(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _difference(part: str, one: Any, other: Any) -> str:
-    if part == "vocabulary" and isinstance(one, dict) and isinstance(other, dict):
-        differ = [text for text in {**one, **other} if one.get(text) != other.get(text)]
-        example = differ[0]
-        ids = (_id(one.get(example)), _id(other.get(example)))
+def _difference(part: str, value: Any, other_value: Any) -> str:
+    if part == "vocabulary" and isinstance(value, dict) and isinstance(other_value, dict):
+        differing = [text for text in {**value, **other_value} if value.get(text) != other_value.get(text)]
+        example = differing[0]
+        ids = (_id(value.get(example)), _id(other_value.get(example)))
         return (
-            f"vocabulary: {len(differ):,} of {len(one):,} and {len(other):,} entries differ, such as {shown(example)} "
-            f"({ids[0]}, and {ids[1]})"
+            f"vocabulary: {len(differing):,} of {len(value):,} and {len(other_value):,} entries differ, such as "
+            f"{shown(example)} ({ids[0]}, and {ids[1]})"
         )
-    if part == "merges" and isinstance(one, list) and isinstance(other, list):
-        first = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+    if part == "merges" and isinstance(value, list) and isinstance(other_value, list):
+        first = next(
+            (index for index, (a, b) in enumerate(zip(value, other_value, strict=False)) if a != b), None
+        )
         where = f"from number {first + 1:,} on" if first is not None else "in their number"
-        return f"merges: {len(one):,} and {len(other):,}, which differ {where}"
-    return f"{part}: {_short(one)} and {_short(other)}"
+        return f"merges: {len(value):,} and {len(other_value):,}, which differ {where}"
+    return f"{part}: {_short(value)} and {_short(other_value)}"
 
 
 def _id(token: int | None) -> str:

@@ -1,4 +1,4 @@
-"""A SentencePiece BPE model as a BPE of the tokenizers library, with the same ids."""
+"""Converts a SentencePiece BPE model to a BPE of the tokenizers library, with the same ids."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pretrain.data.tokenizer import SPACE_MARK, SentencePieceTokenizer
 
 
 def byte_fallback_bpe(tokenizer: SentencePieceTokenizer) -> Any:
-    """A ``tokenizers`` BPE with the pieces of *tokenizer*, written with real spaces.
+    """Make a ``tokenizers`` BPE with the pieces of *tokenizer*, written with real spaces.
 
     With real spaces no replacement of U+2581 is needed, and a U+2581 in the text is spelled in bytes, as the run's
     tokenizer does it. SentencePiece joins the neighbours whose joined piece has the best score; here every way to
@@ -35,20 +35,20 @@ def byte_fallback_bpe(tokenizer: SentencePieceTokenizer) -> Any:
         )
     kinds = type(proto.pieces[0])
     vocabulary: dict[str, int] = {}
-    special, plain = [], []
+    special, scored_pieces = [], []
     for token, piece in enumerate(proto.pieces):
         text = piece.piece
         if piece.type in (kinds.CONTROL, kinds.UNKNOWN):
             special.append(text)
         elif piece.type != kinds.BYTE:
             text = text.replace(SPACE_MARK, " ")
-            plain.append((text, piece.score))
+            scored_pieces.append((text, piece.score))
         vocabulary[text] = token
-    usable = {text for text, _ in plain}
+    piece_texts = {text for text, _ in scored_pieces}
     merges = []
-    for text, _ in sorted(plain, key=lambda item: -item[1]):
+    for text, _ in sorted(scored_pieces, key=lambda item: -item[1]):
         splits = ((text[:cut], text[cut:]) for cut in range(1, len(text)))
-        merges += [pair for pair in splits if pair[0] in usable and pair[1] in usable]
+        merges += [pair for pair in splits if pair[0] in piece_texts and pair[1] in piece_texts]
     unknown = proto.pieces[proto.trainer_spec.unk_id].piece
     backend = tokenizers.Tokenizer(
         tokenizers.models.BPE(vocabulary, merges, unk_token=unknown, byte_fallback=True, fuse_unk=False)

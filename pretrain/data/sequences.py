@@ -1,7 +1,7 @@
-"""Corpus folders -> training sequences and validation windows.
+"""Cuts corpora into training sequences and validation windows.
 
-The order of training sequences is a function of (seed, sequence number, blend) and of nothing else: not of
-batch size, ranks, workers, restarts or the length of the run.
+The order of training sequences depends only on (seed, sequence number, blend): not on batch size, ranks, workers,
+restarts or the length of the run.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def _read_window(stream: IndexedTokens, window: int, context_length: int, vocab_
 
 
 def pack_documents(starts: Iterable[np.ndarray], context_length: int) -> np.ndarray:
-    """Offsets of the documents of a micro-batch, its B rows laid end to end, and at last B·T: int32 [documents + 1].
+    """Offsets of the documents in a micro-batch, its B rows concatenated, followed by B·T: int32 [documents + 1].
 
     This is what variable-length attention kernels call cu_seqlens. No document goes from one row to the next.
 
     Args:
-        starts: of each row, where documents begin in it, 0 being the first.
+        starts: for each row, the positions at which documents begin, the first being 0.
         context_length: T, tokens of a row.
     """
     rows = [row + number * context_length for number, row in enumerate(starts)]
@@ -58,11 +58,10 @@ def _epoch_order(size: int, seed: int, corpus_index: int, epoch: int) -> Permuta
 
 
 class TrainingSequences:
-    """The endless stream of training sequences of a run: corpora blended by weight, each epoch newly
-    shuffled.
+    """The endless stream of training sequences of a run: corpora blended by weight, shuffled anew each epoch.
 
     Windows are T+1 tokens at stride T over a corpus's concatenated training documents: T inputs, and T labels
-    one further. Every token is a label exactly once an epoch, except the corpus's very first (nothing comes
+    shifted by one. Every token is a label exactly once an epoch, except the corpus's very first (nothing comes
     before it) and the fewer than T tokens after the last whole window. Raises UserError for a corpus shorter
     than a window and for corpora with different tokenizers.
     """
@@ -96,8 +95,7 @@ class TrainingSequences:
 
     @property
     def windows_per_epoch(self) -> int:
-        """Windows of all corpora together: for a single corpus, the sequences after which each has come
-        once."""
+        """Windows of all corpora together: for a single corpus, the sequences after which each has come once."""
         return sum(self.windows)
 
     def epochs(self, sequences: int) -> list[float]:
@@ -143,7 +141,7 @@ class TrainingSequences:
         return stream.document_starts(window * self.context_length, self.context_length)
 
     def describe(self) -> str:
-        """One line a corpus: name, share, documents, tokens, windows an epoch."""
+        """One line per corpus: name, share, documents, tokens, windows an epoch."""
         total = sum(Fraction(str(weight)) for weight in self.weights)
         lines = []
         for corpus, weight, windows in zip(self.corpora, self.weights, self.windows, strict=True):
@@ -160,7 +158,7 @@ class TrainingSequences:
 class ValidationSequences:
     """A fixed set of windows of a corpus's validation split: evenly spaced, no label twice.
 
-    *count* windows are taken, or as many as there are if that is fewer (None: all).
+    Takes *count* windows, or all if there are fewer (None: all).
     """
 
     def __init__(self, corpus: Corpus, context_length: int, count: int | None = None) -> None:
@@ -177,8 +175,7 @@ class ValidationSequences:
         return self.count
 
     def batch(self, first: int, count: int) -> np.ndarray:
-        """Windows ``first … first + count - 1`` of the set, int64 [count, T + 1]; IndexError beyond the
-        set."""
+        """Windows ``first … first + count - 1`` of the set, int64 [count, T + 1]; IndexError beyond the set."""
         if first < 0 or first + count > self.count:
             raise IndexError(f"validation windows {first}..{first + count} of {self.count}")
         vocab_size = self.corpus.tokenizer.vocab_size
@@ -190,7 +187,7 @@ class ValidationSequences:
         return np.stack(rows) if rows else np.empty((0, self.context_length + 1), np.int64)
 
     def document_starts(self) -> list[np.ndarray]:
-        """Of each window of the set, where documents begin among its T inputs, int64, 0 being the first."""
+        """For each window, the positions among its T inputs at which documents begin, int64, the first being 0."""
         T = self.context_length
         return [self.corpus.validation.document_starts(window * T, T) for window in self._windows]
 

@@ -1,4 +1,4 @@
-"""Text <-> token ids: SentencePiece models trained here, and any Hugging Face tokenizer."""
+"""Tokenizers (text <-> token ids): SentencePiece models trained here, and any Hugging Face tokenizer."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ SENTENCEPIECE_OPTIONS: dict[str, Any] = {
     "unk_id": 0, "eos_id": 1, "eos_piece": END_OF_DOCUMENT, "bos_id": -1, "pad_id": -1,
     # Text is handed over in chunks far below this; the default would drop long lines.
     "max_sentence_length": 1 << 20,
-    # Written into the model file: fixed, so that the file does not depend on the machine. The pieces do not
-    # either.
+    # Written into the model file: fixed, so that the file does not depend on the machine. The pieces never
+    # do.
     "num_threads": 2,
 }  # fmt: skip
 _CHUNK = 4000  # characters per "sentence" handed to the trainer
@@ -66,8 +66,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Text of *ids*; special tokens give no text, incomplete UTF-8 gives U+FFFD. UserError for unknown
-        ids."""
+        """Text of *ids*; special tokens give no text, incomplete UTF-8 gives U+FFFD. UserError for unknown ids."""
 
     def token_bytes(self) -> np.ndarray:
         """UTF-8 bytes of text that each token stands for, int64 [vocab_size], read-only; special tokens 0.
@@ -87,7 +86,7 @@ class Tokenizer(ABC):
     def check_spelling(self) -> None:
         """Raise UserError if a new corpus cannot be made with this tokenizer, since its tokens do not spell the text.
 
-        Corpora and runs that were made before this was asked go on as they are.
+        Corpora and runs that are older than this check still work.
         """
         self.token_bytes()
 
@@ -100,13 +99,13 @@ class Tokenizer(ABC):
         """Hexadecimal SHA-256 of what determines the ids; unchanged by saving and loading."""
 
     def _checked(self, ids: Sequence[int] | np.ndarray) -> list[int]:
-        plain = [int(i) for i in ids]
-        if plain and not (min(plain) >= 0 and max(plain) < self.vocab_size):
-            wrong = next(i for i in plain if not 0 <= i < self.vocab_size)
+        token_ids = [int(i) for i in ids]
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.vocab_size):
+            wrong = next(i for i in token_ids if not 0 <= i < self.vocab_size)
             raise UserError(
                 f"tokens: id {wrong} is beyond the vocabulary of {self.name}; valid: 0..{self.vocab_size - 1}"
             )
-        return plain
+        return token_ids
 
 
 def tokenizer_hash(tokenizer: Tokenizer) -> str:
@@ -139,7 +138,7 @@ class SentencePieceTokenizer(Tokenizer):
         if self.end_of_document < 0:
             raise UserError(f"tokenizer: {self.name} has no end-of-sentence token; needed to end documents")
         self._bytes_of_space_mark = [processor.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE_MARK.encode()]
-        # Models that add a space before the text, or that lack bytes, are used as they are: splitting their
+        # Models that add a space before the text, or that lack bytes, are used unchanged: splitting their
         # text at U+2581 would give other ids than the library does.
         self._adds_space = processor.encode("a", out_type=str)[0].startswith(SPACE_MARK)
         has_bytes = all(map(processor.is_byte, self._bytes_of_space_mark))
@@ -173,11 +172,13 @@ class SentencePieceTokenizer(Tokenizer):
         return self._processor.encode(text)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        plain = [text if not (self._spells_space_mark and SPACE_MARK in text) else "" for text in texts]
-        encoded = self._processor.encode(plain, num_threads=self.threads or os.cpu_count() or 1)
+        texts_for_library = [
+            text if not (self._spells_space_mark and SPACE_MARK in text) else "" for text in texts
+        ]
+        encoded = self._processor.encode(texts_for_library, num_threads=self.threads or os.cpu_count() or 1)
         return [
-            ids if text is same else self.encode(text)
-            for ids, text, same in zip(encoded, texts, plain, strict=True)
+            ids if text is text_for_library else self.encode(text)
+            for ids, text, text_for_library in zip(encoded, texts, texts_for_library, strict=True)
         ]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
@@ -220,7 +221,7 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 def _sentences(texts: Iterable[str]) -> Iterator[str]:
-    """Chunks of the texts that the trainer keeps whole: cut after a line where one ends in time.
+    """Cut the texts into chunks that the trainer keeps whole, at the end of a line where there is one in time.
 
     The trainer takes U+2581 for a space and drops sentences with NUL, so these end a chunk and are left out.
     """
@@ -238,7 +239,7 @@ def _sentences(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _training_problem(error: Exception) -> str:
-    """SentencePiece's message in our words: it names its own source lines and options that are not ours."""
+    """SentencePiece's message, reworded: the original names its own source lines and options that are not ours."""
     message = " ".join(str(error).split())
     if match := re.search(r"too high .* <= (\d+)", message):
         return f"are too many for so little text; valid: at most {match[1]}, or more text"
@@ -263,22 +264,21 @@ class HuggingFaceTokenizer(Tokenizer):
         self.name = name
         self._vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
         self.vocab_size = max(self._vocabulary.values()) + 1
-        candidates = (
+        possible_end_tokens = (
             [end_of_document] if end_of_document else [END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>"]
         )
-        found = [token for token in candidates if token in self._vocabulary]
-        if not found:
+        end_tokens = [token for token in possible_end_tokens if token in self._vocabulary]
+        if not end_tokens:
             raise UserError(
-                f"tokenizer: {name} has no end-of-document token ({', '.join(candidates)}); "
+                f"tokenizer: {name} has no end-of-document token ({', '.join(possible_end_tokens)}); "
                 "valid: eos_token in its tokenizer_config.json"
             )
-        self._end_text = found[0]
-        self.end_of_document = self._vocabulary[found[0]]
+        self._end_text = end_tokens[0]
+        self.end_of_document = self._vocabulary[end_tokens[0]]
 
     @classmethod
     def from_folder(cls, folder: str | os.PathLike[str], name: str | None = None) -> HuggingFaceTokenizer:
-        """Read ``tokenizer.json``, or byte-level BPE from ``vocab.json`` and ``merges.txt`` as GPT-2 has
-        it."""
+        """Read ``tokenizer.json``, or byte-level BPE from ``vocab.json`` and ``merges.txt`` as in GPT-2."""
         import tokenizers
 
         root = Path(folder)
@@ -318,7 +318,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
         try:
             folder = huggingface_hub.snapshot_download(name, allow_patterns=_HUB_FILES)
-        except Exception as error:  # no network, no such name, not a name: one answer for the user
+        except Exception as error:  # no network, no such name, not a name: one message for the user
             raise UserError(
                 f"tokenizer: {name!r} is not a local folder and cannot be fetched from the Hugging Face hub "
                 f"({type(error).__name__}); valid: a folder with tokenizer.model, tokenizer.json, "
@@ -333,8 +333,8 @@ class HuggingFaceTokenizer(Tokenizer):
         return [item.ids for item in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        plain = [i for i in self._checked(ids) if i != self.end_of_document]
-        return self._backend.decode(plain, skip_special_tokens=True)
+        text_ids = [i for i in self._checked(ids) if i != self.end_of_document]
+        return self._backend.decode(text_ids, skip_special_tokens=True)
 
     def _count_bytes(self) -> np.ndarray:
         definition = json.loads(self._backend.to_str())
@@ -371,20 +371,20 @@ class HuggingFaceTokenizer(Tokenizer):
         Path(folder, "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
 
     def definition(self) -> str:
-        """What is in its ``tokenizer.json``."""
+        """The content of its ``tokenizer.json``."""
         return self._backend.to_str()
 
     def content_hash(self) -> str:
-        if self._hash is None:  # a fifth of a second for GPT-2's, and asked for often
+        if self._hash is None:  # takes a fifth of a second for GPT-2's, and is called often
             definition = json.dumps(json.loads(self.definition()), sort_keys=True)
             self._hash = hashlib.sha256(f"{definition}\n{self._end_text}".encode()).hexdigest()
         return self._hash
 
 
 def load_tokenizer(source: str | os.PathLike[str]) -> Tokenizer:
-    """The tokenizer in a folder (or ``.model`` file), else the one of that name on the Hugging Face hub.
+    """Load the tokenizer in a folder (or ``.model`` file), else the one of that name on the Hugging Face hub.
 
-    Of a folder with several files ``tokenizer.json`` counts, as it does for ``transformers.AutoTokenizer``: then
+    In a folder with several files ``tokenizer.json`` comes first, as for ``transformers.AutoTokenizer``. Then comes
     ``tokenizer.model``, then ``vocab.json`` with ``merges.txt``.
 
     Raises UserError if there is none.

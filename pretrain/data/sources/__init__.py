@@ -1,4 +1,4 @@
-"""Where text comes from: files, folders, Hugging Face datasets, and Python's standard library.
+"""Text sources: files, folders, Hugging Face datasets, and Python's standard library.
 
 A source yields documents in a fixed order. Tokenizing and writing them belongs to pretrain.prepare.
 """

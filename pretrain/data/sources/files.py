@@ -1,4 +1,4 @@
-"""Text on this machine: files, folders and globs, and the built-in corpus."""
+"""Text sources on this machine: files, folders and globs, and the built-in corpus."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class FileSource(TextSource):
         max_document_bytes: longer documents are left out: memory is bounded by them.
         skip_damaged: count a truncated or unreadable file of many documents, and go on with the next,
             instead of raising UserError.
-        unit_bytes: size of a piece; by default a 64th of all, within 1 and 32 MiB.
+        unit_bytes: size of a piece; by default a 64th of all text, between 1 and 32 MiB.
     """
 
     def __init__(
@@ -98,8 +98,8 @@ class FileSource(TextSource):
             yield reason if text is None else Document(f"{identifier}:{start}+{number}", text)
 
     def check(self) -> None:
-        """Refuse files whose text column is missing; of each format with columns, the first file is looked at."""
-        checked = {"text", "lines", "parquet"}  # Parquet files are all looked into when they are cut
+        """Raise UserError if the text column is missing; per format with columns, the first file is checked."""
+        checked = {"text", "lines", "parquet"}  # all Parquet files are checked when they are cut
         for _, path in self.files:
             if (format := readers.format_of(path, self.format)) not in checked:
                 readers.check_column(path, format, self.limits)
@@ -114,14 +114,14 @@ class FileSource(TextSource):
     def fingerprint(self) -> str:
         """Hash over identifiers, contents and settings, in order.
 
-        Of files beyond 16 MiB it covers size, time of change, and the first and last MiB, not all content.
+        For files beyond 16 MiB it covers size, time of change, and the first and last MiB, not all content.
         """
         total = hashlib.sha256()
         settings = (self.format, *self.limits.identity())
         if settings != ("text", *readers.Limits().identity()):
             total.update(repr(settings).encode())
         if self.format == "auto":
-            # These were taken as text once: the same files are another corpus now.
+            # Older versions read these as text: the same files are another corpus now.
             formats = [readers.format_of(path, "auto") for _, path in self.files if _once_text(path)]
             if formats:
                 total.update(repr(formats).encode())
@@ -170,7 +170,7 @@ def _file_key(identifier: str, path: Path) -> str:
 
 
 def _content(path: Path) -> bytes:
-    """What stands for a file's content in a fingerprint."""
+    """The bytes that represent a file's content in a fingerprint."""
     size = path.stat().st_size
     if size <= 16 << 20:
         return path.read_bytes()
@@ -205,9 +205,9 @@ class BuiltinCorpus(FileSource):
 class TextFiles(FileSource):
     """Local text. *paths* are files, folders (searched recursively) and globs.
 
-    What a file holds goes by its ending: JSON Lines (``.jsonl``, ``.ndjson``), a JSON array or JSON Lines (``.json``),
-    CSV (``.csv``, ``.tsv``), Parquet (``.parquet``), else plain text, a document a file; *format* overrides it,
-    *options* are those of :class:`FileSource`. ``.gz`` and ``.zst`` are read as they are.
+    The ending decides a file's format: JSON Lines (``.jsonl``, ``.ndjson``), a JSON array or JSON Lines (``.json``),
+    CSV (``.csv``, ``.tsv``), Parquet (``.parquet``), else plain text, one document per file; *format* overrides it.
+    *options* are those of :class:`FileSource`. ``.gz`` and ``.zst`` are decompressed.
 
     Hidden files and folders inside a given folder are left out; a file that is named twice is read once.
     Raises UserError for a path that does not exist or a glob that matches nothing.
@@ -221,8 +221,8 @@ class TextFiles(FileSource):
         **options: Any,
     ) -> None:
         files: list[tuple[str, Path]] = []
-        for given in paths:
-            files += _expand(os.fspath(given))
+        for path_or_glob in paths:
+            files += _expand(os.fspath(path_or_glob))
         seen: set[Path] = set()
         unique = []
         for identifier, path in files:
@@ -235,22 +235,21 @@ class TextFiles(FileSource):
         super().__init__(name, unique, format, **options)
 
 
-def _expand(given: str) -> list[tuple[str, Path]]:
-    """Files behind one path or glob, as (identifier, path); identifiers do not depend on where a folder
-    is."""
-    path = Path(given)
+def _expand(path_or_glob: str) -> list[tuple[str, Path]]:
+    """Files behind one path or glob, as (identifier, path); identifiers do not depend on where a folder is."""
+    path = Path(path_or_glob)
     if path.is_file():
         return [(path.name, path)]
     if path.is_dir():
         files = _walk(path)
         if not files:
-            raise UserError(f"text: the folder {given!r} has no files; needed: files of UTF-8 text")
+            raise UserError(f"text: the folder {path_or_glob!r} has no files; needed: files of UTF-8 text")
         return files
     # glob.glob: Path.glob refuses absolute patterns
-    matches = sorted(glob.glob(given, recursive=True)) if glob.has_magic(given) else []  # noqa: PTH207
+    matches = sorted(glob.glob(path_or_glob, recursive=True)) if glob.has_magic(path_or_glob) else []  # noqa: PTH207
     if not matches:
         raise UserError(
-            f"text: {given!r} is not a file or folder and matches none; valid: files, folders or globs"
+            f"text: {path_or_glob!r} is not a file or folder and matches none; valid: files, folders or globs"
         )
     matched_files = [(match, Path(match)) for match in matches if Path(match).is_file()]
     if matched_files:  # "**" matches folders as well, whose files it lists too
@@ -262,7 +261,7 @@ def _walk(
     root: Path, suffix: str = "", excluded: frozenset[str] = frozenset(), prefixes: tuple[str, ...] = ()
 ) -> list[tuple[str, Path]]:
     """Files below *root* that end in *suffix*, as (path relative to root, path), sorted by the former."""
-    found: list[tuple[str, Path]] = []
+    matching_files: list[tuple[str, Path]] = []
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [
             name for name in subfolders if name not in excluded and not name.startswith((".", *prefixes))
@@ -271,5 +270,5 @@ def _walk(
             if name.endswith(suffix) and not name.startswith((".", *prefixes)):
                 path = Path(folder, name)
                 if path.is_file():
-                    found.append((path.relative_to(root).as_posix(), path))
-    return sorted(found)
+                    matching_files.append((path.relative_to(root).as_posix(), path))
+    return sorted(matching_files)

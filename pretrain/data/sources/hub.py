@@ -1,4 +1,4 @@
-"""Datasets that the ``datasets`` library reads: from the Hugging Face hub, or local files, always streaming."""
+"""Text source for what the ``datasets`` library reads: from the Hugging Face hub or local files, streamed."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class HubDataset(TextSource):
         return _open_dataset(self.path, self.subset, self.split, self.revision, self.data_files)
 
     def check(self) -> None:
-        """Refuse a dataset that cannot be reached, or whose text column is missing or holds something else."""
+        """Raise UserError if the dataset cannot be reached, or its text column is missing or does not hold text."""
         dataset = self._open()[0]
         columns = dataset.column_names
         if columns is not None and self.column not in columns:
@@ -103,7 +103,7 @@ class HubDataset(TextSource):
                     rows += 1
         except GeneratorExit:
             raise
-        except Exception as error:  # whatever the format, the network or the file system raise
+        except Exception as error:  # any error of the format, the network or the file system
             raise UserError(
                 f"dataset: reading {self.name} failed in piece {number} of {count} after {rows} rows "
                 f"({_one_line(error)}); the same command continues where it stopped"
@@ -144,12 +144,12 @@ def _values(column: Any) -> Iterator[Any]:
 def _open_dataset(
     path: str, subset: str | None, split: str, revision: str | None, data_files: tuple[str, ...] | None
 ) -> tuple[Any, int, str, list[str], list[str]]:
-    """(streaming dataset, number of pieces, hash of what it is made of, names of all splits, files of this one), once
-    per process."""
+    """Open a dataset, once per process: (streaming dataset, number of pieces, hash of what it is made of, names of all
+    splits, files of this split)."""
     import datasets
 
     datasets.disable_progress_bars()
-    # What it says of a file that it cannot read comes as an exception too, and is told in one line of ours.
+    # Its messages about unreadable files come as exceptions too, which are reported in one line below.
     datasets.logging.set_verbosity(logging.CRITICAL)
     name = path if subset is None else f"{path} (subset {subset})"
     if not data_files and path in datasets.packaged_modules._PACKAGED_DATASETS_MODULES:
@@ -167,10 +167,10 @@ def _open_dataset(
         splits: list[str] = []
         names: list[str] = []
         with contextlib.suppress(AttributeError, KeyError, TypeError):
-            listed = builder.config.data_files[split]
-            identity += [list(map(str, listed)), list(map(str, listed.origin_metadata))]
-            splits, names = list(map(str, builder.config.data_files)), list(map(str, listed))
-    except Exception as error:  # no network, no such name, subset, split or file: one answer for the user
+            split_files = builder.config.data_files[split]
+            identity += [list(map(str, split_files)), list(map(str, split_files.origin_metadata))]
+            splits, names = list(map(str, builder.config.data_files)), list(map(str, split_files))
+    except Exception as error:  # no network, no such name, subset, split or file: one message for the user
         raise UserError(
             f"dataset: {name!r} cannot be opened ({_one_line(error)}); valid: builtin, a dataset on the Hugging Face "
             "hub while online (--subset, --split, --revision), a local folder, json or parquet with --data_files, "

@@ -1,4 +1,4 @@
-"""Reading documents out of files: plain text, lines, JSON Lines, Parquet; compressed or not; in pieces.
+"""Reads documents from files, piece by piece: plain text, lines, JSON, CSV, Parquet; compressed or not.
 
 A document that cannot be used is returned as ``(None, reason)``. Memory is bounded by the longest usable
 document, whatever the file holds.
@@ -37,19 +37,19 @@ Record = tuple[str | None, str]
 
 @dataclass(frozen=True)
 class Limits:
-    """What is taken from a file; see :class:`pretrain.data.sources.files.FileSource`."""
+    """What is read from a file; see :class:`pretrain.data.sources.files.FileSource`."""
 
     column: str = "text"
     max_document_bytes: int = MAX_DOCUMENT_BYTES
     skip_damaged: bool = False
 
     def identity(self) -> tuple[object, ...]:
-        """What decides which documents a file gives."""
+        """The settings that determine which documents a file gives."""
         return (self.column, self.max_document_bytes, self.skip_damaged)
 
 
 def format_of(path: Path, asked: str) -> str:
-    """One of FORMATS but "auto": *asked*, or if that is "auto" by the file's ending (``.json``: by its beginning too).
+    """The format of a file, never "auto": *asked*, or if that is "auto" by its ending (``.json``: its beginning too).
 
     Raises:
         UserError: a ``.json`` file that is neither an array nor JSON Lines.
@@ -74,7 +74,7 @@ def _json_format(path: Path) -> str:
         with open_stream(path) as stream:
             layout = json_layout(_read_up_to(stream, _HEAD))
     except (OSError, EOFError, zlib.error):
-        return "jsonl"  # whose reader meets the damage, and says so
+        return "jsonl"  # whose reader finds the damage and reports it
     if layout == "other":
         raise UserError(
             f"text: {str(path)!r} is neither a JSON array nor JSON Lines; valid: [{{…}}, …] or a record {{…}} a line, "
@@ -98,7 +98,7 @@ def decode_document(data: bytes, max_bytes: int = MAX_DOCUMENT_BYTES) -> Record:
 
 
 def read_file(path: Path, limits: Limits) -> Record:
-    """A file that is one document."""
+    """Read a file that is one document."""
     try:
         with open_stream(path) as stream:
             return decode_document(
@@ -123,7 +123,7 @@ def _read_up_to(stream: BinaryIO, count: int) -> bytes:
 
 @contextlib.contextmanager
 def open_stream(path: Path) -> Iterator[Any]:
-    """The decompressed bytes of a file, to be read in pieces."""
+    """Open a file to read its decompressed bytes."""
     if path.name.lower().endswith(".gz"):
         with gzip.open(path, "rb") as stream:
             yield stream
@@ -167,11 +167,11 @@ def _row_groups(path: Path, unit_bytes: int, limits: Limits) -> Iterator[tuple[i
         if metadata.num_row_groups == 0:
             yield 0, 0, 0
     if not intact:
-        yield 0, 0, 0  # read_piece meets the damage again, and counts it
+        yield 0, 0, 0  # read_piece finds the damage again, and counts it
 
 
-class _Sound:
-    """Truth value that turns false when the file behind it proved damaged."""
+class _FileState:
+    """True until the file turns out to be damaged."""
 
     def __init__(self) -> None:
         self.intact = True
@@ -181,9 +181,9 @@ class _Sound:
 
 
 @contextlib.contextmanager
-def _damage(path: Path, limits: Limits) -> Iterator[_Sound]:
-    """Turns damage to a file of many documents into a UserError, or notes it where it is to be skipped."""
-    state = _Sound()
+def _damage(path: Path, limits: Limits) -> Iterator[_FileState]:
+    """Turns damage to a file of many documents into a UserError, or records it if it is to be skipped."""
+    state = _FileState()
     try:
         yield state
     except UserError:
@@ -191,9 +191,9 @@ def _damage(path: Path, limits: Limits) -> Iterator[_Sound]:
     # pyarrow's errors are OSErrors and ValueErrors; RuntimeError is what Parquet pages may raise.
     except (OSError, EOFError, zlib.error, ValueError, RuntimeError) as error:
         if not limits.skip_damaged:
-            what = " ".join(str(error).split())[:120] or type(error).__name__
+            reason = " ".join(str(error).split())[:120] or type(error).__name__
             raise UserError(
-                f"text: {str(path)!r} is truncated or damaged ({what}); replace it, or give --skip_damaged to "
+                f"text: {str(path)!r} is truncated or damaged ({reason}); replace it, or give --skip_damaged to "
                 "take what can be read (what is tokenized already is kept)"
             ) from error
         state.intact = False
@@ -232,7 +232,7 @@ def _text_column(path: Path, file: Any, column: str) -> int:
 
 
 def read_piece(path: Path, format: str, start: int, stop: int | None, limits: Limits) -> Iterator[Record]:
-    """The documents of one piece of a file, in order."""
+    """Yield the documents of one piece of a file, in order."""
     with _damage(path, limits) as intact:
         if format == "parquet":
             yield from _read_parquet(path, start, stop, limits)
@@ -307,7 +307,7 @@ def _json_document(line: bytes | None, limits: Limits) -> Record:
 
 
 def check_text(text: object, max_bytes: int) -> Record:
-    """A value that was decoded already, as a document."""
+    """``(text, "")`` for a usable decoded value, else ``(None, reason)``."""
     if text is None:
         return None, "empty"
     if not isinstance(text, str):
@@ -323,37 +323,41 @@ def check_text(text: object, max_bytes: int) -> Record:
 
 
 def read_lines(path: Path, start: int, stop: int | None, longest: int) -> Iterator[bytes | None]:
-    """Lines that begin at bytes ``start … stop - 1``, without line ends; None for one beyond *longest*.
+    """Yield lines that begin at bytes ``start … stop - 1``, without line ends; None for one beyond *longest*.
 
-    So the pieces of a file, cut anywhere, give each of its lines once.
+    So each line of a file is read once, wherever the file is cut into pieces.
     """
     with open_stream(path) as stream:
-        # A line begins at *start* if the byte before ends one. From there, the first "line" is another's rest.
+        # A line begins at *start* if the byte before ends one. From there, the first "line" is the end of another.
         position = max(0, start - 1)
         if position:
             stream.seek(position)
-        ours = start == 0
-        rest, dropped = b"", 0  # the beginning of the current line; bytes of it not kept
-        # read1: of a truncated .gz, read would lose what it had of the last chunk.
+        in_piece = start == 0
+        line_start, dropped_bytes = b"", 0  # the beginning of the current line; bytes of it not kept
+        # read1: read would lose the part of the last chunk that it had read from a truncated .gz.
         while chunk := stream.read1(_CHUNK):
             ends_at = -1
             while (newline := chunk.find(b"\n", ends_at + 1)) >= 0:
                 piece = chunk[ends_at + 1 : newline]
-                length = dropped + len(rest) + len(piece)
-                if ours:
-                    yield None if dropped or length > longest else (rest + piece).removesuffix(b"\r")
-                ours, rest, dropped = True, b"", 0
+                length = dropped_bytes + len(line_start) + len(piece)
+                if in_piece:
+                    yield (
+                        None
+                        if dropped_bytes or length > longest
+                        else (line_start + piece).removesuffix(b"\r")
+                    )
+                in_piece, line_start, dropped_bytes = True, b"", 0
                 position += length + 1
                 ends_at = newline
                 if stop is not None and position >= stop:
                     return
-            rest += chunk[ends_at + 1 :]
-            if len(rest) > longest or not ours:
-                dropped, rest = dropped + len(rest), b""
-                if not ours and stop is not None and position + dropped >= stop:
+            line_start += chunk[ends_at + 1 :]
+            if len(line_start) > longest or not in_piece:
+                dropped_bytes, line_start = dropped_bytes + len(line_start), b""
+                if not in_piece and stop is not None and position + dropped_bytes >= stop:
                     return  # a single line covers this piece, and begins before it
-        if ours and (rest or dropped):
-            yield None if dropped or len(rest) > longest else rest.removesuffix(b"\r")
+        if in_piece and (line_start or dropped_bytes):
+            yield None if dropped_bytes or len(line_start) > longest else line_start.removesuffix(b"\r")
 
 
 def _read_parquet(path: Path, start: int, stop: int | None, limits: Limits) -> Iterator[Record]:
@@ -375,7 +379,7 @@ def _read_parquet(path: Path, start: int, stop: int | None, limits: Limits) -> I
 
 
 def check_column(path: Path, format: str, limits: Limits) -> None:
-    """Refuse a file of records if none of its first ones has the column."""
+    """Raise UserError if none of the first records of a file has the column."""
     if format in _DELIMITERS:
         with _damage(path, Limits(skip_damaged=True)):
             next(_read_csv(path, format, limits), None)

@@ -1,4 +1,4 @@
-"""Records out of files that cannot be cut into pieces: JSON arrays, and CSV. In memory is one record at a time."""
+"""Reads records from files that cannot be cut into pieces: JSON arrays and CSV. One record is in memory at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SPACE = b" \t\r\n"
 
 
 def json_layout(head: bytes) -> str:
-    """What a ``.json`` file is that begins with *head*: "array", "lines" (a record a line), "other" or "empty"."""
+    """The layout of a ``.json`` file that begins with *head*: "array", "lines" (of records), "other" or "empty"."""
     head = head.removeprefix(_BOM).lstrip()
     if not head:
         return "empty"
@@ -33,17 +33,17 @@ def json_layout(head: bytes) -> str:
 
 
 def read_array(stream: Any, longest: int) -> Iterator[bytes | None]:
-    """The elements of the JSON array in *stream*, as they are written; None for one beyond *longest* bytes.
+    """Yield the elements of the JSON array in *stream*, as bytes; None for one beyond *longest* bytes.
 
     Raises:
         ValueError: no array, one that does not end, or something after it.
     """
     depth, in_string, escaped, closed, any_element = 0, False, False, False, False
-    rest, too_long, first = b"", False, True
-    # read1: of a truncated .gz, read would lose what it had of the last chunk.
+    element_start, too_long, first_chunk = b"", False, True
+    # read1: read would lose the part of the last chunk that it had read from a truncated .gz.
     while chunk := stream.read1(_CHUNK):
-        if first:
-            chunk, first = chunk.removeprefix(_BOM), False
+        if first_chunk:
+            chunk, first_chunk = chunk.removeprefix(_BOM), False
         position, begin = int(escaped), 0
         escaped = False
         if depth == 0:
@@ -65,25 +65,25 @@ def read_array(stream: Any, longest: int) -> Iterator[bytes | None]:
             elif sign != b"," or depth == 1:
                 depth -= sign != b","
                 if sign == b"," or depth == 0:
-                    element = rest + chunk[begin:at]
+                    element = element_start + chunk[begin:at]
                     if sign == b"," or any_element or element.strip() or too_long:
                         yield None if too_long or len(element) > longest else element
-                    any_element, rest, too_long, begin = True, b"", False, position
+                    any_element, element_start, too_long, begin = True, b"", False, position
                 if depth == 0:
                     closed = True
                     if chunk[position:].strip(_SPACE):
                         raise ValueError("something after the array")
                     break
         if depth:
-            rest += chunk[begin:]
-            if len(rest) > longest:
-                rest, too_long = b"", True
+            element_start += chunk[begin:]
+            if len(element_start) > longest:
+                element_start, too_long = b"", True
     if not closed:
         raise ValueError("the array does not end")
 
 
 def read_rows(stream: Any, delimiter: str, longest: int) -> Iterator[list[str]]:
-    """The rows of a CSV file, the header first; bytes that are not UTF-8 are kept as surrogates.
+    """Yield the rows of a CSV file, the header first; bytes that are not UTF-8 are kept as surrogates.
 
     Raises:
         ValueError: quotes that do not fit (strict RFC 4180), or a line or field beyond *longest* characters.
@@ -94,7 +94,7 @@ def read_rows(stream: Any, delimiter: str, longest: int) -> Iterator[list[str]]:
         while line := text.readline(longest + 1):
             if len(line) > longest:
                 raise ValueError(f"a line of more than {longest} characters")
-            # The csv module of Python 3.11 and later takes NUL as it is; check_text counts it.
+            # The csv module of Python 3.11 and later accepts NUL; check_text counts it.
             yield line
 
     csv.field_size_limit(longest)

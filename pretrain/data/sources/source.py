@@ -1,4 +1,4 @@
-"""What a source of text is: documents in a fixed order, cut into pieces that processes read on their own.
+"""The interface of text sources: documents in a fixed order, cut into pieces that processes read independently.
 
 pretrain.prepare knows nothing else about where text comes from.
 """
@@ -44,9 +44,9 @@ class Unit:
     """
 
     key: str
-    """Names the piece and its present content: another key when a file changes."""
+    """Identifies the piece and its content: changes when a file changes."""
     size: int
-    """Bytes where the piece lies, for telling the time left; 0 where unknown."""
+    """Bytes of the piece on disk, for estimating the time left; 0 if unknown."""
     place: tuple[Any, ...]
     """What the source needs to find it (picklable)."""
 
@@ -73,11 +73,11 @@ class TextSource(ABC):
         """
 
     def check(self) -> None:
-        """Raise UserError for what is wrong with the source as a whole and can be seen without reading it."""
+        """Raise UserError for problems of the source as a whole that show without reading it."""
         return
 
     def documents(self) -> Iterator[Document]:
-        """Yield the usable documents; the same ones in the same order on every call. UserError if none is."""
+        """Yield the usable documents; the same ones in the same order on every call. UserError if there are none."""
         self.skipped = Counter()
         usable = False
         for unit in self.units():
@@ -91,11 +91,11 @@ class TextSource(ABC):
             raise UserError(no_documents(self.extent(), self.skipped))
 
     def settings(self) -> str:
-        """What decides, besides the unit, which documents :meth:`read` gives."""
+        """The settings that, besides the unit, determine which documents :meth:`read` yields."""
         return ""
 
     def extent(self) -> str:
-        """Name and size, as a message about a source without documents begins."""
+        """Name and size: the beginning of the message about a source without documents."""
         return f"{self.name}: no usable document"
 
     @abstractmethod
@@ -104,17 +104,17 @@ class TextSource(ABC):
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """What ``meta.json`` says about the source (JSON values; nothing that depends on the machine)."""
+        """The entry of ``meta.json`` about the source (JSON values; nothing that depends on the machine)."""
 
     def origin(self) -> dict[str, Any]:
-        """The files that it is made of, for ``meta.json``: see :func:`file_records`. Empty where none are here."""
+        """Its local files, for ``meta.json``: see :func:`file_records`. Empty if there are none."""
         return {}
 
 
 def file_records(files: Sequence[tuple[str, Path]]) -> dict[str, Any]:
-    """Number, bytes and hash of *files*, pairs of (identifier, path), and each of them where they are few.
+    """Number, bytes and hash of *files*, pairs of (identifier, path). A few files are also listed one by one.
 
-    Of a file beyond 16 MiB the hash is of its first and last MiB: large sources are not read once more.
+    For a file beyond 16 MiB the first and last MiB are hashed: large sources are not read twice.
     """
     records: list[dict[str, Any]] = []
     total = hashlib.sha256()
@@ -127,16 +127,16 @@ def file_records(files: Sequence[tuple[str, Path]]) -> dict[str, Any]:
                     stream.seek(-_END, os.SEEK_END)
                     data += stream.read()
         except OSError:
-            continue  # gone, or not ours to read: it is counted as skipped
+            continue  # removed or not readable: it is counted as skipped
         name = identifier.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
         record = {"name": name, "bytes": size, "sha256": hashlib.sha256(data).hexdigest()}
         if size > _WHOLE:
             record["sha256_of"] = "the first and last MiB"
         total.update(f"{name} {size} {record['sha256']}\n".encode())
         records.append(record)
-    whole = {"files": len(records), "bytes": sum(record["bytes"] for record in records)}
+    totals = {"files": len(records), "bytes": sum(record["bytes"] for record in records)}
     listed = {"list": records} if len(records) <= _FILES_LISTED else {}
-    return {**whole, "sha256": total.hexdigest(), **listed}
+    return {**totals, "sha256": total.hexdigest(), **listed}
 
 
 def no_documents(extent: str, skipped: Mapping[str, int]) -> str:

@@ -1,4 +1,4 @@
-"""A source whose held-out text is another source."""
+"""A text source whose validation text is a second source."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pretrain.data.sources.source import Document, TextSource, Unit
 
 
 class WithValidation(TextSource):
-    """*training* for training, *validation* for validation: nothing of the first is held out.
+    """Joins a *training* and a *validation* source: nothing of the first is held out.
 
-    The units of *validation* come first. So a cap on tokens takes it whole, and of documents with equal text it is
-    those of the training source that are dropped as duplicates.
+    The units of *validation* come first. So a cap on tokens takes it whole, and of documents with equal text those of
+    the training source are dropped as duplicates.
     """
 
     def __init__(self, training: TextSource, validation: TextSource) -> None:
@@ -36,7 +36,7 @@ class WithValidation(TextSource):
         return (self.validation if kind == "validation" else self.training).read(inner)
 
     def check(self) -> None:
-        """Check both, and refuse a file that is in both."""
+        """Check both sources; raise UserError for a file that is in both."""
         self.training.check()
         self.validation.check()
         if isinstance(self.training, FileSource) and isinstance(self.validation, FileSource):
@@ -55,8 +55,8 @@ class WithValidation(TextSource):
         return self.training.extent()
 
     def fingerprint(self) -> str:
-        both = f"{self.training.fingerprint()} validation {self.validation.fingerprint()}"
-        return hashlib.sha256(both.encode()).hexdigest()
+        fingerprints = f"{self.training.fingerprint()} validation {self.validation.fingerprint()}"
+        return hashlib.sha256(fingerprints.encode()).hexdigest()
 
     def describe(self) -> dict[str, Any]:
         return {**self.training.describe(), "validation": self.validation.describe()}
