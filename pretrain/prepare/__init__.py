@@ -1,4 +1,4 @@
-"""``python -m pretrain.prepare``: text and a tokenizer become a corpus folder. Offline; training never runs this code.
+"""``python -m pretrain.prepare``: makes a corpus folder from text and a tokenizer, offline.
 
-The built-in corpus is the exception: a run makes it before its first step. Reading a corpus belongs to pretrain.data.
+Training runs it for the built-in corpus only, before the first step. Reading a corpus belongs to pretrain.data.
 """

@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 DATASETS = ("builtin",)
 DEFAULT_VOCABULARY = 4096
-# A dataset on the hub is large: half a per cent of FineWeb's 10 billion tokens is held out many times over.
+# A dataset on the hub is large: half a per cent of FineWeb's 10 billion tokens is more than validation needs.
 HUB_VALIDATION_FRACTION = 0.005
 _SAMPLE_TOKENS = 100
 _FOR_FILES = ("format", "skip_damaged", "validation_text")
 _FOR_HUB = ("subset", "split", "revision", "data_files", "validation_split", "validation_data_files")
-_OWN_VALIDATION = ("validation_text", "validation_split", "validation_data_files")
+_VALIDATION_SOURCES = ("validation_text", "validation_split", "validation_data_files")
 
 _print_progress = ProgressPrinter()
 
@@ -53,32 +53,34 @@ def _prepare_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    where = parser.add_argument_group("where the text comes from")
-    where.add_argument("--text", nargs="+", metavar="PATH", help="files, folders or globs, .gz and .zst too")
-    where.add_argument(
+    source_options = parser.add_argument_group("where the text comes from")
+    source_options.add_argument(
+        "--text", nargs="+", metavar="PATH", help="files, folders or globs, .gz and .zst too"
+    )
+    source_options.add_argument(
         "--format", choices=FORMATS, default=None,
         help="of --text. auto: by the file's ending, JSON Lines (jsonl), a JSON array (json), csv, tsv, parquet, or "
         "text, a document a file; lines: text, a document a line (default: auto)",
     )  # fmt: skip
-    where.add_argument(
+    source_options.add_argument(
         "--dataset", metavar="NAME",
         help="builtin (the running Python's standard library), a dataset on the Hugging Face hub, a local folder that "
         "the datasets library reads, or json, parquet, … with --data_files",
     )  # fmt: skip
-    where.add_argument("--subset", metavar="NAME", help="of the dataset, such as sample-10BT")
-    where.add_argument("--split", metavar="NAME", help="of the dataset (default: train)")
-    where.add_argument("--revision", metavar="NAME", help="branch, tag or commit of the dataset")
-    where.add_argument(
+    source_options.add_argument("--subset", metavar="NAME", help="of the dataset, such as sample-10BT")
+    source_options.add_argument("--split", metavar="NAME", help="of the dataset (default: train)")
+    source_options.add_argument("--revision", metavar="NAME", help="branch, tag or commit of the dataset")
+    source_options.add_argument(
         "--data_files", nargs="+", metavar="PATH", help="files or globs in place of the dataset's own"
     )
-    where.add_argument(
+    source_options.add_argument(
         "--column", metavar="NAME", help="JSON field or column that holds the text (default: text)"
     )
-    where.add_argument(
+    source_options.add_argument(
         "--skip_damaged", action="store_true", default=None,
         help="count truncated files of --text and take what can be read of them, instead of refusing them",
     )  # fmt: skip
-    where.add_argument(
+    source_options.add_argument(
         "--max_document_bytes", type=int, default=MAX_DOCUMENT_BYTES, metavar="N",
         help="leave out longer documents (default: %(default)s)",
     )  # fmt: skip
@@ -127,9 +129,9 @@ def _prepare_parser() -> argparse.ArgumentParser:
 
 
 def _share(text: str) -> tuple[int, int]:
-    number, _, of = text.partition("/")
+    number, _, count = text.partition("/")
     try:
-        return int(number), int(of)
+        return int(number), int(count)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not I/N, such as 0/16") from None
 
@@ -187,12 +189,12 @@ def _source(arguments: argparse.Namespace) -> TextSource:
     if arguments.validation_data_files is not None:
         return WithValidation(source, dataset(split, arguments.validation_data_files))
     if arguments.validation_fraction is None and arguments.validation_documents is None:
-        _say_unused(source)
+        _report_unused_split(source)
     return source
 
 
-def _say_unused(source: HubDataset) -> None:
-    """Say that a dataset has a split to validate on: what is held out does not change by itself."""
+def _report_unused_split(source: HubDataset) -> None:
+    """Tell the user about an unused validation split of the dataset: it is not used unless asked for."""
     if source.data_files:
         return
     unused = [
@@ -217,7 +219,7 @@ def _selection(arguments: argparse.Namespace, source: TextSource) -> Selection:
         raise UserError(
             "validation: give either --validation_fraction or --validation_documents, and not both"
         )
-    for name in _OWN_VALIDATION:
+    for name in _VALIDATION_SOURCES:
         if getattr(arguments, name) is not None and (fraction is not None or documents is not None):
             raise UserError(f"validation: give either --{name} or a share of the training text, and not both")
     if fraction is None:
@@ -229,7 +231,7 @@ def _selection(arguments: argparse.Namespace, source: TextSource) -> Selection:
 
 
 def run_prepare(argv: Sequence[str]) -> Path | None:
-    """Prepare what the command line asks for and return the folder; None where only a share of it was asked for."""
+    """Prepare the corpus that the command line asks for and return its folder; None if it asks for a share only."""
     arguments = _prepare_parser().parse_args(argv)
     if arguments.tokenizer is not None and arguments.train_tokenizer is not None:
         raise UserError("tokenizer: give either --tokenizer or --train_tokenizer, and not both")
@@ -237,8 +239,8 @@ def run_prepare(argv: Sequence[str]) -> Path | None:
     selection = _selection(arguments, source)
     train = arguments.train_tokenizer if arguments.train_tokenizer is not None else DEFAULT_VOCABULARY
     if arguments.out is None:
-        default = arguments.tokenizer is None and selection == Selection(VALIDATION_FRACTION)
-        if not (isinstance(source, BuiltinCorpus) and default and arguments.shard is None):
+        default_settings = arguments.tokenizer is None and selection == Selection(VALIDATION_FRACTION)
+        if not (isinstance(source, BuiltinCorpus) and default_settings and arguments.shard is None):
             raise UserError("out: missing; give the folder to write, such as --out data/NAME")
         return prepare_builtin("data", train, _print_progress)
     tokenizer: dict[str, Any] = {"train_tokenizer": train}
@@ -251,10 +253,10 @@ def run_prepare(argv: Sequence[str]) -> Path | None:
             source, arguments.out, arguments.shard, selection,
             processes=arguments.processes, progress=_print_progress, **tokenizer,
         )  # fmt: skip
-        number, of = arguments.shard
+        number, count = arguments.shard
         if arguments.merge and units_missing(arguments.out) == 0:
             return merge(arguments.out, draw=True)
-        print(f"shard       {number}/{of} is done ({units} units); after all: "
+        print(f"shard       {number}/{count} is done ({units} units); after all: "
               f"python -m pretrain.prepare merge {arguments.out}")  # fmt: skip
         return None
     return prepare(
@@ -264,7 +266,7 @@ def run_prepare(argv: Sequence[str]) -> Path | None:
 
 
 def summary(corpus: Corpus) -> str:
-    """What a corpus holds, a line for each of source, tokenizer, splits, lengths and skipped documents."""
+    """Describe a corpus, a line for each of source, tokenizer, splits, lengths and skipped documents."""
     meta = corpus.meta
     source = _described(meta["source"])
     tokenizer = meta["tokenizer"]
@@ -295,14 +297,14 @@ def summary(corpus: Corpus) -> str:
 
 def _described(source: dict[str, Any]) -> str:
     """A source of ``meta.json`` in words."""
-    shown = {key: value for key, value in source.items() if key != "validation"}
+    fields = {key: value for key, value in source.items() if key != "validation"}
     return ", ".join(
-        f"{key} {' '.join(value) if isinstance(value, list) else value}" for key, value in shown.items()
+        f"{key} {' '.join(value) if isinstance(value, list) else value}" for key, value in fields.items()
     )
 
 
 def _open(prog: str, description: str, argv: Sequence[str]) -> Corpus:
-    """The corpus that a command names, with --tokenizer for a bare pair."""
+    """Open the corpus that a command names, with --tokenizer for a bare pair."""
     parser = CommandParser(
         prog=f"python -m pretrain.prepare {prog}", description=description, allow_abbrev=False
     )
@@ -326,13 +328,13 @@ def run_inspect(argv: Sequence[str]) -> None:
 
 
 def run_verify(argv: Sequence[str]) -> None:
-    """Check every byte of a corpus, and say what was checked."""
+    """Check every byte of a corpus, and print what was checked."""
     for line in verify(_open("verify", "Check hashes, bounds and document ends of a corpus.", argv)):
         print(line)
 
 
 def run_merge(argv: Sequence[str]) -> None:
-    """Make a corpus folder of finished shards."""
+    """Make a corpus folder from finished shards."""
     parser = CommandParser(
         prog="python -m pretrain.prepare merge",
         description="Make the corpus folder of what --shard I/N has tokenized.",
@@ -370,7 +372,7 @@ def _run(arguments: list[str]) -> None:
     except OSError as error:
         if error.errno is not None:
             raise
-        # What reads damaged or distant files reports them without a number.
+        # Libraries report damaged or remote files by an OSError without a number.
         raise UserError(str(error.strerror or error)) from error
 
 

@@ -1,6 +1,6 @@
-"""Parts -> the two splits of a corpus: which documents are kept, on which side, and what there is to say of them.
+"""Assembles parts into the two splits of a corpus: which documents are kept, in which split, and their statistics.
 
-Everything here depends on the parts in their order only. Memory: about ten bytes a document.
+The result depends only on the parts and their order. Memory: about ten bytes a document.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Selection:
 
     validation_fraction: float
     validation_documents: int | None = None
-    """Hold out so many different documents in place of a fraction: those with the smallest hashes."""
+    """Hold out this many different documents instead of a fraction: those with the smallest hashes."""
     drop_duplicates: bool = False
     """Keep the first of documents with equal text only."""
     max_tokens: int | None = None
-    """Keep documents, in order, while both splits together have at most so many tokens."""
+    """Keep documents, in order, while both splits together have at most this many tokens."""
 
     def __post_init__(self) -> None:
         if self.validation_documents is None and not 0 < self.validation_fraction < 1:
@@ -55,8 +55,8 @@ def tokens_kept(parts: Sequence[Part], selection: Selection) -> int:
     """Tokens of *parts* that count against ``max_tokens``."""
     if not selection.drop_duplicates:
         return sum(part.counts.tokens for part in parts)
-    kept = _first_occurrences(parts)
-    return sum(int(rows["tokens"][kept[place]].sum(dtype=np.int64)) for rows, place in _rows(parts))
+    is_kept = _first_occurrences(parts)
+    return sum(int(rows["tokens"][is_kept[place]].sum(dtype=np.int64)) for rows, place in _rows(parts))
 
 
 def _rows(parts: Sequence[Part]) -> Iterator[tuple[np.ndarray, slice]]:
@@ -69,49 +69,53 @@ def _rows(parts: Sequence[Part]) -> Iterator[tuple[np.ndarray, slice]]:
 
 
 def _first_occurrences(parts: Sequence[Part]) -> np.ndarray:
-    """True for every document whose text no earlier one has, bool [documents]."""
+    """True for every document whose text does not occur earlier, bool [documents]."""
     total = sum(part.counts.documents for part in parts)
     first = np.ones(total, bool)
     partitions = -(-total // _PARTITION)
     for partition in range(partitions):
-        found = []
+        digests_and_indices = []
         for rows, place in _rows(parts):
             low = rows["low"].astype(np.uint64)
-            mine = (
+            members = (
                 np.flatnonzero(low % np.uint64(partitions) == partition)
                 if partitions > 1
                 else np.arange(low.size)
             )
-            found.append(
+            digests_and_indices.append(
                 np.stack(
-                    [rows["high"].astype(np.uint64)[mine], low[mine], (mine + place.start).astype(np.uint64)]
+                    [
+                        rows["high"].astype(np.uint64)[members],
+                        low[members],
+                        (members + place.start).astype(np.uint64),
+                    ]
                 )
             )
-        high, low, index = np.concatenate(found, axis=1)
+        high, low, index = np.concatenate(digests_and_indices, axis=1)
         order = np.lexsort((index, low, high))
         high, low, index = high[order], low[order], index[order]
-        again = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
-        first[index[1:][again].astype(np.int64)] = False
+        repeated = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
+        first[index[1:][repeated].astype(np.int64)] = False
     return first
 
 
-def _cut(parts: Sequence[Part], kept: np.ndarray, max_tokens: int) -> tuple[list[Part], int]:
-    """Take the documents out of *kept* that do not fit under the cap; returns the parts up to the cut, and the number
+def _cut(parts: Sequence[Part], is_kept: np.ndarray, max_tokens: int) -> tuple[list[Part], int]:
+    """Clear *is_kept* for the documents that do not fit under the cap; returns the parts up to the cut, and the number
     of documents before it."""
     total = 0
     for number, (rows, place) in enumerate(_rows(parts)):
-        ends = total + np.cumsum(np.where(kept[place], rows["tokens"], 0), dtype=np.int64)
+        ends = total + np.cumsum(np.where(is_kept[place], rows["tokens"], 0), dtype=np.int64)
         fits = int(np.searchsorted(ends, max_tokens, side="right"))
         if fits < rows.size:
-            kept[place.start + fits :] = False
-            if not kept.any():
+            is_kept[place.start + fits :] = False
+            if not is_kept.any():
                 raise UserError(
                     f"max_tokens: the first document alone has more than {max_tokens} tokens; valid: at least "
                     f"{int(ends[fits])}"
                 )
             return list(parts[: number + 1]), place.start + fits
         total = int(ends[-1]) if ends.size else total
-    return list(parts), kept.size
+    return list(parts), is_kept.size
 
 
 def assemble(
@@ -125,12 +129,12 @@ def assemble(
     """Write both splits into *folder* from *parts*, in order.
 
     Args:
-        extent: how the message begins if there is no document.
-        validation_parts: so many of *parts*, the first ones, are the validation split, and the others the training
-            split; without it documents are held out by their hash.
+        extent: the beginning of the message if there is no document.
+        validation_parts: this many of *parts*, the first ones, are the validation split, and the others the training
+            split; None holds documents out by their hash.
 
     Returns:
-        What ``meta.json`` says about it.
+        The entries of ``meta.json`` about it.
 
     Raises:
         UserError: no document, or too few to split.
@@ -138,19 +142,19 @@ def assemble(
     total = sum(part.counts.documents for part in parts)
     if not total:
         raise UserError(no_documents(extent, sum((part.counts.skipped for part in parts), Counter())))
-    kept = _first_occurrences(parts) if selection.drop_duplicates else np.ones(total, bool)
-    used, looked_at = list(parts), total
+    is_kept = _first_occurrences(parts) if selection.drop_duplicates else np.ones(total, bool)
+    used, documents_considered = list(parts), total
     if selection.max_tokens is not None:
-        used, looked_at = _cut(parts, kept, selection.max_tokens)
+        used, documents_considered = _cut(parts, is_kept, selection.max_tokens)
     split = None
     if validation_parts is None:
         split = Split.choose_from(
-            (rows["high"][kept[place]].astype(np.uint64) for rows, place in _rows(used)),
+            (rows["high"][is_kept[place]].astype(np.uint64) for rows, place in _rows(used)),
             selection.validation_fraction,
             selection.validation_documents,
         )
     else:
-        _check_both(used, kept, validation_parts)
+        _check_both(used, is_kept, validation_parts)
     content = {name: hashlib.sha256() for name in SPLITS}
     sizes: Counter[str] = Counter()
     lengths = _Lengths()
@@ -163,7 +167,7 @@ def assemble(
                 side = np.full(rows.size, _VALIDATION if index < (validation_parts or 0) else _TRAINING)
             else:
                 side = np.where(split.held_out(rows["high"].astype(np.uint64)), _VALIDATION, _TRAINING)
-            side[~kept[place]] = _DROPPED
+            side[~is_kept[place]] = _DROPPED
             _write_runs(part.tokens(dtype), rows["tokens"].astype(np.int64), side, training, validation)
             for name, number in zip(SPLITS, (_TRAINING, _VALIDATION), strict=True):
                 chosen = rows[side == number]
@@ -178,7 +182,7 @@ def assemble(
     for part in used:
         skipped.update(part.counts.skipped)
     if selection.drop_duplicates:
-        skipped["duplicate"] = looked_at - int(kept.sum())
+        skipped["duplicate"] = documents_considered - int(is_kept.sum())
     digests = [content[name].hexdigest() for name in SPLITS]
     return {
         "content_hash": hashlib.sha256(" ".join(digests).encode()).hexdigest(),
@@ -193,11 +197,11 @@ def assemble(
     }
 
 
-def _check_both(parts: Sequence[Part], kept: np.ndarray, validation_parts: int) -> None:
+def _check_both(parts: Sequence[Part], is_kept: np.ndarray, validation_parts: int) -> None:
     """Raise UserError if one of the two sources has no document left."""
     held_out = sum(part.counts.documents for part in parts[:validation_parts])
-    for name, some in (("validation", kept[:held_out]), ("training", kept[held_out:])):
-        if not some.any():
+    for name, kept_documents in (("validation", is_kept[:held_out]), ("training", is_kept[held_out:])):
+        if not kept_documents.any():
             raise UserError(
                 f"corpus: no usable document for {name}; needed: UTF-8 text for training and for validation, "
                 "and max_tokens (if given) that leave room for both"
@@ -211,7 +215,7 @@ def _write_runs(
     training: IndexedWriter,
     validation: IndexedWriter,
 ) -> None:
-    """Append the documents of one part, neighbours of one side at a time."""
+    """Append the documents of one part, neighbours in the same split at a time."""
     ends = np.cumsum(lengths)
     edges = [0, *(np.flatnonzero(np.diff(side)) + 1).tolist(), side.size] if side.size else [0]
     for first, last in itertools.pairwise(edges):

@@ -1,4 +1,4 @@
-"""Tokenized parts of a corpus that is being prepared: what is finished survives any kill.
+"""Writes and reads the tokenized parts of an unfinished corpus: finished parts survive any kill.
 
 A unit of the source becomes one or more parts. A part is
 
@@ -6,8 +6,8 @@ A unit of the source becomes one or more parts. A part is
     KEY-0000.docs    a row of DOCUMENT for every document
     KEY-0000.json    its marker, written last: how far into the unit it goes, and what is in it
 
-KEY is a hash of the unit and of everything that decides its tokens, so a part can be used by any run that asks for
-the same, and never by another.
+KEY is a hash of the unit and of everything that decides its tokens. So every run that asks for the same can use a
+part, and no other run does.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from pretrain.utils.heap import return_memory
 
 # high and low: the first 16 bytes of the text's SHA-256 as two big-endian numbers.
 DOCUMENT = np.dtype([("high", ">u8"), ("low", ">u8"), ("tokens", "<u4"), ("bytes", "<u4")])
-PART_BYTES = 32 << 20  # of text: what a kill may cost a process
+PART_BYTES = 32 << 20  # of text: the most that a process loses in a kill
 _BATCH_CHARACTERS = 1 << 18  # text tokenized at a time: bounds memory, large enough for all threads
 _RETURN_BYTES = 4 << 20  # of text, after which freed memory is given back; more costs memory, less time
 
 
 @dataclass
 class Counts:
-    """What has been done."""
+    """How much has been tokenized and skipped."""
 
     documents: int = 0
     tokens: int = 0
@@ -84,7 +84,7 @@ def unit_key(unit: Unit, settings: str) -> str:
 
 
 def finished_parts(folder: Path, key: str) -> list[Part]:
-    """The parts of a unit that are there, from its beginning; the unit is done if the last one says so."""
+    """The finished parts of a unit, from its beginning; the unit is done if ``last`` is true of the last one."""
     parts: list[Part] = []
     while not (parts and parts[-1].last):
         prefix = folder / f"{key}-{len(parts):04d}"
@@ -102,7 +102,7 @@ def finished_parts(folder: Path, key: str) -> list[Part]:
             if prefix.with_suffix(end).exists()
         ]
         if sizes != [marker["bin_bytes"], counts.documents * DOCUMENT.itemsize]:
-            break  # files were cut or removed behind our back: this part is made again
+            break  # another program cut or removed files: this part is made again
         parts.append(part)
     return parts
 
@@ -127,8 +127,8 @@ def tokenize_unit(
     """Tokenize what is left of *unit* into *folder*, part by part.
 
     Args:
-        report: is told what every batch has added.
-        most_tokens: the rest of the unit is left when its parts have more.
+        report: called with the counts of every batch.
+        most_tokens: the rest of the unit is skipped when its parts have more.
     """
     parts = finished_parts(folder, key)
     if parts and parts[-1].last:
@@ -137,19 +137,19 @@ def tokenize_unit(
     # Reading again what is tokenized already costs about a hundredth of tokenizing it.
     batches = _batches(itertools.islice(source.read(unit), done, None), part_bytes)
     number, last, tokens = len(parts), False, sum(part.counts.tokens for part in parts)
-    held = 0  # bytes of text tokenized since memory was given back
+    bytes_since_return = 0  # bytes of text tokenized since memory was given back
     while not last and not (most_tokens is not None and tokens > most_tokens):
         prefix = folder / f"{key}-{number:04d}"
         writer = _PartWriter(prefix, tokenizer, dtype)
         try:
             last = True
             for documents, skipped, closes in batches:
-                added = writer.add(documents, skipped)
-                report(added)
-                held += added.bytes
-                if held >= _RETURN_BYTES:
+                batch_counts = writer.add(documents, skipped)
+                report(batch_counts)
+                bytes_since_return += batch_counts.bytes
+                if bytes_since_return >= _RETURN_BYTES:
                     return_memory()
-                    held = 0
+                    bytes_since_return = 0
                 if closes:
                     last = False
                     break
@@ -196,7 +196,7 @@ class _PartWriter:
 
     def add(self, documents: list[Document], skipped: Counter[str]) -> Counts:
         """Tokenize and append; returns what was added."""
-        added = Counts(len(documents), 0, 0, skipped)
+        batch_counts = Counts(len(documents), 0, 0, skipped)
         if documents:
             rows = np.empty(len(documents), DOCUMENT)
             digests = np.frombuffer(
@@ -207,21 +207,23 @@ class _PartWriter:
             encoded = self.tokenizer.encode_batch([document.text for document in documents])
             lengths = np.fromiter(map(len, encoded), np.int64, len(encoded)) + 1
             tokens = np.full(int(lengths.sum()), self.tokenizer.end_of_document, np.int32)
-            text = np.ones(tokens.size, bool)
-            text[np.cumsum(lengths) - 1] = False  # an end-of-document token after every document
-            tokens[text] = np.fromiter(itertools.chain.from_iterable(encoded), np.int32, int(text.sum()))
+            is_text = np.ones(tokens.size, bool)
+            is_text[np.cumsum(lengths) - 1] = False  # an end-of-document token after every document
+            tokens[is_text] = np.fromiter(
+                itertools.chain.from_iterable(encoded), np.int32, int(is_text.sum())
+            )
             limits = np.iinfo(self.dtype)
             if tokens.min() < limits.min or tokens.max() > limits.max:
                 raise UserError(f"tokens: an id in {tokens.min()}..{tokens.max()} does not fit {self.dtype}")
             rows["tokens"] = lengths
             self._streams[".bin"].write(tokens.astype(self.dtype).tobytes())
             self._streams[".docs"].write(rows.tobytes())
-            added.tokens, added.bytes = tokens.size, int(rows["bytes"].sum())
-        self.counts.add(added)
-        return added
+            batch_counts.tokens, batch_counts.bytes = tokens.size, int(rows["bytes"].sum())
+        self.counts.add(batch_counts)
+        return batch_counts
 
     def finish(self, records: int, last: bool) -> None:
-        """Sync the files, name them, and write the marker."""
+        """Sync and rename the files, and write the marker."""
         marker: dict[str, Any] = {
             "records": records,
             "last": last,

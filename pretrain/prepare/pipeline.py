@@ -1,4 +1,4 @@
-"""Text source + tokenizer -> a corpus folder, written once and atomically.
+"""Makes a corpus folder from a text source and a tokenizer, written once and atomically.
 
     OUT/training.bin .idx, validation.bin .idx   Megatron format; every document ends with its token
     OUT/tokenizer/                               what load_tokenizer reads
@@ -7,7 +7,7 @@
 
 The same source and settings give byte-identical folders, whatever the number of processes and however often the work
 was interrupted. It has three steps: set up (tokenizer, list of units), tokenize the units into parts, assemble the
-parts. Finished parts lie in ``.OUT.partial-parts`` until the folder is there, so the disk must hold the tokens twice.
+parts. Finished parts lie in ``.OUT.partial-parts`` until the folder exists, so the disk must hold the tokens twice.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class _Job:
-    """What a preparation was asked for."""
+    """The arguments of a preparation."""
 
     source: TextSource
     out: Path
@@ -75,7 +75,7 @@ class _Job:
     part_bytes: int = PART_BYTES
 
     def request(self) -> dict[str, Any]:
-        """What decides the content of the folder; options appear when they are used."""
+        """All that decides the content of the folder; options appear only when used."""
         options = {
             "validation_documents": self.selection.validation_documents,
             "drop_duplicates": self.selection.drop_duplicates or None,
@@ -93,13 +93,13 @@ class _Job:
 
     @property
     def parts_folder(self) -> Path:
-        """Where finished parts lie. It may be used by several machines at once."""
+        """The folder of finished parts. It may be used by several machines at once."""
         return parts_folder(self.out)
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """What the set-up found out."""
+    """The result of the set-up."""
 
     tokenizer: Tokenizer
     work: list[tuple[Unit, str]]
@@ -136,12 +136,12 @@ def prepare(
 
     Args:
         validation_fraction: of documents, held out by the hash of their text.
-        validation_documents: hold out so many different documents instead.
+        validation_documents: hold out this many different documents instead.
         drop_duplicates: keep the first of documents with equal text only.
-        max_tokens: keep documents, in order, while both splits together have at most so many tokens.
+        max_tokens: keep documents, in order, while both splits together have at most this many tokens.
         processes: how many tokenize; the output does not depend on it.
         draw: draw the histogram of document lengths.
-        part_bytes: text after which finished work is put aside.
+        part_bytes: text after which finished work is saved.
 
     Raises:
         UserError: bad input.
@@ -178,16 +178,17 @@ def prepare_share(
 ) -> int:
     """Tokenize the units i, i + n, … of the source, *share* being (i, n); :func:`merge` makes the folder.
 
-    Shares may be worked on by any number of machines with a common file system. Arguments as for :func:`prepare`,
+    Shares may be worked on by any number of machines with a shared file system. Arguments as for :func:`prepare`,
     the same for all shares. A cap on tokens acts when the shares are merged.
 
     Returns:
         The number of units of this share.
     """
-    number, of = share
-    if not 0 <= number < of:
+    number, count = share
+    if not 0 <= number < count:
         raise UserError(
-            f"shard: {number}/{of} is out of range; valid: 0/{max(of, 1)} to {max(of, 1) - 1}/{max(of, 1)}"
+            f"shard: {number}/{count} is out of range; valid: 0/{max(count, 1)} to "
+            f"{max(count, 1) - 1}/{max(count, 1)}"
         )
     job = _job(source, out, tokenizer, train_tokenizer, progress, selection, part_bytes)
     _check_processes(processes)
@@ -197,7 +198,7 @@ def prepare_share(
     job.out.parent.mkdir(parents=True, exist_ok=True)
     with only_process(job.out, job.report):  # one trains the tokenizer and writes the manifest
         plan = _set_up(job, request)
-    work = plan.work[number::of]
+    work = plan.work[number::count]
     _tokenize(job, plan, work, processes, max_tokens=None)
     return len(work)
 
@@ -235,7 +236,7 @@ def merge(out: str | os.PathLike[str], draw: bool = False) -> Path:
 
 
 def units_missing(out: str | os.PathLike[str]) -> int:
-    """How many units the shares of *out* have still to do; 0 when there is nothing to do or all is merged."""
+    """Number of units of *out* that are not tokenized yet; 0 when there is nothing to do or all is merged."""
     manifest = _read_manifest(Path(out))
     return len(_missing(Path(out), manifest)) if manifest else 0
 
@@ -333,10 +334,14 @@ def _trained_tokenizer(job: _Job, request: dict[str, Any]) -> Tokenizer:
     """The tokenizer trained on the source's training split; made once for a source and settings."""
     assert job.train_tokenizer is not None
     most_bytes = most_bytes_read(job.selection.max_tokens)
-    asked = {key: value for key, value in request.items() if key not in ("max_tokens", "drop_duplicates")}
+    training_settings = {
+        key: value for key, value in request.items() if key not in ("max_tokens", "drop_duplicates")
+    }
     if most_bytes is not None:
-        asked["most_bytes"] = most_bytes
-    name = f"trained-{hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:20]}"
+        training_settings["most_bytes"] = most_bytes
+    name = (
+        f"trained-{hashlib.sha256(json.dumps(training_settings, sort_keys=True).encode()).hexdigest()[:20]}"
+    )
     folder = job.parts_folder / name
     if folder.is_dir():
         return load_tokenizer(folder)
@@ -362,7 +367,7 @@ def _save_once(tokenizer: Tokenizer, folder: Path) -> None:
 def _tokenize(
     job: _Job, plan: _Plan, work: Sequence[tuple[Unit, str]], processes: int, max_tokens: int | None
 ) -> list[Part]:
-    """Tokenize what is missing of *work*; returns its parts in order, up to the cap on tokens if there is one."""
+    """Tokenize the missing units of *work*; returns its parts in order, up to the cap on tokens if there is one."""
     tracker = Tracker(
         job.parts_folder, work, dataclasses.replace(job.selection, max_tokens=max_tokens), job.report
     )
@@ -372,7 +377,7 @@ def _tokenize(
             job.source, missing, job.parts_folder, plan.tokenizer,
             job.parts_folder / plan.manifest["tokenizer_folder"], plan.dtype, processes,
             tracker.add, lambda position: tracker.unit_done(*missing[position]), job.part_bytes,
-            # Among duplicates, nobody can tell from one unit alone how many of its tokens count.
+            # Among duplicates, one unit alone does not tell how many of its tokens count.
             None if job.selection.drop_duplicates else max_tokens,
         )  # fmt: skip
     return tracker.finish()
@@ -381,7 +386,7 @@ def _tokenize(
 def _finish(out: Path, manifest: dict[str, Any], parts: Sequence[Part], draw: bool) -> None:
     """Assemble the parts into *out* and remove them. The caller holds the lock."""
     folder = parts_folder(out)
-    # One name per machine: whatever lies there was left by a process that died, since we hold the lock.
+    # One name per machine: an existing folder was left by a process that died, since we hold the lock.
     partial = out.parent / f".{out.name}.partial-{socket.gethostname()}"
     try:
         with atomic_folder(out, partial, replace=False):

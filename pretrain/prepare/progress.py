@@ -1,4 +1,4 @@
-"""How a preparation tells how far it is."""
+"""Reports the progress of a preparation."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Progress:
     documents: int = 0
     tokens: int = 0
     bytes: int = 0
-    """Of text, as everything here."""
+    """Of text, as in all fields."""
     total_bytes: int = 0
-    """Of the whole source; an estimate until the last report, 0 where there is none yet."""
+    """Of the whole source; an estimate until the last report, 0 if there is none yet."""
     seconds: float = 0.0
     """Since this process began to tokenize."""
     bytes_before: int = 0
-    """Of *bytes*, what an earlier process had done."""
+    """The part of *bytes* that an earlier process had done."""
     counted: bool = False
     """Whether this report has counts."""
 
@@ -43,24 +43,24 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimated time to the end; None where nothing is known yet."""
+        """Estimated time to the end; None if nothing is known yet."""
         if not self.total_bytes or self.rate <= 0:
             return None
         return max(0, self.total_bytes - self.bytes) / self.rate
 
     def figures(self) -> str:
         """Documents, tokens, MB/s, time left."""
-        of = f" of {self.total_bytes / 1e6:.1f}" if self.total_bytes else ""
-        left = self.seconds_left
+        of_total = f" of {self.total_bytes / 1e6:.1f}" if self.total_bytes else ""
+        seconds_left = self.seconds_left
         return (
-            f"{self.documents:,} documents, {self.bytes / 1e6:.1f}{of} MB, {self.tokens:,} tokens, "
+            f"{self.documents:,} documents, {self.bytes / 1e6:.1f}{of_total} MB, {self.tokens:,} tokens, "
             f"{self.rate / 1e6:.1f} MB/s"
             + (
                 ""
                 if self.done
                 else ", time left unknown"
-                if left is None
-                else f", {human_seconds(left)} left"
+                if seconds_left is None
+                else f", {human_seconds(seconds_left)} left"
             )
         )
 
@@ -72,12 +72,12 @@ ProgressCallback = Callable[[Progress], None]
 
 
 class Reading:
-    """Reports how far a pass over a source's text is, every few seconds.
+    """Reports the progress of a pass over a source's text, every few seconds.
 
     Args:
         stage: what the text is read for.
-        total_bytes: of text in the source; 0 where nobody knows.
-        clock: seconds that only go forward.
+        total_bytes: of text in the source; 0 if unknown.
+        clock: monotonic time in seconds.
     """
 
     def __init__(
@@ -93,15 +93,17 @@ class Reading:
         self._started = self._reported = clock()
 
     def add(self, documents: int, bytes: int) -> None:
-        """Take in what has been read since the beginning."""
+        """Report what has been read so far, if *every_seconds* have passed."""
         now = self._clock()
         if now - self._reported < self._every:
             return
         self._reported = now
-        of = f" of {self._total / 1e6:.1f}" if self._total else ""
+        of_total = f" of {self._total / 1e6:.1f}" if self._total else ""
         rate = bytes / 1e6 / (now - self._started)
-        left = f", {human_seconds((self._total - bytes) / 1e6 / rate)} left" if self._total and rate else ""
-        figures = f"{documents:,} documents, {bytes / 1e6:.1f}{of} MB, {rate:.1f} MB/s{left}"
+        time_left = (
+            f", {human_seconds((self._total - bytes) / 1e6 / rate)} left" if self._total and rate else ""
+        )
+        figures = f"{documents:,} documents, {bytes / 1e6:.1f}{of_total} MB, {rate:.1f} MB/s{time_left}"
         self._report(Progress(f"{self._stage}: {figures}"))
 
 
@@ -111,7 +113,7 @@ class ProgressPrinter:
     Args:
         stream: standard output by default.
         every_seconds: shortest time between two lines of one stage in a log; its last line always appears.
-        clock: seconds that only go forward.
+        clock: monotonic time in seconds.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Which documents are held out for validation."""
+"""Chooses the documents that are held out for validation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from model.errors import UserError
 
-_CHUNK = 1 << 16  # digests looked at together
+_CHUNK = 1 << 16  # digests processed together
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Split:
     """
 
     fraction: float
-    """Asked fraction of documents in the validation split (0 where a number was asked for)."""
+    """Requested fraction of documents in the validation split (0 if a number was requested)."""
     threshold: int
     """A document is held out when the first 8 bytes of its digest, big-endian, are below this."""
 
@@ -30,8 +30,7 @@ class Split:
         return int.from_bytes(digest[:8], "big") < self.threshold
 
     def held_out(self, numbers: np.ndarray) -> np.ndarray:
-        """``is_validation`` for many documents, bool [n]; *numbers*: their digests' first 8 bytes, uint64
-        [n]."""
+        """``is_validation`` for many documents, bool [n]; *numbers*: first 8 bytes of their digests, uint64 [n]."""
         return numbers < np.uint64(self.threshold)
 
     @classmethod
@@ -44,7 +43,7 @@ class Split:
 
     @classmethod
     def choose_from(cls, chunks: Iterable[np.ndarray], fraction: float, documents: int | None) -> Split:
-        """The split with *fraction* held out or, if *documents* is given, so many different ones.
+        """The split with *fraction* held out or, if *documents* is given, that many different documents.
 
         Args:
             chunks: first 8 bytes of the documents' digests as big-endian numbers, uint64 [n] each.
@@ -81,7 +80,7 @@ class Split:
 
 
 def _numbers(digests: Iterable[bytes]) -> Iterable[np.ndarray]:
-    """The first 8 bytes of each digest as big-endian numbers, some at a time."""
+    """The first 8 bytes of each digest as big-endian numbers, a chunk at a time."""
     pending: list[int] = []
     for digest in digests:
         pending.append(int.from_bytes(digest[:8], "big"))

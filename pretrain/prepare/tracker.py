@@ -1,4 +1,4 @@
-"""What of a preparation is done: which units are missing, whether the cap on tokens is reached, how far it is."""
+"""Tracks a preparation: which units are missing, whether the cap on tokens is reached, and its progress."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Tracker:
         )
         self.counts = Counts()
         self._complete: set[str] = set()
-        # How much text there will be is told from the complete units: bytes of text a byte on disk, or a unit.
+        # The amount of text is estimated from the complete units: bytes of text per byte on disk, or per unit.
         self._known_sizes = any(unit.size for unit, _ in work)
         self._weight = sum(max(unit.size, 1) for unit, _ in work)
         self._complete_weight = self._complete_bytes = 0
@@ -44,24 +44,24 @@ class Tracker:
                 self.counts.add(part.counts)
             if parts and parts[-1].last:
                 self._note_complete(unit, key, parts)
-        self._before = self.counts.bytes
+        self._bytes_before = self.counts.bytes
         self._started = self._reported = clock()
         self._prefix: list[Part] = []  # parts of the complete units at the beginning of the list
         self._prefix_units = 0
-        self._look_again = 0  # tokens from which on it is worth to look for duplicates again
+        self._recount_from = 0  # number of tokens from which it is worth looking for duplicates again
 
     def missing(self) -> list[tuple[Unit, str]]:
         """Units that are not complete, in order."""
         return [(unit, key) for unit, key in self._work if key not in self._complete]
 
     def add(self, counts: Counts) -> None:
-        """Take in what a batch has added."""
+        """Add the counts of a batch."""
         self.counts.add(counts)
         if self._clock() - self._reported >= _REPORT_SECONDS:
             self._send(self._estimate())
 
     def unit_done(self, unit: Unit, key: str) -> bool:
-        """Note that a unit was worked on; True if the rest need not be."""
+        """Record that a unit was worked on; True if no more are needed."""
         parts = finished_parts(self._folder, key)
         if parts and parts[-1].last:
             self._note_complete(unit, key, parts)
@@ -75,18 +75,18 @@ class Tracker:
     def enough(self) -> bool:
         """Whether the parts from the beginning on, without a gap, hold more tokens than the cap.
 
-        What processes that ran ahead have tokenized behind a gap does not count: the output would depend on it.
+        Parts behind a gap, from processes that ran ahead, do not count: the output would depend on them.
         """
-        most = self._selection.max_tokens
-        if most is None:
+        max_tokens = self._selection.max_tokens
+        if max_tokens is None:
             return False
         parts = self._parts_without_gap()
-        there = sum(part.counts.tokens for part in parts)
-        if there <= max(most, self._look_again):
+        tokens = sum(part.counts.tokens for part in parts)
+        if tokens <= max(max_tokens, self._recount_from):
             return False
-        kept = tokens_kept(parts, self._selection)
-        self._look_again = there + most - kept
-        return kept > most
+        kept_tokens = tokens_kept(parts, self._selection)
+        self._recount_from = tokens + max_tokens - kept_tokens
+        return kept_tokens > max_tokens
 
     def _parts_without_gap(self) -> list[Part]:
         while self._prefix_units < len(self._work) and self._work[self._prefix_units][1] in self._complete:
@@ -102,7 +102,7 @@ class Tracker:
         return self._parts_without_gap()
 
     def _estimate(self) -> int:
-        """Bytes of text in the whole source, 0 where nothing is known."""
+        """Bytes of text in the whole source, 0 if nothing is known."""
         if self._complete_weight:
             estimate = self._complete_bytes * self._weight // self._complete_weight
         else:
@@ -115,6 +115,6 @@ class Tracker:
         self._report(
             Progress(
                 "tokenizing", counts.documents, counts.tokens, counts.bytes, total, now - self._started,
-                bytes_before=self._before, counted=True,
+                bytes_before=self._bytes_before, counted=True,
             )
         )  # fmt: skip

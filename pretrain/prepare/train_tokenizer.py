@@ -1,4 +1,4 @@
-"""A tokenizer trained on the training split of a source that is about to be tokenized, in one pass over its text."""
+"""Trains a tokenizer on the training split of a source that will be tokenized, in one pass over its text."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from pretrain.prepare.split import Split
 # holds its text in memory, and its pieces hardly change beyond.
 SAMPLE_BYTES = 200_000_000
 MIN_VOCABULARY = 260  # 256 bytes, two special tokens and some text
-# A corpus with a cap on its tokens is the beginning of its source; so much of that is read for its tokenizer. English
-# text has four bytes a token, other scripts up to seven.
+# A corpus with a cap on its tokens is the beginning of its source. This many bytes of it per token are read for its
+# tokenizer: English text has four bytes a token, other scripts up to seven.
 _BYTES_PER_TOKEN = 8
 _FEWEST_DOCUMENTS = 1000  # read however long they are: one of them alone leaves nothing to hold out
-_CHUNK = 1 << 16  # digests looked at together
+_CHUNK = 1 << 16  # digests processed together
 
 
 def training_request(vocab_size: int | None) -> str:
-    """What decides a trained tokenizer, besides its source and the split."""
+    """The settings that decide a trained tokenizer, besides its source and the split."""
     options = json.dumps(SENTENCEPIECE_OPTIONS, sort_keys=True)
     return f"train {vocab_size} {hashlib.sha256(options.encode()).hexdigest()[:16]} {SAMPLE_BYTES}"
 
 
 def most_bytes_read(max_tokens: int | None) -> int | None:
-    """Bytes of text from which the tokenizer of a corpus of at most *max_tokens* is trained; None: of all."""
+    """Bytes of text from which the tokenizer of a corpus of at most *max_tokens* is trained; None: all text."""
     return None if max_tokens is None else max(SAMPLE_BYTES, _BYTES_PER_TOKEN * max_tokens)
 
 
@@ -44,10 +44,10 @@ def train_tokenizer_on(
     most_bytes: int | None,
     report: ProgressCallback,
 ) -> SentencePieceTokenizer:
-    """A SentencePiece tokenizer of *vocab_size* entries.
+    """Train a SentencePiece tokenizer of *vocab_size* entries.
 
     Args:
-        validation_fraction, validation_documents: what is held out (see Split), unless the source brings a validation
+        validation_fraction, validation_documents: what is held out (see Split), unless the source has a validation
             text of its own.
         most_bytes: of text that is read; None reads the whole source.
 
@@ -83,17 +83,17 @@ def train_tokenizer_on(
 
 
 class Sample:
-    """Documents in their order, thinned out evenly by their hash to about *most_bytes*.
+    """A sample of documents in their order, chosen evenly by their hash, of about *most_bytes*.
 
-    The share that is kept shrinks while text comes in, and is in the end what it would have been, had the size of all
-    text been known at the beginning.
+    The share that is kept shrinks while documents are added. In the end it is the same as if the size of all text had
+    been known at the beginning.
     """
 
     def __init__(self, most_bytes: int) -> None:
         self.documents = 0
-        """Taken in so far."""
+        """Documents added so far."""
         self.bytes = 0
-        """Of their text."""
+        """Bytes of their text."""
         self._most = most_bytes
         self._kept: list[tuple[bytes, int, str]] = []
         """Digest, bytes and text."""
@@ -101,7 +101,7 @@ class Sample:
         self._drop_at = most_bytes
 
     def add(self, document: Document) -> int:
-        """Take in a document; returns the first 8 bytes of its digest as a number, by which it may be held out."""
+        """Add a document; returns the first 8 bytes of its digest as a number, by which it may be held out."""
         digest, size = document.digest(), len(document.text.encode())
         self.documents += 1
         self.bytes += size
@@ -113,7 +113,7 @@ class Sample:
         return int.from_bytes(digest[:8], "big")
 
     def texts(self, split: Split) -> Iterator[str]:
-        """The texts of those that are not held out."""
+        """The sampled texts that are not held out."""
         self._drop()
         return (text for digest, _, text in self._kept if not split.is_validation(digest))
 
@@ -122,7 +122,7 @@ class Sample:
 
     def _drop(self) -> None:
         limit = self._limit()
-        self._kept = [kept for kept in self._kept if _second_number(kept[0]) < limit]
+        self._kept = [entry for entry in self._kept if _second_number(entry[0]) < limit]
         self._kept_bytes = sum(size for _, size, _ in self._kept)
         self._drop_at = max(self._most, self._kept_bytes) * 5 // 4
 

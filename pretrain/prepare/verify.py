@@ -1,4 +1,4 @@
-"""Checks of a whole corpus: hashes, bounds, document ends."""
+"""Checks a whole corpus: hashes, bounds, document ends."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def verify(corpus: Corpus) -> Iterator[str]:
     counts and the tokenizer's hash already).
 
     Yields:
-        A line for each thing that was found in order.
+        A line for each check that passed.
 
     Raises:
-        UserError: the first thing that is not.
+        UserError: the first check that failed.
     """
     records = corpus.meta.get("files")
     if records is None:
@@ -50,7 +50,7 @@ def verify(corpus: Corpus) -> Iterator[str]:
 
 
 def _documents_ended(stream: IndexedTokens, end: int) -> int:
-    """How many documents' last token is *end*."""
+    """Number of documents whose last token is *end*."""
     ended = 0
     for first in range(0, stream.num_documents, _CHUNK):
         last = min(first + _CHUNK, stream.num_documents)
@@ -61,7 +61,7 @@ def _documents_ended(stream: IndexedTokens, end: int) -> int:
 
 
 def bytes_per_token(corpus: Corpus, name: str) -> float:
-    """UTF-8 bytes of text a token of a split, end-of-document tokens included; of a bare pair, over its beginning."""
+    """UTF-8 bytes of text per token of a split, end-of-document tokens included; for a bare pair, of its beginning."""
     counts = corpus.meta[name]
     if "bytes" in counts:
         return counts["bytes"] / counts["tokens"]

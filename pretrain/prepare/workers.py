@@ -1,7 +1,7 @@
-"""Tokenizing the units of a source over processes.
+"""Tokenizes the units of a source in several processes.
 
-Every process takes units one by one, reads and tokenizes them by itself and writes their parts, so that only counts
-pass between processes and the output does not depend on how many there are.
+Every process takes units one by one, reads and tokenizes them by itself and writes their parts. So only counts pass
+between processes, and the output does not depend on how many there are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pretrain.data.sources.source import TextSource, Unit
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer
 from pretrain.prepare.parts import PART_BYTES, Counts, tokenize_unit
 
-_SECONDS_TO_LEAVE = 10.0  # that an ended process gets before it is killed
+_SECONDS_TO_LEAVE = 10.0  # that a terminated process gets before it is killed
 
 Work = Sequence[tuple[Unit, str]]
 """Units still to be done, each with the key of its parts."""
@@ -45,12 +45,12 @@ def tokenize_units(
 
     Args:
         tokenizer_folder: where *tokenizer* is saved, for the other processes.
-        processes: 1 works in this process, with the tokenizer's threads. More start so many at most; where there
-            are fewer units than that (one large compressed file), each process uses several threads instead.
-        report: is told what every batch has added.
-        unit_done: is told the position in *work* of every unit that was worked on; when it returns True, the rest
-            is left.
-        most_tokens: the rest of a unit is left when it has more tokens.
+        processes: 1 works in this process, with the tokenizer's threads. More start this many at most; where there are
+            fewer units (one large compressed file), each process uses several threads instead.
+        report: called with the counts of every batch.
+        unit_done: called with the position in *work* of every unit that was worked on; when it returns True, the rest
+            is skipped.
+        most_tokens: the rest of a unit is skipped when it has more tokens.
 
     Raises:
         UserError: a source that cannot be read, or a process that was killed.
@@ -63,21 +63,30 @@ def tokenize_units(
         return
     count = min(processes, len(work))
     threads = max(1, processes // count)
-    # Spawned: a forked child would inherit the threads' locks of whatever is loaded here, and the pipes of its
-    # siblings, which then would not notice that this process has died.
+    # Spawned: a forked child would inherit the locks of threads that run here, and the pipes of its siblings, which
+    # then would not notice that this process has died.
     context = multiprocessing.get_context("spawn")
     pool: dict[Connection, Any] = {}
     try:
         for _ in range(count):
-            ours, theirs = context.Pipe()
-            arguments = (theirs, source, folder, tokenizer_folder, dtype, threads, part_bytes, most_tokens)
+            parent_end, worker_end = context.Pipe()
+            arguments = (
+                worker_end,
+                source,
+                folder,
+                tokenizer_folder,
+                dtype,
+                threads,
+                part_bytes,
+                most_tokens,
+            )
             process = context.Process(target=_worker, args=arguments, daemon=True)
             process.start()
-            theirs.close()
-            pool[ours] = process
+            worker_end.close()
+            pool[parent_end] = process
         _distribute(pool, work, report, unit_done)
     finally:
-        # Ended first, and then cut off: one that left by itself at the same time would be interrupted in it.
+        # Terminated before their pipes are closed: closing makes a worker exit, which SIGTERM would interrupt.
         for process in pool.values():
             process.terminate()
         for connection, process in pool.items():
@@ -89,7 +98,7 @@ def tokenize_units(
 
 
 def _leave(number: int, frame: object) -> None:
-    """Handler of SIGTERM in a worker: leave in order, so that semaphores that libraries made are given back."""
+    """Handle SIGTERM in a worker: exit cleanly, so that semaphores that libraries created are released."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise SystemExit(128 + number)
 
@@ -101,11 +110,11 @@ def _distribute(
     unit_done: Callable[[int], bool],
 ) -> None:
     """Hand out units in order, each to the first process that is free, until all are done."""
-    following, busy, stopped = 0, 0, False
+    next_position, busy, stopped = 0, 0, False
     for connection, process in pool.items():
         with _death_is_reported(process, len(pool)):
-            connection.send((following, *work[following]))
-        following, busy = following + 1, busy + 1
+            connection.send((next_position, *work[next_position]))
+        next_position, busy = next_position + 1, busy + 1
     while busy:
         for connection in pool.keys() & set(wait(list(pool))):
             with _death_is_reported(pool[connection], len(pool)):
@@ -117,17 +126,17 @@ def _distribute(
             else:
                 busy -= 1
                 stopped = unit_done(value) or stopped
-                if not stopped and following < len(work):
+                if not stopped and next_position < len(work):
                     with _death_is_reported(pool[connection], len(pool)):
-                        connection.send((following, *work[following]))
-                    following, busy = following + 1, busy + 1
+                        connection.send((next_position, *work[next_position]))
+                    next_position, busy = next_position + 1, busy + 1
         if stopped:
             return
 
 
 @contextlib.contextmanager
 def _death_is_reported(process: Any, processes: int) -> Iterator[None]:
-    """A pipe whose other end is gone says that *process* died, whether it was read from or written to."""
+    """Raise UserError if *process* died: the other end of its pipe is gone, on reading or on writing."""
     try:
         yield
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -156,7 +165,7 @@ def _worker(
     most_tokens: int | None,
 ) -> None:
     """Serve units until the other end of the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the first process ends the others
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the main process ends the others
     signal.signal(signal.SIGTERM, _leave)
     # Read by the tokenizers library when it first encodes.
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
@@ -171,7 +180,7 @@ def _worker(
                 tokenize_unit(source, unit, key, folder, tokenizer, dtype, report, part_bytes, most_tokens)
                 connection.send(("done", position))
         except (BrokenPipeError, ConnectionResetError, EOFError):
-            raise  # the first process is gone
+            raise  # the main process is gone
         except UserError as error:
             connection.send(("error", error))
         except MemoryError:
