@@ -1,4 +1,4 @@
-"""Logits of our model against those of the written folder, on real tokens."""
+"""Compares logits of our model with those of the written folder, on real tokens."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Comparison:
     equal_argmax: float
     """Share of positions with the same most likely token."""
     worst_gap: float
-    """Largest gap, by our logits and relative to the largest, between our choice and theirs where these differ."""
+    """Largest gap between our choice and theirs where these differ, by our logits and relative to the largest."""
     positions: int
     dtype: torch.dtype
 
@@ -89,7 +89,7 @@ def folder_logits(folder: Path, tokens: np.ndarray) -> Callable[[int], Tensor]:
 
 
 def model_logits(network: Any, tokens: np.ndarray) -> Callable[[int], Tensor]:
-    """The same of a transformers model that is in memory."""
+    """Like :func:`folder_logits`, for a transformers model in memory."""
     keep = kept_positions(tokens.shape[1])
 
     def logits(window: int) -> Tensor:
@@ -113,16 +113,16 @@ def compare(ours: Tensor, theirs: Callable[[int], Tensor], dtype: torch.dtype) -
     maximum = total = worst = 0.0
     equal = 0
     for window, reference in enumerate(ours):
-        other = theirs(window)
-        difference = (other - reference).abs_()
-        here = difference.amax().item()
-        maximum = here if not here <= maximum else maximum  # NaN wins
+        other_logits = theirs(window)
+        difference = (other_logits - reference).abs_()
+        window_maximum = difference.amax().item()
+        maximum = window_maximum if not window_maximum <= maximum else maximum  # NaN wins
         total += difference.double().sum().item()
-        chosen, best = other.argmax(-1), reference.argmax(-1)
-        equal += int((chosen == best).sum())
-        gaps = reference.gather(-1, best[:, None]) - reference.gather(-1, chosen[:, None])
+        their_choices, our_choices = other_logits.argmax(-1), reference.argmax(-1)
+        equal += int((their_choices == our_choices).sum())
+        gaps = reference.gather(-1, our_choices[:, None]) - reference.gather(-1, their_choices[:, None])
         worst = max(worst, gaps.amax().item())
-        del other, difference
+        del other_logits, difference
     positions = ours.shape[0] * ours.shape[1]
     return Comparison(
         maximum=maximum / largest,

@@ -1,4 +1,4 @@
-"""A checked Hugging Face folder from a run: written beside its place, compared, and only then given its name."""
+"""Exports a run as a Hugging Face folder: written under a temporary name, compared, and only then renamed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TOKENIZER_TEXTS = (
 
 @dataclass(frozen=True)
 class Written:
-    """What an export did."""
+    """The result of an export."""
 
     folder: Path
     export: Export
@@ -65,13 +65,13 @@ def export_run(
         UserError: the format cannot hold the model, *out* exists, no room on the disk, or the logits differ. *out* is
             then as it was before.
     """
-    chosen = choose_format(source.model, format)
+    chosen_format = choose_format(source.model, format)
     torch_dtype = DTYPES[dtype]
-    end = source.tokenizer.end_of_document
+    end_of_document = source.tokenizer.end_of_document
     export = plan_export(
         source.model,
-        chosen,
-        {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end},
+        chosen_format,
+        {"bos_token_id": end_of_document, "eos_token_id": end_of_document, "pad_token_id": end_of_document},
         torch_dtype,
     )
     size = total_bytes(export.tensors, torch_dtype)

@@ -1,4 +1,4 @@
-"""An exported folder, opened for use: only safetensors, and never the code that lies in the folder."""
+"""Opens an exported folder: reads safetensors unless told otherwise, and never runs its code."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ SUPPORTED = ("head_schedule", "llama", "gpt2")
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """config.json of an exported folder.
+    """Read config.json of an exported folder.
 
     Raises:
         UserError: there is none, or it cannot be read.
     """
     path = Path(folder) / "config.json"
     if not path.is_file():
-        what = "has no config.json" if Path(folder).is_dir() else "does not exist"
+        problem = "has no config.json" if Path(folder).is_dir() else "does not exist"
         raise UserError(
-            f"model: {str(folder)!r} {what}; give an exported folder or a run's folder, such as runs/NAME"
+            f"model: {str(folder)!r} {problem}; give an exported folder or a run's folder, such as runs/NAME"
         )
     config = read_json_object(path, "model")
     if not isinstance(config.get("model_type"), str):
@@ -36,7 +36,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 def load_exported(
     folder: str | Path, dtype: torch.dtype | str = "auto", *, safetensors_only: bool = True
 ) -> Any:
-    """The transformers model in *folder*, in evaluation mode on the CPU.
+    """Load the transformers model in *folder*, in evaluation mode on the CPU.
 
     Without *safetensors_only* it may also be a pytorch_model.bin, of which torch reads nothing but tensors.
 
@@ -47,7 +47,7 @@ def load_exported(
         UserError: no model, an architecture that needs code from the folder, weights that are not safetensors.
     """
     config = read_config(folder)
-    safetensors = True if safetensors_only else None  # None takes what is there
+    safetensors = True if safetensors_only else None  # None takes either kind of file
     network: Any
     try:
         if config["model_type"] == "head_schedule":
@@ -69,7 +69,7 @@ def load_exported(
             )
     except UserError:
         raise
-    except Exception as error:  # whatever the library raises for a damaged folder
+    except Exception as error:  # the library raises any kind for a damaged folder
         reason = " ".join(str(error).split())
         raise UserError(
             f"model: {str(folder)!r} cannot be loaded ({type(error).__name__}: {reason:.200})"
@@ -78,7 +78,7 @@ def load_exported(
 
 
 def exported_tokenizer(folder: str | Path) -> Tokenizer:
-    """The tokenizer of an exported folder: the run's own files if they are there, else tokenizer.json.
+    """Load the tokenizer of an exported folder: the run's own files if they are there, else tokenizer.json.
 
     Raises:
         UserError: there is none, or it is damaged.

@@ -1,4 +1,4 @@
-"""What a model becomes in a Hugging Face folder: its configuration, and how each tensor is made from ours.
+"""Plans a model's Hugging Face folder: its configuration, and how each tensor is made from ours.
 
 Three formats: ``native`` (the architecture shipped beside this file, any model), ``llama`` (transformers' own
 LlamaForCausalLM, zero-padded where layers differ) and ``gpt2`` (its GPT2LMHeadModel). The last two need no remote code.
@@ -58,7 +58,7 @@ class ExportedTensor:
 
 @dataclass(frozen=True)
 class Export:
-    """A folder's contents, but for weights: they come from *tensors* one at a time."""
+    """A plan of a folder's contents. Its weights are built from *tensors* one at a time."""
 
     format: Format
     config: Any
@@ -94,8 +94,8 @@ def llama_name(name: str) -> str:
 
 
 def why_not_llama(model: ModelConfig) -> list[str]:
-    """The switches that LlamaForCausalLM has no place for, as ``field 'value' (needed)``; empty if it fits."""
-    wanted: dict[str, tuple[Any, ...]] = {
+    """The settings that LlamaForCausalLM does not support, as ``field 'value' (needed)``; empty if it fits."""
+    valid_values: dict[str, tuple[Any, ...]] = {
         "ffn": ("swiglu",),
         "norm": ("rmsnorm",),
         "norm_bias": (False,),
@@ -103,15 +103,15 @@ def why_not_llama(model: ModelConfig) -> list[str]:
         "positions": ("rope",),
         "attention_scale": ("sqrt_head_dim",),
     }
-    problems = _differences(model, wanted)
+    problems = _differences(model, valid_values)
     if any(window is not None for window in model.local_window or ()):
         problems.append("local_window (no window)")
     return problems
 
 
 def why_not_gpt2(model: ModelConfig) -> list[str]:
-    """The same for GPT2LMHeadModel."""
-    wanted: dict[str, tuple[Any, ...]] = {
+    """Like :func:`why_not_llama`, for GPT2LMHeadModel."""
+    valid_values: dict[str, tuple[Any, ...]] = {
         "ffn": ("mlp",),
         "norm": ("layernorm",),
         "norm_bias": (True,),
@@ -119,7 +119,7 @@ def why_not_gpt2(model: ModelConfig) -> list[str]:
         "ffn_bias": (True,),
         "positions": ("learned",),
     }
-    problems = _differences(model, wanted)
+    problems = _differences(model, valid_values)
     if any(window is not None for window in model.local_window or ()):
         problems.append("local_window (no window)")
     if not is_uniform(model):
@@ -131,10 +131,10 @@ def why_not_gpt2(model: ModelConfig) -> list[str]:
     return problems
 
 
-def _differences(model: ModelConfig, wanted: dict[str, tuple[Any, ...]]) -> list[str]:
+def _differences(model: ModelConfig, valid_values: dict[str, tuple[Any, ...]]) -> list[str]:
     return [
         f"{name} {getattr(model, name)!r} ({' or '.join(map(repr, valid))})"
-        for name, valid in wanted.items()
+        for name, valid in valid_values.items()
         if getattr(model, name) not in valid
     ]
 
@@ -147,7 +147,7 @@ def is_uniform(model: ModelConfig) -> bool:
 
 
 def choose_format(model: ModelConfig, wanted: str) -> Format:
-    """native, llama or gpt2 for what the user asked (those, or auto: plain where nothing needs padding).
+    """Choose native, llama or gpt2 as the user asked (or auto: llama or gpt2 where nothing needs padding).
 
     Raises:
         UserError: the format cannot hold the model.
@@ -167,7 +167,7 @@ def choose_format(model: ModelConfig, wanted: str) -> Format:
 
 
 def plan_export(model: ModelConfig, chosen: Format, token_ids: dict[str, int], dtype: torch.dtype) -> Export:
-    """Everything that the folder of *model* holds in the chosen format.
+    """Plan the folder of *model* in the chosen format.
 
     Args:
         token_ids: bos_token_id, eos_token_id, pad_token_id.
@@ -250,7 +250,7 @@ def padding_for(model: ModelConfig) -> Padding:
     """The smallest uniform heads, key/value heads and head dim that hold every layer of *model*.
 
     Head dim: the least common multiple, because rotary frequency 2j/d_h must be one of 2i/D. Llama's configuration
-    wants heads to divide d_model.
+    requires that heads divide d_model.
 
     Raises:
         UserError: no such shape exists.
@@ -312,8 +312,8 @@ def _pad_attention(
         places = torch.arange(kv_heads)
         padded_heads = padding.kv_heads
     else:  # the j-th query head of key/value head k
-        own = heads // kv_heads
-        places = (torch.arange(kv_heads)[:, None] * padding.group + torch.arange(own)).flatten()
+        layer_group = heads // kv_heads
+        places = (torch.arange(kv_heads)[:, None] * padding.group + torch.arange(layer_group)).flatten()
         padded_heads = padding.heads
     if part in "qk":  # pair j of d_h turns by 2j/d_h: the padded pair with that frequency is j * D/d_h
         first = torch.arange(head_dim // 2) * (padding.head_dim // head_dim)
@@ -337,18 +337,18 @@ def padding_cost(model: ModelConfig, padding: Padding) -> list[str]:
     """What the padding costs, in lines to print; empty when no layer is padded."""
     layers = range(model.num_layers)
     width, kv_width = padding.heads * padding.head_dim, padding.kv_heads * padding.head_dim
-    own = sum(model.attention_width(layer) for layer in layers)
-    own_kv = sum(model.kv_width(layer) for layer in layers)
-    if own == width * model.num_layers and own_kv == kv_width * model.num_layers:
+    unpadded = sum(model.attention_width(layer) for layer in layers)
+    unpadded_kv = sum(model.kv_width(layer) for layer in layers)
+    if unpadded == width * model.num_layers and unpadded_kv == kv_width * model.num_layers:
         return []
-    extra = 2 * model.d_model * (model.num_layers * (width + kv_width) - own - own_kv)
+    extra = 2 * model.d_model * (model.num_layers * (width + kv_width) - unpadded - unpadded_kv)
     parameters = model.num_parameters()
     return [
         f"padded to {padding.heads} heads ({padding.kv_heads} key/value) of dim {padding.head_dim} in every layer",
-        f"  attention width, all layers   {own:,} -> {width * model.num_layers:,} "
-        f"({width * model.num_layers / own:.2f}x)",
-        f"  KV cache, values per token    {2 * own_kv:,} -> {2 * kv_width * model.num_layers:,} "
-        f"({kv_width * model.num_layers / own_kv:.2f}x)",
+        f"  attention width, all layers   {unpadded:,} -> {width * model.num_layers:,} "
+        f"({width * model.num_layers / unpadded:.2f}x)",
+        f"  KV cache, values per token    {2 * unpadded_kv:,} -> {2 * kv_width * model.num_layers:,} "
+        f"({kv_width * model.num_layers / unpadded_kv:.2f}x)",
         f"  parameters                    {parameters:,} -> {parameters + extra:,} "
         f"({(parameters + extra) / parameters:.2f}x)",
     ]
@@ -405,10 +405,10 @@ def gpt2_sources(model: ModelConfig) -> dict[str, tuple[str, ...]]:
         "mlp.c_proj": ["ffn.down"],
     }
     for layer in range(model.num_layers):
-        for theirs, ours in parts.items():
+        for gpt2_part, our_parts in parts.items():
             for kind in ("weight", "bias"):
-                names = tuple(f"layers.{layer}.{part}.{kind}" for part in ours)
-                sources[f"transformer.h.{layer}.{theirs}.{kind}"] = names
+                names = tuple(f"layers.{layer}.{part}.{kind}" for part in our_parts)
+                sources[f"transformer.h.{layer}.{gpt2_part}.{kind}"] = names
     for kind in ("weight", "bias"):
         sources[f"transformer.ln_f.{kind}"] = (f"final_norm.{kind}",)
     if not model.tie_embeddings:

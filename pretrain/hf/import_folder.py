@@ -1,4 +1,4 @@
-"""The way back: a Llama, GPT-2 or native Hugging Face folder becomes a run to continue pretraining from.
+"""Imports a Llama, GPT-2 or native Hugging Face folder as a run to continue pretraining from.
 
 The run holds one checkpoint, of step 0, unsharded: weights without optimizer state.
 """
@@ -36,7 +36,7 @@ from pretrain.run.saved import SavedRun
 from pretrain.utils.files import write_atomically
 
 # transformers' names of the three activations; gelu_new and gelu_pytorch_tanh are one formula.
-_ACTIVATIONS = {theirs: ours for ours, theirs in ACTIVATIONS.items()} | {
+_ACTIVATIONS = {their_name: our_name for our_name, their_name in ACTIVATIONS.items()} | {
     "gelu_new": "gelu_tanh",
     "swish": "silu",
 }
@@ -45,7 +45,7 @@ _BUFFERS = re.compile(r"(.*\.)?(attn\.(masked_)?bias|rotary_emb\.inv_freq)$")
 
 @dataclass(frozen=True)
 class Imported:
-    """What an import did."""
+    """The result of an import."""
 
     folder: Path
     model: ModelConfig
@@ -105,7 +105,7 @@ def import_folder(folder: Path, run_folder: Path) -> Imported:
 
 
 def _compare(folder: Path, run_folder: Path, tokenizer: Tokenizer, model: ModelConfig) -> Comparison:
-    """Logits of the folder against those of the run, both loaded afresh, one after the other."""
+    """Compare logits of the folder with those of the run, both loaded afresh, one after the other."""
     length = min(model.context_length, MAX_LENGTH)
     ids: list[int] = []
     for document in BuiltinCorpus().documents():
@@ -116,8 +116,8 @@ def _compare(folder: Path, run_folder: Path, tokenizer: Tokenizer, model: ModelC
     network = SavedRun.open(run_folder).load_model()
     reference = our_logits(network, tokens)
     del network
-    theirs = model_logits(load_exported(folder, torch.float32, safetensors_only=False), tokens)
-    return compare(reference, lambda window: theirs(window)[:, : model.vocab_size], torch.float32)
+    window_logits = model_logits(load_exported(folder, torch.float32, safetensors_only=False), tokens)
+    return compare(reference, lambda window: window_logits(window)[:, : model.vocab_size], torch.float32)
 
 
 # ---------------------------------------------------------------------- configurations
@@ -140,7 +140,7 @@ def model_config(folder: Path, model_type: str) -> tuple[ModelConfig, list[str]]
     }
     kind, convert = kinds[model_type]
     written = read_config(folder)
-    for name in ("num_hidden_layers", "n_layer"):  # before anybody makes a list with an entry for each
+    for name in ("num_hidden_layers", "n_layer"):  # before a list with an entry for each is made
         layers = written.get(name, 1)
         if type(layers) is not int or not 1 <= layers <= MOST_LAYERS:
             raise UserError(
@@ -158,17 +158,18 @@ def model_config(folder: Path, model_type: str) -> tuple[ModelConfig, list[str]]
 
 
 def _check_positions(model: ModelConfig) -> None:
-    """Refuse a context for which this machine cannot hold the table of rotary angles; our tables are whole."""
+    """Refuse a context for which this machine cannot hold the table of rotary angles, which covers all of it."""
     if model.positions != "rope":
         return
     dims = {model.layer_head_dim(layer) for layer in range(model.num_layers)}
     # Cosines and sines in fp32, half a head each, and the angles while they are made.
     needed = model.context_length * (4 * sum(dims) + 2 * max(dims))
-    there = psutil.virtual_memory().available
-    if needed > there:
+    available_bytes = psutil.virtual_memory().available
+    if needed > available_bytes:
         raise UserError(
             f"from_hf: max_position_embeddings {model.context_length:,} needs {needed / 1e9:,.0f} GB for a table of "
-            f"rotary angles, {there / 1e9:,.0f} GB are free; write the length that you will use into config.json"
+            f"rotary angles, {available_bytes / 1e9:,.0f} GB are free; write the length that you will use into "
+            "config.json"
         )
 
 
@@ -179,14 +180,14 @@ def _activation(name: str) -> str:
 
 
 def _refuse(settings: Mapping[str, Any]) -> None:
-    """Refuse settings that change what the model computes; the values are what they should be instead."""
+    """Refuse unsupported settings that change what the model computes: name -> (value, valid value)."""
     for name, (value, valid) in settings.items():
         if value != valid:
             raise UserError(f"from_hf: {name} {value!r} is not supported; valid: {valid!r}")
 
 
 def _schedules(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Schedules in their shortest form: None where they are what is left unsaid."""
+    """Schedules in their shortest form: None where they equal the default."""
     heads, d_model = model["heads"], model["d_model"]
     shortest = dict(model)
     if model["kv_heads"] == heads:
@@ -284,7 +285,7 @@ def _from_native(config: Any) -> tuple[ModelConfig, list[str]]:
 
 
 class FolderTensors:
-    """The tensors of a folder by name, one at a time: safetensors, or pickles read with an allow-list.
+    """Reads the tensors of a folder by name, one at a time: safetensors, or pickles read with an allow-list.
 
     Raises:
         UserError: no weights, or files that are missing or damaged.
@@ -318,7 +319,7 @@ class FolderTensors:
             raise UserError(f"from_hf: {str(folder)!r} holds no model.safetensors (nor pytorch_model.bin)")
 
     def names(self) -> set[str]:
-        """Every tensor but buffers that are computed."""
+        """Names of all tensors but computed buffers."""
         return {name for name in self._places if not _BUFFERS.match(name)}
 
     def read(self, name: str) -> Tensor:
@@ -360,23 +361,23 @@ def _parameters(model: ModelConfig, model_type: str, tensors: FolderTensors) -> 
     """
     shapes = parameter_shapes(model)
     if model_type == "gpt2":
-        wanted = gpt2_sources(model)
+        sources = gpt2_sources(model)
     else:
-        wanted = {llama_name(name): (name,) for name in shapes}
+        sources = {llama_name(name): (name,) for name in shapes}
     # Folders written from the bare decoder (as OpenAI's GPT-2) lack the prefix.
-    there = tensors.names()
+    folder_names = tensors.names()
     base = "transformer." if model_type == "gpt2" else "model."
-    stored = {name: name if name in there else name.removeprefix(base) for name in wanted}
-    missing = [name for name, found in stored.items() if found not in there]
-    unknown = there - set(stored.values()) - ({"lm_head.weight"} if model.tie_embeddings else set())
+    stored = {name: name if name in folder_names else name.removeprefix(base) for name in sources}
+    missing = [name for name, stored_name in stored.items() if stored_name not in folder_names]
+    unknown = folder_names - set(stored.values()) - ({"lm_head.weight"} if model.tie_embeddings else set())
     if missing or unknown:
-        what = f"lacks {missing[0]}" if missing else f"has {min(unknown)}, which its architecture has not"
-        raise UserError(f"from_hf: {str(tensors.folder)!r} {what}")
-    for name, ours in wanted.items():
+        problem = f"lacks {missing[0]}" if missing else f"has {min(unknown)}, which its architecture has not"
+        raise UserError(f"from_hf: {str(tensors.folder)!r} {problem}")
+    for name, our_names in sources.items():
         tensor = tensors.read(stored[name])
         conv = model_type == "gpt2" and tensor.ndim == 2 and "transformer.h." in name
-        pieces = (tensor.t() if conv else tensor).chunk(len(ours))
-        for our_name, piece in zip(ours, pieces, strict=True):
+        pieces = (tensor.t() if conv else tensor).chunk(len(our_names))
+        for our_name, piece in zip(our_names, pieces, strict=True):
             shape = shapes[our_name]
             value = piece[: shape[0]] if has_vocabulary_rows(our_name) else piece
             if tuple(value.shape) != shape:

@@ -1,4 +1,4 @@
-"""The README.md of an exported folder."""
+"""Writes the README.md of an exported folder."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pretrain.hf.formats import Export
 from pretrain.run.saved import SavedRun
 
 OWN_LICENSE = "apache-2.0"
-# Loaded and compared with these. The native code fails in 5.13; 4.57 reads a Llama without its rope base, which stands
-# in rope_parameters, and takes 10,000.
+# Oldest versions that exports were loaded and compared with. The native code fails in 5.13; 4.57 ignores the rope base
+# of a Llama, which stands in rope_parameters, and takes 10,000.
 LEAST_TRANSFORMERS = {"native": "5.14", "llama": "5.0", "gpt2": "4.57"}
 
 _USAGE = """\
@@ -51,7 +51,7 @@ def model_card(
     native = export.format == "native"
     imported = not (state.run and state.from_seed)
     license_name = license_name or (None if imported else OWN_LICENSE)
-    front: dict[str, Any] = {
+    header: dict[str, Any] = {
         **({"license": license_name} if license_name else {}),
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
@@ -97,7 +97,7 @@ def model_card(
     if state.run:
         training["learning rate"] = json.dumps(run.get("optimizer", {}).get("learning_rate"))
     parts = [
-        "---\n" + yaml.safe_dump(front, sort_keys=False) + "---\n",
+        "---\n" + yaml.safe_dump(header, sort_keys=False) + "---\n",
         f"# {name}\n",
         f"A decoder language model, written as `{export.config.architectures[0]}`"
         + (" (code in this folder: `trust_remote_code=True`)" if native else "")
@@ -117,8 +117,11 @@ def model_card(
 
 def _data(spec: str, contents: list[list[str]]) -> str:
     """Names (not paths) of the corpora with their shares, and what identifies their contents."""
-    named = [("Python's standard library", 1)] if spec == "builtin" else parse_blend(spec)
-    names = [Path(folder).name + (f" ({weight})" if len(named) > 1 else "") for folder, weight in named]
+    weighted_names = [("Python's standard library", 1)] if spec == "builtin" else parse_blend(spec)
+    names = [
+        Path(folder).name + (f" ({weight})" if len(weighted_names) > 1 else "")
+        for folder, weight in weighted_names
+    ]
     return f"{', '.join(names)}; content {', '.join(content[:12] for content, _ in contents)}"
 
 

@@ -1,4 +1,4 @@
-"""A folder of the user's choice that appears whole or not at all, and replaces nothing unasked."""
+"""Writes an output folder atomically, and replaces an existing one only when the user asks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pretrain.utils.files import atomic_folder, own_path, remove_leftovers, rest
 
 @contextmanager
 def new_folder(out: Path, needed: int, overwrite: bool | None) -> Iterator[Path]:
-    """A folder to fill that becomes *out* when the block ends well, and is removed when it does not.
+    """Yield a folder to fill; it becomes *out* when the block succeeds, and is removed when it fails.
 
-    Of several processes that write to *out* at once, one gets it; the others are told at their end.
+    Of several processes that write to *out* at once, one succeeds; the others raise UserError at their end.
 
     Args:
         needed: bytes that will be written.
@@ -41,21 +41,24 @@ def new_folder(out: Path, needed: int, overwrite: bool | None) -> Iterator[Path]
                 )
             yield partial
     except OSError as error:
-        raise UserError(_words(error, out, partial)) from error
+        raise UserError(_error_message(error, out, partial)) from error
 
 
-def _words(error: OSError, out: Path, partial: Path) -> str:
-    """What went wrong: in writing *out*, or in reading something else."""
+def _error_message(error: OSError, out: Path, partial: Path) -> str:
+    """The message for an error in writing *out*, or in reading something else."""
     reason = error.strerror or str(error)
     if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
         return f"out: {str(out)!r} was written by another process in the meantime; give another folder"
-    named = [Path(name) for name in (error.filename, error.filename2) if isinstance(name, str)]
-    ours = [
-        path for path in named if path.is_relative_to(partial) or partial.is_relative_to(path) or path == out
+    error_paths = [Path(name) for name in (error.filename, error.filename2) if isinstance(name, str)]
+    output_paths = [
+        path
+        for path in error_paths
+        if path.is_relative_to(partial) or partial.is_relative_to(path) or path == out
     ]
-    if named and not ours and error.errno not in (errno.ENOSPC, errno.EDQUOT):  # copying names the source
-        return f"convert: cannot read {named[0]}: {reason}; nothing was written to {out}"
-    return f"out: cannot write {(ours or [out])[0]}: {reason}"
+    # Copying names the source.
+    if error_paths and not output_paths and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return f"convert: cannot read {error_paths[0]}: {reason}; nothing was written to {out}"
+    return f"out: cannot write {(output_paths or [out])[0]}: {reason}"
 
 
 def _check_free(out: Path, overwrite: bool | None) -> None:

@@ -1,4 +1,4 @@
-"""Opens what commands are given as a model, a run's folder or an exported one, for inference on this machine."""
+"""Opens a model for inference on this machine, from a run's folder or an exported one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class OpenedModel:
     """T, positions of the longest sequence."""
     device: torch.device
     step: int | None
-    """Of a run's checkpoint; None for an exported folder."""
+    """Step of the run's checkpoint; None for an exported folder."""
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Logits [B, T, vocabulary] of token ids [B, T]."""

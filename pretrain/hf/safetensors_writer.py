@@ -1,6 +1,6 @@
-"""Weights to safetensors files, one tensor in memory at a time.
+"""Writes weights to safetensors files, one tensor in memory at a time.
 
-The library's own ``save_file`` wants every tensor of a file at once. The format is simple: the header's length (8
+The library's own ``save_file`` needs every tensor of a file at once. The format is simple: the header's length (8
 bytes, little-endian), a JSON header with each tensor's dtype, shape and place, then the bytes.
 """
 
@@ -69,12 +69,12 @@ def _split(
     shards: list[list[ExportedTensor]] = [[]]
     size = 0
     for tensor in tensors:
-        bytes_here = math.prod(tensor.shape) * dtype.itemsize
-        if shards[-1] and size + bytes_here > shard_bytes:
+        tensor_bytes = math.prod(tensor.shape) * dtype.itemsize
+        if shards[-1] and size + tensor_bytes > shard_bytes:
             shards.append([])
             size = 0
         shards[-1].append(tensor)
-        size += bytes_here
+        size += tensor_bytes
     return shards
 
 

@@ -1,4 +1,4 @@
-"""A run's tokenizer as files that transformers' AutoTokenizer reads, with the same ids."""
+"""Writes a run's tokenizer as files that transformers' AutoTokenizer reads, with the same ids."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pretrain.data.tokenizer import SentencePieceTokenizer, Tokenizer
 from pretrain.utils.files import copy_folder
 
 ORIGINAL_FOLDER = "tokenizer"
-"""Subfolder of an export that holds the run's own tokenizer files, for the way back."""
+"""Subfolder of an export that holds the run's own tokenizer files, for importing it again."""
 
 
 def write_tokenizer(tokenizer: Tokenizer, original: Path, out: Path, context_length: int) -> None:
     """Write tokenizer.json, tokenizer_config.json and a copy of the run's own files.
 
     Raises:
-        UserError: a SentencePiece model whose ids cannot be had from a tokenizer.json.
+        UserError: a SentencePiece model whose ids no tokenizer.json can give.
     """
     if isinstance(tokenizer, SentencePieceTokenizer):
         backend = byte_fallback_bpe(tokenizer)
@@ -59,18 +59,18 @@ def check_tokenizer(folder: Path, tokenizer: Tokenizer, texts: Iterable[str]) ->
     from transformers import AutoTokenizer
 
     # trust_remote_code: AutoTokenizer looks at config.json first, and would ask about the architecture's code there.
-    theirs = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    exported_tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
     compared = 0
     for text in texts:
-        ours = tokenizer.encode(text)
-        if theirs.encode(text, add_special_tokens=False, verbose=False) != ours:
+        expected_ids = tokenizer.encode(text)
+        if exported_tokenizer.encode(text, add_special_tokens=False, verbose=False) != expected_ids:
             raise UserError(
                 f"tokenizer: the exported tokenizer gives other ids than {tokenizer.name} for {text!r:.80}"
             )
-        compared += len(ours)
-    if theirs.eos_token_id != tokenizer.end_of_document:
+        compared += len(expected_ids)
+    if exported_tokenizer.eos_token_id != tokenizer.end_of_document:
         raise UserError(
-            f"tokenizer: the exported end-of-document id is {theirs.eos_token_id}, "
+            f"tokenizer: the exported end-of-document id is {exported_tokenizer.eos_token_id}, "
             f"the run's {tokenizer.end_of_document}"
         )
     return compared
