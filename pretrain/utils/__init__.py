@@ -1,4 +1,4 @@
-"""Small helpers without an opinion: files, memory, processes, short text.
+"""Small general helpers: files, memory, processes, short text.
 
-What knows about runs, models or checkpoints does not belong here.
+Code that knows about runs, models or checkpoints does not belong here.
 """

@@ -1,8 +1,8 @@
-"""Writes files and folders so that a crash leaves the old one or the new one; hashes files.
+"""Writes files and folders atomically: a crash leaves the old one or the new one. Also hashes files.
 
-What is not finished lies beside its place under a hidden name: ``.NAME.HOST-PID``, which no other process uses, or
-``.writing_NAME`` for folders that only one process at a time may write. Whatever is put in place is on the disk by
-then: its contents, and the entry in the folder around it.
+Unfinished ones lie beside their final place under a hidden name: ``.NAME.HOST-PID``, which no other process uses, or
+``.writing_NAME`` for folders that only one process at a time may write. Whatever is put in
+place has been synced: its contents, and the entry in the folder around it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """The same for a folder and everything in it."""
+    """Force a folder and everything in it to the disk."""
     for inner, _, names in os.walk(folder, topdown=False):
         for name in names:
             sync(Path(inner, name))
@@ -62,21 +62,21 @@ def sync_tree(folder: Path) -> None:
 
 
 def own_path(path: Path) -> Path:
-    """Where this process, and no other, writes *path* until it is whole."""
+    """The hidden path where only this process writes *path* until it is complete."""
     return path.with_name(f".{path.name}.{os.uname().nodename}-{os.getpid()}")
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file: after a crash it is what it was before, or all of *content*. Text is written as UTF-8."""
+    """Write a file atomically: a crash leaves the old content or all of *content*. Text is written as UTF-8."""
     with atomic_file(path) as partial:
         partial.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """A name to write a file under; it becomes *path* at the end of the block, and is removed after an error.
+    """Yield a path to write a file at; it becomes *path* at the end of the block, and is removed after an error.
 
-    An OSError about the hidden name, or one without a name (a full disk), is raised as one about *path*.
+    An OSError about the hidden path, or one without a path (a full disk), is raised as one about *path*.
     """
     partial = own_path(path)
     try:
@@ -91,14 +91,14 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 
 def put_file(partial: Path, path: Path) -> None:
-    """Sync a file and give it its name, in place of one that is there already."""
+    """Sync a file and rename it to *path*, in place of an existing one."""
     sync(partial)
     partial.replace(path)
     sync(path.parent)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what processes of this machine that are gone had begun to write in *folder* under names of their own."""
+    """Remove unfinished files and folders in *folder* that ended processes of this machine left behind."""
     pattern = re.compile(r"\." + re.escape(os.uname().nodename) + r"-(\d+)(\.\w+)?$")
     for path in folder.iterdir() if folder.is_dir() else ():
         match = pattern.search(path.name)
@@ -123,16 +123,16 @@ def _is_alive(process: int) -> bool:
 
 
 def copy_folder(source: str | Path, target: Path) -> None:
-    """Copy a folder with what is in it to *target*, which is not there yet.
+    """Copy a folder with its content to *target*, which does not exist yet.
 
     Raises:
         OSError: of the first file that could not be copied; shutil's own lists all of them as tuples, without a number.
     """
     errors: list[OSError] = []
 
-    def copy(one: str, other: str) -> str:
+    def copy(source_file: str, target_file: str) -> str:
         try:
-            return shutil.copy2(one, other)
+            return shutil.copy2(source_file, target_file)
         except OSError as error:
             errors.append(error)
             raise
@@ -145,11 +145,11 @@ def copy_folder(source: str | Path, target: Path) -> None:
 
 @contextmanager
 def atomic_folder(target: Path, partial: Path | None = None, replace: bool = True) -> Iterator[Path]:
-    """An empty folder to fill; it becomes *target* at the end of the block, and is removed after an error.
+    """Yield an empty folder to fill; it becomes *target* at the end of the block, and is removed after an error.
 
     Args:
-        partial: its name until then, on the same file system; ``.writing_NAME`` by default. One that is there was left
-            by a write that was interrupted, and is removed: give ``own_path(target)`` where several processes may
+        partial: its path until then, on the same file system; ``.writing_NAME`` by default. An existing one was left
+            by a write that was interrupted, and is removed: give ``own_path(target)`` if several processes may
             write at once.
         replace: whether a *target* that holds something is replaced.
 
@@ -173,7 +173,7 @@ def atomic_folder(target: Path, partial: Path | None = None, replace: bool = Tru
 
 
 def put_folder(partial: Path, target: Path) -> None:
-    """Give a synced folder its name. A *target* that is there is set aside for that moment (see restore_folder)."""
+    """Rename a synced folder to *target*. An existing *target* is set aside for that moment (see restore_folder)."""
     restore_folder(target)
     if target.exists():
         target.rename(_aside(target))
@@ -188,7 +188,7 @@ def restore_folder(target: Path, aside: Path | None = None) -> None:
     """Undo a replacement that was cut between its two renames: what was set aside is *target* again.
 
     Args:
-        aside: the name it was given; ``.replaced_NAME`` by default. Where *target* is there, it is removed.
+        aside: the path it was set aside at; ``.replaced_NAME`` by default. If *target* exists, it is removed.
     """
     aside = aside or _aside(target)
     if target.exists():

@@ -1,4 +1,4 @@
-"""Which process is which: numbers are used again, and the clock by which a start is told can be set."""
+"""Identifies processes: their numbers are reused, and the clock that tells their start can be set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PROC = Path("/proc")
 
 
 def identity(process: int) -> str | None:
-    """What sets a living process apart from every other that had its number; None when there is none (or a zombie).
+    """A string that identifies a running process among all that had its number; None if there is none (or a zombie).
 
     On Linux the boot and the clock ticks from boot to the process's start: neither moves when the clock is set, as
     psutil's start time does. Elsewhere psutil's start time.
@@ -26,8 +26,8 @@ def identity(process: int) -> str | None:
 
 def _by_clock(process: int) -> str | None:
     try:
-        found = psutil.Process(process)
-        return None if found.status() == psutil.STATUS_ZOMBIE else f"{found.create_time():.2f}"
+        running = psutil.Process(process)
+        return None if running.status() == psutil.STATUS_ZOMBIE else f"{running.create_time():.2f}"
     except (psutil.NoSuchProcess, ValueError, OverflowError):
         return None
     except psutil.AccessDenied:
