@@ -71,7 +71,7 @@ class BlendSplitter:
 
     A balanced binary tree over the corpora: each node with integer weights a and b sends round(n·a / (a+b))
     of its first n sequences left (Bresenham's line), the rest right. After any n sequences corpus i has received
-    n·w_i up to rounding (½ per level of the tree). The error never grows, and the assignment depends on n alone.
+    n·w_i up to rounding (½ per level of the tree). The error never grows, and the result depends on n alone.
     """
 
     def __init__(self, weights: Sequence[Fraction | int | float]) -> None:

@@ -38,8 +38,7 @@ class Corpus:
         """Open a folder written by ``prepare``, or the prefix of a ``.bin/.idx`` pair of Megatron's tools.
 
         Args:
-            tokenizer: the one that a pair was made with, since the pair does not say. A folder has its own, and a
-                different one is refused.
+            tokenizer: what a pair was made with (it does not say). A folder has its own, and refuses a different one.
 
         Raises:
             UserError: *folder* is neither, a file is damaged, or the tokenizer is missing or different.

@@ -19,7 +19,7 @@ class HeldOutBatch:
     """The input of one forward pass on one rank, on the CPU."""
 
     rows: Tensor
-    """Index of each row's window, int64 [B]; 0 where no window is left."""
+    """Each row's window, int64 [B]; 0 where none is left."""
     present: Tensor
     """Which of the rows count, bool [B]."""
     inputs: Tensor
@@ -56,7 +56,7 @@ class HeldOutBatches:
         return self.windows.shape[1] - 1
 
     def __len__(self) -> int:
-        """Number of forward passes on every rank."""
+        """Number of forward passes per rank."""
         return math.ceil(self.count / (self.micro_batch * self.world.data_parallel))
 
     def __iter__(self) -> Iterator[HeldOutBatch]:

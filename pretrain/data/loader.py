@@ -17,7 +17,7 @@ class BatchPrefetcher(Generic[Batch]):
 
     An exception in ``fetch`` is raised by the ``next()`` that asks for that batch, after all batches before
     it; StopIteration ends the iteration. Close it (or use it in ``with``) to end the thread. The thread is a
-    daemon, so it does not keep the process alive if it was not closed.
+    daemon, so it never keeps the process alive.
     """
 
     def __init__(self, fetch: Callable[[int], Batch], start: int, depth: int = 2) -> None:

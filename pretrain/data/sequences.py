@@ -40,7 +40,7 @@ def _read_window(stream: IndexedTokens, window: int, context_length: int, vocab_
 
 
 def pack_documents(starts: Iterable[np.ndarray], context_length: int) -> np.ndarray:
-    """Offsets of the documents in a micro-batch, its B rows concatenated, followed by B·T: int32 [documents + 1].
+    """Document offsets of a micro-batch, its B rows concatenated, followed by B·T: int32 [documents + 1].
 
     This is what variable-length attention kernels call cu_seqlens. No document goes from one row to the next.
 

@@ -1,4 +1,4 @@
-"""Tokenizers (text <-> token ids): SentencePiece models trained here, and any Hugging Face tokenizer."""
+"""Tokenizers: SentencePiece models trained here, and any Hugging Face tokenizer."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 def _sentences(texts: Iterable[str]) -> Iterator[str]:
-    """Cut the texts into chunks that the trainer keeps whole, at the end of a line where there is one in time.
+    """Cut the texts into chunks that the trainer keeps whole, after a line where one ends in time.
 
     The trainer takes U+2581 for a space and drops sentences with NUL, so these end a chunk and are left out.
     """
@@ -239,7 +239,7 @@ def _sentences(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _training_problem(error: Exception) -> str:
-    """SentencePiece's message, reworded: the original names its own source lines and options that are not ours."""
+    """SentencePiece's message, reworded: it names its own source lines and options that are not ours."""
     message = " ".join(str(error).split())
     if match := re.search(r"too high .* <= (\d+)", message):
         return f"are too many for so little text; valid: at most {match[1]}, or more text"
@@ -384,7 +384,7 @@ class HuggingFaceTokenizer(Tokenizer):
 def load_tokenizer(source: str | os.PathLike[str]) -> Tokenizer:
     """Load the tokenizer in a folder (or ``.model`` file), else the one of that name on the Hugging Face hub.
 
-    In a folder with several files ``tokenizer.json`` comes first, as for ``transformers.AutoTokenizer``. Then comes
+    In a folder with several files ``tokenizer.json`` comes first, as for ``transformers.AutoTokenizer``, then
     ``tokenizer.model``, then ``vocab.json`` with ``merges.txt``.
 
     Raises UserError if there is none.

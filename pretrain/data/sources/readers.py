@@ -44,7 +44,7 @@ class Limits:
     skip_damaged: bool = False
 
     def identity(self) -> tuple[object, ...]:
-        """The settings that determine which documents a file gives."""
+        """The settings that decide which documents a file gives."""
         return (self.column, self.max_document_bytes, self.skip_damaged)
 
 

@@ -77,7 +77,7 @@ class TextSource(ABC):
         return
 
     def documents(self) -> Iterator[Document]:
-        """Yield the usable documents; the same ones in the same order on every call. UserError if there are none."""
+        """Yield the usable documents; the same ones in the same order on every call. UserError if none."""
         self.skipped = Counter()
         usable = False
         for unit in self.units():
@@ -91,11 +91,11 @@ class TextSource(ABC):
             raise UserError(no_documents(self.extent(), self.skipped))
 
     def settings(self) -> str:
-        """The settings that, besides the unit, determine which documents :meth:`read` yields."""
+        """The settings that, besides the unit, decide which documents :meth:`read` yields."""
         return ""
 
     def extent(self) -> str:
-        """Name and size: the beginning of the message about a source without documents."""
+        """Name and size: the start of a message about a source without documents."""
         return f"{self.name}: no usable document"
 
     @abstractmethod

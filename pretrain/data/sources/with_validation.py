@@ -36,7 +36,7 @@ class WithValidation(TextSource):
         return (self.validation if kind == "validation" else self.training).read(inner)
 
     def check(self) -> None:
-        """Check both sources; raise UserError for a file that is in both."""
+        """Check both; raise UserError for a file that is in both."""
         self.training.check()
         self.validation.check()
         if isinstance(self.training, FileSource) and isinstance(self.validation, FileSource):
