@@ -1,4 +1,4 @@
-"""Causal self-attention with a head count, head dim, scale and window that are the layer's own."""
+"""Causal self-attention whose head count, head dim, scale and window may differ from layer to layer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Attention(nn.Module):
         super().__init__()
         self.grid = grid
         self.exchange: HeadExchange | None = None
-        # Heads that this rank sees at a time: those of its group of ranks, all of them at t = 1.
+        # Heads that this rank computes at a time: those of its group of ranks, all of them at t = 1.
         self.heads = config.heads[layer]
         self.kv_heads = config.layer_kv_heads(layer)
         if grid.tensor_parallel > 1:
@@ -45,7 +45,7 @@ class Attention(nn.Module):
         self.o = row_linear(width, config.d_model, config.attention_bias != "none", grid)
 
     def takes_offsets(self, hidden: Tensor, batch: int, length: int) -> bool:
-        """Whether packed documents [B, T] go by their offsets here, and not by a mask (see model/documents.py)."""
+        """Whether packed documents [B, T] are kept apart by offsets, not by a mask (see model/documents.py)."""
         if not has_varlen_kernel(hidden, self.head_dim):
             return False
         return self.exchange is None or self.exchange.form(batch, length, packed=True).spans == [(0, length)]
@@ -55,13 +55,13 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Hidden [B, T, d] -> [B, T, d].
 
-        table: the rotary table of this head dim, or None without rotary positions; of packed documents, one of theirs.
+        table: the rotary table of this head dim, or None without rotary positions; PackedDocuments.table if packed.
         mask: [T, T] bool, true where a query (row) sees a key (column), or None for plain causal attention; of packed
             documents [B, 1, T, T], added to the logits, or None with offsets.
         offsets: of packed documents where takes_offsets, int32 [documents + 1].
         """
         hidden = enter_columns(hidden, self.grid)
-        query, key, value = self.q(hidden), self.k(hidden), self.v(hidden)  # [B, T, own columns]
+        query, key, value = self.q(hidden), self.k(hidden), self.v(hidden)  # [B, T, this rank's columns]
         if self.exchange is None:
             return self.o(self._attend(query, key, value, table, mask, offsets))
         batch, length = query.shape[:2]
@@ -85,26 +85,26 @@ class Attention(nn.Module):
         offsets: Tensor | None,
         spans: list[Span] | None = None,
     ) -> Tensor:
-        """Attention core on whole heads: query [B, rows, A] -> [B, rows, A]; key and value [B, T, kv width].
+        """Attention on whole heads: query [B, rows, A] -> [B, rows, A]; key and value [B, T, kv width].
 
-        spans: the query positions that the rows stand for, chunk after chunk; None is all T in one.
+        spans: the query positions that the rows stand for, chunk after chunk; None means all T.
         """
         length = key.shape[1]
         query = query.unflatten(2, (self.heads, self.head_dim))  # [B, rows, h, d_h]
         key = key.unflatten(2, (self.kv_heads, self.head_dim))  # [B, T, kv, d_h]
         value = value.unflatten(2, (self.kv_heads, self.head_dim))  # [B, T, kv, d_h]
-        whole = spans is None or spans == [(0, length)]
+        all_queries = spans is None or spans == [(0, length)]
         if table is not None:
-            query = rotate(query, table) if whole else rotate_spans(query, table, spans or [])
+            query = rotate(query, table) if all_queries else rotate_spans(query, table, spans or [])
             key = rotate(key, table)
         if offsets is not None:
             return varlen_attention(query, key, value, offsets, self.scale, self.window).flatten(2)
-        # [B, h, rows, d_h], as SDPA wants it
+        # [B, h, rows, d_h], as SDPA expects it
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         if mask is not None and mask.ndim == 4 and query.is_cuda and self.kv_heads != self.heads:
-            # Its kernels with a mask take no grouped queries, and what SDPA does instead makes B·h·T·T logits.
+            # SDPA's kernels with a mask take no grouped queries, and its fallback allocates B·h·T·T logits.
             key, value = self._repeated(key), self._repeated(value)
-        if whole:
+        if all_queries:
             output = F.scaled_dot_product_attention(
                 query,
                 key,
@@ -126,7 +126,7 @@ class Attention(nn.Module):
         return output.transpose(1, 2).flatten(2)  # [B, h, rows, d_h] -> [B, rows, A]
 
     def _repeated(self, heads: Tensor) -> Tensor:
-        """Keys or values [B, kv, T, d_h] -> [B, h, T, d_h], each as often as query heads share it."""
+        """Keys or values [B, kv, T, d_h] -> [B, h, T, d_h], each repeated for all query heads that share it."""
         return heads.repeat_interleave(self.heads // self.kv_heads, dim=1)
 
     def _attend_span(
@@ -141,7 +141,7 @@ class Attention(nn.Module):
         elif start == 0 or query.is_cuda:
             # Flash and memory-efficient kernels know this alignment; SDPA's is_causal aligns rectangles upper-left.
             bias = causal_lower_right(stop - start, stop - first)
-            if self.kv_heads != self.heads:  # its kernels take no grouped queries
+            if self.kv_heads != self.heads:  # these kernels take no grouped queries
                 key, value = self._repeated(key), self._repeated(value)
         else:
             positions = torch.arange(stop, device=query.device)

@@ -1,8 +1,8 @@
-"""Collectives that autograd passes through, on any backend (gloo, NCCL) and in any dtype.
+"""Differentiable collectives, for any backend (gloo, NCCL) and any dtype.
 
-megatron-core's mappings are not used: some allocate on the current CUDA device whatever the tensor's, and its
-all-reduce returns a tensor that is not contiguous unreduced. Nothing here writes into its argument: autograd may
-hand one gradient tensor to two consumers.
+megatron-core's mappings are not used: some allocate on the current CUDA device even if the tensor is elsewhere,
+and its all-reduce returns a non-contiguous tensor unreduced. Nothing here modifies its argument, since autograd may
+pass one gradient tensor to two consumers.
 
 Every function has its transpose as its backward pass:
 copy <-> sum, all-gather <-> sum-scatter, all-to-all <-> itself.
@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 def copy_to_ranks(tensor: Tensor, group: Any) -> Tensor:
-    """A tensor that all ranks of the group hold, on its way into work that differs by rank; gradients are summed."""
+    """Pass a replicated tensor into work that differs by rank; its gradient is summed over the group's ranks."""
     return _Copy.apply(tensor, group)
 
 
@@ -43,7 +43,7 @@ def sum_scatter(tensor: Tensor, group: Any) -> Tensor:
 
 
 def gather_last(tensor: Tensor, group: Any) -> Tensor:
-    """[..., c] -> [..., r c]: all ranks' columns in rank order, for work that all ranks then do alike.
+    """[..., c] -> [..., r c]: all ranks' columns in rank order, for work that every rank repeats.
 
     Its gradient is the same on all ranks, so each takes its own columns of it; nothing is summed.
     """
@@ -66,7 +66,7 @@ def _exchange(tensor: Tensor, group: Any) -> Tensor:
 def _gather(tensor: Tensor, group: Any) -> Tensor:
     tensor = tensor.contiguous()
     result = tensor.new_empty((dist.get_world_size(group), *tensor.shape))
-    # gloo wants the output as a concatenation along the first dimension, NCCL does not mind.
+    # gloo needs the output as a concatenation along the first dimension; NCCL accepts that, too.
     dist.all_gather_into_tensor(result.view(-1), tensor.view(-1), group=group)
     return result
 
@@ -75,8 +75,8 @@ def _add_and_scatter(tensor: Tensor, group: Any) -> Tensor:
     """A reduce-scatter made of an all-to-all and a sum: the same bytes travel, the additions have one fixed order,
     and bf16 terms are added in fp32 and rounded once."""
     received = _exchange(tensor, group)
-    wide = torch.float32 if tensor.dtype in (torch.bfloat16, torch.float16) else tensor.dtype
-    return received.sum(dim=0, dtype=wide).to(tensor.dtype)
+    sum_dtype = torch.float32 if tensor.dtype in (torch.bfloat16, torch.float16) else tensor.dtype
+    return received.sum(dim=0, dtype=sum_dtype).to(tensor.dtype)
 
 
 class _Copy(torch.autograd.Function):

@@ -33,7 +33,7 @@ _LITERALS: dict[str, tuple[str, ...]] = {
 _POSITIVE_INTEGERS = ("vocab_size", "context_length", "d_model", "ffn_width")
 _POSITIVE_NUMBERS = ("norm_eps", "rope_base", "init_std")
 LARGEST_SIZE = 2**31 - 1
-"""Of any width, count or length: matrix products take no larger ones, and what divides them is found at once."""
+"""Limit of any width, count or length: matrix products take no larger ones, and divisors are found quickly."""
 LARGEST_NUMBER = 1e30
 _BOOLEANS = ("norm_bias", "ffn_bias", "tie_embeddings")
 _SCHEDULES = ("heads", "kv_heads", "head_dim", "local_window")
@@ -65,7 +65,7 @@ class ModelConfig:
     activation: Activation = "silu"
     """Nonlinearity of the feed-forward network; gelu_tanh is GPT-2's approximation."""
     norm: NormKind = "rmsnorm"
-    """Kind of every norm. The Prism paper does not give its own; llama's is our choice."""
+    """Kind of every norm. The Prism paper does not name one; LLaMA's is our choice."""
     norm_eps: float = 1e-5
     """Added to the variance (mean square for rmsnorm) before the root."""
     norm_bias: bool = False
@@ -79,7 +79,7 @@ class ModelConfig:
     rope_base: float = 10000.0
     """Base of the rotary wavelengths; unused with learned positions. Not given by the Prism paper."""
     attention_scale: AttentionScale = "sqrt_head_dim"
-    """Factor on the attention logits: 1/sqrt(d_h(l)), each layer's own, or none (GPT-Neo)."""
+    """Factor on the attention logits: 1/sqrt(d_h(l)) of the layer, or none (GPT-Neo)."""
     local_window: tuple[int | None, ...] | None = None
     """Per layer, how many positions a query sees, itself included; None (one layer, or all) means no limit."""
     tie_embeddings: bool = True
@@ -248,8 +248,8 @@ class ModelConfig:
         """
         attention = 0
         for layer in range(self.num_layers):
-            seen = min(self.context_length, self.layer_window(layer) or self.context_length)
-            attention += seen * self.attention_width(layer)
+            visible = min(self.context_length, self.layer_window(layer) or self.context_length)
+            attention += visible * self.attention_width(layer)
         return 6 * self.matmul_parameters() + 12 * attention
 
     def _layer_matrices(self) -> int:
@@ -292,23 +292,23 @@ class ModelConfig:
         missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in values]
         if missing:
             raise UserError(f"model config: missing {', '.join(missing)}")
-        read = dict(values)
+        arguments = dict(values)
         for name in ("heads", "kv_heads", "head_dim"):
-            if isinstance(read.get(name), str):
-                read[name] = parse_heads(read[name])
-        return cls(**read)
+            if isinstance(arguments.get(name), str):
+                arguments[name] = parse_heads(arguments[name])
+        return cls(**arguments)
 
     def replace(self, **changes: Any) -> ModelConfig:
         """A copy with some fields changed; UserError for unknown fields and values that are not valid."""
         return ModelConfig.from_json({**self.to_json(), **changes})
 
     def difference(self, other: ModelConfig) -> list[str]:
-        """One line ``field: mine != other's`` for every field that differs, in field order."""
+        """One line ``field: value != other's value`` for every field that differs, in field order."""
         lines = []
         for field in dataclasses.fields(self):
-            mine, theirs = getattr(self, field.name), getattr(other, field.name)
-            if mine != theirs:
-                lines.append(f"{field.name}: {_show(mine)} != {_show(theirs)}")
+            value, other_value = getattr(self, field.name), getattr(other, field.name)
+            if value != other_value:
+                lines.append(f"{field.name}: {_show(value)} != {_show(other_value)}")
         return lines
 
 
@@ -320,7 +320,7 @@ BLOCKS: dict[str, dict[str, Any]] = {
         "attention_bias": "all", "ffn_bias": True, "positions": "learned",
         "attention_scale": "sqrt_head_dim", "tie_embeddings": True,
     },
-    # LLaMA (arXiv 2302.13971); the real one does not tie, the Prism presets do.
+    # LLaMA (arXiv 2302.13971); the original does not tie embeddings, the Prism presets do.
     "llama": {
         "ffn": "swiglu", "activation": "silu", "norm": "rmsnorm", "norm_bias": False,
         "attention_bias": "none", "ffn_bias": False, "positions": "rope",
@@ -338,7 +338,7 @@ GPTNEO_WINDOW = 256
 
 
 def block(name: str, **fields: Any) -> ModelConfig:
-    """A config with the switches of a block kind (gpt2, llama, gptneo); *fields* fill the rest and win.
+    """A config with the switches of a block kind (gpt2, llama, gptneo); *fields* set the rest and override them.
 
     gptneo alternates global layers and layers with a window of 256, the first one global.
     Raises UserError for an unknown kind, unknown or missing fields, and values that are not valid.
@@ -364,7 +364,7 @@ def _refuse_unknown(values: Mapping[str, Any]) -> None:
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors, in order; after sqrt(number) trials, so that no size of a model takes long."""
+    """All divisors, ascending; found in sqrt(number) trials, so that it is quick for any size of a model."""
     small = [count for count in range(1, math.isqrt(number) + 1) if number % count == 0]
     return small + [number // count for count in reversed(small) if count * count != number]
 

@@ -1,4 +1,4 @@
-"""A Transformer run token by token, with a key/value cache whose shapes are each layer's own."""
+"""Runs a Transformer token by token, with a key/value cache whose shapes may differ from layer to layer."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from model.transformer import Block, Transformer
 
 
 class CachedDecoder:
-    """Feeds a network new tokens and keeps the keys and values of the old ones.
+    """Runs a network on new tokens and caches the keys and values of earlier ones.
 
-    Layer l caches [B, kv heads of l, T, head dim of l] twice. The weights must be whole (no ZeRO-3, no tensor
-    parallelism).
+    Layer l caches [B, kv heads of l, T, head dim of l] twice. The weights must be unsharded (no ZeRO-3, no
+    tensor parallelism).
 
     Args:
         network: in evaluation mode.
@@ -42,10 +42,10 @@ class CachedDecoder:
 
     @torch.no_grad()
     def append(self, tokens: Tensor) -> Tensor:
-        """New tokens [B, n] int64 -> logits [B, vocab_size] of what follows the last of them.
+        """New tokens [B, n] int64 -> logits [B, vocab_size] of the token that follows the last one.
 
         Raises:
-            UserError: there would be more tokens than context_length.
+            UserError: the tokens would exceed context_length.
         """
         network, config = self.network, self.network.config
         start, end = self.length, self.length + tokens.shape[1]
@@ -65,11 +65,11 @@ class CachedDecoder:
             hidden = hidden + self._attend(block.attention, normed, table, self._cache[layer])
             hidden = hidden + block.ffn(block.ffn_norm(hidden))
         self.length = end
-        last = network.final_norm(hidden[:, -1:])
+        last_hidden = network.final_norm(hidden[:, -1:])
         if network.output is not None:
-            logits = network.output(last)
+            logits = network.output(last_hidden)
         else:
-            logits = network.token_embedding(last, as_output=True)
+            logits = network.token_embedding(last_hidden, as_output=True)
         return logits[:, 0, : config.vocab_size]
 
     def _attend(
@@ -86,7 +86,7 @@ class CachedDecoder:
         keys, values = cache
         keys[:, :, start:end] = key.transpose(1, 2)
         values[:, :, start:end] = value.transpose(1, 2)
-        # Of a windowed layer only what the first new position sees is read.
+        # In a windowed layer, keys that no new position sees are not read.
         first = 0 if attention.window is None else max(0, start + 1 - attention.window)
         output = F.scaled_dot_product_attention(
             query.transpose(1, 2),  # [B, h, n, d_h]

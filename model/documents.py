@@ -1,13 +1,13 @@
-"""Documents packed into the rows of a micro-batch: what keeps them apart in attention.
+"""Keeps documents that are packed into the rows of a micro-batch apart in attention.
 
-They are given as offsets, int32 [documents + 1]: where each begins when the B rows of T tokens are laid end to end, and
-B·T at last. It is what variable-length attention kernels call cu_seqlens. Every row begins a document. A position sees
-its own document only, up to itself, and is counted from the document's beginning.
+They are given as offsets, int32 [documents + 1]: the start of each in the B rows of T tokens laid end to end, then B·T.
+Variable-length attention kernels call this cu_seqlens. Every row begins a document. A position attends only to its
+document, up to itself, and is counted from the document's beginning.
 
-Two ways to attend, chosen for each layer. Flash attention's variable-length kernel takes the offsets as they are (CUDA,
-bf16 or fp16, a torch whose varlen_attn knows windows and scales). Elsewhere scaled_dot_product_attention takes a mask
-[B, 1, T, T], which exists once a micro-batch and is shared by all heads and layers of one window. It is additive, in
-the compute dtype: from a boolean one SDPA makes such a mask for every layer, and keeps it for the backward pass.
+Two ways to attend, chosen for each layer. Flash attention's variable-length kernel takes the offsets directly (CUDA,
+bf16 or fp16, a torch whose varlen_attn supports windows and scales). Elsewhere scaled_dot_product_attention takes a
+mask [B, 1, T, T], which is made once per micro-batch and shared by all heads and layers of one window. It is additive,
+in the compute dtype: from a boolean mask SDPA would make such a one for every layer, kept for the backward pass.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ except ImportError:
 
 
 def varlen_options(kernel: Callable[..., Any] | None) -> frozenset[str]:
-    """Which of the options that are needed here a torch's varlen_attn has: they came one after the other."""
-    wanted = {"scale", "window_size", "enable_gqa"}
-    return frozenset(wanted & inspect.signature(kernel).parameters.keys() if kernel else ())
+    """The needed options that a torch's varlen_attn has, since different versions added them."""
+    needed = {"scale", "window_size", "enable_gqa"}
+    return frozenset(needed & inspect.signature(kernel).parameters.keys() if kernel else ())
 
 
 VARLEN_OPTIONS = varlen_options(varlen_attn)
 
 
 class PackedDocuments:
-    """Everything that layers need to know of one micro-batch's documents, each made once.
+    """Positions, rotary tables and masks of one micro-batch's documents, each made once and used by all layers.
 
     Args:
         offsets: int32 [documents + 1], on the device of the hidden states.
@@ -89,17 +89,17 @@ class PackedDocuments:
 
 
 def widened(offsets: Tensor, length: int, added: int) -> Tensor:
-    """The offsets after *added* positions have been put at the end of every row of *length*."""
+    """The offsets after *added* positions were appended to every row of *length*."""
     return offsets + torch.div(offsets, length, rounding_mode="floor") * added
 
 
 def of_rows(offsets: Tensor, first: int, last: int, length: int) -> Tensor:
-    """Offsets of rows ``first … last - 1`` alone; documents of other rows stay as empty ones, so the size is known."""
+    """Offsets of rows ``first … last - 1`` alone; documents of other rows stay as empty ones, so the size is fixed."""
     return offsets.clamp(first * length, last * length) - first * length
 
 
 def has_varlen_kernel(hidden: Tensor, head_dim: int) -> bool:
-    """Whether flash attention's variable-length kernel takes such hidden states and heads (Ampere or newer)."""
+    """Whether flash attention's variable-length kernel supports these hidden states and heads (Ampere or newer)."""
     return (
         hidden.is_cuda
         and hidden.dtype in (torch.bfloat16, torch.float16)
@@ -109,7 +109,7 @@ def has_varlen_kernel(hidden: Tensor, head_dim: int) -> bool:
 
 
 def varlen_head_dim(head_dim: int) -> bool:
-    """Whether the kernel has this head dim (aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp)."""
+    """Whether the kernel supports *head_dim* (aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp)."""
     return head_dim % 8 == 0 and head_dim <= 256
 
 
@@ -142,10 +142,10 @@ def varlen_attention(
         value.flatten(0, 1),
         offsets,
         offsets,
-        length,  # the longest that a document can be: the true one would have to be read from the device
+        length,  # the longest possible document: the actual one would have to be read from the device
         length,
         scale=scale,
-        # What is left of a query besides itself, and what is right of it; (-1, 0) is causal.
+        # Visible positions to the left of a query, and to its right; (-1, 0) is causal.
         window_size=(-1 if window is None or window >= length else window - 1, 0),
         **options,
     )

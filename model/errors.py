@@ -1,4 +1,4 @@
-"""The one exception that stands for bad input, and how a command ends."""
+"""UserError, the exception for bad input, and run_command, which ends a command with an exit code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run_command(
     arguments: Sequence[str] | None,
     interrupted: str = "interrupted",
 ) -> int:
-    """Run a command and say in one line what ended it early; of several ranks only the first speaks.
+    """Run a command and print in one line what ended it early; of several ranks only rank 0 prints.
 
     Args:
         command: takes the command line, without the program's name.
@@ -33,7 +33,7 @@ def run_command(
 
     Returns:
         The exit code: 0; 2 for bad input, and for files that cannot be read or written; 130 after Ctrl-C; 141 when
-        the reader of the output has gone (``| head``).
+        the reader of the output has closed it (``| head``).
     """
     try:
         command(list(sys.argv[1:] if arguments is None else arguments))
@@ -47,7 +47,7 @@ def run_command(
         return 141
     except OSError as error:
         if error.errno is None:
-            raise  # a library's own, not the file system's
+            raise  # raised by a library, not by the file system
         where = f"{error.filename}: " if error.filename else ""
         code, line = 2, f"error: {where}{error.strerror}"
     except KeyboardInterrupt:

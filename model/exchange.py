@@ -1,13 +1,13 @@
-"""Attention heads across tensor ranks when they do not divide: even columns, exchanged to whole heads and back.
+"""Tensor-parallel attention for any head count: even columns, exchanged into whole heads and back.
 
-Every rank holds A_l/t columns of q (and its share of k and v) whatever h_l is. With g = gcd(kv heads, t) groups of
+Every rank holds A_l/t columns of q (and its share of k and v) for any h_l. With g = gcd(kv heads, t) groups of
 r = t/g neighbours, a group's columns are whole key/value heads and the query heads that go with them. Inside a group:
 
-- batch form (r divides B): each rank attends for B/r sequences; one all-to-all there, one back;
+- batch form (r divides B): each rank attends for B/r sequences; one all-to-all before attention, one after;
 - query form (2r divides T): each rank attends for two chunks of T/2r query positions, the i-th and the (2r-1-i)-th,
   so that causal work is the same for all ("zigzag"); q and output are exchanged, k and v gathered.
 
-Rotary positions are applied by the caller after ``scatter``, on whole heads. What the exchange moves is computed in
+Rotary positions are applied by the caller after ``scatter``, on whole heads. Bytes sent are computed in
 model/parallel_plan. The idea of exchanging heads for sequences is DeepSpeed-Ulysses' (arXiv 2309.14509), the zigzag
 order that of ring attention implementations; neither splits a head.
 """
@@ -30,7 +30,7 @@ Span = tuple[int, int]
 
 
 class Form(Protocol):
-    """One way to hold whole heads. Widths: c_q and c_k columns of a rank; a group's are r times as many."""
+    """One way to exchange columns for whole heads. Widths: c_q and c_k columns per rank, r times as many per group."""
 
     @property
     def spans(self) -> list[Span]:
@@ -40,14 +40,14 @@ class Form(Protocol):
         """First and last + 1 of the B sequences that this rank attends for."""
 
     def scatter(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Own columns [B, T, c_q or c_k] -> the group's columns: query rows of this rank, and keys and values."""
+        """This rank's columns [B, T, c_q or c_k] -> the group's: this rank's query rows, and keys and values."""
 
     def gather(self, output: Tensor) -> Tensor:
-        """Attention output on this rank's query rows, the group's columns -> own columns [B, T, c_q]."""
+        """Attention output on this rank's query rows, the group's columns -> its columns [B, T, c_q]."""
 
 
 class HeadExchange:
-    """How one layer's attention is spread over the tensor group.
+    """Distributes one layer's attention over the tensor group.
 
     Args:
         config: the model, whose widths t divides.
@@ -67,7 +67,7 @@ class HeadExchange:
         """The form for B sequences of T positions.
 
         Raises:
-            UserError: neither form can split them, and gradients are wanted or the sequences are packed documents.
+            UserError: neither form can split them, and gradients are enabled or the sequences are packed documents.
                 Else, without gradients (sampling), the batch is padded instead.
         """
         if self.ranks == 1:
@@ -107,7 +107,7 @@ class WholeHeads:
 
 @dataclass
 class BatchForm:
-    """B/r sequences a rank. A batch that r does not divide is padded with empty sequences (sampling only)."""
+    """B/r sequences per rank. A batch that r does not divide is padded with empty sequences (sampling only)."""
 
     ranks: int
     index: int
@@ -145,7 +145,7 @@ class BatchForm:
 
 @dataclass
 class QueryForm:
-    """2T/2r query positions a rank, against all keys and values."""
+    """2T/2r query positions per rank, against all keys and values."""
 
     ranks: int
     index: int

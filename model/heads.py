@@ -24,7 +24,7 @@ def parse_heads(text: str) -> HeadSchedule:
     for term in text.split(","):
         heads, times, layers = term.strip().partition("x")
         counts = [heads.strip(), layers.strip()] if times else [heads.strip(), "1"]
-        # isascii: str.isdigit accepts superscripts and other digits that int() refuses or that nobody meant
+        # isascii: str.isdigit accepts superscripts and other digits that int() refuses or that users do not mean
         if not all(
             count.isascii() and count.isdigit() and len(count) <= MOST_DIGITS and int(count) >= 1
             for count in counts

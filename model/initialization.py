@@ -22,8 +22,8 @@ Gather = Callable[[nn.Parameter], AbstractContextManager[Any]]
 def initialize(model: Transformer, seed: int, gather: Gather = nullcontext) -> None:
     """Give every parameter its initial value, in place; with tensor parallelism, this rank's part of it.
 
-    gather(parameter) is a context manager in which the parameter has its full shape and after which what was
-    written to it stays; the default suits parameters that are not partitioned. For ZeRO-3 it is
+    gather(parameter) is a context manager that gives the parameter its full shape and keeps what is written
+    to it; the default suits parameters that are not partitioned. For ZeRO-3 it is
     ``lambda p: deepspeed.zero.GatheredParameters(p, modifier_rank=0)``.
     """
     roles = parameter_roles(model)
@@ -34,7 +34,7 @@ def initialize(model: Transformer, seed: int, gather: Gather = nullcontext) -> N
                 if dim is not None:
                     shape[dim] *= t
                 value = initial_value(name, roles[name], shape, model.config, seed)
-                if dim is not None:  # drawn whole, then cut: the same model whatever t
+                if dim is not None:  # drawn whole, then cut: the same model for any t
                     value = value.chunk(t, dim)[model.grid.tensor_rank]
                 parameter.copy_(value)  # to the parameter's dtype and device
 

@@ -1,10 +1,10 @@
-"""Factories for the layers that hold matrices: the one place that decides which classes they are.
+"""Factories for the layers that hold matrices: the only place that chooses their classes.
 
 Every matrix of the network is a column-parallel linear (its outputs can be split over ranks), a row-parallel
 linear (its inputs can) or the token embedding; the callers name which, and these functions build it: torch's own
 classes at t = 1, megatron-core's parallel ones, with the same parameter names, on a process grid with t > 1.
-megatron-core is imported only then. No grid is a default here: a layer that was not told would be whole in a model
-that is cut.
+megatron-core is imported only then. The grid has no default: a layer without one would be whole in a sharded
+model.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def column_linear(in_features: int, out_features: int, bias: bool, grid: Process
 
 
 def row_linear(in_features: int, out_features: int, bias: bool, grid: ProcessGrid) -> nn.Module:
-    """A linear layer whose inputs are the columns of such layers: o, down."""
+    """A linear layer whose inputs are the outputs of column_linear layers: o, down."""
     if grid.tensor_parallel > 1:
         from model.parallel_linears import RowLinear
 
@@ -72,7 +72,7 @@ def position_embedding(context_length: int, d_model: int, grid: ProcessGrid) -> 
 
 
 def enter_columns(hidden: Tensor, grid: ProcessGrid) -> Tensor:
-    """A hidden state [B, T, d] on its way into column-parallel layers, which sum its gradient over the ranks."""
+    """Prepare a hidden state [B, T, d] for column-parallel layers: its gradient is summed over the ranks."""
     if grid.tensor_parallel > 1:
         from model.parallel_linears import enter
 
@@ -99,6 +99,6 @@ def is_embedding(module: nn.Module) -> bool:
 
 
 def _parallel_classes(*names: str) -> list[type[nn.Module]]:
-    """Classes of model.parallel_linears; none where it was never imported, since no module can be of them then."""
+    """Classes of model.parallel_linears; empty if it was never imported, since no module has them then."""
     loaded = sys.modules.get("model.parallel_linears")
     return [getattr(loaded, name) for name in names] if loaded else []

@@ -1,4 +1,4 @@
-"""Mean cross entropy in nats per token that never holds the logits in fp32 as a whole."""
+"""Mean cross entropy in nats per token, in chunks: the logits are never in fp32 all at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from model.process_grid import ProcessGrid
 
 IGNORED_LABEL = -100
 
-# Logits are taken to fp32 this many elements at a time, by device type. On a GPU (64 MiB) that saves 1.6 GB
+# Logits are converted to fp32 this many elements at a time, by device type. On a GPU (64 MiB) that saves 1.6 GB
 # of fp32 logits in the forward pass, and as much for their gradient, at a vocabulary of 50,304 and 8
 # sequences of 1,024 bf16 tokens. On a CPU it also keeps a chunk in the cache: forward and backward of 2,048
 # bf16 tokens at a vocabulary of 4,096 took 25 ms on two cores, 57 ms with the GPU's value (torch's own cross
@@ -90,16 +90,16 @@ class _ParallelCrossEntropy(torch.autograd.Function):
         owned = counted & (targets >= 0) & (targets < columns)
         targets = targets.where(owned, 0)  # any valid column: what it yields is masked out
         precision = torch.float64 if logits.dtype == torch.float64 else torch.float32
-        local = torch.full(labels.shape, -math.inf, dtype=precision, device=logits.device)
-        own_target = torch.zeros_like(local)
+        local_normalizers = torch.full(labels.shape, -math.inf, dtype=precision, device=logits.device)
+        local_target = torch.zeros_like(local_normalizers)
         if real:
             for rows in _chunks(logits):
                 chunk = _widen(logits[rows, :real])
-                local[rows] = chunk.logsumexp(dim=-1)
-                own_target[rows] = chunk.gather(1, targets[rows, None]).squeeze(1).where(owned[rows], 0)
-        largest = local.clone()
+                local_normalizers[rows] = chunk.logsumexp(dim=-1)
+                local_target[rows] = chunk.gather(1, targets[rows, None]).squeeze(1).where(owned[rows], 0)
+        largest = local_normalizers.clone()
         dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=grid.tensor_group)
-        sums = torch.stack(((local - largest).exp(), own_target))  # [2, N]
+        sums = torch.stack(((local_normalizers - largest).exp(), local_target))  # [2, N]
         dist.all_reduce(sums, group=grid.tensor_group)
         normalizers = largest + sums[0].log()
         count = counted.sum().clamp(min=1)

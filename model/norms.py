@@ -12,7 +12,7 @@ from model.process_grid import ProcessGrid
 
 
 class Norm(nn.Module):
-    """What both norms share: a weight [d] that starts at 1 and, if asked, a bias [d] that starts at 0."""
+    """Base of both norms: a weight [d] that starts at 1 and, optionally, a bias [d] that starts at 0."""
 
     bias: nn.Parameter | None
 
@@ -28,7 +28,7 @@ class Norm(nn.Module):
             self.register_parameter("bias", None)
 
     def parameters_in_use(self) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias; where ranks see parts of the sequence, such that their gradients are summed over them."""
+        """Weight and bias; with sequence parallelism, their gradients are summed over the tensor ranks."""
         weight, bias = self.weight, self.bias
         if not self.grid.sequence_parallel:
             return weight, bias

@@ -1,8 +1,8 @@
 """megatron-core's tensor-parallel layers, with collectives that run on any backend. Imported at t > 1 only.
 
-The classes give the layers their shards and what DeepSpeed and Megatron tools know them by
-(``tensor_model_parallel``, ``partition_dim``); the forward passes are ours, because megatron's need CUDA for some
-collectives and sum the gradients of q, k and v one by one: here one ``enter`` serves all three.
+megatron-core's classes make the shards and mark them for DeepSpeed and Megatron tools (``tensor_model_parallel``,
+``partition_dim``). The forward passes are ours, because megatron's need CUDA for some collectives and sum the gradients
+of q, k and v one by one: here one ``enter`` serves all three.
 
 A hidden state outside these layers is [B, T, d] and equal on all ranks of the tensor group; with sequence parallelism
 it is [B, T/t, d], each rank's part of the positions (arXiv 2205.05198, section 4.2.2), and the all-reduces become
@@ -33,7 +33,7 @@ with warnings.catch_warnings():
 
 
 def enter(hidden: Tensor, grid: ProcessGrid) -> Tensor:
-    """A hidden state on its way into column-parallel layers: [B, T, d] whole, whatever it was outside."""
+    """Prepare a hidden state for column-parallel layers: all of [B, T, d], gathered if it was sharded."""
     if not grid.sequence_parallel:
         return copy_to_ranks(hidden, grid.tensor_group)
     gathered = all_gather(hidden, grid.tensor_group)  # [t, B, T/t, d]
@@ -41,7 +41,7 @@ def enter(hidden: Tensor, grid: ProcessGrid) -> Tensor:
 
 
 def leave(partial: Tensor, grid: ProcessGrid) -> Tensor:
-    """Sum the ranks' parts [B, T, d] of a row-parallel layer's output: the hidden state outside."""
+    """Sum the ranks' parts [B, T, d] of a row-parallel layer's output to a hidden state."""
     if not grid.sequence_parallel:
         return sum_over_ranks(partial, grid.tensor_group)
     parts = partial.unflatten(1, (grid.tensor_parallel, -1)).transpose(0, 1)  # [t, B, T/t, d]
@@ -49,9 +49,9 @@ def leave(partial: Tensor, grid: ProcessGrid) -> Tensor:
 
 
 def shared(parameter: Tensor, grid: ProcessGrid) -> Tensor:
-    """A replicated parameter about to be used on hidden states: its gradient is made equal on all ranks.
+    """A replicated parameter, for use on hidden states: its gradient is made equal on all ranks.
 
-    With whole hidden states it is already; with sequence parallelism each rank's part of the sequence gives a part.
+    With whole hidden states it is equal already; with sequence parallelism each rank has only a part of the gradient.
     """
     return copy_to_ranks(parameter, grid.tensor_group) if grid.sequence_parallel else parameter
 
@@ -99,17 +99,17 @@ class TokenEmbedding(VocabParallelEmbedding):
         _prepare(self, weight_dim=0, bias_sharded=False)
 
     def forward(self, input: Tensor, as_output: bool = False) -> Tensor:
-        """Token ids [B, T] -> hidden state; with as_output, [B, T, d] that came through ``enter`` -> own logits."""
+        """Token ids [B, T] -> hidden state; with as_output, [B, T, d] from ``enter`` -> this rank's logits."""
         if as_output:
             return F.linear(input, self.weight)  # [B, T, rows/t]
         local = input - self.vocab_start_index
-        elsewhere = (local < 0) | (local >= self.num_embeddings_per_partition)
-        vectors = F.embedding(local.masked_fill(elsewhere, 0), self.weight)
-        return leave(vectors.masked_fill(elsewhere[..., None], 0), self.grid)
+        on_other_ranks = (local < 0) | (local >= self.num_embeddings_per_partition)
+        vectors = F.embedding(local.masked_fill(on_other_ranks, 0), self.weight)
+        return leave(vectors.masked_fill(on_other_ranks[..., None], 0), self.grid)
 
 
 class PositionEmbedding(nn.Embedding):
-    """The learned positions, whole on every rank, for hidden states that may be cut along T."""
+    """The learned positions, whole on every rank, for hidden states that may be sharded along T."""
 
     def __init__(self, context_length: int, d_model: int, grid: ProcessGrid) -> None:
         super().__init__(context_length, d_model)
@@ -138,7 +138,7 @@ def _common(grid: ProcessGrid) -> dict[str, Any]:
 
 
 def _prepare(module: nn.Module, weight_dim: int, bias_sharded: bool) -> None:
-    """Say which parameters are shards, and keep megatron's ``_extra_state: None`` out of state dicts.
+    """Mark which parameters are shards, and keep megatron's ``_extra_state: None`` out of state dicts.
 
     Without the marks DeepSpeed leaves the shards of ranks > 0 out of the gradient norm; its universal checkpoint
     converter crashes on the extra entries.

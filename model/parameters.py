@@ -1,4 +1,4 @@
-"""What every parameter is: its role, decided by the module that owns it, its shape, and how it is cut.
+"""The role of every parameter, decided by the module that owns it, its shape, and how it is sharded.
 
 The role never comes from the shape: under ZeRO-3 every parameter is flat, so "decay what has two dimensions" would
 decay nothing.
@@ -26,7 +26,7 @@ _PROJECTIONS: tuple[Part, ...] = ("q", "k", "v", "o")
 
 @dataclass(frozen=True)
 class ParameterRole:
-    """What one parameter is."""
+    """The role of one parameter."""
 
     kind: Kind
     """matrix (weight of a linear layer), bias (of a linear layer or norm), norm (its weight) or embedding."""
@@ -38,7 +38,7 @@ class ParameterRole:
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """What a model expects of one parameter."""
+    """Role, shape and sharding that a model expects of one parameter."""
 
     role: ParameterRole
     shape: tuple[int, ...]
@@ -46,11 +46,11 @@ class ParameterSpec:
     shard_dimension: int | None
     """The dimension that tensor parallelism cuts; None: every rank has all of it."""
     vocabulary: bool
-    """Whether dimension 0 is the padded vocabulary, whose zero rows at the end depend on the world."""
+    """Whether dimension 0 is the padded vocabulary, whose number of zero rows at the end depends on the world."""
 
 
 def parameter_specs(config: ModelConfig) -> dict[str, ParameterSpec]:
-    """Every parameter of a model by name, in the model's order. No memory is allocated for them."""
+    """Specs of all parameters of a model by name, in the model's order. No memory is allocated for them."""
     with torch.device("meta"):
         model = Transformer(config)
     roles = parameter_roles(model)
@@ -68,7 +68,7 @@ def parameter_specs(config: ModelConfig) -> dict[str, ParameterSpec]:
 def parameter_roles(model: Transformer) -> dict[str, ParameterRole]:
     """The role of every parameter by its name, in the order of named_parameters.
 
-    Raises TypeError for a parameter whose module is of no known type: a new layer must say what it is.
+    Raises TypeError for a parameter whose module is of an unknown type: a new layer type must be added here.
     """
     parts: dict[nn.Module, Part] = {}
     for module in model.modules():
@@ -91,10 +91,10 @@ def parameter_roles(model: Transformer) -> dict[str, ParameterRole]:
     }
     roles = {}
     for name, _ in model.named_parameters():
-        module, own_name = owners[name]
+        module, local_name = owners[name]
         if module not in parts:
             raise TypeError(f"{name}: a {type(module).__name__} has no known role")
-        roles[name] = ParameterRole(_kind(module, own_name), parts[module], layers.get(module))
+        roles[name] = ParameterRole(_kind(module, local_name), parts[module], layers.get(module))
     return roles
 
 
@@ -117,8 +117,8 @@ def has_vocabulary_rows(name: str) -> bool:
     return name in ("token_embedding.weight", "output.weight")
 
 
-def _kind(module: nn.Module, own_name: str) -> Kind:
-    if own_name == "bias":
+def _kind(module: nn.Module, local_name: str) -> Kind:
+    if local_name == "bias":
         return "bias"
     if isinstance(module, Norm):
         return "norm"
@@ -126,4 +126,4 @@ def _kind(module: nn.Module, own_name: str) -> Kind:
         return "embedding"
     if is_linear(module):
         return "matrix"
-    raise TypeError(f"a {type(module).__name__} has a parameter {own_name!r} of no known kind")
+    raise TypeError(f"a {type(module).__name__} has a parameter {local_name!r} of no known kind")

@@ -1,7 +1,7 @@
 """Reads JSON, YAML and numbers that users write: returns a value or raises a one-line UserError, always quickly.
 
-Libraries answer with exceptions of many kinds (a number of 4,400 digits, brackets nested a thousand deep, a tag whose
-value makes no sense), or not at all. Here each is a UserError, and what is read is small enough to work with.
+Libraries raise exceptions of many kinds (for a number of 4,400 digits, brackets nested a thousand deep, a tag with an
+invalid value), or never return. Here each is a UserError, and what is read is small enough to work with.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import yaml
 from model.errors import UserError, shown
 
 LARGEST_FILE = 64 << 20
-"""Bytes; a configuration is a few thousand, the index of a large model's files a few million."""
+"""In bytes; a configuration has a few thousand, the index of a large model's files a few million."""
 LARGEST_INTEGER = 2**63 - 1
 DIGITS = 40
 """Longest whole number that is read; turning thousands of digits into a number takes seconds."""
 MOST_LEVELS = 50
-"""Lists and mappings inside each other."""
+"""Deepest nesting of lists and mappings."""
 MOST_VALUES = 1_000_000
-"""In one file; an alias of YAML counts as often as it is used."""
+"""Limit for one file; a YAML alias counts as often as it is used."""
 
 _short = reprlib.Repr()
 _short.maxlevel, _short.maxdict, _short.maxlist = 2, 3, 3
@@ -37,14 +37,14 @@ def read_json(path: Path, what: str, hint: str = "") -> Any:
     """The contents of a JSON file, which is named in messages as *what*; *hint* is added where it cannot be read.
 
     Raises:
-        UserError: no file, no regular file, larger than LARGEST_FILE, not UTF-8 (a byte order mark is passed over), no
-            JSON, a key given twice, or numbers or nesting that nothing here can use.
+        UserError: no file, not a regular file, larger than LARGEST_FILE, not UTF-8 (a byte order mark is skipped), not
+            JSON, a key given twice, or numbers or nesting beyond the limits above.
     """
     return parse_json(_text(path, what, hint), f"{what}: {_name(path)}")
 
 
 def read_json_object(path: Path, what: str, hint: str = "") -> dict[str, Any]:
-    """The same for a file that must hold one object."""
+    """As read_json, for a file that must hold one object."""
     value = read_json(path, what, hint)
     if not isinstance(value, dict):
         raise UserError(f"{what}: {_name(path)} holds {shown_json(value)}; it must hold a JSON object, {{…}}")
@@ -52,7 +52,7 @@ def read_json_object(path: Path, what: str, hint: str = "") -> dict[str, Any]:
 
 
 def parse_json(text: str | bytes, where: str) -> Any:
-    """What *text* holds; *where* begins the message about one that holds none. Raises as read_json does."""
+    """The value of *text* as JSON; error messages begin with *where*. Raises as read_json does."""
     try:
         value = json.loads(text, object_pairs_hook=_unique, parse_int=_whole)
     except _Refused as error:
@@ -69,10 +69,10 @@ def read_yaml(path: Path, what: str) -> Any:
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """What *text* holds; *where* begins the message about one that holds none. Raises as read_json does."""
+    """The value of *text* as YAML; error messages begin with *where*. Raises as read_json does."""
     try:
         value = yaml.load(text, _ShallowLoader)
-    # A tag such as !!int gives its value to Python as it is: the errors are whatever Python has for it.
+    # A tag such as !!int passes its value to Python unchecked, which may raise any of these.
     except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise UserError(f"{where} is not valid YAML ({_reason(error)})") from None
     check_values(value, where)
@@ -80,26 +80,26 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def check_values(value: Any, where: str) -> None:
-    """Refuse nesting and numbers that arithmetic or other readers would choke on; NaN and infinities, too.
+    """Refuse nesting and numbers that arithmetic or other readers cannot handle, NaN and infinities included.
 
     Raises:
-        UserError: it names the key, the number and what is valid.
+        UserError: the message names the key, the number and what is valid.
     """
-    waiting: list[tuple[Any, str, int]] = [(value, "", 0)]
-    seen = 0
-    while waiting:
-        item, key, level = waiting.pop()
-        seen += 1
-        if seen > MOST_VALUES:
+    pending: list[tuple[Any, str, int]] = [(value, "", 0)]
+    count = 0
+    while pending:
+        item, key, level = pending.pop()
+        count += 1
+        if count > MOST_VALUES:
             raise UserError(f"{where} holds more than {MOST_VALUES:,} values; that is not a configuration")
         if level > MOST_LEVELS:
             raise UserError(f"{where} is nested more than {MOST_LEVELS} levels deep")
         if isinstance(item, dict):
-            waiting += [
+            pending += [
                 (inner, f"{key}.{shown(name, plain=True)}", level + 1) for name, inner in item.items()
             ]
         elif isinstance(item, list | tuple | set):
-            waiting += [(inner, key, level + 1) for inner in item]
+            pending += [(inner, key, level + 1) for inner in item]
         elif not is_finite(item):
             raise UserError(
                 f"{where}{': ' + key[1:] if key else ''}: {shown(item)} is not valid; give a finite number of at "
@@ -115,16 +115,16 @@ def shown_json(value: Any) -> str:
 
 
 def is_finite(value: Any) -> bool:
-    """Whether arithmetic can use *value*: no NaN, infinity or overlong integer. What is not a number passes."""
+    """Whether arithmetic can use *value*: no NaN, infinity or overlong integer. Values that are not numbers pass."""
     if isinstance(value, int):
         return abs(value) <= LARGEST_INTEGER
     return not isinstance(value, float) or abs(value) < float("inf")
 
 
 def parse_fraction(text: str) -> Fraction | None:
-    """The exact value of ``0.3`` or ``1/3``; None for what is no such number, and for ones nobody can mean.
+    """The exact value of ``0.3`` or ``1/3``; None for other text, and for numbers far out of any useful range.
 
-    Fraction itself writes the exponent of 1e-99999999 out, which never ends.
+    Fraction itself expands the exponent of 1e-99999999, which never ends.
     """
     text = text.strip()
     exponent = re.search(r"e([+-]?\d+)$", text, re.IGNORECASE)
@@ -137,12 +137,12 @@ def parse_fraction(text: str) -> Fraction | None:
 
 
 class _ShallowLoader(yaml.SafeLoader):
-    """YAML's safe loader, which gives up at a depth where its own recursion would not end well."""
+    """YAML's safe loader with a limit on nesting, at a depth that its recursion can still handle."""
 
     level = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """One level of lists and mappings."""
+        """Compose one level of lists and mappings."""
         self.level += 1
         if self.level > MOST_LEVELS:
             raise yaml.YAMLError(f"nested more than {MOST_LEVELS} levels deep")
@@ -153,16 +153,16 @@ class _ShallowLoader(yaml.SafeLoader):
 
 
 class _Refused(ValueError):
-    """JSON that Python would take."""
+    """JSON that Python accepts and this module does not."""
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    mapping: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in mapping:
             raise _Refused(f"gives {shown(key)} twice")
-        found[key] = value
-    return found
+        mapping[key] = value
+    return mapping
 
 
 def _whole(digits: str) -> int:
@@ -173,7 +173,7 @@ def _whole(digits: str) -> int:
 
 def _text(path: Path, what: str, hint: str = "") -> str:
     try:
-        status = path.stat()  # before opening: opening a pipe waits for someone to write
+        status = path.stat()  # before opening: opening a pipe waits for a writer
         if stat.S_ISDIR(status.st_mode):
             raise ValueError("a folder")
         if not stat.S_ISREG(status.st_mode):

@@ -1,4 +1,4 @@
-"""What the commands of this package draw: head schedules, and how tensor parallelism spreads them."""
+"""Draws the pictures of this package's commands: head schedules, and how tensor parallelism spreads them."""
 
 from __future__ import annotations
 
@@ -37,11 +37,14 @@ def draw_plan(found: ParallelPlan, title: str, path: str) -> None:
         colors = {"none": "tab:gray", "batch": "tab:blue", "query": "tab:orange"}
         labels = {"none": "whole heads", "batch": "batch form", "query": "query form"}
         for form in colors:
-            chosen = [layer for layer in found.layers if layer.form == form]
-            if chosen:
-                places = [layer.layer for layer in chosen]
+            layers_of_form = [layer for layer in found.layers if layer.form == form]
+            if layers_of_form:
+                layer_numbers = [layer.layer for layer in layers_of_form]
                 heads_axis.bar(
-                    places, [layer.heads for layer in chosen], color=colors[form], label=labels[form]
+                    layer_numbers,
+                    [layer.heads for layer in layers_of_form],
+                    color=colors[form],
+                    label=labels[form],
                 )
         for layer in found.layers:
             heads_axis.annotate(
@@ -53,12 +56,12 @@ def draw_plan(found: ParallelPlan, title: str, path: str) -> None:
             )
         heads_axis.set(ylabel="heads (groups x ranks)", title=title)
         heads_axis.margins(y=0.15)
-        places = [layer.layer for layer in found.layers]
-        anyway = [layer.all_reduce_bytes / 2**20 for layer in found.layers]
+        layer_numbers = [layer.layer for layer in found.layers]
+        all_reduces = [layer.all_reduce_bytes / 2**20 for layer in found.layers]
         exchange = [layer.exchange_bytes / 2**20 for layer in found.layers]
-        bytes_axis.bar(places, anyway, color="tab:gray", label="all-reduces")
-        bytes_axis.bar(places, exchange, bottom=anyway, color="tab:red", label="head exchange")
+        bytes_axis.bar(layer_numbers, all_reduces, color="tab:gray", label="all-reduces")
+        bytes_axis.bar(layer_numbers, exchange, bottom=all_reduces, color="tab:red", label="head exchange")
         bytes_axis.set(xlabel="layer", ylabel="MiB sent per rank and micro-batch")
-        bytes_axis.set_xticks(places)
+        bytes_axis.set_xticks(layer_numbers)
         for axis in (heads_axis, bytes_axis):  # beside the bars, which fill the axes
             axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))

@@ -1,4 +1,4 @@
-"""Figures that are drawn into files: no display, no state that outlives the picture."""
+"""Draws figures into files, without a display or global state."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def saved_figure(
     notes: Sequence[str] = (),
     **subplots: Any,
 ) -> Iterator[tuple[Any, Any]]:
-    """A matplotlib figure with its axes, written to *path* at the end of the block; after an error nothing is.
+    """A matplotlib figure with its axes, written to *path* at the end of the block, unless an error occurred.
 
     Args:
-        setting: what the user gave the path with, the start of the message.
+        setting: the option that gave the path, the start of the message.
         size: width and height in inches.
         notes: what the reader must know, in red above the axes.
         subplots: passed on to ``Figure.subplots``; with ``squeeze=False`` the axes are always an array [rows, columns].
@@ -55,7 +55,7 @@ def saved_figure(
 
 
 def count_axis(axis: Any) -> None:
-    """Ticks of a matplotlib Axis (``axes.xaxis``) that counts tokens: 100k and 1.5B in place of their zeros."""
+    """Set the ticks of a matplotlib Axis (``axes.xaxis``) that counts tokens: 100k and 1.5B, not their zeros."""
     axis.set_major_formatter(lambda value, _: _short_count(value))
 
 
@@ -67,14 +67,14 @@ def _short_count(value: float) -> str:
 
 
 def whole_numbers(axis: Any) -> None:
-    """Ticks of a matplotlib Axis at whole numbers only: there is no layer 0.5."""
+    """Set the ticks of a matplotlib Axis at whole numbers only: there is no layer 0.5."""
     from matplotlib.ticker import MaxNLocator
 
     axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
 
 
 def logarithmic(axes: Any) -> None:
-    """A logarithmic y axis with numbers in one line at its ticks."""
+    """Make the y axis logarithmic, with numbers in one line at its ticks."""
     from matplotlib.ticker import LogFormatter
 
     axes.set_yscale("log")

@@ -3,7 +3,7 @@
 Ranks are laid out tensor first: the t ranks of a tensor group are neighbours (r = data_rank * t + tensor_rank), so
 that on a cluster they share a node. At t = 1 there is nothing to lay out.
 
-A grid is handed to the model, to DeepSpeed (pretrain/engine/mpu.py) and to the run's World; nothing looks one up.
+A grid is passed to the model, to DeepSpeed (pretrain/engine/mpu.py) and to the run's World; it is not global.
 megatron-core's parallel_state is not used: it would be one grid for the whole process, which layers could find by
 themselves, and it makes 17 groups where two are needed at t = 2 (on 512 ranks at t = 8 some 3,000).
 """
@@ -22,7 +22,7 @@ from model.errors import UserError
 
 @dataclass(frozen=True)
 class ProcessGrid:
-    """One rank's place in the grid. The default is that of a process which is alone, or at t = 1."""
+    """One rank's place in the grid. The default is for a single process, or t = 1."""
 
     tensor_parallel: int = 1
     """t: number of ranks that share one copy of the model."""
@@ -47,7 +47,7 @@ class ProcessGrid:
 
 
 ALONE = ProcessGrid()
-"""The grid of a whole model."""
+"""The grid of a model that is not sharded."""
 
 
 def check_world(world_size: int, tensor_parallel: int) -> None:
@@ -65,7 +65,7 @@ def start_grid(
 ) -> ProcessGrid:
     """Lay out a grid over the ranks of torch.distributed's default group. Collective at t > 1.
 
-    Every call makes process groups of its own: keep the grid, and pass it to whatever needs it.
+    Every call makes new process groups: keep the grid, and pass it to all that need it.
 
     Args:
         tensor_parallel: t, a divisor of the number of ranks.
@@ -80,14 +80,14 @@ def start_grid(
     if tensor_parallel == 1:
         return ALONE
     t, rank = tensor_parallel, dist.get_rank()
-    tensor_group = _own_group([range(first, first + t) for first in range(0, size, t)], timeout)
+    tensor_group = _make_group_of_this_rank([range(first, first + t) for first in range(0, size, t)], timeout)
     head_groups = {1: None, t: tensor_group}
     for ranks in range(2, t):
         if t % ranks == 0:
-            head_groups[ranks] = _own_group(
+            head_groups[ranks] = _make_group_of_this_rank(
                 [range(first, first + ranks) for first in range(0, size, ranks)], timeout
             )
-    data_group = _own_group([range(first, size, t) for first in range(t)], timeout)
+    data_group = _make_group_of_this_rank([range(first, size, t) for first in range(t)], timeout)
     # A rank has a group as soon as it is connected itself. If it went on to fail and leave, a slower one that is still
     # connecting would report that in place of the error. This is a barrier, for which NCCL need not be told a device.
     dist.all_gather_object([None] * size, None)
@@ -103,11 +103,11 @@ def start_grid(
     )
 
 
-def _own_group(partition: Iterable[Sequence[int]], timeout: timedelta) -> Any:
-    """The process group that this rank is in, of those that a partition of all ranks makes."""
-    own = None
+def _make_group_of_this_rank(partition: Iterable[Sequence[int]], timeout: timedelta) -> Any:
+    """Make a process group for each part of a partition of all ranks, and return this rank's."""
+    group_of_this_rank = None
     for members in partition:  # every rank takes part in making every group
         group = dist.new_group(list(members), timeout=timeout)
         if dist.get_rank() in members:
-            own = group
-    return own
+            group_of_this_rank = group
+    return group_of_this_rank

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# Cosines and sines, each [length, 1, d_h / 2], or [B, length, 1, d_h / 2] where sequences have positions of their own.
+# Cosines and sines, each [length, 1, d_h / 2], or [B, length, 1, d_h / 2] where positions differ by sequence.
 Table = tuple[Tensor, Tensor]
 
 
@@ -67,7 +67,7 @@ def rotate(heads: Tensor, table: Table) -> Tensor:
 def rotate_spans(heads: Tensor, table: Table, spans: Sequence[tuple[int, int]]) -> Tensor:
     """Rotate rows that stand for the positions of *spans*, chunk after chunk.
 
-    Each by its own rows of the table, which are views: autograd keeps no copy of them.
+    Each chunk uses its rows of the table, which are views: autograd keeps no copy of them.
     """
     chunks = heads.split([stop - start for start, stop in spans], dim=1)
     return torch.cat(

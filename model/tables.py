@@ -1,4 +1,4 @@
-"""What the commands of this package print: presets, and how tensor parallelism spreads a model, as aligned tables."""
+"""Aligned tables that this package's commands print: presets, and how tensor parallelism spreads a model."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def plan_table(found: ParallelPlan, accumulation: int = 1) -> str:
                 _mebibytes(layer.all_reduce_bytes * accumulation),
             )
         )
-    exchange, anyway = found.exchange_bytes * accumulation, found.all_reduce_bytes * accumulation
-    share = f", {100 * exchange / anyway:.1f} % on top" if anyway else ""
+    exchange, all_reduce = found.exchange_bytes * accumulation, found.all_reduce_bytes * accumulation
+    share = f", {100 * exchange / all_reduce:.1f} % on top" if all_reduce else ""
     return "\n".join(
         [
             *aligned(rows),
             f"sent by each rank per step of {accumulation} x {found.micro_batch} sequences of "
             f"{found.context_length} tokens at t = {found.tensor_parallel}, forward and backward, in MiB:",
-            f"  all-reduces that tensor parallelism costs anyway  {_mebibytes(anyway)}"
+            f"  all-reduces that tensor parallelism costs anyway  {_mebibytes(all_reduce)}"
             f"  (outside the layers {_mebibytes(found.outside_bytes * accumulation)})",
             f"  head exchange                                     {_mebibytes(exchange)}{share}",
         ]

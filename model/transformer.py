@@ -44,7 +44,7 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """A decoder language model built from a ModelConfig; see there for every switch.
 
-    Its weights are torch's defaults until model.initialization.initialize gives them theirs.
+    Its weights are torch's defaults until model.initialization.initialize sets them.
     checkpoint_activations keeps only each block's input and runs the block again in the backward pass.
     On a *grid* with t > 1 this is the part of the model that its rank holds; without one the model is whole.
 
@@ -81,21 +81,21 @@ class Transformer(nn.Module):
         labels [B, T] int64: the token that follows each position (already shifted by the caller), -100 where
         nothing is to be predicted. T may be at most context_length; UserError otherwise.
 
-        document_offsets int32 [documents + 1]: where documents begin when the B rows are laid end to end, each row
-        beginning one, and B·T at last. No position then attends to another document's, and each document's positions
-        count from 0: the logits are those of every document run by itself. None: each row is one document.
+        document_offsets int32 [documents + 1]: where documents begin when the B rows are laid end to end, then B·T.
+        Each row begins a document. No position then attends to another document, and positions count from 0 in each of
+        them: the logits are those of every document run by itself. None: each row is one document.
         """
         batch, length = tokens.shape
         if length > self.config.context_length:
             raise UserError(f"tokens: {length} positions exceed context_length {self.config.context_length}")
         if self.grid.sequence_parallel and length % self.grid.tensor_parallel:
-            # Sampling, at any length. Positions added at the end are seen by none of the others.
-            added = (0, -length % self.grid.tensor_parallel)
-            tokens = F.pad(tokens, added)
+            # Sampling, at any length. No other position attends to those added at the end.
+            padding = (0, -length % self.grid.tensor_parallel)
+            tokens = F.pad(tokens, padding)
             if document_offsets is not None:
-                document_offsets = widened(document_offsets, length, added[1])
+                document_offsets = widened(document_offsets, length, padding[1])
             if labels is not None:
-                return self.forward(tokens, F.pad(labels, added, value=IGNORED_LABEL), document_offsets)
+                return self.forward(tokens, F.pad(labels, padding, value=IGNORED_LABEL), document_offsets)
             return self.forward(tokens, None, document_offsets)[:, :length]
         hidden = self.token_embedding(tokens)  # [B, T, d]
         documents = None

@@ -1,7 +1,7 @@
-"""What tensor parallelism does to each layer: groups of ranks, form of the exchange, bytes. No torch in here.
+"""Plans tensor parallelism layer by layer: groups of ranks, form of the exchange, bytes. Needs no torch.
 
 ``python -m model.parallel_plan --model prism-124m --tensor_parallel 4`` prints the plan; ``--plot plan.png`` draws it.
-Model and sizes are refused here before anything is allocated.
+Models and sizes that do not fit are refused here, before anything is allocated.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ def check_tensor_parallel(
         widths.append(("context_length (sequence_parallel)", config.context_length))
     for name, width in widths:
         if width % tensor_parallel:
-            shared = math.gcd(*(width for _, width in widths))
+            common_divisor = math.gcd(*(width for _, width in widths))
             raise UserError(
                 f"tensor_parallel: {tensor_parallel} does not divide {name} {width}; nearest valid: "
-                f"{_nearest_divisors(shared, tensor_parallel)}"
+                f"{_nearest_divisors(common_divisor, tensor_parallel)}"
             )
 
 
@@ -84,10 +84,10 @@ def split_multiple(config: ModelConfig, tensor_parallel: int) -> int:
 
     1 where all layers have whole heads or can use the query form.
     """
-    shares = {
+    group_sizes = {
         head_groups(config.layer_kv_heads(layer), tensor_parallel)[1] for layer in range(config.num_layers)
     }
-    return math.lcm(*(ranks for ranks in shares if ranks > 1 and config.context_length % (2 * ranks)))
+    return math.lcm(*(ranks for ranks in group_sizes if ranks > 1 and config.context_length % (2 * ranks)))
 
 
 def check_split(config: ModelConfig, tensor_parallel: int, micro_batch: int) -> None:
@@ -101,10 +101,10 @@ def check_split(config: ModelConfig, tensor_parallel: int, micro_batch: int) -> 
             raise _cannot_split(micro_batch, config.context_length, layer, ranks, multiple)
 
 
-def _nearest_divisors(number: int, wanted: int) -> str:
+def _nearest_divisors(number: int, degree: int) -> str:
     divisors = [d for d in range(1, number + 1) if number % d == 0]
-    below = [d for d in divisors if d < wanted]
-    above = [d for d in divisors if d > wanted]
+    below = [d for d in divisors if d < degree]
+    above = [d for d in divisors if d > degree]
     return " or ".join(str(d) for d in [*below[-1:], *above[:1]])
 
 
@@ -113,7 +113,7 @@ def _nearest_divisors(number: int, wanted: int) -> str:
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """One layer. Bytes are those that one rank sends in the forward and backward pass of one micro-batch."""
+    """One layer's plan. Bytes are those that one rank sends in the forward and backward pass of one micro-batch."""
 
     layer: int
     heads: int
@@ -143,12 +143,12 @@ class ParallelPlan:
 
     @property
     def exchange_bytes(self) -> int:
-        """Head exchange of all layers."""
+        """Bytes sent for the head exchange of all layers."""
         return sum(layer.exchange_bytes for layer in self.layers)
 
     @property
     def all_reduce_bytes(self) -> int:
-        """What tensor parallelism sends anyway."""
+        """Bytes sent for all-reduces, which any tensor parallelism needs."""
         return self.outside_bytes + sum(layer.all_reduce_bytes for layer in self.layers)
 
 
@@ -156,7 +156,7 @@ def plan(config: ModelConfig, tensor_parallel: int, micro_batch: int, dtype: str
     """Plan a micro-batch of full sequences.
 
     Bytes are counted as a ring sends them: an all-reduce of n bytes sends 2 n (t-1)/t per rank, an all-gather to n
-    bytes and an all-to-all of n bytes n (r-1)/r. Activation checkpointing, which repeats the forward pass, is not in.
+    bytes and an all-to-all of n bytes n (r-1)/r. Activation checkpointing, which repeats the forward pass, is left out.
 
     Raises:
         UserError: t does not divide the model, or the micro-batch cannot be split.
@@ -198,9 +198,9 @@ def exchange_elements(form: FormName, ranks: int, tokens: int, query_width: int,
         query_width: columns of q on a rank, A_l / t.
         kv_width: columns of k, and of v, on a rank.
     """
-    if form == "batch":  # q, k, v there and the output back
+    if form == "batch":  # q, k, v before attention, the output after
         return tokens * (2 * query_width + 2 * kv_width) * (ranks - 1) // ranks
-    if form == "query":  # q there and the output back; k and v to all
+    if form == "query":  # q before attention, the output after; k and v to all
         return tokens * 2 * query_width * (ranks - 1) // ranks + tokens * 2 * kv_width * (ranks - 1)
     return 0
 

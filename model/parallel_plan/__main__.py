@@ -40,11 +40,11 @@ def run_parallel_plan(arguments: list[str]) -> None:
     config = named_model(options.model)
     if options.heads is not None:
         config = config.replace(heads=options.heads)
-    found = plan(config, options.tensor_parallel, options.micro_batch, options.dtype)
-    print(plan_table(found, options.accumulation))
+    model_plan = plan(config, options.tensor_parallel, options.micro_batch, options.dtype)
+    print(plan_table(model_plan, options.accumulation))
     if options.plot:
         title = f"{options.model} at t = {options.tensor_parallel}, micro-batch {options.micro_batch}"
-        draw_plan(found, title, options.plot)
+        draw_plan(model_plan, title, options.plot)
         print(f"wrote {options.plot}")
 
 

@@ -1,4 +1,4 @@
-"""Named configs: the rows of the papers, their controls, and tiny ones for laptops and tests.
+"""Named model configs: those of the papers, their controls, and tiny ones for laptops and tests.
 
 ``python -m model.presets`` lists them; ``python -m model.presets NAME --plot heads.png`` draws a schedule.
 """
@@ -111,9 +111,9 @@ def _matched_presets() -> dict[str, ModelConfig]:
     """GPT-2 and LLaMA blocks of the same size, and all sixteen mixtures between them (arXiv 2605.10504)."""
 
     def build(kind: str, shape: dict[str, Any], **switches: Any) -> ModelConfig:
-        gated = {"gpt2": "mlp", "llama": "swiglu"}[kind] if "ffn" not in switches else switches["ffn"]
+        ffn_kind = {"gpt2": "mlp", "llama": "swiglu"}[kind] if "ffn" not in switches else switches["ffn"]
         d_model = shape["d_model"]
-        ffn_width = d_model * 8 // 3 if gated == "swiglu" else 4 * d_model
+        ffn_width = d_model * 8 // 3 if ffn_kind == "swiglu" else 4 * d_model
         sizes = {"vocab_size": GPT2_VOCABULARY, "context_length": 1024, "ffn_width": ffn_width}
         return block(kind, **{**sizes, **shape, **switches})
 
