@@ -1,4 +1,4 @@
-"""Checkpoints: written whole or not at all, verified, and read back by any number of ranks at any ZeRO stage.
+"""Checkpoints: written atomically, verified, and read back by any number of ranks at any ZeRO stage.
 
-Which run a checkpoint belongs to, and what may change when it goes on, belong to pretrain.run.
+Which run a checkpoint belongs to, and what may change on resume, are checked in pretrain.run.
 """

@@ -25,7 +25,7 @@ from pretrain.checkpoint.source import (
 )
 from pretrain.engine.layout import Piece, contiguous_pieces, slice_length, sliced_pieces
 
-# Pages of a mapped file count as this process's memory until the mapping goes: reopen after so many bytes.
+# Pages of a mapped file count as this process's memory until it is unmapped: reopen after this many bytes.
 RELEASE_AFTER = 256 << 20
 MOST_RANKS = 1 << 16
 MASTERS = "fp32"
@@ -33,7 +33,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class _Inert:
-    """Stands for a DeepSpeed class in a pickle: takes any arguments and state, does nothing with them."""
+    """Placeholder for a DeepSpeed class in a pickle: stores any arguments and state, does nothing with them."""
 
     def __init__(self, *arguments: Any) -> None:
         self.arguments = arguments
@@ -42,8 +42,8 @@ class _Inert:
         self.arguments = (state,)
 
 
-# The classes that occur in DeepSpeed's files beside tensors and plain containers. None of their code runs:
-# reading a file from elsewhere can do no more than make these objects.
+# The classes that occur in DeepSpeed's files besides tensors and plain containers. None of their code runs:
+# reading an untrusted file can only create these objects.
 ALLOWED = [
     (_Inert, f"deepspeed.{name}")
     for name in (
@@ -91,27 +91,27 @@ class DeepSpeedShards:
         folder: the checkpoint's ``deepspeed`` folder.
 
     Raises:
-        UserError: a file is missing or damaged, or written in a way that is not read here.
+        UserError: a file is missing or damaged, or written in a way that is not supported.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._files: dict[Path, Any] = {}
         self._touched = 0
-        first = self._model_states(0)
+        model_states = self._model_states(0)
         self.data_parallel, self.tensor_parallel = (
-            self._ranks(first, key) for key in ("dp_world_size", "mp_world_size")
+            self._ranks(model_states, key) for key in ("dp_world_size", "mp_world_size")
         )
         self._check_files()
         optimizer = self._optimizer(0, 0)
         self.stage = _stage(optimizer)
         self.group_settings: list[dict[str, Any]] = self._base(optimizer)["param_groups"]
         # ZeRO files of another tensor-parallel rank have the same layout: all shards have equal shapes.
-        self.flats = self._flat_groups(first["param_shapes"])
+        self.flats = self._flat_groups(model_states["param_shapes"])
         self.pieces = self._locate(optimizer)
 
     def names(self) -> list[str]:
-        """Parameters, in the order of the groups."""
+        """Names of the parameters, in the order of the groups."""
         return list(self.pieces)
 
     def shard_shape(self, name: str) -> tuple[int, ...]:
@@ -119,7 +119,7 @@ class DeepSpeedShards:
         return self.flats[self.pieces[name][0].flat].parameters[name]
 
     def group_parameters(self, group: int) -> list[str]:
-        """Parameters of a group, in order."""
+        """Names of a group's parameters, in order."""
         return [name for flat in self.flats if flat.group == group for name in flat.parameters]
 
     def read(self, name: str, key: str, tensor_rank: int) -> Tensor:
@@ -172,7 +172,7 @@ class DeepSpeedShards:
         self._touched = 0
 
     def _flat(self, piece: Piece, key: str, tensor_rank: int) -> Tensor | None:
-        """The flat tensor that a piece lies in; None for moments that are not there yet."""
+        """The flat tensor that a piece lies in; None for moments that do not exist yet."""
         if key == MASTERS:
             return _masters(self._optimizer(tensor_rank, piece.rank))[piece.flat]
         return self._adam_state(piece, tensor_rank).get(key)
@@ -251,28 +251,28 @@ class DeepSpeedShards:
         ]
 
     def _locate(self, optimizer: dict[str, Any]) -> dict[str, list[Piece]]:
-        """Where every parameter lies."""
+        """Find the pieces of flat tensors that every parameter consists of."""
         pieces: dict[str, list[Piece]] = {}
         paddings = optimizer.get("param_alignment_paddings")
         for index, flat in enumerate(self.flats):
             numels = [(name, math.prod(shape)) for name, shape in flat.parameters.items()]
             if self.stage == 3:
-                wanted = sum(slice_length(numel, self.data_parallel) for _, numel in numels)
-                found = _masters(optimizer)[index].numel()
-                if wanted != found:
+                expected = sum(slice_length(numel, self.data_parallel) for _, numel in numels)
+                actual = _masters(optimizer)[index].numel()
+                if expected != actual:
                     raise UserError(
-                        f"checkpoint: a flat tensor in {self.folder} has {found} elements where its "
-                        f"parameters make {wanted}; weights swapped to NVMe are not read"
+                        f"checkpoint: a flat tensor in {self.folder} has {actual} elements where its "
+                        f"parameters make {expected}; weights swapped to NVMe are not read"
                     )
                 pieces |= sliced_pieces(index, numels, self.data_parallel)
             else:
                 # Masters are stored without the padding at the end, moments with it, and only the last ranks
-                # are padded: the first one's part has its full length unless no other has elements.
+                # are padded: the first rank's part has its full length unless no other rank has elements.
                 partition = _masters(optimizer)[index].numel()
-                if (wanted := sum(numel for _, numel in numels)) > partition * self.data_parallel:
+                if (expected := sum(numel for _, numel in numels)) > partition * self.data_parallel:
                     raise UserError(
                         f"checkpoint: flat tensors of {self.data_parallel} x {partition} elements in {self.folder} "
-                        f"cannot hold their parameters, which make {wanted}"
+                        f"cannot hold their parameters, which make {expected}"
                     )
                 pieces |= contiguous_pieces(index, numels, paddings[index] if paddings else None, partition)
         return pieces
@@ -324,14 +324,17 @@ class ShardedSource:
             return without_padding(self.shards.read(name, key, 0), spec, name, self.folder)
         whole = torch.empty(spec.shape)
         start = 0
-        for rank in range(ranks):  # into its place at once: never two copies beside each other
+        for rank in range(ranks):  # copied straight into its place: never two full copies
             part = self.shards.read(name, key, rank)
             length = part.shape[spec.shard_dimension]
-            kept = min(length, max(0, spec.shape[spec.shard_dimension] - start))
-            whole.narrow(spec.shard_dimension, min(start, spec.shape[spec.shard_dimension]), kept).copy_(
-                part.narrow(spec.shard_dimension, 0, kept)
-            )
-            if kept < length and part.narrow(spec.shard_dimension, kept, length - kept).any():
+            real_length = min(length, max(0, spec.shape[spec.shard_dimension] - start))
+            whole.narrow(
+                spec.shard_dimension, min(start, spec.shape[spec.shard_dimension]), real_length
+            ).copy_(part.narrow(spec.shard_dimension, 0, real_length))
+            if (
+                real_length < length
+                and part.narrow(spec.shard_dimension, real_length, length - real_length).any()
+            ):
                 raise padding_error(name, self.folder)
             start += length
         return whole

@@ -1,4 +1,4 @@
-"""Which checkpoints a run has, and which of them is the newest whose files are as they were written."""
+"""Lists a run's checkpoints, finds the newest valid one, and keeps one that is being read from being pruned."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ MOST_DIGITS = 12  # of a step
 def checkpoint_steps(run_folder: Path) -> list[int]:
     """Steps that have a finished checkpoint in a run's folder, ascending."""
     try:
-        # scandir tells folders from files as they were listed. Looking at each of them afterwards would miss what a
-        # run has pruned meanwhile, and with it every checkpoint of a run that keeps one.
-        with os.scandir(_all(run_folder)) as entries:
+        # scandir tells folders from files as they were listed. Checking each of them afterwards would miss those that a
+        # run has pruned meanwhile: every checkpoint of a run that keeps only one.
+        with os.scandir(_checkpoints_folder(run_folder)) as entries:
             folders = [entry.name for entry in entries if entry.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
     names = [name.removeprefix("step_") for name in folders if name.startswith("step_")]
-    # isascii: "²" is a digit for isdigit, and no number
+    # isascii: isdigit accepts "²", which is not a number
     return sorted(
         int(name) for name in names if name.isascii() and name.isdigit() and len(name) <= MOST_DIGITS
     )
@@ -32,7 +32,7 @@ def checkpoint_steps(run_folder: Path) -> list[int]:
 
 def checkpoint_path(run_folder: Path, step: int) -> Path:
     """Folder of the checkpoint of *step*."""
-    return _all(run_folder) / f"step_{step:06d}"
+    return _checkpoints_folder(run_folder) / f"step_{step:06d}"
 
 
 def newest_valid(
@@ -44,8 +44,8 @@ def newest_valid(
     """The checkpoint of the highest of *steps* that is valid; None when none is.
 
     Args:
-        problem_of: what is wrong with a checkpoint, None when nothing is. Ranks that share the work agree in here.
-        passed_over: is given each newer checkpoint and what is wrong with it, as soon as that is known.
+        problem_of: returns what is wrong with a checkpoint, or None. Ranks that share the work agree inside it.
+        passed_over: receives each newer checkpoint and what is wrong with it, as soon as that is known.
     """
     for step in sorted(steps, reverse=True):
         folder = checkpoint_path(run_folder, step)
@@ -59,19 +59,20 @@ def newest_valid(
 class Hold:
     """Keeps a checkpoint from being pruned for as long as this object lives, where the file system has locks.
 
-    A run that goes on prunes what others read. Without it, reading would have to be faster than the next checkpoints.
+    A run that is training prunes checkpoints even while another process reads them. Without a hold, a reader would have
+    to finish before the next checkpoints are written.
     """
 
     def __init__(self, folder: Path) -> None:
         with suppress(OSError):  # being pruned, damaged, or on a file system without locks: it may vanish
-            file = os.open(folder / MANIFEST, os.O_RDONLY)
-            weakref.finalize(self, os.close, file)
-            fcntl.flock(file, fcntl.LOCK_SH)
+            descriptor = os.open(folder / MANIFEST, os.O_RDONLY)
+            weakref.finalize(self, os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
 
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[bool]:
-    """Whether nobody holds a checkpoint (see Hold), and inside, nobody can."""
+    """Yield whether no process holds a checkpoint (see Hold); in the block, no process can."""
     with ExitStack() as opened:
         free = True
         try:
@@ -84,5 +85,5 @@ def claimed(folder: Path) -> Iterator[bool]:
         yield free
 
 
-def _all(run_folder: Path) -> Path:
+def _checkpoints_folder(run_folder: Path) -> Path:
     return run_folder / "checkpoints"

@@ -1,4 +1,4 @@
-"""A checkpoint's manifest: the size and hash of every file, and whether they still hold."""
+"""Verifies a checkpoint against its manifest: the size and hash of every file."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def verify(folder: Path, part: int = 0, parts: int = 1) -> str | None:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
             return f"its format is {manifest['format']}, this version reads {FORMAT}"
-        # DeepSpeed's own converter may have made universal/ of deepspeed/, which is then free to go.
-        replaced = not (folder / ENGINE_FOLDER).is_dir() and (folder / UNIVERSAL_FOLDER).is_dir()
+        # DeepSpeed's converter may have made universal/ from deepspeed/, which may then be deleted.
+        converted = not (folder / ENGINE_FOLDER).is_dir() and (folder / UNIVERSAL_FOLDER).is_dir()
         files = {
             name: entry
             for name, entry in manifest["files"].items()
-            if not (replaced and name.startswith(f"{ENGINE_FOLDER}/"))
+            if not (converted and name.startswith(f"{ENGINE_FOLDER}/"))
         }
         for name, entry in sorted(files.items())[part::parts]:
             path = folder / name

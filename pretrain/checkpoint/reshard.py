@@ -1,4 +1,4 @@
-"""Loads a checkpoint of one shape into an engine of another, to the bit.
+"""Loads a checkpoint of one shape into an engine of another shape, bit for bit.
 
 Shape: data-parallel and tensor-parallel ranks, ZeRO stage, offloading, dtype. Every rank reads its own pieces
 of the unsharded tensors straight from the checkpoint's files and writes them into its optimizer's flat
@@ -25,7 +25,7 @@ from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.engine.layout import EngineFlat, engine_flats, inner_optimizer, shard_shapes, tensor_place
 from pretrain.runtime.world import World
 
-# What a group says about the optimizer's code, not about the training: that belongs to the engine.
+# Group settings that describe the optimizer's code, not the training: those of the engine are kept.
 OF_THE_CODE = {
     "params",
     "name",
@@ -47,7 +47,7 @@ def load_resharded(engine: Any, folder: Path, world: World, report: Report = lam
     Args:
         engine: a DeepSpeed engine of any shape, built for the checkpoint's model, trained or not.
         folder: the checkpoint to load, in any form; every rank opens it for itself.
-        report: is given progress to print.
+        report: receives progress to print.
 
     Raises:
         UserError: on every rank, when the checkpoint cannot be read or does not fit the engine. Weights may
@@ -70,7 +70,7 @@ def load_resharded(engine: Any, folder: Path, world: World, report: Report = lam
 
 
 def check_readable(folder: Path, world: World) -> None:
-    """Find out whether load_resharded will be able to read a checkpoint, before anything is built. Collective.
+    """Check that load_resharded can read a checkpoint, before anything is built. Collective.
 
     Raises:
         UserError: on every rank, when files are missing or do not fit the model that the checkpoint describes.
@@ -87,7 +87,7 @@ def check_readable(folder: Path, world: World) -> None:
 
 
 def _restore(engine: Any, checkpoint: UnshardedCheckpoint, report: Report) -> TrainingState:
-    """Everything but what needs the other ranks."""
+    """The part of load_resharded that needs no other rank."""
     flats = engine_flats(engine)
     _check_names(flats, checkpoint)
     cut = _shard_cutter(engine, checkpoint)
@@ -114,9 +114,9 @@ def _restore(engine: Any, checkpoint: UnshardedCheckpoint, report: Report) -> Tr
         }
         # The groups need not be the same ones (other learning-rate rules): moments belong to parameters, and a group
         # that the checkpoint does not know keeps the run's own settings.
-        saved = checkpoint.groups.get(flat.group["name"])
-        if saved:
-            flat.group.update({key: v for key, v in saved.settings.items() if key not in OF_THE_CODE})
+        saved_group = checkpoint.groups.get(flat.group["name"])
+        if saved_group:
+            flat.group.update({key: v for key, v in saved_group.settings.items() if key not in OF_THE_CODE})
     checkpoint.release()
     return checkpoint.state
 
@@ -130,8 +130,8 @@ def _step_like(adam: Any, master: Tensor, step: int) -> Any:
 
 
 def _check_names(flats: list[EngineFlat], checkpoint: UnshardedCheckpoint) -> None:
-    found = {name for flat in flats for name in flat.pieces}
-    different = found ^ set(checkpoint.names())
+    engine_names = {name for flat in flats for name in flat.pieces}
+    different = engine_names ^ set(checkpoint.names())
     if different:
         raise UserError(
             f"checkpoint: {checkpoint.folder} is of another model: {min(different)} is in one of them only"
@@ -167,7 +167,7 @@ def shard_of(full: Tensor, spec: ParameterSpec, count: int, rank: int, shape: tu
 
 
 def _publish(engine: Any) -> None:
-    """Bring the weights that the model computes with in line with the fp32 masters. Collective."""
+    """Update the weights that the model computes with from the fp32 masters. Collective."""
     optimizer = engine.optimizer
     if engine.zero_optimization_stage() == 3:
         for index in range(len(optimizer.fp16_groups)):

@@ -1,4 +1,4 @@
-"""What a reader of checkpoint tensors offers, whatever wrote the files."""
+"""The interface of all readers of checkpoint tensors, for any kind of files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from model.parameters import ParameterSpec
 
 
 class AdamState(TypedDict):
-    """What Adam knows about one parameter."""
+    """Adam's state of one parameter."""
 
     exp_avg: Tensor
     exp_avg_sq: Tensor
@@ -27,7 +27,7 @@ class ParameterGroup:
     name: str
     parameters: list[str]
     settings: dict[str, Any]
-    """Hyperparameters: lr, weight_decay, betas, eps and whatever else the group carries."""
+    """Hyperparameters: lr, weight_decay, betas, eps and any others of the group."""
 
 
 class Source(Protocol):
@@ -36,7 +36,7 @@ class Source(Protocol):
     groups: dict[str, ParameterGroup]
 
     def names(self) -> list[str]:
-        """Parameters that are there."""
+        """Names of the parameters in the files."""
 
     def tensor(self, name: str, key: str) -> Tensor:
         """MASTERS or one of MOMENTS of a parameter, in full."""
@@ -45,11 +45,11 @@ class Source(Protocol):
         """Updates that Adam has applied to it."""
 
     def release(self) -> None:
-        """Let go of what reading has mapped into memory."""
+        """Unmap the files that reading has mapped into memory."""
 
 
 def without_padding(whole: Tensor, spec: ParameterSpec, name: str, folder: Path) -> Tensor:
-    """The tensor without the vocabulary rows that only its world's padding has."""
+    """The tensor without the vocabulary rows that its world added as padding."""
     rows = spec.shape[0]
     if not spec.vocabulary or whole.shape[0] <= rows:
         return whole
@@ -63,5 +63,5 @@ def padding_error(name: str, folder: Path) -> UserError:
 
 
 def hyperparameters(settings: dict[str, Any]) -> dict[str, Any]:
-    """What a group says about the training, without its name and parameters."""
+    """A group's hyperparameters, without its name and parameters."""
     return {key: settings[key] for key in settings if key not in ("name", "params", "parameter_names")}

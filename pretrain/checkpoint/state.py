@@ -1,4 +1,4 @@
-"""What a checkpoint holds beside tensors: where a run stands, and what identifies it."""
+"""TrainingState, the part of a checkpoint besides tensors: a run's progress, and what identifies the run."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from model.errors import UserError, shown
 from model.parsing import LARGEST_INTEGER
 
 FORMAT = 1
-MOST_THREADS = 1 << 16  # of a rank; more are a damaged file
+MOST_THREADS = 1 << 16  # per rank; more mean a damaged file
 ENGINE_FOLDER = "deepspeed"
-# What DeepSpeed's ds_to_universal makes of it, when somebody runs that.
+# The output of DeepSpeed's ds_to_universal, if a user runs that.
 UNIVERSAL_FOLDER = "universal"
-# Features of the last probes, for runs that make some.
+# Features of the last probes, for runs that probe features.
 FEATURES = "features.safetensors"
 
 
@@ -34,7 +34,7 @@ class TrainingState:
     step: int = 0
     """Optimizer steps attempted so far."""
     sequences: int = 0
-    """Training sequences consumed so far: where the data goes on."""
+    """Training sequences consumed so far: where the data continues."""
     tokens: int = 0
     """Label tokens seen by all ranks so far."""
     seconds: float = 0.0
@@ -48,13 +48,13 @@ class TrainingState:
     recent: dict[str, list[float]] = field(default_factory=dict)
     """Losses and gradient norms that the next one is compared with."""
     pending: list[str] = field(default_factory=list)
-    """What was due at this step and not done (validation), because the session was asked to stop."""
+    """What was due at this step and not done (validation), because the session was stopped on request."""
     released: dict[str, int] = field(default_factory=dict)
-    """Learning-rate rules that were released by maturity, with the step from which they were."""
+    """Learning-rate rules that were released by maturity, with the step of their release."""
     maturity: dict[str, Any] = field(default_factory=dict)
-    """What the probes of pretrain/diagnostics/maturity.py have found so far."""
+    """What the probes of pretrain/diagnostics/maturity.py have measured so far."""
     from_seed: bool = True
-    """Whether the weights of step 0 were drawn from the seed, and not made elsewhere."""
+    """Whether the weights of step 0 were drawn from the seed, not imported or grown."""
     micro_batch: int = 0
     """Sequences per rank and forward pass."""
     run: dict[str, Any] = field(default_factory=dict)
@@ -93,21 +93,21 @@ def read_state(folder: Path) -> TrainingState:
     return TrainingState(**values)
 
 
-def _numbers(value: Any) -> bool:
+def _are_numbers(value: Any) -> bool:
     return isinstance(value, list) and all(
         type(item) is float or (type(item) is int and abs(item) <= LARGEST_INTEGER) for item in value
     )
 
 
-def _steps(value: Any) -> bool:
+def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value <= LARGEST_INTEGER
 
 
-def _drifts(value: Any) -> bool:
-    return isinstance(value, list) and all(_numbers(pair) and len(pair) == 2 for pair in value)
+def _are_drifts(value: Any) -> bool:
+    return isinstance(value, list) and all(_are_numbers(pair) and len(pair) == 2 for pair in value)
 
 
-def _corpora(value: Any) -> bool:
+def _are_corpora(value: Any) -> bool:
     return isinstance(value, list) and all(
         isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str) for entry in value
     )
@@ -117,9 +117,9 @@ def _is(*types: type) -> Callable[[Any], bool]:
     return lambda value: type(value) in types
 
 
-# What is read inside the fields that are mappings: what it must be, in words, and how to tell. Keys may be missing,
-# since older versions wrote fewer, and others may be there.
-_INSIDE: dict[str, dict[str, tuple[str, Callable[[Any], bool]]]] = {
+# Checks of the keys that are read inside fields that are mappings: the valid type in words, and a test for it. Keys
+# may be missing, since older versions wrote fewer, and there may be others.
+_KEY_CHECKS: dict[str, dict[str, tuple[str, Callable[[Any], bool]]]] = {
     "run": {
         "seed": ("a whole number", _is(int)),
         "data": ("text", _is(str)),
@@ -131,20 +131,20 @@ _INSIDE: dict[str, dict[str, tuple[str, Callable[[Any], bool]]]] = {
     },
     "data": {
         "tokenizer": ("a hash", _is(str)),
-        "data": ("a list of pairs of hash and weight", _corpora),
+        "data": ("a list of pairs of hash and weight", _are_corpora),
     },
     "world": {
-        "ranks": ("a number of ranks", _steps),
-        "tensor_parallel": ("a number of ranks", _steps),
-        "stage": ("a ZeRO stage", _steps),
+        "ranks": ("a number of ranks", _is_count),
+        "tensor_parallel": ("a number of ranks", _is_count),
+        "stage": ("a ZeRO stage", _is_count),
         "dtype": ("a dtype", _is(str)),
         "offload": ("a device or null", _is(str, type(None))),
         "partitioning": ("a mapping", _is(dict)),
-        "threads": ("a number of threads", lambda value: _steps(value) and 1 <= value <= MOST_THREADS),
+        "threads": ("a number of threads", lambda value: _is_count(value) and 1 <= value <= MOST_THREADS),
         "device": ("a device", _is(str)),
         "versions": ("a mapping", _is(dict)),
     },
-    "maturity": {"probes": ("a list of pairs of step and drift", _drifts)},
+    "maturity": {"probes": ("a list of pairs of step and drift", _are_drifts)},
 }
 
 
@@ -152,28 +152,28 @@ def _check(values: Any, path: Path) -> None:
     """Refuse values of other types than a TrainingState has."""
     if not isinstance(values, dict):
         raise UserError(f"checkpoint: {path} holds {shown(values)}; it must hold a JSON object")
-    samples = asdict(TrainingState())
+    defaults = asdict(TrainingState())
     for name, value in values.items():
-        if name not in samples:
+        if name not in defaults:
             raise UserError(f"checkpoint: {path} has {shown(name)}, which this version does not know")
-        sample = samples[name]
-        if type(sample) in (int, float):
-            valid = type(value) in (int, type(sample)) and 0 <= value <= LARGEST_INTEGER
+        default = defaults[name]
+        if type(default) in (int, float):
+            valid = type(value) in (int, type(default)) and 0 <= value <= LARGEST_INTEGER
             what = "a number from zero"
         else:
-            valid, what = type(value) is type(sample), type(sample).__name__
+            valid, what = type(value) is type(default), type(default).__name__
         if name == "released":
-            valid = valid and all(map(_steps, value.values()))
+            valid = valid and all(map(_is_count, value.values()))
             what = "a mapping from names of rules to steps"
         elif name == "recent":
-            valid = valid and value.keys() <= {"losses", "norms"} and all(map(_numbers, value.values()))
+            valid = valid and value.keys() <= {"losses", "norms"} and all(map(_are_numbers, value.values()))
             what = "a mapping from losses and norms to lists of numbers"
         elif name == "pending":
             valid = valid and all(isinstance(item, str) for item in value)
             what = "a list of names"
         if not valid:
             raise UserError(f"checkpoint: {name} in {path} is {shown(value)}; it must be {what}")
-        for inner, (what, fits) in _INSIDE.get(name, {}).items():
+        for inner, (what, fits) in _KEY_CHECKS.get(name, {}).items():
             if inner in value and not fits(value[inner]):
                 raise UserError(
                     f"checkpoint: {name}.{inner} in {path} is {shown(value[inner])}; it must be {what}"
@@ -188,18 +188,18 @@ def read_features(folder: Path) -> dict[str, Tensor]:
     """
     path = folder / FEATURES
     with understood(path):
-        found = load_file(path) if path.is_file() else {}
-        for name, tensor in found.items():
+        features = load_file(path) if path.is_file() else {}
+        for name, tensor in features.items():
             if tensor.dtype != torch.float32:
                 raise TypeError(f"{name} is {tensor.dtype}")
-        return found
+        return features
 
 
 @contextmanager
 def understood(path: Path) -> Iterator[None]:
-    """Turn what a damaged or edited file of a checkpoint leads to into one line. Only reading belongs inside.
+    """Turn the errors of a damaged or edited checkpoint file into a one-line UserError. Only reading belongs inside.
 
-    Every file is a stranger's: containers of any shape and type may be in it, and are not all looked for.
+    No file is trusted: it may hold containers of any shape and type, and not all of them are checked for.
 
     Raises:
         UserError: it names *path*.
@@ -212,8 +212,8 @@ def understood(path: Path) -> Iterator[None]:
         ArithmeticError, AttributeError, EOFError, LookupError, OSError, RuntimeError, SafetensorError, TypeError,
         UnpicklingError, ValueError,
     ) as error:  # fmt: skip
-        said = next(iter(str(error).strip().splitlines()), "")[:160]
+        message = next(iter(str(error).strip().splitlines()), "")[:160]
         raise UserError(
             f"checkpoint: {path} does not hold what a checkpoint's file holds ({type(error).__name__}: "
-            f"{said if said.isprintable() else ascii(said)}); restore it, or continue from an earlier step"
+            f"{message if message.isprintable() else ascii(message)}); restore it, or continue from an earlier step"
         ) from error

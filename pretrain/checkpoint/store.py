@@ -1,4 +1,4 @@
-"""Checkpoints: written whole or not at all, verified before they are trusted, pruned to the ones worth keeping.
+"""Writes checkpoints atomically, verifies them before they are loaded, and prunes old ones.
 
 A checkpoint is a folder ``checkpoints/step_000500`` that holds ``deepspeed/`` (the engine's own files, some for each
 rank, and every rank's random state), ``tokenizer/``, ``state.json`` (TrainingState), ``manifest.json`` (size and hash
@@ -44,11 +44,11 @@ from pretrain.utils.files import (
     write_atomically,
 )
 
-RANDOM_STATES = "random_states.pt"  # of every rank, in their order
+RANDOM_STATES = "random_states.pt"  # of every rank, in rank order
 
 
 class _UnderWay(NamedTuple):
-    """A checkpoint that was begun."""
+    """A checkpoint that is being written."""
 
     writer: RecordingCheckpointEngine
     partial: Path
@@ -95,9 +95,9 @@ class CheckpointStore:
         """Start to write a checkpoint; ``finish`` makes it valid. One that is still being written is finished first.
 
         Args:
-            features: what probes of the network compare the next time, equal on all ranks (see ``read_features``).
-            prune: whether older checkpoints that the configuration does not keep go when this one is there.
-            background: return as soon as the tensors are copied to the host's memory, and write beside the training.
+            features: of the last probes, to compare the next with; equal on all ranks (see ``read_features``).
+            prune: whether ``finish`` deletes older checkpoints that the configuration does not keep.
+            background: return as soon as the tensors are copied to the host's memory, and write them during training.
 
         Raises:
             UserError: on every rank alike, when any rank could not write; older checkpoints are untouched.
@@ -108,7 +108,9 @@ class CheckpointStore:
         self._stop_on(self._prepare(partial, tokenizer_folder) if self.world.is_main else None, partial)
         writer = RecordingCheckpointEngine(background)
         engine.checkpoint_engine = writer
-        engine._copy_recovery_script = lambda save_path: None  # its layout is not ours; conversion reads ours
+        engine._copy_recovery_script = lambda save_path: (
+            None
+        )  # it expects another layout; our conversion reads ours
         engine.save_checkpoint(str(partial), tag=ENGINE_FOLDER, save_latest=False)
         random_states = self.world.gather(random_state())
         if self.world.is_main:  # one small file, not one for each of hundreds of ranks
@@ -122,7 +124,7 @@ class CheckpointStore:
 
     @property
     def writing(self) -> bool:
-        """Whether this rank's thread still writes."""
+        """Whether this rank's thread is still writing."""
         return self._under_way is not None and self._under_way.writer.running
 
     @property
@@ -138,15 +140,15 @@ class CheckpointStore:
         """
         if self._under_way is None:
             return
-        done, self._under_way = self._under_way, None
-        done.writer.wait()
-        partial = done.partial
-        self._stop_on(done.writer.problem, partial)
-        written = self.world.gather(done.writer.written)
-        problem = self._finish(done, written) if self.world.is_main else None
+        checkpoint, self._under_way = self._under_way, None
+        checkpoint.writer.wait()
+        partial = checkpoint.partial
+        self._stop_on(checkpoint.writer.problem, partial)
+        written = self.world.gather(checkpoint.writer.written)
+        problem = self._finish(checkpoint, written) if self.world.is_main else None
         self._stop_on(problem, partial)
-        if self.world.is_main and done.prune:
-            self._prune(done.step)
+        if self.world.is_main and checkpoint.prune:
+            self._prune(checkpoint.step)
 
     def newest_valid(self) -> tuple[Path, TrainingState, list[str]] | None:
         """Find the newest checkpoint whose files all have the size and hash they were written with.
@@ -177,7 +179,7 @@ class CheckpointStore:
         """Load the engine's tensors, optimizer state and this rank's random state from *folder*.
 
         Raises:
-            UserError: on the ranks whose files hold something else than an engine of this shape wrote.
+            UserError: on the ranks whose files were not written by an engine of this shape.
         """
         try:
             with understood(folder / ENGINE_FOLDER):
@@ -198,7 +200,9 @@ class CheckpointStore:
             with understood(path):
                 restore_random_state(torch.load(path, weights_only=True)[self.world.rank])
             return
-        path = folder / f"random_rank_{self.world.rank:05d}.pt"  # one each, as older versions wrote it
+        path = (
+            folder / f"random_rank_{self.world.rank:05d}.pt"
+        )  # one file per rank, as older versions wrote it
         with understood(path):
             restore_random_state(torch.load(path, weights_only=True))
 
@@ -214,17 +218,17 @@ class CheckpointStore:
             return f"cannot write {error.filename or partial}: {error.strerror or error}"
         return None
 
-    def _finish(self, done: _UnderWay, written: list[dict[str, Any]]) -> str | None:
+    def _finish(self, checkpoint: _UnderWay, written: list[dict[str, Any]]) -> str | None:
         """Rank 0: add state and manifest, sync, rename, point ``latest`` at the result."""
-        partial, target = done.partial, done.target
+        partial, target = checkpoint.partial, checkpoint.target
         try:
-            write_atomically(partial / "state.json", done.state)
+            write_atomically(partial / "state.json", checkpoint.state)
             files = {f"{ENGINE_FOLDER}/{name}": entry for part in written for name, entry in part.items()}
-            if done.features:
-                save_file(done.features, partial / FEATURES)
+            if checkpoint.features:
+                save_file(checkpoint.features, partial / FEATURES)
                 sync(partial / FEATURES)
-            own = [partial / "state.json", partial / FEATURES]
-            for path in [*own, *sorted((partial / "tokenizer").rglob("*"))]:
+            rank_0_files = [partial / "state.json", partial / FEATURES]
+            for path in [*rank_0_files, *sorted((partial / "tokenizer").rglob("*"))]:
                 if path.is_file():
                     files[path.relative_to(partial).as_posix()] = file_entry(path)
             manifest = json.dumps({"format": FORMAT, "files": files}, indent=1)
@@ -232,7 +236,7 @@ class CheckpointStore:
             sync_tree(partial / "tokenizer")
             sync(partial / ENGINE_FOLDER)  # every rank has synced its own files in there
             sync(partial)
-            put_folder(partial, target)  # one may be there: damaged, or written before a fall-back
+            put_folder(partial, target)  # it may exist: damaged, or written before a fall-back
             write_atomically(self.run_folder / "latest", target.name + "\n")
         except (OSError, SafetensorError) as error:
             name = getattr(error, "filename", None) or partial
@@ -246,8 +250,8 @@ class CheckpointStore:
         if self.world.is_main:
             shutil.rmtree(partial, ignore_errors=True)
         steps = self.steps()
-        kept = f"the checkpoint of step {steps[-1]} stays" if steps else "there is no earlier checkpoint"
-        raise UserError(f"checkpoint: {problem}; {kept} in {self.folder}")
+        remaining = f"the checkpoint of step {steps[-1]} stays" if steps else "there is no earlier checkpoint"
+        raise UserError(f"checkpoint: {problem}; {remaining} in {self.folder}")
 
     def _prune(self, newest: int) -> None:
         # Steps beyond the newest belong to a curve this run has left (it fell back to an older checkpoint).
@@ -265,10 +269,10 @@ class CheckpointStore:
 
 def remove(folder: Path) -> None:
     """Delete a checkpoint so that a half-deleted one is never mistaken for a damaged one."""
-    doomed = folder.with_name(f".deleting_{folder.name}")
-    shutil.rmtree(doomed, ignore_errors=True)
-    folder.rename(doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+    hidden_folder = folder.with_name(f".deleting_{folder.name}")
+    shutil.rmtree(hidden_folder, ignore_errors=True)
+    folder.rename(hidden_folder)
+    shutil.rmtree(hidden_folder, ignore_errors=True)
 
 
 def random_state() -> dict[str, Any]:
@@ -280,7 +284,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """Set what random_state returned."""
+    """Restore the generators from what random_state returned."""
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])

@@ -1,4 +1,4 @@
-"""DeepSpeed's universal checkpoints: what its converter has to know of ours, and reading what it makes of them.
+"""Reads DeepSpeed's universal checkpoints, which its converter makes from ours.
 
     python -m deepspeed.checkpoint.ds_to_universal --input_folder STEP/deepspeed --output_folder STEP/universal
 
@@ -36,7 +36,7 @@ class UniversalFolder:
         folder: the one that holds ``zero/``.
 
     Raises:
-        UserError: files are missing or damaged, or were written in a way that is not read here.
+        UserError: files are missing or damaged, or were written in a way that is not supported.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -56,20 +56,20 @@ class UniversalFolder:
             ) from None
 
     def names(self) -> list[str]:
-        """Parameters of which everything is there.
+        """Names of the parameters, whose weights and moments all exist.
 
         Raises:
             UserError: one lacks its weight or a moment.
         """
-        found = sorted(path.name for path in self.folder.iterdir() if path.is_dir())
-        for name in found:
+        names = sorted(path.name for path in self.folder.iterdir() if path.is_dir())
+        for name in names:
             for key in (MASTERS, *MOMENTS):
                 if not (path := self.folder / name / f"{key}.pt").is_file():
                     raise UserError(f"checkpoint: {path} is missing; run DeepSpeed's ds_to_universal again")
-        return found
+        return names
 
     def read(self, name: str, key: str) -> Tensor:
-        """One tensor of a parameter, mapped from disk: fp32, in full shape or flat, vocabulary rows as they are.
+        """One tensor of a parameter, mapped from disk: fp32, in full shape or flat, vocabulary rows unchanged.
 
         Args:
             key: MASTERS or one of MOMENTS.
@@ -86,7 +86,7 @@ class UniversalFolder:
         """Updates that Adam has applied to a parameter.
 
         Raises:
-            UserError: the folder does not say.
+            UserError: the folder does not record it.
         """
         path = self.folder / name / "step.pt"
         if path.is_file():
@@ -120,21 +120,21 @@ class UniversalSource:
 
     def tensor(self, name: str, key: str) -> Tensor:
         spec = self.specs[name]
-        found = self.universal.read(name, key)
+        stored = self.universal.read(name, key)
         rows = spec.shape[0]
-        if found.ndim == 1 < len(spec.shape) and found.numel() % math.prod(spec.shape[1:]) == 0:
-            found = found.view(-1, *spec.shape[1:])  # flat, as stage 3 leaves it
-        if spec.vocabulary and found.shape[0] == self.vocab_size < rows:
+        if stored.ndim == 1 < len(spec.shape) and stored.numel() % math.prod(spec.shape[1:]) == 0:
+            stored = stored.view(-1, *spec.shape[1:])  # flat, as stage 3 leaves it
+        if spec.vocabulary and stored.shape[0] == self.vocab_size < rows:
             padded = torch.zeros(spec.shape)
-            padded[: self.vocab_size] = found
+            padded[: self.vocab_size] = stored
             return padded
-        whole = without_padding(found, spec, name, self.folder)
+        whole = without_padding(stored, spec, name, self.folder)
         if tuple(whole.shape) != spec.shape:
             raise UserError(
-                f"checkpoint: {key} of {name} has shape {list(found.shape)} in {self.folder}, its model says "
+                f"checkpoint: {key} of {name} has shape {list(stored.shape)} in {self.folder}, its model says "
                 f"{list(spec.shape)}; ds_to_universal did not know how the tensor-parallel parts of this parameter join"
             )
-        return whole.clone() if whole is found else whole
+        return whole.clone() if whole is stored else whole
 
     def step(self, name: str) -> int:
         return self.universal.step(name)

@@ -1,11 +1,11 @@
-"""The unsharded view of a checkpoint: full-shape fp32 tensors by parameter name, whatever world wrote them.
+"""Reads a checkpoint that any world wrote as unsharded tensors: full-shape fp32, by parameter name.
 
     checkpoint = UnshardedCheckpoint.open(Path("runs/NAME/checkpoints/step_000500"))
     for name in checkpoint.names():
         weight = checkpoint.parameter(name)          # fp32 master weight, full shape
         moments = checkpoint.optimizer_state(name)   # exp_avg, exp_avg_sq (full shape), step
 
-Every change of shape passes through it, and so does conversion to other formats. It needs no process group,
+Resharding and conversion to other formats both use it. It needs no process group,
 no GPU and no model in memory, and holds about one parameter at a time. It reads ``deepspeed/`` folders of any
 ZeRO stage, dtype, data-parallel and tensor-parallel size (deepspeed_files.py), what DeepSpeed's own converter made
 of them (``universal/``, universal.py), and ``canonical/`` folders (unsharded_folder.py, which writes them, too).
@@ -65,7 +65,7 @@ class UnshardedCheckpoint:
     def open(cls, folder: Path) -> UnshardedCheckpoint:
         """Open a checkpoint: ``checkpoints/step_000500``.
 
-        Sizes and hashes are not checked here; pretrain.checkpoint.store.verify does that.
+        Sizes and hashes are not checked here; pretrain.checkpoint.manifest.verify does that.
 
         Raises:
             UserError: the folder is not a checkpoint, files are missing or damaged, or do not fit their model.
@@ -91,7 +91,7 @@ class UnshardedCheckpoint:
         return self.specs[name].shape
 
     def parameter(self, name: str) -> Tensor:
-        """The fp32 master weight, full shape; a copy, of which the caller may do what they like."""
+        """The fp32 master weight, full shape; a copy that the caller may modify."""
         return self.tensor(name, MASTERS)
 
     def optimizer_state(self, name: str) -> AdamState:
@@ -126,9 +126,9 @@ def _source(folder: Path, specs: dict[str, ParameterSpec], vocab_size: int) -> S
     )
 
 
-def _check_names(folder: Path, found: set[str], wanted: set[str]) -> None:
+def _check_names(folder: Path, stored: set[str], expected: set[str]) -> None:
     problems = []
-    for word, names in (("lacks", wanted - found), ("has unknown", found - wanted)):
+    for word, names in (("lacks", expected - stored), ("has unknown", stored - expected)):
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             problems.append(f"{word} {min(names)}{more}")

@@ -1,4 +1,4 @@
-"""Unsharded tensors on disk: a checkpoint that any world can continue from and that no engine had to write.
+"""Writes and reads unsharded checkpoints, from which any world can continue and which need no engine.
 
     step_000500.canonical/
       state.json  manifest.json  tokenizer/                  as in every checkpoint
@@ -7,7 +7,7 @@
       …
 
 It is written under a hidden name, synced and renamed: an interrupted write leaves nothing that looks like a
-checkpoint, and the next one starts afresh. Under a name such as ``step_000500`` a run resumes from it as from
+checkpoint, and the next one starts again. Under a name such as ``step_000500`` a run resumes from it as from
 any other checkpoint; that is how models made elsewhere (imported, grown) enter a run.
 """
 
@@ -42,7 +42,7 @@ INDEX_FORMAT = 1
 
 @dataclass(frozen=True)
 class UnshardedParameter:
-    """One parameter as it is written."""
+    """One parameter to write."""
 
     name: str
     weight: Tensor
@@ -68,11 +68,11 @@ def write_unsharded(
 
     Args:
         target: the checkpoint's folder; one that exists is replaced when the new one is complete.
-        state: its TrainingState, whose ``model`` says which parameters there are.
+        state: its TrainingState, whose ``model`` determines the parameters.
         groups: the optimizer's groups; none leaves the hyperparameters to the run that continues from it.
         parameters: every parameter of the model, in any order.
         tokenizer_folder: copied into the checkpoint.
-        report: is given progress to print.
+        report: receives progress to print.
         features: a file of probed features to copy along, if there is one.
 
     Returns:
@@ -80,7 +80,7 @@ def write_unsharded(
 
     Raises:
         UserError: a parameter is missing, unknown or of the wrong shape or dtype, or the disk is full.
-            Nothing is left then; a *target* that existed stays.
+            Nothing is left behind then, and an existing *target* stays.
     """
     specs = parameter_specs(ModelConfig.from_json(state.model))
     progress = Progress(f"writing {target.name}", {name: s.shape for name, s in specs.items()}, report)
@@ -116,7 +116,7 @@ def write_unsharded(
 
 
 def _checked(parameter: UnshardedParameter, specs: dict[str, ParameterSpec]) -> dict[str, Tensor]:
-    """The tensors of a parameter, known to fit the model."""
+    """The tensors of a parameter, after a check that they fit the model."""
     if parameter.name not in specs:
         raise UserError(f"checkpoint: {parameter.name} is not a parameter of the model that is to be written")
     moments = {"exp_avg": parameter.exp_avg, "exp_avg_sq": parameter.exp_avg_sq}
@@ -197,5 +197,5 @@ class FolderSource:
 
 
 def _tuples(settings: dict[str, Any]) -> dict[str, Any]:
-    """JSON has lists where optimizers have tuples (betas)."""
+    """Turn the lists of JSON into the tuples that optimizers use (betas)."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}

@@ -1,4 +1,4 @@
-"""Writing a rank's files of a checkpoint: hashed and synced on the way, at once or beside the training."""
+"""Writes a rank's files of a checkpoint, hashed and synced, at once or in a thread during training."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class RecordingCheckpointEngine(TorchCheckpointEngine):
 
     Args:
         background: ``save`` only copies the tensors to the host's memory; ``start`` then writes them in a thread,
-            while the training goes on. Needs as much memory as the rank's files have bytes.
+            while the training goes on. Needs as much memory as the rank's files take.
     """
 
     def __init__(self, background: bool = False) -> None:
@@ -103,7 +103,7 @@ class RecordingCheckpointEngine(TorchCheckpointEngine):
             state_dict, path = self._copied.pop(0)
             try:
                 self._write(state_dict, path)
-            except Exception as error:  # it must come up in the main thread, whatever it is
+            except Exception as error:  # any error must reach the main thread
                 self.problem = self.problem or f"cannot write {path.name}: {type(error).__name__}: {error}"
             del state_dict  # its memory is free before the next file is written
 
@@ -116,29 +116,29 @@ class RecordingCheckpointEngine(TorchCheckpointEngine):
 
 
 def copied_to_host(value: Any) -> Any:
-    """A copy of nested dicts, lists and tuples whose tensors lie in the host's memory and change no more.
+    """A copy of nested dicts, lists and tuples whose tensors are in the host's memory and no longer change.
 
     A tensor that occurs twice is copied once, and so is written once.
     """
     return _copied(value, {})
 
 
-def _copied(value: Any, seen: dict[Any, Tensor]) -> Any:
+def _copied(value: Any, copies: dict[Any, Tensor]) -> Any:
     if isinstance(value, Tensor):
         key = (value.device, value.data_ptr(), value.dtype, tuple(value.shape), value.stride(), type(value))
-        if key not in seen or value.numel() == 0:
+        if key not in copies or value.numel() == 0:
             copy = value.detach().to("cpu", copy=True)
-            seen[key] = (
+            copies[key] = (
                 torch.nn.Parameter(copy, value.requires_grad)
                 if isinstance(value, torch.nn.Parameter)
                 else copy
             )
-        return seen[key]
+        return copies[key]
     if isinstance(value, dict):
-        parts = ((name, _copied(part, seen)) for name, part in value.items())
+        parts = ((name, _copied(part, copies)) for name, part in value.items())
         return OrderedDict(parts) if isinstance(value, OrderedDict) else dict(parts)
     if isinstance(value, list):
-        return [_copied(part, seen) for part in value]
+        return [_copied(part, copies) for part in value]
     if type(value) is tuple:
-        return tuple(_copied(part, seen) for part in value)
+        return tuple(_copied(part, copies) for part in value)
     return copy_module.deepcopy(value)
