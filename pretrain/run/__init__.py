@@ -1,4 +1,4 @@
-"""A run's folder: its configuration, its data, its lock, what may change on resume, and a saved run as others read it.
+"""A run's folder: its configuration, data and lock, what may change on resume, and how saved runs are read.
 
-What lies inside a checkpoint belongs to pretrain.checkpoint.
+The contents of a checkpoint belong to pretrain.checkpoint.
 """

@@ -1,4 +1,4 @@
-"""What everything that takes part in a run is built from."""
+"""RunContext: the settings, data and ranks from which the parts of a run are built."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pretrain.runtime.world import World
 
 @dataclass(kw_only=True)
 class RunContext:
-    """A run as its parts see it, before there is a model."""
+    """Settings and resources of a run, before its model is built."""
 
     run: RunConfig
     model: ModelConfig
     data: RunData
-    """Its corpora, opened."""
+    """The opened corpora."""
     world: World
-    """This process among the others."""
+    """The run's ranks, as seen by this one."""
     batch: BatchPlan
     """Sequences per step, and how they are spread. A micro-batch fits into memory, in evaluation as in training."""
     rates: GroupRates

@@ -1,4 +1,4 @@
-"""A run's corpora: opened, combined by weight, and identified."""
+"""Opens a run's corpora, combines them by weight and identifies them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RunData:
 
     corpora: list[tuple[Corpus, Fraction]]
     validation: list[tuple[Corpus, Fraction]] | None = None
-    """Whose validation splits are validated on, where they are not those of ``corpora``."""
+    """Corpora whose validation splits are used; None: those of ``corpora``."""
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -48,7 +48,7 @@ class RunData:
         return np.concatenate([s.batch(0, len(s)) for s in sets]), sum(s.label_bytes() for s in sets)
 
     def validation_documents(self, context_length: int, count: int) -> list[np.ndarray]:
-        """Of each of the validation windows, where documents begin among its T inputs, int64, 0 being the first."""
+        """For each validation window, the start of every document among its T inputs, int64; the first is 0."""
         sets = self._validation_sets(context_length, count)
         return [starts for s in sets for starts in s.document_starts()]
 
@@ -61,7 +61,7 @@ class RunData:
         ]
 
     def fingerprint(self) -> dict[str, Any]:
-        """What identifies the data: a run resumes only on the same."""
+        """What identifies the data: a run resumes only on the same data."""
         identity: dict[str, Any] = {
             "tokenizer": self.corpora[0][0].meta["tokenizer"]["hash"],
             "data": _identity(self.corpora),
@@ -77,10 +77,10 @@ def _identity(corpora: list[tuple[Corpus, Fraction]]) -> list[list[str]]:
 
 
 def open_data(run: RunConfig, report: Callable[[object], None]) -> RunData:
-    """Open the run's corpora; the built-in one is made first if need be (one process works, the others wait).
+    """Open the run's corpora; the built-in one is made first if needed (one process works, the others wait).
 
     Args:
-        report: is given progress to print.
+        report: receives progress to print.
 
     Raises:
         UserError: a folder that is not a corpus, another tokenizer than the run's, weights that are not numbers.
@@ -99,7 +99,7 @@ def _open_validation(text: str, tokenizer: Tokenizer) -> list[tuple[Corpus, Frac
             corpus = Corpus.open(folder, tokenizer)
         except UserError as error:
             raise UserError(f"validation.data: {error}") from None
-        if is_prefix(corpus.folder):  # Corpus.open holds out its end, since it does not say what is
+        if is_prefix(corpus.folder):  # Corpus.open holds out its end, since a pair has no split
             corpus = dataclasses.replace(corpus, validation=IndexedTokens(corpus.folder))
         elif not corpus.validation.num_tokens:
             corpus = dataclasses.replace(corpus, validation=corpus.training)

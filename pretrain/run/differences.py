@@ -1,4 +1,4 @@
-"""Whether figures of several runs compare: what differs between the runs beside what is compared, in words."""
+"""Describes differences between runs, such as other data, that make a comparison of their figures unfair."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from pretrain.data.tokenizer import load_tokenizer
 
 @dataclass(frozen=True)
 class RunDifferences:
-    """What differs between runs whose figures stand side by side."""
+    """Differences between runs whose figures are shown together."""
 
     lines: list[str]
-    """What a reader must know, a line each; empty when nothing differs but what is compared."""
+    """One line for each difference; empty when nothing differs but what is compared."""
     tokenizers: bool
-    """Whether the tokenizers differ: losses in nats per token do not compare then, bits per byte do."""
+    """Whether the tokenizers differ: losses in nats per token are not comparable then, bits per byte are."""
     data: bool
     """Whether the runs were trained on different data, so that their held-out texts differ, too."""
 
 
 @dataclass(frozen=True)
-class _Known:
+class _ComparedRun:
     name: str
     folder: Path
     state: TrainingState | None
@@ -37,25 +37,27 @@ class _Known:
 def run_differences(folders: Sequence[Path], steps: Sequence[int] | None = None) -> RunDifferences:
     """Compare data, tokenizer, validation windows, document mask and step of runs, by their newest checkpoints.
 
-    Models, seeds and rates are what runs are compared for; they are not mentioned.
+    Models, seeds and rates are what runs are compared for, so they are not mentioned.
 
     Args:
-        steps: that the figures are of, one for each run; not compared when not given.
+        steps: the step of each run's figures; None: steps are not compared.
     """
     if len(folders) < 2:
         return RunDifferences([], False, False)
     unique = len({folder.name for folder in folders}) == len(folders)
     runs = [
-        _Known(folder.name if unique else str(folder), folder, _state(folder), steps[at] if steps else None)
-        for at, folder in enumerate(folders)
+        _ComparedRun(
+            folder.name if unique else str(folder), folder, _state(folder), steps[index] if steps else None
+        )
+        for index, folder in enumerate(folders)
     ]
-    known = [run for run in runs if run.state is not None]
-    tokenizers, data = _tokenizers(known), _spread("data", known, _data)
+    runs_with_state = [run for run in runs if run.state is not None]
+    tokenizers, data = _tokenizers(runs_with_state), _spread("data", runs_with_state, _data)
     lines = [
         *tokenizers,
         *data,
-        *_spread("validation windows", known, _windows),
-        *_spread("document masks", known, _mask),
+        *_spread("validation windows", runs_with_state, _windows),
+        *_spread("document masks", runs_with_state, _mask),
         *_spread("steps", runs, lambda run: None if run.step is None else f"{run.step:,}"),
     ]
     unknown = [run.name for run in runs if run.state is None]
@@ -72,21 +74,24 @@ def _state(folder: Path) -> TrainingState | None:
         return None
 
 
-def _spread(what: str, runs: Sequence[_Known], value: Callable[[_Known], str | None]) -> list[str]:
+def _spread(
+    what: str, runs: Sequence[_ComparedRun], value: Callable[[_ComparedRun], str | None]
+) -> list[str]:
     """A line that says which runs have which value, if there are several; runs without one are left out."""
-    having: dict[str, list[str]] = {}
+    names_by_value: dict[str, list[str]] = {}
     for run in runs:
-        found = value(run)
-        if found is not None:
-            having.setdefault(found, []).append(run.name)
-    if len(having) < 2:
+        run_value = value(run)
+        if run_value is not None:
+            names_by_value.setdefault(run_value, []).append(run.name)
+    if len(names_by_value) < 2:
         return []
     return [
-        f"{what} differ: " + "; ".join(f"{found} ({', '.join(names)})" for found, names in having.items())
+        f"{what} differ: "
+        + "; ".join(f"{run_value} ({', '.join(names)})" for run_value, names in names_by_value.items())
     ]
 
 
-def _tokenizers(runs: Sequence[_Known]) -> list[str]:
+def _tokenizers(runs: Sequence[_ComparedRun]) -> list[str]:
     """A line for every run whose tokenizer is another than that of the first."""
     lines = []
     for run in runs[1:]:
@@ -110,25 +115,27 @@ def _newest(folder: Path) -> Path:
     return checkpoint_path(folder, checkpoint_steps(folder)[-1])
 
 
-def _data(run: _Known) -> str | None:
+def _data(run: _ComparedRun) -> str | None:
     return _corpora(run, run.state.run.get("data"), "data") if run.state else None
 
 
-def _windows(run: _Known) -> str | None:
+def _windows(run: _ComparedRun) -> str | None:
     if run.state is None or not run.state.run:
         return None
     settings = run.state.run.get("validation", {})
-    own = settings.get("data") is not None
+    separate_data = settings.get("data") is not None
     corpora = _corpora(
-        run, settings["data"] if own else run.state.run.get("data"), "validation" if own else "data"
+        run,
+        settings["data"] if separate_data else run.state.run.get("data"),
+        "validation" if separate_data else "data",
     )
     if corpora is None:
         return None
     return f"{settings.get('sequences')} of {run.state.model.get('context_length')} tokens of {corpora}"
 
 
-def _corpora(run: _Known, spec: str | None, key: str) -> str | None:
-    """Names of corpora with their shares, and the beginning of what identifies their contents."""
+def _corpora(run: _ComparedRun, spec: str | None, key: str) -> str | None:
+    """Names of corpora with their shares, and the beginning of their content hashes."""
     contents = run.state.data.get(key) if run.state else None
     if not contents or spec is None:
         return None  # an imported model does not know its data
@@ -140,7 +147,7 @@ def _corpora(run: _Known, spec: str | None, key: str) -> str | None:
     )
 
 
-def _mask(run: _Known) -> str | None:
+def _mask(run: _ComparedRun) -> str | None:
     if run.state is None or not run.state.run:
         return None
     return "kept apart" if run.state.run.get("document_mask") else "in one another's sight"

@@ -1,4 +1,4 @@
-"""What a run's folder holds before the first step: configuration, merged ds_config, tokenizer."""
+"""Prepares a run's folder before the first step: configuration, merged ds_config, tokenizer."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def prepare_run_folder(run: RunConfig, data: RunData, ds_config: dict[str, Any],
 
 
 def _write_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
-    """Write the data's tokenizer, unless it is there: checkpoints name it by its hash.
+    """Write the data's tokenizer, unless the folder holds it: checkpoints refer to it by its hash.
 
-    An imported model's may be another that gives the same ids (see check_resume); its own checkpoint keeps it.
+    An imported model may have another one that gives the same ids (see check_resume); its checkpoint keeps that one.
     """
     with contextlib.suppress(UserError):
         if folder.exists() and tokenizer_hash(load_tokenizer(folder)) == tokenizer_hash(tokenizer):

@@ -1,4 +1,4 @@
-"""What takes part in training beside the steps themselves: measurements, releases, changes of the model."""
+"""Hooks that act between training steps: measurements, releases, changes of the model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pretrain.checkpoint.state import TrainingState
 
 @dataclass
 class HookResult:
-    """What a hook has to say about a step."""
+    """Figures and console lines that a hook reports for a step."""
 
     figures: dict[str, Any] = field(default_factory=dict)
     """Key of metrics.jsonl -> value, equal on all ranks."""
@@ -22,7 +22,7 @@ class HookResult:
 
 
 class Hook:
-    """Does something before steps, or every so many steps after them. Subclasses override what they need.
+    """Acts before steps, or at an interval after them. Subclasses override what they need.
 
     The trainer calls every hook on every rank at the same step, in the order of its list, so each method may use
     collectives. The time spent in a hook is left out of tokens/s. The training numbers do not change unless changing
@@ -43,8 +43,8 @@ class Hook:
     def run(self, engine: Any, state: TrainingState) -> HookResult:
         """Act after step ``state.step``.
 
-        A request to stop may leave it at any forward pass of the engine; it is then called again when the run goes on,
-        so it must change nothing before its last one.
+        A request to stop may end it at any forward pass of the engine. It is then called again when the run resumes,
+        so it must change nothing before its last forward pass.
         """
         return HookResult()
 
@@ -53,7 +53,7 @@ class Hook:
         return {}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take back what ``state`` gave; other hooks' tensors are among them."""
+        """Restore what ``state`` returned; *tensors* also holds those of other hooks."""
 
 
 def every(interval: int, step: int, last: int) -> bool:

@@ -1,4 +1,4 @@
-"""One job at a time in a run folder."""
+"""Locks a run folder, so that one job at a time uses it."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from pretrain.utils.processes import identity
 
 NAME = ".running.json"
 BEAT_SECONDS = 15.0
-# A file system that is slow for minutes is ordinary; a job that waits this long for another's sign of life is not lost.
+# A file system that is slow for minutes is ordinary; a job can afford to wait this long for another's heartbeat.
 SILENT_SECONDS = 300.0
 
 
 class RunLock:
-    """Marks a run folder as in use by this job, with a sign of life every BEAT_SECONDS. Held by the main rank.
+    """Marks a run folder as in use by this job, with a heartbeat every BEAT_SECONDS. Held by the main rank.
 
-    Who holds it is dead when its process is gone (same host), its SLURM job is not running (any host), or it has given
-    no sign for SILENT_SECONDS. An earlier life of the same SLURM job, before a requeue, is dead by definition.
+    The holder is dead when its process has ended (same host), its SLURM job is not running (any host), or it has sent
+    no heartbeat for SILENT_SECONDS. An earlier start of the same SLURM job, before a requeue, is dead by definition.
 
     Args:
-        folder: the run's folder; made if need be.
+        folder: the run's folder; created if needed.
 
     Raises:
         UserError: another job that is not dead holds the folder, or the folder cannot be written.
@@ -43,7 +43,7 @@ class RunLock:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
-        self._me: dict[str, Any] = {
+        self._this_job: dict[str, Any] = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "started": psutil.Process().create_time(),  # for older versions
@@ -64,50 +64,50 @@ class RunLock:
         self._thread.start()
 
     def release(self) -> None:
-        """Leave the folder to others."""
+        """Release the folder for other jobs."""
         self._stop.set()
         self._thread.join()
         with contextlib.suppress(OSError):
-            if self._holder() == self._me:
+            if self._holder() == self._this_job:
                 self.path.unlink()
 
     def _take(self) -> None:
-        with _alone(self.path.with_name(f"{NAME}.lock")):
+        with _one_process_at_a_time(self.path.with_name(f"{NAME}.lock")):
             holder = self._holder()
             if holder is not None:
                 self._refuse_if_alive(holder)
-            write_atomically(self.path, json.dumps(self._me))
+            write_atomically(self.path, json.dumps(self._this_job))
 
     def _holder(self) -> dict[str, Any] | None:
         try:
-            found = json.loads(self.path.read_text())
+            mark = json.loads(self.path.read_text())
         except FileNotFoundError:
             return None
         except ValueError:
             return {}
-        return found if isinstance(found, dict) else {}
+        return mark if isinstance(mark, dict) else {}
 
     def _refuse_if_alive(self, holder: dict[str, Any]) -> None:
         try:
-            silent = time.time() - self.path.stat().st_mtime
+            silence = time.time() - self.path.stat().st_mtime
         except FileNotFoundError:
             return
         job = holder.get("job")
         alive: bool | None = None
-        if job and job == self._me["job"] and holder.get("restart") != self._me["restart"]:
+        if job and job == self._this_job["job"] and holder.get("restart") != self._this_job["restart"]:
             alive = False
-        if alive is None and holder.get("host") == self._me["host"]:
+        if alive is None and holder.get("host") == self._this_job["host"]:
             alive = _process_lives(holder)
-        if alive is None and job and job != self._me["job"]:
+        if alive is None and job and job != self._this_job["job"]:
             alive = _job_lives(job)
         if alive is None:
-            alive = silent < SILENT_SECONDS
+            alive = silence < SILENT_SECONDS
         if alive:
-            whose = f"process {holder.get('pid')} on {holder.get('host')}" + (
+            holder_name = f"process {holder.get('pid')} on {holder.get('host')}" + (
                 f", SLURM job {job}" if job else ""
             )
             raise UserError(
-                f"name: {self.path.parent} is in use by {whose} (sign of life {max(silent, 0):.0f} s ago); "
+                f"name: {self.path.parent} is in use by {holder_name} (sign of life {max(silence, 0):.0f} s ago); "
                 "wait for it, stop it, or give another --name"
             )
 
@@ -118,8 +118,8 @@ class RunLock:
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Let one process at a time through, of all hosts whose file system has locks (NFS 4, Lustre and GPFS do)."""
+def _one_process_at_a_time(path: Path) -> Iterator[None]:
+    """Admit one process at a time, across hosts whose file system has locks (NFS 4, Lustre and GPFS do)."""
     with path.open("a") as file:
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -127,7 +127,7 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 class RunLocks:
-    """The lock of a run folder, as all ranks see it: taken by the main rank, refused on all.
+    """RunLock for all ranks: the main rank takes it, and a refusal is raised on every rank.
 
     Use it as a context manager.
 
@@ -140,7 +140,7 @@ class RunLocks:
         self._lock: RunLock | None = None
 
     def take_existing(self) -> None:
-        """Take the folder if there is one: nothing in it may be read while another job writes. Collective.
+        """Take the folder if it exists: nothing in it may be read while another job writes. Collective.
 
         Raises:
             UserError: see RunLock.
@@ -149,7 +149,7 @@ class RunLocks:
             self.take()
 
     def take(self) -> None:
-        """Take the folder, and make it if need be. A second call does nothing. Collective.
+        """Take the folder, creating it if needed. A second call does nothing. Collective.
 
         Raises:
             UserError: see RunLock.
@@ -174,13 +174,13 @@ class RunLocks:
 
 def _process_lives(holder: dict[str, Any]) -> bool:
     try:
-        found = identity(int(holder["pid"]))
-        if found is None or "process" in holder:
-            return found is not None and found == holder["process"]
-        # The mark of an older version, by whose clock the start was told: right while nobody sets the clock.
+        current_identity = identity(int(holder["pid"]))
+        if current_identity is None or "process" in holder:
+            return current_identity is not None and current_identity == holder["process"]
+        # An older version's mark gives the start by the system clock: correct unless the clock was set since.
         process = psutil.Process(int(holder["pid"]))
-        started = abs(process.create_time() - float(holder["started"])) < 2
-        return started and process.status() != psutil.STATUS_ZOMBIE
+        same_start = abs(process.create_time() - float(holder["started"])) < 2
+        return same_start and process.status() != psutil.STATUS_ZOMBIE
     except (psutil.NoSuchProcess, KeyError, TypeError, ValueError):
         return False
     except psutil.AccessDenied:
@@ -188,11 +188,11 @@ def _process_lives(holder: dict[str, Any]) -> bool:
 
 
 def _job_lives(job: str) -> bool | None:
-    """Whether SLURM runs the job; None where SLURM does not say."""
+    """Whether SLURM runs the job; None if SLURM cannot be asked."""
     if shutil.which("squeue") is None:
         return None
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             ["squeue", "--noheader", "--jobs", job, "--format", "%T"],
             capture_output=True,
             text=True,
@@ -200,8 +200,8 @@ def _job_lives(job: str) -> bool | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    if done.returncode != 0:
-        return False if "Invalid job id" in done.stderr else None
+    if result.returncode != 0:
+        return False if "Invalid job id" in result.stderr else None
     return any(
-        state.strip() in ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED") for state in done.stdout.split()
+        state.strip() in ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED") for state in result.stdout.split()
     )

@@ -1,4 +1,4 @@
-"""What can be refused before anything heavy is imported and before the ranks meet: environment, paths, batch."""
+"""Checks environment, paths and batch, before heavy imports and before the ranks connect."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def check_start(run: RunConfig) -> None:
     """Refuse a run that could not begin on this machine, in this launch.
 
     Raises:
-        UserError: see check_environment and check_threads; a corpus that is not there, a data_root that cannot be
+        UserError: see check_environment and check_threads; a corpus that does not exist, a data_root that cannot be
             written, a batch that the ranks cannot share.
     """
     launch = check_environment()
@@ -54,13 +54,13 @@ def _check_corpus(folder: str) -> None:
 
 
 def _check_data_root(root: Path) -> None:
-    """Refuse a folder into which the built-in corpus cannot be written, unless a corpus is there already."""
+    """Refuse a folder into which the built-in corpus cannot be written, unless it already holds one."""
     if root.is_dir() and any(root.glob("builtin-*/meta.json")):
         return
-    there = next(path for path in (root, *root.absolute().parents) if path.exists())
-    if not there.is_dir():
-        raise UserError(f"data_root: {str(there)!r} is a file; give a folder for the built-in corpus")
-    if not os.access(there, os.W_OK | os.X_OK):
+    existing = next(path for path in (root, *root.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise UserError(f"data_root: {str(existing)!r} is a file; give a folder for the built-in corpus")
+    if not os.access(existing, os.W_OK | os.X_OK):
         raise UserError(
-            f"data_root: {str(there)!r} cannot be written; give another folder for the built-in corpus"
+            f"data_root: {str(existing)!r} cannot be written; give another folder for the built-in corpus"
         )

@@ -1,4 +1,4 @@
-"""What may change between two sessions of one run, and what may not."""
+"""Checks which settings may change between two sessions of one run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pretrain.data.same_tokenizer import tokenizer_difference
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer
 from pretrain.optim.groups import run_groups
 
-# Where a run lives, how it is shown and how long it goes on may differ without a word.
+# Settings whose changes are not noted, since they are harmless (a run's place, logging, length) or checked elsewhere.
 SILENT = {
     "name",
     "runs_dir",
@@ -46,7 +46,7 @@ SHAPE_DEFAULTS = {"tensor_parallel": 1, "partitioning": {}}
 
 
 def shape_change(saved: dict[str, Any], world: dict[str, Any]) -> str | None:
-    """How the world differs from the one that wrote a checkpoint, in a phrase; None when the files fit.
+    """How the world differs from the one that wrote a checkpoint, in a phrase; None when they match.
 
     Args:
         saved: the checkpoint's ``world``.
@@ -64,7 +64,7 @@ def shape_change(saved: dict[str, Any], world: dict[str, Any]) -> str | None:
 def regrouped(saved: TrainingState, run: RunConfig, model: ModelConfig) -> str | None:
     """How the optimizer's groups differ from those of a checkpoint, in a phrase; None when they are the same.
 
-    DeepSpeed pairs groups by position without a look; a checkpoint with other groups is read parameter by parameter.
+    DeepSpeed pairs groups by position, unchecked; a checkpoint with other groups is read parameter by parameter.
     """
     if not saved.run:
         return None  # no engine has written it: it is read parameter by parameter anyway
@@ -78,7 +78,7 @@ def regrouped(saved: TrainingState, run: RunConfig, model: ModelConfig) -> str |
             ),
         ),
     )
-    old, new = ({g.name: g.parameters for g in run_groups(which, model)} for which in (before, run))
+    old, new = ({g.name: g.parameters for g in run_groups(config, model)} for config in (before, run))
     if list(old.items()) == list(new.items()):
         return None
     return f"optimizer groups changed from {', '.join(old)} to {', '.join(new)}"
@@ -104,41 +104,41 @@ def check_resume(
     world: dict[str, Any],
     tokenizers: tuple[Path, Tokenizer] | None = None,
 ) -> list[str]:
-    """Compare a checkpoint with the run that wants to continue from it.
+    """Compare a checkpoint with the run that is to continue from it.
 
     Args:
-        saved: what the checkpoint says of itself.
+        saved: the checkpoint's state.
         data: RunData.fingerprint of the run.
         world: the same as ``saved.world``, of the run.
-        tokenizers: folder of the checkpoint's tokenizer, and the run's: what decides where the hashes differ.
+        tokenizers: folder of the checkpoint's tokenizer, and the run's tokenizer; compared if the hashes differ.
 
     Returns:
-        A line for each setting that changed and may.
+        A line for each setting that has changed and may change.
 
     Raises:
         UserError: another model, tokenizer, data, seed, document mask or choice of decayed parameters (all differences
             named).
     """
-    refused = ModelConfig.from_json(saved.model).difference(model)
+    differences = ModelConfig.from_json(saved.model).difference(model)
     if saved.run.get("seed", run.seed) != run.seed:
-        refused.append(f"seed: {saved.run['seed']} != {run.seed}")
-    # It decides which optimizer group a parameter is in, and DeepSpeed pairs groups by position without a look.
-    decayed = saved.run.get("optimizer", {}).get("decay_embeddings", run.optimizer.decay_embeddings)
-    if decayed != run.optimizer.decay_embeddings:
-        refused.append(f"optimizer.decay_embeddings: {decayed} != {run.optimizer.decay_embeddings}")
-    # Another model, in effect; runs from before the option, and imported ones, have none.
-    masked = saved.run.get("document_mask", False if saved.run else run.document_mask)
-    if masked != run.document_mask:
-        refused.append(f"document_mask: {masked} != {run.document_mask}")
+        differences.append(f"seed: {saved.run['seed']} != {run.seed}")
+    # It decides which optimizer group a parameter is in, and DeepSpeed pairs groups by position, unchecked.
+    saved_decay = saved.run.get("optimizer", {}).get("decay_embeddings", run.optimizer.decay_embeddings)
+    if saved_decay != run.optimizer.decay_embeddings:
+        differences.append(f"optimizer.decay_embeddings: {saved_decay} != {run.optimizer.decay_embeddings}")
+    # In effect another model; runs from before the option, and imported ones, have no such entry.
+    saved_mask = saved.run.get("document_mask", False if saved.run else run.document_mask)
+    if saved_mask != run.document_mask:
+        differences.append(f"document_mask: {saved_mask} != {run.document_mask}")
     for key, value in data.items():
         before = saved.data.get(key, value)  # an imported model knows its tokenizer, not the data
         difference = None if before == value else f"{before} != {value}"
         if difference and key == "tokenizer" and tokenizers and tokenizers[0].is_dir():
             difference = tokenizer_difference(load_tokenizer(tokenizers[0]), tokenizers[1])
-        refused += [f"{key}: {difference}"] if difference else []
-    if refused:
+        differences += [f"{key}: {difference}"] if difference else []
+    if differences:
         raise UserError(
-            f"resume: {run.folder} holds another run ({'; '.join(refused)}); give --name for a new run, "
+            f"resume: {run.folder} holds another run ({'; '.join(differences)}); give --name for a new run, "
             "or the settings it was started with"
         )
     reshaped = [shape_change(saved.world, world), regrouped(saved, run, model)]

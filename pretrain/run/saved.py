@@ -1,4 +1,4 @@
-"""A trained run as the way out sees it: one checkpoint's weights, configuration, tokenizer and held-out tokens."""
+"""Opens a trained run for reading: one checkpoint's weights, configuration, tokenizer and held-out tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pretrain.metrics.file import FILE_NAME, read_metrics
 
 T = TypeVar("T")
 ATTEMPTS = 10
-"""Checkpoints of a run that is training, pruned one after the other while they were read, after which we give up."""
+"""Give up after this many checkpoints were pruned while they were read, by a run that is training."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class SavedRun:
     model: ModelConfig
     tokenizer: Tokenizer
     hold: Hold | None = None
-    """While this lives, a run that goes on does not prune the checkpoint."""
+    """While this object exists, a run that is training does not prune the checkpoint."""
 
     @property
     def state(self) -> TrainingState:
@@ -53,7 +53,7 @@ class SavedRun:
         """Open ``runs/NAME``: its newest valid checkpoint, or the one of *step*.
 
         Args:
-            report: is given a line for each damaged checkpoint that is passed over.
+            report: receives a line for each damaged checkpoint that is passed over.
 
         Raises:
             UserError: no run, no such step, a checkpoint with missing or damaged files, a tokenizer that is not the
@@ -92,27 +92,27 @@ class SavedRun:
     def corpora(self) -> list[Corpus]:
         """The corpora that the run was trained on, as far as they are on this machine and unchanged.
 
-        The same text tokenized otherwise (the built-in corpus with another vocabulary) is not one of them.
+        The same text with another tokenizer (the built-in corpus with another vocabulary) is not one of them.
         """
-        wanted = {entry[0] for entry in self.state.data.get("data", [])}
+        content_hashes = {entry[0] for entry in self.state.data.get("data", [])}
         run = self.state.run
         if run.get("data", "builtin") == "builtin":
             folders = sorted(Path(run.get("data_root", "data")).glob("builtin-*"))
         else:
             folders = [Path(folder) for folder, _ in parse_blend(run["data"])]
-        found = []
+        corpora = []
         for folder in folders:
             try:
                 corpus = Corpus.open(folder)
             except (UserError, OSError):
                 continue
-            same = corpus.meta["content_hash"] in wanted
-            if same and tokenizer_difference(corpus.tokenizer, self.tokenizer) is None:
-                found.append(corpus)
-        return found
+            same_content = corpus.meta["content_hash"] in content_hashes
+            if same_content and tokenizer_difference(corpus.tokenizer, self.tokenizer) is None:
+                corpora.append(corpus)
+        return corpora
 
     def real_tokens(self, windows: int, length: int) -> tuple[np.ndarray, str]:
-        """Token ids int64 [windows, length] of real text, and what text it is.
+        """Token ids int64 [windows, length] of real text, and the text's description.
 
         Held-out windows of the run's own data where that is on this machine, else Python's standard library.
         """
@@ -150,31 +150,31 @@ def with_saved_run(
     use: Callable[[SavedRun], T],
     report: Callable[[str], object] = print,
 ) -> T:
-    """Open a run (see SavedRun.open) and give it to *use*, with the next checkpoint when the first one is pruned.
+    """Open a run (see SavedRun.open) and pass it to *use*, again with the next checkpoint if the first is pruned.
 
-    A run that is training prunes; a checkpoint that is held stays, but not every file system has locks.
+    A run that is training prunes checkpoints. One that is held stays, but not every file system has locks.
 
     Raises:
-        UserError: as SavedRun.open, and what *use* raises while its checkpoint is there.
+        UserError: as SavedRun.open, and what *use* raises while its checkpoint exists.
     """
     folder = Path(folder)
-    seen: set[str] = set()
+    reported: set[str] = set()
 
-    def once(line: str) -> None:
-        if line not in seen:
-            seen.add(line)
+    def report_once(line: str) -> None:
+        if line not in reported:
+            reported.add(line)
             report(line)
 
     for _ in range(ATTEMPTS):
-        found = find_checkpoint(folder, step, once)
-        if found is None:
+        path_and_hold = find_checkpoint(folder, step, report_once)
+        if path_and_hold is None:
             continue
         try:
-            return use(SavedRun.at(folder, *found))
+            return use(SavedRun.at(folder, *path_and_hold))
         except UserError:
-            if found[0].is_dir():
+            if path_and_hold[0].is_dir():
                 raise
-        once(f"checkpoint {found[0].name} was pruned while it was read; taking the next one")
+        report_once(f"checkpoint {path_and_hold[0].name} was pruned while it was read; taking the next one")
     raise UserError(
         f"checkpoint: {ATTEMPTS} of {str(folder)!r} were pruned while they were read; wait for the run's end, or let "
         "it keep more (--checkpoint.keep_last)"
@@ -182,7 +182,7 @@ def with_saved_run(
 
 
 def refuse_links(folder: Path) -> None:
-    """Refuse links that leave the checkpoint: whoever made the run could pull files of this machine into an export.
+    """Refuse links that leave the checkpoint: an untrusted run could copy files of this machine into an export.
 
     Raises:
         UserError: it names the link.
@@ -203,12 +203,12 @@ def is_run(folder: str | Path) -> bool:
 def find_checkpoint(
     folder: Path, step: int | None, report: Callable[[str], object]
 ) -> tuple[Path, Hold] | None:
-    """The checkpoint of *step*, or the newest one whose files are as they were written, and a hold on it.
+    """The checkpoint of *step*, or the newest valid one, and a hold on it.
 
     None when one was pruned while it was verified: then there is a newer one.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no valid one.
     """
     if (folder / "zero" / "optimizer_state.pt").is_file():
         raise UserError(
@@ -222,16 +222,16 @@ def find_checkpoint(
     if not steps:
         raise UserError(f"run: {str(folder)!r} has no checkpoint yet; train until the first one is written")
     if step is not None and step not in steps:
-        nearest = min(steps, key=lambda there: abs(there - step))
+        nearest = min(steps, key=lambda existing_step: abs(existing_step - step))
         raise UserError(
             f"step: no checkpoint of step {step} in {str(folder)!r}; nearest: {nearest} (there are {_listed(steps)})"
         )
     problems: list[str] = []
     pruned: list[Path] = []
-    held: list[Hold] = []
+    holds: list[Hold] = []
 
     def problem_of(path: Path) -> str | None:
-        held[:] = [Hold(path)]  # before it is verified, which takes a while
+        holds[:] = [Hold(path)]  # before it is verified, which takes a while
         return verify(path)
 
     def passed_over(path: Path, problem: str) -> None:
@@ -241,15 +241,15 @@ def find_checkpoint(
         if step is None:
             report(f"checkpoint {path.name} is damaged ({problem}); looking for an earlier one")
 
-    found = newest_valid(folder, steps if step is None else [step], problem_of, passed_over)
+    newest = newest_valid(folder, steps if step is None else [step], problem_of, passed_over)
     if pruned:
         return None
-    if found is None:
+    if newest is None:
         which = "every checkpoint" if step is None else checkpoint_path(folder, step).name
         raise UserError(
             f"checkpoint: {which} of {str(folder)!r} is damaged ({problems[-1]}); restore it or give another --step"
         )
-    return found, held[0]
+    return newest, holds[0]
 
 
 def _listed(steps: list[int]) -> str:
