@@ -1,4 +1,4 @@
-"""What interrupts a training session: requests to stop, agreed on by all ranks, and the watchdog's heartbeat."""
+"""Coordinates requests to stop among all ranks, and sends heartbeats to the watchdog."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pretrain.runtime.world import COLLECTIVE_TIMEOUT, World
 
 
 class Abandoned(Exception):
-    """The ranks agreed to stop in the middle of something that changes nothing and can be done again.
+    """Raised when the ranks agreed to stop during work that changes nothing and can be repeated.
 
     Args:
         code: exit code with which to stop.
@@ -28,7 +28,7 @@ class Abandoned(Exception):
 
 
 class Answer(NamedTuple):
-    """What a vote found."""
+    """Result of a vote."""
 
     stop: int
     """Exit code with which all ranks are to stop, 0 to go on."""
@@ -37,24 +37,24 @@ class Answer(NamedTuple):
 
 
 class Vote:
-    """The maximum over all ranks of a few numbers, collected while a step computes.
+    """Finds the maximum of a few numbers over all ranks, while a step computes.
 
-    Ranks submit at the beginning of a step and read the result at its end, all at the same place of their programs. It
+    Ranks submit at the beginning of a step and read the result at its end, all at the same point of the program. It
     travels over gloo beside the training's own collectives and waits for no device.
 
     Args:
-        ranks: number of ranks; 1 asks nobody.
-        timeout: after which a rank that does not vote is given up.
+        ranks: number of ranks; with 1 there is no communication.
+        timeout: longest wait for a rank that does not vote.
     """
 
     def __init__(self, ranks: int, timeout: timedelta = COLLECTIVE_TIMEOUT) -> None:
         self._group: Any = dist.new_group(backend="gloo", timeout=timeout) if ranks > 1 else None
         self._submitted: list[int] | None = None
-        self._ballot: torch.Tensor | None = None  # in the host's memory, whatever the training's device
+        self._ballot: torch.Tensor | None = None  # on the CPU, even when training runs on a GPU
         self._work: Any = None
 
     def submit(self, *values: int) -> None:
-        """Give this rank's values; all ranks must give as many."""
+        """Submit this rank's values; every rank must submit the same number of them."""
         self._submitted = [int(value) for value in values]
         if self._group is not None:
             self._ballot = torch.tensor(self._submitted, dtype=torch.int64)
@@ -74,7 +74,7 @@ class Control:
     """Coordinates stop requests across ranks, and reports progress to the watchdog.
 
     Args:
-        listener: hears what asks this rank to stop; None (in tests) hears nothing.
+        listener: receives requests to stop this rank; None (in tests): there are none.
         watchdog: is told of every sign of progress.
     """
 
@@ -85,7 +85,7 @@ class Control:
         self._vote = Vote(world.size, world.timeout)
 
     def heartbeat(self, doing: str) -> None:
-        """Tell the watchdog that all is well, and what comes next."""
+        """Send the watchdog a heartbeat; *doing* is what comes next."""
         if self.watchdog is not None:
             self.watchdog.heartbeat(doing)
 
@@ -103,9 +103,9 @@ class Control:
 
     @contextlib.contextmanager
     def interruptible(self, engine: Any, doing: str) -> Iterator[None]:
-        """Vote after every forward pass of *engine* inside: validation and evaluation can take long.
+        """Vote after every forward pass of *engine* in the block, since validation and evaluation can take long.
 
-        All ranks make the same number of passes there, so they leave at the same one.
+        All ranks make the same number of passes, so they stop after the same one.
 
         Raises:
             Abandoned: on every rank, when one of them was asked to stop.

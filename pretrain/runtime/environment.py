@@ -1,7 +1,7 @@
-"""What the launcher's environment says about this process, checked before anything heavy is imported.
+"""Reads and checks the launcher's environment variables, before heavy imports.
 
-torchrun, deepspeed and slurm/task.sh set RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. A wrong one would
-otherwise show minutes later, when the ranks do not find each other, or as a library's traceback.
+torchrun, deepspeed and slurm/task.sh set RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. A wrong value
+would otherwise show minutes later, when the ranks do not find each other, or as a library's traceback.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from model.errors import UserError, closest, shown
 
 ACCELERATORS = ("cpu", "cuda")
 THREADS_PER_CORE = 4
-"""At most so many threads a rank for each core of the machine: more only wait, and very many end the process."""
+"""Most threads per rank for each core of the machine: more only wait, and very many end the process."""
 DEFAULT_PORT = 29500
 
 
@@ -30,7 +30,7 @@ class Launch:
 
 
 def environment_rank() -> int:
-    """This process's rank, 0 without a launcher; 0, too, where the environment makes no sense: it is to be heard."""
+    """This process's rank; 0 without a launcher, and in an invalid environment, whose error must be printed."""
     try:
         return read_environment().rank
     except UserError:
@@ -38,7 +38,7 @@ def environment_rank() -> int:
 
 
 def read_environment() -> Launch:
-    """Read the launcher's variables; a process without a launcher is a world of its own.
+    """Read the launcher's variables; a process without a launcher is a world of size 1.
 
     Raises:
         UserError: a variable is not a number or out of range, or variables contradict each other.
@@ -50,9 +50,9 @@ def read_environment() -> Launch:
             f"RANK: not set, though WORLD_SIZE is {size}; start with deepspeed or torchrun, or unset WORLD_SIZE"
         )
     if rank >= size:
-        given = f"WORLD_SIZE is {size}" if "WORLD_SIZE" in os.environ else "WORLD_SIZE is not set"
+        reason = f"WORLD_SIZE is {size}" if "WORLD_SIZE" in os.environ else "WORLD_SIZE is not set"
         raise UserError(
-            f"RANK: {rank} is not valid, since {given}; ranks count from 0 to WORLD_SIZE - 1: start with deepspeed or "
+            f"RANK: {rank} is not valid, since {reason}; ranks count from 0 to WORLD_SIZE - 1: start with deepspeed or "
             "torchrun, or unset RANK"
         )
     name = "LOCAL_SIZE" if "LOCAL_SIZE" in os.environ else "LOCAL_WORLD_SIZE"
@@ -67,10 +67,10 @@ def read_environment() -> Launch:
 
 
 def check_environment() -> Launch:
-    """Refuse an environment in which the ranks could not meet.
+    """Refuse an environment in which the ranks could not connect.
 
     Raises:
-        UserError: as read_environment; an unknown DS_ACCELERATOR; a rendezvous port that is none or is taken.
+        UserError: as read_environment; an unknown DS_ACCELERATOR; a rendezvous port that is invalid or taken.
     """
     launch = read_environment()
     accelerator = os.environ.get("DS_ACCELERATOR")
@@ -87,10 +87,10 @@ def check_environment() -> Launch:
 
 
 def check_threads(threads: int | None) -> None:
-    """Refuse a number of CPU threads that no machine like this can run.
+    """Refuse a number of CPU threads per rank that is not valid on this machine.
 
     Raises:
-        UserError: it says how many are valid here.
+        UserError: the message gives the valid range.
     """
     most = THREADS_PER_CORE * (os.cpu_count() or 1)
     if threads is not None and not 1 <= threads <= most:
@@ -101,15 +101,15 @@ def check_threads(threads: int | None) -> None:
 
 
 def _integer(name: str, default: int, least: int = 0, most: int = 10**6) -> int:
-    given = os.environ.get(name)
-    if given is None:
+    text = os.environ.get(name)
+    if text is None:
         return default
-    if not (given.isascii() and given.isdigit() and len(given) <= 9 and least <= int(given) <= most):
+    if not (text.isascii() and text.isdigit() and len(text) <= 9 and least <= int(text) <= most):
         raise UserError(
-            f"{name}: {shown(given)} in the environment is not valid; give an integer from {least} to {most}, as "
+            f"{name}: {shown(text)} in the environment is not valid; give an integer from {least} to {most}, as "
             "deepspeed and torchrun do, or unset it"
         )
-    return int(given)
+    return int(text)
 
 
 def _check_port(port: int) -> None:
@@ -120,7 +120,7 @@ def _check_port(port: int) -> None:
             probe.bind(("", port))
         except OSError as error:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
-                return  # not this check's to explain
+                return  # other errors are left to the rendezvous
             why = "is taken on" if error.errno == errno.EADDRINUSE else "may not be used by you on"
             raise UserError(
                 f"MASTER_PORT: {port} {why} {socket.gethostname()}; give another: deepspeed --master_port N, or "

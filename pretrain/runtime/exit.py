@@ -1,8 +1,8 @@
-"""How a rank ends after an error: the rank that failed first says what went wrong, once, and the others keep still.
+"""Ends a rank after an error: only the rank that failed first prints what went wrong.
 
-Ranks that lose another fail, too, a moment later and with a library's words for it. They are told apart without
-reading those words: the first to fail leaves its name in the process group's store, and whoever finds a name there
-has nothing to add.
+Ranks that lose another rank fail a moment later, with a library's message. They are told apart without reading such
+messages: the first rank to fail writes its number to the process group's store, and a rank that finds a number there
+prints nothing.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from typing import Any, NoReturn
 from model.errors import UserError
 
 FAILED = 1
-"""Exit code after an error that no input of the user's explains."""
+"""Exit code after an error that the user's input did not cause."""
 BAD_INPUT = 2
 KEY = "head_schedules/first_failure"
 DONE_KEY = "head_schedules/rank_0_is_done"
-# Rank 0 gives wandb up to a minute; nobody waits longer for a rank 0 that hangs.
+# Rank 0 gives wandb up to a minute; no rank waits longer than this for a rank 0 that hangs.
 DONE_SECONDS = 90.0
-# Errors that all ranks have found together are rank 0's to print: the others let it go first.
+# Rank 0 prints errors that all ranks have found together: the others wait this long, so that it is first.
 HEAD_START_SECONDS = 0.5
-# A launcher ends the other ranks within seconds; a rank that is still there then has something to say.
+# A launcher ends the other ranks within seconds; a rank that still runs after that prints its error.
 WAIT_SECONDS = 5.0
 STORE_TIMEOUT = timedelta(seconds=5)
 
@@ -51,7 +51,7 @@ def end_after(error: BaseException, rank: int, wait: float = WAIT_SECONDS) -> No
         _print(_text(error, rank))
     elif first is not None:
         code = first[1]
-    else:  # rank 0, which keeps the store, has gone
+    else:  # rank 0, which hosts the store, has ended
         _leave_time_to_the_launcher(wait, code)
         _print(f"error: {_where(rank)} lost rank 0, which ended first ({_first_line(error)})\n")
     # Not sys.exit: on the way out, process groups would wait for ranks that no longer answer.
@@ -59,7 +59,7 @@ def end_after(error: BaseException, rank: int, wait: float = WAIT_SECONDS) -> No
 
 
 def leave_after_rank_0(rank: int, seconds: float = DONE_SECONDS) -> None:
-    """Return on rank 0 at once, and on the others as soon as it has called this, too, or *seconds* have passed.
+    """Return on rank 0 at once, and on the others when rank 0 has called this too or *seconds* have passed.
 
     A launcher ends all ranks when one leaves with a code other than 0, as after a request to stop; rank 0 may have a
     picture to draw and wandb to close then.
@@ -67,7 +67,7 @@ def leave_after_rank_0(rank: int, seconds: float = DONE_SECONDS) -> None:
     store = _store()
     if store is None:
         return
-    with contextlib.suppress(Exception):  # of any class: rank 0, which keeps the store, may have gone
+    with contextlib.suppress(Exception):  # of any class: rank 0, which hosts the store, may have ended
         if rank == 0:
             store.set(DONE_KEY, "")
         else:
@@ -75,10 +75,10 @@ def leave_after_rank_0(rank: int, seconds: float = DONE_SECONDS) -> None:
 
 
 def leave(rank: int, code: int) -> NoReturn:
-    """End this process with *code*, after rank 0 where there are several.
+    """End this process with *code*, after rank 0 if there are several ranks.
 
-    Not by sys.exit then: threads of a process group may still run while the interpreter takes libraries down, and abort
-    a rank that has saved everything.
+    Those do not use sys.exit: threads of a process group may still run while the interpreter takes libraries down, and
+    abort a rank that has saved everything.
     """
     leave_after_rank_0(rank)
     if _store() is None:
@@ -90,9 +90,9 @@ def leave(rank: int, code: int) -> NoReturn:
 
 
 def _end_alone(error: BaseException, rank: int, code: int, wait: float) -> NoReturn:
-    """End a rank that has not met the others.
+    """End a rank that is not connected to the others.
 
-    What is wrong everywhere is said by rank 0; what is wrong on one node, by that node's first rank.
+    Rank 0 prints an error that all ranks have; the first rank of a node prints an error of that node.
     """
     if code == FAILED or rank == 0:
         _print(_text(error, rank))
@@ -103,7 +103,7 @@ def _end_alone(error: BaseException, rank: int, code: int, wait: float) -> NoRet
 
 
 def _leave_time_to_the_launcher(seconds: float, code: int) -> None:
-    """Wait for the launcher's SIGTERM, which follows another rank's failure, and then end with *code* and no word."""
+    """Wait for the launcher's SIGTERM, which follows another rank's failure, and then end with *code*, silently."""
     with contextlib.suppress(ValueError):  # only the main thread may set a handler
         signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
     time.sleep(seconds)

@@ -1,4 +1,4 @@
-"""What this machine can do: its device, whether bf16 is fast on it, and the peak that MFU refers to."""
+"""Describes this machine: its device, whether bf16 is fast on it, and the peak FLOP/s that MFU refers to."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def detect_device() -> torch.device:
     A batch system may show each task one GPU only (srun --gpus-per-task), which then has number 0 for all of them.
 
     Raises:
-        UserError: it sees several GPUs, and its LOCAL_RANK is none of them.
+        UserError: it sees several GPUs, and its LOCAL_RANK is not one of them.
     """
     if os.environ.get("DS_ACCELERATOR") == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
@@ -97,21 +97,21 @@ def supports_bf16(device: torch.device) -> tuple[bool, str]:
     flags = _cpu_flags()
     if flags is None:
         return False, f"this system ({platform.system()}) does not list its CPU's features"
-    found = [flag for flag in CPU_BF16_FLAGS if flag in flags]
-    if found:
-        return True, f"the CPU has {found[0]}"
+    bf16_flags = [flag for flag in CPU_BF16_FLAGS if flag in flags]
+    if bf16_flags:
+        return True, f"the CPU has {bf16_flags[0]}"
     return False, f"the CPU has neither {' nor '.join(CPU_BF16_FLAGS)}"
 
 
 MEASURED = "measured"
-"""How the source of a peak begins that was measured: it moves with threads and load, 8-fold on a busy machine."""
+"""First word of a measured peak's source. Such a peak varies with threads and load, 8-fold on a busy machine."""
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
     """Return the device's peak in FLOP/s for dense matrix products in *dtype*, and the figure's source.
 
     For a known GPU it is the data sheet's; otherwise a matrix product is timed for about half a second, on
-    the CPU with the current number of threads. A second call for the same answer costs nothing.
+    the CPU with the current number of threads. The measurement is cached.
     """
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
@@ -135,7 +135,7 @@ def data_sheet_peak(name: str, dtype: torch.dtype) -> float | None:
 def _measured_peak(device: torch.device, dtype: torch.dtype, threads: int) -> tuple[float, str]:
     """Time square matrix products for about half a second and return the fastest one's rate."""
     size = 8192 if device.type == "cuda" else 1024
-    # A generator of its own: measuring must not move the run's random numbers.
+    # A separate generator: measuring must not move the run's random numbers.
     generator = torch.Generator().manual_seed(0)
     left = torch.randn(size, size, generator=generator).to(device, dtype)
     right = torch.randn(size, size, generator=generator).to(device, dtype)

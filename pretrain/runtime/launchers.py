@@ -1,7 +1,7 @@
-"""The processes that launched this rank, and whether they are still there.
+"""Finds the processes that launched this rank, and tells whether they still run.
 
-``kill`` of a launcher does not always reach its ranks: ``deepspeed`` on one node passes nothing on, and kill -9 reaches
-nobody's children. Nothing heavy is imported here (see pretrain.runtime.signals).
+``kill`` of a launcher does not always reach its ranks: ``deepspeed`` on one node forwards no signals, and kill -9 never
+reaches child processes. Nothing heavy is imported here (see pretrain.runtime.signals).
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _TORCH = "torch.distributed.run"
 def launchers() -> dict[int, str]:
     """The launchers among this process's ancestors: process number -> identity.
 
-    Empty for a program started by hand or by a batch system's task: who leaves those running with nohup or setsid
-    wants them to outlive the shell.
+    Empty for a program started by hand or by a batch system's task: users who start it with nohup or
+    setsid want it to outlive the shell.
     """
-    found = {}
+    identities = {}
     try:
         for parent in psutil.Process().parents():
-            who = identity(parent.pid)
-            if who is not None and is_launcher(parent.cmdline()):
-                found[parent.pid] = who
-    except psutil.Error:  # gone while it was looked at, or another user's: nothing above it counts
+            process_identity = identity(parent.pid)
+            if process_identity is not None and is_launcher(parent.cmdline()):
+                identities[parent.pid] = process_identity
+    except psutil.Error:  # it has ended meanwhile, or is another user's: its ancestors do not count
         pass
-    return found
+    return identities
 
 
 def is_launcher(command: Sequence[str]) -> bool:
@@ -43,5 +43,7 @@ def is_launcher(command: Sequence[str]) -> bool:
 
 
 def gone(known: dict[int, str]) -> int | None:
-    """The first of *known* (see launchers) that has ended; None while all are there."""
-    return next((process for process, who in known.items() if identity(process) != who), None)
+    """The first of *known* (see launchers) that has ended; None while all still run."""
+    return next(
+        (process for process, known_identity in known.items() if identity(process) != known_identity), None
+    )

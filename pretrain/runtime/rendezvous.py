@@ -1,7 +1,7 @@
-"""How the ranks meet: each says through the store which device it has, before a backend is chosen for all of them.
+"""Connects the ranks: each publishes its device in the store, before a backend is chosen for all of them.
 
-Afterwards would be too late: a rank whose GPU is broken would wait with gloo for others that use NCCL, and two ranks on
-one GPU would fail inside NCCL with its words.
+A later check would be too late: a rank whose GPU is broken would wait with gloo for others that use NCCL, and two
+ranks on one GPU would fail inside NCCL with its message.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
 def meet(rank: int, size: int, timeout: timedelta) -> torch.device:
     """Start the process group, gloo on CPUs and NCCL on GPUs, and return this rank's device. Collective.
 
-    RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set. LOCAL_RANK becomes the number of the GPU, which DeepSpeed
-    reads it as: a task that sees one GPU only has number 0, whatever its place on the node.
+    RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT must be set. LOCAL_RANK becomes the number of the GPU, which DeepSpeed
+    reads it as: a task that sees one GPU only has number 0, at any place on the node.
 
     Raises:
         UserError: a rank finds no GPU though others do, two ranks would share one, or one sees fewer than it needs.
@@ -44,7 +44,7 @@ def meet(rank: int, size: int, timeout: timedelta) -> torch.device:
             store.set(KEY, devices_problem(answers) or "")
         problem = store.get(KEY).decode()
         if problem:
-            _hear_all(store, rank, size)
+            _wait_until_all_have_read(store, rank, size)
     else:
         problem = answer["problem"]
     if problem:
@@ -79,9 +79,9 @@ def devices_problem(answers: Sequence[Mapping[str, Any]]) -> str | None:
     return None
 
 
-def _hear_all(store: dist.Store, rank: int, size: int) -> None:
-    """Let rank 0, which keeps the store, stay until the others have read what is wrong."""
-    with contextlib.suppress(dist.DistError):  # one that has died meanwhile does not hear it
+def _wait_until_all_have_read(store: dist.Store, rank: int, size: int) -> None:
+    """Make rank 0, which hosts the store, wait until the others have read the problem."""
+    with contextlib.suppress(dist.DistError):  # a rank that has died meanwhile does not read it
         if rank:
             store.set(f"{KEY}/{rank}/heard", "")
         else:
@@ -89,7 +89,7 @@ def _hear_all(store: dist.Store, rank: int, size: int) -> None:
 
 
 def _own_device() -> tuple[torch.device, dict[str, str]]:
-    """This rank's device, and what the others are to know of it."""
+    """This rank's device, and its description for the other ranks."""
     device, problem = torch.device("cpu"), ""
     try:
         device = detect_device()

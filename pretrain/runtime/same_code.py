@@ -1,4 +1,4 @@
-"""Whether all ranks run the same code with the same packages: nodes drift apart, and then fail in odd ways."""
+"""Checks that all ranks run the same code with the same packages; nodes that differ fail in obscure ways."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ def check_agreement(world: World, configuration: str) -> None:
     """
     if world.size == 1:
         return
-    mine = {
+    own_entry = {
         "host": socket.gethostname(),
         **fingerprint(),
         "the run's configuration": _hash(configuration.encode()),
     }
-    found: list[dict[str, Any]] = [{}] * world.size
-    dist.all_gather_object(found, mine)
-    for what in mine:
+    entries: list[dict[str, Any]] = [{}] * world.size
+    dist.all_gather_object(entries, own_entry)
+    for what in own_entry:
         if what == "host":
             continue
-        others = {entry["host"]: entry[what] for entry in found if entry[what] != found[0][what]}
+        others = {entry["host"]: entry[what] for entry in entries if entry[what] != entries[0][what]}
         if others:
             listed = ", ".join(f"{value} on {host}" for host, value in sorted(others.items())[:5])
             more = f" and {len(others) - 5} more hosts" if len(others) > 5 else ""
             raise UserError(
-                f"nodes: {what} differs: {found[0][what]} on {found[0]['host']}, {listed}{more}; "
+                f"nodes: {what} differs: {entries[0][what]} on {entries[0]['host']}, {listed}{more}; "
                 "all nodes need the same code and packages"
             )
 
 
 def fingerprint() -> dict[str, str]:
-    """What must be equal everywhere: versions, and a hash of this program's code."""
+    """What must be equal on all ranks: versions, and a hash of this program's code."""
     versions = {"Python": platform.python_version()}
     for package in PACKAGES:
         try:

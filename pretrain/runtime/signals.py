@@ -1,8 +1,8 @@
-"""Being asked to stop: signals, a wall-clock budget and a launcher that has gone, agreed on by all ranks.
+"""Receives requests to stop: signals, a wall-clock budget, and the end of the launcher.
 
-SIGUSR1 (a batch system's warning ahead of the end), SIGTERM (preemption) and SIGINT (Ctrl-C) only leave a note. The
-ranks vote at the end of every step and batch of a validation; once one of them has a note, all save and end together.
-A thread of its own hears signals, so that one is also noticed while the main thread compiles or waits in a collective.
+SIGUSR1 (a batch system's warning ahead of the end), SIGTERM (preemption) and SIGINT (Ctrl-C) only record a request. The
+ranks vote at the end of every step and validation batch; once one of them has a request, all save and end together. A
+separate thread receives signals, so that one is noticed even while the main thread compiles or waits in a collective.
 Nothing heavy is imported here: a program listens before it does anything else.
 """
 
@@ -22,23 +22,23 @@ from model.errors import INTERRUPTED
 from pretrain.runtime.launchers import gone, launchers
 
 STOPPED = 75
-"""Exit code of a run that stopped with everything saved and wants to go on: EX_TEMPFAIL of sysexits.h."""
+"""Exit code of a run that stopped with everything saved and should be resumed: EX_TEMPFAIL of sysexits.h."""
 HEARD = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 REPEAT_SECONDS = 2.0
-"""The same signal again, so long after the first, ends the process at once. Sooner it may be the same event: Ctrl-C
+"""The same signal this long after the first ends the process at once. Earlier, it may be the same event: Ctrl-C
 reaches a rank from the terminal and from its launcher."""
 LOOK_SECONDS = 2.0
-"""How often to look whether the launcher is still there."""
+"""How often to check whether the launcher still runs."""
 
 
 class Stopped(BaseException):
-    """The run was asked to stop, and did; what was to be saved is saved.
+    """Raised when a run stops on request, after everything that was to be saved is saved.
 
-    Like KeyboardInterrupt no Exception: a library that reports its own failures must not take it for one.
+    Like KeyboardInterrupt, it is not an Exception: a library that reports its failures must not catch it.
 
     Args:
         reason: what asked for it.
-        exit_code: STOPPED, or INTERRUPTED (Ctrl-C, after which nobody wants to be requeued).
+        exit_code: STOPPED, or INTERRUPTED (Ctrl-C, after which the run is not requeued).
     """
 
     def __init__(self, reason: str, exit_code: int = STOPPED) -> None:
@@ -48,12 +48,12 @@ class Stopped(BaseException):
 
 
 class StopListener:
-    """Hears the signals of HEARD until ``close``. Only the main thread of a process may make one.
+    """Receives the signals in HEARD until ``close``. Only the main thread of a process may create one.
 
     Args:
         agreement_seconds: how long the other ranks may take to agree once this one was asked to stop. A rank that is
             alone by then (a peer died, or hangs) ends without saving.
-        budget_seconds: seconds after which the run stops by itself; None leaves it running.
+        budget_seconds: seconds after which the run stops by itself; None: no limit.
         end: ends the process; replaced in tests.
     """
 
@@ -69,17 +69,17 @@ class StopListener:
         self._end = end
         self._reason: str | None = None
         self._exit_code = STOPPED
-        self._asked = 0.0
+        self._asked_at = 0.0
         self._lock = threading.RLock()  # a signal may interrupt its holder
-        self._heard: dict[int, float] = {}
+        self._first_received: dict[int, float] = {}
         self._agreed = threading.Event()
-        self._raising = False
+        self._raise_at_once = False
         self._launchers = launchers()
-        self._ours, self._theirs = socket.socketpair()
-        self._theirs.setblocking(False)
-        self._previous = {number: signal.signal(number, self._in_main_thread) for number in HEARD}
+        self._receiver, self._sender = socket.socketpair()
+        self._sender.setblocking(False)
+        self._previous_handlers = {number: signal.signal(number, self._in_main_thread) for number in HEARD}
         # Written to by the C handler, even while the main thread is inside a library and runs no Python.
-        self._wakeup = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
+        self._previous_wakeup = signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._listen, name="signals", daemon=True)
         self._thread.start()
 
@@ -90,7 +90,7 @@ class StopListener:
         if self._reason is None and budget is not None and time.monotonic() >= self._began + budget:
             self._ask(f"time budget of {budget / 60:g} minutes used up", STOPPED)
             with contextlib.suppress(OSError):
-                self._theirs.send(b"\1")  # not one of HEARD: the thread only starts its clock
+                self._sender.send(b"\1")  # not a number in HEARD: the thread only starts its timeout
         return self._reason
 
     @property
@@ -104,18 +104,18 @@ class StopListener:
         self.budget_seconds = None if minutes is None else 60 * minutes
 
     def agreed(self) -> None:
-        """The ranks have agreed to stop: from now on saving may take its time."""
+        """Record that the ranks have agreed to stop: from now on saving has no time limit."""
         self._agreed.set()
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
-        """Inside, a signal raises Stopped in the main thread: while nothing has begun, there is nothing to save."""
-        self._raising = True
+        """In the block, a signal raises Stopped in the main thread; for code before training, with nothing to save."""
+        self._raise_at_once = True
         try:
             self.check()
             yield
         finally:
-            self._raising = False
+            self._raise_at_once = False
 
     def check(self) -> None:
         """Raise Stopped if this rank was asked to stop."""
@@ -123,36 +123,36 @@ class StopListener:
             raise Stopped(self.reason, self.exit_code)
 
     def close(self) -> None:
-        """Give the signals back to whoever had them before."""
-        signal.set_wakeup_fd(self._wakeup)
-        for number, handler in self._previous.items():
+        """Restore the previous signal handlers, and end the thread."""
+        signal.set_wakeup_fd(self._previous_wakeup)
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
         self._agreed.set()
         with contextlib.suppress(OSError):
-            self._theirs.send(b"\0")  # no signal has this number: the thread ends
+            self._sender.send(b"\0")  # no signal has this number: the thread ends
         self._thread.join(timeout=5)
-        self._ours.close()
-        self._theirs.close()
+        self._receiver.close()
+        self._sender.close()
 
     def _in_main_thread(self, number: int, frame: FrameType | None) -> None:
-        # Repeats are the thread's to count: this may run long after the signal, when a library returns.
+        # The thread counts repeated signals: this may run long after the signal, when a library returns.
         self._ask_for(number)
-        if self._raising:
-            self._raising = False
+        if self._raise_at_once:
+            self._raise_at_once = False
             self.check()
 
     def _listen(self) -> None:
         while True:
-            waiting = None
+            seconds_left = None
             if self._reason is not None and not self._agreed.is_set():
-                waiting = max(0.0, self._asked + self.agreement_seconds - time.monotonic())
-            looking = LOOK_SECONDS if self._launchers and self._reason is None else None
-            self._ours.settimeout(looking if waiting is None else waiting)
+                seconds_left = max(0.0, self._asked_at + self.agreement_seconds - time.monotonic())
+            launcher_interval = LOOK_SECONDS if self._launchers and self._reason is None else None
+            self._receiver.settimeout(launcher_interval if seconds_left is None else seconds_left)
             try:
-                data = self._ours.recv(64)
+                data = self._receiver.recv(64)
             except TimeoutError:
-                if waiting is None:
-                    self._look_for_the_launcher()
+                if seconds_left is None:
+                    self._check_the_launcher()
                     continue
                 if self._agreed.is_set():
                     continue
@@ -170,16 +170,16 @@ class StopListener:
             if b"\0" in data or not data:
                 return
 
-    def _look_for_the_launcher(self) -> None:
+    def _check_the_launcher(self) -> None:
         process = gone(self._launchers)
         if process is not None and self._reason is None:
             self._ask(f"its launcher, process {process}, has gone", STOPPED)
-            if self._raising:  # only a signal reaches the main thread; it adds nothing to the reason
+            if self._raise_at_once:  # only a signal interrupts the main thread; it adds nothing to the reason
                 os.kill(os.getpid(), signal.SIGTERM)
 
     def _note(self, number: int) -> None:
         now = time.monotonic()
-        if now - self._heard.setdefault(number, now) >= REPEAT_SECONDS:
+        if now - self._first_received.setdefault(number, now) >= REPEAT_SECONDS:
             self._say(f"{signal.Signals(number).name} again; ending at once, without saving")
             self._end(128 + number)
         else:
@@ -189,12 +189,12 @@ class StopListener:
         self._ask(signal.Signals(number).name, INTERRUPTED if number == signal.SIGINT else STOPPED)
 
     def _ask(self, reason: str, exit_code: int) -> None:
-        # The thread and the main thread hear the same signals. The first one counts, but for Ctrl-C: the SIGTERM that a
-        # launcher sends after it is heard first when both were waiting for this process.
+        # The thread and the main thread receive the same signals. The first one counts, except for Ctrl-C: the SIGTERM
+        # that a launcher sends after it arrives first when both were pending for this process.
         with self._lock:
             if self._reason is None or exit_code == INTERRUPTED:
-                # In this order: whoever sees the reason reads the others.
-                self._asked = self._asked or time.monotonic()
+                # In this order: a thread that sees the reason reads the others.
+                self._asked_at = self._asked_at or time.monotonic()
                 self._exit_code = exit_code
                 self._reason = reason
 

@@ -1,4 +1,4 @@
-"""Finding a rank that hangs: when nothing happened for too long, every rank writes its stacks and ends."""
+"""Ends ranks that hang: without a heartbeat for too long, every rank writes its stacks and ends."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from types import TracebackType
 
 HUNG = 76
 """Exit code of a rank that its watchdog ended."""
-# After the first rank found out, the others get as long to write their own stacks before a batch system, seeing one
-# rank fail, kills the rest.
+# After the first rank has written its stacks, the others get this long to write theirs, before a batch system that
+# sees one rank fail kills the rest.
 GRACE_SECONDS = 10.0
 # The interpreter's own watchdog, which needs no Python, ends a process in which no Python thread gets to run.
 LAST_RESORT_SECONDS = 60.0
 
 
 class Watchdog:
-    """Ends this process when ``heartbeat`` was not called for a while. One rank that hangs stops all in the next
-    collective, so all watchdogs fire, and the stacks tell who was elsewhere.
+    """Ends this process when ``heartbeat`` was not called for a while.
+
+    A rank that hangs stops all others in the next collective. So all watchdogs fire, and the stacks show which rank was
+    elsewhere.
 
     Use it as a context manager.
 
@@ -49,13 +51,13 @@ class Watchdog:
         self._end = end
         self._grace = grace
         self._doing = "starting"
-        self._last = time.monotonic()
+        self._last_heartbeat = time.monotonic()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def heartbeat(self, doing: str) -> None:
-        """All is well; *doing* is what comes next, for the message."""
-        self._doing, self._last = doing, time.monotonic()
+        """Report progress; *doing* is what comes next, for the message."""
+        self._doing, self._last_heartbeat = doing, time.monotonic()
 
     def __enter__(self) -> Watchdog:
         if self.seconds > 0:
@@ -74,16 +76,16 @@ class Watchdog:
 
     def _watch(self) -> None:
         while True:
-            # This thread runs, so the interpreter does; its own watchdog starts anew.
+            # This thread runs, so the interpreter does; its own watchdog starts again.
             faulthandler.dump_traceback_later(self.seconds + LAST_RESORT_SECONDS, exit=True)
-            left = self._last + self.seconds - time.monotonic()
-            if left <= 0:
-                self._bark()
+            seconds_left = self._last_heartbeat + self.seconds - time.monotonic()
+            if seconds_left <= 0:
+                self._write_stacks_and_end()
                 return
-            if self._stop.wait(min(left, LAST_RESORT_SECONDS / 2)):
+            if self._stop.wait(min(seconds_left, LAST_RESORT_SECONDS / 2)):
                 return
 
-    def _bark(self) -> None:
+    def _write_stacks_and_end(self) -> None:
         doing = self._doing
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)

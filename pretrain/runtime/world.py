@@ -32,7 +32,7 @@ class World:
     grid: ProcessGrid = ALONE
     """This rank's place among the ranks that share a copy of the model, and the groups it shares work with."""
     timeout: timedelta = COLLECTIVE_TIMEOUT
-    """After which a collective that some rank does not join fails."""
+    """Time after which a collective fails that some rank does not join."""
 
     @property
     def tensor_parallel(self) -> int:
@@ -124,19 +124,19 @@ def start_world(
 ) -> World:
     """Join the process group (gloo on CPU, NCCL on CUDA), lay out the grid and settle device and threads.
 
-    Without a launcher's environment the process becomes a world of its own. DeepSpeed is to be made ready first
-    (pretrain.engine.patches.prepare_deepspeed), or it compiles an extension that nobody needs.
+    Without a launcher's environment the process becomes a world of size 1. DeepSpeed must be prepared first
+    (pretrain.engine.patches.prepare_deepspeed), or it compiles an extension that is not needed.
 
     Args:
         threads: CPU threads per rank; None takes OMP_NUM_THREADS, else the cores shared among the local ranks.
         deterministic: ask torch for deterministic kernels.
         tensor_parallel: ranks that share one copy of the model.
         sequence_parallel: see model.process_grid.ProcessGrid.
-        timeout: after which a collective that some rank does not join fails.
+        timeout: time after which a collective fails that some rank does not join.
 
     Raises:
-        UserError: the launcher's environment makes no sense, or tensor_parallel does not divide the number of ranks
-            (no rank has joined anything then); devices that do not go together.
+        UserError: the launcher's environment is not valid, or tensor_parallel does not divide the number of ranks
+            (no rank has joined anything then); devices that do not match.
     """
     import deepspeed
 
