@@ -131,6 +131,8 @@ launch() {
     local failures_file="$PWD/.slurm/$(job_name).failures"
     mkdir -p "$PWD/.slurm"
     rm -rf "$FIRST_FAILURE"
+    # A job that starts for the first time has not failed: the count is that of an older job with its number.
+    [ "${SLURM_RESTART_COUNT:-0}" != 0 ] || rm -f "$failures_file"
     local cancelled=0 status=0 failures=0
     # scancel (and the end of a grace period) reaches this shell too: the tasks save, and the job is over.
     trap cancelled=1 TERM

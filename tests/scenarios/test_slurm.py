@@ -181,7 +181,20 @@ def test_a_killed_rank_is_a_failure_and_the_job_goes_on(cluster, small_folder, t
     assert curve(tmp_path / "nano") == whole
 
 
-def test_the_limit_of_failures_ends_the_job(cluster, small_folder, tmp_path):
+@pytest.fixture
+def counts_of_older_jobs():
+    """What jobs with the next numbers have left, on a cluster whose numbers have begun anew."""
+    folder = ROOT / ".slurm"
+    folder.mkdir(exist_ok=True)
+    files = [folder / f"{number}.failures" for number in range(1, 100)]
+    for file in files:
+        file.write_text("1\n")
+    yield
+    for file in files:
+        file.unlink(missing_ok=True)
+
+
+def test_the_limit_of_failures_ends_the_job(cluster, small_folder, tmp_path, counts_of_older_jobs):
     job = submit(cluster, small_folder, tmp_path, "--steps", "100000", env={"FAILURES": "1"})
     for times in (1, 2):
         job.wait_for("step      3/100000", times=times)

@@ -18,6 +18,7 @@ from pretrain.config.command_line import parse_command_line
 from pretrain.engine.build import build_engine, refusals_of_deepspeed
 from pretrain.engine.ds_config import merge_ds_config, resolve_bf16
 from pretrain.engine.ds_config_check import check_ds_config, simplified
+from pretrain.engine.patches import prepare_deepspeed
 from pretrain.engine.quiet import quiet_start
 from pretrain.plan.micro_batch import plan_batch
 from tests.helpers.distributed import run_distributed
@@ -110,6 +111,7 @@ def curve(name, changes, steps=2):
     """Losses and gradient norms of a few steps on this rank's share of the same batches."""
     import deepspeed
 
+    prepare_deepspeed()
     deepspeed.init_distributed("gloo")  # stage 3 asks it for the number of ranks before there is an engine
     world, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
     run = parse_command_line(["--model", "prism-nano", "--global_batch_tokens", "512"]).run
