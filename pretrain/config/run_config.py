@@ -242,7 +242,7 @@ class RunConfig:
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     interruption: InterruptionConfig = field(default_factory=InterruptionConfig)
     diagnostics_every: int = from_zero(250)
-    """Steps between looks at attention, residual writes and the movement of weights; 0 turns them off."""
+    """Steps between measurements of attention, residual writes and the movement of weights; 0 turns them off."""
     diagnostics: DiagnosticsConfig = field(default_factory=DiagnosticsConfig)
     maturity: MaturityConfig = field(default_factory=MaturityConfig)
     precision: Literal["auto", "bf16", "fp32"] = "auto"
