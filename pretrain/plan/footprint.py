@@ -6,6 +6,8 @@ tensor-parallel degree, B T the tokens of a micro-batch. docs/memory.md has the 
 
 from __future__ import annotations
 
+import functools
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +15,7 @@ from model.config import ModelConfig
 from model.documents import varlen_head_dim
 from model.loss import CHUNK_ELEMENTS
 from model.parallel_plan import choose_form, head_groups
+from model.parameters import parameter_specs
 from pretrain.engine.ds_config import FP32_BYTES, EngineSettings
 
 DeviceType = Literal["cpu", "cuda"]
@@ -34,42 +37,17 @@ class Parameter:
     """Which of the optimizer's groups it is in when embeddings are not decayed."""
 
 
-def rank_parameters(config: ModelConfig, tensor_parallel: int = 1) -> list[Parameter]:
-    """The parameters of one tensor rank, in the model's order, vocabulary padding included.
-
-    Column- and row-parallel matrices, biases of the former and the token embedding are cut into t equal parts; norms,
-    biases of row-parallel layers and learned positions are whole on every rank. They are computed, and not read
-    from model.parameters.parameter_specs, because a plan tries many shapes: those import and build the network, which
-    takes a hundred times as long.
-    """
-    t, d = tensor_parallel, config.d_model
-    rows = config.padded_vocab_size(t) // t
-    norm = [("weight", d)] + ([("bias", d)] if config.norm_bias else [])
-    parameters = [Parameter("token_embedding.weight", rows * d, False)]
-    if config.positions == "learned":
-        parameters.append(Parameter("position_embedding.weight", config.context_length * d, False))
-    for layer in range(config.num_layers):
-        q, kv, f = config.attention_width(layer) // t, config.kv_width(layer) // t, config.ffn_width // t
-        columns = {"q": q, "k": kv, "v": kv}
-        block: list[tuple[str, int, int, bool]] = []  # name, matrix, bias, has a bias
-        for name, width in columns.items():
-            block.append((f"attention.{name}", d * width, width, config.attention_bias == "all"))
-        block.append(("attention.o", q * d, d, config.attention_bias != "none"))
-        for name in ("gate", "up") if config.ffn == "swiglu" else ("up",):
-            block.append((f"ffn.{name}", d * f, f, config.ffn_bias))
-        block.append(("ffn.down", f * d, d, config.ffn_bias))
-        for kind, start in (("attention", 0), ("ffn", 4)):
-            parameters += [
-                Parameter(f"layers.{layer}.{kind}_norm.{name}", size, False) for name, size in norm
-            ]
-            for name, matrix, bias, has_bias in block[:4] if start == 0 else block[4:]:
-                parameters.append(Parameter(f"layers.{layer}.{name}.weight", matrix, True))
-                if has_bias:
-                    parameters.append(Parameter(f"layers.{layer}.{name}.bias", bias, False))
-    parameters += [Parameter(f"final_norm.{name}", size, False) for name, size in norm]
-    if not config.tie_embeddings:
-        parameters.append(Parameter("output.weight", rows * d, True))
-    return parameters
+@functools.lru_cache(maxsize=256)  # a plan tries many micro-batches and degrees
+def rank_parameters(config: ModelConfig, tensor_parallel: int = 1) -> tuple[Parameter, ...]:
+    """The parameters of one tensor rank, in the model's order, vocabulary padding included."""
+    parameters = []
+    for name, spec in parameter_specs(config).items():
+        shape = spec.shape
+        if spec.vocabulary:
+            shape = (config.padded_vocab_size(tensor_parallel), *shape[1:])
+        ranks = 1 if spec.shard_dimension is None else tensor_parallel
+        parameters.append(Parameter(name, math.prod(shape) // ranks, spec.role.kind == "matrix"))
+    return tuple(parameters)
 
 
 # ---------------------------------------------------------------------- activations

@@ -45,7 +45,7 @@ class States:
         return self.parameters + self.master + self.moments + self.gradients
 
 
-def states(parameters: list[Parameter], settings: EngineSettings, data_parallel: int) -> States:
+def states(parameters: tuple[Parameter, ...], settings: EngineSettings, data_parallel: int) -> States:
     """Weights, optimizer state and lasting gradient buffers by ZeRO stage (arXiv 1910.02054).
 
     Partitions are rounded up; DeepSpeed's padding to a multiple of 2 N elements a group is left out.
@@ -75,7 +75,7 @@ def states(parameters: list[Parameter], settings: EngineSettings, data_parallel:
     return States(weights, master, moments, gradients, host)
 
 
-def persistent_elements(parameters: list[Parameter], settings: EngineSettings) -> int:
+def persistent_elements(parameters: tuple[Parameter, ...], settings: EngineSettings) -> int:
     """Stage 3: elements of the parameters that are small enough to stay whole on every rank."""
     return sum(p.elements for p in parameters if p.elements <= settings.persistence_threshold)
 
@@ -154,7 +154,7 @@ def memory_plan(
 def _layers(
     config: ModelConfig,
     settings: EngineSettings,
-    parameters: list[Parameter],
+    parameters: tuple[Parameter, ...],
     acts: Activations,
     gradients: Gradients,
     buffers: Buffers,
@@ -187,7 +187,7 @@ def _layers(
     return most
 
 
-def gathered_bytes(parameters: list[Parameter], settings: EngineSettings) -> int:
+def gathered_bytes(parameters: tuple[Parameter, ...], settings: EngineSettings) -> int:
     """Stage 3: bytes of parameters that are whole at the end of the forward pass.
 
     A parameter stays after its use if it is used again within the reuse distance. From a layer's forward pass to its
@@ -218,7 +218,7 @@ class Gradients:
 
 
 def _gradients(
-    parameters: list[Parameter], settings: EngineSettings, data_parallel: int, accumulation: int
+    parameters: tuple[Parameter, ...], settings: EngineSettings, data_parallel: int, accumulation: int
 ) -> Gradients:
     """See deepspeed/runtime/bf16_optimizer.py, zero/stage_1_and_2.py and zero/stage3.py (reduce, epilogue, step)."""
     total = sum(p.elements for p in parameters)
@@ -252,7 +252,7 @@ class Buffers:
 
 
 def _buffers(
-    parameters: list[Parameter], settings: EngineSettings, data_parallel: int, device: DeviceType
+    parameters: tuple[Parameter, ...], settings: EngineSettings, data_parallel: int, device: DeviceType
 ) -> Buffers:
     total = sum(p.elements for p in parameters)
     largest = max(p.elements for p in parameters)
