@@ -108,9 +108,8 @@ class CheckpointStore:
         self._stop_on(self._prepare(partial, tokenizer_folder) if self.world.is_main else None, partial)
         writer = RecordingCheckpointEngine(background)
         engine.checkpoint_engine = writer
-        engine._copy_recovery_script = lambda save_path: (
-            None
-        )  # it expects another layout; our conversion reads ours
+        # DeepSpeed's script expects another layout; pretrain.convert reads ours.
+        engine._copy_recovery_script = lambda save_path: None
         engine.save_checkpoint(str(partial), tag=ENGINE_FOLDER, save_latest=False)
         random_states = self.world.gather(random_state())
         if self.world.is_main:  # one small file, not one for each of hundreds of ranks
@@ -200,9 +199,8 @@ class CheckpointStore:
             with understood(path):
                 restore_random_state(torch.load(path, weights_only=True)[self.world.rank])
             return
-        path = (
-            folder / f"random_rank_{self.world.rank:05d}.pt"
-        )  # one file per rank, as older versions wrote it
+        # One file per rank, as older versions wrote it.
+        path = folder / f"random_rank_{self.world.rank:05d}.pt"
         with understood(path):
             restore_random_state(torch.load(path, weights_only=True))
 
