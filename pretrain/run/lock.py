@@ -107,7 +107,7 @@ class RunLock:
                 f", SLURM job {job}" if job else ""
             )
             raise UserError(
-                f"name: {self.path.parent} is in use by {holder_name} (sign of life {max(silence, 0):.0f} s ago); "
+                f"name: {self.path.parent} is in use by {holder_name} (last heartbeat {max(silence, 0):.0f} s ago); "
                 "wait for it, stop it, or give another --name"
             )
 
