@@ -171,8 +171,10 @@ def test_help_names_the_recipes():
 def test_a_training_imports_only_what_it_uses(small_folder, tmp_path):
     """Of the libraries for tracking, export and evaluation: none, unless a setting asks for it."""
     code = (
-        "import runpy, sys; sys.argv[0] = 'pretrain/main.py'; runpy.run_path(sys.argv[0], run_name='__main__')\n"
-        "print('imported', sorted({'wandb', 'transformers', 'lm_eval', 'datasets', 'megatron'} & set(sys.modules)))"
+        "import atexit, runpy, sys\n"
+        "names = {'wandb', 'transformers', 'lm_eval', 'datasets', 'megatron'}\n"
+        "atexit.register(lambda: print('imported', sorted(names & set(sys.modules)), flush=True))\n"
+        "sys.argv[0] = 'pretrain/main.py'; runpy.run_path(sys.argv[0], run_name='__main__')"
     )
     arguments = [
         "--ds_config",

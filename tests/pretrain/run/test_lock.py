@@ -110,7 +110,9 @@ def test_the_mark_of_an_older_version(tmp_path):
 
 def test_on_another_host_its_sign_of_life_counts(tmp_path):
     mark = holder(tmp_path, job="77")
-    with pytest.raises(UserError, match=r"process 17 on elsewhere, SLURM job 77 \(last heartbeat \d+ s ago\)"):
+    with pytest.raises(
+        UserError, match=r"process 17 on elsewhere, SLURM job 77 \(last heartbeat \d+ s ago\)"
+    ):
         RunLock(tmp_path)
     old = time.time() - SILENT_SECONDS - 1
     os.utime(mark, (old, old))
