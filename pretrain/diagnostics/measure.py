@@ -32,7 +32,7 @@ from pretrain.diagnostics.weights import (
 from pretrain.metrics.file import FILE_NAME, read_metrics
 from pretrain.run.data import RunData
 from pretrain.run.saved import SavedRun
-from pretrain.runtime.world import World
+from pretrain.runtime.world import single_world
 
 Report = Callable[[str], None]
 
@@ -124,11 +124,8 @@ def _measure(
     source: SavedRun, windows: np.ndarray, micro_batch: int, device: torch.device, before: dict[int, Tensor]
 ) -> tuple[dict[str, Any], dict[int, Tensor]]:
     """The figures of one checkpoint, and its features for the drift to the next."""
-    single_world = World(
-        rank=0, local_rank=0, size=1, local_size=1, device=device, threads=torch.get_num_threads()
-    )
     network = source.load_model().to(device)
-    result = ForwardProbe(source.model, windows, micro_batch, single_world).run(
+    result = ForwardProbe(source.model, windows, micro_batch, single_world(device)).run(
         network, lower_layers(source.model.num_layers)
     )
     del network

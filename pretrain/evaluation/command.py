@@ -10,16 +10,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 from model.errors import UserError, run_command
+from pretrain.evaluation.data_sets import existing_data_dir
 
 if TYPE_CHECKING:
     from pretrain.evaluation.language_model import ZeroShotModel
+    from pretrain.runtime.world import World
 
-T = TypeVar("T")
 DTYPES = ("float32", "bfloat16", "float16")
 WANDB_MODES = ("auto", "online", "offline", "disabled")
 
@@ -95,19 +96,16 @@ def run_evaluation(arguments: Sequence[str]) -> None:
 
     quiet_libraries()
     _check_model(options)  # before lm-eval is imported, which takes a while
-    data_dir = Path(options.data_dir) if options.data_dir else None
-    if data_dir is not None and not data_dir.is_dir():
-        raise UserError(
-            f"data_dir: {str(data_dir)!r} is not a folder; python -m pretrain.evaluation save writes one"
-        )
+    data_dir = existing_data_dir(options.data_dir or None)
     from pretrain.evaluation.scores import headline, load_tasks, resolve_tasks, score, table, task_manager
 
-    rank = _join_ranks()
-    manager = _from_rank_0(rank, lambda: task_manager(options.include_path))
+    world = _join_ranks()
+    # Rank 0 reads some ten thousand files for all.
+    manager = world.broadcast(task_manager(options.include_path) if world.is_main else None)
     tasks = resolve_tasks(options.tasks.split(","), manager)
     model, step = _open(options)
     results = score(model, load_tasks(tasks, manager, data_dir), options.limit, shots=options.num_fewshot)
-    if rank != 0:
+    if not world.is_main:
         return
     print(table(results))
     zero_shot_tasks = [
@@ -185,25 +183,17 @@ def _check_model(options: argparse.Namespace) -> None:
         )
 
 
-def _join_ranks() -> int:
-    """Join the launcher's ranks, if there is a launcher; returns this process's rank."""
+def _join_ranks() -> World:
+    """Join the launcher's ranks, if there is a launcher."""
+    from pretrain.runtime.hardware import detect_device
+    from pretrain.runtime.world import single_world, start_world
+
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return 0
+        return single_world(detect_device())
     from pretrain.engine.patches import prepare_deepspeed
-    from pretrain.runtime.world import start_world
 
     prepare_deepspeed()
-    return start_world(threads=None, deterministic=False).rank
-
-
-def _from_rank_0(rank: int, make: Callable[[], T]) -> T:
-    """Call *make* on rank 0 only, and return its result on every rank."""
-    import torch
-
-    made = [make() if rank == 0 else None]
-    if torch.distributed.is_initialized():
-        torch.distributed.broadcast_object_list(made, src=0)
-    return cast("T", made[0])
+    return start_world(threads=None, deterministic=False)
 
 
 def _open(options: argparse.Namespace) -> tuple[ZeroShotModel, int | None]:

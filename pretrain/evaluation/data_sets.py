@@ -25,6 +25,22 @@ def folder_of(data_dir: Path, path: str, name: str | None) -> Path:
     return data_dir / path / (name or DEFAULT)
 
 
+def existing_data_dir(data_dir: str | None) -> Path | None:
+    """*data_dir* as a path; None: the hub or its cache.
+
+    Raises:
+        UserError: it is not a folder.
+    """
+    if data_dir is None:
+        return None
+    folder = Path(data_dir)
+    if not folder.is_dir():
+        raise UserError(
+            f"data_dir: {str(folder)!r} is not a folder; python -m pretrain.evaluation save writes one"
+        )
+    return folder
+
+
 @contextmanager
 def local_data_sets(data_dir: Path | None) -> Iterator[None]:
     """Inside the block lm-eval's tasks load their data sets from *data_dir*; None: from the hub or its cache.

@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from lm_eval.tasks import TaskManager
 from model.errors import UserError
 from pretrain.config.run_config import EvaluationConfig
 from pretrain.data.tokenizer import Tokenizer
+from pretrain.evaluation.data_sets import existing_data_dir
 from pretrain.evaluation.language_model import Share, ZeroShotModel
 from pretrain.evaluation.scores import headline, load_tasks, resolve_tasks, score, task_manager
 from pretrain.runtime.world import World
@@ -71,13 +71,7 @@ class InLoopEvaluation:
             raise UserError(problem)
 
     def _load(self, manager: TaskManager) -> Any:
-        data_dir = None
-        if self.config.data_dir is not None:
-            data_dir = Path(self.config.data_dir)
-            if not data_dir.is_dir():
-                raise UserError(
-                    f"data_dir: {str(data_dir)!r} is not a folder; python -m pretrain.evaluation save writes one"
-                )
+        data_dir = existing_data_dir(self.config.data_dir)
         return load_tasks(resolve_tasks(self.config.tasks.split(","), manager), manager, data_dir)
 
     def run(self, engine: Any) -> Scores:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,7 +40,8 @@ class Split:
 
         Raises UserError for a fraction outside (0, 1) and for fewer than two different documents.
         """
-        return cls.choose_from(_numbers(digests), fraction, None)
+        numbers = (int.from_bytes(digest[:8], "big") for digest in digests)
+        return cls.choose_from(in_chunks(numbers), fraction, None)
 
     @classmethod
     def choose_from(cls, chunks: Iterable[np.ndarray], fraction: float, documents: int | None) -> Split:
@@ -79,12 +81,8 @@ class Split:
         return cls(0.0, int(smallest[documents]))
 
 
-def _numbers(digests: Iterable[bytes]) -> Iterable[np.ndarray]:
-    """The first 8 bytes of each digest as big-endian numbers, a chunk at a time."""
-    pending: list[int] = []
-    for digest in digests:
-        pending.append(int.from_bytes(digest[:8], "big"))
-        if len(pending) >= _CHUNK:
-            yield np.array(pending, np.uint64)
-            pending = []
-    yield np.array(pending, np.uint64)
+def in_chunks(numbers: Iterable[int]) -> Iterator[np.ndarray]:
+    """Yield the numbers, each the first 8 bytes of a digest, as uint64 arrays for ``Split.choose_from``."""
+    remaining = iter(numbers)
+    while chunk := list(itertools.islice(remaining, _CHUNK)):
+        yield np.array(chunk, np.uint64)

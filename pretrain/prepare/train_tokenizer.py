@@ -6,13 +6,11 @@ import hashlib
 import json
 from collections.abc import Iterator
 
-import numpy as np
-
 from pretrain.data.sources.source import Document, TextSource
 from pretrain.data.sources.with_validation import WithValidation
 from pretrain.data.tokenizer import SENTENCEPIECE_OPTIONS, SentencePieceTokenizer
 from pretrain.prepare.progress import Progress, ProgressCallback, Reading
-from pretrain.prepare.split import Split
+from pretrain.prepare.split import Split, in_chunks
 
 # The tokenizer learns from at most this much of the training split (a sample by document hash): the trainer
 # holds its text in memory, and its pieces hardly change beyond.
@@ -22,7 +20,6 @@ MIN_VOCABULARY = 260  # 256 bytes, two special tokens and some text
 # tokenizer: English text has four bytes a token, other scripts up to seven.
 _BYTES_PER_TOKEN = 8
 _FEWEST_DOCUMENTS = 1000  # read however long they are: one of them alone leaves nothing to hold out
-_CHUNK = 1 << 16  # digests processed together
 
 
 def training_request(vocab_size: int | None) -> str:
@@ -58,18 +55,13 @@ def train_tokenizer_on(
     report(Progress(f"reading {source.name}"))
     sample = Sample(SAMPLE_BYTES)
 
-    def numbers() -> Iterator[np.ndarray]:
-        pending: list[int] = []
+    def numbers() -> Iterator[int]:
         for document in (source.training if isinstance(source, WithValidation) else source).documents():
-            pending.append(sample.add(document))
+            yield sample.add(document)
             reading.add(sample.documents, sample.bytes)
-            if len(pending) >= _CHUNK:
-                yield np.array(pending, np.uint64)
-                pending.clear()
             enough = most_bytes is not None and sample.bytes >= most_bytes
             if enough and sample.documents >= _FEWEST_DOCUMENTS:
                 break
-        yield np.array(pending, np.uint64)
 
     # With a cap on tokens the corpus itself may hold out others of its documents.
     if isinstance(source, WithValidation):
@@ -77,7 +69,7 @@ def train_tokenizer_on(
             pass
         split = Split(0.0, 0)  # nothing is held out
     else:
-        split = Split.choose_from(numbers(), validation_fraction, validation_documents)
+        split = Split.choose_from(in_chunks(numbers()), validation_fraction, validation_documents)
     report(Progress(f"training a tokenizer of {vocab_size:,} entries on {sample.bytes / 1e6:.1f} MB"))
     return SentencePieceTokenizer.train(sample.texts(split), vocab_size)
 

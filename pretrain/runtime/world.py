@@ -115,6 +115,11 @@ class World:
         return tensor
 
 
+def single_world(device: torch.device) -> World:
+    """The world of a process that works alone, without a process group."""
+    return World(rank=0, local_rank=0, size=1, local_size=1, device=device, threads=torch.get_num_threads())
+
+
 def start_world(
     threads: int | None,
     deterministic: bool,
