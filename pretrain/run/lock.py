@@ -26,6 +26,8 @@ NAME = ".running.json"
 BEAT_SECONDS = 15.0
 # A file system that is slow for minutes is ordinary; a job can afford to wait this long for another's heartbeat.
 SILENT_SECONDS = 300.0
+# The kernel's number of the host's own process numbering (PROC_PID_INIT_INO of include/linux/proc_ns.h).
+INITIAL_PID_NAMESPACE = 0xEFFFFFFC
 
 
 class RunLock:
@@ -44,7 +46,7 @@ class RunLock:
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
         self._this_job: dict[str, Any] = {
-            "host": socket.gethostname(),
+            "host": _host(),
             "pid": os.getpid(),
             "started": psutil.Process().create_time(),  # for older versions
             "process": identity(os.getpid()),
@@ -170,6 +172,15 @@ class RunLocks:
     def __exit__(self, *_: object) -> None:
         if self._lock is not None:
             self._lock.release()
+
+
+def _host() -> str:
+    """Names where process numbers mean the same: this host, or a container of it that numbers its own processes."""
+    with contextlib.suppress(OSError):
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+        if namespace != INITIAL_PID_NAMESPACE:
+            return f"{socket.gethostname()}/pid:{namespace}"
+    return socket.gethostname()
 
 
 def _process_lives(holder: dict[str, Any]) -> bool:

@@ -17,8 +17,9 @@ from pretrain.data.tokenizer import tokenizer_hash
 from tests.helpers.exports import trained
 from tests.helpers.training import ROOT
 
-# What is not weights is some tens of MB: 1.303 was seen for 228 MB of weights.
-LIMIT = 1.35
+# Beyond one copy of the weights: tokenizer, tokens, one tensor, logits, and what libraries map while they work. It does
+# not grow with the model: 59 to 80 MB were seen for 228 to 455 MB of weights, on several machines.
+OTHER_BYTES = 110e6
 
 
 def write_run(folder, small, model: ModelConfig) -> None:
@@ -40,13 +41,13 @@ def write_run(folder, small, model: ModelConfig) -> None:
 
 
 def converted(run, out, chosen, weights):
-    """Convert in a process of its own; peak of its memory (mapped files, too) beyond its imports, over the weights."""
+    """Convert in a process of its own; bytes of its memory (mapped files, too) beyond its imports and the weights."""
     command = [sys.executable, "benchmarks/conversion_session.py", str(run), str(out), "--format", chosen]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
     assert finished.returncode == 0, finished.stderr
     peak = json.loads(finished.stdout.splitlines()[-1])["resident"]
     print(f"peak {peak / 1e6:,.0f} MB, weights {weights / 1e6:,.0f} MB: {peak / weights:.2f}x")
-    return peak / weights
+    return peak - weights
 
 
 @pytest.mark.slow
@@ -56,14 +57,11 @@ def converted(run, out, chosen, weights):
     ids=["native", "llama", "gpt2"],
 )
 def test_peak_memory(chosen, kind, small, tmp_path):
-    """340 MB of weights: what is not weights (tokenizer, tokens, one tensor, logits) is some tens of MB.
-
-    GPT-2's are written transposed, which copies each.
-    """
+    """340 and 455 MB of weights. GPT-2's are written transposed, which copies each."""
     heads = (4, 6, 8, 12) * 3 if chosen == "native" else (12,) * 12
     model = block(kind, vocab_size=600, context_length=256, d_model=768, ffn_width=3072, heads=heads)
     write_run(tmp_path / "run", small, model)
-    assert converted(tmp_path / "run", tmp_path / "hf", chosen, 4 * model.num_parameters()) <= LIMIT
+    assert converted(tmp_path / "run", tmp_path / "hf", chosen, 4 * model.num_parameters()) <= OTHER_BYTES
 
 
 @pytest.mark.slow
@@ -79,4 +77,4 @@ def test_peak_memory_of_what_ranks_wrote(ranks, stage, tensor_parallel, small_fo
         small_folder, tmp_path, "run", "--model", str(tmp_path / "model.json"), "--steps", "1",
         "--tensor_parallel", str(tensor_parallel), ranks=ranks, stage=stage,
     ).folder  # fmt: skip
-    assert converted(run, tmp_path / "hf", "native", 4 * model.num_parameters()) <= LIMIT
+    assert converted(run, tmp_path / "hf", "native", 4 * model.num_parameters()) <= OTHER_BYTES

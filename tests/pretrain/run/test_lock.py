@@ -119,6 +119,20 @@ def test_on_another_host_its_sign_of_life_counts(tmp_path):
     RunLock(tmp_path).release()
 
 
+def test_a_container_numbers_its_own_processes(tmp_path, monkeypatch):
+    """The same host name and a number that nobody has here: the heartbeat counts, since the process may be in there."""
+    mark = holder(tmp_path, host=f"{run_lock.socket.gethostname()}/pid:4026532000", pid=2**22 - 3)
+    with pytest.raises(UserError, match="in use by process"):
+        RunLock(tmp_path)
+    old = time.time() - SILENT_SECONDS - 1
+    os.utime(mark, (old, old))
+    monkeypatch.setattr(run_lock, "INITIAL_PID_NAMESPACE", 0)  # as if this were a container
+    lock = RunLock(tmp_path)
+    namespace = os.stat("/proc/self/ns/pid").st_ino
+    assert json.loads(mark.read_text())["host"] == f"{run_lock.socket.gethostname()}/pid:{namespace}"
+    lock.release()
+
+
 @pytest.mark.parametrize(("lives", "refused"), [(True, True), (False, False)])
 def test_slurm_knows_better(tmp_path, monkeypatch, lives, refused):
     mark = holder(tmp_path, job="77")
@@ -153,7 +167,7 @@ def test_a_damaged_mark_counts_by_its_age(tmp_path, text):
 
 @pytest.mark.slow
 def test_of_many_at_once_one_gets_it(tmp_path):
-    holder(tmp_path, host=run_lock.socket.gethostname(), pid=2**22 - 3)  # a dead one's mark, too
+    holder(tmp_path, host=run_lock._host(), pid=2**22 - 3)  # a dead one's mark, too
     said = sorted(other.communicate(timeout=60)[0].strip() for other in [hold(tmp_path, 5) for _ in range(4)])
     assert said == ["UserError"] * 3 + ["held"]
 
