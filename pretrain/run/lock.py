@@ -177,7 +177,7 @@ class RunLocks:
 def _host() -> str:
     """Names where process numbers mean the same: this host, or a container of it that numbers its own processes."""
     with contextlib.suppress(OSError):
-        namespace = os.stat("/proc/self/ns/pid").st_ino
+        namespace = Path("/proc/self/ns/pid").stat().st_ino
         if namespace != INITIAL_PID_NAMESPACE:
             return f"{socket.gethostname()}/pid:{namespace}"
     return socket.gethostname()

@@ -128,7 +128,7 @@ def test_a_container_numbers_its_own_processes(tmp_path, monkeypatch):
     os.utime(mark, (old, old))
     monkeypatch.setattr(run_lock, "INITIAL_PID_NAMESPACE", 0)  # as if this were a container
     lock = RunLock(tmp_path)
-    namespace = os.stat("/proc/self/ns/pid").st_ino
+    namespace = Path("/proc/self/ns/pid").stat().st_ino
     assert json.loads(mark.read_text())["host"] == f"{run_lock.socket.gethostname()}/pid:{namespace}"
     lock.release()
 
