@@ -6,6 +6,7 @@ Pairs are (i, i + d_h/2), the "rotate half" convention of Hugging Face's Llama, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,9 +59,42 @@ def table_rows(table: Table, start: int, stop: int) -> Table:
 
 def rotate(heads: Tensor, table: Table) -> Tensor:
     """Rotate every pair of q or k [B, T, h, d_h] by its position's angle, in the table's precision."""
+    if torch.compiler.is_compiling():
+        return rotate_plainly(heads, table)  # the compiler makes one pass of it, forward and backward
+    return _Rotation.apply(heads, *table)
+
+
+def rotate_plainly(heads: Tensor, table: Table) -> Tensor:
+    """What rotate computes, as its formula reads."""
     cosines, sines = table
     first, second = heads.chunk(2, dim=-1)  # each [B, T, h, d_h / 2]
     rotated = torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
+    return rotated.to(heads.dtype)
+
+
+class _Rotation(torch.autograd.Function):
+    """rotate_plainly in six kernels, none of which joins halves; its gradient is the rotation by the opposite angle."""
+
+    @staticmethod
+    def forward(ctx: Any, heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+        ctx.save_for_backward(cosines, sines)
+        return _rotated(heads, cosines, sines, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        cosines, sines = ctx.saved_tensors
+        return _rotated(gradients[0], cosines, sines, -1), None, None
+
+
+def _rotated(heads: Tensor, cosines: Tensor, sines: Tensor, sign: int) -> Tensor:
+    """Every pair of heads [B, T, h, d_h] rotated by sign * angle."""
+    wide = heads.to(cosines.dtype)
+    first, second = wide.chunk(2, dim=-1)
+    rotated = torch.empty(wide.shape, dtype=wide.dtype, device=wide.device)
+    left, right = rotated.chunk(2, dim=-1)
+    # Not addcmul_: it rounds once where the formula rounds twice, and the bits would differ from rotate_plainly's.
+    torch.mul(first, cosines, out=left).sub_(second * sines, alpha=sign)
+    torch.mul(second, cosines, out=right).add_(first * sines, alpha=sign)
     return rotated.to(heads.dtype)
 
 

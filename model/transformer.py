@@ -16,7 +16,7 @@ from model.documents import PackedDocuments, widened
 from model.errors import UserError
 from model.feedforward import FeedForward
 from model.linears import column_linear, enter_columns, position_embedding, token_embedding
-from model.loss import IGNORED_LABEL, cross_entropy, parallel_cross_entropy
+from model.loss import IGNORED_LABEL, cross_entropy, parallel_cross_entropy, whole_cross_entropy
 from model.norms import build_norm
 from model.parallel_plan import check_tensor_parallel
 from model.process_grid import ALONE, ProcessGrid
@@ -105,18 +105,28 @@ class Transformer(nn.Module):
             positions = documents.positions if documents else torch.arange(length, device=tokens.device)
             hidden = hidden + self.position_embedding(positions)
         hidden = self._run_layers(hidden, length, documents)
+        if labels is not None:
+            return self.loss_of(hidden, labels)
+        logits = self._logits(hidden)
+        if self.grid.tensor_parallel > 1:
+            logits = gather_last(logits, self.grid.tensor_group)
+        return logits[..., : self.config.vocab_size]
+
+    def loss_of(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """The last block's output [B, T, d] and labels [B, T] -> mean loss in nats: final norm, head, cross entropy."""
+        logits = self._logits(hidden)
+        if self.grid.tensor_parallel > 1:
+            return parallel_cross_entropy(logits, labels, self.config.vocab_size, self.grid)
+        if torch.compiler.is_compiling():
+            return whole_cross_entropy(logits, labels, self.config.vocab_size)
+        return cross_entropy(logits, labels, self.config.vocab_size)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """The last block's output [B, T, d] -> this rank's logits [B, T, padded vocabulary / t]."""
         hidden = enter_columns(self.final_norm(hidden), self.grid)
         if self.output is not None:
-            logits = self.output(hidden)  # [B, T, padded vocabulary / t]
-        else:
-            logits = self.token_embedding(hidden, as_output=True)
-        parallel = self.grid.tensor_parallel > 1
-        if labels is None:
-            logits = gather_last(logits, self.grid.tensor_group) if parallel else logits
-            return logits[..., : self.config.vocab_size]
-        if parallel:
-            return parallel_cross_entropy(logits, labels, self.config.vocab_size, self.grid)
-        return cross_entropy(logits, labels, self.config.vocab_size)
+            return cast(Tensor, self.output(hidden))
+        return cast(Tensor, self.token_embedding(hidden, as_output=True))
 
     def _run_layers(self, hidden: Tensor, length: int, documents: PackedDocuments | None) -> Tensor:
         device = hidden.device

@@ -36,6 +36,7 @@ def opening(session: Session) -> list[str]:
         f"run      {run.folder}",
         f"world    {where}",
         f"engine   ZeRO stage {record['stage']}; {record['dtype']} ({session.dtype_reason})",
+        f"compile  {'yes' if run.compile else 'no'} ({session.compile_reason})",
         f"model    {_model_line(run.model, model)}",
         *(f"data     {line}" for line in session.sequences.describe().splitlines()),
         *["data     documents are kept apart: attention and positions begin anew in each"]

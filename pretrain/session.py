@@ -29,6 +29,7 @@ from pretrain.data.sequences import TrainingSequences
 from pretrain.diagnostics.in_loop import Diagnostics
 from pretrain.diagnostics.maturity import Maturity
 from pretrain.engine.batch import BatchPlan
+from pretrain.engine.compiling import decide_compile
 from pretrain.engine.ds_config import EngineSettings, merge_ds_config, resolve_bf16
 from pretrain.engine.patches import prepare_deepspeed
 from pretrain.evaluation.hooks import EvaluationHook, ValidationHook
@@ -57,6 +58,8 @@ class Session(RunContext):
     """Complete: every "auto" is filled in."""
     dtype_reason: str
     """Why the model computes in bf16 or fp32, in a phrase."""
+    compile_reason: str
+    """Why the model is compiled or not, in a phrase."""
     sequences: TrainingSequences
     store: CheckpointStore
     state: TrainingState
@@ -152,6 +155,11 @@ def build_session(run: RunConfig, ds_config: dict[str, Any], data: RunData, worl
             "or --resume auto to continue it"
         )
     world = _keep_threads(world, run, saved)
+    stage = ds_config["zero_optimization"]["stage"]
+    compiled, compile_reason = decide_compile(
+        run, model, stage, world.device, world.data_parallel, saved.run, saved.world.get("device")
+    )
+    run = dataclasses.replace(run, compile=compiled)
     batch = _plan_batch(run, model, saved, world, EngineSettings.of(run, ds_config, bf16))
     ds_config = merge_ds_config(ds_config, run, batch, bf16)
     identity: dict[str, Any] = {
@@ -182,6 +190,7 @@ def build_session(run: RunConfig, ds_config: dict[str, Any], data: RunData, worl
         bf16=bf16,
         ds_config=ds_config,
         dtype_reason=dtype_reason,
+        compile_reason=compile_reason,
         sequences=sequences,
         store=store,
         # The settings may have changed, so a run that had stopped learning gets a new chance.

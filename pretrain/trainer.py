@@ -69,7 +69,7 @@ class Trainer:
             while not (stop or session.finished):
                 control.heartbeat(f"step {state.step + 1}")
                 hook_figures = self._before_step()
-                control.start_vote(self.store.writing)
+                control.start_vote(state.step, self.store.writing)
                 rates = session.rates.write(engine.optimizer, state.step, state.released)
                 loss = self._forward_backward(batches)
                 self._count(applied=engine.was_step_applied())

@@ -253,8 +253,9 @@ class RunConfig:
     """With tensor_parallel: cut hidden states between its layers along T. Less memory; the same bytes travel."""
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass: less memory, about a third more computation."""
-    compile: bool = False
-    """Compile each block with torch.compile: slower to start, faster steps. ZeRO stages 1 and 2 only."""
+    compile: bool | Literal["auto"] = "auto"
+    """Compile the model with torch.compile: slower to start, faster steps, ZeRO stages 1 and 2 only. auto: on GPUs, and
+    on CPUs for long runs. What a run began with is kept when it is resumed."""
     threads: int | None = None
     """CPU threads per rank; the cores are shared among the ranks when not given. Kept when a run is resumed."""
     deterministic: bool = False

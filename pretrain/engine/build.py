@@ -21,6 +21,7 @@ from model.process_grid import ProcessGrid
 from model.transformer import Transformer
 from pretrain.config.lr_rules import parse_rules
 from pretrain.config.run_config import RunConfig
+from pretrain.engine.compiling import compile_network
 from pretrain.engine.extensions import prepare_extension
 from pretrain.engine.mpu import deepspeed_mpu
 from pretrain.engine.patches import prepare_deepspeed
@@ -32,6 +33,7 @@ def build_engine(run: RunConfig, model_config: ModelConfig, merged: dict[str, An
     """Build the seeded model (this rank's part of it, on a grid with t > 1), its optimizer and the engine around them.
 
     Args:
+        run: its ``compile`` is true or false; "auto" is for build_session to decide, and counts as false here.
         merged: the result of merge_ds_config.
         grid: the run's process grid, world.grid.
 
@@ -59,8 +61,8 @@ def build_engine(run: RunConfig, model_config: ModelConfig, merged: dict[str, An
         )
     else:
         initialize(network, run.seed)
-    if run.compile:
-        compile_blocks(network)
+    if run.compile is True:
+        compile_network(network)
     # DeepSpeed saves this with every checkpoint, for its own converter.
     network.universal_checkpoint_info = universal_info(  # type: ignore[assignment]
         parameter_specs(model_config), model_config.vocab_size
@@ -109,17 +111,3 @@ def refusals_of_deepspeed() -> Iterator[None]:
 def in_a_collective(error: BaseException) -> bool:
     """Whether *error* was raised inside torch.distributed: then a rank is gone, however the backend words it."""
     return any("torch/distributed/" in frame.filename for frame in traceback.extract_tb(error.__traceback__))
-
-
-def compile_blocks(network: Transformer) -> None:
-    """Have torch compile every block at its first use; parameter names do not change.
-
-    Blocks with equal shapes share a graph. Each distinct shape needs its own, for training and for evaluation, and
-    torch would give up after 8 of them.
-    """
-    import torch._dynamo
-
-    limit = 4 * len(network.layers) + 8
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, limit)
-    for block in network.layers:
-        block.compile()

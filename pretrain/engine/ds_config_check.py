@@ -265,7 +265,7 @@ def _check_run(config: Mapping[str, Any], run: RunConfig, problems: Problems) ->
                 f'{name}.enabled is {shown_json(enabled)}, but the run\'s precision is {run.precision}; write "auto"'
             )
     zero = config.get("zero_optimization")
-    if run.compile and isinstance(zero, dict) and zero.get("stage") == 3:
+    if run.compile is True and isinstance(zero, dict) and zero.get("stage") == 3:
         problems.add("zero_optimization.stage is 3, where compile: true is not valid; use stage 1 or 2")
 
 

@@ -104,14 +104,20 @@ def supports_bf16(device: torch.device) -> tuple[bool, str]:
 
 
 MEASURED = "measured"
-"""First word of a measured peak's source. Such a peak varies with threads and load, 8-fold on a busy machine."""
+"""First word of a measured peak's source. Such a peak varies with threads and load."""
+# Square products, m = n = k. Which of them is the fastest differs between CPUs and libraries.
+PRODUCT_SIZES = {"cpu": (512, 1024, 2048), "cuda": (4096, 8192)}
+PEAK_SECONDS = 0.75
+BUSY_SHARE = 0.8
+"""Of its threads' time, what a process gets at least on a machine that is not busy otherwise."""
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
     """Return the device's peak in FLOP/s for dense matrix products in *dtype*, and the figure's source.
 
-    For a known GPU it is the data sheet's; otherwise a matrix product is timed for about half a second, on
-    the CPU with the current number of threads. The measurement is cached.
+    For a known GPU it is the data sheet's. Otherwise matrix products of several sizes are timed for about a second, on
+    the CPU with the current number of threads, and the fastest counts; the source says so if other processes took
+    part of the time. The measurement is cached.
     """
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
@@ -133,32 +139,47 @@ def data_sheet_peak(name: str, dtype: torch.dtype) -> float | None:
 
 @functools.cache
 def _measured_peak(device: torch.device, dtype: torch.dtype, threads: int) -> tuple[float, str]:
-    """Time square matrix products for about half a second and return the fastest one's rate."""
-    size = 8192 if device.type == "cuda" else 1024
+    """Time square matrix products of several sizes, and return the highest rate of all."""
+    sizes = PRODUCT_SIZES.get(device.type, PRODUCT_SIZES["cuda"])
+    began, cpu_began = time.perf_counter(), time.process_time()
+    peak, tried = 0.0, []
+    for size in sizes:
+        if peak and 2 * size**3 / peak > PEAK_SECONDS:  # a CPU that emulates bf16 would take many seconds
+            break
+        # The highest, not the mean: the peak is what the device can do when nothing else disturbs it.
+        peak = max(peak, _highest_rate(device, dtype, size, PEAK_SECONDS / len(sizes)))
+        tried.append(str(size))
+    share = (time.process_time() - cpu_began) / (time.perf_counter() - began) / threads
+    where = (
+        describe_device(device) if device.type == "cuda" else f"{threads} CPU thread{'s' * (threads != 1)}"
+    )
+    source = f"{MEASURED}: the fastest {_name(dtype)} product of square matrices (n = {', '.join(tried)}) on {where}"
+    if device.type == "cpu" and share < BUSY_SHARE:
+        source += f"; other processes kept the cores busy, so it may be too low: this one got {share:.0%} of its time"
+    return peak, source
+
+
+def _highest_rate(device: torch.device, dtype: torch.dtype, size: int, seconds: float) -> float:
+    """FLOP/s of the fastest product of two size × size matrices in so many seconds, of two at least."""
     # A separate generator: measuring must not move the run's random numbers.
     generator = torch.Generator().manual_seed(0)
     left = torch.randn(size, size, generator=generator).to(device, dtype)
     right = torch.randn(size, size, generator=generator).to(device, dtype)
     out = torch.empty(size, size, device=device, dtype=dtype)
 
-    def seconds() -> float:
+    def product_seconds() -> float:
         began = time.perf_counter()
         torch.mm(left, right, out=out)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return time.perf_counter() - began
 
-    seconds()  # the first product picks kernels and touches memory
-    deadline = time.perf_counter() + 0.5
-    # The fastest, not the mean: the peak is what the device can do when nothing else disturbs it.
-    fastest = seconds()
+    product_seconds()  # the first product picks kernels and touches memory
+    deadline = time.perf_counter() + seconds
+    fastest = product_seconds()
     while time.perf_counter() < deadline:
-        fastest = min(fastest, seconds())
-    where = (
-        describe_device(device) if device.type == "cuda" else f"{threads} CPU thread{'s' * (threads != 1)}"
-    )
-    source = f"{MEASURED}: a {size} × {size} {_name(dtype)} matrix product on {where}"
-    return 2 * size**3 / fastest, source
+        fastest = min(fastest, product_seconds())
+    return 2 * size**3 / fastest
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -1,11 +1,12 @@
 import math
 
+import pytest
 import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from model.presets import preset
-from model.rotary import RotaryTables, rotate
+from model.rotary import RotaryTables, rotate, rotate_plainly
 from model.transformer import Transformer
 
 CPU = torch.device("cpu")
@@ -23,6 +24,30 @@ def test_rotation_is_by_position_times_frequency():
             torch.testing.assert_close(output[:, position, :, pair], expected, rtol=0, atol=1e-14)
             expected = second * math.cos(angle) + first * math.sin(angle)
             torch.testing.assert_close(output[:, position, :, pair + 3], expected, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_bits_and_gradients_are_those_of_the_formula(dtype):
+    """In bf16 the formula's gradient is rounded twice, ours once."""
+    table = RotaryTables(32, 10000.0).get(8, 32, CPU, dtype)
+    # A view of a wider tensor, as the parts of one projection are.
+    x = torch.randn(2, 32, 3, 16).to(dtype)[..., 4:12].requires_grad_()
+    weights = torch.randn(2, 32, 3, 8).to(dtype)
+    expected, output = rotate_plainly(x, table), rotate(x, table)
+    assert torch.equal(output, expected)
+    [wanted] = torch.autograd.grad(expected, x, weights)
+    [gradient] = torch.autograd.grad(output, x, weights)
+    if dtype == torch.bfloat16:
+        torch.testing.assert_close(gradient, wanted, rtol=2**-7, atol=2**-7)
+    else:
+        assert torch.equal(gradient, wanted)
+
+
+@pytest.mark.slow
+def test_gradient_by_finite_differences():
+    table = RotaryTables(8, 100.0).get(4, 8, CPU, torch.float64)
+    x = torch.randn(1, 8, 2, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: rotate(x, table), (x,))
 
 
 def test_tables_are_the_ones_of_hugging_face_llama():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from pretrain.runtime import control as control_module
 from pretrain.runtime.control import Abandoned, Answer, Control, Vote
 from pretrain.runtime.signals import STOPPED
 from tests.helpers.distributed import run_distributed
@@ -72,10 +73,31 @@ def test_evaluation_ends_on_all_ranks_after_the_same_pass():
     assert run_distributed(passes, 2, 100) == [10, 10]
 
 
+def stopped_at(vote_ranks, asked):
+    """The turns at which ranks learn of a request, and those at which they voted."""
+    control_module.VOTE_RANKS = vote_ranks
+    control = Control(world(), Asked(asked if dist.get_rank() == 1 else 1000))
+    submit, voted = control._vote.submit, []
+    control._vote.submit = lambda *values: (voted.append(turn), submit(*values))[1]  # type: ignore[method-assign]
+    for turn in range(6, 20):
+        control.start_vote(turn, writing=False)
+        answer = control.vote_result()
+        assert answer.writing == (turn not in voted), "not known at a turn without a vote"
+        if answer.stop:
+            return turn, voted
+    return None
+
+
+def test_many_ranks_vote_at_some_turns():
+    """Rank 1 is asked after its second vote."""
+    assert run_distributed(stopped_at, 3, 64, 2) == [(8, [6, 7, 8])] * 3
+    assert run_distributed(stopped_at, 3, 1, 2) == [(12, [6, 9, 12])] * 3
+
+
 def test_one_rank_needs_nobody():
     control = Control(alone(), Asked(1))
     answers = []
     for writing in (False, True):
-        control.start_vote(writing)
+        control.start_vote(len(answers), writing)
         answers.append(control.vote_result())
     assert answers == [Answer(0, False), Answer(STOPPED, True)]

@@ -67,11 +67,28 @@ def test_cpu_peak_is_measured_once_and_says_so(dtype: torch.dtype) -> None:
     flops, source = peak_flops(CPU, dtype)
     assert time.perf_counter() - began < 10
     assert flops > 1e8
-    assert source.startswith("measured: a 1024 × 1024") and "CPU thread" in source
+    assert source.startswith("measured: the fastest") and "n = 512" in source and "CPU thread" in source
     assert torch.equal(torch.get_rng_state(), state)  # the run's random numbers did not move
     began = time.perf_counter()
     assert peak_flops(CPU, dtype) == (flops, source)
     assert time.perf_counter() - began < 0.01
+
+
+@pytest.mark.parametrize(("share", "busy"), [(0.5, True), (0.95, False)])
+def test_a_busy_machine_is_told(monkeypatch, share, busy):
+    """Other processes that took half of the time made the peak look half as high; the highest of the sizes counts."""
+    clock = iter(range(100))
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(hardware.time, "perf_counter", lambda: next(clock))
+    processor = iter((0.0, share * threads))
+    monkeypatch.setattr(hardware.time, "process_time", lambda: next(processor))
+    rates = {512: 3e11, 1024: 5e11, 2048: 4e11}
+    monkeypatch.setattr(hardware, "_highest_rate", lambda device, dtype, size, seconds: rates[size])
+    hardware._measured_peak.cache_clear()
+    peak, source = peak_flops(CPU, torch.float32)
+    hardware._measured_peak.cache_clear()
+    assert peak == 5e11 and "(n = 512, 1024, 2048)" in source
+    assert ("other processes kept the cores busy" in source and "this one got 50%" in source) == busy
 
 
 @pytest.mark.parametrize(

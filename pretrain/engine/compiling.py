@@ -1,0 +1,95 @@
+"""Decides whether a run compiles its model with torch.compile, and compiles it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from model.config import ModelConfig
+from model.transformer import Transformer
+from pretrain.config.run_config import RunConfig
+
+# Work of a rank, in FLOPs, from which compiling pays on a CPU: it takes half a minute of two cores and saves a tenth of
+# every step, so that a run must last several times five minutes (docs/performance.md).
+CPU_FLOPS = 3e14
+COMPILERS = {"cpu": ("g++", "clang++"), "cuda": ("gcc", "cc", "clang")}
+
+
+def decide_compile(
+    run: RunConfig,
+    model: ModelConfig,
+    stage: int,
+    device: torch.device,
+    data_parallel: int,
+    saved: dict[str, Any],
+    saved_device: str | None,
+) -> tuple[bool, str]:
+    """Decide whether the blocks, the final norm, the output head and the loss are compiled.
+
+    A function of what is given and of what is installed: nothing is timed, so that a resumed run decides alike.
+
+    Args:
+        data_parallel: ranks that share the batch.
+        saved: the settings that the checkpoint was written with; empty for a new run.
+        saved_device: the kind of device that wrote it.
+
+    Returns:
+        The decision, and the reason in a phrase.
+    """
+    if isinstance(run.compile, bool):
+        return run.compile, f"compile: {str(run.compile).lower()}"
+    if stage == 3:
+        return False, "not at ZeRO stage 3, whose hooks split every block"
+    before = saved.get("compile")
+    if isinstance(before, bool) and saved_device in (None, device.type):
+        return before, "as the run began"
+    missing = missing_compiler(device)
+    if missing:
+        return False, missing
+    if device.type == "cuda":
+        return True, f"ZeRO stage {stage} on a GPU"
+    flops = run.steps * run.global_batch_tokens * model.flops_per_token() / data_parallel
+    if flops < CPU_FLOPS:
+        return False, f"{flops:.1e} FLOPs on a CPU are too few to gain by it"
+    return True, f"{flops:.1e} FLOPs on a CPU"
+
+
+def missing_compiler(device: torch.device) -> str | None:
+    """What torch.compile needs on this device and does not find, in a phrase; None if it has all."""
+    names = COMPILERS.get(device.type, COMPILERS["cuda"])
+    if not (os.environ.get("CXX" if device.type == "cpu" else "CC") or any(map(shutil.which, names))):
+        return f"no compiler: none of {', '.join(names)} is installed"
+    if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+        return "the Python headers are not installed (python3-dev)"
+    if device.type == "cuda" and importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    return None
+
+
+def compile_network(network: Transformer) -> None:
+    """Have torch compile every block, and norm, head and loss, at their first use; parameter names do not change.
+
+    Blocks with equal shapes share a graph. Each distinct shape needs its own, for training and for evaluation, and
+    torch would give up after 8 of them.
+    """
+    import torch._dynamo
+
+    limit = 4 * len(network.layers) + 8
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, limit)
+    for block in network.layers:
+        block.compile()
+    if network.grid.tensor_parallel == 1:
+        network.loss_of = torch.compile(network.loss_of)  # type: ignore[method-assign]
+
+
+def compiled_graphs() -> int:
+    """How many graphs torch has compiled in this process so far."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])

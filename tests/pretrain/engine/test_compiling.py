@@ -1,0 +1,99 @@
+"""Whether a run is compiled, and that compiling changes no more than rounding and goes on without new graphs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from model.config import block
+from pretrain.config.run_config import RunConfig
+from pretrain.engine import compiling
+from pretrain.engine.compiling import CPU_FLOPS, decide_compile
+from pretrain.trainer import Trainer
+from tests.helpers.distributed import run_distributed
+from tests.helpers.training import curve, nano_run, session
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+MODEL = block("llama", vocab_size=300, context_length=64, d_model=48, ffn_width=96, heads=(2, 3))
+
+
+def decide(run: RunConfig, stage=2, device=CPU, data_parallel=1, saved=None, saved_device=None):
+    return decide_compile(run, MODEL, stage, device, data_parallel, saved or {}, saved_device)
+
+
+def steps_for(flops: float) -> int:
+    return int(flops / MODEL.flops_per_token() / 2**20)
+
+
+@pytest.fixture
+def compilers(monkeypatch):
+    monkeypatch.setattr(compiling, "missing_compiler", lambda device: None)
+
+
+@pytest.mark.usefixtures("compilers")
+def test_what_auto_decides():
+    short, long = (
+        RunConfig(steps=steps_for(factor * CPU_FLOPS), global_batch_tokens=2**20) for factor in (0.9, 1.2)
+    )
+    assert [decide(run)[0] for run in (short, long)] == [False, True]
+    assert not decide(long, data_parallel=2)[0], "a rank has half of the work"
+    assert decide(short, device=CUDA) == (True, "ZeRO stage 2 on a GPU")
+    assert not decide(long, stage=3)[0] and not decide(long, stage=3, device=CUDA)[0]
+
+
+@pytest.mark.usefixtures("compilers")
+def test_the_user_decides_first_and_the_run_s_beginning_second():
+    for value in (True, False):
+        run = RunConfig(compile=value)
+        assert decide(run, saved={"compile": not value}, saved_device="cpu")[0] is value
+        kept = decide(RunConfig(), device=CUDA, saved={"compile": value}, saved_device="cuda")
+        assert kept == (value, "as the run began")
+    assert decide(RunConfig(), device=CUDA, saved={"compile": False}, saved_device="cpu")[0], "another device"
+
+
+@pytest.mark.parametrize("device", [CPU, CUDA])
+def test_without_a_compiler_nothing_is_compiled(monkeypatch, tmp_path, device):
+    long = RunConfig(steps=steps_for(2 * CPU_FLOPS), global_batch_tokens=2**20)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.delenv("CXX", raising=False)
+    compiled, reason = decide(long, device=device)
+    assert not compiled and reason.startswith("no compiler: none of ")
+
+
+def test_without_python_headers_nothing_is_compiled(monkeypatch, tmp_path):
+    monkeypatch.setattr(compiling.shutil, "which", lambda name: name)
+    monkeypatch.setattr(compiling.sysconfig, "get_path", lambda name: str(tmp_path))
+    assert "python3-dev" in decide(RunConfig(steps=10**6))[1]
+
+
+def graphs_after_steps(run: RunConfig) -> list[int]:
+    """Train; how many graphs there were after each step."""
+    counts: list[int] = []
+    original = Trainer._note
+
+    def count(self, *figures):
+        counts.append(compiling.compiled_graphs())
+        original(self, *figures)
+
+    Trainer._note = count  # type: ignore[method-assign]
+    try:
+        session(run)
+    finally:
+        Trainer._note = original  # type: ignore[method-assign]
+    return counts
+
+
+@pytest.mark.slow  # it compiles three kinds of blocks, for training and for validation
+def test_compiling_changes_rounding_only_and_ends_after_two_steps(small_folder, tmp_path):
+    flags = ("--heads", "1,2,4,4", "--micro_batch", "4", "--diagnostics_every", "4")
+    plain = nano_run(small_folder, tmp_path, *flags, "--name", "plain", "--compile", "false")
+    compiled = nano_run(small_folder, tmp_path, *flags, "--name", "compiled", "--compile", "true")
+    run_distributed(graphs_after_steps, 1, plain, timeout=120)
+    [counts] = run_distributed(graphs_after_steps, 1, compiled, timeout=400)
+    assert counts[1] > 3 and len(counts) == 12
+    # Validation, after step 4, has graphs of its own; the steps after it have none.
+    assert counts[1] == counts[3] and counts[4] == counts[-1]
+    for one, other in zip(curve(plain.folder), curve(compiled.folder), strict=True):
+        assert other["train_loss"] == pytest.approx(one["train_loss"], rel=1e-6)
+        assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-5)
