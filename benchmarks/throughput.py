@@ -116,8 +116,6 @@ class Contender:
     def __init__(self, name: str, request: dict[str, Any]) -> None:
         self.name = name
         environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
-        if request["program"] == "ours":
-            environment["OMP_WAIT_POLICY"] = "passive"  # as main.py sets it
         self.began = time.time()
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
         self.process = subprocess.Popen(

@@ -33,12 +33,17 @@ for _ in range(5):
     times.append(time.perf_counter() - began)
 print(16 * config.context_length / sorted(times)[2])
 """
-POLICIES = {"asleep (passive)": {"OMP_WAIT_POLICY": "passive"}, "spinning (OpenMP's default)": {}}
+POLICIES = {
+    "asleep (passive)": {"OMP_WAIT_POLICY": "passive"},
+    "spinning (OpenMP's default)": {},
+}
 
 
 def tokens_per_second(settings: dict[str, str]) -> float:
     """Median of five steps in a fresh process."""
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | settings
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    } | settings
     done = subprocess.run(
         [sys.executable, "-c", MEASURE], env=environment, capture_output=True, text=True, check=True
     )

@@ -16,10 +16,9 @@ IGNORED_LABEL = -100
 
 # Logits are converted to fp32 this many elements at a time, by device type. On a GPU (64 MiB) that saves 1.6 GB
 # of fp32 logits in the forward pass, and as much for their gradient, at a vocabulary of 50,304 and 8
-# sequences of 1,024 bf16 tokens. On a CPU it also keeps a chunk in the cache: forward and backward of 2,048
-# bf16 tokens at a vocabulary of 4,096 took 25 ms on two cores, 57 ms with the GPU's value (torch's own cross
-# entropy, with the cast: 50 ms).
-CHUNK_ELEMENTS = {"cpu": 2**18, "cuda": 2**24}
+# sequences of 1,024 bf16 tokens. On a CPU it also keeps a chunk in the cache, but every chunk waits for all
+# threads ten times: docs/performance.md has the times from 2^16 to 2^24. The bits do not depend on it.
+CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**24}
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:

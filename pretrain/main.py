@@ -7,19 +7,15 @@ Every rank runs this file. Bad input ends with one line on rank 0 and exit code 
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from pathlib import Path
 
 # Running a file puts its folder first on sys.path, where pretrain/*.py could shadow libraries; the root belongs there.
 sys.path[0] = str(Path(__file__).resolve().parent.parent)
-# Before torch loads OpenMP: threads that wait sleep instead of spinning. Beside one other busy process on two cores,
-# spinning makes a training step 1.8 times slower, and gains 4 % on an idle machine (docs/experiments.md).
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from pretrain.config.command_line import parse_command_line  # noqa: E402
-from pretrain.runtime.environment import environment_rank  # noqa: E402
+from pretrain.runtime.environment import environment_rank, settle_waiting_threads  # noqa: E402
 from pretrain.runtime.exit import end_after, leave  # noqa: E402
 from pretrain.runtime.signals import StopListener, Stopped  # noqa: E402
 
@@ -75,6 +71,7 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
 
 
 if __name__ == "__main__":
+    settle_waiting_threads()
     rank = environment_rank()
     listener = StopListener()
     try:

@@ -15,8 +15,8 @@ from model.config import ModelConfig
 from model.transformer import Transformer
 from pretrain.config.run_config import RunConfig
 
-# Work of a rank, in FLOPs, from which compiling pays on a CPU: it takes half a minute of two cores and saves a tenth of
-# every step, so that a run must last several times five minutes (docs/performance.md).
+# Work of a rank, in FLOPs, from which compiling pays on a CPU: an hour of two cores. It takes up to half a minute and
+# saves a twentieth of every step (docs/performance.md).
 CPU_FLOPS = 3e14
 COMPILERS = {"cpu": ("g++", "clang++"), "cuda": ("gcc", "cc", "clang")}
 

@@ -15,6 +15,7 @@ from pretrain.runtime.environment import (
     check_threads,
     environment_rank,
     read_environment,
+    settle_waiting_threads,
 )
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -106,3 +107,31 @@ def test_the_command_ends_with_exit_code_2(tmp_path, variables, message):
     assert finished.returncode == 2, finished.stderr
     assert finished.stderr.strip().splitlines()[-1].startswith(f"error: {message}")
     assert "Traceback" not in finished.stderr and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("load", "given", "expected"), [(0.9, None, "passive"), (0.1, None, None), (0.9, "active", "active")]
+)
+def test_threads_sleep_on_a_busy_machine(monkeypatch, load, given, expected):
+    monkeypatch.setattr(os, "getloadavg", lambda: (load * (os.cpu_count() or 1), 0.0, 0.0))
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if given:
+        monkeypatch.setenv("OMP_WAIT_POLICY", given)
+    settle_waiting_threads()
+    assert os.environ.get("OMP_WAIT_POLICY") == expected
+    os.environ.pop("OMP_WAIT_POLICY", None)
+
+
+def test_main_settles_them_before_torch_is_loaded():
+    code = (
+        "import os, runpy, sys; sys.argv = ['pretrain/main.py', '--help']; os.getloadavg = lambda: (1e6, 0, 0)\n"
+        "import pretrain.runtime.environment as e; settle = e.settle_waiting_threads\n"
+        "e.settle_waiting_threads = lambda: (print('torch' in sys.modules), settle())\n"
+        "try: runpy.run_path('pretrain/main.py', run_name='__main__')\n"
+        "finally: print(os.environ['OMP_WAIT_POLICY'])"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert result.stdout.startswith("False\n"), result.stdout[:200] + result.stderr[-500:]
