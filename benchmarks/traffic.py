@@ -1,0 +1,203 @@
+"""Bytes that a training step moves per token, by operator, and what follows for a GPU: counted, without one.
+
+    python benchmarks/traffic.py prism-124m [--micro_batch 16] [--context 1024] [--plain_rotary]
+
+Forward and backward run on meta tensors, in bf16, with each operator's inputs and outputs counted as read and written
+once; views move nothing. Attention and RMSNorm count as the single kernels that they are on a GPU. Time is estimated as
+the larger of the products' FLOPs / peak and their bytes / bandwidth, and after it all other bytes / bandwidth; launches
+and idle time are not in it, so real steps are slower. What a compiler fuses is not counted: this is the model as
+written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+import torch.nn.functional as functional  # noqa: E402
+from torch import Tensor  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils._pytree import tree_leaves  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+
+import model.attention  # noqa: E402
+import model.rotary  # noqa: E402
+from model.config import ModelConfig  # noqa: E402
+from model.presets import named_model  # noqa: E402
+from model.transformer import Transformer  # noqa: E402
+
+# NVIDIA's data sheet of the H100 SXM: dense bf16 products and memory.
+PEAK_FLOPS, BANDWIDTH = 989e12, 3.35e12
+PRODUCTS = ("mm", "addmm", "bmm", "flash_attention")
+
+
+@torch.library.custom_op("traffic::flash_attention", mutates_args=())
+def flash_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """What a GPU's kernel reads and writes; meta tensors would take SDPA's plain formula. It computes nothing."""
+    return torch.empty_like(query)
+
+
+@torch.library.custom_op("traffic::flash_attention_backward", mutates_args=())
+def flash_attention_backward(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Its gradients."""
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+@torch.library.custom_op("traffic::rms_norm", mutates_args=())
+def rms_norm(hidden: Tensor, weight: Tensor) -> Tensor:
+    """A GPU's fused kernel."""
+    return torch.empty_like(hidden)
+
+
+@torch.library.custom_op("traffic::rms_norm_backward", mutates_args=())
+def rms_norm_backward(gradient: Tensor, hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Its gradients."""
+    return torch.empty_like(hidden), torch.empty_like(weight)
+
+
+flash_attention.register_fake(lambda query, key, value: torch.empty_like(query))
+flash_attention_backward.register_fake(
+    lambda gradient, query, key, value, output: tuple(map(torch.empty_like, (query, key, value)))
+)
+rms_norm.register_fake(lambda hidden, weight: torch.empty_like(hidden))
+rms_norm_backward.register_fake(
+    lambda gradient, hidden, weight: (torch.empty_like(hidden), torch.empty_like(weight))
+)
+flash_attention.register_autograd(
+    lambda context, gradient: flash_attention_backward(gradient, *context.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs, output),
+)
+rms_norm.register_autograd(
+    lambda context, gradient: rms_norm_backward(gradient, *context.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+
+@contextlib.contextmanager
+def kernels_of_a_gpu() -> Iterator[None]:
+    """Let the model call the stand-ins above."""
+    with (
+        mock.patch.object(
+            functional, "scaled_dot_product_attention", lambda q, k, v, **_: flash_attention(q, k, v)
+        ),
+        mock.patch.object(functional, "rms_norm", lambda x, shape, weight, eps: rms_norm(x, weight)),
+    ):
+        yield
+
+
+class Traffic(TorchDispatchMode):
+    """Counts the bytes of every operator that is not a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: dict[str, int] = defaultdict(int)
+        self.calls: dict[str, int] = defaultdict(int)
+
+    def __torch_dispatch__(
+        self,
+        operator: Any,
+        types: Any,
+        arguments: tuple[Any, ...] = (),
+        keywords: dict[str, Any] | None = None,
+    ) -> Any:
+        result = operator(*arguments, **(keywords or {}))
+        inputs = [leaf for leaf in tree_leaves((arguments, keywords)) if isinstance(leaf, Tensor)]
+        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        name = str(operator.overloadpacket).removeprefix("aten.").removeprefix("traffic.")
+        if name in (
+            "gather",
+            "scatter_",
+            "scatter_add_",
+            "embedding",
+        ):  # they touch as much as they take, or put
+            inputs = [tensor for tensor in inputs if tensor.dtype == torch.int64] * 2
+            outputs = [] if name.startswith("scatter") else outputs
+        if not operator.is_view and name not in (
+            "empty",
+            "empty_like",
+            "new_empty",
+            "detach",
+            "_unsafe_view",
+        ):
+            self.bytes[name] += sum(tensor.nbytes for tensor in (*inputs, *outputs))
+            self.calls[name] += 1
+        return result
+
+
+def step(config: ModelConfig, micro_batch: int) -> tuple[Traffic, int]:
+    """Forward and backward of one micro-batch; the traffic and the FLOPs."""
+    with torch.device("meta"):
+        network = Transformer(config).bfloat16()
+        tokens = torch.zeros(micro_batch, config.context_length, dtype=torch.int64)
+    network.rotary and [  # the tables are made on the CPU, once for all steps
+        network.rotary.get(config.layer_head_dim(layer), 1, tokens.device, torch.bfloat16)
+        for layer in range(config.num_layers)
+    ]
+    flops = FlopCounterMode(display=False)
+    traffic = Traffic()
+    with kernels_of_a_gpu(), flops, traffic:
+        network(tokens, tokens).backward()
+    # Two products forward and five backward, of the half that the causal mask leaves.
+    T, widths = config.context_length, sum(map(config.attention_width, range(config.num_layers)))
+    attention = 7 * 2 * T * T * widths * micro_batch // 2
+    return traffic, flops.get_total_flops() + attention
+
+
+def optimizer_bytes(config: ModelConfig) -> int:
+    """AdamW's fp32 master, moments and gradient, read and written, and the bf16 weights; once a step."""
+    return config.num_parameters() * (4 * (2 + 2 + 2 + 1) + 2)
+
+
+def main() -> None:
+    """Count and print."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("model")
+    parser.add_argument("--micro_batch", type=int, default=16)
+    parser.add_argument("--context", type=int)
+    parser.add_argument("--plain_rotary", action="store_true", help="rotate by the formula, as it reads")
+    options = parser.parse_args()
+    if options.plain_rotary:
+        model.attention.rotate = model.rotary.rotate_plainly
+    config = named_model(options.model)
+    if options.context:
+        config = config.replace(context_length=options.context)
+    tokens = options.micro_batch * config.context_length
+    traffic, flops = step(config, options.micro_batch)
+    optimizer = optimizer_bytes(config)
+    print("| operator | calls | bytes a token | share |\n|---|---:|---:|---:|")
+    total = sum(traffic.bytes.values()) + optimizer
+    rows = sorted(traffic.bytes.items(), key=lambda item: -item[1])
+    for name, count in rows[:15]:
+        print(f"| {name} | {traffic.calls[name]:,} | {count / tokens:,.0f} | {count / total:.1%} |")
+    rest = sum(count for _, count in rows[15:])
+    print(f"| others | | {rest / tokens:,.0f} | {rest / total:.1%} |")
+    print(f"| AdamW, once a step | | {optimizer / tokens:,.0f} | {optimizer / total:.1%} |")
+    print(f"| all | {sum(traffic.calls.values()):,} | {total / tokens:,.0f} | 100% |")
+    products = sum(count for name, count in traffic.bytes.items() if name.startswith(PRODUCTS))
+    estimate(config, tokens, flops, products, total - products)
+
+
+def estimate(config: ModelConfig, tokens: int, flops: int, products: float, others: float) -> None:
+    """Print the time of a step and the MFU that follow, products beside their own traffic, all else after them."""
+    seconds = max(flops / PEAK_FLOPS, products / BANDWIDTH) + others / BANDWIDTH
+    mfu = tokens * config.flops_per_token() / seconds / PEAK_FLOPS
+    print(
+        f"{(products + others) / tokens:,.0f} bytes a token, of which products {products / tokens:,.0f}; on an "
+        f"H100 at least {1e3 * seconds:.1f} ms for {tokens:,} tokens, MFU at most {mfu:.0%}"
+    )
+
+
+if __name__ == "__main__":
+    main()
