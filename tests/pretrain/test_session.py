@@ -13,6 +13,7 @@ from model.errors import UserError
 from pretrain import session as sessions
 from pretrain.checkpoint.state import TrainingState
 from pretrain.config.run_config import RunConfig
+from pretrain.engine import compiling
 from pretrain.engine.patches import prepare_deepspeed
 from pretrain.metrics.session import Metrics
 from pretrain.run.data import open_data
@@ -20,6 +21,7 @@ from pretrain.runtime.world import start_world
 from pretrain.trainer import Trainer
 from tests.helpers.distributed import run_distributed
 from tests.helpers.training import alone, nano_run
+from tests.helpers.training import session as train_session
 
 DS_CONFIG = {"zero_optimization": {"stage": 1}}
 
@@ -115,3 +117,30 @@ def saved_and_resumed(run):
         return torch.get_num_threads(), resumed.world.threads
     finally:
         torch.set_num_threads(before)
+
+
+def compile_of(run, threshold=None):
+    """Whether the session would compile, and why."""
+    prepare_deepspeed()
+    before = compiling.CPU_FLOPS
+    compiling.CPU_FLOPS = threshold or before
+    try:
+        session = sessions.build_session(
+            run, dict(DS_CONFIG), open_data(run, lambda line: None), start_world(1, False)
+        )
+    finally:
+        compiling.CPU_FLOPS = before
+    return session.run.compile, session.state.run["compile"], session.compile_reason
+
+
+def test_what_auto_decided_is_saved_and_kept(small_folder, tmp_path):
+    """Though the run has become long enough to be compiled."""
+    run = replace(nano_run(small_folder, tmp_path), steps=2)
+    run_distributed(train_session, 1, run, 1)
+    longer = replace(run, steps=10**6)
+    assert run.compile == "auto"
+    assert run_distributed(compile_of, 1, longer, 1.0) == [(False, False, "as the run began")]
+    new = replace(longer, name="new")
+    compiled, saved, reason = run_distributed(compile_of, 1, new, 1.0)[0]
+    assert compiled is saved is True and reason.endswith("FLOPs on a CPU")
+    assert run_distributed(compile_of, 1, replace(longer, compile=True))[0][0] is True
