@@ -54,7 +54,7 @@ done
 for shape in ${SHAPES:-124m}; do
     part "schedules$shape" "$python" benchmarks/throughput.py --shape "$shape" --rounds 3 --data_root "$data" \
         --out "$out/schedules$shape.json" --contenders prism uniform
-    part "profile$shape" "$python" benchmarks/profile_step.py --shape "$shape" --data_root "$data"
+    part "profile$shape" "$python" benchmarks/profile_step.py --shape "$shape" --data_root "$data" --compile auto
 done
 part memory "$python" benchmarks/memory.py --data_parallel 1
 if [ -n "$only" ] && [ "$known" = 0 ]; then

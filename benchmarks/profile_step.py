@@ -3,7 +3,7 @@
     python benchmarks/profile_step.py [--shape small] [--kind llama] [--rows 25] [FLAGS of pretrain/main.py]
 
 The shapes are those of benchmarks/throughput.py. Two steps come first, so that caches are filled and graphs compiled.
-On a GPU the table is sorted by the device's time.
+Nothing is compiled unless --compile asks for it. On a GPU the table is sorted by the device's time.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main() -> None:
             [
                 "--model", str(model), "--vocab_size", str(shape.vocab_size), "--micro_batch", str(shape.micro_batch),
                 "--global_batch_tokens", str(shape.micro_batch * shape.context), "--runs_dir", folder,
-                "--validation.every", "0", "--diagnostics_every", "0", *flags,
+                "--validation.every", "0", "--diagnostics_every", "0", "--compile", "false", *flags,
             ]
         ).run  # fmt: skip
         prepare_deepspeed()
@@ -73,7 +73,7 @@ def main() -> None:
                 trainer._forward_backward(batches)
                 if cuda:
                     torch.cuda.synchronize()
-        order = f"self_{world.device.type}_time_total" if not cuda else "self_device_time_total"
+        order = "self_device_time_total" if cuda else "self_cpu_time_total"
         print(profiler.key_averages().table(sort_by=order, row_limit=options.rows, max_name_column_width=60))
     sys.stdout.flush()
     os._exit(0)  # the prefetcher's and the launcher's threads need not end one by one

@@ -76,8 +76,8 @@ CONTENDERS = {
     "ours-compiled": {"program": "ours", "kind": "llama", "compile": True},
     "ours-gpt2": {"program": "ours", "kind": "gpt2"},
     "ours-gpt2-compiled": {"program": "ours", "kind": "gpt2", "compile": True},
-    "uniform": {"program": "ours", "kind": "llama"},
-    "prism": {"program": "ours", "kind": "llama", "prism": True},
+    "uniform": {"program": "ours", "kind": "llama", "compile": "auto"},
+    "prism": {"program": "ours", "kind": "llama", "compile": "auto", "prism": True},
     "llama": {"program": "transformers", "kind": "llama"},
     "llama-compiled": {"program": "transformers", "kind": "llama", "compile": True},
     "nanogpt": {"program": "nanogpt", "kind": "gpt2"},
@@ -152,14 +152,18 @@ def measure(options: argparse.Namespace, shape: Shape, names: list[str]) -> tupl
     for name in names:
         contender = CONTENDERS[name]
         model = shape.model(str(contender["kind"]), shape.prism if contender.get("prism") else None)
-        requests[name] = contender | {
-            "model": model.to_json(),
-            "micro_batch": shape.micro_batch,
-            "data_root": options.data_root,
-            "precision": options.precision,
-            "nanogpt": options.nanogpt,
-            "flags": options.flags,
-        }
+        requests[name] = (
+            {"compile": False}
+            | contender
+            | {
+                "model": model.to_json(),
+                "micro_batch": shape.micro_batch,
+                "data_root": options.data_root,
+                "precision": options.precision,
+                "nanogpt": options.nanogpt,
+                "flags": options.flags,
+            }
+        )
         results[name] = Result(name, model.flops_per_token())
     limit = 0.0
     resident: dict[str, Contender] = {}

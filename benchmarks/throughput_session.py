@@ -96,7 +96,7 @@ def train_ours(request: Request) -> None:
                 "--global_batch_tokens", str(tokens), "--steps", "1000000", "--precision", request["precision"],
                 "--validation.every", "0", "--diagnostics_every", "0", "--checkpoint.every", "0",
                 "--logging.wandb", "disabled", "--runs_dir", folder,
-                *(["--compile", "true"] if request.get("compile") else []), *request["flags"],
+                "--compile", str(request["compile"]).lower(), *request["flags"],
             ]
         )  # fmt: skip
         listener = StopListener()
@@ -143,19 +143,24 @@ def batches(request: Request, device: torch.device) -> Iterator[tuple[torch.Tens
                 yield pair
 
 
+def computes_in_bf16(request: Request, device: torch.device) -> bool:
+    """Whether a contender other than ours computes in bf16: what is asked for, or where the device has units for it."""
+    from pretrain.runtime.hardware import supports_bf16
+
+    return supports_bf16(device)[0] if request["precision"] == "auto" else request["precision"] == "bf16"
+
+
 def train_peer(request: Request, model: torch.nn.Module, loss_of: Callable[..., torch.Tensor]) -> None:
     """The plain loop that both projects' users write: fused AdamW, clipping, bf16 by autocast."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    from pretrain.runtime.hardware import supports_bf16
-
-    bf16 = supports_bf16(device)[0] if request["precision"] == "auto" else request["precision"] == "bf16"
+    bf16 = computes_in_bf16(request, device)
     autocast = (lambda: torch.autocast(device.type, torch.bfloat16)) if bf16 else contextlib.nullcontext
     model = model.to(device).train()
     decayed = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
     others = [parameter for parameter in model.parameters() if parameter.dim() < 2]
     groups = [{"params": decayed, "weight_decay": WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=BETAS, fused=True)
-    forward = torch.compile(model) if request.get("compile") else model
+    forward = torch.compile(model) if request["compile"] else model
     rows, length = request["micro_batch"], request["model"]["context_length"]
     turns = Turns(device, rows * length)
     for inputs, labels in batches(request, device):
@@ -217,15 +222,11 @@ def train_nanogpt(request: Request) -> None:
 def multiply(request: Request) -> None:
     """Bare products in the shapes of the model's layers; a turn times each of them, a hundred times on a GPU."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    from pretrain.runtime.hardware import supports_bf16
-
-    bf16 = supports_bf16(device)[0] if request["precision"] == "auto" else request["precision"] == "bf16"
-    dtype = torch.bfloat16 if bf16 else torch.float32
+    dtype = torch.bfloat16 if computes_in_bf16(request, device) else torch.float32
     model = request["model"]
     rows = request["micro_batch"] * model["context_length"]
     widths = (model["d_model"], 3 * model["d_model"], model["ffn_width"], model["vocab_size"])
     turns = Turns(device, rows)
-    turns.left = 1
     answer(at=time.time(), device=device.type)
     repeats = 100 if device.type == "cuda" else 1
     while True:

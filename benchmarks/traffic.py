@@ -26,6 +26,7 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 import torch.nn.functional as functional  # noqa: E402
 from torch import Tensor  # noqa: E402
+from torch.library import custom_op  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
@@ -41,13 +42,13 @@ PEAK_FLOPS, BANDWIDTH = 989e12, 3.35e12
 PRODUCTS = ("mm", "addmm", "bmm", "flash_attention")
 
 
-@torch.library.custom_op("traffic::flash_attention", mutates_args=())
+@custom_op("traffic::flash_attention", mutates_args=())
 def flash_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """What a GPU's kernel reads and writes; meta tensors would take SDPA's plain formula. It computes nothing."""
     return torch.empty_like(query)
 
 
-@torch.library.custom_op("traffic::flash_attention_backward", mutates_args=())
+@custom_op("traffic::flash_attention_backward", mutates_args=())
 def flash_attention_backward(
     gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -55,13 +56,13 @@ def flash_attention_backward(
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
-@torch.library.custom_op("traffic::rms_norm", mutates_args=())
+@custom_op("traffic::rms_norm", mutates_args=())
 def rms_norm(hidden: Tensor, weight: Tensor) -> Tensor:
     """A GPU's fused kernel."""
     return torch.empty_like(hidden)
 
 
-@torch.library.custom_op("traffic::rms_norm_backward", mutates_args=())
+@custom_op("traffic::rms_norm_backward", mutates_args=())
 def rms_norm_backward(gradient: Tensor, hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Its gradients."""
     return torch.empty_like(hidden), torch.empty_like(weight)

@@ -16,7 +16,7 @@ from pretrain.engine.patches import prepare_deepspeed
 from pretrain.metrics.file import read_metrics
 from pretrain.metrics.session import Metrics
 from pretrain.run.data import open_data
-from pretrain.runtime.world import World, start_world
+from pretrain.runtime.world import World, single_world, start_world
 from pretrain.session import build_session
 from pretrain.trainer import Trainer
 
@@ -115,4 +115,4 @@ def curve(folder: Path) -> list[dict[str, Any]]:
 
 def alone() -> World:
     """A world of one process, without a process group."""
-    return World(rank=0, local_rank=0, size=1, local_size=1, device=torch.device("cpu"), threads=1)
+    return replace(single_world(torch.device("cpu")), threads=1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import torch
 import torch.distributed as dist
 
@@ -75,8 +77,8 @@ def test_evaluation_ends_on_all_ranks_after_the_same_pass():
 
 def stopped_at(vote_ranks, asked):
     """The turns at which ranks learn of a request, and those at which they voted."""
-    control_module.VOTE_RANKS = vote_ranks
-    control = Control(world(), Asked(asked if dist.get_rank() == 1 else 1000))
+    with mock.patch.object(control_module, "VOTE_RANKS", vote_ranks):  # these workers serve other tests, too
+        control = Control(world(), Asked(asked if dist.get_rank() == 1 else 1000))
     submit, voted = control._vote.submit, []
     control._vote.submit = lambda *values: (voted.append(turn), submit(*values))[1]  # type: ignore[method-assign]
     for turn in range(6, 20):
