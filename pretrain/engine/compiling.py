@@ -15,8 +15,8 @@ from model.config import ModelConfig
 from model.transformer import Transformer
 from pretrain.config.run_config import RunConfig
 
-# Work of a rank, in FLOPs, from which a run on a CPU is compiled: about an hour of two cores. Compiling takes up to half
-# a minute; what it saves varied from nothing to a tenth of a step (docs/performance.md).
+# Work of a rank, in FLOPs, from which a run on a CPU is compiled: about an hour of two cores. Compiling takes up to
+# half a minute; what it saves varied from nothing to a tenth of a step (docs/performance.md).
 CPU_FLOPS = 3e14
 COMPILERS = {"cpu": ("g++", "clang++"), "cuda": ("gcc", "cc", "clang")}
 
