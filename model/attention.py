@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
 from model.config import ModelConfig
 from model.documents import has_varlen_kernel, of_rows, varlen_attention
 from model.exchange import HeadExchange, Span
-from model.linears import column_linear, enter_columns, row_linear
+from model.linears import column_linear, enter_columns, joint_columns, row_linear
 from model.process_grid import ProcessGrid
 from model.rotary import Table, rotate, rotate_spans
 
@@ -20,11 +23,13 @@ class Attention(nn.Module):
 
     q, k, v and o are separate modules because q and k may need their own learning rate (arXiv 2605.10504).
     With tensor parallelism each rank has an equal part of the columns; see model/exchange.py for the heads.
+    *joint* multiplies by q, k and v at once in training; otherwise their modules run, which hooks can watch.
     """
 
-    def __init__(self, config: ModelConfig, layer: int, grid: ProcessGrid) -> None:
+    def __init__(self, config: ModelConfig, layer: int, grid: ProcessGrid, joint: bool = False) -> None:
         super().__init__()
         self.grid = grid
+        self.joint = joint
         self.exchange: HeadExchange | None = None
         # Heads that this rank computes at a time: those of its group of ranks, all of them at t = 1.
         self.heads = config.heads[layer]
@@ -61,7 +66,10 @@ class Attention(nn.Module):
         offsets: of packed documents where takes_offsets, int32 [documents + 1].
         """
         hidden = enter_columns(hidden, self.grid)
-        query, key, value = self.q(hidden), self.k(hidden), self.v(hidden)  # [B, T, this rank's columns]
+        if self.joint and self.training:  # [B, T, this rank's columns]
+            query, key, value = joint_columns(hidden, (self.q, self.k, self.v))
+        else:
+            query, key, value = self.q(hidden), self.k(hidden), self.v(hidden)
         if self.exchange is None:
             return self.o(self._attend(query, key, value, table, mask, offsets))
         batch, length = query.shape[:2]
@@ -161,3 +169,8 @@ def local_mask(length: int, window: int | None, device: torch.device) -> Tensor 
     positions = torch.arange(length, device=device)
     distance = positions[:, None] - positions[None, :]  # [query, key]
     return (distance >= 0) & (distance < window)
+
+
+def any_length() -> AbstractContextManager[None]:
+    """For sampling and scoring, whose batches come in ever new lengths: cuDNN's kernel would plan for each of them."""
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])

@@ -10,11 +10,16 @@ model.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.process_grid import ProcessGrid
+
+HeadLoss = Callable[[Tensor, Tensor], Tensor]
+"""Hidden state [B, T, d] and the head's weight [rows, d] -> the loss, computed while the weight is whole."""
 
 
 class TokenEmbedding(nn.Embedding):
@@ -25,11 +30,24 @@ class TokenEmbedding(nn.Embedding):
     other uses; this way nothing depends on that.)
     """
 
-    def forward(self, input: Tensor, as_output: bool = False) -> Tensor:
-        """Token ids [B, T] -> vectors [B, T, d]; with as_output, vectors [B, T, d] -> logits [B, T, rows]."""
+    def forward(self, input: Tensor, as_output: bool = False, loss: HeadLoss | None = None) -> Tensor:
+        """Token ids [B, T] -> vectors [B, T, d]; with as_output, vectors [B, T, d] -> logits [B, T, rows].
+
+        With loss, vectors [B, T, d] -> what loss makes of them and the weight.
+        """
+        if loss is not None:
+            return loss(input, self.weight)
         if as_output:
             return F.linear(input, self.weight)
         return super().forward(input)
+
+
+class OutputHead(nn.Linear):
+    """The output head of models that are not tied."""
+
+    def forward(self, input: Tensor, loss: HeadLoss | None = None) -> Tensor:
+        """Vectors [B, T, d] -> logits [B, T, rows]; with loss, what it makes of them and the weight."""
+        return super().forward(input) if loss is None else loss(input, self.weight)
 
 
 def column_linear(in_features: int, out_features: int, bias: bool, grid: ProcessGrid) -> nn.Module:
@@ -51,6 +69,13 @@ def row_linear(in_features: int, out_features: int, bias: bool, grid: ProcessGri
 
         return RowLinear(in_features, out_features, bias, grid)
     return nn.Linear(in_features, out_features, bias=bias)
+
+
+def output_head(d_model: int, rows: int, grid: ProcessGrid) -> nn.Module:
+    """The output head of a model that is not tied, *rows* being the padded vocabulary: a column_linear at t > 1."""
+    if grid.tensor_parallel > 1:
+        return column_linear(d_model, rows, bias=False, grid=grid)
+    return OutputHead(d_model, rows, bias=False)
 
 
 def token_embedding(rows: int, d_model: int, grid: ProcessGrid) -> nn.Module:
@@ -78,6 +103,18 @@ def enter_columns(hidden: Tensor, grid: ProcessGrid) -> Tensor:
 
         return enter(hidden, grid)
     return hidden
+
+
+def joint_columns(hidden: Tensor, layers: Sequence[nn.Module]) -> tuple[Tensor, ...]:
+    """The outputs of several column_linear layers of one input [B, T, d], as views of one product.
+
+    The layers keep their parameters. Not at ZeRO stage 3, which needs each layer's own forward pass (see above).
+    """
+    weights = [layer.weight for layer in layers]
+    biases = [layer.bias for layer in layers]
+    bias = None if biases[0] is None else torch.cat(biases)  # type: ignore[arg-type]
+    sizes = [len(weight) for weight in weights]  # type: ignore[arg-type]
+    return F.linear(hidden, torch.cat(weights), bias).split(sizes, dim=-1)  # type: ignore[arg-type]
 
 
 def shard_dim(parameter: nn.Parameter) -> int | None:

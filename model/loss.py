@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 
 from model.process_grid import ProcessGrid
@@ -30,18 +29,6 @@ def cross_entropy(logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
     token counts. The gradient has the dtype of the logits.
     """
     return _CrossEntropy.apply(logits.flatten(0, -2), labels.flatten(), vocab_size)
-
-
-def whole_cross_entropy(logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
-    """cross_entropy as one formula of all logits, for torch.compile, which reads them once forward and once backward.
-
-    Run eagerly it would make several fp32 copies of them.
-    """
-    logits = logits.flatten(0, -2)
-    padded = torch.arange(logits.shape[1], device=logits.device) >= vocab_size
-    wide = _widen(logits).masked_fill(padded, -math.inf)
-    total = F.cross_entropy(wide, labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum")
-    return total / (labels != IGNORED_LABEL).sum().clamp(min=1)
 
 
 class _CrossEntropy(torch.autograd.Function):

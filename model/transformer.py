@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import cast
+from functools import partial
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,23 +16,27 @@ from model.config import ModelConfig
 from model.documents import PackedDocuments, widened
 from model.errors import UserError
 from model.feedforward import FeedForward
-from model.linears import column_linear, enter_columns, position_embedding, token_embedding
-from model.loss import IGNORED_LABEL, cross_entropy, parallel_cross_entropy, whole_cross_entropy
+from model.head_loss import head_cross_entropy, loss_and_residual
+from model.linears import enter_columns, output_head, position_embedding, token_embedding
+from model.loss import IGNORED_LABEL, cross_entropy, parallel_cross_entropy
 from model.norms import build_norm
 from model.parallel_plan import check_tensor_parallel
 from model.process_grid import ALONE, ProcessGrid
 from model.rotary import RotaryTables, Table
 
+Fused = Literal["all", "loss", "none"]
+"""What is computed in one: all (q, k and v; gate and up; the output head and the loss), the last only, or nothing."""
+
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + ffn(norm(x))."""
+    """x + attention(norm(x)), then x + ffn(norm(x)). *joint* is Attention's and FeedForward's."""
 
-    def __init__(self, config: ModelConfig, layer: int, grid: ProcessGrid) -> None:
+    def __init__(self, config: ModelConfig, layer: int, grid: ProcessGrid, joint: bool = False) -> None:
         super().__init__()
         self.attention_norm = build_norm(config, grid)
-        self.attention = Attention(config, layer, grid)
+        self.attention = Attention(config, layer, grid, joint)
         self.ffn_norm = build_norm(config, grid)
-        self.ffn = FeedForward(config, grid)
+        self.ffn = FeedForward(config, grid, joint)
 
     def forward(
         self, hidden: Tensor, table: Table | None, mask: Tensor | None, offsets: Tensor | None = None
@@ -46,16 +51,25 @@ class Transformer(nn.Module):
 
     Its weights are torch's defaults until model.initialization.initialize sets them.
     checkpoint_activations keeps only each block's input and runs the block again in the backward pass.
+    fused changes no more than rounding. At t > 1 the loss has its own form, and at ZeRO stage 3 "all" is not possible.
     On a *grid* with t > 1 this is the part of the model that its rank holds; without one the model is whole.
 
     Raises UserError if t does not divide the widths of the model.
     """
 
     def __init__(
-        self, config: ModelConfig, grid: ProcessGrid = ALONE, *, checkpoint_activations: bool = False
+        self,
+        config: ModelConfig,
+        grid: ProcessGrid = ALONE,
+        *,
+        checkpoint_activations: bool = False,
+        fused: Fused = "loss",
     ) -> None:
         super().__init__()
         self.config = config
+        self.fused = fused
+        # Replaced by what torch.compile makes of it, if the run is compiled.
+        self.loss_and_residual = loss_and_residual
         self.checkpoint_activations = checkpoint_activations
         self.grid = grid
         check_tensor_parallel(config, grid.tensor_parallel, sequence_parallel=grid.sequence_parallel)
@@ -67,11 +81,13 @@ class Transformer(nn.Module):
             self.position_embedding = position_embedding(config.context_length, config.d_model, grid)
         else:
             self.rotary = RotaryTables(config.context_length, config.rope_base)
-        self.layers = nn.ModuleList(Block(config, layer, grid) for layer in range(config.num_layers))
+        self.layers = nn.ModuleList(
+            Block(config, layer, grid, joint=fused == "all") for layer in range(config.num_layers)
+        )
         self.final_norm = build_norm(config, grid)
         self.output: nn.Module | None = None
         if not config.tie_embeddings:
-            self.output = column_linear(config.d_model, rows, bias=False, grid=grid)
+            self.output = output_head(config.d_model, rows, grid)
 
     def forward(
         self, tokens: Tensor, labels: Tensor | None = None, document_offsets: Tensor | None = None
@@ -114,12 +130,13 @@ class Transformer(nn.Module):
 
     def loss_of(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """The last block's output [B, T, d] and labels [B, T] -> mean loss in nats: final norm, head, cross entropy."""
-        logits = self._logits(hidden)
+        vocab_size = self.config.vocab_size
         if self.grid.tensor_parallel > 1:
-            return parallel_cross_entropy(logits, labels, self.config.vocab_size, self.grid)
-        if torch.compiler.is_compiling():
-            return whole_cross_entropy(logits, labels, self.config.vocab_size)
-        return cross_entropy(logits, labels, self.config.vocab_size)
+            return parallel_cross_entropy(self._logits(hidden), labels, vocab_size, self.grid)
+        if self.fused == "none":
+            return cross_entropy(self._logits(hidden), labels, vocab_size)
+        loss = partial(head_cross_entropy, labels=labels, vocab_size=vocab_size, step=self.loss_and_residual)
+        return cast(Tensor, (self.output or self.token_embedding)(self.final_norm(hidden), loss=loss))
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """The last block's output [B, T, d] -> this rank's logits [B, T, padded vocabulary / t]."""

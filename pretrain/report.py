@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from model.attention import any_length
 from model.config import ModelConfig
 from model.heads import format_heads
 from pretrain.data.corpus import Corpus
 from pretrain.diagnostics.measure import group_and_seed
+from pretrain.engine.kernels import attention_kernels, kernel_line
 from pretrain.evaluation.baselines import compare_baselines
 from pretrain.generate import generate
 from pretrain.metrics.file import FILE_NAME
@@ -23,6 +25,8 @@ from pretrain.runtime.hardware import MEASURED, describe_device, peak_flops
 if TYPE_CHECKING:
     from pretrain.session import Session
     from pretrain.trainer import Trainer
+
+IN_ONE = {"all": "q, k, v; gate, up; head and loss", "loss": "head and loss", "none": "nothing"}
 
 
 def opening(session: Session) -> list[str]:
@@ -37,6 +41,7 @@ def opening(session: Session) -> list[str]:
         f"world    {where}",
         f"engine   ZeRO stage {record['stage']}; {record['dtype']} ({session.dtype_reason})",
         f"compile  {'yes' if run.compile else 'no'} ({session.compile_reason})",
+        f"kernels  attention: {_attention_line(session)}; in one: {IN_ONE[run.fused]}",
         f"model    {_model_line(run.model, model)}",
         *(f"data     {line}" for line in session.sequences.describe().splitlines()),
         *["data     documents are kept apart: attention and positions begin anew in each"]
@@ -52,6 +57,12 @@ def opening(session: Session) -> list[str]:
             f"{session.state.sequences:,} sequences seen)"
         )
     return lines + [f"note     {note}" for note in session.notes]
+
+
+def _attention_line(session: Session) -> str:
+    dtype = torch.bfloat16 if session.bf16 else torch.float32
+    kernels = attention_kernels(session.model, session.world.device, dtype, session.run.document_mask)
+    return kernel_line(kernels)
 
 
 def _epochs(session: Session) -> list[str]:
@@ -215,7 +226,8 @@ def sample_text(session: Session, engine: Any, tokens: int = 96) -> str:
     """Sample a document from the trained model without a prompt (temperature 0.8, top-p 0.95). Collective."""
     engine.eval()
     # Every length is another shape; compiling each would take longer than sampling.
-    with torch.compiler.set_stance("force_eager" if session.run.compile else "default"):
+    stance = "force_eager" if session.run.compile else "default"
+    with torch.compiler.set_stance(stance), any_length():
         ids = generate(
             engine,
             [session.data.tokenizer.end_of_document],

@@ -29,7 +29,7 @@ from pretrain.data.sequences import TrainingSequences
 from pretrain.diagnostics.in_loop import Diagnostics
 from pretrain.diagnostics.maturity import Maturity
 from pretrain.engine.batch import BatchPlan
-from pretrain.engine.compiling import decide_compile
+from pretrain.engine.compiling import decide_compile, decide_fused
 from pretrain.engine.ds_config import EngineSettings, merge_ds_config, resolve_bf16
 from pretrain.engine.patches import prepare_deepspeed
 from pretrain.evaluation.hooks import EvaluationHook, ValidationHook
@@ -159,7 +159,8 @@ def build_session(run: RunConfig, ds_config: dict[str, Any], data: RunData, worl
     compiled, compile_reason = decide_compile(
         run, model, stage, world.device, world.data_parallel, saved.run, saved.world.get("device")
     )
-    run = dataclasses.replace(run, compile=compiled)
+    fused = decide_fused(run.fused, stage, world.device.type, compiled, saved.run)
+    run = dataclasses.replace(run, compile=compiled, fused=fused)
     batch = _plan_batch(run, model, saved, world, EngineSettings.of(run, ds_config, bf16))
     ds_config = merge_ds_config(ds_config, run, batch, bf16)
     identity: dict[str, Any] = {

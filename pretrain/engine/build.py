@@ -33,7 +33,7 @@ def build_engine(run: RunConfig, model_config: ModelConfig, merged: dict[str, An
     """Build the seeded model (this rank's part of it, on a grid with t > 1), its optimizer and the engine around them.
 
     Args:
-        run: its ``compile`` is true or false; "auto" is for build_session to decide, and counts as false here.
+        run: its ``compile`` and ``fused`` are decided; "auto" is for build_session, and counts as false and loss here.
         merged: the result of merge_ds_config.
         grid: the run's process grid, world.grid.
 
@@ -54,7 +54,12 @@ def build_engine(run: RunConfig, model_config: ModelConfig, merged: dict[str, An
     with refusals_of_deepspeed():
         partitioning = deepspeed.zero.Init(config_dict_or_path=merged, **mpu_groups) if partitioned else None
     with partitioning or contextlib.nullcontext():
-        network = Transformer(model_config, grid, checkpoint_activations=run.activation_checkpointing)
+        network = Transformer(
+            model_config,
+            grid,
+            checkpoint_activations=run.activation_checkpointing,
+            fused="loss" if run.fused == "auto" else run.fused,
+        )
     if partitioned:
         initialize(
             network, run.seed, gather=lambda p: deepspeed.zero.GatheredParameters([p], modifier_rank=0)

@@ -1,4 +1,4 @@
-"""Decides whether a run compiles its model with torch.compile, and compiles it."""
+"""Decides what of a run's model is compiled with torch.compile and what is computed in one, and compiles it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import os
 import shutil
 import sysconfig
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from model.config import ModelConfig
-from model.transformer import Transformer
+from model.errors import UserError
+from model.transformer import Fused, Transformer
 from pretrain.config.run_config import RunConfig
 
 # Work of a rank, in FLOPs, from which a run on a CPU is compiled: about an hour of two cores. Compiling takes up to
@@ -30,7 +31,7 @@ def decide_compile(
     saved: dict[str, Any],
     saved_device: str | None,
 ) -> tuple[bool, str]:
-    """Decide whether the blocks, the final norm, the output head and the loss are compiled.
+    """Decide whether the blocks, the final norm and the loss are compiled.
 
     A function of what is given and of what is installed: nothing is timed, so that a resumed run decides alike.
 
@@ -60,6 +61,37 @@ def decide_compile(
     return True, f"{flops:.1e} FLOPs on a CPU"
 
 
+def decide_fused(
+    wanted: Fused | Literal["auto"],
+    stage: int,
+    device_type: str,
+    compiled: bool | Literal["auto"],
+    saved: dict[str, Any] | None = None,
+) -> Fused:
+    """Decide what the model computes in one, as Transformer's *fused* says it.
+
+    auto: the loss with the output head; where a GPU's blocks are compiled also q, k, v and gate, up. Without a compiler
+    the gradients of these products would have to be copied together, which costs what they save; on a CPU it made no
+    difference (docs/performance.md).
+
+    Args:
+        saved: the settings that the checkpoint was written with; a run goes on as it began.
+
+    Raises:
+        UserError: everything in one is asked for at ZeRO stage 3.
+    """
+    if wanted != "auto":
+        if wanted == "all" and stage == 3:
+            raise UserError(
+                "fused: all is not valid at ZeRO stage 3, which gathers layer by layer; give loss or none"
+            )
+        return wanted
+    if saved:
+        before: Fused = saved.get("fused", "none")  # a run from before the setting
+        return "loss" if before == "all" and stage == 3 else before
+    return "all" if device_type == "cuda" and stage < 3 and compiled is not False else "loss"
+
+
 def missing_compiler(device: torch.device) -> str | None:
     """What torch.compile needs on this device and does not find, in a phrase; None if it has all."""
     names = COMPILERS.get(device.type, COMPILERS["cuda"])
@@ -73,7 +105,7 @@ def missing_compiler(device: torch.device) -> str | None:
 
 
 def compile_network(network: Transformer) -> None:
-    """Have torch compile every block, and norm, head and loss, at their first use; parameter names do not change.
+    """Have torch compile every block, the final norm and the loss, at their first use; parameter names do not change.
 
     Blocks with equal shapes share a graph. Each distinct shape needs its own, for training and for evaluation, and
     torch would give up after 8 of them.
@@ -84,8 +116,8 @@ def compile_network(network: Transformer) -> None:
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, limit)
     for block in network.layers:
         block.compile()
-    if network.grid.tensor_parallel == 1:
-        network.loss_of = torch.compile(network.loss_of)  # type: ignore[method-assign]
+    network.final_norm.compile()
+    network.loss_and_residual = torch.compile(network.loss_and_residual)
 
 
 def compiled_graphs() -> int:

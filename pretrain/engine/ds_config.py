@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from model.errors import UserError
+from model.transformer import Fused
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.batch import BatchPlan
 from pretrain.engine.ds_config_check import contradiction
@@ -112,6 +113,8 @@ class EngineSettings:
     """Stage 3: a gathered parameter stays if it is used again within so many elements."""
     persistence_threshold: int = 100_000
     """Stage 3: parameters of at most so many elements are never partitioned."""
+    fused: Fused = "loss"
+    """The run's fused, decided."""
     checkpointing: bool = False
     """The run's activation_checkpointing."""
     sequence_parallel: bool = False
@@ -121,7 +124,10 @@ class EngineSettings:
 
     @classmethod
     def of(cls, run: RunConfig, ds_config: Mapping[str, Any], bf16: bool) -> EngineSettings:
-        """Build the settings of a run and a ds_config that ds_config_check.read_ds_config accepted."""
+        """Build the settings of a run and a ds_config that ds_config_check.read_ds_config accepted.
+
+        An undecided ``fused`` counts as loss.
+        """
         zero = ds_config["zero_optimization"]
         stage = zero["stage"]
         compute = 2 if bf16 else FP32_BYTES
@@ -142,6 +148,7 @@ class EngineSettings:
             communication_bytes=_DTYPE_BYTES.get(str(ds_config.get("communication_data_type")), compute),
             overlap=stage == 3 if overlap is None else bool(overlap),
             all_reduce_buckets=bool(zero.get("use_multi_rank_bucket_allreduce", True)),
+            fused="loss" if run.fused == "auto" or (run.fused == "all" and stage == 3) else run.fused,
             checkpointing=run.activation_checkpointing,
             sequence_parallel=run.sequence_parallel,
             document_mask=run.document_mask,

@@ -267,6 +267,8 @@ def _check_run(config: Mapping[str, Any], run: RunConfig, problems: Problems) ->
     zero = config.get("zero_optimization")
     if run.compile is True and isinstance(zero, dict) and zero.get("stage") == 3:
         problems.add("zero_optimization.stage is 3, where compile: true is not valid; use stage 1 or 2")
+    if run.fused == "all" and isinstance(zero, dict) and zero.get("stage") == 3:
+        problems.add("zero_optimization.stage is 3, where fused: all is not valid; give --fused loss or none")
 
 
 def _valid(name: str, value: Any) -> bool:

@@ -71,7 +71,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="tokens of a forward pass (default: by the device's memory)",
     )
     parser.add_argument(
-        "--dtype", help=f"to compute in: {', '.join(DTYPES)} (default: as exported; float32 for a run)"
+        "--dtype",
+        help=f"to compute in: {', '.join(DTYPES)} (default: as exported; float32 for a run, "
+        "in TF32 on a GPU)",
     )
     parser.add_argument(
         "--out", metavar="FILE", help="where to write the results as JSON (default: inside the folder)"
@@ -203,6 +205,8 @@ def _open(options: argparse.Namespace) -> tuple[ZeroShotModel, int | None]:
     from pretrain.evaluation.language_model import ZeroShotModel
     from pretrain.hf.open_model import open_model
 
+    # Products in TF32 where fp32 is computed on a GPU: scores rank sums of logits, which 10 bits of mantissa settle.
+    torch.set_float32_matmul_precision("high")
     opened = open_model(options.model, options.step, getattr(torch, options.dtype) if options.dtype else None)
     model = ZeroShotModel(
         opened.logits, opened.tokenizer, opened.context_length, opened.device, options.batch_tokens

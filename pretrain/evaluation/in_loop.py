@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from lm_eval.tasks import TaskManager
 
+from model.attention import any_length
 from model.errors import UserError
 from pretrain.config.run_config import EvaluationConfig
 from pretrain.data.tokenizer import Tokenizer
@@ -102,7 +103,7 @@ def _evaluation_mode(engine: Any) -> Iterator[None]:
     engine.eval()
     try:
         # Batches come in every length; compiling each would take longer than scoring it.
-        with torch.compiler.set_stance("force_eager"):
+        with torch.compiler.set_stance("force_eager"), any_length():
             yield
     finally:
         engine.train(was_training)

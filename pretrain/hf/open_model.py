@@ -51,6 +51,7 @@ def open_model(folder: str, step: int | None = None, dtype: torch.dtype | None =
     device = detect_device()
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        torch.backends.cuda.enable_cudnn_sdp(False)  # as model.attention.any_length, for the whole process
     if is_run(folder):
         run = SavedRun.open(folder, step, report=lambda line: print(line, file=sys.stderr))
         network = run.load_model().to(device, dtype or torch.float32)

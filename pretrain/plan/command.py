@@ -128,11 +128,14 @@ def make_plan(run: RunConfig, ds_config: dict[str, Any], machine: Machine, bf16:
         UserError: for what the trainer would refuse: sizes that do not divide, contradicting settings.
     """
     from model.process_grid import check_world
+    from pretrain.engine.compiling import decide_fused
     from pretrain.engine.ds_config import merge_ds_config
 
     model = run.build_model_config(run.vocab_size if run.data == "builtin" else None)
     check_world(machine.ranks, run.tensor_parallel)
     check_tensor_parallel(model, run.tensor_parallel, sequence_parallel=run.sequence_parallel)
+    stage = ds_config["zero_optimization"]["stage"]
+    run = dataclasses.replace(run, fused=decide_fused(run.fused, stage, "cuda", run.compile))
     settings = EngineSettings.of(run, ds_config, bf16)
     data_parallel = machine.ranks // run.tensor_parallel
     batch = plan_batch(

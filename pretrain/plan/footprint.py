@@ -13,6 +13,7 @@ from typing import Literal
 
 from model.config import ModelConfig
 from model.documents import varlen_head_dim
+from model.head_loss import token_chunks
 from model.loss import CHUNK_ELEMENTS
 from model.parallel_plan import choose_form, head_groups
 from model.parameters import parameter_specs
@@ -20,7 +21,8 @@ from pretrain.engine.ds_config import FP32_BYTES, EngineSettings
 
 DeviceType = Literal["cpu", "cuda"]
 
-# How many chunks of logits in fp32 the loss's backward pass holds at once.
+# A chunk of logits takes as much as so many in fp32: the loss's backward pass holds two; where it is fused, logits and
+# softmax, and in bf16 what is made of it.
 LOSS_CHUNKS = 2
 
 
@@ -129,6 +131,12 @@ def norm_bytes(
     return tokens * (2 * element * config.d_model + 2 * FP32_BYTES)
 
 
+def _joint_columns(config: ModelConfig, layer: int) -> int:
+    """Columns of the products of q, k and v and of gate and up, on all ranks."""
+    gated = 2 * config.ffn_width if config.ffn == "swiglu" else 0
+    return config.attention_width(layer) + 2 * config.kv_width(layer) + gated
+
+
 @dataclass(frozen=True)
 class Activations:
     """Bytes of one micro-batch's activations on one rank."""
@@ -138,15 +146,18 @@ class Activations:
     kept: tuple[int, ...]
     """Kept with the run's setting: with activation checkpointing, each layer's input only."""
     final_norm: int
-    """The final norm's input, output and statistics."""
+    """The final norm's input, output and statistics; the output's gradient takes its place where the loss is fused."""
     outside: int
     """Ids, labels and rotary tables."""
     documents: int
     """What a document mask adds (document_bytes), 0 without one."""
+    head_gradient: int
+    """The fp32 gradient of the output head's weight, which a fused loss makes in the forward pass; else 0."""
     logits: int
-    """The logits in the compute precision; the backward pass of the loss holds as much again for their gradient."""
+    """The logits in the compute precision; the backward pass of the loss holds as much again for their gradient. 0
+    where the loss is fused."""
     loss_chunks: int
-    """The loss's fp32 chunks."""
+    """The loss's chunks: logits, their softmax in fp32; where it is fused also its part of the head's gradient."""
     hidden: int
     """One hidden state."""
     working: int
@@ -155,7 +166,14 @@ class Activations:
     @property
     def total(self) -> int:
         """Bytes that are alive when the loss has been computed."""
-        return sum(self.kept) + self.final_norm + self.outside + self.documents + self.logits
+        return (
+            sum(self.kept)
+            + self.final_norm
+            + self.outside
+            + self.documents
+            + self.head_gradient
+            + self.logits
+        )
 
 
 def activations(
@@ -189,14 +207,27 @@ def activations(
     norm = norm_bytes(config, tokens, s, t if sequence_parallel else 1, device)
     if sequence_parallel:
         norm += tokens * d * s * (t - 1) // t
+    fused = settings.fused != "none" and t == 1
+    if fused:
+        chunk = (token_chunks(tokens, columns, device)[0].stop) * columns
+        part = columns * d * s if s < FP32_BYTES else 0
+    else:
+        chunk, part = min(CHUNK_ELEMENTS[device], tokens * columns), 0
+    if settings.fused == "all":  # the weights of joint products are copied together
+        layers = tuple(
+            layer_bytes + s * d * _joint_columns(config, layer) // t
+            for layer, layer_bytes in enumerate(layers)
+        )
     return Activations(
         per_layer=layers,
         kept=tuple(hidden for _ in layers) if settings.checkpointing else layers,
         final_norm=norm,
-        outside=tables + tokens * (3 * 8 + FP32_BYTES + 1),  # ids, labels, targets; log-sum-exp; mask
+        # ids, labels and, unless the loss is fused, targets; log-sum-exp; mask
+        outside=tables + tokens * (2 * 8 + 1 if fused else 3 * 8 + FP32_BYTES + 1),
         documents=documents,
-        logits=tokens * columns * s,
-        loss_chunks=LOSS_CHUNKS * FP32_BYTES * min(CHUNK_ELEMENTS[device], tokens * columns),
+        head_gradient=FP32_BYTES * columns * d if fused else 0,
+        logits=0 if fused else tokens * columns * s,
+        loss_chunks=LOSS_CHUNKS * FP32_BYTES * chunk + part,
         hidden=hidden,
         working=work,
     )

@@ -119,7 +119,7 @@ def memory_plan(
 ) -> MemoryPlan:
     """Predict what one rank allocates, as the largest of four moments of a steady step.
 
-    - loss: every activation, the logits and their gradient;
+    - loss: every activation, the logits and their gradient, or the head's gradients where the loss is fused;
     - layers: from the last layer to the first, its activations and those before it, and the gradients made so far;
     - reduction: all gradients, no activations;
     - step: gradients, flattened for the optimizer.
@@ -138,8 +138,10 @@ def memory_plan(
 
     piled = gradients.piled * sum(p.elements for p in parameters)
     reduction = base + gradients.during + buffers.bucket + piled
+    # The loss's last part makes the gradients of the head's weight and input from what the forward pass kept.
+    last = embedding + (acts.hidden if acts.head_gradient else 0)
     phases = {
-        "loss": base + lasting + gathered + acts.total + max(acts.logits + acts.loss_chunks, embedding),
+        "loss": base + lasting + gathered + acts.total + max(acts.logits + acts.loss_chunks, last),
         "layers": base
         + buffers.bucket
         + waiting

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 PHASES = {
-    "loss": "activations, logits and their gradient, at the end of the forward pass",
+    "loss": "activations, logits and their gradients, at the end of the forward pass",
     "layers": "inside the backward pass",
     "reduction": "the last gradients, reduced",
     "step": "the optimizer's step",
@@ -55,6 +55,9 @@ def _memory_lines(plan: RunPlan) -> list[str]:
     layers = f"all {plan.model.num_layers} layers"
     if settings.checkpointing:
         layers = f"inputs of {layers}; {max(acts.per_layer) / GIB:.3f} GiB while one is recomputed"
+    loss_note = (
+        "logits, their gradient, fp32 chunks" if acts.logits else "a chunk of logits, the head's gradient"
+    )
     rows = [
         ("parameters", states.parameters, weights + (", this rank's part" if settings.stage == 3 else "")),
         ("master weights", states.master, "fp32, this rank's part"),
@@ -70,7 +73,7 @@ def _memory_lines(plan: RunPlan) -> list[str]:
             "buckets, and copies of one while it is reduced",
         ),
         ("activations", sum(acts.kept), layers),
-        ("logits and loss", 2 * acts.logits + acts.loss_chunks, "logits, their gradient, fp32 chunks"),
+        ("logits and loss", 2 * acts.logits + acts.head_gradient + acts.loss_chunks, loss_note),
     ]
     if settings.document_mask:
         note = "positions, rotary tables, masks where no kernel takes offsets"

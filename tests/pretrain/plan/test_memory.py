@@ -33,9 +33,13 @@ def test_zero2_of_757m_on_8_ranks_by_hand():
     assert plan.buffers.bucket == 2 * 2 * 50_000_000
     assert plan.buffers.copies == (2 + 4) * embedding
     acts = activations(PRISM, 1, EngineSettings())
-    assert acts.logits == 1024 * 50_304 * 2
-    loss = kept.device + acts.total + acts.logits + 2 * 4 * 2**24
-    assert plan.phases["loss"] == loss
+    # the fused loss takes all 1,024 tokens as one chunk: logits and their softmax, and its part of the head's gradient
+    assert (acts.logits, acts.head_gradient) == (0, 4 * embedding)
+    assert plan.phases["loss"] == kept.device + acts.total + 8 * 1024 * 50_304 + 2 * embedding
+    plain = memory_plan(PRISM, EngineSettings(stage=2, fused="none", **SHIPPED), 8, micro_batch=1)
+    acts = activations(PRISM, 1, EngineSettings(fused="none"))
+    assert (acts.logits, acts.head_gradient) == (1024 * 50_304 * 2, 0)
+    assert plain.phases["loss"] == kept.device + acts.total + acts.logits + 2 * 4 * 2**24
 
 
 def test_stages_of_a_small_model_by_hand():

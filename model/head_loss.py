@@ -1,0 +1,135 @@
+"""Output head and mean cross entropy in one, a chunk of tokens at a time: all logits never exist at once.
+
+The forward pass makes each chunk's logits, their loss, and at once both gradients of the head's product, as
+liger-kernel and cut-cross-entropy do on GPUs. So the logits are read once, and what waits for the backward pass is a
+gradient as large as the hidden state and one as large as the weight.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model.loss import IGNORED_LABEL
+
+# Logits made at a time, by device type. Every chunk adds to the weight's gradient, which is read and written for it, so
+# chunks should not be small. On a CPU 16 MiB in fp32; docs/performance.md has the times. On a GPU 256 MiB in bf16,
+# where 16,384 tokens of a vocabulary of 50,304 would take 1.6 GB, and their gradient as much.
+CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**27}
+
+Step = Callable[[Tensor, Tensor, int, bool], tuple[Tensor, Tensor | None]]
+
+
+def head_cross_entropy(
+    hidden: Tensor, weight: Tensor, labels: Tensor, vocab_size: int, step: Step | None = None
+) -> Tensor:
+    """The mean of -log softmax(hidden @ weight.T)[label] over the tokens with a label, in nats.
+
+    Args:
+        hidden: [..., d], of any float dtype.
+        weight: [columns, d]; rows from vocab_size on are padding, and get a gradient of exactly zero.
+        labels: [...] int64 below vocab_size, or -100 for tokens that do not count.
+        step: loss_and_residual, or what torch.compile made of it.
+
+    Returns:
+        A scalar, computed in fp32 (fp64 for fp64); 0 if no token counts. It equals model.loss.cross_entropy of the
+        logits but for rounding: gradients are summed chunk by chunk, in fp32.
+    """
+    wanted = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    return _HeadCrossEntropy.apply(
+        hidden.flatten(0, -2), weight, labels.flatten(), vocab_size, wanted, step or loss_and_residual
+    )
+
+
+class _HeadCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, vocab_size: int, wanted: bool, step: Step
+    ) -> Tensor:
+        counted = labels != IGNORED_LABEL  # [N]
+        targets = labels.where(counted, 0)  # any valid column: what it yields is masked out
+        count = counted.sum().clamp(min=1)
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        hidden_gradient = torch.empty_like(hidden) if wanted else None
+        weight_gradient = torch.zeros_like(weight, dtype=wide) if wanted else None
+        losses = []
+        for rows in token_chunks(len(hidden), len(weight), hidden.device.type):
+            logits = hidden[rows] @ weight.t()
+            chunk_losses, residual = step(logits, targets[rows], vocab_size, wanted)
+            losses.append(chunk_losses)
+            if residual is None or hidden_gradient is None or weight_gradient is None:
+                continue
+            torch.mm(residual, weight, out=hidden_gradient[rows])
+            counting = (
+                hidden[rows] * counted[rows, None]
+            )  # what is ignored adds nothing to the weight's gradient
+            if wide == hidden.dtype:
+                weight_gradient.addmm_(residual.t(), counting)
+            else:
+                weight_gradient += residual.t() @ counting
+        if wanted:
+            ctx.save_for_backward(hidden_gradient, weight_gradient, counted, count)
+            ctx.dtypes = hidden.dtype, weight.dtype
+        return torch.cat(losses).where(counted, 0).sum() / count
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+        hidden_gradient, weight_gradient, counted, count = ctx.saved_tensors
+        scale = gradients[0] / count
+        scales = scale.where(counted, 0)[:, None]  # [N, 1]
+        hidden_dtype, weight_dtype = ctx.dtypes
+        return (
+            (hidden_gradient * scales).to(hidden_dtype),
+            (weight_gradient * scale).to(weight_dtype),
+            None,
+            None,
+            None,
+            None,
+        )
+
+
+def loss_and_residual(
+    logits: Tensor, targets: Tensor, vocab_size: int, wanted: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The losses of logits [n, columns], [n] in fp32, and if *wanted* softmax(logits) - onehot(target), as logits are.
+
+    The logits may be overwritten. torch.compile makes one kernel of it.
+    """
+    if torch.compiler.is_compiling():
+        return _in_one_kernel(logits, targets, vocab_size, wanted)
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    logits[:, vocab_size:] = -math.inf
+    label_logits = logits.gather(1, targets[:, None]).to(wide)
+    if not wanted:
+        return logits.to(wide).logsumexp(dim=1) - label_logits.squeeze(1), None
+    largest, position = logits.max(dim=1, keepdim=True)
+    probabilities = torch.softmax(logits, dim=1, dtype=wide)
+    # log-sum-exp = largest - log(its probability), which is at least 1 / columns: one pass over the logits less.
+    losses = largest.to(wide) - probabilities.gather(1, position).log() - label_logits
+    probabilities.scatter_add_(1, targets[:, None], probabilities.new_full((1, 1), -1).expand_as(losses))
+    return losses.squeeze(1), probabilities.to(logits.dtype)
+
+
+def _in_one_kernel(
+    logits: Tensor, targets: Tensor, vocab_size: int, wanted: bool
+) -> tuple[Tensor, Tensor | None]:
+    columns = torch.arange(logits.shape[1], device=logits.device)
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    wide = wide.masked_fill(columns >= vocab_size, -math.inf)
+    normalizers = wide.logsumexp(dim=1)
+    losses = normalizers - wide.gather(1, targets[:, None]).squeeze(1)
+    if not wanted:
+        return losses, None
+    residual = (wide - normalizers[:, None]).exp() - (columns == targets[:, None]).to(wide.dtype)
+    return losses, residual.to(logits.dtype)
+
+
+def token_chunks(tokens: int, columns: int, device_type: str) -> list[slice]:
+    """Slices of *tokens*, as equal as they can be, whose logits have at most CHUNK_ELEMENTS (or one row) each."""
+    most = max(1, CHUNK_ELEMENTS.get(device_type, CHUNK_ELEMENTS["cuda"]) // columns)
+    rows = -(-tokens // -(-tokens // most))
+    return [slice(start, min(start + rows, tokens)) for start in range(0, tokens, rows)]

@@ -1,0 +1,150 @@
+"""The output head fused with the loss, against torch's own formulas in fp64 and against the unfused path."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from model import head_loss
+from model.config import block
+from model.head_loss import _in_one_kernel, head_cross_entropy, loss_and_residual, token_chunks
+from model.initialization import initialize
+from model.transformer import Transformer
+
+VOCABULARY, COLUMNS, WIDTH = 100, 128, 24
+DTYPES = [torch.float64, torch.float32, torch.bfloat16]
+
+
+def compiled_form(logits, targets, vocab_size, wanted):
+    return _in_one_kernel(logits, targets, vocab_size, wanted)
+
+
+def example(dtype, ignored=5):
+    torch.manual_seed(0)
+    hidden = (torch.randn(4, 9, WIDTH, dtype=torch.float64) * 3).to(dtype).requires_grad_()
+    weight = torch.randn(COLUMNS, WIDTH, dtype=torch.float64).to(dtype).requires_grad_()
+    labels = torch.randint(0, VOCABULARY, (4, 9))
+    labels.view(-1)[:ignored] = -100
+    return hidden, weight, labels
+
+
+def relative(found, expected):
+    return ((found.double() - expected).norm() / expected.norm()).item()
+
+
+@pytest.mark.parametrize("step", [loss_and_residual, compiled_form])
+@pytest.mark.parametrize("chunk_rows", [1, 7, 36])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_loss_and_gradients_against_torch_in_fp64(dtype, chunk_rows, step, monkeypatch):
+    monkeypatch.setitem(head_loss.CHUNK_ELEMENTS, "cpu", chunk_rows * COLUMNS)
+    hidden, weight, labels = example(dtype)
+    result = head_cross_entropy(hidden, weight, labels, VOCABULARY, step)
+    (3 * result).backward()
+
+    wide = [tensor.detach().double().requires_grad_() for tensor in (hidden, weight)]
+    logits = F.linear(*wide)
+    if dtype == torch.bfloat16:  # the logits are rounded once; what follows is in fp32
+        logits = logits + (logits.detach().bfloat16().double() - logits.detach())
+    expected = F.cross_entropy(logits[..., :VOCABULARY].flatten(0, 1), labels.flatten())
+    (3 * expected).backward()
+    assert result.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert result.item() == pytest.approx(expected.item(), rel=1e-13 if dtype == torch.float64 else 1e-6)
+    bound = {torch.float64: 1e-13, torch.float32: 1e-6, torch.bfloat16: 2**-8}[dtype]
+    for tensor, reference in zip((hidden, weight), wide, strict=True):
+        assert tensor.grad.dtype == dtype
+        assert relative(tensor.grad, reference.grad) <= bound
+    assert torch.count_nonzero(hidden.grad.flatten(0, 1)[:5]) == 0, "ignored tokens"
+    assert torch.count_nonzero(weight.grad[VOCABULARY:]) == 0, "padded rows"
+
+
+@pytest.mark.parametrize("step", [loss_and_residual, compiled_form])
+def test_without_gradients_the_loss_is_the_same(step):
+    hidden, weight, labels = example(torch.float32)
+    expected = head_cross_entropy(hidden, weight, labels, VOCABULARY, step)
+    with torch.no_grad():
+        found = head_cross_entropy(hidden, weight, labels, VOCABULARY, step)
+    assert not found.requires_grad and found.item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_extreme_logits_and_a_batch_without_labels():
+    hidden = torch.tensor([[200.0, -300.0]]).requires_grad_()
+    weight = torch.eye(2).requires_grad_()
+    assert head_cross_entropy(hidden, weight, torch.tensor([1]), 2).item() == 500
+    ignored = head_cross_entropy(hidden, weight, torch.tensor([-100]), 2)
+    ignored.backward()
+    assert ignored.item() == 0 and not hidden.grad.any() and not weight.grad.any()
+    with torch.no_grad():
+        hidden[0, 0] = float("nan")
+    assert head_cross_entropy(hidden, weight, torch.tensor([1]), 2).isnan()
+
+
+def test_chunks_cover_the_tokens_and_are_nearly_equal(monkeypatch):
+    monkeypatch.setitem(head_loss.CHUNK_ELEMENTS, "cpu", 1000)
+    for tokens in (1, 9, 10, 11, 100, 101):
+        chunks = token_chunks(tokens, 100, "cpu")
+        covered = [token for rows in chunks for token in range(tokens)[rows]]
+        assert covered == list(range(tokens))
+        sizes = [rows.stop - rows.start for rows in chunks]
+        assert max(sizes) <= 10 and len(chunks) == -(-tokens // 10)
+        assert len(set(sizes[:-1])) <= 1, "only the last may need a graph of its own"
+    assert len(token_chunks(3, 5000, "cpu")) == 3
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("biases", [True, False])
+def test_a_model_with_everything_fused_equals_the_plain_one(tied, biases):
+    """Loss and every gradient, in fp32; hooks on q, k and v see what they saw in evaluation."""
+    config = block(
+        "llama",
+        vocab_size=300,
+        context_length=32,
+        d_model=48,
+        ffn_width=96,
+        heads=(2, 3),
+        tie_embeddings=tied,
+    )
+    if biases:
+        config = config.replace(attention_bias="all", ffn_bias=True)
+    tokens, labels = torch.randint(0, 300, (2, 3, 32)).unbind()
+    found = {}
+    for fused in ("none", "loss", "all"):
+        network = Transformer(config, fused=fused)
+        initialize(network, 1)
+        loss = network(tokens, labels)
+        loss.backward()
+        found[fused] = loss.item(), {name: p.grad.double() for name, p in network.named_parameters()}
+        calls = []
+        network.layers[0].attention.q.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        network.eval()(tokens)
+        assert calls, "in evaluation every module runs"
+    loss, gradients = found["none"]
+    for fused in ("loss", "all"):
+        assert found[fused][0] == pytest.approx(loss, rel=1e-6)
+        for name, gradient in gradients.items():
+            # of bias and weight of k: a bias of all keys changes no attention, so its gradient is rounding
+            if not name.endswith("attention.k.bias"):
+                assert relative(found[fused][1][name], gradient) <= 2e-6, name
+
+
+def test_the_logits_of_all_tokens_never_exist(monkeypatch):
+    monkeypatch.setitem(head_loss.CHUNK_ELEMENTS, "cpu", 4 * COLUMNS)
+    largest = 0
+
+    def watch(logits, targets, vocab_size, wanted):
+        nonlocal largest
+        largest = max(largest, logits.numel())
+        return loss_and_residual(logits, targets, vocab_size, wanted)
+
+    hidden, weight, labels = example(torch.float32)
+    saved = 0
+
+    def pack(tensor):
+        nonlocal saved
+        saved += tensor.numel()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        head_cross_entropy(hidden, weight, labels, VOCABULARY, watch)
+    assert largest == 4 * COLUMNS
+    assert saved == hidden.numel() + weight.numel() + labels.numel() + 1
