@@ -1,12 +1,13 @@
 """Bytes that a training step moves per token, by operator, and what follows for a GPU: counted, without one.
 
-    python benchmarks/traffic.py prism-124m [--micro_batch 16] [--context 1024] [--plain_rotary]
+    python benchmarks/traffic.py prism-124m [--fused all] [--compiled] [--micro_batch 16] [--context 1024]
 
 Forward and backward run on meta tensors, in bf16, with each operator's inputs and outputs counted as read and written
 once; views move nothing. Attention and RMSNorm count as the single kernels that they are on a GPU. Time is estimated as
 the larger of the products' FLOPs / peak and their bytes / bandwidth, and after it all other bytes / bandwidth; launches
-and idle time are not in it, so real steps are slower. What a compiler fuses is not counted: this is the model as
-written.
+and idle time are not in it, so real steps are slower. Without --compiled this is the model as written. With it, rotary
+positions, SwiGLU and a chunk's loss are single kernels, too, as torch.compile makes them; sums of residuals and of
+gradients are still counted as written.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,9 +34,12 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import model.attention  # noqa: E402
 import model.rotary  # noqa: E402
+import model.transformer  # noqa: E402
 from model.config import ModelConfig  # noqa: E402
+from model.feedforward import FeedForward  # noqa: E402
+from model.linears import joint_columns  # noqa: E402
 from model.presets import named_model  # noqa: E402
-from model.transformer import Transformer  # noqa: E402
+from model.transformer import Fused, Transformer  # noqa: E402
 
 # NVIDIA's data sheet of the H100 SXM: dense bf16 products and memory.
 PEAK_FLOPS, BANDWIDTH = 989e12, 3.35e12
@@ -68,6 +72,30 @@ def rms_norm_backward(gradient: Tensor, hidden: Tensor, weight: Tensor) -> tuple
     return torch.empty_like(hidden), torch.empty_like(weight)
 
 
+@custom_op("traffic::rotate", mutates_args=())
+def rotate(heads: Tensor) -> Tensor:
+    """Rotary positions in one kernel; the tables are small."""
+    return heads.new_empty(heads.shape)
+
+
+@custom_op("traffic::swiglu", mutates_args=())
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up in one kernel."""
+    return gate.new_empty(gate.shape)
+
+
+@custom_op("traffic::swiglu_backward", mutates_args=())
+def swiglu_backward(gradient: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """Its gradients."""
+    return gate.new_empty(gate.shape), up.new_empty(up.shape)
+
+
+@custom_op("traffic::loss", mutates_args=())
+def loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Losses and residual of a chunk of logits."""
+    return logits.new_empty(len(logits), dtype=torch.float32), torch.empty_like(logits)
+
+
 flash_attention.register_fake(lambda query, key, value: torch.empty_like(query))
 flash_attention_backward.register_fake(
     lambda gradient, query, key, value, output: tuple(map(torch.empty_like, (query, key, value)))
@@ -85,6 +113,38 @@ rms_norm.register_autograd(
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
 )
 
+rotate.register_fake(lambda heads: heads.new_empty(heads.shape))
+swiglu.register_fake(lambda gate, up: gate.new_empty(gate.shape))
+swiglu_backward.register_fake(lambda gradient, gate, up: (gate.new_empty(gate.shape), up.new_empty(up.shape)))
+loss.register_fake(
+    lambda logits, targets: (logits.new_empty(len(logits), dtype=torch.float32), torch.empty_like(logits))
+)
+rotate.register_autograd(lambda context, gradient: rotate(gradient))
+swiglu.register_autograd(
+    lambda context, gradient: swiglu_backward(gradient, *context.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+
+def gated(self: FeedForward, hidden: Tensor) -> Tensor:
+    """FeedForward.forward of a gated network, with one kernel between the products."""
+    if self.joint:
+        return self.down(swiglu(*joint_columns(hidden, (self.gate, self.up))))
+    return self.down(swiglu(self.gate(hidden), self.up(hidden)))
+
+
+@contextlib.contextmanager
+def kernels_of_a_compiler() -> Iterator[None]:
+    """Let the model call the stand-ins for what torch.compile joins."""
+    with (
+        mock.patch.object(model.attention, "rotate", lambda heads, table: rotate(heads)),
+        mock.patch.object(FeedForward, "forward", gated),
+        mock.patch.object(
+            model.transformer, "loss_and_residual", lambda logits, targets, *_: loss(logits, targets)
+        ),
+    ):
+        yield
+
 
 @contextlib.contextmanager
 def kernels_of_a_gpu() -> Iterator[None]:
@@ -99,10 +159,14 @@ def kernels_of_a_gpu() -> Iterator[None]:
 
 
 class Traffic(TorchDispatchMode):
-    """Counts the bytes of every operator that is not a view."""
+    """Counts the bytes of every operator that is not a view.
 
-    def __init__(self) -> None:
+    *compiled* leaves out copies of the gradients of a joint product's parts: the compiler makes none.
+    """
+
+    def __init__(self, compiled: bool) -> None:
         super().__init__()
+        self.compiled = compiled
         self.bytes: dict[str, int] = defaultdict(int)
         self.calls: dict[str, int] = defaultdict(int)
 
@@ -125,6 +189,8 @@ class Traffic(TorchDispatchMode):
         ):  # they touch as much as they take, or put
             inputs = [tensor for tensor in inputs if tensor.dtype == torch.int64] * 2
             outputs = [] if name.startswith("scatter") else outputs
+        if self.compiled and name == "cat" and inputs[0].ndim > 2:
+            return result
         if not operator.is_view and name not in (
             "empty",
             "empty_like",
@@ -137,18 +203,19 @@ class Traffic(TorchDispatchMode):
         return result
 
 
-def step(config: ModelConfig, micro_batch: int) -> tuple[Traffic, int]:
+def step(config: ModelConfig, micro_batch: int, fused: Fused, compiled: bool) -> tuple[Traffic, int]:
     """Forward and backward of one micro-batch; the traffic and the FLOPs."""
-    with torch.device("meta"):
-        network = Transformer(config).bfloat16()
+    kernels = kernels_of_a_compiler if compiled else contextlib.nullcontext
+    with torch.device("meta"), kernels():
+        network = Transformer(config, fused=fused).bfloat16()
         tokens = torch.zeros(micro_batch, config.context_length, dtype=torch.int64)
     network.rotary and [  # the tables are made on the CPU, once for all steps
         network.rotary.get(config.layer_head_dim(layer), 1, tokens.device, torch.bfloat16)
         for layer in range(config.num_layers)
     ]
     flops = FlopCounterMode(display=False)
-    traffic = Traffic()
-    with kernels_of_a_gpu(), flops, traffic:
+    traffic = Traffic(compiled)
+    with kernels_of_a_gpu(), kernels(), flops, traffic:
         network(tokens, tokens).backward()
     # Two products forward and five backward, of the half that the causal mask leaves.
     T, widths = config.context_length, sum(map(config.attention_width, range(config.num_layers)))
@@ -168,6 +235,10 @@ def main() -> None:
     parser.add_argument("--micro_batch", type=int, default=16)
     parser.add_argument("--context", type=int)
     parser.add_argument("--plain_rotary", action="store_true", help="rotate by the formula, as it reads")
+    parser.add_argument("--fused", choices=get_args(Fused), default="loss")
+    parser.add_argument(
+        "--compiled", action="store_true", help="with what torch.compile joins as single kernels"
+    )
     options = parser.parse_args()
     if options.plain_rotary:
         model.attention.rotate = model.rotary.rotate_plainly
@@ -175,7 +246,7 @@ def main() -> None:
     if options.context:
         config = config.replace(context_length=options.context)
     tokens = options.micro_batch * config.context_length
-    traffic, flops = step(config, options.micro_batch)
+    traffic, flops = step(config, options.micro_batch, options.fused, options.compiled)
     optimizer = optimizer_bytes(config)
     print("| operator | calls | bytes a token | share |\n|---|---:|---:|---:|")
     total = sum(traffic.bytes.values()) + optimizer
