@@ -15,7 +15,6 @@ import argparse
 import itertools
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -27,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.figures import add_out, write  # noqa: E402
+from benchmarks.ranks import free_port, rank_variables  # noqa: E402
 from model.config import ModelConfig, block  # noqa: E402
 from model.errors import UserError  # noqa: E402
 from model.presets import preset  # noqa: E402
@@ -111,9 +111,7 @@ class Case:
             "threads": 1,
             "trace": trace,
         }
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         processes = [
             subprocess.Popen(
                 [sys.executable, str(ROOT / "benchmarks/memory_session.py"), json.dumps(case)],
@@ -140,18 +138,16 @@ class Case:
 
 
 def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
-    return os.environ | {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-        # glibc: give memory back when it is freed, so that resident memory is memory in use.
-        "MALLOC_MMAP_THRESHOLD_": "65536",
-        "MALLOC_ARENA_MAX": "1",
-    }
+    return (
+        os.environ
+        | rank_variables(rank, ranks, port)
+        | {
+            "OMP_NUM_THREADS": "1",
+            # glibc: give memory back when it is freed, so that resident memory is memory in use.
+            "MALLOC_MMAP_THRESHOLD_": "65536",
+            "MALLOC_ARENA_MAX": "1",
+        }
+    )
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,28 +122,34 @@ class Failed(RuntimeError):
 
 
 class Contender:
-    """One process, which trains when it is asked to."""
+    """One process, which trains when it is asked to. *ready* says how its first step went, once wait has returned."""
 
-    def __init__(self, name: str, request: dict[str, Any]) -> None:
+    def __init__(
+        self, name: str, request: dict[str, Any], variables: Mapping[str, str] | None = None
+    ) -> None:
         self.name = name
-        environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
+        environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"} | dict(variables or {})
         self.began = time.time()
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
         self.process = subprocess.Popen(
             [sys.executable, str(ROOT / "benchmarks/throughput_session.py"), json.dumps(request)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=environment, cwd=ROOT,
         )  # fmt: skip
-        self.ready = self._answer()
+        self.ready: dict[str, Any] = {}
 
-    def ask(self, what: str) -> dict[str, Any]:
-        """Send a line, and return the answer."""
+    def wait(self) -> Contender:
+        """Wait for its first step."""
+        self.ready = self.answer()
+        return self
+
+    def ask(self, what: str) -> None:
+        """Send a line; answer returns what it says to it."""
         assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended; _answer says so
+        with contextlib.suppress(BrokenPipeError):  # it has ended; answer says so
             self.process.stdin.write(f"{what}\n")
             self.process.stdin.flush()
-        return self._answer()
 
-    def _answer(self) -> dict[str, Any]:
+    def answer(self) -> dict[str, Any]:
         """The next answer; raises Failed if the process ends without one."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
@@ -192,9 +198,10 @@ def measure(
 
     def turn(number: int, name: str) -> None:
         nonlocal limit
-        contender = resident.get(name) or Contender(name, requests[name])
+        contender = resident.get(name) or Contender(name, requests[name]).wait()
         resident[name] = contender
-        result, answer = results[name], contender.ask(str(options.steps or shape.steps))
+        contender.ask(str(options.steps or shape.steps))
+        result, answer = results[name], contender.answer()
         if contender.ready["device"] == "cuda":
             resident.pop(name).end()
         if name == "products":
