@@ -275,12 +275,14 @@ def ratios(results: dict[str, Result]) -> dict[str, list[float]]:
 
 
 def interval(values: list[float]) -> str:
-    """The mean and its 95 % interval (Student's t)."""
+    """The mean and its 95 % interval (Student's t); without scipy the mean and the extremes."""
     mean = statistics.fmean(values)
     if len(values) < 2:
         return f"{mean:.3f}"
-    from scipy.stats import t
-
+    try:
+        from scipy.stats import t
+    except ImportError:
+        return f"{mean:.3f}, {min(values):.3f} to {max(values):.3f}"
     half = float(t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / len(values) ** 0.5
     return f"{mean:.3f} [{mean - half:.3f}, {mean + half:.3f}]"
 
