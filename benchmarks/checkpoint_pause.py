@@ -9,7 +9,6 @@ the call to its return. Prints the table that stands in docs/checkpoints.md.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 import tempfile
@@ -19,7 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+from pretrain.runtime.environment import settle_waiting_threads  # noqa: E402
 
 
 def main() -> None:
@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--stage", type=int, default=2)
     options = parser.parse_args()
+    settle_waiting_threads()
 
     import torch
 

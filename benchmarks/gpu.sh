@@ -1,65 +1,120 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in order of value, each part under nine minutes on one H100 or H200:
 #
-#   benchmarks/gpu.sh OUT                  all parts that OUT does not hold yet
-#   benchmarks/gpu.sh OUT --only speed124m one part; see the list at the end
-#   SHAPES=small benchmarks/gpu.sh OUT     a rehearsal of the speeds on a CPU
+#   benchmarks/gpu.sh OUT                all parts that OUT does not hold yet
+#   benchmarks/gpu.sh OUT --only PART    that part, also if it is done
+#   REHEARSE=1 benchmarks/gpu.sh OUT     the same commands on tiny shapes, here: without a GPU, twenty minutes
 #
-# A part writes OUT/PART.log and, when it ends well, OUT/PART.done, so an interrupted call goes on. PYTHON chooses the
-# interpreter, DATA the folder of corpora (the built-in one is prepared at the first speed), NANOGPT a checkout of it.
+# A part writes OUT/PART.log, its figures in OUT/PART.json and, when it ends well, OUT/PART.done, so an interrupted call
+# goes on; OUT/parts.jsonl has the status and the seconds of every try. A part whose Python packages are missing says
+# which. No network is needed: the text is the standard library of the interpreter. PYTHON chooses that, DATA the folder
+# of corpora, NANOGPT a checkout of nanoGPT.
 set -u -o pipefail
-cd "$(dirname "$0")/.."
-
-[ $# -ge 1 ] || { sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit 2; }
-out=$1; shift
-only=
-if [ "${1-}" = --only ]; then only=${2-}; fi
+usage=$(sed -n '2,/^set/s/^# \{0,1\}//p' "$0")
+out=${1-} only=
+case $out in '' | -*) echo "$usage" >&2; exit 2 ;; esac
+if [ $# -gt 1 ]; then
+    if [ "$2" != --only ] || [ $# -ne 3 ] || [ -z "$3" ]; then
+        echo "error: ${*:2}: not valid; give nothing or --only PART after OUT" >&2
+        exit 2
+    fi
+    only=$3
+fi
+mkdir -p "$out" && out=$(cd "$out" && pwd) || exit 2
+data=${DATA:+$(realpath -m "$DATA")}
+nanogpt=${NANOGPT:+$(realpath -m "$NANOGPT")}
+cd "$(dirname "$0")/.." || exit 2
+data=${data:-$PWD/data}
 python=${PYTHON:-python3}
-data=${DATA:-data}
-mkdir -p "$out"
-failed=0
+command -v "$python" > /dev/null || { echo "error: PYTHON: no program $python; give an interpreter" >&2; exit 2; }
+export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 
-part() { # NAME COMMAND…
-    local name=$1; shift
+done=done shapes="124m 354m 757m" stages="1 2 3" rounds=2 more_rounds=3 vocabulary=50257
+memory=(--data_parallel 1)
+large=(--model prism-124m --micro_batch 16 --precisions bf16 --data_parallel 1)
+if [ -n "${REHEARSE-}" ]; then
+    done=rehearsed shapes=rehearsal stages=2 rounds=1 more_rounds=1 vocabulary=512
+    memory=(--data_parallel 1 --stages 2 --precisions fp32 --checkpointing 0 --micro_batch 1)
+    large=(--model prism-nano --micro_batch 2 --stages 2 --precisions bf16 --data_parallel 1)
+fi
+trainer="torch deepspeed pydantic hjson einops msgpack packaging psutil tqdm jsonargparse docstring_parser yaml numpy
+    xxhash safetensors sentencepiece"
+
+missing() { # PACKAGES…: those that are not installed
+    "$python" -c 'import importlib.util, sys; print(*[n for n in sys.argv[1:] if not importlib.util.find_spec(n)])' "$@"
+}
+
+names=() listing=1 failed=0
+part() { # NAME PACKAGES COMMAND…
+    local name=$1 packages=$2 absent began status=0
+    shift 2
+    if [ -n "$listing" ]; then names+=("$name"); return; fi
     if [ -n "$only" ] && [ "$only" != "$name" ]; then return; fi
-    if [ -e "$out/$name.done" ] && [ -z "$only" ]; then echo "$name: done before"; return; fi
-    known=1
+    if [ -e "$out/$name.$done" ] && [ -z "$only" ]; then echo "$name: done before"; return; fi
+    # shellcheck disable=SC2086 - a list of names
+    absent=$(missing $packages)
+    if [ -n "$absent" ]; then echo "$name: cannot run: not installed: $absent"; failed=1; return; fi
     echo "$name: $*"
-    local began=$SECONDS
-    if timeout 540 "$@" > "$out/$name.log" 2>&1; then
-        touch "$out/$name.done"
+    began=$SECONDS
+    # As Ctrl-C, so that tests end the processes that they started.
+    timeout --signal INT --kill-after 20 "${TIMEOUT:-540}" "$@" > "$out/$name.log" 2>&1 || status=$?
+    echo "{\"part\": \"$name\", \"status\": $status, \"seconds\": $((SECONDS - began))}" >> "$out/parts.jsonl"
+    if [ "$status" = 0 ]; then
+        touch "$out/$name.$done"
         echo "$name: $((SECONDS - began)) s, $out/$name.log"
     else
-        echo "$name: failed with status $? after $((SECONDS - began)) s; the end of $out/$name.log:"
+        echo "$name: failed with status $status after $((SECONDS - began)) s; the end of $out/$name.log:"
         tail -n 15 "$out/$name.log"
         failed=1
     fi
 }
 
-speed() { # SHAPE CONTENDERS…
-    local shape=$1; shift
-    local checkout=()
-    if [ -n "${NANOGPT-}" ]; then checkout=(--nanogpt "$NANOGPT"); set -- "$@" nanogpt-compiled; fi
-    part "speed$shape" "$python" benchmarks/throughput.py --shape "$shape" --rounds 2 --data_root "$data" \
-        "${checkout[@]}" --out "$out/speed$shape.json" --contenders "$@" products
+tests() { # NAME ARGUMENTS OF PYTEST…; a run's end draws its curves
+    part "$1" "$trainer pytest matplotlib" "$python" -m pytest -q -rs -p no:cacheprovider "${@:2}"
 }
 
-known=0
-part machine sh -c "nvidia-smi; $python -c 'import torch, deepspeed; print(torch.__version__, deepspeed.__version__)'"
-part tests "$python" -m pytest -q -rs -p no:cacheprovider tests/scenarios/test_cuda_model.py \
-    tests/scenarios/test_cuda_training.py tests/model/test_documents.py::test_on_a_gpu
-for shape in ${SHAPES:-124m 354m 757m}; do
-    speed "$shape" ours ours-compiled llama-compiled
-done
-for shape in ${SHAPES:-124m}; do
-    part "schedules$shape" "$python" benchmarks/throughput.py --shape "$shape" --rounds 3 --data_root "$data" \
-        --out "$out/schedules$shape.json" --contenders prism uniform
-    part "profile$shape" "$python" benchmarks/profile_step.py --shape "$shape" --data_root "$data" --compile auto
-done
-part memory "$python" benchmarks/memory.py --data_parallel 1
-if [ -n "$only" ] && [ "$known" = 0 ]; then
-    echo "error: --only: $only is unknown; valid: machine, tests, speed124m, speed354m, speed757m, schedules124m," \
-        "profile124m, memory" >&2
+speed() { # NAME SHAPE ROUNDS CONTENDERS…
+    part "$1" "$trainer" "$python" benchmarks/throughput.py --shape "$2" --rounds "$3" --data_root "$data" \
+        --out "$out/$1.json" ${nanogpt:+--nanogpt "$nanogpt"} --contenders "${@:4}"
+}
+
+peers=${nanogpt:+nanogpt-compiled}
+if [ -z "$(missing transformers)" ]; then peers="llama-compiled $peers"; fi
+
+parts() { # in order of value
+    local shape stage first=${shapes%% *}
+    part machine "torch" "$python" benchmarks/machine.py --out "$out/machine.json"
+    tests tests tests/scenarios/test_cuda_model.py tests/model/test_documents.py::test_on_a_gpu
+    part corpus "$trainer" "$python" -c "import sys; from pretrain.prepare.pipeline import prepare_builtin
+print(prepare_builtin(sys.argv[1], int(sys.argv[2])))" "$data" "$vocabulary"
+    # shellcheck disable=SC2086 - a list of contenders
+    speed "speed-$first" "$first" "$rounds" ours ours-compiled $peers products
+    speed "schedules-$first" "$first" "$more_rounds" uniform prism config7
+    tests training tests/scenarios/test_cuda_training.py -k "not continued"
+    part memory "$trainer" "$python" benchmarks/memory.py "${memory[@]}" --out "$out/memory.json"
+    part "memory-$first" "$trainer" "$python" benchmarks/memory.py "${large[@]}" --out "$out/memory-$first.json"
+    for compiled in false true; do
+        part "profile-$first-compile-$compiled" "$trainer" "$python" benchmarks/profile_step.py --shape "$first" \
+            --out "$out/profile-$first-compile-$compiled.json" --data_root "$data" --compile "$compiled"
+    done
+    for shape in ${shapes#"$first"}; do
+        # shellcheck disable=SC2086
+        speed "speed-$shape" "$shape" "$rounds" ours ours-compiled $peers products
+    done
+    for stage in $stages; do
+        tests "continued-$stage" tests/scenarios/test_cuda_training.py -k "continued and ($stage-fp32 or $stage-bf16)"
+    done
+    for shape in ${shapes#"$first"}; do
+        speed "schedules-$shape" "$shape" "$rounds" uniform prism
+    done
+}
+
+parts
+listing=
+if [ -n "$only" ] && [[ " ${names[*]} " != *" $only "* ]]; then
+    echo "error: --only: $only is not valid; valid: ${names[*]}" >&2
     exit 2
 fi
+case $peers in *llama*) ;; *) echo "speed-*: without transformers' Llama: not installed: transformers" ;; esac
+parts
 exit $failed

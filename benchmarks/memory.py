@@ -2,6 +2,7 @@
 
     python benchmarks/memory.py                          # the table of docs/memory.md, about ten minutes on two cores
     python benchmarks/memory.py --stages 2 --precisions bf16 --data_parallel 1
+    python benchmarks/memory.py --model prism-124m --data_parallel 1 --precisions bf16     # on a GPU
 
 On a machine with a GPU the ranks train on it (one each), and torch's own peak is what is compared. ``--trace`` compares
 the most that torch's allocator hands out in place of resident memory, which on a CPU shows the formulas without what
@@ -14,17 +15,21 @@ import argparse
 import itertools
 import json
 import os
-import socket
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.figures import add_out, write  # noqa: E402
+from benchmarks.ranks import free_port, rank_variables  # noqa: E402
 from model.config import ModelConfig, block  # noqa: E402
+from model.errors import UserError  # noqa: E402
+from model.presets import preset  # noqa: E402
 from pretrain.config.command_line import parse_command_line  # noqa: E402
 from pretrain.engine.ds_config import EngineSettings  # noqa: E402
 from pretrain.engine.ds_config_check import read_ds_config  # noqa: E402
@@ -54,6 +59,8 @@ class Case:
     accumulation: int = 1
     tensor_parallel: int = 1
     model: ModelConfig = SMALL
+    buckets: Mapping[str, int] = field(default_factory=lambda: BUCKETS)
+    """Of zero_optimization, in place of what the ds_config says."""
 
     @property
     def ranks(self) -> int:
@@ -71,6 +78,7 @@ class Case:
             "micro_batch": self.micro_batch,
             "global_batch_tokens": sequences * self.model.context_length,
             "activation_checkpointing": str(self.checkpointing).lower(),
+            "compile": "false",
         }
         return [part for name, value in values.items() for part in (f"--{name}", str(value))]
 
@@ -78,7 +86,7 @@ class Case:
         """What pretrain.plan.memory says."""
         command = parse_command_line(self.arguments)
         ds_config = read_ds_config(command.ds_config)
-        ds_config["zero_optimization"] |= BUCKETS
+        ds_config["zero_optimization"] |= self.buckets
         return memory_plan(
             self.model,
             EngineSettings.of(command.run, ds_config, self.precision == "bf16"),
@@ -98,14 +106,12 @@ class Case:
         case = {
             "arguments": self.arguments,
             "model": self.model.to_json(),
-            "zero": BUCKETS,
+            "zero": dict(self.buckets),
             "steps": STEPS,
             "threads": 1,
             "trace": trace,
         }
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         processes = [
             subprocess.Popen(
                 [sys.executable, str(ROOT / "benchmarks/memory_session.py"), json.dumps(case)],
@@ -132,19 +138,16 @@ class Case:
 
 
 def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
-    return os.environ | {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-        "OMP_WAIT_POLICY": "passive",
-        # glibc: give memory back when it is freed, so that resident memory is memory in use.
-        "MALLOC_MMAP_THRESHOLD_": "65536",
-        "MALLOC_ARENA_MAX": "1",
-    }
+    return (
+        os.environ
+        | rank_variables(rank, ranks, port)
+        | {
+            "OMP_NUM_THREADS": "1",
+            # glibc: give memory back when it is freed, so that resident memory is memory in use.
+            "MALLOC_MMAP_THRESHOLD_": "65536",
+            "MALLOC_ARENA_MAX": "1",
+        }
+    )
 
 
 def main() -> None:
@@ -159,8 +162,17 @@ def main() -> None:
     parser.add_argument("--tensor_parallel", type=int, default=1)
     parser.add_argument("--micro_batch", type=int, default=8)
     parser.add_argument("--accumulation", type=int, default=1)
+    parser.add_argument(
+        "--model", metavar="PRESET", help="in place of the small model; with the ds_config's own buckets"
+    )
     parser.add_argument("--trace", action="store_true")
+    add_out(parser)
     options = parser.parse_args()
+    try:
+        what = {"model": preset(options.model), "buckets": {}} if options.model else {}
+    except UserError as error:
+        parser.error(str(error))
+    rows: list[dict[str, Any]] = []
     print("| stage | dtype | DP | recompute | predicted MiB | measured MiB | error | at |")
     print("|---|---|---|---|---|---|---|---|")
     for data_parallel, stage, precision, checkpointing in itertools.product(
@@ -174,6 +186,7 @@ def main() -> None:
             options.micro_batch,
             options.accumulation,
             options.tensor_parallel,
+            **what,
         )
         ranks = case.measured(options.trace)
         plan = case.predicted("cuda" if "device" in ranks[0] else "cpu")
@@ -183,6 +196,16 @@ def main() -> None:
             f"{plan.peak / MIB:.0f} | {measured / MIB:.0f} | {plan.peak / measured - 1:+.1%} | {plan.peak_phase} |",
             flush=True,
         )
+        rows.append(
+            {
+                "model": options.model or "small", "stage": stage, "precision": precision,
+                "data_parallel": data_parallel, "tensor_parallel": options.tensor_parallel,
+                "micro_batch": options.micro_batch, "accumulation": options.accumulation,
+                "checkpointing": bool(checkpointing), "device": ranks[0].get("device", "cpu"),
+                "predicted": plan.peak, "measured": measured, "phase": plan.peak_phase, "phases": plan.phases,
+            }
+        )  # fmt: skip
+        write(options.out, rows)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python benchmarks/throughput.py --nanogpt CHECKOUT          # the shape of docs/performance.md, here
     python benchmarks/throughput.py --shape 124m --out gpu.json # on a GPU: 124m, 354m, 757m
-    python benchmarks/throughput.py --contenders prism uniform --rounds 15
+    python benchmarks/throughput.py --contenders prism uniform config7 --rounds 15
 
 A step is forward, backward, clipping and the optimizer's update on real text; this trainer's is that of
 pretrain/main.py, DeepSpeed engine, data, metrics and stop vote included. Every contender is a process of its own
@@ -17,6 +17,7 @@ architecture; with transformers' Llama, ours in Llama's. Their best mode is the 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -25,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.figures import add_out, write  # noqa: E402
 from model.config import ModelConfig, block  # noqa: E402
 
 
@@ -50,6 +53,8 @@ class Shape:
     vocab_size: int
     steps: int
     """Steps of a turn."""
+    config7: str | None = None
+    """Head schedule of the contender "config7": that of the preset config-7-124m, or one with its head dims."""
 
     def model(self, kind: str, heads: str | None = None) -> ModelConfig:
         """The model in an architecture of this project; Llama's SwiGLU has as many parameters as GPT-2's MLP."""
@@ -65,9 +70,10 @@ class Shape:
 
 
 SHAPES = {
-    "small": Shape(384, 6, "6x6", "2,3,4,6x3", 512, 8, 8192, 2),
+    "rehearsal": Shape(48, 3, "4x3", "1,2,4", 32, 2, 512, 1, "1,2,4"),  # of the commands, not of any speed
+    "small": Shape(384, 6, "6x6", "2,3,4,6x3", 512, 8, 8192, 2, "1,2,4,6x3"),
     "tiny": Shape(192, 6, "6x6", "1,2,3,4,6x2", 256, 16, 4096, 4),
-    "124m": Shape(768, 12, "12x12", "3x2,6x2,8x2,12x6", 1024, 16, 50257, 20),
+    "124m": Shape(768, 12, "12x12", "3x2,6x2,8x2,12x6", 1024, 16, 50257, 20, "2x2,4x2,8x2,12x6"),
     "354m": Shape(1024, 24, "16x24", "4x3,8x3,16x18", 1024, 16, 50257, 10),
     "757m": Shape(1536, 24, "16x24", "6x3,12x3,16x18", 1024, 8, 50257, 10),
 }
@@ -77,7 +83,8 @@ CONTENDERS = {
     "ours-gpt2": {"program": "ours", "kind": "gpt2"},
     "ours-gpt2-compiled": {"program": "ours", "kind": "gpt2", "compile": True},
     "uniform": {"program": "ours", "kind": "llama", "compile": "auto"},
-    "prism": {"program": "ours", "kind": "llama", "compile": "auto", "prism": True},
+    "prism": {"program": "ours", "kind": "llama", "compile": "auto", "schedule": "prism"},
+    "config7": {"program": "ours", "kind": "llama", "compile": "auto", "schedule": "config7"},
     "llama": {"program": "transformers", "kind": "llama"},
     "llama-compiled": {"program": "transformers", "kind": "llama", "compile": True},
     "nanogpt": {"program": "nanogpt", "kind": "gpt2"},
@@ -110,34 +117,46 @@ class Result:
         return self.tokens / statistics.median(self.seconds)
 
 
-class Contender:
-    """One process, which trains when it is asked to."""
+class Failed(RuntimeError):
+    """A contender's process ended without an answer."""
 
-    def __init__(self, name: str, request: dict[str, Any]) -> None:
+
+class Contender:
+    """One process, which trains when it is asked to. *ready* says how its first step went, once wait has returned."""
+
+    def __init__(
+        self, name: str, request: dict[str, Any], variables: Mapping[str, str] | None = None
+    ) -> None:
         self.name = name
-        environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
+        environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"} | dict(variables or {})
         self.began = time.time()
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
         self.process = subprocess.Popen(
             [sys.executable, str(ROOT / "benchmarks/throughput_session.py"), json.dumps(request)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=environment, cwd=ROOT,
         )  # fmt: skip
-        self.ready = self._answer()
+        self.ready: dict[str, Any] = {}
 
-    def ask(self, what: str) -> dict[str, Any]:
-        """Send a line, and return the answer."""
+    def wait(self) -> Contender:
+        """Wait for its first step."""
+        self.ready = self.answer()
+        return self
+
+    def ask(self, what: str) -> None:
+        """Send a line; answer returns what it says to it."""
         assert self.process.stdin is not None
-        self.process.stdin.write(f"{what}\n")
-        self.process.stdin.flush()
-        return self._answer()
+        with contextlib.suppress(BrokenPipeError):  # it has ended; answer says so
+            self.process.stdin.write(f"{what}\n")
+            self.process.stdin.flush()
 
-    def _answer(self) -> dict[str, Any]:
+    def answer(self) -> dict[str, Any]:
+        """The next answer; raises Failed if the process ends without one."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith('{"throughput"'):
                 return dict(json.loads(line)["throughput"])
         self.errors.seek(0)
-        raise SystemExit(f"{self.name}: ended without an answer\n{self.errors.read()[-3000:]}")
+        raise Failed(f"{self.name}: ended without an answer\n{self.errors.read()[-3000:]}")
 
     def end(self) -> None:
         """End the process."""
@@ -146,12 +165,20 @@ class Contender:
         self.errors.close()
 
 
-def measure(options: argparse.Namespace, shape: Shape, names: list[str]) -> tuple[dict[str, Result], float]:
-    """Let the contenders take turns; their results, and the highest rate of bare products in FLOP/s."""
+def measure(
+    options: argparse.Namespace, shape: Shape, names: list[str]
+) -> Iterator[tuple[dict[str, Result], float, set[str]]]:
+    """Let the contenders take turns.
+
+    Yields:
+        After every round: the results so far, the highest rate of bare products in FLOP/s, and the names of those that
+        failed, which take no further part.
+    """
     requests, results = {}, {}
     for name in names:
         contender = CONTENDERS[name]
-        model = shape.model(str(contender["kind"]), shape.prism if contender.get("prism") else None)
+        schedule = contender.get("schedule")
+        model = shape.model(str(contender["kind"]), getattr(shape, str(schedule)) if schedule else None)
         requests[name] = (
             {"compile": False}
             | contender
@@ -166,27 +193,40 @@ def measure(options: argparse.Namespace, shape: Shape, names: list[str]) -> tupl
         )
         results[name] = Result(name, model.flops_per_token())
     limit = 0.0
+    failed: set[str] = set()
     resident: dict[str, Contender] = {}
+
+    def turn(number: int, name: str) -> None:
+        nonlocal limit
+        contender = resident.get(name) or Contender(name, requests[name]).wait()
+        resident[name] = contender
+        contender.ask(str(options.steps or shape.steps))
+        result, answer = results[name], contender.answer()
+        if contender.ready["device"] == "cuda":
+            resident.pop(name).end()
+        if name == "products":
+            limit = max(limit, answer["flops"])
+            return
+        result.first_step_seconds = result.first_step_seconds or contender.ready["at"] - contender.began
+        result.seconds.append(answer["seconds"])
+        result.tokens, result.loss = answer["tokens"], answer["loss"]
+        result.peak_bytes = max(result.peak_bytes, answer["peak_bytes"])
+        say(
+            f"round {number + 1}/{options.rounds}  {name:<20}{result.tokens / answer['seconds']:>12,.0f} tokens/s"
+        )
+
     for number in range(options.rounds):
         for name in names:
-            contender = resident.get(name) or Contender(name, requests[name])
-            resident[name] = contender
-            result, answer = results[name], contender.ask(str(options.steps or shape.steps))
-            if name == "products":
-                limit = max(limit, answer["flops"])
+            if name in failed:
                 continue
-            result.first_step_seconds = result.first_step_seconds or contender.ready["at"] - contender.began
-            result.seconds.append(answer["seconds"])
-            result.tokens, result.loss = answer["tokens"], answer["loss"]
-            result.peak_bytes = max(result.peak_bytes, answer["peak_bytes"])
-            say(
-                f"round {number + 1}/{options.rounds}  {name:<20}{result.tokens / answer['seconds']:>12,.0f} tokens/s"
-            )
-            if contender.ready["device"] == "cuda":
-                resident.pop(name).end()
+            try:
+                turn(number, name)
+            except Failed as error:  # out of memory, or a package is missing: the others go on
+                failed.add(name)
+                say(str(error))
+        yield {name: result for name, result in results.items() if result.seconds}, limit, failed
     for contender in resident.values():
         contender.end()
-    return {name: result for name, result in results.items() if result.seconds}, limit
 
 
 def say(line: str) -> None:
@@ -225,21 +265,24 @@ def ratios(results: dict[str, Result]) -> dict[str, list[float]]:
             best("nanogpt", "nanogpt-compiled"),
         ),
         "prism / uniform": (best("prism"), best("uniform")),
+        "config7 / uniform": (best("config7"), best("uniform")),
     }
     return {
-        name: [theirs / mine for mine, theirs in zip(first.seconds, second.seconds, strict=True)]
+        name: [theirs / mine for mine, theirs in zip(first.seconds, second.seconds, strict=False)]
         for name, (first, second) in pairs.items()
         if first is not None and second is not None
     }
 
 
 def interval(values: list[float]) -> str:
-    """The mean and its 95 % interval (Student's t)."""
+    """The mean and its 95 % interval (Student's t); without scipy the mean and the extremes."""
     mean = statistics.fmean(values)
     if len(values) < 2:
         return f"{mean:.3f}"
-    from scipy.stats import t
-
+    try:
+        from scipy.stats import t
+    except ImportError:
+        return f"{mean:.3f}, {min(values):.3f} to {max(values):.3f}"
     half = float(t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / len(values) ** 0.5
     return f"{mean:.3f} [{mean - half:.3f}, {mean + half:.3f}]"
 
@@ -259,7 +302,7 @@ def main() -> None:
     parser.add_argument(
         "--data_root", default="data", help="where the built-in corpus is, or is prepared once"
     )
-    parser.add_argument("--out", metavar="FILE", help="write all figures as JSON")
+    add_out(parser)
     parser.add_argument(
         "--flags", nargs=argparse.REMAINDER, default=[], help="last: more flags of pretrain/main.py"
     )
@@ -273,18 +316,28 @@ def main() -> None:
         parser.error(f"nanogpt: {options.nanogpt} has no model.py; give the folder of a checkout")
     if options.rounds < 1:
         parser.error(f"rounds: {options.rounds} is not valid; give at least 1")
-    results, limit = measure(options, SHAPES[options.shape], names)
+    shape = SHAPES[options.shape]
+    for name in names:
+        schedule = CONTENDERS[name].get("schedule")
+        if schedule and getattr(shape, str(schedule)) is None:
+            have = [key for key, other in SHAPES.items() if getattr(other, str(schedule)) is not None]
+            parser.error(
+                f"contenders: {name} is not valid with --shape {options.shape}; valid: {', '.join(have)}"
+            )
+    for results, limit, failed in measure(options, shape, names):
+        figures = {
+            "shape": options.shape, "precision": options.precision, "limit_flops": limit, "ratios": ratios(results),
+            "results": {name: dataclasses.asdict(result) for name, result in results.items()},
+            "failed": sorted(failed),
+        }  # fmt: skip
+        write(options.out, figures)  # after every round: what is cut off later has these
     print("\n".join(table(results, limit)))
     if limit:
         print(f"\nBare matrix products in the model's shapes: {limit / 1e9:,.1f} GFLOP/s, the best of all.")
     for name, values in ratios(results).items():
         print(f"{name}: {interval(values)} ({len(values)} rounds)")
-    if options.out:
-        figures = {
-            "shape": options.shape, "precision": options.precision, "limit_flops": limit, "ratios": ratios(results),
-            "results": {name: dataclasses.asdict(result) for name, result in results.items()},
-        }  # fmt: skip
-        Path(options.out).write_text(json.dumps(figures, indent=1))
+    if failed:
+        raise SystemExit(f"failed: {', '.join(sorted(failed))}; see above")
 
 
 if __name__ == "__main__":

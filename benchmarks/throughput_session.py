@@ -85,9 +85,11 @@ def train_ours(request: Request) -> None:
     from pretrain.session import open_session
     from pretrain.trainer import Trainer
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as own:
+        folder = request.get("folder", own)  # several ranks share one, in which the model is already
         model = Path(folder) / "model.json"
-        model.write_text(json.dumps(request["model"]))
+        if folder == own:
+            model.write_text(json.dumps(request["model"]))
         tokens = request["micro_batch"] * request["model"]["context_length"]
         command = parse_command_line(
             [
@@ -105,6 +107,8 @@ def train_ours(request: Request) -> None:
 
             def last_loss() -> float:
                 trainer.log.flush()
+                if not session.world.is_main:  # which alone writes metrics
+                    return math.nan
                 rows = (session.run.folder / "metrics.jsonl").read_text().splitlines()
                 return float(json.loads(rows[-1])["train_loss"])
 

@@ -1,12 +1,22 @@
-"""Marks for tests that need GPUs; without them they are skipped, and say so."""
+"""Marks for tests that need GPUs; without them they are skipped, and say so.
+
+With REHEARSE in the environment tests for one GPU run on the CPU, which shows all that can be wrong with them but for
+CUDA itself (benchmarks/gpu.sh).
+"""
 
 from __future__ import annotations
+
+import os
 
 import pytest
 import torch
 
+REHEARSED = bool(os.environ.get("REHEARSE")) and not torch.cuda.is_available()
+GPU = "cpu" if REHEARSED else "cuda"
+"""Where such tests put tensors."""
+
 
 def needs_gpus(count: int) -> pytest.MarkDecorator:
     """Skip where fewer than *count* CUDA devices are there."""
-    found = torch.cuda.device_count()
+    found = 1 if REHEARSED else torch.cuda.device_count()
     return pytest.mark.skipif(found < count, reason=f"needs {count} GPUs, {found} here")

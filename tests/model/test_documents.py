@@ -17,7 +17,7 @@ from model.config import block
 from model.documents import PackedDocuments, of_rows, varlen_options, widened
 from model.process_grid import start_grid
 from tests.helpers.distributed import run_distributed
-from tests.helpers.gpus import needs_gpus
+from tests.helpers.gpus import GPU, needs_gpus
 from tests.model.parallel import build, example, own_part, relative, shard_dim
 
 TOLERANCE = 1e-12
@@ -256,15 +256,22 @@ def test_offsets_give_what_the_mask_gives(config, reference_kernel):
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_on_a_gpu(config, dtype):
-    """bf16 takes the kernel in layers whose head dim it has; 3e-2 of the largest logit is a few bf16 roundings."""
-    model = build(config, dtype).cuda()
-    tokens, labels = (x.cuda() for x in example(config, len(LENGTHS), 24))
-    expected, _ = one_by_one(model, tokens, labels, LENGTHS)
-    loss = model(tokens, labels, offsets(LENGTHS).cuda())
+    """bf16 takes the kernel in layers whose head dim it has.
+
+    Rounding to bf16 alone moves the largest logit by up to 3e-2, so what counts is how much further from fp64 on the
+    CPU the packed documents are than the same documents one by one; a forgotten mask is five times as far at least.
+    """
+    model = build(config, dtype).to(GPU)
+    tokens, labels = example(config, len(LENGTHS), 24)
+    loss = model(tokens.to(GPU), labels.to(GPU), offsets(LENGTHS).to(GPU))
     loss.backward()
     with torch.no_grad():
-        found = model(tokens, None, offsets(LENGTHS).cuda())
-    assert relative(found.float(), expected.float()) <= (1e-4 if dtype == torch.float32 else 3e-2)
+        exact, _ = one_by_one(build(config, torch.float64), tokens, labels, LENGTHS)
+        alone, _ = one_by_one(model, tokens.to(GPU), labels.to(GPU), LENGTHS)
+        found = model(tokens.to(GPU), None, offsets(LENGTHS).to(GPU))
+    rounding = relative(alone.double().cpu(), exact)
+    assert rounding <= (1e-4 if dtype == torch.float32 else 1e-1)
+    assert relative(found.double().cpu(), exact) <= (1e-4 if dtype == torch.float32 else 2 * rounding)
     assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
 
 

@@ -1,4 +1,4 @@
-"""What runs other kernels on a GPU: each test also runs on the CPU, so that the test itself is known to be right."""
+"""What runs other kernels on a GPU: such tests also run on the CPU, so that the test itself is known to be right."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from model.presets import preset, preset_names
 from model.process_grid import ALONE
 from model.rotary import RotaryTables
 from model.transformer import Transformer
-from tests.helpers.gpus import needs_gpus
+from tests.helpers.gpus import GPU, REHEARSED, needs_gpus
 
-DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpus(1))]
+DEVICES = ["cpu", pytest.param(GPU, id="gpu", marks=needs_gpus(1))]
 SHAPE = {"vocab_size": 260, "context_length": 32, "d_model": 48, "ffn_width": 64}
 KINDS = {
     "llama": block("llama", **SHAPE, heads=(1, 2, 3, 6), kv_heads=(1, 1, 3, 2)),
@@ -44,9 +44,11 @@ def test_loss_and_gradients_equal_fp64_on_the_cpu(kind, device):
     expected = gradients(KINDS[kind], "cpu", torch.float64)
     found = gradients(KINDS[kind], device, torch.float32)
     assert found.keys() == expected.keys()
+    # A bias of the keys has no gradient but rounding, which is compared with the gradients that are there.
+    floor = 1e-3 * max(value.abs().max() for name, value in expected.items() if name != "loss")
     for name, value in expected.items():
         # fp32, sums in another order: a few units of 1e-7 for each of the layers that a gradient passes.
-        assert (found[name] - value).abs().max() <= 1e-4 * value.abs().max().clamp(min=1e-6), name
+        assert (found[name] - value).abs().max() <= 1e-4 * value.abs().max().clamp(min=floor), name
 
 
 class OneRanksRows:
@@ -90,32 +92,43 @@ def test_chunks_of_queries_equal_the_whole(device, dtype, window, ranks):
     torch.testing.assert_close(sum(parts), whole, rtol=tolerance, atol=tolerance)
 
 
-# Flash attention ends at 256; the memory-efficient kernel takes wider heads.
-FLASH_HEAD_DIM = 256
+# What torch's fused kernels take on a GPU (sdp_utils.cpp: check_head_dim_size_flash and _mem_efficient):
+# flash attention ends at 256 and pads dims that 8 does not divide, the memory-efficient kernel takes wider heads.
+FLASH, EFFICIENT = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION
+KERNELS = dict.fromkeys((8, 12, 16, 24, 32, 64, 96, 128, 192, 256), FLASH) | {384: EFFICIENT}
 WIDER = {"config-5-124m": 1, "config-7-124m": 2}
 
 
-def wide_layers() -> dict[str, int]:
-    """Of each preset that has any: how many layers have heads wider than flash takes."""
-    configs = {name: preset(name) for name in preset_names()}
-    return {
-        name: count
-        for name, config in configs.items()
-        if (count := sum(config.layer_head_dim(l) > FLASH_HEAD_DIM for l in range(config.num_layers)))  # noqa: E741
-    }
+def head_dims(name: str) -> list[int]:
+    """Of the layers of a preset."""
+    config = preset(name)
+    return [config.layer_head_dim(layer) for layer in range(config.num_layers)]
 
 
 def test_which_presets_have_heads_too_wide_for_flash():
     """No preset may fall back to a slower kernel unseen."""
-    assert wide_layers() == WIDER
+    dims = {name: head_dims(name) for name in preset_names()}
+    assert {dim for layers in dims.values() for dim in layers} == KERNELS.keys()
+    wide = {name: sum(KERNELS[dim] != FLASH for dim in layers) for name, layers in dims.items()}
+    assert {name: layers for name, layers in wide.items() if layers} == WIDER
+
+
+def attend(dim: int, kernel: SDPBackend) -> None:
+    """Forward and backward in bf16 with that kernel and no other."""
+    heads = torch.randn(1, 2, 64, dim, device=GPU, dtype=torch.bfloat16, requires_grad=True)
+    with sdpa_kernel(kernel):
+        output = torch.nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+    output.sum().backward()
+    assert heads.grad is not None and torch.isfinite(heads.grad).all()
 
 
 @needs_gpus(1)
-def test_the_kernel_of_every_published_head_dim():
-    configs = [preset(name) for name in preset_names()]
-    dims = {config.layer_head_dim(layer) for config in configs for layer in range(config.num_layers)}
-    for dim in sorted(dims):
-        heads = torch.randn(1, 2, 64, dim, device="cuda", dtype=torch.bfloat16)
-        kernel = SDPBackend.FLASH_ATTENTION if dim <= FLASH_HEAD_DIM else SDPBackend.EFFICIENT_ATTENTION
-        with sdpa_kernel(kernel):
-            torch.nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+@pytest.mark.skipif(
+    REHEARSED, reason="a CPU has a flash kernel for every head dim, and no memory-efficient one"
+)
+@pytest.mark.parametrize("dim", KERNELS)
+def test_the_kernel_of_every_published_head_dim(dim):
+    attend(dim, KERNELS[dim])
+    if KERNELS[dim] != FLASH:
+        with pytest.warns(UserWarning, match="less than or equal to 256"), pytest.raises(RuntimeError):
+            attend(dim, FLASH)

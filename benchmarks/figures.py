@@ -1,0 +1,24 @@
+"""What benchmarks share that write their figures to a file as well."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+
+def add_out(parser: argparse.ArgumentParser) -> None:
+    """The flag --out."""
+    parser.add_argument("--out", metavar="FILE.json", help="write all figures as JSON, too")
+
+
+def write(out: str | None, figures: Any) -> None:
+    """Write *figures* to *out*, if one was given; whole or not at all, since a benchmark may be cut off."""
+    if out is None:
+        return
+    path = Path(out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(json.dumps(figures, indent=1) + "\n")
+    partial.replace(path)

@@ -1,0 +1,59 @@
+"""This machine in a few lines, for the record beside other figures: device, versions, whether it can compile.
+
+python benchmarks/machine.py [--out FILE.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[0] = str(ROOT)
+
+import torch  # noqa: E402
+
+from benchmarks.figures import add_out, write  # noqa: E402
+from model.documents import VARLEN_OPTIONS  # noqa: E402
+from pretrain.engine.compiling import missing_compiler  # noqa: E402
+from pretrain.runtime.hardware import describe_device, detect_device, supports_bf16  # noqa: E402
+
+PACKAGES = ("torch", "triton", "deepspeed", "transformers", "sentencepiece", "jsonargparse", "pytest")
+
+
+def version(name: str) -> str | None:
+    """Of an installed package; None if it is not there."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def main() -> None:
+    """Print the lines."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], allow_abbrev=False)
+    add_out(parser)
+    options = parser.parse_args()
+    os.environ.setdefault("LOCAL_RANK", "0")
+    device = detect_device()
+    figures = {
+        "device": describe_device(device),
+        "devices": torch.cuda.device_count(),
+        "cuda": torch.version.cuda,
+        "bf16": supports_bf16(device)[1],
+        "compiling": missing_compiler(device) or "possible",
+        "documents' kernel takes": sorted(VARLEN_OPTIONS),
+        "python": platform.python_version(),
+        **{name: version(name) for name in PACKAGES},
+    }
+    for name, value in figures.items():
+        print(f"{name}: {'not installed' if value is None and name in PACKAGES else value}")
+    write(options.out, figures)
+
+
+if __name__ == "__main__":
+    main()

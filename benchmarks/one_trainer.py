@@ -1,0 +1,86 @@
+"""The trainer of pretrain/main.py in this process, ready to step, for benchmarks that time its parts.
+
+Import it before torch: it settles how OpenMP's threads wait, as main.py does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from pretrain.runtime.environment import settle_waiting_threads  # noqa: E402
+
+settle_waiting_threads()
+
+import torch  # noqa: E402
+
+from pretrain.config.command_line import parse_command_line  # noqa: E402
+from pretrain.data.loader import BatchPrefetcher  # noqa: E402
+from pretrain.engine.build import build_engine  # noqa: E402
+from pretrain.engine.ds_config_check import read_ds_config  # noqa: E402
+from pretrain.engine.patches import prepare_deepspeed  # noqa: E402
+from pretrain.engine.quiet import quiet_deepspeed  # noqa: E402
+from pretrain.metrics.session import Metrics  # noqa: E402
+from pretrain.run.data import open_data  # noqa: E402
+from pretrain.runtime.world import start_world  # noqa: E402
+from pretrain.session import Session, build_session  # noqa: E402
+from pretrain.trainer import Trainer  # noqa: E402
+
+ZERO2 = str(ROOT / "ds_configs/zero2.json")
+
+
+@dataclass(frozen=True)
+class OneTrainer:
+    """A trainer whose engine is built, and its batches."""
+
+    session: Session
+    trainer: Trainer
+    batches: BatchPrefetcher[Any]
+
+    def step(self) -> None:
+        """One optimizer step. On a GPU its work goes on when this returns; see seconds."""
+        self.trainer._forward_backward(self.batches)
+        self.trainer._count(True)
+
+    def seconds(self, work: Callable[[], Any]) -> float:
+        """Wall-clock seconds of a call, the device's work included."""
+        self.wait()
+        began = time.perf_counter()
+        work()
+        self.wait()
+        return time.perf_counter() - began
+
+    def wait(self) -> None:
+        """Wait until a GPU has done what it was given."""
+        if self.session.world.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+@contextlib.contextmanager
+def one_trainer(*flags: str) -> Iterator[OneTrainer]:
+    """Build it from *flags* of pretrain/main.py; ZeRO 2 unless they name a ds_config. Its run folder is temporary."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = parse_command_line(
+            ["--ds_config", ZERO2, *flags, "--runs_dir", folder, "--logging.wandb", "disabled"]
+        )
+        run = command.run
+        quiet_deepspeed()
+        prepare_deepspeed()
+        world = start_world(run.threads, run.deterministic, run.tensor_parallel, run.sequence_parallel)
+        session = build_session(run, read_ds_config(command.ds_config, run), open_data(run, print), world)
+        with Metrics(session.run.folder, total_steps=run.steps, wandb="disabled") as metrics:
+            trainer = Trainer(session, metrics)
+            trainer.engine = build_engine(session.run, session.model, session.ds_config, world.grid)
+            trainer.engine.train()
+            with BatchPrefetcher(lambda index: session.micro_batch(0, index), start=0) as batches:
+                yield OneTrainer(session, trainer, batches)
