@@ -179,11 +179,16 @@ def closing(trainer: Trainer, ds_config: str, arguments: list[str]) -> list[str]
     """Lines printed after the last step: results, a sample, where everything is, what to do next. Collective.
 
     Also draws the curves into the run's folder.
+
+    Returns:
+        The lines on rank 0, nothing on the others. They take part in the sample alone: no rank waits in a collective
+        while rank 0 draws and counts.
     """
     session, run, state = trainer.session, trainer.run, trainer.state
-    if session.world.is_main:
-        draw_runs([run.folder], run.folder / "plots" / "training.png")
     sample = sample_text(session, trainer.engine)
+    if not session.world.is_main:
+        return []
+    draw_runs([run.folder], run.folder / "plots" / "training.png")
     result = session.validation.result if session.validation else None
     lines = [
         f"finished {state.step:,} steps, {state.tokens:,} tokens in {state.seconds:,.0f} s"
@@ -194,8 +199,9 @@ def closing(trainer: Trainer, ds_config: str, arguments: list[str]) -> list[str]
         lines.append(
             f"result   validation loss {result.loss:.4f} nats per token, {result.bpb:.4f} bits per byte"
         )
-    if result and session.world.is_main:
-        others = compare_baselines(session.data, session.model.context_length, run.validation.sequences)
+        others = compare_baselines(
+            session.data, session.model.context_length, run.validation.sequences, session.world.say
+        )
         lines.append(f"compare  bits per byte of the same windows: the model {result.bpb:.4f}, {others}")
     lines += ["sample", *(f"  | {line}" for line in sample.splitlines())]
     more = continue_command(ds_config, arguments, 2 * run.steps)
