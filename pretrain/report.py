@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def opening(session: Session) -> list[str]:
-    """Lines about the run, its data and its devices, printed before the first step."""
+    """Lines about the run, its data and its devices, printed before the first step. For rank 0; not collective."""
     run, model, batch, world = session.run, session.model, session.batch, session.world
     where = f"{world.size} rank{'s' * (world.size > 1)}, each on {describe_device(world.device)}"
     if world.tensor_parallel > 1:
@@ -126,10 +126,13 @@ def _without(arguments: list[str], flags: set[str]) -> list[str]:
 
 
 def finished_already(session: Session, ds_config: str, arguments: list[str]) -> list[str]:
-    """Lines for a run that has all its steps. Draws its curves if the last session ended before it did."""
+    """Lines for a run that has all its steps. Draws its curves if the last session ended before it did.
+
+    For rank 0; not collective.
+    """
     step, folder = session.state.step, session.run.folder
     picture = folder / "plots" / "training.png"
-    if session.world.is_main and not picture.is_file() and (folder / FILE_NAME).is_file():
+    if not picture.is_file() and (folder / FILE_NAME).is_file():
         draw_runs([folder], picture)
     more = continue_command(ds_config, arguments, 2 * step)
     return [f"{folder} is already finished at step {step:,}; to go on: {more}"]
