@@ -57,9 +57,11 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
     with open_session(run, ds_config, listener) as session:
         world = session.world
         if session.finished:
-            world.say(*finished_already(session, command.ds_config, arguments))
+            if world.is_main:
+                world.say(*finished_already(session, command.ds_config, arguments))
             return
-        world.say(*opening(session))
+        if world.is_main:
+            world.say(*opening(session))
         hang_seconds = 60 * run.interruption.hang_minutes
         with (
             build_metrics(session) as metrics,

@@ -30,7 +30,7 @@ IN_ONE = {"all": "q, k, v; gate, up; head and loss", "loss": "head and loss", "n
 
 
 def opening(session: Session) -> list[str]:
-    """Lines about the run, its data and its devices, printed before the first step."""
+    """Lines about the run, its data and its devices, printed before the first step. For rank 0; not collective."""
     run, model, batch, world = session.run, session.model, session.batch, session.world
     where = f"{world.size} rank{'s' * (world.size > 1)}, each on {describe_device(world.device)}"
     if world.tensor_parallel > 1:
@@ -137,10 +137,13 @@ def _without(arguments: list[str], flags: set[str]) -> list[str]:
 
 
 def finished_already(session: Session, ds_config: str, arguments: list[str]) -> list[str]:
-    """Lines for a run that has all its steps. Draws its curves if the last session ended before it did."""
+    """Lines for a run that has all its steps. Draws its curves if the last session ended before it did.
+
+    For rank 0; not collective.
+    """
     step, folder = session.state.step, session.run.folder
     picture = folder / "plots" / "training.png"
-    if session.world.is_main and not picture.is_file() and (folder / FILE_NAME).is_file():
+    if not picture.is_file() and (folder / FILE_NAME).is_file():
         draw_runs([folder], picture)
     more = continue_command(ds_config, arguments, 2 * step)
     return [f"{folder} is already finished at step {step:,}; to go on: {more}"]
@@ -190,11 +193,16 @@ def closing(trainer: Trainer, ds_config: str, arguments: list[str]) -> list[str]
     """Lines printed after the last step: results, a sample, where everything is, what to do next. Collective.
 
     Also draws the curves into the run's folder.
+
+    Returns:
+        The lines on rank 0, nothing on the others. They take part in the sample alone: no rank waits in a collective
+        while rank 0 draws and counts.
     """
     session, run, state = trainer.session, trainer.run, trainer.state
-    if session.world.is_main:
-        draw_runs([run.folder], run.folder / "plots" / "training.png")
     sample = sample_text(session, trainer.engine)
+    if not session.world.is_main:
+        return []
+    draw_runs([run.folder], run.folder / "plots" / "training.png")
     result = session.validation.result if session.validation else None
     lines = [
         f"finished {state.step:,} steps, {state.tokens:,} tokens in {state.seconds:,.0f} s"
@@ -205,8 +213,9 @@ def closing(trainer: Trainer, ds_config: str, arguments: list[str]) -> list[str]
         lines.append(
             f"result   validation loss {result.loss:.4f} nats per token, {result.bpb:.4f} bits per byte"
         )
-    if result and session.world.is_main:
-        others = compare_baselines(session.data, session.model.context_length, run.validation.sequences)
+        others = compare_baselines(
+            session.data, session.model.context_length, run.validation.sequences, session.world.say
+        )
         lines.append(f"compare  bits per byte of the same windows: the model {result.bpb:.4f}, {others}")
     lines += ["sample", *(f"  | {line}" for line in sample.splitlines())]
     more = continue_command(ds_config, arguments, 2 * run.steps)

@@ -124,7 +124,7 @@ def open_session(run: RunConfig, ds_config: dict[str, Any], listener: StopListen
     with locks:
         with listener.at_once():
             locks.take_existing()
-            session = build_session(run, ds_config, open_data(run, world.say), world)
+            session = build_session(run, ds_config, open_data(run, world.say, world), world)
             if not session.finished:
                 locks.take()
         yield session

@@ -8,18 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from model.errors import UserError
-from pretrain.data.indexed import IndexedTokens
-from pretrain.data.megatron import is_prefix, open_prefix
+from pretrain.data.indexed import IndexedTokens, bin_path, idx_path
+from pretrain.data.megatron import is_prefix, open_prefix, split_prefix
 from pretrain.data.same_tokenizer import tokenizer_difference
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_hash
 
 FORMAT_VERSION = 1
 META_FILE = "meta.json"
-COUNTED_TOKENS = 1 << 30
-"""Tokens that token_shares counts at most: a few seconds, where 100B would take minutes."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What one rank has checked of a corpus. Others open the same files with it, and do not check them again."""
+
+    meta: dict[str, Any]
+    files: list[tuple[str, int, int, int]]
+    """Name, inode number, bytes and modification time (ns) of each file: equal on all nodes of a shared file system,
+    and different for a copy on another disk."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +40,25 @@ class Corpus:
     validation: IndexedTokens
 
     @classmethod
-    def open(cls, folder: str | os.PathLike[str], tokenizer: Tokenizer | None = None) -> Corpus:
+    def open(
+        cls,
+        folder: str | os.PathLike[str],
+        tokenizer: Tokenizer | None = None,
+        checked: Checked | None = None,
+    ) -> Corpus:
         """Open a folder written by ``prepare``, or the prefix of a ``.bin/.idx`` pair of Megatron's tools.
 
         Args:
             tokenizer: what a pair was made with (it does not say). A folder has its own, and refuses a different one.
+            checked: ``checked()`` of a rank that opened this corpus with the same tokenizer. If the files are the same,
+                then the index, the hashes and the tokenizer are not looked at again.
 
         Raises:
             UserError: *folder* is neither, a file is damaged, or the tokenizer is missing or different.
         """
         root = Path(folder)
+        if checked is not None and checked.files == _identities(root):
+            return cls._open_again(root, checked.meta, tokenizer)
         if is_prefix(root):
             if tokenizer is None:
                 raise UserError(
@@ -98,17 +113,34 @@ class Corpus:
                 )
         return cls(root, meta, corpus_tokenizer, streams["training"], streams["validation"])
 
+    @classmethod
+    def _open_again(cls, root: Path, meta: dict[str, Any], tokenizer: Tokenizer | None) -> Corpus:
+        """Open what another rank has checked."""
+        if is_prefix(root):
+            assert tokenizer is not None
+            return cls(root, meta, tokenizer, *split_prefix(IndexedTokens(root, check=False)))
+        own = load_tokenizer(root / "tokenizer")
+        own.name = meta["tokenizer"].get("name", own.name)
+        training, validation = (
+            IndexedTokens(root / name, check=False) for name in ("training", "validation")
+        )
+        return cls(root, meta, own, training, validation)
+
+    def checked(self) -> Checked:
+        """What ``open`` has checked, for other ranks."""
+        return Checked(self.meta, _identities(self.folder))
+
     @property
     def name(self) -> str:
         """Name of the folder (or prefix)."""
         return self.folder.resolve().name
 
 
-def token_shares(corpus: Corpus, most: int = COUNTED_TOKENS) -> np.ndarray:
-    """Share of each token among the training tokens, float64 [V], with one added to every count.
-
-    So a token that never occurs in training has a share too, and predicting by these shares has a finite loss. In a
-    split of more than *most* tokens, chunks spread evenly over it are counted.
-    """
-    counts = corpus.training.counts(corpus.tokenizer.vocab_size, most) + 1
-    return counts / counts.sum()
+def _identities(root: Path) -> list[tuple[str, int, int, int]]:
+    """See Checked.files: those of a corpus folder, or of a pair."""
+    if is_prefix(root):
+        paths = [bin_path(root), idx_path(root)]
+    else:
+        paths = [path for folder in (root, root / "tokenizer") for path in folder.glob("*") if path.is_file()]
+    found = [(path, path.stat()) for path in sorted(paths) if path.is_file()]
+    return [(path.name, entry.st_ino, entry.st_size, entry.st_mtime_ns) for path, entry in found]

@@ -37,8 +37,7 @@ def open_prefix(
         raise UserError(
             f"data: {str(prefix)!r} has {tokens.num_documents} documents; needed: at least two, one for validation"
         )
-    first = _first_of_validation(tokens)
-    training, validation = tokens.slice(0, first), tokens.slice(first, tokens.num_documents)
+    training, validation = split_prefix(tokens)
     meta = {
         "source": {"name": prefix.name, "format": "megatron"},
         "content_hash": _content_hash(prefix),
@@ -55,6 +54,12 @@ def open_prefix(
         "validation": {"documents": validation.num_documents, "tokens": validation.num_tokens},
     }
     return meta, tokenizer, training, validation
+
+
+def split_prefix(tokens: IndexedTokens) -> tuple[IndexedTokens, IndexedTokens]:
+    """The training and the validation documents of a pair of at least two."""
+    first = _first_of_validation(tokens)
+    return tokens.slice(0, first), tokens.slice(first, tokens.num_documents)
 
 
 def _first_of_validation(tokens: IndexedTokens) -> int:

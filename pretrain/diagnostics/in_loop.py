@@ -146,7 +146,7 @@ class Diagnostics(Hook):
 
     def _build_probe(self) -> ForwardProbe:
         settings, context = self.settings, self.context
-        windows, _ = context.data.validation_windows(self.model.context_length, settings.sequences)
+        windows, _ = context.validation_windows(settings.sequences)
         return ForwardProbe(self.model, windows, context.batch.micro_batch, self.world, settings.positions)
 
     def _rank_weights(self, engine: Any) -> OwnWeights:

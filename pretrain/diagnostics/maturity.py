@@ -61,7 +61,7 @@ class Maturity(Hook):
         self.layer = lower_layers(model.num_layers)[-1]
         self._probe: ForwardProbe | None = None
         if self.rules:
-            windows, _ = context.data.validation_windows(model.context_length, run.maturity.sequences)
+            windows, _ = context.validation_windows(run.maturity.sequences)
             self._probe = ForwardProbe(
                 model, windows, context.batch.micro_batch, context.world, run.maturity.positions
             )

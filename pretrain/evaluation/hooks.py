@@ -16,9 +16,9 @@ class ValidationHook(Hook):
     name = "validation"
 
     def __init__(self, context: RunContext) -> None:
-        run, data, T = context.run, context.data, context.model.context_length
-        windows, label_bytes = data.validation_windows(T, run.validation.sequences)
-        documents = data.validation_documents(T, run.validation.sequences) if run.document_mask else None
+        run, count = context.run, context.run.validation.sequences
+        windows, label_bytes = context.validation_windows(count)
+        documents = context.validation_documents(count) if run.document_mask else None
         self._validation = Validation(
             windows, label_bytes, context.batch.micro_batch, context.world, documents
         )

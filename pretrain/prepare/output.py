@@ -17,14 +17,16 @@ import numpy as np
 
 from model.errors import UserError
 from model.plotting import saved_figure
-from pretrain.data.indexed import IndexedWriter, bin_path, idx_path
+from pretrain.data.indexed import IndexedWriter, bin_path, idx_path, token_dtype
 from pretrain.data.sources.source import no_documents
+from pretrain.data.token_counts import write_counts
 from pretrain.prepare.parts import Part
 from pretrain.prepare.split import Split
 from pretrain.utils.files import file_entry
 
 SPLITS = ("training", "validation")
 _PARTITION = 1 << 22  # digests compared at a time, about 150 MB
+_COUNT_CHUNK = 1 << 20  # tokens counted at a time
 _DROPPED, _TRAINING, _VALIDATION = 0, 1, 2
 
 
@@ -121,14 +123,15 @@ def _cut(parts: Sequence[Part], is_kept: np.ndarray, max_tokens: int) -> tuple[l
 def assemble(
     parts: Sequence[Part],
     folder: Path,
-    dtype: np.dtype[Any],
+    vocab_size: int,
     selection: Selection,
     extent: str,
     validation_parts: int | None = None,
 ) -> dict[str, Any]:
-    """Write both splits into *folder* from *parts*, in order.
+    """Write both splits and the token counts of the first into *folder*, from *parts*, in order.
 
     Args:
+        vocab_size: V, of the tokenizer; it decides the type of the tokens.
         extent: the beginning of the message if there is no document.
         validation_parts: this many of *parts*, the first ones, are the validation split, and the others the training
             split; None holds documents out by their hash.
@@ -158,6 +161,7 @@ def assemble(
     content = {name: hashlib.sha256() for name in SPLITS}
     sizes: Counter[str] = Counter()
     lengths = _Lengths()
+    dtype, token_counts = token_dtype(vocab_size), np.zeros(vocab_size, np.int64)
     with (
         IndexedWriter(folder / SPLITS[0], dtype) as training,
         IndexedWriter(folder / SPLITS[1], dtype) as validation,
@@ -168,7 +172,9 @@ def assemble(
             else:
                 side = np.where(split.held_out(rows["high"].astype(np.uint64)), _VALIDATION, _TRAINING)
             side[~is_kept[place]] = _DROPPED
-            _write_runs(part.tokens(dtype), rows["tokens"].astype(np.int64), side, training, validation)
+            tokens, token_lengths = part.tokens(dtype), rows["tokens"].astype(np.int64)
+            _write_runs(tokens, token_lengths, side, training, validation)
+            _count(tokens, np.repeat(side == _TRAINING, token_lengths), token_counts)
             for name, number in zip(SPLITS, (_TRAINING, _VALIDATION), strict=True):
                 chosen = rows[side == number]
                 sizes[name] += int(chosen["bytes"].sum(dtype=np.int64))
@@ -184,16 +190,14 @@ def assemble(
     if selection.drop_duplicates:
         skipped["duplicate"] = documents_considered - int(is_kept.sum())
     digests = [content[name].hexdigest() for name in SPLITS]
+    files = [path for name in SPLITS for path in (bin_path(folder / name), idx_path(folder / name))]
+    files.append(write_counts(folder, token_counts))
     return {
         "content_hash": hashlib.sha256(" ".join(digests).encode()).hexdigest(),
         "skipped": {reason: count for reason, count in sorted(skipped.items()) if count},
         **counts,
         "document_lengths": lengths.summary(),
-        "files": {
-            path.name: file_entry(path)
-            for name in SPLITS
-            for path in (bin_path(folder / name), idx_path(folder / name))
-        },
+        "files": {path.name: file_entry(path) for path in files},
     }
 
 
@@ -222,6 +226,13 @@ def _write_runs(
         if side[first] != _DROPPED:
             writer = training if side[first] == _TRAINING else validation
             writer.add_documents(tokens[ends[first] - lengths[first] : ends[last - 1]], lengths[first:last])
+
+
+def _count(tokens: np.ndarray, chosen: np.ndarray, counts: np.ndarray) -> None:
+    """Add the *chosen* of *tokens* (both [n]) to *counts*, a part of them at a time: bincount widens what it counts."""
+    for start in range(0, tokens.size, _COUNT_CHUNK):
+        place = slice(start, start + _COUNT_CHUNK)
+        counts += np.bincount(tokens[place][chosen[place]], minlength=counts.size)
 
 
 class _Lengths:

@@ -2,6 +2,7 @@
 
     OUT/training.bin .idx, validation.bin .idx   Megatron format; every document ends with its token
     OUT/tokenizer/                               what load_tokenizer reads
+    OUT/training_counts.npy                      how often each token occurs in the training split
     OUT/meta.json                                what is in the folder and what it was made from
     OUT/document_lengths.png                     on request
 
@@ -409,7 +410,9 @@ def _assemble(
     if "validation_units" in manifest:
         held_out = set(manifest["units"][: manifest["validation_units"]])
         validation_parts = sum(part.prefix.name.rpartition("-")[0] in held_out for part in parts)
-    written = assemble(parts, partial, dtype, selection, manifest["extent"], validation_parts)
+    written = assemble(
+        parts, partial, tokenizer["vocab_size"], selection, manifest["extent"], validation_parts
+    )
     split: dict[str, Any] = {"by": "hash of the document's text"}
     if validation_parts is not None:
         split = {"by": "a source of its own"}

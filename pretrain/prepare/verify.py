@@ -1,12 +1,15 @@
-"""Checks a whole corpus: hashes, bounds, document ends."""
+"""Checks a whole corpus: hashes, bounds, document ends, counts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from model.errors import UserError
 from pretrain.data.corpus import Corpus
 from pretrain.data.indexed import IndexedTokens
+from pretrain.data.token_counts import COUNTS_FILE, stored_counts
 from pretrain.utils.files import file_entry
 
 _CHUNK = 1 << 20
@@ -36,7 +39,7 @@ def verify(corpus: Corpus) -> Iterator[str]:
         yield f"hashes      {len(records)} files are what was written"
     for name in ("training", "validation"):
         stream: IndexedTokens = getattr(corpus, name)
-        stream.counts(corpus.tokenizer.vocab_size)
+        counts = stream.counts(corpus.tokenizer.vocab_size)
         ended = _documents_ended(stream, corpus.tokenizer.end_of_document)
         if records is not None and ended != stream.num_documents:
             raise UserError(
@@ -47,6 +50,21 @@ def verify(corpus: Corpus) -> Iterator[str]:
             f"{name:<12}{stream.num_tokens:,} tokens are in the vocabulary of {corpus.tokenizer.vocab_size:,}; "
             f"{ended:,} of {stream.num_documents:,} documents end with their token"
         )
+        if name == "training":
+            yield f"counts      {_check_counts(corpus, counts)}"
+
+
+def _check_counts(corpus: Corpus, counts: np.ndarray) -> str:
+    """Compare the stored counts of the training tokens with *counts*, int64 [V]; returns what was found."""
+    if COUNTS_FILE not in corpus.meta.get("files", {}):
+        return f"none stored ({COUNTS_FILE} came later than this corpus, and a bare .bin/.idx pair has none)"
+    stored = stored_counts(corpus)
+    if stored is None or not np.array_equal(stored, counts):
+        raise UserError(
+            f"verify: {str(corpus.folder / COUNTS_FILE)!r} does not hold the counts of the training tokens; "
+            "prepare the corpus again"
+        )
+    return "those stored are those of the training tokens"
 
 
 def _documents_ended(stream: IndexedTokens, end: int) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from model.config import ModelConfig
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.batch import BatchPlan
@@ -28,6 +30,23 @@ class RunContext:
     """Learning rate of every optimizer group at every step."""
     bf16: bool
     """Whether the model computes in bf16; else in fp32."""
+
+    def validation_windows(self, count: int) -> tuple[np.ndarray, int]:
+        """See RunData.validation_windows; the token ids are int32 [n, T+1]. Rank 0 reads them for all. Collective.
+
+        Raises:
+            UserError: on every rank, when the held-out text is too short.
+        """
+
+        def read() -> tuple[np.ndarray, int]:
+            windows, label_bytes = self.data.validation_windows(self.model.context_length, count)
+            return windows.astype(np.int32), label_bytes  # half the bytes to send
+
+        return self.world.once(read)
+
+    def validation_documents(self, count: int) -> list[np.ndarray]:
+        """See RunData.validation_documents; rank 0 looks them up for all. Collective."""
+        return self.world.once(lambda: self.data.validation_documents(self.model.context_length, count))
 
     @property
     def tokens_per_step(self) -> int:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,16 @@ import numpy as np
 from model.errors import UserError
 from pretrain.config.run_config import RunConfig
 from pretrain.data.blend import parse_blend
-from pretrain.data.corpus import Corpus
+from pretrain.data.corpus import META_FILE, Checked, Corpus
 from pretrain.data.indexed import IndexedTokens
 from pretrain.data.megatron import is_prefix
 from pretrain.data.sequences import TrainingSequences, ValidationSequences
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer
 from pretrain.prepare.pipeline import prepare_builtin
+from pretrain.runtime.world import World
+
+Known = dict[str, Checked]
+"""What rank 0 has checked, by folder."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,14 @@ class RunData:
             for corpus, weight in corpora
         ]
 
+    def all_corpora(self) -> list[tuple[Corpus, Fraction]]:
+        """Those that are trained on, and those that are only validated on."""
+        return [*self.corpora, *(self.validation or [])]
+
+    def known(self) -> Known:
+        """What was checked when the corpora were opened, for the other ranks."""
+        return {str(corpus.folder): corpus.checked() for corpus, _ in self.all_corpora()}
+
     def fingerprint(self) -> dict[str, Any]:
         """What identifies the data: a run resumes only on the same data."""
         identity: dict[str, Any] = {
@@ -76,38 +89,65 @@ def _identity(corpora: list[tuple[Corpus, Fraction]]) -> list[list[str]]:
     return [[corpus.meta["content_hash"], str(weight / total)] for corpus, weight in corpora]
 
 
-def open_data(run: RunConfig, report: Callable[[object], None]) -> RunData:
+def open_data(run: RunConfig, report: Callable[[object], None], world: World | None = None) -> RunData:
     """Open the run's corpora; the built-in one is made first if needed (one process works, the others wait).
 
     Args:
         report: receives progress to print.
+        world: with it the call is collective. Rank 0 checks the corpora; ranks that see the same files take its word.
 
     Raises:
-        UserError: a folder that is not a corpus, another tokenizer than the run's, weights that are not numbers.
+        UserError: a folder that is not a corpus, another tokenizer than the run's, weights that are not numbers; on one
+            rank, files that are not those of rank 0.
     """
-    data = _open_training(run, report)
+    if world is None or world.size == 1:
+        return _open_all(run, report, {})
+    opened: list[RunData] = []
+
+    def check() -> Known:
+        opened.append(_open_all(run, report, {}))
+        return opened[0].known()
+
+    known = world.once(check)
+    if world.is_main:
+        return opened[0]
+    data = _open_all(run, report, known)
+    for corpus, _ in data.all_corpora():
+        expected = known[str(corpus.folder)].meta["content_hash"]
+        if corpus.meta["content_hash"] != expected:
+            raise UserError(
+                f"data: {str(corpus.folder)!r} holds another corpus here (content {corpus.meta['content_hash'][:12]}) "
+                f"than on rank 0 (content {expected[:12]}); valid: the same files on all nodes"
+            )
+    return data
+
+
+def _open_all(run: RunConfig, report: Callable[[object], None], known: Known) -> RunData:
+    data = _open_training(run, report, known)
     if run.validation.data is None:
         return data
-    return dataclasses.replace(data, validation=_open_validation(run.validation.data, data.tokenizer))
+    return dataclasses.replace(data, validation=_open_validation(run.validation.data, data.tokenizer, known))
 
 
-def _open_validation(text: str, tokenizer: Tokenizer) -> list[tuple[Corpus, Fraction]]:
+def _open_validation(text: str, tokenizer: Tokenizer, known: Known) -> list[tuple[Corpus, Fraction]]:
     """The corpora to validate on. UserError for one that was made with another tokenizer."""
     opened = []
     for folder, weight in parse_blend(text):
+        checked = known.get(str(Path(folder)))
         try:
-            corpus = Corpus.open(folder, tokenizer)
+            corpus = Corpus.open(folder, tokenizer, checked)
         except UserError as error:
             raise UserError(f"validation.data: {error}") from None
         if is_prefix(corpus.folder):  # Corpus.open holds out its end, since a pair has no split
-            corpus = dataclasses.replace(corpus, validation=IndexedTokens(corpus.folder))
+            # It has just been checked: by Corpus.open, or by another rank.
+            corpus = dataclasses.replace(corpus, validation=IndexedTokens(corpus.folder, check=False))
         elif not corpus.validation.num_tokens:
             corpus = dataclasses.replace(corpus, validation=corpus.training)
         opened.append((corpus, weight))
     return opened
 
 
-def _open_training(run: RunConfig, report: Callable[[object], None]) -> RunData:
+def _open_training(run: RunConfig, report: Callable[[object], None], known: Known) -> RunData:
     if run.data == "builtin":
         if run.tokenizer is not None:
             raise UserError(
@@ -115,12 +155,20 @@ def _open_training(run: RunConfig, report: Callable[[object], None]) -> RunData:
                 f"--dataset builtin --tokenizer {run.tokenizer} --out data/NAME, then --data data/NAME"
             )
         try:
-            folder = prepare_builtin(run.data_root, run.vocab_size, report)
+            # Its name is the hash of some thousand files, which rank 0 has read.
+            known_folder = Path(next(iter(known), ""))
+            known_here = known and (known_folder / META_FILE).is_file()
+            folder = known_folder if known_here else prepare_builtin(run.data_root, run.vocab_size, report)
         except OSError as error:
             raise UserError(
                 f"data_root: the built-in corpus cannot be written to {run.data_root!r} ({error.strerror or error}); "
                 "give another folder"
             ) from None
-        return RunData([(Corpus.open(folder), Fraction(1))])
+        return RunData([(Corpus.open(folder, checked=known.get(str(folder))), Fraction(1))])
     tokenizer = load_tokenizer(run.tokenizer) if run.tokenizer is not None else None
-    return RunData([(Corpus.open(folder, tokenizer), weight) for folder, weight in parse_blend(run.data)])
+    return RunData(
+        [
+            (Corpus.open(folder, tokenizer, known.get(str(Path(folder)))), weight)
+            for folder, weight in parse_blend(run.data)
+        ]
+    )

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
+from model.errors import UserError
 from model.process_grid import ALONE, ProcessGrid, check_world, start_grid
 from pretrain.runtime.environment import read_environment
 from pretrain.runtime.hardware import available_cores, detect_device
 from pretrain.runtime.rendezvous import BACKENDS, meet
 
+T = TypeVar("T")
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 
@@ -104,6 +107,25 @@ class World:
         if self.size > 1:
             dist.broadcast_object_list(box, src=0)
         return box[0]
+
+    def once(self, make: Callable[[], T]) -> T:
+        """What *make* returns on rank 0, the only rank to call it, on every rank. Collective.
+
+        Raises:
+            UserError: on every rank, when *make* raises one.
+        """
+        if self.size == 1:
+            return make()
+        value, problem = None, None
+        if self.is_main:
+            try:
+                value = make()
+            except UserError as error:  # the others wait for an answer, whatever it is
+                problem = str(error)
+        value, problem = self.broadcast((value, problem))
+        if problem is not None:
+            raise UserError(problem)
+        return cast(T, value)
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum *tensor* over the data-parallel ranks, in place. Collective.

@@ -102,3 +102,30 @@ def test_a_finished_run_without_a_picture_gets_one(tmp_path):
     drawn = picture.stat().st_mtime_ns
     report.finished_already(session, "zero2.json", [])
     assert picture.stat().st_mtime_ns == drawn
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_at_the_end_only_rank_0_draws_counts_and_speaks(tmp_path, monkeypatch, rank):
+    """The others take part in the sample, which is collective and comes first: none waits while rank 0 counts."""
+    did = []
+    monkeypatch.setattr(report, "sample_text", lambda *_: did.append("sample") or "a\nb")
+    monkeypatch.setattr(report, "draw_runs", lambda *_: did.append("draw"))
+    monkeypatch.setattr(report, "compare_baselines", lambda *_: did.append("count") or "guessing 3")
+    run = SimpleNamespace(
+        folder=tmp_path, steps=2, run_name="n", validation=SimpleNamespace(sequences=1, data=None)
+    )
+    session = SimpleNamespace(
+        world=SimpleNamespace(is_main=rank == 0, say=print),
+        validation=SimpleNamespace(result=SimpleNamespace(loss=3.0, bpb=2.0)),
+        store=SimpleNamespace(path=lambda step: tmp_path / f"step_{step}"),
+        data=None,
+        model=SimpleNamespace(context_length=8),
+    )
+    state = SimpleNamespace(step=2, tokens=10, seconds=1.0, skipped=0)
+    trainer = SimpleNamespace(session=session, run=run, state=state, engine=None, data_share=0.0)
+    lines = report.closing(trainer, "zero2.json", [])
+    if rank:
+        assert (did, lines) == (["sample"], [])
+    else:
+        assert did == ["sample", "draw", "count"]
+        assert "compare  bits per byte of the same windows: the model 2.0000, guessing 3" in lines

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from model.errors import UserError
 from pretrain.config.run_config import RunConfig
-from pretrain.data.corpus import Corpus, token_shares
+from pretrain.data.corpus import Corpus
 from pretrain.data.indexed import IndexedTokens, IndexedWriter, bin_path, idx_path
 from pretrain.data.sequences import TrainingSequences
+from pretrain.data.token_counts import token_shares
 from pretrain.prepare.verify import verify
 from pretrain.run.data import open_data
 
@@ -48,7 +49,7 @@ def test_a_pair_of_megatrons_builder_is_data(small, tmp_path, dtype):
     assert all(np.array_equal(ours, theirs) for ours, theirs in zip(read, documents, strict=True))
     assert corpus.validation.num_tokens >= 0.05 * small.training.num_tokens
     assert TrainingSequences([(corpus, 1)], 32, 0).batch(0, 4).shape == (4, 33)
-    assert token_shares(corpus).sum() == pytest.approx(1)
+    assert token_shares(corpus).shares.sum() == pytest.approx(1)
     assert any("none recorded" in line for line in verify(corpus))
 
 
@@ -131,7 +132,8 @@ def copied(small_folder, tmp_path) -> Path:
 
 def test_a_sound_corpus_is_verified(small, copied):
     lines = list(verify(Corpus.open(copied)))
-    assert lines[0] == "hashes      4 files are what was written"
+    assert lines[0] == "hashes      5 files are what was written"
+    assert lines[2] == "counts      those stored are those of the training tokens"
     assert f"{small.training.num_documents} of {small.training.num_documents} documents end" in lines[1]
 
 

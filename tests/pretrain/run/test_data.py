@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,9 +20,13 @@ from pretrain.data.corpus import Corpus
 from pretrain.data.indexed import IndexedTokens, IndexedWriter
 from pretrain.data.sources.files import TextFiles
 from pretrain.data.tokenizer import load_tokenizer
+from pretrain.engine.patches import prepare_deepspeed
 from pretrain.prepare.pipeline import prepare
+from pretrain.run.context import RunContext
 from pretrain.run.data import open_data
 from pretrain.run.resume import check_resume
+from pretrain.runtime.world import start_world
+from tests.helpers.distributed import run_distributed
 
 
 @pytest.fixture(scope="module")
@@ -109,3 +116,77 @@ def test_a_run_says_how_often_it_reads_its_corpora(small_folder, other):
     assert many == ".out is read 10 times in 10 steps; beyond one, the same text is trained on again"
     read = np.bincount([sequences.locate(number)[0] for number in range(40 * windows[1])]) / windows
     assert sequences.epochs(40 * windows[1]) == pytest.approx(read, abs=1e-3)
+
+
+def opened_by_ranks(run: RunConfig, folders: list[str]) -> tuple:
+    """Open *run* in a folder of each rank's own: what it identifies, reads and whose index it went through."""
+    prepare_deepspeed()
+    world, checked = start_world(1, False), []
+    check = IndexedTokens._check_offsets
+    with contextlib.chdir(folders[world.rank]), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            IndexedTokens, "_check_offsets", lambda *arguments: checked.append(1) or check(*arguments)
+        )
+        try:
+            data = open_data(run, print, world)
+        except UserError as error:
+            return str(error)
+        patch.setattr(IndexedTokens, "read", IndexedTokens.read if world.is_main else None)
+        context = RunContext(
+            run=run, model=SimpleNamespace(context_length=16), data=data, world=world, batch=None, rates=None,
+            bf16=False,
+        )  # fmt: skip
+        rows, label_bytes = context.validation_windows(5)
+        documents = context.validation_documents(5)
+    sequence = data.training_sequences(16, 0).sequence(3)
+    return len(checked), data.fingerprint(), rows.tolist(), label_bytes, len(documents), sequence.tolist()
+
+
+@pytest.mark.parametrize("kind", ["folder", "pair"])
+def test_one_rank_checks_and_reads_the_windows_for_all(small, small_folder, other, tmp_path, kind):
+    path, tokenizer = small_folder, None
+    if kind == "pair":
+        path, tokenizer = tmp_path / "pair", str(small_folder / "tokenizer")
+        with IndexedWriter(path, small.training.dtype) as writer:
+            for number in range(small.training.num_documents):
+                writer.add_document(small.training.document(number))
+    run = dataclasses.replace(config(path, other), tokenizer=tokenizer)
+    alone = open_data(run, print)
+    rows, label_bytes = alone.validation_windows(16, 5)
+    sequence = alone.training_sequences(16, 0).sequence(3)
+    expected = (alone.fingerprint(), rows.tolist(), label_bytes, 5, sequence.tolist())
+    indexes = {"folder": 4, "pair": 3}[kind]
+    assert run_distributed(opened_by_ranks, 2, run, [str(Path.cwd())] * 2) == [
+        (indexes, *expected),
+        (0, *expected),
+    ]
+
+
+def test_a_rank_with_files_of_its_own_checks_them(small_folder, other, tmp_path):
+    """The same relative path leads to a copy on each node: sound, damaged, or another corpus."""
+    nodes = [tmp_path / name for name in ("first", "sound", "damaged", "different")]
+    for node in nodes:
+        shutil.copytree(other if node.name == "different" else small_folder, node / "data")
+    index = bytearray((tmp_path / "damaged" / "data" / "training.idx").read_bytes())
+    index[34 + 4] ^= 1
+    (tmp_path / "damaged" / "data" / "training.idx").write_bytes(index)
+    run = config("data")
+    sound = run_distributed(opened_by_ranks, 2, run, [str(nodes[0]), str(nodes[1])])
+    assert [answer[0] for answer in sound] == [2, 2] and sound[0][1:] == sound[1][1:]
+    damaged = run_distributed(opened_alone, 2, run, [str(nodes[0]), str(nodes[2])])
+    assert damaged[0] is None and "training.idx' is damaged" in damaged[1]
+    different = run_distributed(opened_alone, 2, run, [str(nodes[0]), str(nodes[3])])
+    assert different[0] is None
+    assert different[1].startswith("data: 'data' holds another corpus here (content ")
+
+
+def opened_alone(run: RunConfig, folders: list[str]) -> str | None:
+    """The line with which a rank refuses its files, if it does. Nothing collective follows: one may have refused."""
+    prepare_deepspeed()
+    world = start_world(1, False)
+    with contextlib.chdir(folders[world.rank]):
+        try:
+            open_data(run, print, world)
+        except UserError as error:
+            return str(error)
+    return None
