@@ -12,6 +12,7 @@ from pretrain.checkpoint.reshard import load_resharded
 from pretrain.checkpoint.state import read_features
 from pretrain.data.loader import BatchPrefetcher
 from pretrain.engine.build import build_engine
+from pretrain.engine.compiling import compiled_graphs
 from pretrain.engine.patches import guarded_updates
 from pretrain.metrics.session import Metrics
 from pretrain.metrics.step_log import StepLog
@@ -41,6 +42,8 @@ class Trainer:
         )
         self.engine: Any = None
         """The DeepSpeed engine, once fit has built it; it holds the model."""
+        self.graphs = 0
+        """Graphs that torch.compile has made so far, as last printed."""
         self.data_share = 0.0
         """Share of the training time that was spent waiting for data."""
 
@@ -156,6 +159,9 @@ class Trainer:
         self.log.add(
             state.step, loss, guard.norm if guard.reason else self.engine.get_global_grad_norm(), row
         )
+        if self.run.compile and (graphs := compiled_graphs()) != self.graphs:
+            self.metrics.message(f"compile  step {state.step:,}: {graphs} graphs so far")
+            self.graphs = graphs
         if guard.reason:
             self.metrics.message(f"spike    step {state.step:,}: update skipped; {guard.reason}")
 

@@ -86,7 +86,7 @@ def graphs_after_steps(run: RunConfig) -> list[int]:
 
 @pytest.mark.slow  # it compiles three kinds of blocks, for training and for validation
 def test_compiling_changes_rounding_only_and_ends_after_two_steps(small_folder, tmp_path):
-    flags = ("--heads", "1,2,4,4", "--micro_batch", "4", "--diagnostics_every", "4")
+    flags = ("--heads", "1,2,4,4", "--fused", "all", "--micro_batch", "4", "--diagnostics_every", "4")
     plain = nano_run(small_folder, tmp_path, *flags, "--name", "plain", "--compile", "false")
     compiled = nano_run(small_folder, tmp_path, *flags, "--name", "compiled", "--compile", "true")
     run_distributed(graphs_after_steps, 1, plain, timeout=120)
