@@ -39,8 +39,8 @@ $(STAMP):
 	PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --constraint constraints.txt
 	@rm -f $(VENV)/.setup-* && touch $@
 
-# The batch of the default run is shared evenly by 1, 2, 4, 8 or 16 ranks: of 6 GPUs (or NUMA nodes), 4 take part.
-RANKS = python -c 'from deepspeed.accelerator import get_accelerator as a; print(1 << min(a().device_count(), 16).bit_length() - 1)'
+# The batch of the default run is shared evenly by 1, 2 or 4 ranks: of 6 GPUs (or NUMA nodes), 4 take part.
+RANKS = python -c 'from deepspeed.accelerator import get_accelerator as a; print(1 << min(a().device_count(), 4).bit_length() - 1)'
 
 train: setup
 	$(ACTIVATE) && deepspeed --num_accelerators "$$($(RANKS) 2>/dev/null | tail -n 1)" pretrain/main.py --ds_config ds_configs/zero2.json $(ARGS)

@@ -69,6 +69,8 @@ MATCHED_MINI: dict[str, Any] = {
 
 TINY: dict[str, Any] = {"vocab_size": 4096, "context_length": 256, "d_model": 192}
 TINY_PRISM = parse_heads("3,6x2,12x3")
+MICRO: dict[str, Any] = {"vocab_size": 2048, "context_length": 256, "d_model": 128}
+MICRO_PRISM = parse_heads("2,4,8x2")
 NANO: dict[str, Any] = {"vocab_size": 260, "context_length": 64, "d_model": 48}
 
 
@@ -167,7 +169,7 @@ def _progression_presets() -> dict[str, ModelConfig]:
 
 
 def _tiny_presets() -> dict[str, ModelConfig]:
-    """Small enough to train on two CPU cores (tiny; prism-tiny is the default run) or inside a test (nano).
+    """Small enough to train on two CPU cores (tiny, and micro: prism-micro is the default run) or in a test (nano).
 
     The vocabulary sizes are placeholders; a run replaces them by its tokenizer's.
     """
@@ -178,6 +180,8 @@ def _tiny_presets() -> dict[str, ModelConfig]:
         "shuffled-tiny": shuffled(TINY_PRISM, seed=0),
     }
     presets = {name: block("llama", **TINY, ffn_width=512, heads=heads) for name, heads in schedules.items()}
+    micro = {"prism-micro": MICRO_PRISM, "uniform-micro": uniform(8, 4), "descending-micro": descending(MICRO_PRISM)}
+    presets |= {name: block("llama", **MICRO, ffn_width=384, heads=heads) for name, heads in micro.items()}
     windows = [64 if layer % 2 else None for layer in range(6)]
     presets["gpt2-tiny"] = block("gpt2", **TINY, ffn_width=768, heads=uniform(12, 6))
     presets["gptneo-tiny"] = block(

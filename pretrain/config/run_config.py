@@ -22,7 +22,7 @@ from model.parsing import LARGEST_INTEGER, is_finite
 from model.presets import named_model
 from pretrain.config.lr_rules import parse_rules
 
-DEFAULT_RECIPE = "tiny"
+DEFAULT_RECIPE = "micro"
 MOST_BATCH_TOKENS = 10**12
 MAX_NAME_BYTES = 200  # file systems take 255; checkpoints and locks add to it
 
@@ -204,7 +204,7 @@ class RunConfig:
         UserError: a field is out of range, or two fields contradict.
     """
 
-    model: str = "prism-tiny"
+    model: str = "prism-micro"
     """Preset (python -m model.presets lists them) or the path of a JSON file holding a ModelConfig."""
     heads: str | None = None
     """Head schedule in place of the preset's, such as 3x2,6x2,8x2,12x6; one head count per layer."""

@@ -297,7 +297,7 @@ def test_an_array_of_models_and_seeds(cluster, small_folder, tmp_path):
         "--gres=none", "--ntasks-per-node=1", "--cpus-per-task=1", "--array=0-3", f"--output={tmp_path}/%a.log",
         "slurm/study.sh", "--models", "prism-nano,gpt2-nano", "--seeds", "1,2", *arguments, env=ENVIRONMENT,
     )  # fmt: skip
-    names = {f"tiny-{model}-nano-s{seed}" for model in ("prism", "gpt2") for seed in (1, 2)}
+    names = {f"micro-{model}-nano-s{seed}" for model in ("prism", "gpt2") for seed in (1, 2)}
     cluster.wait_until(
         lambda: all((tmp_path / name / "checkpoints" / "step_000002").is_dir() for name in names),
         240,

@@ -17,9 +17,9 @@ def parse(*arguments: str) -> RunConfig:
     return parse_command_line(list(arguments)).run
 
 
-def test_default_recipe_is_tiny():
+def test_default_recipe_is_micro():
     run = parse()
-    assert run.recipe == "tiny" and run.model == "prism-tiny" and run.run_name == "tiny-prism-tiny-s1"
+    assert run.recipe == "micro" and run.model == "prism-micro" and run.run_name == "micro-prism-micro-s1"
     assert parse_command_line([]).ds_config == "ds_configs/zero2.json"
 
 
