@@ -123,3 +123,37 @@ def test_without_tensor_parallelism_megatron_is_not_imported():
         "assert type(model.layers[0].attention.q) is torch.nn.Linear"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, timeout=60)
+
+
+COUNT_GROUPS = """
+import sys
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from model.process_grid import start_grid
+make, made = dist.new_group, []
+def counted(ranks, **options):
+    made.append(ranks)
+    return make(ranks, **options)
+dist.new_group = counted
+for rank in (0, 77, 511):
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=512)
+    made.clear()
+    start_grid(int(sys.argv[1]))
+    print(len(made), sorted(len(ranks) for ranks in made if rank in ranks))
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("degree", "calls", "sizes"), [(8, 64 + 256 + 128 + 8, [2, 4, 8, 64]), (2, 256 + 2, [2, 256]), (1, 0, [])]
+)
+def test_the_groups_of_512_ranks(degree, calls, sizes):
+    """Ranks that exist in name alone: docs/cluster.md has the counts."""
+    shown = subprocess.run(
+        [sys.executable, "-c", COUNT_GROUPS, str(degree)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stdout == f"{calls} {sizes}\n" * 3

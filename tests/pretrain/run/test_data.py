@@ -118,7 +118,7 @@ def test_a_run_says_how_often_it_reads_its_corpora(small_folder, other):
     assert sequences.epochs(40 * windows[1]) == pytest.approx(read, abs=1e-3)
 
 
-def opened_by_ranks(run: RunConfig, folders: list[str]) -> tuple:
+def opened_by_ranks(run, folders):
     """Open *run* in a folder of each rank's own: what it identifies, reads and whose index it went through."""
     prepare_deepspeed()
     world, checked = start_world(1, False), []
