@@ -10,7 +10,7 @@ themselves, and it makes 17 groups where two are needed at t = 2 (on 512 ranks a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -61,7 +61,11 @@ def check_world(world_size: int, tensor_parallel: int) -> None:
 
 
 def start_grid(
-    tensor_parallel: int, *, sequence_parallel: bool = False, timeout: timedelta = timedelta(minutes=30)
+    tensor_parallel: int,
+    *,
+    sequence_parallel: bool = False,
+    timeout: timedelta = timedelta(minutes=30),
+    head_group_sizes: Collection[int] | None = None,
 ) -> ProcessGrid:
     """Lay out a grid over the ranks of torch.distributed's default group. Collective at t > 1.
 
@@ -71,6 +75,8 @@ def start_grid(
         tensor_parallel: t, a divisor of the number of ranks.
         sequence_parallel: see ProcessGrid; without effect at t = 1.
         timeout: longest time that a collective of one of the groups may take.
+        head_group_sizes: which head groups a model needs (model.parallel_plan.head_group_sizes); None makes those of
+            every divisor of t. On 512 ranks at t = 8 that is 384 groups, each of which all ranks take part in making.
 
     Raises:
         UserError: t does not divide the number of ranks.
@@ -83,7 +89,7 @@ def start_grid(
     tensor_group = _make_group_of_this_rank([range(first, first + t) for first in range(0, size, t)], timeout)
     head_groups = {1: None, t: tensor_group}
     for ranks in range(2, t):
-        if t % ranks == 0:
+        if t % ranks == 0 and (head_group_sizes is None or ranks in head_group_sizes):
             head_groups[ranks] = _make_group_of_this_rank(
                 [range(first, first + ranks) for first in range(0, size, ranks)], timeout
             )

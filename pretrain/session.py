@@ -20,7 +20,7 @@ from torch import Tensor
 
 from model.config import ModelConfig
 from model.errors import UserError
-from model.parallel_plan import check_tensor_parallel
+from model.parallel_plan import check_tensor_parallel, head_group_sizes
 from pretrain.checkpoint.reshard import check_readable
 from pretrain.checkpoint.state import TrainingState, has_engine_files
 from pretrain.checkpoint.store import CheckpointStore
@@ -117,7 +117,12 @@ def open_session(run: RunConfig, ds_config: dict[str, Any], listener: StopListen
         # Longer than the watchdog waits, or it could never name the rank that hangs.
         timeout = max(COLLECTIVE_TIMEOUT, timedelta(minutes=run.interruption.hang_minutes + 5))
         world = start_world(
-            run.threads, run.deterministic, run.tensor_parallel, run.sequence_parallel, timeout
+            run.threads,
+            run.deterministic,
+            run.tensor_parallel,
+            run.sequence_parallel,
+            timeout,
+            head_group_sizes(run.build_model_config(), run.tensor_parallel),
         )
         check_agreement(world, run.to_yaml())
         locks = RunLocks(run.folder, world)

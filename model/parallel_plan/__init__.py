@@ -84,10 +84,15 @@ def split_multiple(config: ModelConfig, tensor_parallel: int) -> int:
 
     1 where all layers have whole heads or can use the query form.
     """
-    group_sizes = {
+    sizes = head_group_sizes(config, tensor_parallel)
+    return math.lcm(*(ranks for ranks in sizes if ranks > 1 and config.context_length % (2 * ranks)))
+
+
+def head_group_sizes(config: ModelConfig, tensor_parallel: int) -> set[int]:
+    """Every r of the model's layers: how many neighbours exchange heads; 1 where the heads are whole."""
+    return {
         head_groups(config.layer_kv_heads(layer), tensor_parallel)[1] for layer in range(config.num_layers)
     }
-    return math.lcm(*(ranks for ranks in group_sizes if ranks > 1 and config.context_length % (2 * ranks)))
 
 
 def check_split(config: ModelConfig, tensor_parallel: int, micro_batch: int) -> None:

@@ -180,7 +180,11 @@ def _tiny_presets() -> dict[str, ModelConfig]:
         "shuffled-tiny": shuffled(TINY_PRISM, seed=0),
     }
     presets = {name: block("llama", **TINY, ffn_width=512, heads=heads) for name, heads in schedules.items()}
-    micro = {"prism-micro": MICRO_PRISM, "uniform-micro": uniform(8, 4), "descending-micro": descending(MICRO_PRISM)}
+    micro = {
+        "prism-micro": MICRO_PRISM,
+        "uniform-micro": uniform(8, 4),
+        "descending-micro": descending(MICRO_PRISM),
+    }
     presets |= {name: block("llama", **MICRO, ffn_width=384, heads=heads) for name, heads in micro.items()}
     windows = [64 if layer % 2 else None for layer in range(6)]
     presets["gpt2-tiny"] = block("gpt2", **TINY, ffn_width=768, heads=uniform(12, 6))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar, cast
@@ -148,6 +148,7 @@ def start_world(
     tensor_parallel: int = 1,
     sequence_parallel: bool = False,
     timeout: timedelta = COLLECTIVE_TIMEOUT,
+    head_group_sizes: Collection[int] | None = None,
 ) -> World:
     """Join the process group (gloo on CPU, NCCL on CUDA), lay out the grid and settle device and threads.
 
@@ -160,6 +161,7 @@ def start_world(
         tensor_parallel: ranks that share one copy of the model.
         sequence_parallel: see model.process_grid.ProcessGrid.
         timeout: time after which a collective fails that some rank does not join.
+        head_group_sizes: see model.process_grid.start_grid.
 
     Raises:
         UserError: the launcher's environment is not valid, or tensor_parallel does not divide the number of ranks
@@ -197,7 +199,12 @@ def start_world(
         verbose=False,
     )
     return World(
-        grid=start_grid(tensor_parallel, sequence_parallel=sequence_parallel, timeout=timeout),
+        grid=start_grid(
+            tensor_parallel,
+            sequence_parallel=sequence_parallel,
+            timeout=timeout,
+            head_group_sizes=head_group_sizes,
+        ),
         timeout=timeout,
         rank=dist.get_rank(),
         local_rank=local_rank,

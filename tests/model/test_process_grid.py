@@ -129,7 +129,11 @@ COUNT_GROUPS = """
 import sys
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from model.parallel_plan import head_group_sizes
+from model.presets import preset
 from model.process_grid import start_grid
+degree, name = int(sys.argv[1]), sys.argv[2]
+sizes = None if name == "any" else head_group_sizes(preset(name), degree)
 make, made = dist.new_group, []
 def counted(ranks, **options):
     made.append(ranks)
@@ -138,19 +142,27 @@ dist.new_group = counted
 for rank in (0, 77, 511):
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=512)
     made.clear()
-    start_grid(int(sys.argv[1]))
+    start_grid(degree, head_group_sizes=sizes)
     print(len(made), sorted(len(ranks) for ranks in made if rank in ranks))
     dist.destroy_process_group()
 """
 
 
 @pytest.mark.parametrize(
-    ("degree", "calls", "sizes"), [(8, 64 + 256 + 128 + 8, [2, 4, 8, 64]), (2, 256 + 2, [2, 256]), (1, 0, [])]
+    ("degree", "name", "calls", "sizes"),
+    [
+        (8, "any", 64 + 256 + 128 + 8, [2, 4, 8, 64]),
+        (8, "prism-124m", 64 + 256 + 128 + 8, [2, 4, 8, 64]),  # 3, 6, 8 and 12 heads
+        (8, "uniform-124m", 64 + 256 + 8, [2, 8, 64]),  # 12 heads, which pairs of ranks share
+        (8, "uniform-354m", 64 + 8, [8, 64]),  # 16 heads
+        (2, "any", 256 + 2, [2, 256]),
+        (1, "any", 0, []),
+    ],
 )
-def test_the_groups_of_512_ranks(degree, calls, sizes):
+def test_the_groups_of_512_ranks(degree, name, calls, sizes):
     """Ranks that exist in name alone: docs/cluster.md has the counts."""
     shown = subprocess.run(
-        [sys.executable, "-c", COUNT_GROUPS, str(degree)],
+        [sys.executable, "-c", COUNT_GROUPS, str(degree), name],
         cwd=ROOT,
         capture_output=True,
         text=True,
