@@ -81,7 +81,7 @@ class Case:
         ds_config["zero_optimization"] |= BUCKETS
         return memory_plan(
             self.model,
-            EngineSettings.of(command.run, ds_config, self.precision == "bf16"),
+            EngineSettings.of(command.run, ds_config, self.precision == "bf16", self.model),
             self.data_parallel,
             self.micro_batch,
             self.accumulation,
