@@ -63,7 +63,8 @@ def auto_bucket(model: ModelConfig, tensor_parallel: int = 1) -> int:
     A block with more is cut into as many equal parts of at least SMALLEST_BUCKET as it has, but no part is smaller than
     the block's largest parameter. Of smaller blocks as many are joined as it takes. The final norm is added, since its
     gradient comes first. So gradients are reduced while those of the blocks below are computed, and little more than
-    the embedding is left after the backward pass. The number is even, as DeepSpeed requires, and at most LARGEST_BUCKET.
+    the embedding is left after the backward pass. The number is even, as DeepSpeed requires, and not above
+    LARGEST_BUCKET.
     """
     blocks = [0] * model.num_layers
     largest = final_norm = 0

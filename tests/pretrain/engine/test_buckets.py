@@ -1,4 +1,7 @@
-"""Buckets: the size that "auto" becomes, what DeepSpeed reduces with it, and that no size changes the numbers."""
+"""Buckets: the size that "auto" becomes, what DeepSpeed reduces with it, and that no size changes the numbers.
+
+And the precision in which they are reduced.
+"""
 
 import json
 import math
@@ -75,7 +78,7 @@ def test_numbers_in_a_ds_config_stay():
 
 
 def reductions(stage, precision, bucket, model="prism-nano", steps=3, least=20_000, **changes):
-    """Train, and return losses and gradient norms, and the elements of each reduction of the last backward pass.
+    """Train; return losses and gradient norms, the elements of each reduction of the last backward pass, and dtypes.
 
     bucket: elements, or "auto" for buckets of at least *least* elements, since a nano model is smaller than any.
     """
@@ -93,12 +96,14 @@ def reductions(stage, precision, bucket, model="prism-nano", steps=3, least=20_0
             settings["zero_optimization"][key] = bucket
     smallest, ds_config_module.SMALLEST_BUCKET = ds_config_module.SMALLEST_BUCKET, least
     auto_bucket.cache_clear()
-    sizes = []
+    sizes, dtypes = [], set()
 
-    def noting(original, numel):
-        def noted(tensors, *arguments, **options):
-            sizes.append(numel(tensors))
-            return original(tensors, *arguments, **options)
+    def noting(original):
+        def noted(reduced, *arguments, **options):
+            tensors = [reduced] if isinstance(reduced, torch.Tensor) else reduced
+            sizes.append(sum(tensor.numel() for tensor in tensors))
+            dtypes.update(str(tensor.dtype) for tensor in tensors)
+            return original(reduced, *arguments, **options)
 
         return noted
 
@@ -120,10 +125,7 @@ def reductions(stage, precision, bucket, model="prism-nano", steps=3, least=20_0
                 rows = data[step, (micro * dist.get_world_size() + dist.get_rank()) * 2 :][:2]
                 loss = engine(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
                 sizes.clear()
-                deepspeed.comm.all_reduce = noting(originals[0], lambda tensor: tensor.numel())
-                stage3.reduce_scatter_coalesced = noting(
-                    originals[1], lambda tensors: sum(tensor.numel() for tensor in tensors)
-                )
+                deepspeed.comm.all_reduce, stage3.reduce_scatter_coalesced = map(noting, originals)
                 engine.backward(loss)
                 deepspeed.comm.all_reduce, stage3.reduce_scatter_coalesced = originals
                 engine.step()
@@ -134,7 +136,7 @@ def reductions(stage, precision, bucket, model="prism-nano", steps=3, least=20_0
         deepspeed.comm.all_reduce, stage3.reduce_scatter_coalesced = originals
         ds_config_module.SMALLEST_BUCKET = smallest
         auto_bucket.cache_clear()
-    return numbers, list(sizes)
+    return numbers, list(sizes), dtypes
 
 
 @pytest.mark.parametrize(
@@ -151,7 +153,7 @@ def test_buckets_smaller_than_a_parameter_keep_the_numbers(stage, precision):
     large, small = (
         run_distributed(reductions, 2, stage, precision, bucket, timeout=60) for bucket in (10**7, SMALL)
     )
-    for (ours, sizes), (theirs, at_once) in zip(small, large, strict=True):
+    for (ours, sizes, _), (theirs, at_once, _) in zip(small, large, strict=True):
         assert ours == theirs and all(math.isfinite(number) for number in ours)
         assert sum(sizes) == sum(at_once) and len(at_once) == 1
         assert len(sizes) > 10 and max(sizes) > 6 * SMALL  # each matrix alone
@@ -164,8 +166,19 @@ def test_an_automatic_bucket_reduces_block_by_block(stage):
     block = 4 * width**2 + 3 * width * model.ffn_width + 2 * width
     embedding = model.padded_vocab_size(1) * width
     found = run_distributed(reductions, 2, stage, "fp32", "auto", timeout=60)
-    for _, sizes in found:
+    for _, sizes, _ in found:
         # The last block with the final norm, block by block, and the tied embedding, whose gradient comes last.
         # That one is larger than a bucket, and is reduced in as many parts as ranks own of it.
         assert sizes[: model.num_layers] == [block + width, *[block] * (model.num_layers - 1)]
         assert sum(sizes[model.num_layers :]) == embedding and len(sizes) <= model.num_layers + 2
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_reduction_in_bf16_trains(stage):
+    """Sums of two ranks are rounded to 8 bits, 2^-9 relative: norms agree within 1e-2, losses within 1e-3."""
+    wide, narrow = (
+        run_distributed(reductions, 2, stage, "bf16", "auto", communication_data_type=dtype, timeout=120)[0]
+        for dtype in ("fp32", "bf16")
+    )
+    assert wide[2] == {"torch.float32"} and narrow[2] == {"torch.bfloat16"} and wide[1] == narrow[1]
+    assert narrow[0] == pytest.approx(wide[0], rel=1e-2) and narrow[0] != wide[0]

@@ -41,6 +41,21 @@ def test_zero2_of_757m_on_8_ranks_by_hand():
     assert plan.phases["loss"] == loss
 
 
+def test_reduction_in_bf16_copies_less_at_stages_2_and_3_and_more_at_stage_1():
+    def copies(model, stage, communication):
+        settings = EngineSettings(stage=stage, communication_bytes=communication, **SHIPPED)
+        return memory_plan(preset(model), settings, 8, micro_batch=1).buffers.copies
+
+    embedding = 50_304 * 1536
+    assert (
+        copies("prism-757m", 2, 4) - copies("prism-757m", 2, 2) == 4 * embedding
+    )  # the widened copy is not made
+    assert copies("prism-757m", 3, 4) == 2 * copies("prism-757m", 3, 2) == 4 * embedding
+    # Stage 1 has fp32 gradients: one copy of them, and for bf16 a narrow one besides.
+    everything = 353_944_576
+    assert copies("prism-354m", 1, 4) == 4 * everything and copies("prism-354m", 1, 2) == (4 + 2) * everything
+
+
 def test_stages_of_a_small_model_by_hand():
     config = block("llama", vocab_size=128, context_length=8, d_model=8, heads="1", ffn_width=16)
     elements = 128 * 8 + 4 * 64 + 3 * 128 + 3 * 8
