@@ -49,7 +49,7 @@ def main() -> None:
     model = run.build_model_config()
     plan = plan_batch(2 * model.context_length, 2, model, 1, 1 << 34, world.device.type)
     settings = read_ds_config(str(ROOT / f"ds_configs/zero{options.stage}.json"))
-    engine = build_engine(run, model, merge_ds_config(settings, run, plan, False), world.grid)
+    engine = build_engine(run, model, merge_ds_config(settings, run, plan, False, model), world.grid)
     tokens = torch.randint(0, model.vocab_size, (2, model.context_length + 1), device=world.device)
 
     def step() -> float:

@@ -89,7 +89,7 @@ class Case:
         ds_config["zero_optimization"] |= self.buckets
         return memory_plan(
             self.model,
-            EngineSettings.of(command.run, ds_config, self.precision == "bf16"),
+            EngineSettings.of(command.run, ds_config, self.precision == "bf16", self.model),
             self.data_parallel,
             self.micro_batch,
             self.accumulation,

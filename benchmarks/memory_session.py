@@ -55,7 +55,7 @@ def main(case: dict[str, Any]) -> dict[str, Any]:
     )
     ds_config = read_ds_config(command.ds_config)
     ds_config["zero_optimization"] |= case["zero"]
-    merged = merge_ds_config(ds_config, run, plan, run.precision == "bf16")
+    merged = merge_ds_config(ds_config, run, plan, run.precision == "bf16", model)
 
     def train(config: ModelConfig, steps: int) -> None:
         engine = build_engine(run, config, merged, world.grid)

@@ -14,6 +14,7 @@ from model.config import ModelConfig
 from model.heads import format_heads
 from pretrain.data.corpus import Corpus
 from pretrain.diagnostics.measure import group_and_seed
+from pretrain.engine.ds_config import EngineSettings
 from pretrain.engine.kernels import attention_kernels, kernel_line
 from pretrain.evaluation.baselines import compare_baselines
 from pretrain.generate import generate
@@ -55,6 +56,12 @@ def opening(session: Session) -> list[str]:
         lines.append(
             f"resume   from {session.resumed_from} (step {session.state.step:,}, "
             f"{session.state.sequences:,} sequences seen)"
+        )
+    settings = EngineSettings.of(run, session.ds_config, session.bf16, model)
+    if settings.whole_gradients and world.data_parallel > 1:
+        lines.append(
+            "note     ZeRO 1 in bf16 reduces all gradients after the backward pass; "
+            "ds_configs/zero2.json does so during it"
         )
     return lines + [f"note     {note}" for note in session.notes]
 

@@ -166,8 +166,8 @@ def build_session(run: RunConfig, ds_config: dict[str, Any], data: RunData, worl
     )
     fused = decide_fused(run.fused, stage, world.device.type, compiled, saved.run)
     run = dataclasses.replace(run, compile=compiled, fused=fused)
-    batch = _plan_batch(run, model, saved, world, EngineSettings.of(run, ds_config, bf16))
-    ds_config = merge_ds_config(ds_config, run, batch, bf16)
+    batch = _plan_batch(run, model, saved, world, EngineSettings.of(run, ds_config, bf16, model))
+    ds_config = merge_ds_config(ds_config, run, batch, bf16, model)
     identity: dict[str, Any] = {
         "run": run.to_dict(),
         "model": model.to_json(),

@@ -25,4 +25,4 @@
 set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:-$(dirname "${BASH_SOURCE[0]}")/..}"
 . slurm/launch.sh
-launch pretrain/main.py --ds_config ds_configs/zero1.json --config 124m --data "${DATA:-data/fineweb}" "$@"
+launch pretrain/main.py --ds_config ds_configs/zero2.json --config 124m --data "${DATA:-data/fineweb}" "$@"

@@ -44,7 +44,7 @@ if [ "$runs" = 0 ]; then
     exit 2
 fi
 run_task() {
-    launch pretrain/main.py --ds_config ds_configs/zero1.json \
+    launch pretrain/main.py --ds_config ds_configs/zero2.json \
         --model "${models[$1 / ${#seeds[@]}]}" --seed "${seeds[$1 % ${#seeds[@]}]}" "${rest[@]}"
 }
 if [ "${SLURM:-1}" = 0 ]; then

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from model.config import ModelConfig
 from model.errors import UserError
+from model.parameters import parameter_specs
 from model.transformer import Fused
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.batch import BatchPlan
-from pretrain.engine.ds_config_check import contradiction
+from pretrain.engine.ds_config_check import BUCKETS, contradiction
 from pretrain.runtime.hardware import supports_bf16
 
 FP32_BYTES = 4
+SMALLEST_BUCKET, LARGEST_BUCKET = 5_000_000, 50_000_000
+"""Bounds of what "auto" makes of a bucket, in elements: 20 MB in fp32, below which a collective's latency counts, and
+200 MB."""
 _DTYPE_BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
 # Field of EngineSettings -> the names it may have in a ds_config's zero_optimization.
 _SIZES = {
@@ -50,8 +57,46 @@ def resolve_bf16(run: RunConfig, ds_config: dict[str, Any], device: torch.device
     return supports_bf16(device)
 
 
-def merge_ds_config(ds_config: dict[str, Any], run: RunConfig, plan: BatchPlan, bf16: bool) -> dict[str, Any]:
-    """Fill every "auto" from the RunConfig.
+@functools.lru_cache(maxsize=64)
+def auto_bucket(model: ModelConfig, tensor_parallel: int = 1) -> int:
+    """Elements of a bucket whose size is "auto": about SMALLEST_BUCKET of a rank's parameters, cut by blocks.
+
+    A block with more is cut into as many equal parts of at least SMALLEST_BUCKET as it has, but no part is smaller than
+    the block's largest parameter. Of smaller blocks as many are joined as it takes. The final norm is added, since its
+    gradient comes first. So gradients are reduced while those of the blocks below are computed, and little more than
+    the embedding is left after the backward pass. The number is even, as DeepSpeed requires, and not above
+    LARGEST_BUCKET.
+    """
+    blocks = [0] * model.num_layers
+    largest = final_norm = 0
+    for spec in parameter_specs(model).values():
+        elements = math.prod(spec.shape) // (1 if spec.shard_dimension is None else tensor_parallel)
+        if spec.role.layer is not None:
+            blocks[spec.role.layer] += elements
+            largest = max(largest, elements)
+        elif spec.role.part == "norm":
+            final_norm += elements
+    block = max(blocks)
+    if block < SMALLEST_BUCKET:
+        elements = block * math.ceil(SMALLEST_BUCKET / block)
+    else:
+        elements = max(largest, math.ceil(block / (block // SMALLEST_BUCKET)))
+    elements += final_norm
+    return min(elements + elements % 2, LARGEST_BUCKET)
+
+
+def _filled_buckets(zero: Mapping[str, Any], model: ModelConfig, tensor_parallel: int) -> dict[str, Any]:
+    """zero_optimization with auto_bucket in place of the buckets' "auto"; numbers stay."""
+    automatic = [key for key in BUCKETS if zero.get(key) == "auto"]
+    if not automatic:
+        return dict(zero)
+    return {**zero, **dict.fromkeys(automatic, auto_bucket(model, tensor_parallel))}
+
+
+def merge_ds_config(
+    ds_config: dict[str, Any], run: RunConfig, plan: BatchPlan, bf16: bool, model: ModelConfig
+) -> dict[str, Any]:
+    """Fill every "auto" from the RunConfig and the model's shapes.
 
     Returns:
         A complete DeepSpeed configuration, as saved in the run folder.
@@ -74,6 +119,7 @@ def merge_ds_config(ds_config: dict[str, Any], run: RunConfig, plan: BatchPlan, 
     if wrong:
         raise UserError("ds_config: " + "; ".join(wrong))
     merged |= {key: value for key, (value, _) in owned.items()}
+    merged["zero_optimization"] = _filled_buckets(merged["zero_optimization"], model, run.tensor_parallel)
     merged["bf16"] = {**merged.get("bf16", {}), "enabled": bf16}
     merged.setdefault("steps_per_print", None)
     # DeepSpeed's own meter waits for the device twice a micro-batch; ours reads the clock when figures are read anyway.
@@ -123,12 +169,14 @@ class EngineSettings:
     """The run's document_mask."""
 
     @classmethod
-    def of(cls, run: RunConfig, ds_config: Mapping[str, Any], bf16: bool) -> EngineSettings:
-        """Build the settings of a run and a ds_config that ds_config_check.read_ds_config accepted.
+    def of(
+        cls, run: RunConfig, ds_config: Mapping[str, Any], bf16: bool, model: ModelConfig
+    ) -> EngineSettings:
+        """Build the settings of a run and a ds_config that ds_config_check.read_ds_config accepted, merged or not.
 
         An undecided ``fused`` counts as loss.
         """
-        zero = ds_config["zero_optimization"]
+        zero = _filled_buckets(ds_config["zero_optimization"], model, run.tensor_parallel)
         stage = zero["stage"]
         compute = 2 if bf16 else FP32_BYTES
         accumulation = ds_config.get("data_types", {}).get("grad_accum_dtype")

@@ -24,6 +24,8 @@ OWNED = (
     "gradient_clipping",
 )
 """Keys whose value the run decides; "auto" stays in them until merge_ds_config fills in the run's value."""
+BUCKETS = ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size")
+"""Keys of zero_optimization in which "auto" stays until it is filled in from the model's shapes."""
 LISTED = 25
 """The most mistakes that a message lists; further ones are only counted."""
 HINT = "; ds_configs/ holds zero1, zero2, zero3, zero2_offload and zero3_offload"
@@ -291,12 +293,16 @@ def _simplified(block: Mapping[str, Any], section: Section, path: str) -> dict[s
     result: dict[str, Any] = {}
     for key, value in block.items():
         known = section.keys[key]
+        name = ALIASES.get(key, key) if path == "zero_optimization" else key
         if path == "zero_optimization" and key.startswith("cpu_offload"):
             continue  # false, but beside offload_optimizer DeepSpeed refuses even that
         if isinstance(known, Section) and value is not None:
             result[key] = _simplified(value, known, key)
         elif isinstance(known, Key) and (
-            (value is not None and value != "auto") or key in OWNED or (path, key) == ("bf16", "enabled")
+            (value is not None and value != "auto")
+            or key in OWNED
+            or (path, key) == ("bf16", "enabled")
+            or (path == "zero_optimization" and value == "auto" and name in BUCKETS)
         ):
-            result[ALIASES.get(key, key) if path == "zero_optimization" else key] = value
+            result[name] = value
     return result

@@ -90,6 +90,8 @@ class RunPlan:
     """Everything that the command prints about a run. Bytes are of one rank."""
 
     run: RunConfig
+    ds_config: dict[str, Any]
+    """As it was read; settings holds what its "auto" became."""
     model: ModelConfig
     settings: EngineSettings
     machine: Machine
@@ -136,7 +138,7 @@ def make_plan(run: RunConfig, ds_config: dict[str, Any], machine: Machine, bf16:
     check_tensor_parallel(model, run.tensor_parallel, sequence_parallel=run.sequence_parallel)
     stage = ds_config["zero_optimization"]["stage"]
     run = dataclasses.replace(run, fused=decide_fused(run.fused, stage, "cuda", run.compile))
-    settings = EngineSettings.of(run, ds_config, bf16)
+    settings = EngineSettings.of(run, ds_config, bf16, model)
     data_parallel = machine.ranks // run.tensor_parallel
     batch = plan_batch(
         run.global_batch_tokens,
@@ -148,10 +150,11 @@ def make_plan(run: RunConfig, ds_config: dict[str, Any], machine: Machine, bf16:
         run.tensor_parallel,
         settings,
     )
-    merge_ds_config(ds_config, run, batch, bf16)
+    merge_ds_config(ds_config, run, batch, bf16, model)
     sizes = (data_parallel, batch.micro_batch, batch.accumulation, run.tensor_parallel)
     return RunPlan(
         run=run,
+        ds_config=ds_config,
         model=model,
         settings=settings,
         machine=machine,
@@ -176,12 +179,15 @@ def what_fits(plan: RunPlan) -> list[str]:
         candidates.append(("--activation_checkpointing true", changed, t))
     for name in ("zero2", "zero3", "zero2_offload", "zero3_offload"):
         path = DS_CONFIGS / f"{name}.json"
-        shipped = EngineSettings.of(run, json.loads(path.read_text(encoding="utf-8")), settings.bf16)
+        contents = json.loads(path.read_text(encoding="utf-8"))
+        shipped = EngineSettings.of(run, contents, settings.bf16, plan.model)
         if (shipped.stage, shipped.offload_optimizer) > (settings.stage, settings.offload_optimizer):
             candidates.append((f"--ds_config ds_configs/{name}.json", shipped, t))
     for degree in range(t + 1, plan.machine.ranks + 1):
         if plan.machine.ranks % degree == 0 and _divides(plan.model, degree, run.sequence_parallel):
-            candidates.append((f"--tensor_parallel {degree}", settings, degree))
+            wider = dataclasses.replace(run, tensor_parallel=degree)  # "auto" buckets follow the degree
+            changed = EngineSettings.of(wider, plan.ds_config, settings.bf16, plan.model)
+            candidates.append((f"--tensor_parallel {degree}", changed, degree))
     flags = [f"--micro_batch {smaller}"] if smaller else []
     for flag, changed, degree in candidates:
         micro_batch = _largest(plan, changed, degree, limit=planned) or 0

@@ -262,7 +262,11 @@ def _buffers(
     if settings.whole_gradients:  # reduced by the engine, both groups in one copy unless they are large
         decayed = sum(p.elements for p in parameters if p.decayed)
         copied = total if data_parallel > 1 and decayed <= ENGINE_BUCKET else 0
-        return Buffers(0, FP32_BYTES * max(copied, largest))
+        # In fp32; for a reduction in bf16 narrowed once more, one group at a time where they are large.
+        narrowed = (
+            communication * (copied or decayed) if data_parallel > 1 and communication != FP32_BYTES else 0
+        )
+        return Buffers(0, FP32_BYTES * max(copied, largest) + narrowed)
     reserved = settings.reduce_bucket * (2 if settings.overlap and settings.stage < 3 else 1)
     if device == "cpu":  # the system does not allocate memory that is never written to
         reserved = min(reserved, total)
@@ -270,8 +274,8 @@ def _buffers(
     if settings.stage == 3:
         return Buffers(communication * reserved, communication * reduced if data_parallel > 1 else 0)
     copies = 0
-    if settings.separate_accumulation:  # flattened as it is, then widened for the reduction
-        copies = (s + communication) * reduced
+    if settings.separate_accumulation:  # flattened as it is, then widened unless it is reduced as it is
+        copies = (s + (communication if communication != s else 0)) * reduced
     elif data_parallel > 1:
         copies = s * reduced
     return Buffers(s * reserved, copies)

@@ -9,9 +9,17 @@ import torch
 from model.config import ModelConfig
 from model.presets import preset
 from pretrain import report
+from pretrain.engine.ds_config_check import read_ds_config
+from pretrain.engine.patches import prepare_deepspeed
 from pretrain.metrics.file import MetricsFile
 from pretrain.report import continue_command
+from pretrain.run.data import open_data
+from pretrain.runtime.world import start_world
+from pretrain.session import build_session
+from tests.helpers.distributed import ROOT, run_distributed
+from tests.helpers.training import nano_run
 
+STAGE_1 = "note     ZeRO 1 in bf16 reduces all gradients after the backward pass; "
 RULES = "[{name: slow, parameters: [q, k], scale: 0.25, hold: 0.04}]"
 NASTY = "$(touch /tmp/pwned); x 'y'"
 LAUNCHERS = {
@@ -129,3 +137,24 @@ def test_at_the_end_only_rank_0_draws_counts_and_speaks(tmp_path, monkeypatch, r
     else:
         assert did == ["sample", "draw", "count"]
         assert "compare  bits per byte of the same windows: the model 2.0000, guessing 3" in lines
+
+
+def opening_of(run, stage):
+    """The opening lines of a session."""
+    prepare_deepspeed()
+    world = start_world(None, False)
+    ds_config = read_ds_config(str(ROOT / f"ds_configs/zero{stage}.json"))
+    return report.opening(build_session(run, ds_config, open_data(run, lambda progress: None), world))
+
+
+@pytest.mark.parametrize(
+    ("stage", "precision", "ranks", "noted"),
+    [(1, "bf16", 2, True), (1, "fp32", 2, False), (2, "bf16", 2, False), (1, "bf16", 1, False)],
+)
+def test_stage_1_in_bf16_is_noted_where_there_is_something_to_reduce(
+    stage, precision, ranks, noted, small_folder, tmp_path
+):
+    run = nano_run(small_folder, tmp_path, "--precision", precision)
+    lines = run_distributed(opening_of, ranks, run, stage, timeout=120)[0]
+    assert [line.startswith(STAGE_1) for line in lines].count(True) == noted
+    assert all(len(line) <= 120 for line in lines if line.startswith(STAGE_1))

@@ -38,14 +38,14 @@ def bash(*arguments, **environment):
         ),
         (
             "354m.sh", ["--data", "data/x y"],
-            "deepspeed pretrain/main.py --ds_config ds_configs/zero1.json --config 354m --data data/fineweb "
+            "deepspeed pretrain/main.py --ds_config ds_configs/zero2.json --config 354m --data data/fineweb "
             "--data data/x\\ y",
-            "2 nodes, 8 tasks each", "pretrain/main.py --ds_config ds_configs/zero1.json --config 354m",
+            "2 nodes, 8 tasks each", "pretrain/main.py --ds_config ds_configs/zero2.json --config 354m",
         ),
         (
             "124m.sh", [],
-            "deepspeed pretrain/main.py --ds_config ds_configs/zero1.json --config 124m --data data/fineweb",
-            "1 nodes, 8 tasks each", "pretrain/main.py --ds_config ds_configs/zero1.json --config 124m",
+            "deepspeed pretrain/main.py --ds_config ds_configs/zero2.json --config 124m --data data/fineweb",
+            "1 nodes, 8 tasks each", "pretrain/main.py --ds_config ds_configs/zero2.json --config 124m",
         ),
         (
             "evaluate.sh", ["runs/x"], "deepspeed --module pretrain.evaluation runs/x", "1 nodes, 8 tasks each",

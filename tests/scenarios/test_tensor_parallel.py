@@ -43,7 +43,9 @@ def train(
     config = run.build_model_config(300)
     plan = plan_batch(64, 2, config, world.data_parallel, 1 << 30, "cpu", tensor_parallel)
     ds_config = read_ds_config(str(ROOT / f"ds_configs/zero{stage}.json"))
-    engine = build_engine(run, config, merge_ds_config(ds_config, run, plan, precision == "bf16"), world.grid)
+    engine = build_engine(
+        run, config, merge_ds_config(ds_config, run, plan, precision == "bf16", config), world.grid
+    )
     data = torch.randint(0, 300, (STEPS, plan.sequences, 17), generator=torch.Generator().manual_seed(5))
     losses, norms = [], []
     for step in range(STEPS):

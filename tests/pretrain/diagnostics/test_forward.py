@@ -157,7 +157,7 @@ def look_in_engine(
     config = run.build_model_config(300)
     plan = plan_batch(16 * 12, micro_batch, config, world.data_parallel, 1 << 30, "cpu", tensor_parallel)
     ds_config = read_ds_config(str(ROOT / f"ds_configs/zero{stage}.json"))
-    merged = merge_ds_config(ds_config, run, plan, precision == "bf16")
+    merged = merge_ds_config(ds_config, run, plan, precision == "bf16", config)
     engine = build_engine(run, config, merged, world.grid)
     probe = ForwardProbe(config, windows_of(config, 5), micro_batch, world, positions=4)
     engine.train()

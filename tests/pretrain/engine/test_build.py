@@ -35,7 +35,7 @@ def curve(ds_config, precision, steps=6, poison_at=None, model="prism-nano", cli
     config = run.build_model_config(300)
     plan = plan_batch(512, 2, config, world, 1 << 30, "cpu")
     merged = merge_ds_config(
-        read_ds_config(str(ROOT / f"ds_configs/{ds_config}.json")), run, plan, precision == "bf16"
+        read_ds_config(str(ROOT / f"ds_configs/{ds_config}.json")), run, plan, precision == "bf16", config
     )
     engine = build_engine(run, config, merged, ALONE)
     generator = torch.Generator().manual_seed(5)
@@ -113,7 +113,9 @@ def distances(ds_config, accumulation):
     config = run.build_model_config(300)
     plan = plan_batch(64 * accumulation, 1, config, 1, 1 << 30, "cpu")
     assert plan.accumulation == accumulation
-    merged = merge_ds_config(read_ds_config(str(ROOT / f"ds_configs/{ds_config}.json")), run, plan, True)
+    merged = merge_ds_config(
+        read_ds_config(str(ROOT / f"ds_configs/{ds_config}.json")), run, plan, True, config
+    )
     engine = build_engine(run, config, merged, ALONE)
     network = Transformer(config)
     initialize(network, run.seed)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from model.errors import UserError
+from model.presets import preset
 from pretrain.config.command_line import parse_command_line
 from pretrain.engine.batch import BatchPlan
 from pretrain.engine.ds_config import merge_ds_config, resolve_bf16
@@ -13,6 +14,7 @@ from pretrain.engine.ds_config_check import read_ds_config
 from tests.helpers.launch import ROOT
 
 CPU = torch.device("cpu")
+MODEL = preset("prism-nano")
 SHIPPED = ["zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"]
 
 
@@ -46,7 +48,7 @@ def test_shipped_configs_own_nothing_of_the_run(name):
 def test_auto_is_filled_from_the_run():
     run = parse_command_line(["--optimizer.gradient_clipping", "0.5"]).run
     merged = merge_ds_config(
-        read_ds_config(str(ROOT / "ds_configs/zero2.json")), run, BatchPlan(32, 4, 2, 4), True
+        read_ds_config(str(ROOT / "ds_configs/zero2.json")), run, BatchPlan(32, 4, 2, 4), True, MODEL
     )
     assert merged["train_batch_size"] == 32 and merged["train_micro_batch_size_per_gpu"] == 4
     assert merged["gradient_accumulation_steps"] == 2 and merged["gradient_clipping"] == 0.5
@@ -81,7 +83,7 @@ def test_contradictions_are_refused(tmp_path, changes, message):
     with pytest.raises(UserError) as caught:
         config = read_ds_config(write(tmp_path, **changes))
         resolve_bf16(run, config, CPU)
-        merge_ds_config(config, run, BatchPlan(32, 4, 8, 1), False)
+        merge_ds_config(config, run, BatchPlan(32, 4, 8, 1), False, MODEL)
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 

@@ -45,7 +45,7 @@ def build(config, folder):
     config = simplified(config)
     try:
         bf16 = resolve_bf16(run, config, CPU)[0]
-        engine = build_engine(run, model, merge_ds_config(config, run, plan, bf16), ALONE)
+        engine = build_engine(run, model, merge_ds_config(config, run, plan, bf16, model), ALONE)
     except UserError as error:
         assert str(error).isprintable()
         return f"refused: {error}"
@@ -119,7 +119,9 @@ def curve(name, changes, steps=2):
     plan = plan_batch(512, 2, model, world, 1 << 30, "cpu")
     config = merged(shipped(name), changes)
     assert not check_ds_config(config, run).texts
-    engine = build_engine(run, model, merge_ds_config(simplified(config), run, plan, name == "zero1"), ALONE)
+    engine = build_engine(
+        run, model, merge_ds_config(simplified(config), run, plan, name == "zero1", model), ALONE
+    )
     data = torch.randint(
         0, 300, (steps, plan.sequences, model.context_length + 1), generator=torch.Generator().manual_seed(5)
     )
@@ -219,7 +221,7 @@ def start():
     """What building a stage-1 engine in bf16 prints."""
     run = parse_command_line(["--model", "prism-nano", "--global_batch_tokens", "512"]).run
     model = run.build_model_config(300)
-    taken = merge_ds_config(shipped("zero1"), run, plan_batch(512, 2, model, 1, 1 << 30, "cpu"), True)
+    taken = merge_ds_config(shipped("zero1"), run, plan_batch(512, 2, model, 1, 1 << 30, "cpu"), True, model)
     with contextlib.redirect_stdout(io.StringIO()) as output:
         build_engine(run, model, taken, ALONE).destroy()
     return output.getvalue()

@@ -215,7 +215,8 @@ def test_shipped_configs_come_through_as_they_are(name):
         ({"activation_checkpointing": {"partition_activations": False, "number_checkpoints": None}}, {}),
         ({"sparse_gradients": False, "amp": {"enabled": False}, "tensor_parallel": {"autotp_size": 1}}, {}),
         ({"wall_clock_breakdown": "auto", "steps_per_print": None}, {}),
-        (zero(stage3_prefetch_bucket_size="auto"), {}),
+        (zero(sub_group_size="auto", max_live_parameters="auto"), {}),
+        (zero(prefetch_bucket_size="auto"), zero(stage3_prefetch_bucket_size="auto")),
         ({"wall_clock_breakdown": True}, {"wall_clock_breakdown": True}),
         (zero(cpu_offload=False, cpu_offload_param=None), {}),
         (zero(max_live_parameters=1e9), zero(stage3_max_live_parameters=1e9)),
@@ -242,12 +243,11 @@ def test_hugging_faces_own_example_needs_two_blocks_less():
     assert len(check_ds_config(HUGGING_FACE).texts) == 2
     rest = {key: value for key, value in HUGGING_FACE.items() if key not in ("optimizer", "scheduler")}
     assert not check_ds_config(rest).texts
-    settings_ = EngineSettings.of(parse_command_line([]).run, simplified(rest), True)
-    assert (
-        settings_.offload_optimizer
-        and settings_.offload_parameters
-        and settings_.reduce_bucket == 500_000_000
-    )
+    run, model, _ = default_run()
+    settings_ = EngineSettings.of(run, simplified(rest), True, model)
+    assert settings_.offload_optimizer and settings_.offload_parameters
+    # The run fills these in; its model is small, and gets the smallest.
+    assert 5_000_000 <= settings_.reduce_bucket == settings_.prefetch_bucket < 5_500_000
 
 
 def documented():
@@ -375,12 +375,12 @@ def default_run():
     """The default run, its model and its plan, made once: parsing a command line takes longer than a check."""
     run = parse_command_line([]).run
     model = run.build_model_config(300)
-    return run, plan_batch(run.global_batch_tokens, 2, model, 1, 1 << 30, "cpu")
+    return run, model, plan_batch(run.global_batch_tokens, 2, model, 1, 1 << 30, "cpu")
 
 
 def checked(config, path):
     """One example through the check, from a file: taken or refused in one line, within 5 seconds."""
-    run, plan = default_run()
+    run, model, plan = default_run()
     path.write_text(json.dumps(config))
     try:
         taken = read_ds_config(str(path), run)
@@ -388,9 +388,9 @@ def checked(config, path):
         assert str(error).isprintable(), error
     else:
         assert simplified(taken) == taken and not check_ds_config(taken, run)
-        EngineSettings.of(run, taken, resolve_bf16(run, taken, CPU)[0])
+        EngineSettings.of(run, taken, resolve_bf16(run, taken, CPU)[0], model)
         with contextlib.suppress(UserError):
-            merge_ds_config(taken, run, plan, False)
+            merge_ds_config(taken, run, plan, False, model)
     # From memory NaN and infinity arrive too.
     assert all(text.isprintable() for text in check_ds_config(config, run).texts)
     return path

@@ -15,6 +15,8 @@ from pretrain.engine.kernels import attention_kernels, kernel_line
 from tests.helpers.distributed import run_distributed
 from tests.helpers.training import curve, nano_run, session
 
+NANO = preset("prism-nano")
+
 
 def test_what_auto_decides():
     assert decide_fused("auto", 2, "cuda", True) == "all"
@@ -43,7 +45,7 @@ def test_a_run_goes_on_as_it_began():
 def test_the_planner_counts_what_stage_3_cannot_fuse_as_separate(small_folder, tmp_path):
     run = replace(nano_run(small_folder, tmp_path), fused="all")
     found = {
-        stage: EngineSettings.of(run, {"zero_optimization": {"stage": stage}}, False).fused
+        stage: EngineSettings.of(run, {"zero_optimization": {"stage": stage}}, False, NANO).fused
         for stage in (2, 3)
     }
     assert found == {2: "all", 3: "loss"}

@@ -71,7 +71,7 @@ def engine_groups(stage):
     ).run
     config = run.build_model_config(300)
     plan = plan_batch(run.global_batch_tokens, 1, config, torch.distributed.get_world_size(), 1 << 30, "cpu")
-    merged = merge_ds_config(read_ds_config(f"ds_configs/zero{stage}.json"), run, plan, bf16=False)
+    merged = merge_ds_config(read_ds_config(f"ds_configs/zero{stage}.json"), run, plan, False, config)
     engine = build_engine(run, config, merged, ALONE)
     rates = GroupRates(run_groups(run, config), run).write(engine.optimizer, step=0)
     groups = engine.optimizer.param_groups

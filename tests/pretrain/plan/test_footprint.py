@@ -112,12 +112,13 @@ def test_layer_of_757m_by_hand():
 @pytest.mark.parametrize("name", ["zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"])
 def test_settings_of_shipped_ds_configs(name: str):
     run = parse_command_line(["--activation_checkpointing", "true"]).run
-    settings = EngineSettings.of(run, read_ds_config(f"ds_configs/{name}.json"), bf16=True)
+    model = preset("prism-124m")
+    settings = EngineSettings.of(run, read_ds_config(f"ds_configs/{name}.json"), True, model)
     assert settings.stage == int(name[4])
     assert settings.offload_optimizer == ("offload" in name)
     assert settings.offload_parameters == (name == "zero3_offload")
     assert (settings.accumulation_bytes, settings.communication_bytes) == (4, 4)
-    assert settings.reduce_bucket == 50_000_000 and settings.checkpointing
+    assert settings.checkpointing
     assert settings.whole_gradients == (name == "zero1")
 
 
@@ -127,7 +128,7 @@ def test_settings_default_to_deepspeeds():
     run = parse_command_line([]).run
     for stage in (1, 2, 3):
         theirs = DeepSpeedZeroConfig(stage=stage)
-        ours = EngineSettings.of(run, {"zero_optimization": {"stage": stage}}, bf16=False)
+        ours = EngineSettings.of(run, {"zero_optimization": {"stage": stage}}, False, preset("prism-124m"))
         assert ours.reduce_bucket == theirs.reduce_bucket_size
         assert ours.overlap == theirs.overlap_comm
         assert ours.all_reduce_buckets == theirs.use_multi_rank_bucket_allreduce

@@ -17,7 +17,10 @@ from pretrain.plan.memory import memory_plan, states
 GIB = 1 << 30
 PRISM = preset("prism-757m")
 P = 756_819_456  # the paper's 756.8M, with 50,304 rows
-SHIPPED = {"reduce_bucket": 50_000_000, "overlap": True}
+BUCKET = (
+    1536 * 4096 + 1536
+)  # what "auto" makes of it: a matrix of the feed-forward network, and the final norm
+SHIPPED = {"reduce_bucket": BUCKET, "overlap": True}
 
 
 def test_zero2_of_757m_on_8_ranks_by_hand():
@@ -30,7 +33,7 @@ def test_zero2_of_757m_on_8_ranks_by_hand():
     assert plan.gradients == 4 * P // 8
     # two buckets in bf16; the embedding is larger than a bucket, and copied in bf16 and in fp32 to be reduced
     embedding = 50_304 * 1536
-    assert plan.buffers.bucket == 2 * 2 * 50_000_000
+    assert plan.buffers.bucket == 2 * 2 * BUCKET == 4 * 6_292_992
     assert plan.buffers.copies == (2 + 4) * embedding
     acts = activations(PRISM, 1, EngineSettings())
     # the fused loss takes all 1,024 tokens as one chunk: logits and their softmax, and its part of the head's gradient
@@ -40,6 +43,21 @@ def test_zero2_of_757m_on_8_ranks_by_hand():
     acts = activations(PRISM, 1, EngineSettings(fused="none"))
     assert (acts.logits, acts.head_gradient) == (1024 * 50_304 * 2, 0)
     assert plain.phases["loss"] == kept.device + acts.total + acts.logits + 2 * 4 * 2**24
+
+
+def test_reduction_in_bf16_copies_less_at_stages_2_and_3_and_more_at_stage_1():
+    def copies(model, stage, communication):
+        settings = EngineSettings(stage=stage, communication_bytes=communication, **SHIPPED)
+        return memory_plan(preset(model), settings, 8, micro_batch=1).buffers.copies
+
+    embedding = 50_304 * 1536
+    assert (
+        copies("prism-757m", 2, 4) - copies("prism-757m", 2, 2) == 4 * embedding
+    )  # the widened copy is not made
+    assert copies("prism-757m", 3, 4) == 2 * copies("prism-757m", 3, 2) == 4 * embedding
+    # Stage 1 has fp32 gradients: one copy of them, and for bf16 a narrow one besides.
+    everything = 353_944_576
+    assert copies("prism-354m", 1, 4) == 4 * everything and copies("prism-354m", 1, 2) == (4 + 2) * everything
 
 
 def test_stages_of_a_small_model_by_hand():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from model.parallel_plan import plan as tensor_plan
 from model.presets import preset
 from pretrain.engine.ds_config import EngineSettings
@@ -54,3 +56,11 @@ def test_tensor_parallel_bytes_are_the_parallel_plans():
 def test_offloading_moves_gradients_down_and_weights_up():
     sent = traffic(PRISM, EngineSettings(stage=2, offload_optimizer=True), 8, 4, 16)
     assert sent.host == (4 + 2) * P // 8
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_gradients_in_bf16_are_half_the_bytes(stage):
+    wide, narrow = (
+        traffic(PRISM, EngineSettings(stage=stage, communication_bytes=b), 8, 4, 16) for b in (4, 2)
+    )
+    assert wide.gradients == 2 * narrow.gradients > 0 and wide.parameters == narrow.parameters

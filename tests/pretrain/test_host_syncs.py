@@ -1,0 +1,163 @@
+"""How often a step waits for the device: counted on a CPU by the operations that read a tensor's value."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pretrain.trainer import Trainer
+from tests.helpers.distributed import ROOT, run_distributed
+from tests.helpers.training import nano_run, session
+
+READS = (
+    "_local_scalar_dense",
+    "item",
+    "is_nonzero",
+    "nonzero",
+    "equal",
+    "masked_select",
+    "unique",
+    "_unique2",
+)
+"""Operations whose result the host needs before it can go on. float(tensor), bool(tensor) and .item() are the first."""
+UNDISPATCHED = ("tolist", "numpy")
+"""Methods that read a CPU tensor without an operation, and would wait for a GPU's."""
+MASKED = ("index", "index_put", "index_put_", "_index_put_impl_")
+"""Operations that read their index if it is a mask."""
+OURS = tuple(f"{ROOT}/{package}/" for package in ("model", "pretrain"))
+
+
+def place() -> tuple[str, str]:
+    """Whose code is innermost in the stack, "ours" or "deepspeed", and its file and function."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        path, function = frame.f_code.co_filename, frame.f_code.co_name
+        if "/deepspeed/" in path:
+            return "deepspeed", f"{Path(path).name}:{function}"
+        if path.startswith(OURS):
+            return "ours", f"{Path(path).name}:{function}"
+        frame = frame.f_back
+    return "other", "?"
+
+
+class Counting(TorchDispatchMode):
+    """Counts reads by place, for each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[Counter[tuple[str, str]]] = [Counter()]
+
+    def note(self) -> None:
+        self.steps[-1][place()] += 1
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        mask = name in MASKED and any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+        if mask or name in READS:
+            self.note()
+        return func(*args, **kwargs or {})
+
+
+def counted(run, stage):
+    """Train *run*, and return the reads of every step."""
+    counting = Counting()
+    originals = {name: getattr(torch.Tensor, name) for name in UNDISPATCHED}
+    before_step = Trainer._before_step
+
+    def noting(original):
+        def noted(tensor, *arguments, **options):
+            counting.note()
+            return original(tensor, *arguments, **options)
+
+        return noted
+
+    def next_step(trainer):
+        counting.steps.append(Counter())
+        return before_step(trainer)
+
+    try:
+        for name, original in originals.items():
+            setattr(torch.Tensor, name, noting(original))
+        Trainer._before_step = next_step
+        with counting:
+            assert session(run, stage)[1] is None
+    finally:
+        Trainer._before_step = before_step
+        for name, original in originals.items():
+            setattr(torch.Tensor, name, original)
+    return [dict(step) for step in counting.steps[1:]]
+
+
+def reads_of(line):
+    """The places that count for one line that reads a tensor."""
+    with Counting() as counting:
+        originals = {name: getattr(torch.Tensor, name) for name in UNDISPATCHED}
+        try:
+            for name, original in originals.items():
+                setattr(torch.Tensor, name, lambda t, original=original: (counting.note(), original(t))[1])
+            line(torch.tensor([1.5]))
+        finally:
+            for name, original in originals.items():
+                setattr(torch.Tensor, name, original)
+    return sum(counting.steps[0].values())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        lambda t: t.item(),
+        lambda t: float(t),
+        lambda t: bool(t),
+        lambda t: t.tolist(),
+        lambda t: t.numpy(),
+        lambda t: t.nonzero(),
+        lambda t: t[t > 0],
+        lambda t: torch.equal(t, t),
+        lambda t: int(t.sum()),
+    ],
+)
+def test_every_way_to_read_a_tensor_is_counted(line):
+    assert reads_of(line) >= 1
+
+
+def test_work_that_reads_nothing_is_not_counted():
+    assert reads_of(lambda t: (t * 2 + t.sum()).clamp(0)) == 0
+
+
+NORM, CLIP, OVERFLOW = (
+    "utils.py:is_invalid_grad_norm",
+    "utils.py:clip_tensors_by_global_norm",
+    "stage_1_and_2.py:has_overflow",
+)
+
+
+@pytest.mark.parametrize(
+    ("stage", "precision", "deepspeeds"),
+    [
+        (1, "fp32", {NORM: 3}),
+        (2, "fp32", {NORM: 3}),
+        (3, "fp32", {NORM: 1}),
+        (1, "bf16", {NORM: 1, CLIP: 1}),
+        (2, "bf16", {NORM: 3, OVERFLOW: 1}),
+        (3, "bf16", {NORM: 1}),
+    ],
+)
+def test_a_step_without_logging_waits_once_at_most_for_our_code(
+    stage, precision, deepspeeds, small_folder, tmp_path
+):
+    """Our one read is of the vote on stopping, which is in the host's memory; docs/performance.md lists the others."""
+    run = nano_run(
+        small_folder, tmp_path, "--steps", "5", "--precision", precision, "--logging.every", "100",
+        "--validation.every", "0", "--checkpoint.every", "100",
+    )  # fmt: skip
+    for steps in run_distributed(counted, 2, run, stage, timeout=120):
+        found = {whose: {} for whose in ("ours", "deepspeed", "other")}
+        for (whose, where), number in steps[3].items():
+            found[whose][where] = number
+        assert sum(found["ours"].values()) <= 1, found["ours"]
+        assert found["deepspeed"] == deepspeeds and not found["other"]
