@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from pathlib import Path
+from types import FrameType
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ OURS = tuple(f"{ROOT}/{package}/" for package in ("model", "pretrain"))
 
 def place() -> tuple[str, str]:
     """Whose code is innermost in the stack, "ours" or "deepspeed", and its file and function."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         path, function = frame.f_code.co_filename, frame.f_code.co_name
         if "/deepspeed/" in path:
