@@ -16,9 +16,9 @@ from model.errors import UserError
 from model.transformer import Fused, Transformer
 from pretrain.config.run_config import RunConfig
 
-# Work of a rank, in FLOPs, from which a run on a CPU is compiled: about an hour of two cores. Compiling takes up to
-# half a minute; what it saves varied from nothing to a tenth of a step (docs/performance.md).
-CPU_FLOPS = 3e14
+# Work of a rank, in FLOPs, from which a run on a CPU is compiled: about two minutes of two cores. Compiling takes 10 to
+# 30 s; it saves a third of a small model's step and a twentieth of a larger one's (docs/performance.md).
+CPU_FLOPS = 5e12
 COMPILERS = {"cpu": ("g++", "clang++"), "cuda": ("gcc", "cc", "clang")}
 
 
