@@ -1,6 +1,7 @@
-"""Two kernels of a CPU step: the loss by the size of its chunks, and attention by torch's kernel or in blocks.
+"""Kernels of a CPU step: loss and fused head by the size of their chunks, attention by torch's kernel or in blocks.
 
     OMP_WAIT_POLICY=passive python benchmarks/cpu_kernels.py loss       # asleep; without the variable: spinning
+    python benchmarks/cpu_kernels.py head                               # the output head and the loss
     python benchmarks/cpu_kernels.py attention --length 512 --head_dim 64
 
 Milliseconds of forward and backward, the fastest of seven; the variants take turns.
@@ -22,7 +23,7 @@ import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from model import loss  # noqa: E402
+from model import head_loss, loss  # noqa: E402
 
 ROUNDS = 7
 
@@ -118,6 +119,26 @@ def time_loss(options: argparse.Namespace) -> None:
     )
 
 
+def time_head(options: argparse.Namespace) -> None:
+    """Output head and loss: apart, then fused, by the elements of a chunk."""
+    hidden = torch.randn(options.tokens, options.width, requires_grad=True)
+    weight = (0.02 * torch.randn(options.vocabulary, options.width)).requires_grad_()
+    labels = torch.randint(0, options.vocabulary, (options.tokens,))
+
+    def fused(power: int) -> Callable[[], Tensor]:
+        def run() -> Tensor:
+            head_loss.CHUNK_ELEMENTS["cpu"] = 2**power
+            return head_loss.head_cross_entropy(hidden, weight, labels, options.vocabulary)
+
+        return run
+
+    variants: dict[str, Callable[[], Tensor]] = {
+        "apart": lambda: loss.cross_entropy(F.linear(hidden, weight), labels, options.vocabulary),
+        **{f"2^{power}": fused(power) for power in (19, 20, 21, 22, 23, 25)},
+    }
+    fastest(variants, (hidden, weight), torch.ones(()))
+
+
 def time_attention(options: argparse.Namespace) -> None:
     """torch's kernel, and blocks of 64, 128, 256 queries."""
     shape = (options.heads, options.length, options.head_dim)
@@ -135,18 +156,22 @@ def time_attention(options: argparse.Namespace) -> None:
     fastest(variants, (query, key, value), torch.randn(shape))
 
 
+KINDS = {"loss": time_loss, "head": time_head, "attention": time_attention}
+
+
 def main() -> None:
     """Time and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("what", choices=("loss", "attention"))
+    parser.add_argument("what", choices=KINDS)
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--vocabulary", type=int, default=8192)
+    parser.add_argument("--width", type=int, default=384, help="of the head's input")
     parser.add_argument("--heads", type=int, default=48, help="of all sequences of a micro-batch")
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--head_dim", type=int, default=64)
     options = parser.parse_args()
     torch.manual_seed(0)
-    (time_loss if options.what == "loss" else time_attention)(options)
+    KINDS[options.what](options)
 
 
 if __name__ == "__main__":

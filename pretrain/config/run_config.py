@@ -255,7 +255,7 @@ class RunConfig:
     """Recompute each block in the backward pass: less memory, about a third more computation."""
     compile: bool | Literal["auto"] = "auto"
     """Compile the model with torch.compile: slower to start, faster steps, ZeRO stages 1 and 2 only. auto: on GPUs, and
-    on CPUs for long runs. What a run began with is kept when it is resumed."""
+    on CPUs for runs of some minutes. What a run began with is kept when it is resumed."""
     fused: Literal["auto", "all", "loss", "none"] = "auto"
     """What is computed in one. loss: the output head and the loss, which saves the memory of the logits. all: also q, k
     and v, and gate and up, not at ZeRO stage 3. none: each by itself. auto: all where a GPU's model is compiled, else
