@@ -41,6 +41,7 @@ def rates_run(small_folder, folder, *more, rules=(SLOW, FAST)):
     flags = [
         *("--model", "gpt2-nano", "--steps", "100", "--global_batch_tokens", "256", "--micro_batch", "2"),
         *("--schedule.kind", "wsd", "--schedule.warmup", "4", "--schedule.decay", "20"),
+        *("--schedule.minimum", "0.1"),
         *("--optimizer.learning_rate", str(PEAK), "--optimizer.betas", "[0, 0]", "--optimizer.eps", "1e-20"),
         *("--optimizer.weight_decay", "0", "--validation.every", "0", "--checkpoint.every", "10"),
         *("--logging.every", "50", "--lr_rules", json.dumps(list(rules))),

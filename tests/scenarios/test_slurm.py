@@ -35,7 +35,7 @@ def whole(small_folder, tmp_path_factory):
 def undisturbed(small_folder, runs, *settings):
     """The curve of two ranks on one node, started without SLURM, that reach their last step."""
     arguments = nano_arguments(small_folder, runs, *settings)
-    finished = launch(["--ds_config", "ds_configs/zero1.json", "--config", "124m", *arguments], 2)
+    finished = launch(["--ds_config", "ds_configs/zero2.json", "--config", "124m", *arguments], 2)
     assert finished.returncode == 0, finished.output
     return curve(runs / "nano")
 
