@@ -150,6 +150,8 @@ def test_it_learns(small_folder, tmp_path):
         "1e-2",
         "--validation.every",
         "250",
+        "--schedule.minimum",
+        "0.1",
         "--checkpoint.every",
         "0",
     )

@@ -281,4 +281,4 @@ def test_the_commands_flag_draws_and_stops_and_bad_rules_end_with_2(tmp_path):
     assert (tmp_path / "lr.png").is_file() and not (tmp_path / "runs").exists()
     bad = main("--lr_rules", "[{name: a, parameters: [q], layers: 7, scale: 0.5}]", "--plot_lr", "lr.png")
     assert bad.returncode == 2
-    assert bad.stderr == "error: lr_rules.a.layers: layer 7 is outside the model, whose layers are 0 to 5\n"
+    assert bad.stderr == "error: lr_rules.a.layers: layer 7 is outside the model, whose layers are 0 to 3\n"
