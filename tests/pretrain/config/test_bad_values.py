@@ -62,7 +62,7 @@ def test_numbers_in_rules(field, number):
         (["--heads", f"3x{LONGER}"], "heads: "),
         (["--heads", "3x100000"], "more than 10,000 layers"),
         (["--architecture", '{heads: "3x99999,3x2"}'], "more than 10,000 layers"),
-        (["--architecture.d_model", "1000000007"], "heads: layer 0 has 3 heads, which do not divide d_model"),
+        (["--architecture.d_model", "1000000007"], "heads: layer 0 has 2 heads, which do not divide d_model"),
         (["--architecture.d_model", "1e12"], "d_model"),
         (["--architecture.d_model", "1000000000000"], "d_model: 1000000000000 is not valid.*at most 2,147,483,647"),
         (["--architecture", "{kv_heads: [3000000000,3,3,3]}"], "kv_heads: "),

@@ -172,7 +172,7 @@ def test_the_path_of_hub_datasets_with_all_options(dataset, small_folder, tmp_pa
         assert part in printed
     assert (out / "document_lengths.png").is_file()
     assert run("verify", out) == 0
-    assert "4 files are what was written" in capsys.readouterr().out
+    assert "5 files are what was written" in capsys.readouterr().out
     assert run("inspect", out / "training", "--tokenizer", small_folder / "tokenizer") == 0
     assert "bottles on the shelf" in capsys.readouterr().out
     (out / "training.bin").write_bytes(b"")
