@@ -9,10 +9,8 @@ it reads and writes once (benchmarks/traffic.py), at the rate of a large copy. B
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -20,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
 
 from benchmarks.figures import add_out, write  # noqa: E402
-from benchmarks.one_trainer import one_trainer  # noqa: E402 - before torch
+from benchmarks.one_trainer import trainer_of  # noqa: E402 - before torch
 from benchmarks.throughput import SHAPES  # noqa: E402
 
 import torch  # noqa: E402 # isort: skip
@@ -71,26 +69,18 @@ def main() -> None:
     shape = SHAPES[options.shape]
     model = shape.model(options.kind)
     tokens = shape.micro_batch * shape.context
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.json"
-        path.write_text(json.dumps(model.to_json()))
-        settings = [
-            "--model", str(path), "--vocab_size", str(shape.vocab_size), "--micro_batch", str(shape.micro_batch),
-            "--global_batch_tokens", str(tokens), "--compile", "false",
-            "--validation.every", "0", "--diagnostics_every", "0",
-        ]  # fmt: skip
-        with one_trainer(*settings, *flags) as one:
-            one.step()
-            one.step()
-            seconds = min(one.seconds(one.step) for _ in range(STEPS))
-            with profile(activities=[ProfilerActivity.CPU], with_flops=True) as profiler:
-                for _ in range(STEPS):
-                    one.step()
-            with Traffic(compiled=False) as traffic:
+    with trainer_of(model, shape.micro_batch, *flags) as one:
+        one.step()
+        one.step()
+        seconds = min(one.seconds(one.step) for _ in range(STEPS))
+        with profile(activities=[ProfilerActivity.CPU], with_flops=True) as profiler:
+            for _ in range(STEPS):
                 one.step()
-            device, bf16 = one.session.world.device, one.session.bf16
-            peak, _ = peak_flops(device, torch.bfloat16 if bf16 else torch.float32)
-            rate = copy_rate(device)
+        with Traffic(compiled=False) as traffic:
+            one.step()
+        device, bf16 = one.session.world.device, one.session.bf16
+        peak, _ = peak_flops(device, torch.bfloat16 if bf16 else torch.float32)
+        rate = copy_rate(device)
     times = dict.fromkeys((*GROUPS, "everything else"), 0.0)
     flops = 0
     for row in profiler.key_averages():

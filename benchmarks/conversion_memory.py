@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,7 +21,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.ranks import rank_variables  # noqa: E402
 from model.config import ModelConfig  # noqa: E402
+from pretrain.runtime.world import free_port  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,7 @@ WORLDS = {
 
 def train(world: World, name: str, folder: Path, options: argparse.Namespace) -> Path:
     """Train one step on the world's ranks; the run's folder."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = free_port()
     copies = world.ranks // world.tensor_parallel
     arguments = [
         "--ds_config", f"ds_configs/zero{world.stage}.json", "--model", options.model, "--data", options.data,
@@ -66,15 +65,7 @@ def train(world: World, name: str, folder: Path, options: argparse.Namespace) ->
             [sys.executable, "pretrain/main.py", *arguments],
             cwd=ROOT,
             stdout=subprocess.DEVNULL,
-            env={
-                **os.environ,
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(world.ranks),
-                "LOCAL_SIZE": str(world.ranks),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port,
-            },
+            env=os.environ | rank_variables(rank, world.ranks, port),
         )
         for rank in range(world.ranks)
     ]

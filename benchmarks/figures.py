@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pretrain.utils.files import write_atomically
+
 
 def add_out(parser: argparse.ArgumentParser) -> None:
     """The flag --out."""
@@ -19,6 +21,4 @@ def write(out: str | None, figures: Any) -> None:
         return
     path = Path(out)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(json.dumps(figures, indent=1) + "\n")
-    partial.replace(path)
+    write_atomically(path, json.dumps(figures, indent=1) + "\n")

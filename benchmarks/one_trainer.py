@@ -6,6 +6,7 @@ Import it before torch: it settles how OpenMP's threads wait, as main.py does.
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import tempfile
 import time
@@ -24,6 +25,7 @@ settle_waiting_threads()
 
 import torch  # noqa: E402
 
+from model.config import ModelConfig  # noqa: E402
 from pretrain.config.command_line import parse_command_line  # noqa: E402
 from pretrain.data.loader import BatchPrefetcher  # noqa: E402
 from pretrain.engine.build import build_engine  # noqa: E402
@@ -64,6 +66,21 @@ class OneTrainer:
         """Wait until a GPU has done what it was given."""
         if self.session.world.device.type == "cuda":
             torch.cuda.synchronize()
+
+
+@contextlib.contextmanager
+def trainer_of(model: ModelConfig, micro_batch: int, *flags: str) -> Iterator[OneTrainer]:
+    """one_trainer of *model*, a micro-batch a step, without validation; compiled only if *flags* ask for it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.json"
+        path.write_text(json.dumps(model.to_json()))
+        settings = [
+            "--model", str(path), "--vocab_size", str(model.vocab_size), "--micro_batch", str(micro_batch),
+            "--global_batch_tokens", str(micro_batch * model.context_length),
+            "--validation.every", "0", "--diagnostics_every", "0", "--compile", "false",
+        ]  # fmt: skip
+        with one_trainer(*settings, *flags) as one:
+            yield one
 
 
 @contextlib.contextmanager

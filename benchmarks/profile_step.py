@@ -9,17 +9,15 @@ Nothing is compiled unless --compile asks for it. On a GPU the table is sorted b
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
 
 from benchmarks.figures import add_out, write  # noqa: E402
-from benchmarks.one_trainer import one_trainer  # noqa: E402 - before torch
+from benchmarks.one_trainer import trainer_of  # noqa: E402 - before torch
 from benchmarks.throughput import SHAPES  # noqa: E402
 
 import torch  # noqa: E402 # isort: skip
@@ -35,25 +33,17 @@ def main() -> None:
     add_out(parser)
     options, flags = parser.parse_known_args()
     shape = SHAPES[options.shape]
-    with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder) / "model.json"
-        model.write_text(json.dumps(shape.model(options.kind).to_json()))
-        settings = [
-            "--model", str(model), "--vocab_size", str(shape.vocab_size), "--micro_batch", str(shape.micro_batch),
-            "--global_batch_tokens", str(shape.micro_batch * shape.context),
-            "--validation.every", "0", "--diagnostics_every", "0", "--compile", "false",
-        ]  # fmt: skip
-        with one_trainer(*settings, *flags) as one:
-            for _ in range(2):
-                one.step()
-            seconds = one.seconds(one.step)
-            print(f"a step without the profiler: {seconds:.3f} s")
-            cuda = one.session.world.device.type == "cuda"
-            activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-            with profile(activities=activities) as profiler:
-                one.step()
-                one.wait()
-            compiled = one.session.run.compile
+    with trainer_of(shape.model(options.kind), shape.micro_batch, *flags) as one:
+        for _ in range(2):
+            one.step()
+        seconds = one.seconds(one.step)
+        print(f"a step without the profiler: {seconds:.3f} s")
+        cuda = one.session.world.device.type == "cuda"
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+        with profile(activities=activities) as profiler:
+            one.step()
+            one.wait()
+        compiled = one.session.run.compile
     device = "device" if cuda else "cpu"
     averages = profiler.key_averages()
     print(

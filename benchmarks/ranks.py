@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-
-
-def free_port() -> int:
-    """A port that nothing listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
 
 def rank_variables(rank: int, ranks: int, port: int) -> dict[str, str]:
     """Environment of one of *ranks* processes that meet at *port*."""

@@ -30,12 +30,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.figures import add_out, write  # noqa: E402
-from benchmarks.ranks import free_port, rank_variables  # noqa: E402
-from benchmarks.throughput import SHAPES, Contender, Failed, Shape, say  # noqa: E402
+from benchmarks.figures import write  # noqa: E402
+from benchmarks.ranks import rank_variables  # noqa: E402
+from benchmarks.throughput import SHAPES, Contender, Failed, Shape, add_session_flags, say  # noqa: E402
 from model.config import ModelConfig, block  # noqa: E402
 from model.heads import parse_heads  # noqa: E402
 from pretrain.runtime.environment import settle_waiting_threads  # noqa: E402
+from pretrain.runtime.world import free_port  # noqa: E402
 
 SWEEPS = {
     "context": [256, 512, 1024, 2048, 4096, 8192],
@@ -185,14 +186,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8192, help="of a step")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2, help="of a turn")
-    parser.add_argument("--precision", choices=("auto", "bf16", "fp32"), default="auto")
-    parser.add_argument(
-        "--data_root", default="data", help="where built-in corpora are, or are prepared once"
-    )
-    add_out(parser)
-    parser.add_argument(
-        "--flags", nargs=argparse.REMAINDER, default=[], help="last: flags of pretrain/main.py"
-    )
+    add_session_flags(parser)
     options = parser.parse_args()
     for name in ("rounds", "steps", "tokens", *SWEEPS):
         value = getattr(options, name)

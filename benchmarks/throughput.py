@@ -287,6 +287,18 @@ def interval(values: list[float]) -> str:
     return f"{mean:.3f} [{mean - half:.3f}, {mean + half:.3f}]"
 
 
+def add_session_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags that go to every throughput_session.py, and --out."""
+    parser.add_argument("--precision", choices=("auto", "bf16", "fp32"), default="auto")
+    parser.add_argument(
+        "--data_root", default="data", help="where built-in corpora are, or are prepared once"
+    )
+    add_out(parser)
+    parser.add_argument(
+        "--flags", nargs=argparse.REMAINDER, default=[], help="last: more flags of pretrain/main.py"
+    )
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(
@@ -298,14 +310,7 @@ def main() -> None:
     parser.add_argument("--nanogpt", metavar="FOLDER", help="a checkout of nanoGPT")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, help="of a turn (default: the shape's)")
-    parser.add_argument("--precision", choices=("auto", "bf16", "fp32"), default="auto")
-    parser.add_argument(
-        "--data_root", default="data", help="where the built-in corpus is, or is prepared once"
-    )
-    add_out(parser)
-    parser.add_argument(
-        "--flags", nargs=argparse.REMAINDER, default=[], help="last: more flags of pretrain/main.py"
-    )
+    add_session_flags(parser)
     options = parser.parse_args()
     names = options.contenders or [
         *DEFAULT, *(["nanogpt", "nanogpt-compiled"] if options.nanogpt else []), "products",

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.loss import IGNORED_LABEL
+from model.loss import IGNORED_LABEL, row_chunks
 
 # Logits made at a time, by device type. Every chunk adds to the weight's gradient, which is read and written for it, so
 # chunks should not be small. On a CPU 16 MiB in fp32; docs/performance.md has the times. On a GPU 256 MiB in bf16,
@@ -64,9 +64,8 @@ class _HeadCrossEntropy(torch.autograd.Function):
             if residual is None or hidden_gradient is None or weight_gradient is None:
                 continue
             torch.mm(residual, weight, out=hidden_gradient[rows])
-            counting = (
-                hidden[rows] * counted[rows, None]
-            )  # what is ignored adds nothing to the weight's gradient
+            # What is ignored adds nothing to the weight's gradient.
+            counting = hidden[rows] * counted[rows, None]
             if wide == hidden.dtype:
                 weight_gradient.addmm_(residual.t(), counting)
             else:
@@ -129,7 +128,5 @@ def _in_one_kernel(
 
 
 def token_chunks(tokens: int, columns: int, device_type: str) -> list[slice]:
-    """Slices of *tokens*, as equal as they can be, whose logits have at most CHUNK_ELEMENTS (or one row) each."""
-    most = max(1, CHUNK_ELEMENTS.get(device_type, CHUNK_ELEMENTS["cuda"]) // columns)
-    rows = -(-tokens // -(-tokens // most))
-    return [slice(start, min(start + rows, tokens)) for start in range(0, tokens, rows)]
+    """The chunks that the loss of *tokens* is made in, each with at most CHUNK_ELEMENTS logits, or one token."""
+    return row_chunks(tokens, columns, CHUNK_ELEMENTS, device_type)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -122,9 +123,18 @@ class _ParallelCrossEntropy(torch.autograd.Function):
 
 def _chunks(logits: Tensor) -> list[slice]:
     """Slices of the rows of logits [N, columns], at most CHUNK_ELEMENTS elements (or one row) each."""
-    elements = CHUNK_ELEMENTS.get(logits.device.type, CHUNK_ELEMENTS["cuda"])
-    rows = max(1, elements // logits.shape[1])
-    return [slice(start, start + rows) for start in range(0, logits.shape[0], rows)]
+    rows, columns = logits.shape
+    return row_chunks(rows, columns, CHUNK_ELEMENTS, logits.device.type)
+
+
+def row_chunks(rows: int, columns: int, limits: Mapping[str, int], device_type: str) -> list[slice]:
+    """Slices of the *rows* of a matrix, as equal as they can be, of at most so many elements, or one row, each.
+
+    limits: that number by device type; other devices than those have a GPU's.
+    """
+    most = max(1, limits.get(device_type, limits["cuda"]) // columns)
+    each = max(1, -(-rows // max(1, -(-rows // most))))  # 1 where there are no rows
+    return [slice(start, min(start + each, rows)) for start in range(0, rows, each)]
 
 
 def _widen(logits: Tensor) -> Tensor:

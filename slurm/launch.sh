@@ -151,10 +151,12 @@ launch() {
         rm -f "$failures_file"
         return 0
     fi
-    if [ "$cancelled" = 1 ]; then
+    end_if_cancelled() {
+        [ "$cancelled" = 1 ] || return 0
         echo "job $(job_name): cancelled; the same sbatch line continues the run"
         exit "$status"
-    fi
+    }
+    end_if_cancelled
     case "$status" in
         "$BAD_INPUT" | "$INTERRUPTED") exit "$status" ;;
         "$CONTINUE") echo "job $(job_name): stopped and saved; requeued, to continue by itself" ;;
@@ -170,6 +172,8 @@ launch() {
             echo "job $(job_name): failed with exit status $status; requeued, failure $failures of at most ${FAILURES:-3}"
             ;;
     esac
+    # SLURM requeues a cancelled job, too, if it is asked to.
+    end_if_cancelled
     scontrol requeue "$(job_name)"
     # SLURM ends this shell; a job that may not be requeued (--no-requeue) ends by itself.
     sleep 30

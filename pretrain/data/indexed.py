@@ -293,9 +293,8 @@ class IndexedTokens:
         part.num_tokens = stop - start
         part.num_documents = last - first
         part.boundaries, part._offsets = self.boundaries[first : last + 1], self._offsets[sequences]
-        if (
-            sequences.start
-        ):  # not a copy of the whole index in every rank's memory for a part from the beginning
+        # A part from the beginning needs no copy of the index, which every rank would hold in memory.
+        if sequences.start:
             part.boundaries = part.boundaries - sequences.start
             part._offsets = part._offsets - start * self.dtype.itemsize
         part._tokens = self._tokens[start:stop]

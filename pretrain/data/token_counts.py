@@ -80,9 +80,8 @@ class _Progress:
     def __init__(self, corpus: Corpus, most: int, report: Callable[[object], object]) -> None:
         self._name, self._report = corpus.name, report
         total = corpus.training.num_tokens
-        self._expected = max(
-            1.0, total / max(1, -(-total // most))
-        )  # as IndexedTokens.counts takes every n-th chunk
+        # IndexedTokens.counts takes every n-th chunk.
+        self._expected = max(1.0, total / max(1, -(-total // most)))
         self._last = time.monotonic()
 
     def __call__(self, counted: int) -> None:

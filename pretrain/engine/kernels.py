@@ -21,7 +21,7 @@ NAMES = {
 def attention_kernels(
     model: ModelConfig, device: torch.device, dtype: torch.dtype, document_mask: bool
 ) -> dict[str, list[int]]:
-    """The head dims of a model by the kernel that their attention runs on in training, most used kernel first.
+    """The head dims of a model by the kernel that their attention runs on in training, that of most head dims first.
 
     torch is asked with the run's shapes, on its device; a head dim whose layers run on two kernels is listed with both.
     Tensor-parallel ranks that share heads by queries may take others.

@@ -103,7 +103,7 @@ def run_evaluation(arguments: Sequence[str]) -> None:
 
     world = _join_ranks()
     # Rank 0 reads some ten thousand files for all.
-    manager = world.broadcast(task_manager(options.include_path) if world.is_main else None)
+    manager = world.once(lambda: task_manager(options.include_path))
     tasks = resolve_tasks(options.tasks.split(","), manager)
     model, step = _open(options)
     results = score(model, load_tasks(tasks, manager, data_dir), options.limit, shots=options.num_fewshot)

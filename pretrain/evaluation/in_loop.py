@@ -59,7 +59,7 @@ class InLoopEvaluation:
         self.config, self.tokenizer, self.world = config, tokenizer, world
         self.context_length, self.batch_tokens = context_length, batch_tokens
         # Rank 0 reads some ten thousand files for all.
-        manager = world.broadcast(task_manager() if world.is_main else None)
+        manager = world.once(task_manager)
         problem = None
         try:
             self._tasks = self._load(manager)

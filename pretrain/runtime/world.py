@@ -189,7 +189,7 @@ def start_world(
     if dist.is_initialized():
         device = detect_device()
     else:
-        os.environ.setdefault("MASTER_PORT", "29500" if size > 1 else str(_free_port()))
+        os.environ.setdefault("MASTER_PORT", "29500" if size > 1 else str(free_port()))
         device = meet(launch.rank, size, timeout)
     # Also where a process group exists: DeepSpeed's own module must know of it before zero.Init asks for its size.
     deepspeed.init_distributed(
@@ -215,7 +215,8 @@ def start_world(
     )
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nothing listens on at this moment."""
     import socket
 
     with socket.socket() as probe:

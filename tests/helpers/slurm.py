@@ -130,12 +130,16 @@ class Cluster:
             for path in sorted(self.folder.glob("*.log"))
         )
 
+    def end_jobs(self) -> None:
+        """Kill all jobs, batch scripts first, so that none has itself requeued."""
+        self.call("scancel", "--user=root", "--full", "--signal=KILL")
+        self.call("scancel", "--user=root")
+        self.wait_until(lambda: not self.call("squeue", "-h").strip(), 60, "empty queue")
+
     def close(self) -> None:
         """End all jobs and daemons."""
         with contextlib.suppress(Exception):
-            self.call("scancel", "--user=root", "--full", "--signal=KILL")
-            self.call("scancel", "--user=root")
-            time.sleep(1)
+            self.end_jobs()
         for path in self.folder.glob("*.pid"):
             with contextlib.suppress(OSError, ValueError):
                 os.kill(int(path.read_text()), signal.SIGKILL)

@@ -40,7 +40,7 @@ def test_launcher_trains_to_the_end_and_the_same_command_says_so(small_folder, t
         "12/12",
         "val loss",
         "bits/byte",
-        "lr 1.0",
+        "lr 2.00e-05",
         "grad norm",
         "tokens/s",
         "MFU",
