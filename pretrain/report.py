@@ -18,6 +18,8 @@ from pretrain.engine.ds_config import EngineSettings
 from pretrain.engine.kernels import attention_kernels, kernel_line
 from pretrain.evaluation.baselines import compare_baselines
 from pretrain.generate import generate
+from pretrain.growth.hook import Growth
+from pretrain.growth.models import most_heads
 from pretrain.metrics.file import FILE_NAME
 from pretrain.metrics.session import Metrics
 from pretrain.plots import draw_runs
@@ -51,6 +53,7 @@ def opening(session: Session) -> list[str]:
         f"steps    {run.steps:,} of {session.tokens_per_step:,} tokens = {batch.sequences} sequences "
         f"({batch.micro_batch} a micro-batch x {batch.accumulation} accumulated x {batch.data_parallel} ranks)",
         *(f"epochs   {line}" for line in _epochs(session)),
+        *([_growth_line(session)] if run.growth.active else []),
     ]
     if session.resumed_from:
         lines.append(
@@ -70,6 +73,16 @@ def _attention_line(session: Session) -> str:
     dtype = torch.bfloat16 if session.bf16 else torch.float32
     kernels = attention_kernels(session.model, session.world.device, dtype, session.run.document_mask)
     return kernel_line(kernels)
+
+
+def _growth_line(session: Session) -> str:
+    """What asks for heads, and how far they may go."""
+    growth = session.run.growth
+    hook = next((hook for hook in session.hooks if isinstance(hook, Growth)), None)
+    when = f"at steps {', '.join(map(str, sorted(growth.schedule)))}" if growth.schedule else ""
+    when = when or (f"checked every {hook.every} steps up to {hook.last:,}" if hook else "")
+    budget = f", {growth.budget} in all" if growth.budget else ""
+    return f"growth   {growth.criterion}: at most {most_heads(session.run)} heads a layer{budget}; {when}"
 
 
 def _epochs(session: Session) -> list[str]:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from model.config import ModelConfig
 from model.errors import UserError
-from model.parallel_plan import check_tensor_parallel, head_group_sizes
+from model.parallel_plan import check_tensor_parallel
 from pretrain.checkpoint.reshard import check_readable
 from pretrain.checkpoint.state import TrainingState, has_engine_files
 from pretrain.checkpoint.store import CheckpointStore
@@ -33,6 +33,9 @@ from pretrain.engine.compiling import decide_compile, decide_fused
 from pretrain.engine.ds_config import EngineSettings, merge_ds_config, resolve_bf16
 from pretrain.engine.patches import prepare_deepspeed
 from pretrain.evaluation.hooks import EvaluationHook, ValidationHook
+from pretrain.growth.edit import checkpoint_of
+from pretrain.growth.hook import Growth
+from pretrain.growth.models import check_every_split, continued_model, head_group_sizes_of, largest_model
 from pretrain.optim.groups import GroupRates, run_groups
 from pretrain.plan.micro_batch import device_memory, plan_batch
 from pretrain.run.context import RunContext
@@ -122,7 +125,7 @@ def open_session(run: RunConfig, ds_config: dict[str, Any], listener: StopListen
             run.tensor_parallel,
             run.sequence_parallel,
             timeout,
-            head_group_sizes(run.build_model_config(), run.tensor_parallel),
+            head_group_sizes_of(run),
         )
         check_agreement(world, run.to_yaml())
         locks = RunLocks(run.folder, world)
@@ -145,15 +148,17 @@ def build_session(run: RunConfig, ds_config: dict[str, Any], data: RunData, worl
     Raises:
         UserError: anything in the configuration or the run folder that cannot be used. Nothing has been written then.
     """
-    model = run.build_model_config(data.tokenizer.vocab_size)
-    rates = GroupRates(run_groups(run, model), run)
-    check_tensor_parallel(model, world.tensor_parallel, sequence_parallel=world.grid.sequence_parallel)
-    sequences = data.training_sequences(model.context_length, run.seed)
-    bf16, dtype_reason = resolve_bf16(run, ds_config, world.device)
-
     store = CheckpointStore(run.folder, run.checkpoint, world)
     newest = store.newest_valid()
     folder, saved, damaged = newest or (None, TrainingState(), [])
+    saved_model, model = continued_model(
+        run.build_model_config(data.tokenizer.vocab_size), saved, run.growth.active
+    )
+    rates = GroupRates(run_groups(run, model), run)
+    largest = largest_model(run, model)
+    check_tensor_parallel(model, world.tensor_parallel, sequence_parallel=world.grid.sequence_parallel)
+    sequences = data.training_sequences(model.context_length, run.seed)
+    bf16, dtype_reason = resolve_bf16(run, ds_config, world.device)
     if folder and run.resume == "never":
         raise UserError(
             f"resume: {run.folder} already holds a checkpoint ({folder.name}); give --name for a new run, "
@@ -166,8 +171,9 @@ def build_session(run: RunConfig, ds_config: dict[str, Any], data: RunData, worl
     )
     fused = decide_fused(run.fused, stage, world.device.type, compiled, saved.run)
     run = dataclasses.replace(run, compile=compiled, fused=fused)
-    batch = _plan_batch(run, model, saved, world, EngineSettings.of(run, ds_config, bf16, model))
-    ds_config = merge_ds_config(ds_config, run, batch, bf16, model)
+    batch = _plan_batch(run, largest, saved, world, EngineSettings.of(run, ds_config, bf16, largest))
+    check_every_split(run, model, batch.micro_batch)
+    ds_config = merge_ds_config(ds_config, run, batch, bf16, largest)
     identity: dict[str, Any] = {
         "run": run.to_dict(),
         "model": model.to_json(),
@@ -179,11 +185,11 @@ def build_session(run: RunConfig, ds_config: dict[str, Any], data: RunData, worl
     if folder:
         notes = [f"{line}; continuing from {folder.name}" for line in damaged]
         tokenizers = (folder / "tokenizer", data.tokenizer)
-        notes += check_resume(saved, run, model, identity["data"], identity["world"], tokenizers)
+        notes += check_resume(saved, run, saved_model, identity["data"], identity["world"], tokenizers)
         other_shape = shape_change(saved.world, identity["world"]) or regrouped(saved, run, model)
-        reshape = other_shape is not None or not has_engine_files(folder)
+        reshape = other_shape is not None or not has_engine_files(folder) or model != saved_model
         if reshape:
-            check_readable(folder, world)
+            check_readable(folder, world, checkpoint_of)
         if not saved.run:
             identity["from_seed"] = False  # a model that was made elsewhere
     session = Session(
@@ -220,7 +226,11 @@ def _build_hooks(session: Session) -> list[Hook]:
         hooks.append(EvaluationHook(session))
     diagnostics = Diagnostics(session)
     session.notes += diagnostics.notes
-    return [*hooks, diagnostics]
+    hooks.append(diagnostics)
+    if run.growth.active:  # the last: the others measure the model that the step has trained
+        most = max(largest_model(run, session.model).heads)
+        hooks.append(Growth(session, most, lambda seen: session.micro_batch(seen, 0)))
+    return hooks
 
 
 def _plan_batch(

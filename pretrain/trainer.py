@@ -7,13 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from model.config import ModelConfig
 from model.errors import UserError
 from pretrain.checkpoint.reshard import load_resharded
 from pretrain.checkpoint.state import read_features
 from pretrain.data.loader import BatchPrefetcher
-from pretrain.engine.build import build_engine
+from pretrain.engine.build import build_engine, release_engine
 from pretrain.engine.compiling import compiled_graphs
 from pretrain.engine.patches import guarded_updates
+from pretrain.growth.edit import checkpoint_of
 from pretrain.metrics.session import Metrics
 from pretrain.metrics.step_log import StepLog
 from pretrain.optim.spikes import SpikeGuard, global_loss
@@ -42,6 +44,7 @@ class Trainer:
         )
         self.engine: Any = None
         """The DeepSpeed engine, once fit has built it; it holds the model."""
+        self._next_model: ModelConfig | None = None
         self.graphs = 0
         """Graphs that torch.compile has made so far, as last printed."""
         self.data_share = 0.0
@@ -58,7 +61,7 @@ class Trainer:
             Stopped: the session was asked to stop; a checkpoint of its last step was written.
         """
         session, run, state, control = self.session, self.run, self.state, self.control
-        self.engine = engine = self._build()
+        self.engine = self._build()
         first_sequence = state.sequences
         with (
             BatchPrefetcher(lambda index: session.micro_batch(first_sequence, index), start=0) as batches,
@@ -73,9 +76,9 @@ class Trainer:
                 control.heartbeat(f"step {state.step + 1}")
                 hook_figures = self._before_step()
                 control.start_vote(state.step, self.store.writing)
-                rates = session.rates.write(engine.optimizer, state.step, state.released)
+                rates = session.rates.write(self.engine.optimizer, state.step, state.released)
                 loss = self._forward_backward(batches)
-                self._count(applied=engine.was_step_applied())
+                self._count(applied=self.engine.was_step_applied())
                 self._note(loss, rates, hook_figures)
                 self._check_skipped()
                 stop, writing = control.vote_result()
@@ -86,14 +89,17 @@ class Trainer:
                 stop = stop or self._run_hooks()
                 if self._due(run.logging.every):
                     self.log.flush()
-                if stop or self._due(run.checkpoint.every):
-                    self._save(asked=bool(stop))
+                changed = self._next_model is not None
+                if stop or changed or self._due(run.checkpoint.every):
+                    self._save(asked=bool(stop) or changed)
+                if changed and not stop:  # else the next session changes it
+                    self._change_model()
             self.data_share = batches.wait_seconds / max(self.metrics.throughput.seconds, 1e-9)
             control.heartbeat("finishing the last checkpoint")
             self.store.finish()
             if stop:
                 raise control.stopped(stop)
-        return engine
+        return self.engine
 
     def _build(self) -> Any:
         """The run's folder and engine; weights, optimizer and hooks as the last session left them."""
@@ -102,7 +108,8 @@ class Trainer:
         engine = build_engine(self.run, session.model, session.ds_config, session.world.grid)
         if folder:
             if session.reshape:
-                load_resharded(engine, folder, session.world, session.world.say)
+                load_resharded(engine, folder, session.world, session.world.say, checkpoint_of)
+                self._forget_changes()
             else:
                 self.store.load(engine, folder)
             saved = read_features(folder)
@@ -110,6 +117,35 @@ class Trainer:
                 hook.restore(saved)
         engine.train()
         return engine
+
+    def _change_model(self) -> None:
+        """Go on with the model that a hook asked for, from the checkpoint of this step.
+
+        A session that is killed at any moment of it finds that checkpoint, and does the same.
+        """
+        session, model = self.session, self._next_model
+        assert model is not None
+        self._next_model = None
+        with self.metrics.pause():
+            self.control.heartbeat(f"changing the heads at step {self.state.step}")
+            self.store.finish()
+            release_engine(self.engine)
+            self.engine = None
+            session.model, self.state.model = model, model.to_json()
+            self.engine = build_engine(self.run, model, session.ds_config, session.world.grid)
+            folder = self.store.path(self.state.step)
+            load_resharded(self.engine, folder, session.world, opened=checkpoint_of)
+            self._forget_changes()
+            for hook in session.hooks:
+                hook.reshaped(model)
+            self.metrics.throughput.flops_per_token = model.flops_per_token()
+            self.engine.train()
+
+    def _forget_changes(self) -> None:
+        """The engine holds the changed heads: nothing is pending, and the seed alone does not give its weights."""
+        if self.state.growth.get("pending"):
+            self.state.growth["pending"] = []
+            self.state.from_seed = False
 
     def _before_step(self) -> dict[str, Any]:
         """Call the hooks before the next step, and return their figures."""
@@ -203,6 +239,7 @@ class Trainer:
                     return abandoned.code
                 self.log.flush(result.figures)
                 self._say(result)
+                self._next_model = result.model or self._next_model
             state.pending = state.pending[1:]
         return 0
 

@@ -41,13 +41,23 @@ OF_THE_CODE = {
 }
 
 
-def load_resharded(engine: Any, folder: Path, world: World, report: Report = lambda line: None) -> None:
+Open = Callable[[Path], UnshardedCheckpoint]
+
+
+def load_resharded(
+    engine: Any,
+    folder: Path,
+    world: World,
+    report: Report = lambda line: None,
+    opened: Open = UnshardedCheckpoint.open,
+) -> None:
     """Set weights, Adam's moments and step counts, and the groups' hyperparameters of *engine*. Collective.
 
     Args:
         engine: a DeepSpeed engine of any shape, built for the checkpoint's model, trained or not.
         folder: the checkpoint to load, in any form; every rank opens it for itself.
         report: receives progress to print.
+        opened: opens *folder*, perhaps as another model than it holds (see pretrain/growth/edit.py).
 
     Raises:
         UserError: on every rank, when the checkpoint cannot be read or does not fit the engine. Weights may
@@ -58,7 +68,7 @@ def load_resharded(engine: Any, folder: Path, world: World, report: Report = lam
         optimizer.checkpoint_event_prologue()  # no rank holds a gathered weight while slices are written
     problem = state = None
     try:
-        state = _restore(engine, UnshardedCheckpoint.open(folder), report)
+        state = _restore(engine, opened(folder), report)
     except UserError as error:
         problem = str(error)
     problem = world.agree(problem)
@@ -69,7 +79,7 @@ def load_resharded(engine: Any, folder: Path, world: World, report: Report = lam
     engine.global_samples = state.sequences
 
 
-def check_readable(folder: Path, world: World) -> None:
+def check_readable(folder: Path, world: World, opened: Open = UnshardedCheckpoint.open) -> None:
     """Check that load_resharded can read a checkpoint, before anything is built. Collective.
 
     Raises:
@@ -78,7 +88,7 @@ def check_readable(folder: Path, world: World) -> None:
     problem = None
     if world.is_main:
         try:
-            UnshardedCheckpoint.open(folder)
+            opened(folder)
         except UserError as error:
             problem = str(error)
     problem = world.agree(problem)

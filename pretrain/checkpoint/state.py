@@ -53,6 +53,8 @@ class TrainingState:
     """Learning-rate rules that were released by maturity, with the step of their release."""
     maturity: dict[str, Any] = field(default_factory=dict)
     """What the probes of pretrain/diagnostics/maturity.py have measured so far."""
+    growth: dict[str, Any] = field(default_factory=dict)
+    """What pretrain/growth/ has measured and decided so far; empty in a run whose heads were never changed."""
     from_seed: bool = True
     """Whether the weights of step 0 were drawn from the seed, not imported or grown."""
     micro_batch: int = 0
@@ -117,6 +119,14 @@ def _is(*types: type) -> Callable[[Any], bool]:
     return lambda value: type(value) in types
 
 
+def _are_lists_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(fits, value))
+
+
+def _is_pair_or_null(value: Any) -> bool:
+    return value is None or (_are_numbers(value) and len(value) == 2)
+
+
 # Checks of the keys that are read inside fields that are mappings: the valid type in words, and a test for it. Keys
 # may be missing, since older versions wrote fewer, and there may be others.
 _KEY_CHECKS: dict[str, dict[str, tuple[str, Callable[[Any], bool]]]] = {
@@ -143,6 +153,17 @@ _KEY_CHECKS: dict[str, dict[str, tuple[str, Callable[[Any], bool]]]] = {
         "threads": ("a number of threads", lambda value: _is_count(value) and 1 <= value <= MOST_THREADS),
         "device": ("a device", _is(str)),
         "versions": ("a mapping", _is(dict)),
+    },
+    "growth": {
+        "start": ("a number of heads", _is_count),
+        "checks": ("a count", _is_count),
+        "calibration": ("a list of lists of numbers", _are_lists_of(_are_numbers)),
+        "thresholds": ("a list of pairs of numbers, or null", _are_lists_of(_is_pair_or_null)),
+        "wait": ("a list of counts", _are_lists_of(_is_count)),
+        "grown": ("a list of counts", _are_lists_of(_is_count)),
+        "below": ("a list of lists of counts", _are_lists_of(_are_lists_of(_is_count))),
+        "events": ("a list of mappings", _are_lists_of(_is(dict))),
+        "pending": ("a list of mappings", _are_lists_of(_is(dict))),
     },
     "maturity": {"probes": ("a list of pairs of step and drift", _are_drifts)},
 }

@@ -8,7 +8,6 @@ fields, and the messages, are ours. Nothing heavy is imported here, so that a ty
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -16,49 +15,17 @@ from typing import Any, Literal
 import yaml
 
 from model.config import ModelConfig
-from model.errors import UserError, shown
+from model.errors import UserError
 from model.heads import parse_heads
-from model.parsing import LARGEST_INTEGER, is_finite
+from model.parsing import read_json_object
 from model.presets import named_model
+from pretrain.config.growth import GrowthConfig
 from pretrain.config.lr_rules import parse_rules
+from pretrain.config.ranges import check_numbers, from_zero, positive, ranged
 
 DEFAULT_RECIPE = "micro"
 MOST_BATCH_TOKENS = 10**12
 MAX_NAME_BYTES = 200  # file systems take 255; checkpoints and locks add to it
-
-
-def ranged(default: Any, is_valid: Callable[[Any], bool], words: str) -> Any:
-    """A dataclass field with the numbers that it may hold; *words* say which they are. None is always valid."""
-    return field(default=default, metadata={"is_valid": is_valid, "words": words})
-
-
-def positive(default: float | None) -> Any:
-    """A dataclass field that holds a number above 0."""
-    return ranged(default, lambda value: value > 0, "a positive number")
-
-
-def from_zero(default: float | None) -> Any:
-    """A dataclass field that holds 0 or a number above it."""
-    return ranged(default, lambda value: value >= 0, "zero or a positive number")
-
-
-def check_numbers(section: Any, prefix: str = "") -> None:
-    """Check every number of a configuration and of the sections in it.
-
-    Raises:
-        UserError: a number is not finite or out of its field's range.
-    """
-    for item in dataclasses.fields(section):
-        name, value = prefix + item.name, getattr(section, item.name)
-        if dataclasses.is_dataclass(value):
-            check_numbers(value, f"{name}.")
-        elif isinstance(value, int | float):
-            if not is_finite(value):
-                raise UserError(
-                    f"{name}: {shown(value)} is not valid; give a finite number of at most {LARGEST_INTEGER:.1e}"
-                )
-            if "is_valid" in item.metadata and not item.metadata["is_valid"](value):
-                raise UserError(f"{name}: {value} is not valid; give {item.metadata['words']}")
 
 
 @dataclass(frozen=True)
@@ -205,7 +172,8 @@ class RunConfig:
     """
 
     model: str = "prism-micro"
-    """Preset (python -m model.presets lists them) or the path of a JSON file holding a ModelConfig."""
+    """Preset (python -m model.presets lists them), the path of a JSON file holding a ModelConfig, or a run's folder,
+    whose newest checkpoint's model is trained again from the start."""
     heads: str | None = None
     """Head schedule in place of the preset's, such as 3x2,6x2,8x2,12x6; one head count per layer."""
     architecture: dict[str, Any] = field(default_factory=dict)
@@ -236,6 +204,8 @@ class RunConfig:
     lr_rules: list[dict[str, Any] | str] = field(default_factory=list)
     """Parameters whose learning rate leaves the schedule, first match wins: [{name: slow, parameters: [q, k], layers:
     upper_half, scale: 0.25, hold: 0.04, ramp: 0.01}], or names: [upper_qk]. See docs/learning_rates.md."""
+    growth: GrowthConfig = field(default_factory=GrowthConfig)
+    """Heads that are added and pruned while the model trains. See docs/growth.md."""
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -288,6 +258,7 @@ class RunConfig:
             if not 0 <= beta < 1:
                 raise UserError(f"optimizer.betas: {beta} is not valid; give two numbers in [0, 1)")
         parse_rules(self.lr_rules)
+        self.growth.check(self.heads, self.steps)
         for field_name, folder_name in (("name", self.name), ("recipe", self.recipe)):
             if folder_name is not None and not _is_folder_name(folder_name):
                 raise UserError(
@@ -306,12 +277,21 @@ class RunConfig:
         return Path(self.runs_dir) / self.run_name
 
     def build_model_config(self, vocab_size: int | None = None) -> ModelConfig:
+        """The model of step 0: with growth the heads that it starts with, else fixed_model_config.
+
+        Raises:
+            UserError: as fixed_model_config, and if the model cannot grow.
+        """
+        model = self.fixed_model_config(vocab_size)
+        return self.growth.start_model(model) if self.growth.active else model
+
+    def fixed_model_config(self, vocab_size: int | None = None) -> ModelConfig:
         """The preset with ``architecture``, ``heads`` and the tokenizer's *vocab_size* in place.
 
         Raises:
             UserError: unknown preset or field, a schedule of the wrong length, or values that do not fit together.
         """
-        base = named_model(self.model)
+        base = _named_or_trained(self.model)
         values = base.to_json() | self.architecture
         if isinstance(values["heads"], str):
             values["heads"] = parse_heads(values["heads"])
@@ -336,6 +316,24 @@ class RunConfig:
     def to_yaml(self) -> str:
         """YAML that ``--config`` reads back into an equal RunConfig."""
         return yaml.safe_dump(self.to_dict(), sort_keys=False)
+
+
+def _named_or_trained(name: str) -> ModelConfig:
+    """The model of a preset or a file, or the one that the run in a folder has now.
+
+    Raises:
+        UserError: unknown preset, a bad file, a folder that is not a run with a checkpoint.
+    """
+    folder = Path(name)
+    if not folder.is_dir():
+        return named_model(name)
+    hint = "give the folder of a run that has a checkpoint, such as runs/NAME"
+    try:
+        newest = (folder / "latest").read_text().strip()
+    except (OSError, ValueError):
+        raise UserError(f"model: {name} holds no checkpoint; {hint}") from None
+    state = read_json_object(folder / "checkpoints" / Path(newest).name / "state.json", "model", hint)
+    return ModelConfig.from_json(state.get("model", {}))
 
 
 def _is_folder_name(name: str) -> bool:

@@ -94,7 +94,7 @@ class ForwardProbe:
         recorder = _Recorder(self, network, features, attention)
         training = network.training
         engine.eval()
-        with _eager(network), recorder:
+        with eager(network), recorder:
             for batch in self.batches:
                 recorder.begin(batch.rows, batch.present)
                 engine(batch.inputs.to(self.world.device), batch.labels.to(self.world.device))
@@ -213,7 +213,7 @@ class _Recorder:
         return ProbeResult(heads, layers, features)
 
 
-def _eager(network: Transformer) -> AbstractContextManager[Any]:
+def eager(network: Transformer) -> AbstractContextManager[Any]:
     """Run compiled blocks uncompiled: they ignore hooks added later, and must not be compiled anew for them."""
     if any(getattr(block, "_compiled_call_impl", None) is not None for block in network.layers):
         return torch.compiler.set_stance("force_eager")

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from model.config import ModelConfig
 from model.errors import UserError
 from model.parameters import parameter_specs
 from pretrain.checkpoint.state import TrainingState
@@ -86,6 +87,13 @@ class Diagnostics(Hook):
             # Those of other windows or positions have another shape, and are not used.
             if name.startswith(FEATURE) and (layer := name.removeprefix(FEATURE)).isdecimal():
                 self._features[int(layer)] = features
+
+    def reshaped(self, model: ModelConfig) -> None:
+        """Measure a model of other heads; how far W_Q and W_K moved from weights of other shapes is not told."""
+        self.model, self.specs = model, parameter_specs(model)
+        self._initial = self._release_weights = None
+        if self._probe is not None:
+            self._probe.config = model
 
     def release_step(self, state: TrainingState) -> int | None:
         """The step whose W_Q and W_K are the reference of the second displacement, once it is known."""

@@ -23,6 +23,7 @@ from typing import Any
 
 from torch import Tensor
 
+from model.config import ModelConfig
 from pretrain.checkpoint.state import TrainingState
 from pretrain.config.run_config import MaturityConfig
 from pretrain.diagnostics.forward import ForwardProbe, feature_drift, lower_layers
@@ -74,6 +75,11 @@ class Maturity(Hook):
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Load the tensors of ``state``."""
         self._features = tensors.get(FEATURE)
+
+    def reshaped(self, model: ModelConfig) -> None:
+        """Probe a model of other heads; what it gives to the layers above has the same width."""
+        if self._probe is not None:
+            self._probe.config = model
 
     def before_step(self, engine: Any, state: TrainingState) -> HookResult:
         """Probe if a probe is due, and release the rules that end at the step about to be attempted. Collective.

@@ -7,6 +7,7 @@ schedule) are "auto" in it, or equal to the RunConfig's. Any other value is refu
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import traceback
 from collections.abc import Iterator
@@ -83,6 +84,16 @@ def build_engine(run: RunConfig, model_config: ModelConfig, merged: dict[str, An
         )
     show_what_was_asked_for(merged)
     return engine
+
+
+def release_engine(engine: Any) -> None:
+    """Free what an engine holds, so that another can be built in its place. The caller must drop its own references."""
+    engine.destroy()
+    engine.optimizer = None
+    torch.compiler.reset()  # a model of other shapes is compiled anew, and must not meet the limit of recompilations
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 @contextlib.contextmanager

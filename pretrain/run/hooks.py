@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from model.config import ModelConfig
 from pretrain.checkpoint.state import TrainingState
 
 
@@ -19,6 +20,8 @@ class HookResult:
     """Key of metrics.jsonl -> value, equal on all ranks."""
     lines: list[str] = field(default_factory=list)
     """Lines for the console."""
+    model: ModelConfig | None = None
+    """The model to go on with, if the hook changes its shape; pretrain/growth/ has noted in the state how."""
 
 
 class Hook:
@@ -51,6 +54,10 @@ class Hook:
     def state(self) -> dict[str, Tensor]:
         """Tensors that checkpoints must hold, by names that are unique among all hooks; equal on all ranks."""
         return {}
+
+    def reshaped(self, model: ModelConfig) -> None:
+        """The engine holds *model* now, whose heads differ from those before. Its layers, and all widths but those of
+        attention, are the same."""
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore what ``state`` returned; *tensors* also holds those of other hooks."""

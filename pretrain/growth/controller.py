@@ -1,0 +1,323 @@
+"""Decides which layers get a head and which lose one, from what their layers measure. Pure arithmetic, on one rank."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model.errors import UserError
+from pretrain.config.growth import GrowthConfig
+from pretrain.growth.edit import Change
+from pretrain.growth.spectrum import Extremes, extended, extremes, projected
+
+SMALLEST_SHARE = 1e-6
+"""Of a layer's energy: eigenvalues below it are rounding, whatever the threshold is."""
+
+
+@dataclass
+class GrowthState:
+    """What the controller remembers; a checkpoint's ``TrainingState.growth``. Lists have an entry for each layer."""
+
+    start: int = 1
+    """Heads of a layer when growth began (the mean, for a run that had its own schedule)."""
+    checks: int = 0
+    calibration: list[list[float]] = field(default_factory=list)
+    """Γ of the checks before the thresholds were set."""
+    thresholds: list[list[float] | None] = field(default_factory=list)
+    """[θ_w, φ_g], or null before they are set."""
+    wait: list[int] = field(default_factory=list)
+    """Checks that the layer still waits after a change."""
+    grown: list[int] = field(default_factory=list)
+    """Heads that were ever added: at most d, one for each direction."""
+    below: list[list[int]] = field(default_factory=list)
+    """By head: checks in a row below φ_g."""
+    events: list[dict[str, Any]] = field(default_factory=list)
+    """All changes so far: step, layer, kind, head, heads afterwards, and the gamma and lambda_max that led to it."""
+    pending: list[dict[str, Any]] = field(default_factory=list)
+    """Changes decided at the checkpoint's step and not made yet; empty but in checkpoints written for an event."""
+
+    @classmethod
+    def begin(cls, heads: Sequence[int]) -> GrowthState:
+        """The state before the first check of a model with these heads."""
+        layers = len(heads)
+        return cls(
+            start=round(statistics.mean(heads)),
+            calibration=[[] for _ in heads],
+            thresholds=[None] * layers,
+            wait=[0] * layers,
+            grown=[0] * layers,
+            below=[[0] * count for count in heads],
+        )
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any], heads: Sequence[int]) -> GrowthState:
+        """The state in a checkpoint of a model with these heads; of a run that never grew, the one before.
+
+        Raises:
+            UserError: the values are not what a version of this program has written.
+        """
+        if not values:
+            return cls.begin(heads)
+        try:
+            state = cls(**values)
+            lists = (state.calibration, state.thresholds, state.wait, state.grown, state.below)
+            fits = all(len(entries) == len(heads) for entries in lists)
+            fits = fits and [len(counts) for counts in state.below] == list(heads)
+        except TypeError:
+            fits = False
+        if not fits:
+            raise UserError(
+                "checkpoint: growth in state.json does not describe the model's heads; restore it, or continue without "
+                "growth (--growth.criterion none)"
+            )
+        return state
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``read`` reads."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
+class LayerMeasure:
+    """What a check has measured of one layer."""
+
+    residual: Tensor
+    """A_res [d, d], fp32."""
+    gamma: float
+    """‖A_res‖_F"""
+    extremes: Extremes
+    energies: list[float]
+    """‖C M_a,h‖_F of every head."""
+
+
+@dataclass
+class Decision:
+    """What is to change, with the directions of new heads (fp32 [2, d]: top and bottom of the residual energy)."""
+
+    changes: list[Change] = field(default_factory=list)
+    directions: dict[Change, Tensor] = field(default_factory=dict)
+
+
+class Controller:
+    """Applies a criterion, check after check.
+
+    Args:
+        config: the run's.
+        most: most heads of a layer.
+        seed: of the run, for the criterion random.
+    """
+
+    def __init__(self, config: GrowthConfig, most: int, seed: int) -> None:
+        self.config, self.most, self.seed = config, most, seed
+
+    def decide(
+        self,
+        step: int,
+        heads: Sequence[int],
+        state: GrowthState,
+        measures: Sequence[LayerMeasure],
+        captured: list[Tensor],
+        norms: Mapping[int, float],
+    ) -> Decision:
+        """Count a check, and decide. Moves *state* on, and appends the directions of new heads to *captured*.
+
+        Args:
+            step: steps done.
+            heads: of every layer now.
+            measures: of every layer.
+            captured: directions [k, d] of every layer.
+            norms: by layer, the gradient norm of the heads that ``candidates`` returned.
+        """
+        state.checks += 1
+        self._calibrate(state, measures)
+        self._count_below(state, measures)
+        waiting = [state.wait[layer] > 0 for layer in range(len(heads))]
+        state.wait = [max(0, count - 1) for count in state.wait]
+        decision = Decision()
+        for layer, count in self._growing(step, heads, state, measures, waiting, norms):
+            for _ in range(count):
+                if self._budget_left(heads, decision) > 0:
+                    self._grow(layer, step, heads, state, measures[layer], captured, decision)
+        if self.config.criterion == "incrt":
+            grown = {change.layer for change in decision.changes}
+            for layer, head in self._pruned(heads, state, measures, waiting):
+                if layer not in grown:
+                    self._prune(layer, head, step, heads, state, measures[layer], decision)
+        state.pending = [dataclasses.asdict(change) for change in decision.changes]
+        return decision
+
+    def candidates(
+        self,
+        heads: Sequence[int],
+        state: GrowthState,
+        measures: Sequence[LayerMeasure],
+        captured: Sequence[Tensor],
+    ) -> dict[Change, Tensor | None]:
+        """The heads whose gradients the next ``decide`` compares, with their directions; of other criteria none."""
+        if self.config.criterion != "gradient" or state.checks < self.config.calibration:
+            return {}
+        return {
+            Change(layer, heads[layer], "grow"): self._directions(
+                self._pair(measures[layer], captured[layer])
+            )
+            for layer in self._free(heads, state, measures)
+        }
+
+    # ---------------------------------------------------------------------- thresholds
+
+    def _calibrate(self, state: GrowthState, measures: Sequence[LayerMeasure]) -> None:
+        """Set the thresholds when the calibration is over: shares of the median Γ, as the paper's code does."""
+        config = self.config
+        for layer, measure in enumerate(measures):
+            if state.thresholds[layer] is not None:
+                continue
+            state.calibration[layer].append(measure.gamma)
+            grow = config.grow_above
+            if grow is None:
+                if len(state.calibration[layer]) < config.calibration:
+                    continue
+                grow = config.grow_share * statistics.median(state.calibration[layer])
+            prune = config.prune_share * grow if config.prune_below is None else config.prune_below
+            state.thresholds[layer] = [grow, prune]
+
+    def _count_below(self, state: GrowthState, measures: Sequence[LayerMeasure]) -> None:
+        for layer, measure in enumerate(measures):
+            thresholds = state.thresholds[layer]
+            if thresholds is not None:
+                state.below[layer] = [
+                    count + 1 if energy < thresholds[1] else 0
+                    for count, energy in zip(state.below[layer], measure.energies, strict=True)
+                ]
+
+    # ---------------------------------------------------------------------- criteria
+
+    def _growing(
+        self,
+        step: int,
+        heads: Sequence[int],
+        state: GrowthState,
+        measures: Sequence[LayerMeasure],
+        waiting: Sequence[bool],
+        norms: Mapping[int, float],
+    ) -> list[tuple[int, int]]:
+        """Layers that grow, the most urgent first, and by how many heads."""
+        criterion, together = self.config.criterion, self.config.layers == "together"
+        free = self._free(heads, state, measures)
+        if criterion == "schedule":
+            targets = self.config.counts().get(step, tuple(heads))
+            return [(layer, max(0, targets[layer] - heads[layer])) for layer in free]
+        if criterion == "incrt":
+            urgency = [self._urgency(state, layer, measure) for layer, measure in enumerate(measures)]
+            if together:
+                ready = not any(waiting) and statistics.median(urgency) > 1
+                return [(layer, 1) for layer in free] if ready else []
+            asking = [layer for layer in free if urgency[layer] > 1 and not waiting[layer]]
+            return [(layer, 1) for layer in sorted(asking, key=lambda layer: -urgency[layer])]
+        # The others have no threshold; they wait for the calibration, so that all criteria begin at the same check.
+        if state.checks <= self.config.calibration or not free:
+            return []
+        if together:
+            return [(layer, 1) for layer in free]
+        if criterion == "random":
+            return [(random.Random(f"{self.seed}/{step}").choice(free), 1)]
+        return [(max(free, key=lambda layer: norms[layer]), 1)]
+
+    def _free(self, heads: Sequence[int], state: GrowthState, measures: Sequence[LayerMeasure]) -> list[int]:
+        """Layers that may grow: below the most heads, and with a direction of R^d that has had no head yet."""
+        return [
+            layer
+            for layer, count in enumerate(heads)
+            if count < self.most and state.grown[layer] < len(measures[layer].residual)
+        ]
+
+    def _urgency(self, state: GrowthState, layer: int, measure: LayerMeasure) -> float:
+        """λ_max over its threshold; 0 before there is one, and where λ_max is nothing but rounding."""
+        thresholds = state.thresholds[layer]
+        largest = measure.extremes.largest
+        if thresholds is None or largest <= SMALLEST_SHARE * measure.gamma:
+            return 0.0
+        return largest / thresholds[0]
+
+    def _pruned(
+        self,
+        heads: Sequence[int],
+        state: GrowthState,
+        measures: Sequence[LayerMeasure],
+        waiting: Sequence[bool],
+    ) -> list[tuple[int, int]]:
+        """Layers that lose a head, and which: the one of least energy of those below φ_g for long enough."""
+        found = []
+        for layer, counts in enumerate(state.below):
+            ready = [head for head, count in enumerate(counts) if count >= self.config.patience]
+            if ready and heads[layer] > 1 and not waiting[layer]:
+                found.append((layer, min(ready, key=measures[layer].energies.__getitem__)))
+        return found if self.config.layers == "per_layer" or len(found) == len(heads) else []
+
+    # ---------------------------------------------------------------------- changes
+
+    def _budget_left(self, heads: Sequence[int], decision: Decision) -> float:
+        if self.config.budget is None:
+            return float("inf")
+        return self.config.budget - sum(heads) - len(decision.changes)
+
+    def _pair(self, measure: LayerMeasure, captured: Tensor) -> Extremes | None:
+        """Top and bottom of what is left of A_res beside *captured*; None where nothing is."""
+        pair = extremes(projected(measure.residual.cpu(), captured), measure.extremes.top)
+        return pair if pair.largest > SMALLEST_SHARE * measure.gamma else None
+
+    def _directions(self, pair: Extremes | None) -> Tensor | None:
+        """What q and k of a new head lie along, [2, d]; None for a head that is drawn."""
+        if pair is None or self.config.new_heads == "random":
+            return None
+        return torch.stack([pair.top, pair.bottom])
+
+    def _grow(
+        self,
+        layer: int,
+        step: int,
+        heads: Sequence[int],
+        state: GrowthState,
+        measure: LayerMeasure,
+        captured: list[Tensor],
+        decision: Decision,
+    ) -> None:
+        before = heads[layer] + sum(change.layer == layer for change in decision.changes)
+        change = Change(layer, before, "grow")
+        pair = self._pair(measure, captured[layer])
+        if pair is not None:  # the direction is captured, however the head is drawn
+            captured[layer] = extended(captured[layer], pair.top)
+        if (directions := self._directions(pair)) is not None:
+            decision.directions[change] = directions
+        decision.changes.append(change)
+        state.grown[layer] += 1
+        state.below[layer].append(0)
+        self._note(change, before + 1, step, state, measure)
+
+    def _prune(
+        self,
+        layer: int,
+        head: int,
+        step: int,
+        heads: Sequence[int],
+        state: GrowthState,
+        measure: LayerMeasure,
+        decision: Decision,
+    ) -> None:
+        change = Change(layer, head, "prune")
+        decision.changes.append(change)
+        del state.below[layer][head]
+        self._note(change, heads[layer] - 1, step, state, measure)
+
+    def _note(self, change: Change, heads: int, step: int, state: GrowthState, measure: LayerMeasure) -> None:
+        state.wait[change.layer] = self.config.dwell
+        state.events.append(
+            {"step": step, **dataclasses.asdict(change), "heads": heads, "gamma": measure.gamma,
+             "lambda_max": measure.extremes.largest}
+        )  # fmt: skip

@@ -1,0 +1,195 @@
+"""Turns a checkpoint into one with other heads: the weights and Adam's state of all other heads stay, bit for bit.
+
+A new head is appended to its layer; its output projection is zero, so that the network computes what it did before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model.config import ModelConfig
+from model.errors import UserError
+from model.parameters import ParameterRole, ParameterSpec, parameter_specs
+from pretrain.checkpoint.deepspeed_files import MASTERS
+from pretrain.checkpoint.source import ParameterGroup
+from pretrain.checkpoint.state import TrainingState, read_features
+from pretrain.checkpoint.unsharded import UnshardedCheckpoint
+from pretrain.growth.measure import Candidate
+
+DIRECTIONS = "growth/directions/"
+NOISE = 0.1
+"""Share of a usual initial weight that is added to a head along its directions. Without it all of the head's dimensions
+would be multiples of each other, and without rotary positions would stay so."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A head that is added to a layer or pruned."""
+
+    layer: int
+    head: int
+    """Index among the layer's heads: of a new one that it gets, of a pruned one that it has. Changes are made one after
+    the other."""
+    kind: str
+    """grow or prune"""
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Change:
+        """The change that a checkpoint's state describes. Raises UserError for one that no version has written."""
+        layer, head, kind = values.get("layer"), values.get("head"), values.get("kind")
+        if type(layer) is not int or type(head) is not int or kind not in ("grow", "prune"):
+            raise UserError(
+                f"checkpoint: growth.pending has {dict(values)!r:.80}, which is no change of heads"
+            )
+        return cls(layer, head, kind)
+
+    @property
+    def directions(self) -> str:
+        """Name of the pair of directions of a new head among a checkpoint's features."""
+        return f"{DIRECTIONS}layer_{self.layer}/head_{self.head}"
+
+
+def pending_changes(state: TrainingState) -> list[Change]:
+    """The changes that were decided at a checkpoint's step, and are made before the next."""
+    return [Change.read(values) for values in state.growth.get("pending", [])]
+
+
+def changed_model(model: ModelConfig, changes: Sequence[Change]) -> ModelConfig:
+    """The model after *changes*. Raises UserError for one that the model has no place for."""
+    if not changes:
+        return model
+    heads = list(model.heads)
+    for change in changes:
+        count = heads[change.layer] if 0 <= change.layer < len(heads) else 0
+        valid = change.head == count if change.kind == "grow" else 0 <= change.head < count > 1
+        if not count or not valid:
+            raise UserError(
+                f"checkpoint: growth.pending would {change.kind} head {change.head} of layer {change.layer}, which the "
+                "model does not have"
+            )
+        heads[change.layer] += 1 if change.kind == "grow" else -1
+    return model.replace(heads=tuple(heads))
+
+
+def candidate(
+    model: ModelConfig, seed: int, step: int, change: Change, directions: Tensor | None
+) -> Candidate:
+    """The weights of a new head; a function of its arguments, on the CPU.
+
+    Args:
+        model: the model that it is added to.
+        seed: of the run.
+        step: at which it is added.
+        change: its layer and index.
+        directions: fp32 [2, d], unit vectors that q and k lie along, with the usual length of a row; or None, and both
+            are drawn as at step 0. v always is.
+    """
+    digest = hashlib.sha256(f"{seed}/{step}/{change.layer}/{change.head}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    head_dim, d = model.layer_head_dim(change.layer), model.d_model
+
+    def draw() -> Tensor:
+        return torch.empty(head_dim, d).normal_(0.0, model.init_std, generator=generator)
+
+    query, key, value = draw(), draw(), draw()
+    if directions is not None:
+        # The same lengths in q and in k: every dimension of the head adds to W_Q W_Kᵀ with the same sign.
+        lengths = model.init_std * d**0.5 * torch.empty(head_dim, 1).normal_(generator=generator)
+        query, key = (
+            lengths * direction + NOISE * noise
+            for direction, noise in zip(directions, (query, key), strict=True)
+        )
+    return Candidate(query, key, value)
+
+
+def changed_checkpoint(checkpoint: UnshardedCheckpoint) -> UnshardedCheckpoint:
+    """The checkpoint after its pending changes, or itself if there are none. Nothing is read yet.
+
+    Raises:
+        UserError: the changes do not fit the model, or directions of a new head are missing.
+    """
+    changes = pending_changes(checkpoint.state)
+    if not changes:
+        return checkpoint
+    model = ModelConfig.from_json(checkpoint.state.model)
+    after = changed_model(model, changes)
+    source = _ChangedSource(checkpoint, model, changes, read_features(checkpoint.folder))
+    return UnshardedCheckpoint(checkpoint.folder, checkpoint.state, source, parameter_specs(after))
+
+
+class _ChangedSource:
+    """A checkpoint's tensors with heads added and removed (a Source)."""
+
+    def __init__(
+        self,
+        checkpoint: UnshardedCheckpoint,
+        model: ModelConfig,
+        changes: Sequence[Change],
+        features: Mapping[str, Tensor],
+    ) -> None:
+        self._checkpoint, self._model = checkpoint, model
+        self.groups: dict[str, ParameterGroup] = checkpoint.groups
+        self._changes: dict[int, list[Change]] = {}
+        for change in changes:
+            self._changes.setdefault(change.layer, []).append(change)
+        seed = checkpoint.state.run.get("seed", 0)
+        self._new: dict[Change, Candidate] = {}
+        for change in changes:
+            if change.kind == "grow":
+                directions = features.get(change.directions)
+                if directions is not None and directions.shape != (2, model.d_model):
+                    raise UserError(f"checkpoint: {change.directions} has shape {list(directions.shape)}")
+                self._new[change] = candidate(model, seed, checkpoint.state.step, change, directions)
+
+    def names(self) -> list[str]:
+        return self._checkpoint.names()
+
+    def step(self, name: str) -> int:
+        return self._checkpoint.step(name)
+
+    def release(self) -> None:
+        self._checkpoint.release()
+
+    def tensor(self, name: str, key: str) -> Tensor:
+        tensor = self._checkpoint.tensor(name, key)
+        spec: ParameterSpec = self._checkpoint.specs[name]
+        role = spec.role
+        if role.layer not in self._changes or not has_heads(role):
+            return tensor
+        dimension = 1 if role.part == "o" else 0
+        head_dim = self._model.layer_head_dim(role.layer)
+        heads = list(tensor.split(head_dim, dimension))
+        for change in self._changes[role.layer]:
+            if change.kind == "prune":
+                del heads[change.head]
+            else:
+                heads.append(self._head(change, role, key, heads[0]))
+        return torch.cat(heads, dimension)
+
+    def _head(self, change: Change, role: ParameterRole, key: str, like: Tensor) -> Tensor:
+        """The new head's part of a weight or bias; its moments begin at zero, as do biases and the output's."""
+        parts: dict[str, Callable[[Candidate], Tensor]] = {
+            "q": lambda head: head.query,
+            "k": lambda head: head.key,
+            "v": lambda head: head.value,
+        }
+        if key == MASTERS and role.kind == "matrix" and role.part in parts:
+            return parts[role.part](self._new[change]).to(like.dtype)
+        return torch.zeros_like(like)
+
+
+def has_heads(role: ParameterRole) -> bool:
+    """Whether a parameter has a part for every head: q, k and v with their biases, and the weight of o."""
+    return role.part in ("q", "k", "v") or (role.part == "o" and role.kind == "matrix")
+
+
+def checkpoint_of(folder: Path) -> UnshardedCheckpoint:
+    """Open a checkpoint as it is after its pending changes. Raises as UnshardedCheckpoint.open."""
+    return changed_checkpoint(UnshardedCheckpoint.open(folder))

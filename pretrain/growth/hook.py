@@ -1,0 +1,173 @@
+"""The hook that measures every layer at an interval, decides, and hands the trainer the model to go on with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model.config import ModelConfig
+from model.errors import UserError
+from model.heads import format_heads
+from pretrain.checkpoint.state import TrainingState
+from pretrain.growth.controller import Controller, Decision, GrowthState, LayerMeasure
+from pretrain.growth.edit import Change, candidate, changed_model
+from pretrain.growth.measure import gradient_norms, query_and_key_weights, second_moments
+from pretrain.growth.spectrum import extremes, head_energies, residual, skew_product
+from pretrain.optim.schedule import length_in_steps
+from pretrain.run.context import RunContext
+from pretrain.run.hooks import Hook, HookResult
+
+MOMENT = "growth/second_moment/layer_"
+CAPTURED = "growth/captured/layer_"
+TOP = "growth/top/layer_"
+
+
+class Growth(Hook):
+    """Hook that adds and prunes heads.
+
+    Args:
+        context: the run's.
+        most: most heads of a layer.
+        micro_batch: this rank's first micro-batch after so many sequences of the run, which a check reads.
+
+    Raises:
+        UserError: ``growth.interval`` or ``growth.until`` is no length in the run, or an option does not go with the
+            criterion.
+    """
+
+    name = "growth"
+
+    def __init__(self, context: RunContext, most: int, micro_batch: Callable[[int], list[Tensor]]) -> None:
+        run = context.run
+        self.run_config, self.model, self.world = run, context.model, context.world
+        self.config, self.micro_batch = run.growth, micro_batch
+        self.controller = Controller(run.growth, most, run.seed)
+        self.every = max(1, length_in_steps("growth.interval", run.growth.interval, run.steps))
+        self.last = min(run.steps - 1, length_in_steps("growth.until", run.growth.until, run.steps))
+        if run.growth.criterion == "gradient" and run.activation_checkpointing:
+            raise UserError(
+                "growth.criterion: gradient does not go with activation_checkpointing true, which keeps no "
+                "activations; turn that off, or take another criterion"
+            )
+        layers, d = self.model.num_layers, self.model.d_model
+        self._moments: list[Tensor | None] = [None] * layers
+        self._captured = [torch.zeros(0, d) for _ in range(layers)]
+        self._top: list[Tensor | None] = [None] * layers
+        self._directions: dict[Change, Tensor] = {}
+
+    def due(self, step: int) -> bool:
+        """Whether to check after this many steps: at the interval, or at the steps of a schedule."""
+        if self.config.criterion == "schedule":
+            return step in self.config.schedule
+        return step <= self.last and step % self.every == 0
+
+    def state(self) -> dict[str, Tensor]:
+        """Second moments, captured directions, the last eigenvectors, and the directions of pending heads."""
+        named = {f"{CAPTURED}{layer}": captured for layer, captured in enumerate(self._captured)}
+        named |= {f"{MOMENT}{layer}": m.cpu() for layer, m in enumerate(self._moments) if m is not None}
+        named |= {f"{TOP}{layer}": top for layer, top in enumerate(self._top) if top is not None}
+        return named | {change.directions: pair for change, pair in self._directions.items()}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Load the tensors of ``state``; directions of pending heads are read where their weights are made."""
+        for layer in range(self.model.num_layers):
+            d = self.model.d_model
+            captured = tensors.get(f"{CAPTURED}{layer}")
+            if captured is not None and captured.ndim == 2 and captured.shape[1] == d:
+                self._captured[layer] = captured
+            moment, top = tensors.get(f"{MOMENT}{layer}"), tensors.get(f"{TOP}{layer}")
+            self._moments[layer] = moment if moment is not None and moment.shape == (d, d) else None
+            self._top[layer] = top if top is not None and top.shape == (d,) else None
+
+    def reshaped(self, model: ModelConfig) -> None:
+        """Go on with other heads."""
+        self.model, self._directions = model, {}
+
+    def run(self, engine: Any, state: TrainingState) -> HookResult:
+        """Measure and decide. Collective; no training number changes.
+
+        Returns:
+            ``growth/…`` figures of every layer, a line for each change, and the model to go on with if there is any.
+        """
+        batch = self.micro_batch(state.sequences)
+        self._average(second_moments(engine, batch, self.world))
+        weights = query_and_key_weights(engine, self.model, self.world)
+        growth = GrowthState.read(state.growth, self.model.heads)
+        main = self.world.is_main  # rank 0 decides for all
+        measures = self._measure(weights) if main else []
+        heads = self.model.heads
+        compared = self.controller.candidates(heads, growth, measures, self._captured) if main else {}
+        compared = self.world.broadcast(compared)
+        norms = self._gradients(engine, batch, compared, state.step) if compared else {}
+        decision, figures = Decision(), {}
+        if main:
+            decision = self.controller.decide(state.step, heads, growth, measures, self._captured, norms)
+            figures = self._figures(measures, norms)
+        shared = (growth, decision, figures, self._captured, self._top)
+        growth, decision, figures, self._captured, self._top = self.world.broadcast(shared)
+        state.growth, self._directions = growth.to_json(), decision.directions
+        if not decision.changes:
+            return HookResult(figures)
+        model = changed_model(self.model, decision.changes)
+        return HookResult(figures, [self._line(growth, decision, model, state.step)], model)
+
+    # ---------------------------------------------------------------------- parts
+
+    def _average(self, moments: list[Tensor]) -> None:
+        """Update the running averages of C."""
+        share = self.config.average
+        for layer, moment in enumerate(moments):
+            before = self._moments[layer]
+            self._moments[layer] = (
+                moment if before is None else share * before.to(moment) + (1 - share) * moment
+            )
+
+    def _measure(self, weights: Mapping[str, Tensor]) -> list[LayerMeasure]:
+        measures = []
+        for layer, moment in enumerate(self._moments):
+            assert moment is not None
+            query, key = (weights[f"layers.{layer}.attention.{part}.weight"].to(moment) for part in "qk")
+            energy = residual(moment, skew_product(query, key), self._captured[layer].to(moment))
+            found = extremes(energy, self._top[layer])
+            self._top[layer] = found.top
+            measures.append(
+                LayerMeasure(
+                    residual=energy,
+                    gamma=torch.linalg.matrix_norm(energy).item(),
+                    extremes=found,
+                    energies=head_energies(moment, query, key, self.model.layer_head_dim(layer)),
+                )
+            )
+        return measures
+
+    def _gradients(
+        self, engine: Any, batch: list[Tensor], compared: Mapping[Change, Tensor | None], step: int
+    ) -> dict[int, float]:
+        heads = {
+            change.layer: candidate(self.model, self.run_config.seed, step, change, directions)
+            for change, directions in compared.items()
+        }
+        return gradient_norms(engine, batch, heads, self.world)
+
+    def _figures(self, measures: list[LayerMeasure], norms: Mapping[int, float]) -> dict[str, Any]:
+        figures: dict[str, Any] = {}
+        for layer, measure in enumerate(measures):
+            figures[f"growth/heads/layer_{layer}"] = self.model.heads[layer]
+            figures[f"growth/gamma/layer_{layer}"] = measure.gamma
+            figures[f"growth/lambda_max/layer_{layer}"] = measure.extremes.largest
+            figures[f"growth/weakest_head/layer_{layer}"] = min(measure.energies)
+        return figures | {f"growth/gradient/layer_{layer}": norm for layer, norm in norms.items()}
+
+    def _line(self, growth: GrowthState, decision: Decision, model: ModelConfig, step: int) -> str:
+        """What changes, in one line; growth.events holds the same with figures."""
+        grown = [f"{change.layer}" for change in decision.changes if change.kind == "grow"]
+        pruned = [f"{change.layer}" for change in decision.changes if change.kind == "prune"]
+        parts = [f"a head more in layer {', '.join(grown)}"] if grown else []
+        parts += [f"one less in layer {', '.join(pruned)}"] if pruned else []
+        return (
+            f"growth   step {step:,}: {'; '.join(parts)}; heads {format_heads(model.heads)}, "
+            f"{model.num_parameters():,} parameters"
+        )

@@ -1,0 +1,136 @@
+"""Measures every layer of a network in training: what enters its attention, and what a new head would learn.
+
+The network reads the micro-batch that every rank takes next, with its own forward pass. No training number changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from model.attention import Attention
+from model.collectives import all_gather
+from model.config import ModelConfig
+from model.parameters import parameter_specs
+from model.rotary import rotate
+from model.transformer import Block, Transformer
+from pretrain.diagnostics.forward import eager
+from pretrain.diagnostics.weights import OwnWeights, projections
+from pretrain.runtime.world import World
+
+
+class Candidate(NamedTuple):
+    """The weights of a head that may be added to a layer, fp32 [d_h, d]; its output projection is zero."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+
+
+def second_moments(engine: Any, batch: list[Tensor], world: World) -> list[Tensor]:
+    """E[x xᵀ] by layer, fp32 [d, d]: x the normalised vectors that enter its attention, a mean over all ranks' tokens.
+
+    Collective. *batch* is this rank's micro-batch, as Transformer.forward takes it.
+    """
+    network: Transformer = engine.module
+    sums: list[Tensor] = []
+
+    def record(module: Any, inputs: tuple[Any, ...]) -> None:
+        rows = inputs[0].detach().flatten(0, -2).float()  # [B T, d]; with sequence parallelism a part of T
+        sums.append(rows.T @ rows / len(rows))
+
+    training = network.training
+    engine.eval()
+    with ExitStack() as hooks, eager(network), torch.no_grad():
+        for layer in range(len(network.layers)):
+            hooks.callback(_attention(network, layer).register_forward_pre_hook(record).remove)
+        engine(*(tensor.to(world.device) for tensor in batch))
+    engine.train(training)
+    if world.size > 1:
+        for total in sums:  # every rank, or the ranks of its tensor group, counts equally many tokens
+            dist.all_reduce(total)
+    return [total / world.size for total in sums]
+
+
+def query_and_key_weights(engine: Any, config: ModelConfig, world: World) -> dict[str, Tensor]:
+    """The fp32 masters of W_Q and W_K [A, d] of all layers by name, on every rank's CPU. Collective."""
+    own = OwnWeights(engine, projections(config.num_layers), parameter_specs(config))
+    return dict(own.full(world))
+
+
+def gradient_norms(
+    engine: Any, batch: list[Tensor], candidates: Mapping[int, Candidate], world: World
+) -> dict[int, float]:
+    """‖∂loss/∂W_o‖_F that a candidate head of each layer would get at once; its output projection is zero. Collective.
+
+    In the manner of GradMax (arXiv 2201.05125): with the output projection at zero, nothing else of the head has a
+    gradient, and this one is Σ_t g_t o_tᵀ with g_t the loss's gradient in the attention's output at position t and o_t
+    the head's output there. Of the loss of *batch*, a mean over all ranks.
+    """
+    network: Transformer = engine.module
+    inputs: dict[int, tuple[Any, ...]] = {}
+    outputs: dict[int, Tensor] = {}
+    training = network.training
+    engine.eval()
+    with ExitStack() as hooks, eager(network), torch.enable_grad():
+        for layer in candidates:
+            attention = _attention(network, layer)
+
+            def record(module: Any, given: tuple[Any, ...], output: Tensor, layer: int = layer) -> None:
+                inputs[layer], outputs[layer] = given, output
+
+            hooks.callback(attention.register_forward_hook(record).remove)
+        loss = network(*(tensor.to(world.device) for tensor in batch))
+        gradients = torch.autograd.grad(loss, [outputs[layer] for layer in candidates])
+    engine.train(training)
+    norms = {}
+    for layer, gradient in zip(candidates, gradients, strict=True):
+        with torch.no_grad():
+            head = _head_output(network, layer, inputs[layer], candidates[layer])
+            if network.grid.sequence_parallel:
+                gradient = _whole(gradient, network)
+            weight = gradient.float().flatten(0, 1).T @ head.float().flatten(0, 1)  # [d, d_h]
+        norms[layer] = torch.linalg.matrix_norm(world.sum(weight) / world.data_parallel).item()
+    return norms
+
+
+def _attention(network: Transformer, layer: int) -> Attention:
+    return cast(Block, network.layers[layer]).attention
+
+
+def _head_output(network: Transformer, layer: int, given: tuple[Any, ...], head: Candidate) -> Tensor:
+    """The output [B, T, d_h] of a head on what an attention module was *given* (see Attention.forward)."""
+    hidden, table, mask = given[:3]
+    offsets = given[3] if len(given) > 3 else None
+    if network.grid.sequence_parallel:
+        hidden = _whole(hidden, network)
+    rows = [(hidden @ weight.to(hidden).T)[:, :, None] for weight in head]  # [B, T, 1, d_h]
+    if table is not None:
+        rows[:2] = [rotate(part, table) for part in rows[:2]]
+    if offsets is not None:  # a kernel keeps packed documents apart; here a mask does
+        mask = _document_mask(offsets, *hidden.shape[:2])
+    scale = _attention(network, layer).scale
+    query, key, value = (part.transpose(1, 2) for part in rows)
+    attended = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale
+    )
+    return attended.squeeze(1)
+
+
+def _document_mask(offsets: Tensor, batch: int, length: int) -> Tensor:
+    """Which keys (last) each query sees: those of its document up to itself; bool [B, 1, T, T]."""
+    places = torch.arange(batch * length, device=offsets.device)
+    documents = torch.searchsorted(offsets.to(places), places, right=True).view(batch, length)
+    same = documents[:, :, None] == documents[:, None, :]
+    return (same & torch.ones(length, length, dtype=torch.bool, device=offsets.device).tril())[:, None]
+
+
+def _whole(hidden: Tensor, network: Transformer) -> Tensor:
+    """[B, T / t, d] of all ranks of a tensor group -> [B, T, d]."""
+    return all_gather(hidden, network.grid.tensor_group).transpose(0, 1).flatten(1, 2)

@@ -1,0 +1,109 @@
+"""The model that a growing run begins with, continues with, and may grow to."""
+
+from __future__ import annotations
+
+from model.config import ModelConfig
+from model.errors import UserError
+from model.parallel_plan import head_group_sizes
+from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps
+from pretrain.checkpoint.state import TrainingState, read_state
+from pretrain.config.run_config import RunConfig
+from pretrain.growth.edit import changed_model, pending_changes
+
+
+def continued_model(
+    run_model: ModelConfig, saved: TrainingState, growing: bool
+) -> tuple[ModelConfig, ModelConfig]:
+    """The model that a checkpoint must hold, and the one that the run goes on with.
+
+    A run whose heads grew keeps them, with growth or without. A run of fixed heads that goes on with growth keeps those
+    that it has. Everything else is as in *run_model*.
+
+    Args:
+        run_model: what the run's configuration describes.
+        saved: the checkpoint's state; of a new run one without a model.
+        growing: whether the run's growth is on.
+
+    Raises:
+        UserError: the checkpoint's model or its pending changes cannot be read.
+    """
+    if not saved.model or not (growing or saved.growth):
+        return run_model, run_model
+    model = ModelConfig.from_json(saved.model)
+    if model.num_layers != run_model.num_layers:
+        return run_model, run_model  # another run, which check_resume refuses
+    if not saved.growth:
+        if model.kv_heads not in (None, model.heads):
+            return run_model, run_model  # the same: growth is not for grouped queries
+        # The width of a head stays as it is, and must be written down before their number changes.
+        return run_model.replace(heads=model.heads, head_dim=model.head_dim), _with_head_dims(
+            run_model.replace(heads=model.heads, head_dim=model.head_dim)
+        )
+    now = run_model.replace(heads=model.heads, head_dim=model.head_dim)
+    return now, changed_model(now, pending_changes(saved))
+
+
+def _with_head_dims(model: ModelConfig) -> ModelConfig:
+    """The same model, with the width of every layer's heads written down."""
+    return model.replace(head_dim=tuple(model.layer_head_dim(layer) for layer in range(model.num_layers)))
+
+
+def largest_model(run: RunConfig, model: ModelConfig) -> ModelConfig:
+    """The largest model that the run may grow to from *model*: memory, batch and buckets are planned for it.
+
+    Raises:
+        UserError: the heads have another width than ``growth.head_dim``, or one that t does not divide.
+    """
+    growth, t = run.growth, run.tensor_parallel
+    if not growth.active:
+        return model
+    most = most_heads(run)
+    for layer in range(model.num_layers):
+        head_dim = model.layer_head_dim(layer)
+        if growth.head_dim not in (None, head_dim):
+            raise UserError(
+                f"growth.head_dim: {growth.head_dim} is not the width {head_dim} that the heads of layer {layer} have; "
+                "leave it out"
+            )
+        if head_dim % t:
+            raise UserError(
+                f"growth.head_dim: {head_dim} is not a multiple of tensor_parallel {t}, which every "
+                f"head count needs; give a multiple of {t}"
+            )
+    return model.replace(heads=tuple(max(count, most) for count in model.heads))
+
+
+def check_every_split(run: RunConfig, model: ModelConfig, micro_batch: int) -> None:
+    """Check that the ranks can share the heads of a micro-batch at every head count of a growing run.
+
+    Raises:
+        UserError: it names the micro-batches that would do.
+    """
+    t = run.tensor_parallel
+    if run.growth.active and micro_batch % t and model.context_length % (2 * t):
+        raise UserError(
+            f"micro_batch: {micro_batch} sequences of {model.context_length} tokens cannot be shared by {t} ranks at "
+            f"every head count of a run that grows; give a multiple of {t}, or a context_length that is one of {2 * t}"
+        )
+
+
+def most_heads(run: RunConfig) -> int:
+    """Most heads of a layer that the run may grow to."""
+    return run.growth.maximum or max(run.fixed_model_config().heads)
+
+
+def head_group_sizes_of(run: RunConfig) -> set[int]:
+    """How many ranks may share heads at any time of the run; see head_group_sizes."""
+    t = run.tensor_parallel
+    if t > 1 and (run.growth.active or _has_grown(run)):
+        return {size for size in range(1, t + 1) if t % size == 0}
+    return head_group_sizes(run.build_model_config(), t)
+
+
+def _has_grown(run: RunConfig) -> bool:
+    """Whether the run's newest checkpoint has heads that grew."""
+    steps = checkpoint_steps(run.folder)
+    try:
+        return bool(steps) and bool(read_state(checkpoint_path(run.folder, steps[-1])).growth)
+    except UserError:
+        return False  # damaged: said when checkpoints are verified

@@ -1,0 +1,130 @@
+"""Decisions on planted measures, against what the settings say in words."""
+
+import pytest
+import torch
+
+from model.config import block
+from model.errors import UserError
+from pretrain.config.growth import GrowthConfig
+from pretrain.growth.controller import Controller, GrowthState, LayerMeasure
+from pretrain.growth.edit import Change, candidate, changed_model
+from pretrain.growth.spectrum import extremes
+
+D = 12
+MODEL = block(
+    "llama", vocab_size=64, context_length=8, d_model=D, heads="2x3", ffn_width=16, head_dim=[4, 4, 4]
+)
+
+
+def measure(largest, energies=(9.0, 9.0), gamma=10.0):
+    energy = torch.diag(torch.tensor([largest, *[0.01 * i for i in range(D - 2)], -largest]))
+    return LayerMeasure(energy, gamma, extremes(energy), list(energies))
+
+
+def checks(config, layers, count, heads=(2, 2, 2), most=4, norms=None):
+    """The changes of *count* checks that all measure the same."""
+    controller, state = Controller(config, most, seed=1), GrowthState.begin(heads)
+    captured, heads, found = [torch.zeros(0, D) for _ in heads], list(heads), []
+    for step in range(1, count + 1):
+        measures = [
+            LayerMeasure(m.residual, m.gamma, m.extremes, (m.energies * 4)[: heads[layer]])
+            for layer, m in enumerate(layers)
+        ]
+        decision = controller.decide(step, heads, state, measures, captured, norms or {})
+        found.append([(change.kind, change.layer, change.head) for change in decision.changes])
+        for change in decision.changes:
+            heads[change.layer] += 1 if change.kind == "grow" else -1
+        assert state.pending == [vars(change) for change in decision.changes]
+    return found, heads, state
+
+
+def test_thresholds_are_shares_of_the_median_of_the_calibration():
+    controller = Controller(GrowthConfig(criterion="incrt", calibration=3), 4, 1)
+    state = GrowthState.begin([2])
+    for step, gamma in enumerate((1.0, 50.0, 3.0)):
+        assert state.thresholds == [None]
+        controller.decide(step, [2], state, [measure(0.0, gamma=gamma)], [torch.zeros(0, D)], {})
+    assert state.thresholds == [pytest.approx([0.3, 0.003])]
+
+
+def test_the_most_urgent_layers_come_first_and_wait():
+    config = GrowthConfig(criterion="incrt", grow_above=1.0, dwell=1, budget=8)
+    found, heads, _ = checks(config, [measure(2.0), measure(0.5), measure(3.0)], 4)
+    assert found == [[("grow", 2, 2), ("grow", 0, 2)], [], [], []]  # 8 heads in all are the budget
+    assert heads == [3, 2, 3]
+    config = GrowthConfig(criterion="incrt", grow_above=1.0, dwell=1)
+    found, heads, _ = checks(config, [measure(2.0), measure(0.5), measure(3.0)], 6)
+    assert [len(changes) for changes in found] == [2, 0, 2, 0, 0, 0]  # four heads are the most
+    assert heads == [4, 2, 4]
+
+
+def test_together_all_layers_grow_when_the_median_asks():
+    config = GrowthConfig(criterion="incrt", grow_above=1.0, layers="together", dwell=0)
+    assert checks(config, [measure(2.0), measure(0.5), measure(0.5)], 3)[1] == [2, 2, 2]
+    assert checks(config, [measure(2.0), measure(0.5), measure(2.0)], 1)[1] == [3, 3, 3]
+
+
+def test_a_head_is_pruned_after_its_patience_and_one_stays():
+    config = GrowthConfig(criterion="incrt", grow_above=1.0, prune_below=0.1, patience=3, dwell=0)
+    weak = [measure(0.5, (9.0, 0.05)), measure(0.5, (0.02, 0.05)), measure(0.5)]
+    found, heads, _ = checks(config, weak, 3)
+    assert found == [[], [], [("prune", 0, 1), ("prune", 1, 0)]]
+    assert heads == [1, 1, 2]
+    _, heads, state = checks(config, weak, 20)
+    assert heads == [1, 1, 2] and len(state.below[1]) == 1  # a layer keeps one, however weak
+
+
+def test_random_depends_on_the_seed_and_the_step_only():
+    config = GrowthConfig(criterion="random", calibration=2, budget=9)
+    layers = [measure(2.0)] * 3
+    first, heads, _ = checks(config, layers, 8)
+    assert first == checks(config, layers, 8)[0]
+    assert (
+        first[:2] == [[], []]
+        and sum(heads) == 9
+        and [len(changes) for changes in first[2:]] == [1, 1, 1, 0, 0, 0]
+    )
+
+
+def test_gradient_takes_the_largest():
+    config = GrowthConfig(criterion="gradient", calibration=1)
+    found, _, _ = checks(config, [measure(2.0)] * 3, 3, norms={0: 1.0, 1: 3.0, 2: 2.0})
+    assert found == [[], [("grow", 1, 2)], [("grow", 1, 3)]]
+    controller, state = Controller(config, 4, 1), GrowthState.begin([4, 2, 2])
+    state.checks = 1
+    compared = controller.candidates([4, 2, 2], state, [measure(2.0)] * 3, [torch.zeros(0, D)] * 3)
+    assert [(change.layer, change.head) for change in compared] == [(1, 2), (2, 2)]  # layer 0 has its most
+
+
+def test_together_a_random_run_grows_everywhere():
+    config = GrowthConfig(criterion="random", calibration=1, layers="together")
+    assert checks(config, [measure(2.0)] * 3, 2)[1] == [3, 3, 3]
+
+
+def test_a_new_head_lies_along_its_directions():
+    pair = torch.eye(D)[[3, 7]]
+    head = candidate(MODEL, 1, 10, Change(0, 2, "grow"), pair)
+    for weight, direction in zip(head[:2], pair, strict=True):
+        share = (weight @ direction).square().sum() / weight.square().sum()
+        assert share > 0.97
+    assert head.value.std() == pytest.approx(0.02, rel=0.4)
+    again = candidate(MODEL, 1, 10, Change(0, 2, "grow"), pair)
+    assert all(torch.equal(a, b) for a, b in zip(head, again, strict=True))
+    other = candidate(MODEL, 1, 11, Change(0, 2, "grow"), None)
+    assert not torch.equal(head.value, other.value) and other.query.std() == pytest.approx(0.02, rel=0.4)
+
+
+def test_changes_are_made_one_after_the_other():
+    changes = [Change(0, 2, "grow"), Change(0, 3, "grow"), Change(2, 1, "prune")]
+    assert changed_model(MODEL, changes).heads == (4, 2, 1)
+    for bad in (Change(0, 3, "grow"), Change(0, 2, "prune"), Change(5, 0, "grow")):
+        with pytest.raises(UserError, match=r"growth\.pending"):
+            changed_model(MODEL, [bad])
+
+
+def test_a_damaged_state_is_one_line():
+    values = GrowthState.begin([2, 2]).to_json()
+    assert GrowthState.read(values, [2, 2]) == GrowthState.begin([2, 2])
+    for damaged in ({**values, "below": [[0], [0, 0]]}, {**values, "wait": []}, {**values, "what": 1}):
+        with pytest.raises(UserError, match="growth in state"):
+            GrowthState.read(damaged, [2, 2])

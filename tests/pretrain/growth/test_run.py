@@ -1,0 +1,289 @@
+"""Heads that grow and are pruned in real runs: nothing else changes, and a run that was cut off goes on the same."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from model.config import ModelConfig
+from model.errors import UserError
+from model.transformer import Transformer
+from pretrain.checkpoint.reshard import load_resharded
+from pretrain.checkpoint.state import read_state
+from pretrain.checkpoint.unsharded import UnshardedCheckpoint
+from pretrain.engine.build import build_engine
+from pretrain.growth.edit import checkpoint_of
+from pretrain.growth.measure import Candidate, gradient_norms
+from pretrain.run.saved import SavedRun
+from tests.helpers.distributed import run_distributed
+from tests.helpers.shapes import VOCABULARY_ROWS, Shape, build, gathered, joined, same_bits
+from tests.helpers.training import curve, interrupted, nano_run, session
+
+# Every kind of parameter that has heads; 12 is a multiple of 2 and 3 tensor-parallel ranks.
+BIASED = (
+    "--architecture", "{attention_bias: all, positions: learned, norm: layernorm, norm_bias: true}",
+    "--growth.head_dim", "12", "--growth.maximum", "4", "--global_batch_tokens", "768", "--micro_batch", "6",
+    "--architecture.ffn_width", "96",
+)  # fmt: skip
+GROWN = (1, 2, 1, 3)
+
+
+def growing(data, runs, *more, steps=6, **schedule):
+    """A run that saves at every event only."""
+    planned = {step.removeprefix("at_"): heads for step, heads in schedule.items()}
+    criterion = (
+        ("--growth.criterion", "schedule", "--growth.schedule", json.dumps(planned)) if planned else ()
+    )
+    quick = ("--validation.every", "0", "--checkpoint.every", "0", "--checkpoint.keep_last", "9")
+    return nano_run(data, runs, "--steps", str(steps), *quick, *criterion, *more)
+
+
+def loaded_after_the_event(run, shape):
+    """What an engine holds that has read the newest checkpoint and made its pending changes."""
+    opened = build(run, shape)
+    engine = build_engine(opened.run, opened.model, opened.ds_config, opened.world.grid)
+    load_resharded(engine, opened.resumed_from, opened.world, opened=checkpoint_of)
+    return (
+        gathered(engine)
+        if torch.distributed.get_rank() < shape.tensor_parallel
+        else gathered(engine) and None
+    )
+
+
+def heads_of(name, tensor, layer_heads, head_dim=12):
+    """The parts of a tensor by head, or the whole where there are none."""
+    part = name.split(".")[3] if ".attention." in name else ""
+    if part in ("q", "k", "v"):
+        return tensor.split(head_dim)[:layer_heads]
+    if part == "o" and name.endswith("weight"):
+        return tensor.split(head_dim, 1)[:layer_heads]
+    return (tensor,)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape(2, 2),
+        pytest.param(Shape(2, 1, "bf16"), marks=pytest.mark.slow),
+        pytest.param(Shape(2, 3), marks=pytest.mark.slow),
+        pytest.param(Shape(2, 2, tensor_parallel=2), marks=pytest.mark.slow),
+        pytest.param(Shape(3, 2, "bf16", tensor_parallel=3), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_all_other_heads_keep_weights_and_moments(small_folder, tmp_path, shape):
+    flags = ("--precision", shape.precision, "--tensor_parallel", str(shape.tensor_parallel))
+    run = growing(small_folder, tmp_path, *BIASED, *flags, at_2="1,2,1,3")
+    run_distributed(interrupted, shape.ranks, run, 2, shape.ranks, shape.stage, timeout=120)
+    before = UnshardedCheckpoint.open(run.folder / "checkpoints/step_000002")
+    assert ModelConfig.from_json(before.state.model).heads == (1, 1, 1, 1)
+    held = joined(
+        run_distributed(loaded_after_the_event, shape.ranks, run, shape, timeout=120), VOCABULARY_ROWS
+    )
+    assert held["steps"] == {2}
+    for name in before.names():
+        layer = int(name.split(".")[1]) if name.startswith("layers.") else None
+        for key in ("fp32", "exp_avg", "exp_avg_sq"):
+            old, new = before.tensor(name, key), held["parameters"][name][key]
+            olds, news = heads_of(name, old, 1), heads_of(name, new, 1)
+            assert all(same_bits(a, b.float()) for a, b in zip(olds, news, strict=True)), (name, key)
+            if layer is not None and len(heads_of(name, new, 9)) > 1 - ("attention" not in name):
+                added = heads_of(name, new, 9)[1:] if new.shape != old.shape else ()
+                assert len(added) == (GROWN[layer] - 1 if new.shape != old.shape else 0)
+                zero = key != "fp32" or name.endswith(("bias", "o.weight"))
+                assert all(bool(part.any()) != zero for part in added), (name, key)
+
+
+def logits_of(checkpoint, tokens):
+    config = ModelConfig.from_json(checkpoint.state.model)
+    heads = tuple(
+        checkpoint.shape(f"layers.{layer}.attention.q.weight")[0] // config.layer_head_dim(layer)
+        for layer in range(config.num_layers)
+    )
+    network = Transformer(config.replace(heads=heads)).eval()
+    network.load_state_dict({name: checkpoint.parameter(name) for name in checkpoint.names()})
+    with torch.no_grad():
+        return network(tokens)
+
+
+def test_the_function_does_not_change(small_folder, tmp_path):
+    run = growing(small_folder, tmp_path, *BIASED, at_2="1,2,1,3")
+    run_distributed(interrupted, 1, run, 2, 1, 2)
+    folder = run.folder / "checkpoints/step_000002"
+    tokens = torch.randint(0, 600, (4, 64), generator=torch.Generator().manual_seed(1))
+    before, after = (
+        logits_of(UnshardedCheckpoint.open(folder), tokens),
+        logits_of(checkpoint_of(folder), tokens),
+    )
+    # A product over more columns is summed in another order, so the last bit may differ.
+    torch.testing.assert_close(after, before, rtol=1e-6, atol=1e-6)
+
+
+def test_pruning_takes_one_head_away(small_folder, tmp_path):
+    run = growing(small_folder, tmp_path, *BIASED, "--growth.start", "3", at_2="3,3,3,4")
+    run_distributed(interrupted, 1, run, 2, 1, 2)
+    folder = run.folder / "checkpoints/step_000002"
+    state = json.loads((folder / "state.json").read_text())
+    state["growth"]["pending"] = [{"layer": 1, "head": 1, "kind": "prune"}]
+    (folder / "state.json").write_text(json.dumps(state))
+    before, after = UnshardedCheckpoint.open(folder), checkpoint_of(folder)
+    for part, dimension in (("q", 0), ("k", 0), ("v", 0), ("o", 1)):
+        name = f"layers.1.attention.{part}.weight"
+        for key in ("fp32", "exp_avg", "exp_avg_sq"):
+            kept = [before.tensor(name, key).split(12, dimension)[head] for head in (0, 2)]
+            assert same_bits(after.tensor(name, key), torch.cat(kept, dimension))
+    assert torch.equal(
+        after.parameter("layers.0.attention.q.weight"), before.parameter("layers.0.attention.q.weight")
+    )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stage", "flags"),
+    [
+        (1, 2, ()),
+        pytest.param(2, 2, ("--tensor_parallel", "2", "--growth.head_dim", "12"), marks=pytest.mark.slow),
+        pytest.param(2, 3, ("--document_mask", "true"), marks=pytest.mark.slow),
+        pytest.param(2, 1, ("--growth.criterion", "gradient", "--growth.budget", "8"), marks=pytest.mark.slow),
+        pytest.param(2, 3, ("--growth.criterion", "gradient"), marks=pytest.mark.slow),
+        pytest.param(1, 2, ("--growth.criterion", "random", "--precision", "bf16"), marks=pytest.mark.slow),
+        pytest.param(1, 2, ("--compile", "true",), marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_a_run_cut_off_at_any_step_gives_the_same_curve(small_folder, tmp_path, ranks, stage, flags):
+    options = (
+        "--growth.interval",
+        "2",
+        "--growth.calibration",
+        "1",
+        "--growth.maximum",
+        "3",
+        "--growth.until",
+        "11",
+    )
+    options += ("--growth.criterion", "incrt") if "--growth.criterion" not in flags else ()
+    # Pruning, too: every head is below such a threshold, so heads come and go.
+    options += ("--growth.patience", "2", "--growth.grow_above", "1e-6", "--growth.prune_below", "9e-7")
+    options += ("--growth.head_dim", "16") if "--growth.head_dim" not in flags else ()
+
+    def run_in(folder, *more):
+        quick = ("--validation.every", "5", "--checkpoint.every", "5", "--checkpoint.keep_last", "9")
+        return nano_run(small_folder, folder, "--steps", "14", *quick, *options, *flags, *more)
+
+    whole = run_in(tmp_path / "whole")
+    assert run_distributed(session, ranks, whole, stage, timeout=200)[0] == ([], None)
+    state = read_state(whole.folder / "checkpoints/step_000014")
+    events = state.growth["events"]
+    assert len(events) >= 3 and sum(ModelConfig.from_json(state.model).heads) > 4
+    broken = run_in(tmp_path / "broken")
+    for step in (4, 5, 9):  # in the step after an event, in one that is saved for itself, and later
+        run_distributed(interrupted, ranks, broken, step, ranks, stage, timeout=200)
+    assert run_distributed(session, ranks, broken, stage, timeout=200)[0][1] is None
+    assert curve(broken.folder) == curve(whole.folder)
+    assert read_state(broken.folder / "checkpoints/step_000014").growth == state.growth
+
+
+def test_a_grown_run_is_an_ordinary_model(small_folder, tmp_path):
+    run = growing(small_folder, tmp_path, "--growth.head_dim", "16", at_2="1,2,1,3")
+    run_distributed(session, 1, run, 2)
+    saved = SavedRun.open(run.folder)
+    assert saved.model.heads == GROWN and saved.model.head_dim == (16,) * 4
+    with torch.no_grad():
+        assert saved.load_model()(torch.zeros(1, 8, dtype=torch.int64)).isfinite().all()
+    rows = curve(run.folder)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert rows[1]["growth/heads/layer_3"] == 1 and rows[1]["growth/gamma/layer_3"] > 0
+    # Without growth its heads stay, and it goes on.
+    on = nano_run(small_folder, tmp_path, "--steps", "7", "--validation.every", "0")
+    assert run_distributed(session, 1, on, 2)[0][1] is None
+    assert ModelConfig.from_json(read_state(run.folder / "checkpoints/step_000007").model).heads == GROWN
+    # Trained again from scratch, with the schedule that was found.
+    again = nano_run(small_folder, tmp_path / "again", "--model", str(run.folder), "--steps", "1")
+    assert again.build_model_config().heads == GROWN
+    assert run_distributed(session, 1, again, 2)[0] == ([], None)
+
+
+def test_a_run_of_fixed_heads_goes_on_with_growth(small_folder, tmp_path):
+    fixed = nano_run(small_folder, tmp_path, "--steps", "2", "--validation.every", "0")
+    run_distributed(session, 1, fixed, 2)
+    heads = fixed.build_model_config().heads
+    more = growing(
+        small_folder, tmp_path, "--growth.criterion", "random", "--growth.interval", "1", "--growth.calibration", "1",
+        "--growth.maximum", str(max(heads) + 1), steps=6,
+    )  # fmt: skip
+    assert run_distributed(session, 1, more, 2)[0][1] is None
+    found = ModelConfig.from_json(read_state(more.folder / "checkpoints/step_000006").model)
+    assert sum(found.heads) > sum(heads)
+    assert found.head_dim == tuple(48 // count for count in heads)
+
+
+def gradient_of_a_candidate(run):
+    """A candidate's gradient norm, and the norm of the gradient that its output has once it is in the network."""
+    opened = build(run, Shape(1, 2))
+    engine = build_engine(opened.run, opened.model, opened.ds_config, opened.world.grid)
+    batch, layer, d = opened.micro_batch(0, 0), 2, opened.model.d_model
+    generator = torch.Generator().manual_seed(5)
+    head = Candidate(*(torch.randn(16, d, generator=generator) * 0.1 for _ in range(3)))
+    measured = gradient_norms(engine, batch, {layer: head}, opened.world)[layer]
+    grown = opened.model.replace(heads=tuple(1 + (index == layer) for index in range(4)))
+    network = Transformer(grown)
+    weights = dict(engine.module.named_parameters())
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            parameter.zero_()
+            parameter[tuple(slice(0, size) for size in weights[name].shape)].copy_(weights[name])
+        attention = network.layers[layer].attention
+        for part, new in zip((attention.q, attention.k, attention.v), head, strict=True):
+            part.weight[16:] = new
+    network(*batch).backward()
+    return measured, torch.linalg.matrix_norm(attention.o.weight.grad[:, 16:]).item()
+
+
+@pytest.mark.parametrize("mask", ["false", "true"])
+def test_the_gradient_is_that_of_the_head_in_the_network(small_folder, tmp_path, mask):
+    flags = ("--growth.criterion", "gradient", "--growth.head_dim", "16", "--document_mask", mask)
+    run = growing(small_folder, tmp_path, *flags)
+    [(measured, expected)] = run_distributed(gradient_of_a_candidate, 1, run)
+    assert measured > 0 and math.isclose(measured, expected, rel_tol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--growth.start", "4", "--growth.maximum", "2"), "growth.maximum: 2 is below growth.start 4"),
+        (("--growth.grow_above", "1", "--growth.prune_below", "2"), "growth.prune_below: 2 is not below"),
+        (("--heads", "1,2,3,4"), "heads: '1,2,3,4' contradicts growth.criterion incrt"),
+        (("--growth.head_dim", "7"), "head_dim: layer 0 has 7; positions 'rope' needs an even head dim"),
+        (("--growth.prune_share", "2"), "growth.prune_share: 2 would prune what grows"),
+        (("--architecture", "{kv_heads: [1,1,1,1]}"), "growth.criterion: incrt is not for grouped queries"),
+        (("--growth.schedule", "{2: 2x4}"), "growth.schedule: it is for growth.criterion schedule"),
+        (("--growth.interval", "0"), "growth.interval: 0.0 is not valid"),
+    ],
+)
+def test_bad_settings_are_one_line(small_folder, tmp_path, flags, message):
+    with pytest.raises(UserError) as caught:
+        growing(small_folder, tmp_path, "--growth.criterion", "incrt", *flags).build_model_config()
+    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        ({"at_9": "2x4"}, "growth.schedule: step 9 is not valid"),
+        ({"at_2": "2x3"}, "growth.schedule: '2x3' has 3 layers, and the model 4"),
+        ({"at_2": "2x4", "at_3": "1x4"}, "growth.schedule: '1x4' of step 3 has fewer heads"),
+    ],
+)
+def test_a_schedule_that_does_not_fit_is_one_line(small_folder, tmp_path, schedule, message):
+    with pytest.raises(UserError) as caught:
+        growing(small_folder, tmp_path, **schedule).build_model_config()
+    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
+
+
+def test_a_head_dim_that_ranks_do_not_divide(small_folder, tmp_path):
+    flags = ("--growth.criterion", "incrt", "--growth.head_dim", "16", "--tensor_parallel", "3")
+    run = growing(
+        small_folder, tmp_path, *flags, "--architecture.ffn_width", "96", "--global_batch_tokens", "768"
+    )
+    _, problem = run_distributed(session, 3, run, 2)[0]
+    assert problem.startswith("growth.head_dim: 16 is not a multiple of tensor_parallel 3")

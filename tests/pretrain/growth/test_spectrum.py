@@ -1,0 +1,120 @@
+"""The residual energy against its definition, and its extreme eigenpairs against a full decomposition."""
+
+import pytest
+import torch
+
+from pretrain.config.growth import GrowthConfig
+from pretrain.growth.controller import Controller, GrowthState, LayerMeasure
+from pretrain.growth.spectrum import extended, extremes, head_energies, projected, residual, skew_product
+
+
+def moment(d, seed):
+    rows = torch.randn(4 * d, d, generator=torch.Generator().manual_seed(seed)) @ torch.randn(d, d)
+    return rows.T @ rows / len(rows)
+
+
+def weights(rows, d, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, d, generator=generator), torch.randn(rows, d, generator=generator)
+
+
+@pytest.mark.parametrize("d", [4, 48, 256])
+def test_the_facts_of_the_algebra(d):
+    query, key = weights(8, d, 1)
+    skew, c = skew_product(query, key), moment(d, 2)
+    by_heads = sum(q.T @ k for q, k in zip(query.split(4), key.split(4), strict=True))
+    torch.testing.assert_close(skew, (by_heads - by_heads.T) / 2)
+    energy = residual(c, skew, torch.zeros(0, d)).double()
+    torch.testing.assert_close(energy, energy.T)
+    commutator = (c @ skew - skew @ c).double() / 2
+    torch.testing.assert_close(energy, commutator, rtol=1e-4, atol=1e-3 * commutator.abs().max().item())
+    assert abs(torch.trace(energy)) < 1e-5 * torch.linalg.matrix_norm(energy)
+    eigenvalues = torch.linalg.eigvalsh(c.double())
+    bound = (eigenvalues[-1] - eigenvalues[0]) / 2 * torch.linalg.matrix_norm(skew.double(), 2)
+    assert torch.linalg.matrix_norm(energy, 2) <= bound * (1 + 1e-6)
+    isotropic = residual(3 * torch.eye(d), skew, torch.zeros(0, d))
+    assert isotropic.abs().max() <= 1e-5 * skew.abs().max()
+
+
+@pytest.mark.parametrize("d", [3, 16, 64, 384])
+@pytest.mark.parametrize("seed", range(3))
+def test_extremes_are_those_of_a_full_decomposition(d, seed):
+    query, key = weights(16, d, seed)
+    energy = residual(moment(d, seed + 9), skew_product(query, key), torch.zeros(0, d))
+    found = extremes(energy)
+    values, vectors = torch.linalg.eigh(energy.double())
+    assert found.largest == pytest.approx(values[-1].item(), rel=1e-3)
+    assert found.smallest == pytest.approx(values[0].item(), rel=1e-3)
+    if (values[-1] - values[-2]) / values[-1] >= 0.1:
+        assert abs(found.top.double() @ vectors[:, -1]) > 0.9999
+    if (values[0] - values[1]) / values[0] >= 0.1:
+        assert abs(found.bottom.double() @ vectors[:, 0]) > 0.9999
+    again = extremes(energy, found.top)  # an eigenvector as a start must not end the iteration
+    assert again.largest == pytest.approx(found.largest, rel=1e-3)
+
+
+def test_nothing_has_no_direction():
+    found = extremes(torch.zeros(12, 12))
+    assert (found.largest, found.smallest) == (0, 0) and not found.top.any()
+
+
+def test_the_projector_stays_exact_over_200_growths():
+    d = 256
+    generator = torch.Generator().manual_seed(3)
+    captured = torch.zeros(0, d)
+    for _ in range(200):
+        # Nearly parallel to what is captured already: the hard case.
+        direction = torch.randn(d, generator=generator) * 1e-2
+        if len(captured):
+            direction = direction + captured[-1]
+        captured = extended(captured, direction)
+    gram = (captured.double() @ captured.double().T - torch.eye(200)).abs().max()
+    assert gram < 1e-6
+    matrix = moment(d, 4)
+    once = projected(matrix, captured)
+    assert (once @ captured.T).abs().max() < 1e-4 * matrix.abs().max()
+    torch.testing.assert_close(projected(once, captured), once, atol=1e-4 * matrix.abs().max().item(), rtol=0)
+    with pytest.raises(ValueError, match="captured already"):
+        extended(captured, captured[7])
+
+
+def test_head_energies_are_the_norms_of_their_matrices():
+    d, c = 32, moment(32, 5)
+    query, key = weights(12, d, 6)
+    expected = [
+        torch.linalg.matrix_norm(c @ skew_product(q, k)).item()
+        for q, k in zip(query.split(4), key.split(4), strict=True)
+    ]
+    assert head_energies(c, query, key, 4) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("above", [0, 1, 5, 9])
+def test_exactly_as_many_heads_as_eigenvalues_above_the_threshold(above, seed):
+    """C and M_a fixed: only the projector changes. One head for each of *above* eigenvalues, and then no more."""
+    d, threshold = 24, 1.0
+    basis = torch.linalg.qr(torch.randn(d, d, generator=torch.Generator().manual_seed(seed))).Q
+    values = torch.cat([torch.linspace(1.5, 4, above), torch.linspace(-2, 0.9, d - above)])
+    energy = basis @ torch.diag(values) @ basis.T
+    config = GrowthConfig(criterion="incrt", grow_above=threshold, dwell=0)
+    controller, state = Controller(config, most=100, seed=1), GrowthState.begin([1])
+    captured, heads = [torch.zeros(0, d)], 1
+    for step in range(30):
+        left = projected(energy, captured[0])
+        measure = LayerMeasure(left, torch.linalg.matrix_norm(left).item(), extremes(left), [9.0] * heads)
+        heads += len(controller.decide(step, [heads], state, [measure], captured, {}).changes)
+    assert heads == 1 + above and len(captured[0]) == above == len(state.events)
+
+
+def test_extreme_thresholds_stop_at_the_bounds():
+    d = 12
+    energy = torch.diag(torch.linspace(-1, 1, d))
+    for most, expected in ((5, 5), (100, 1 + d // 2)):  # half of the eigenvalues are positive
+        config = GrowthConfig(criterion="incrt", grow_above=1e-30, prune_share=0, dwell=0)
+        controller, state = Controller(config, most=most, seed=1), GrowthState.begin([1])
+        captured, heads = [torch.zeros(0, d)], 1
+        for step in range(50):
+            left = projected(energy, captured[0])
+            measure = LayerMeasure(left, torch.linalg.matrix_norm(left).item(), extremes(left), [9.0] * heads)
+            heads += len(controller.decide(step, [heads], state, [measure], captured, {}).changes)
+        assert heads == expected
