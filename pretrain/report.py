@@ -19,7 +19,6 @@ from pretrain.engine.kernels import attention_kernels, kernel_line
 from pretrain.evaluation.baselines import compare_baselines
 from pretrain.generate import generate
 from pretrain.growth.hook import Growth
-from pretrain.growth.models import most_heads
 from pretrain.metrics.file import FILE_NAME
 from pretrain.metrics.session import Metrics
 from pretrain.plots import draw_runs
@@ -82,7 +81,7 @@ def _growth_line(session: Session) -> str:
     when = f"at steps {', '.join(map(str, sorted(growth.schedule)))}" if growth.schedule else ""
     when = when or (f"checked every {hook.every} steps up to {hook.last:,}" if hook else "")
     budget = f", {growth.budget} in all" if growth.budget else ""
-    return f"growth   {growth.criterion}: at most {most_heads(session.run)} heads a layer{budget}; {when}"
+    return f"growth   {growth.criterion}: at most {session.run.most_heads} heads a layer{budget}; {when}"
 
 
 def _epochs(session: Session) -> list[str]:

@@ -228,8 +228,7 @@ def _build_hooks(session: Session) -> list[Hook]:
     session.notes += diagnostics.notes
     hooks.append(diagnostics)
     if run.growth.active:  # the last: the others measure the model that the step has trained
-        most = max(largest_model(run, session.model).heads)
-        hooks.append(Growth(session, most, lambda seen: session.micro_batch(seen, 0)))
+        hooks.append(Growth(session, lambda seen: session.micro_batch(seen, 0)))
     return hooks
 
 

@@ -285,6 +285,17 @@ class RunConfig:
         model = self.fixed_model_config(vocab_size)
         return self.growth.start_model(model) if self.growth.active else model
 
+    @property
+    def most_heads(self) -> int:
+        """Most heads of a layer that a run with growth may reach."""
+        return self.growth.maximum or max(self.fixed_model_config().heads)
+
+    def largest_model_config(self, model: ModelConfig) -> ModelConfig:
+        """The largest that *model* may become; itself without growth. Memory, batch and buckets are planned for it."""
+        if not self.growth.active:
+            return model
+        return model.replace(heads=tuple(max(heads, self.most_heads) for heads in model.heads))
+
     def fixed_model_config(self, vocab_size: int | None = None) -> ModelConfig:
         """The preset with ``architecture``, ``heads`` and the tokenizer's *vocab_size* in place.
 

@@ -30,7 +30,6 @@ class Growth(Hook):
 
     Args:
         context: the run's.
-        most: most heads of a layer.
         micro_batch: this rank's first micro-batch after so many sequences of the run, which a check reads.
 
     Raises:
@@ -40,11 +39,11 @@ class Growth(Hook):
 
     name = "growth"
 
-    def __init__(self, context: RunContext, most: int, micro_batch: Callable[[int], list[Tensor]]) -> None:
+    def __init__(self, context: RunContext, micro_batch: Callable[[int], list[Tensor]]) -> None:
         run = context.run
         self.run_config, self.model, self.world = run, context.model, context.world
         self.config, self.micro_batch = run.growth, micro_batch
-        self.controller = Controller(run.growth, most, run.seed)
+        self.controller = Controller(run.growth, run.most_heads, run.seed)
         self.every = max(1, length_in_steps("growth.interval", run.growth.interval, run.steps))
         self.last = min(run.steps - 1, length_in_steps("growth.until", run.growth.until, run.steps))
         if run.growth.criterion == "gradient" and run.activation_checkpointing:

@@ -49,7 +49,7 @@ def _with_head_dims(model: ModelConfig) -> ModelConfig:
 
 
 def largest_model(run: RunConfig, model: ModelConfig) -> ModelConfig:
-    """The largest model that the run may grow to from *model*: memory, batch and buckets are planned for it.
+    """RunConfig.largest_model_config, after checks of what growth needs of a model.
 
     Raises:
         UserError: the heads have another width than ``growth.head_dim``, or one that t does not divide.
@@ -57,7 +57,6 @@ def largest_model(run: RunConfig, model: ModelConfig) -> ModelConfig:
     growth, t = run.growth, run.tensor_parallel
     if not growth.active:
         return model
-    most = most_heads(run)
     for layer in range(model.num_layers):
         head_dim = model.layer_head_dim(layer)
         if growth.head_dim not in (None, head_dim):
@@ -70,7 +69,7 @@ def largest_model(run: RunConfig, model: ModelConfig) -> ModelConfig:
                 f"growth.head_dim: {head_dim} is not a multiple of tensor_parallel {t}, which every "
                 f"head count needs; give a multiple of {t}"
             )
-    return model.replace(heads=tuple(max(count, most) for count in model.heads))
+    return run.largest_model_config(model)
 
 
 def check_every_split(run: RunConfig, model: ModelConfig, micro_batch: int) -> None:
@@ -85,11 +84,6 @@ def check_every_split(run: RunConfig, model: ModelConfig, micro_batch: int) -> N
             f"micro_batch: {micro_batch} sequences of {model.context_length} tokens cannot be shared by {t} ranks at "
             f"every head count of a run that grows; give a multiple of {t}, or a context_length that is one of {2 * t}"
         )
-
-
-def most_heads(run: RunConfig) -> int:
-    """Most heads of a layer that the run may grow to."""
-    return run.growth.maximum or max(run.fixed_model_config().heads)
 
 
 def head_group_sizes_of(run: RunConfig) -> set[int]:

@@ -134,6 +134,7 @@ def make_plan(run: RunConfig, ds_config: dict[str, Any], machine: Machine, bf16:
     from pretrain.engine.ds_config import merge_ds_config
 
     model = run.build_model_config(run.vocab_size if run.data == "builtin" else None)
+    model = run.largest_model_config(model)
     check_world(machine.ranks, run.tensor_parallel)
     check_tensor_parallel(model, run.tensor_parallel, sequence_parallel=run.sequence_parallel)
     stage = ds_config["zero_optimization"]["stage"]

@@ -1,4 +1,4 @@
-"""One run, many faults at random moments: it completes, and its curve is that of a run without any.
+"""One run, many faults at random moments: it completes, and its curve is that of a run without any. Its heads grow.
 
 CHAOS_FAULTS=30 CHAOS_SEED=1 python -m pytest -m slow tests/scenarios/test_chaos.py -s
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from pretrain.checkpoint.state import read_state
 from tests.helpers.launch import Running, launch, start
 from tests.helpers.small_disk import small_disk
 from tests.helpers.training import curve, nano_arguments
@@ -28,6 +29,8 @@ SETTINGS = (
     "--steps", str(STEPS), "--checkpoint.every", "3", "--checkpoint.keep_last", "3", "--validation.every", "7",
     "--validation.sequences", "40", "--logging.every", "1", "--logging.seconds", "0", "--skip_spikes", "6",
     "--checkpoint.background", "true",
+    "--growth.criterion", "incrt", "--growth.interval", "6", "--growth.calibration", "2", "--growth.maximum", "6",
+    "--growth.grow_above", "1e-6", "--growth.prune_below", "9e-7", "--growth.patience", "2",
 )  # fmt: skip
 
 
@@ -141,6 +144,8 @@ def test_a_run_survives_everything(small_folder, tmp_path, disk):
     finished = launch(arguments, RANKS, timeout=600)
     assert finished.returncode == 0, finished.output
     assert curve(folder) == curve(tmp_path / "whole" / "nano")
+    events = read_state(folder / f"checkpoints/step_{STEPS:06d}").growth["events"]
+    assert len({event["step"] for event in events}) >= 5
 
 
 def wait_for_steps(running: Running, steps: int) -> None:

@@ -1,0 +1,79 @@
+"""What growth costs: a check beside a step, and the seconds of an event.
+
+    python benchmarks/growth.py [--model prism-124m] [--micro_batch 1] [--interval 0.01] [-- FLAGS of pretrain/main.py]
+
+The trainer takes --steps steps and checks in turn. A check's share of the training time is its median over that of
+--every steps. Then one event adds a head to every layer; its parts are told apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[0] = str(ROOT)
+
+from benchmarks.figures import add_out, write  # noqa: E402
+from benchmarks.one_trainer import trainer_of  # noqa: E402 - before torch
+from model.presets import named_model  # noqa: E402
+from pretrain.growth.edit import Change, changed_model  # noqa: E402
+from pretrain.growth.hook import Growth  # noqa: E402
+from pretrain.run.folder import prepare_run_folder  # noqa: E402
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="prism-124m")
+    parser.add_argument("--micro_batch", type=int, default=1)
+    parser.add_argument("--vocab_size", type=int, help="of the built-in corpus (default: the model's)")
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--every", type=int, default=100, help="steps between two checks, for the share")
+    parser.add_argument("--criterion", default="incrt")
+    add_out(parser)
+    options, flags = parser.parse_known_args()
+    model = named_model(options.model)
+    model = model.replace(vocab_size=options.vocab_size or model.vocab_size)
+    growing = ["--growth.criterion", options.criterion, "--growth.calibration", "1", *flags]
+    with trainer_of(model, options.micro_batch, *growing) as one:
+        session, trainer = one.session, one.trainer
+        [hook] = [hook for hook in session.hooks if isinstance(hook, Growth)]
+        one.step()
+        hook.run(trainer.engine, session.state)
+        session.state.growth["pending"] = []
+        steps, checks = [], []
+        for _ in range(options.steps):
+            steps.append(one.seconds(one.step))
+            checks.append(one.seconds(lambda: hook.run(trainer.engine, session.state)))
+        step, check = statistics.median(steps), statistics.median(checks)
+        parameters = session.model.num_parameters()
+        print(
+            f"{options.model}: {parameters:,} parameters at the start; a step of {session.tokens_per_step:,} tokens "
+            f"{step:.3f} s, a check {check:.3f} s: {check / (options.every * step + check):.2%} of the time at one "
+            f"every {options.every} steps"
+        )
+        heads = session.model.heads
+        changes = [Change(layer, count, "grow") for layer, count in enumerate(heads)]
+        session.state.growth["pending"] = [vars(change) for change in changes]
+        prepare_run_folder(session.run, session.data, session.ds_config, session.world)
+        saving = one.seconds(trainer._save)
+        trainer._next_model = changed_model(session.model, changes)
+        changing = one.seconds(trainer._change_model)
+        after = one.seconds(one.step)
+        print(
+            f"an event: {saving + changing:.1f} s ({saving:.1f} s to write the checkpoint, {changing:.1f} s "
+            f"to build the engine and read it); {session.model.num_parameters():,} parameters after it, the first step "
+            f"{after:.3f} s"
+        )
+    write(
+        options.out,
+        {"model": options.model, "parameters": parameters, "step": steps, "check": checks, "saving": saving,
+         "changing": changing, "first_step": after},
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
