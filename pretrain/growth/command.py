@@ -1,0 +1,253 @@
+"""``python -m pretrain.growth report runs/NAME``: what every head is worth, and how a grown run's heads came about."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from model.errors import UserError, run_command, shown
+from pretrain.config.command_line import CommandParser as Parser
+from pretrain.utils.files import write_atomically
+from pretrain.utils.text import human_seconds
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pretrain.checkpoint.state import TrainingState
+    from pretrain.growth.law import GrowthRecord, Prediction
+    from pretrain.growth.worth import HeadWorths
+    from pretrain.run.saved import SavedRun
+
+
+def build_parser() -> Parser:
+    """Build the parser of the command line."""
+    parser = Parser(
+        prog="python -m pretrain.growth",
+        description="Heads that grew, and what heads are worth.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "command",
+        choices=["report"],
+        metavar="report",
+        help="the worth of every head of a run, and predicted head counts of a grown one",
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder, such as runs/NAME")
+    parser.add_argument(
+        "--step", type=int, metavar="N", help="which checkpoint (default: the newest valid one)"
+    )
+    parser.add_argument(
+        "--sequences", type=int, default=32, metavar="N", help="held-out windows (default: 32)"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="where to write (default: growth/ of the run)"
+    )
+    return parser
+
+
+def run_growth(arguments: Sequence[str]) -> None:
+    """Measure the run of the command line, print the report and write it.
+
+    Raises:
+        UserError: bad input, a run that cannot be read, or no held-out text of it on this machine.
+    """
+    options = build_parser().parse_args(arguments)
+    if options.sequences < 1:
+        raise UserError(f"sequences: {options.sequences} is not valid; give a positive number")
+    # Imported here: these load torch and DeepSpeed, and a mistyped flag should be answered at once.
+    from pretrain.engine.quiet import quiet_libraries
+
+    quiet_libraries()
+    import torch
+
+    from pretrain.growth.figures import draw_growth, draw_worths
+    from pretrain.growth.law import GrowthRecord, predict
+    from pretrain.growth.text import law_lines, model_lines, schedule_lines, worth_lines
+    from pretrain.growth.worth import measure_worths
+    from pretrain.metrics.file import FILE_NAME, read_metrics
+    from pretrain.run.saved import SavedRun
+
+    source = SavedRun.open(options.run, options.step)
+    model, step = source.model, source.state.step
+    record = GrowthRecord.of(recorded(source.state), model.num_layers)
+    windows, starts, text = held_out(source, options.sequences)
+    out = _folder(options)
+    print("\n".join([*model_lines(options.run.name, step, model), *schedule_lines(model.heads)]), flush=True)
+    network = source.load_model().to("cuda" if torch.cuda.is_available() else "cpu")
+    with ProgressLine() as progress:
+        worths = measure_worths(network, windows, starts, progress=progress)
+    predictions = predict(record, model.heads) if record else []
+    written = [draw_worths(worths, out / "worths.png")]
+    if record:
+        metrics = source.run_folder / FILE_NAME
+        rows = [row for row in read_metrics(metrics) if row["step"] <= step] if metrics.is_file() else []
+        written.append(draw_growth(record, rows, model.heads, step, out / "growth.png"))
+        print("\n".join(law_lines(predictions)))
+    print("\n".join(worth_lines(worths, text)))
+    written.append(_write(out / "report.json", figures(source, worths, record, predictions, text)))
+    print("wrote " + ", ".join(map(str, written)))
+
+
+def recorded(state: TrainingState) -> dict[str, Any]:
+    """What the checkpoint says of growth; nothing for a run whose heads do not grow."""
+    found: dict[str, Any] = getattr(state, "growth", {})
+    return found
+
+
+def held_out(source: SavedRun, sequences: int) -> tuple[np.ndarray, list[np.ndarray] | None, str]:
+    """Held-out windows of the run's corpora, shared among them by weight as in its validation.
+
+    Returns:
+        Token ids [n, T+1]; where documents begin in each, if the model was trained with a document mask; the corpora's
+        names.
+
+    Raises:
+        UserError: no corpus of the run is on this machine.
+    """
+    from pretrain.run.data import RunData
+
+    weights = {entry[0]: _weight(entry[1]) for entry in source.state.data.get("data", [])}
+    corpora = source.corpora()
+    if not corpora:
+        raise UserError(
+            f"data: no corpus that {str(source.run_folder)!r} was trained on is on this machine "
+            f"({source.state.run.get('data', 'builtin')}, unchanged); put it where the run read it"
+        )
+    data = RunData([(corpus, weights[corpus.meta["content_hash"]]) for corpus in corpora])
+    length = source.model.context_length
+    windows = data.validation_windows(length, sequences)[0]
+    mask = source.state.run.get("document_mask", False)
+    starts = data.validation_documents(length, sequences) if mask else None
+    names = ", ".join(corpus.name for corpus in corpora)
+    missing = len(weights) - len({corpus.meta["content_hash"] for corpus in corpora})
+    rest = f" ({missing} of the run's {len(weights)} corpora not on this machine)" if missing else ""
+    return windows, starts, f"held-out text of {names}{rest}"
+
+
+def _weight(value: object) -> Fraction:
+    """A corpus's share of the training data, as the checkpoint says."""
+    with suppress(ValueError, ZeroDivisionError):
+        weight = Fraction(str(value))
+        if weight > 0:
+            return weight
+    raise UserError(
+        f"checkpoint: data in state.json has the weight {shown(value)}; it must be a number above zero"
+    )
+
+
+def figures(
+    source: SavedRun,
+    worths: HeadWorths,
+    record: GrowthRecord | None,
+    predictions: Sequence[Prediction],
+    text: str,
+) -> dict[str, Any]:
+    """The report as one JSON object; losses and worths in nats per token, what is not known null."""
+    from pretrain.growth.text import direction
+
+    heads = source.model.heads
+    return {
+        "run": str(source.run_folder),
+        "step": source.state.step,
+        "tokens": source.state.tokens,
+        "heads": list(heads),
+        "kv_heads": list(source.model.kv_heads or heads),
+        "mean_heads": sum(heads) / len(heads),
+        "correlation_with_depth": direction(heads),
+        "text": text,
+        "windows": worths.windows,
+        "loss": worths.loss,
+        "worths": worths.worths,
+        "standard_errors": worths.errors,
+        "removal": [asdict(point) for point in worths.curve],
+        "removable_share": worths.removable.share,
+        "growth": asdict(record) if record else None,
+        "predictions": [asdict(found) | {"relative_error": found.relative_error} for found in predictions],
+    }
+
+
+def _folder(options: argparse.Namespace) -> Path:
+    """The folder to write, made before the work begins."""
+    out: Path = options.out or options.run / "growth"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"out: cannot write {str(out)!r} ({error.strerror}); give a folder") from None
+    return out
+
+
+def _write(path: Path, values: dict[str, Any]) -> Path:
+    try:
+        write_atomically(path, json.dumps(_known(values), indent=1) + "\n")
+    except OSError as error:
+        raise UserError(f"out: cannot write {str(path)!r} ({error.strerror}); give a folder") from None
+    return path
+
+
+def _known(value: Any) -> Any:
+    """The same with null for numbers that are not finite, which JSON does not know."""
+    if isinstance(value, dict):
+        return {key: _known(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_known(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class ProgressLine:
+    """Shows how much is done: a bar on a terminal, a line every few seconds in a log.
+
+    Args:
+        stream: standard output by default.
+        every_seconds: shortest time between two lines of a log.
+        clock: seconds that only go forward.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        every_seconds: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.stream = sys.stdout if stream is None else stream
+        self.every_seconds, self.clock = every_seconds, clock
+        self._started = self._printed = clock()
+        self._bar: Any = None
+
+    def __enter__(self) -> ProgressLine:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def __call__(self, done: int, total: int) -> None:
+        """Show that *done* of *total* passes have been made."""
+        if self.stream.isatty():
+            if self._bar is None:
+                from tqdm import tqdm
+
+                self._bar = tqdm(
+                    total=total, file=self.stream, desc="heads removed", unit="pass", leave=False
+                )
+            self._bar.update(done - self._bar.n)
+            return
+        now = self.clock()
+        if now - self._printed < self.every_seconds:
+            return
+        self._printed = now
+        left = human_seconds((now - self._started) / done * (total - done))
+        print(f"heads removed: pass {done:,} of {total:,}, {left} left", file=self.stream, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; its exit code is that of run_command."""
+    return run_command(run_growth, arguments)

@@ -1,0 +1,108 @@
+"""The lines of a growth report on the console."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import correlation, median
+
+from model.config import ModelConfig
+from model.heads import ascending, descending, format_heads, uniform
+from model.tables import aligned
+from pretrain.growth.law import Prediction
+from pretrain.growth.worth import SMALL_INCREASE, SMALL_SHARE, HeadWorths
+
+SURE = 2.0
+"""Worths of fewer standard errors than this are not told from zero."""
+
+
+def direction(heads: Sequence[int]) -> float | None:
+    """Pearson's correlation of head count with depth: 1 ascending, -1 descending; None if all are equal."""
+    return None if len(set(heads)) < 2 else correlation(range(len(heads)), heads)
+
+
+def model_lines(name: str, step: int, model: ModelConfig) -> list[str]:
+    """What the report is about."""
+    parts = [f"{model.num_parameters():,} parameters", f"{model.num_layers} layers"]
+    parts.append(f"heads {format_heads(model.heads)}")
+    if model.kv_heads is not None:
+        parts.append(f"KV heads {format_heads(model.kv_heads)}")
+    if model.head_dim is not None:
+        parts.append(f"head dim {format_heads(model.head_dim)}")
+    return [f"model     {name}, step {step:,}: {', '.join(parts)}, d_model {model.d_model}"]
+
+
+def schedule_lines(heads: Sequence[int]) -> list[str]:
+    """The schedule found, beside the uniform one of as many heads and the two sorted ones."""
+    mean = sum(heads) / len(heads)
+    even = uniform(round(mean), len(heads))
+    exactly = "" if sum(even) == sum(heads) else f" ({sum(heads)} heads do not spread evenly)"
+    found = direction(heads)
+    trend = "every layer has as many" if found is None else f"correlation with depth {found:+.2f}"
+    return [
+        f"schedule  {format_heads(heads)}: {sum(heads)} heads, {mean:.2f} a layer, {trend}",
+        f"          uniform {format_heads(even)}{exactly}; ascending {format_heads(ascending(heads))}; "
+        f"descending {format_heads(descending(heads))}",
+    ]
+
+
+def law_lines(predictions: Sequence[Prediction]) -> list[str]:
+    """Predicted against observed head counts."""
+    rows = [("layer", "grown", "fitted", "κ²", "predicted", "observed", "error", "")]
+    for found in predictions:
+        error = found.relative_error
+        figures = ("-", "-", "-", "-")
+        if found.predicted is not None and found.kappa_squared is not None and error is not None:
+            figures = (
+                str(found.fitted), f"{found.kappa_squared:.3g}", f"{found.predicted:.1f}", f"{error:+.0%}"
+            )  # fmt: skip
+        fitted, kappa, predicted, relative = figures
+        why_not = f"no prediction: {found.why_not}" if found.why_not else ""
+        rows.append(
+            (
+                str(found.layer),
+                str(found.events),
+                fitted,
+                kappa,
+                predicted,
+                str(found.observed),
+                relative,
+                why_not,
+            )
+        )
+    return [
+        "head counts predicted as K_0 + κ² ln(Γ(0) / θ_w), κ² from the first growth events of each layer:",
+        *aligned(rows, left={7}),
+    ]
+
+
+def worth_lines(found: HeadWorths, text: str) -> list[str]:
+    """Worths by layer, and the removal curve."""
+    largest = max(max(worths) for worths in found.worths)
+    header = ("layer", "heads", "smallest", "median", "largest", "small", "negative", "unsure")
+    rows: list[tuple[str, ...]] = [header]
+    for layer, (worths, errors) in enumerate(zip(found.worths, found.errors, strict=True)):
+        pairs = list(zip(worths, errors, strict=True))
+        counts = (
+            sum(worth < SMALL_SHARE * largest for worth in worths),
+            sum(worth < 0 for worth in worths),
+            sum(not abs(worth) > SURE * error for worth, error in pairs),
+        )
+        figures = (min(worths), median(worths), max(worths))
+        rows.append(
+            (str(layer), str(len(worths)), *(f"{value:+.6f}" for value in figures), *map(str, counts))
+        )
+    best = found.removable
+    rest = [("removed", "share", "loss", "increase")] + [
+        (str(point.removed), f"{point.share:.0%}", f"{point.loss:.4f}", f"{point.increase:+.2%}")
+        for point in found.curve
+    ]
+    return [
+        f"loss      {found.loss:.4f} nats per token on {found.windows} windows ({found.tokens:,} tokens) of {text}",
+        "worth of each head, in nats per token: the loss without it minus the loss of the whole model",
+        *aligned(rows),
+        f"small: below {SMALL_SHARE:.0%} of the largest worth; unsure: within {SURE:g} standard errors of zero",
+        "heads removed together, smallest worth first, without training again:",
+        *aligned(rest),
+        f"the largest share tried that costs at most {SMALL_INCREASE:.0%} of loss: {best.share:.0%} "
+        f"({best.removed} of {found.curve[-1].removed} heads, loss {best.increase:+.2%})",
+    ]

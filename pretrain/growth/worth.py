@@ -1,0 +1,275 @@
+"""What every head is worth: how much the held-out loss rises when the head's output is removed, nothing else changed.
+
+A removed head's columns of the o projection's input are zero. The bias of that projection stays. The model is not
+trained again after a removal, so other heads cannot take over: what is found removable is so as the model stands.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model.attention import local_mask
+from model.documents import PackedDocuments
+from model.errors import UserError
+from model.head_loss import loss_and_residual, token_chunks
+from model.transformer import Block, Transformer
+from pretrain.data.sequences import pack_documents
+
+Head = tuple[int, int]
+"""Layer and number of a head, both from 0."""
+Progress = Callable[[int, int], None]
+"""Is called with the number of passes done, and with that of all."""
+
+TOKENS_AT_ONCE = {"cpu": 2**13, "cuda": 2**16}
+"""Tokens of one forward pass, by device type: at least one window is read at a time."""
+CURVE_POINTS = 10
+"""Points of the removal curve after the whole model: 10 %, 20 %, … of all heads."""
+SMALL_INCREASE = 0.01
+"""Up to this relative increase of the loss, heads count as removable."""
+SMALL_SHARE = 0.01
+"""A head whose worth is below this share of the largest head's is worth little."""
+
+
+@dataclass(frozen=True)
+class RemovalPoint:
+    """The loss without the heads of smallest worth."""
+
+    removed: int
+    """Number of heads removed, all at once."""
+    share: float
+    """That number over the number of all heads."""
+    loss: float
+    """Nats per token."""
+    increase: float
+    """Relative to the loss of the whole model: 0.01 is one per cent more."""
+
+
+@dataclass(frozen=True)
+class HeadWorths:
+    """Worth of every head, in nats per token: the loss without it minus the loss of the whole model."""
+
+    loss: float
+    """Loss of the whole model on the same windows, nats per token."""
+    windows: int
+    tokens: int
+    """Labels of all windows."""
+    worths: list[list[float]]
+    """By layer and head. A negative one says that the model is better without that head."""
+    errors: list[list[float]]
+    """Standard errors of the worths over windows, in nats per token; NaN for a single window."""
+    curve: list[RemovalPoint]
+    """From the whole model to the model without heads."""
+
+    @property
+    def removable(self) -> RemovalPoint:
+        """The point of the curve with most heads removed and a loss increase of at most SMALL_INCREASE."""
+        return max((p for p in self.curve if p.increase <= SMALL_INCREASE), key=lambda point: point.removed)
+
+
+def measure_worths(
+    network: Transformer,
+    windows: np.ndarray,
+    document_starts: Sequence[np.ndarray] | None = None,
+    *,
+    points: int = CURVE_POINTS,
+    progress: Progress | None = None,
+) -> HeadWorths:
+    """Remove every head alone, then more and more of those of smallest worth together.
+
+    Args:
+        network: whole (t = 1), in evaluation mode.
+        windows: token ids [n, T+1].
+        document_starts: where documents begin among each window's inputs, for models trained with a document mask.
+        points: of the removal curve, besides the whole model.
+        progress: called after every pass over a batch of windows.
+
+    Raises:
+        UserError: the whole model's loss is not finite.
+    """
+    heads = [(layer, head) for layer, count in enumerate(network.config.heads) for head in range(count)]
+    single: list[frozenset[Head]] = [frozenset(), *(frozenset({head}) for head in heads)]
+    counts = sorted({round(len(heads) * point / points) for point in range(1, points + 1)} - {0})
+    ablation = Ablation(network, windows, document_starts)
+    passes = ablation.passes(single) + ablation.passes([frozenset()] * len(counts))
+
+    def report(before: int, done: int) -> None:
+        if progress:
+            progress(before + done, passes)
+
+    losses = ablation.losses(single, lambda done, _: report(0, done))
+    whole, differences = losses[0], losses[1:] - losses[0]  # [n], [heads, n]
+    if not whole.isfinite().all():
+        raise UserError(
+            f"loss: that of the whole model on held-out text is {whole.mean().item()}, so no head has a worth; give an "
+            "earlier step"
+        )
+    worths = dict(zip(heads, differences.mean(1).tolist(), strict=True))
+    deviations = differences.std(1) if len(whole) > 1 else torch.full((len(heads),), math.nan)
+    errors = dict(zip(heads, (deviations / math.sqrt(len(whole))).tolist(), strict=True))
+    order = sorted(heads, key=lambda head: (worths[head], head))
+    first = ablation.passes(single)
+    reduced = ablation.losses(
+        [frozenset(order[:count]) for count in counts], lambda done, _: report(first, done)
+    )
+    loss = whole.mean().item()
+    curve = [
+        RemovalPoint(count, count / len(heads), value, value / loss - 1)
+        for count, value in zip([0, *counts], [loss, *reduced.mean(1).tolist()], strict=True)
+    ]
+    return HeadWorths(
+        loss=loss,
+        windows=len(windows),
+        tokens=windows[:, 1:].size,
+        worths=_by_layer(worths, network.config.heads),
+        errors=_by_layer(errors, network.config.heads),
+        curve=curve,
+    )
+
+
+def _by_layer(values: dict[Head, float], heads: Sequence[int]) -> list[list[float]]:
+    return [[values[layer, head] for head in range(count)] for layer, count in enumerate(heads)]
+
+
+class Ablation:
+    """Computes the loss of a network on fixed windows without some of its heads.
+
+    What enters a layer does not depend on the heads of that layer and those above it. So each batch runs through the
+    whole network once, and for every set of heads through the layers from the lowest one of the set.
+
+    Args: as measure_worths.
+    """
+
+    def __init__(
+        self, network: Transformer, windows: np.ndarray, document_starts: Sequence[np.ndarray] | None = None
+    ) -> None:
+        self.network, self.config = network, network.config
+        self.device = next(network.parameters()).device
+        self.windows = torch.from_numpy(windows.astype(np.int64))  # [n, T+1]
+        self.length = windows.shape[1] - 1
+        self.document_starts = document_starts
+        at_once = TOKENS_AT_ONCE.get(self.device.type, TOKENS_AT_ONCE["cpu"])
+        self.micro_batch = max(1, at_once // self.length)
+
+    def passes(self, sets: Sequence[object]) -> int:
+        """How many passes ``losses`` makes for as many sets of heads."""
+        return len(sets) * math.ceil(len(self.windows) / self.micro_batch)
+
+    @torch.no_grad()
+    def losses(self, sets: Sequence[Iterable[Head]], progress: Progress | None = None) -> Tensor:
+        """The loss of each window without each set of heads, fp64 [sets, n] on the CPU, nats per token.
+
+        Every set is computed by the same operations on tensors of the same shapes, so a head that adds nothing makes a
+        difference of exactly zero.
+        """
+        removed = [sorted(set(heads)) for heads in sets]
+        lowest = [heads[0][0] if heads else self.config.num_layers for heads in removed]
+        total, done = self.passes(sets), 0
+        batches = []
+        for first in range(0, len(self.windows), self.micro_batch):
+            rows = range(first, min(first + self.micro_batch, len(self.windows)))
+            batch = self.windows[first : rows.stop].to(self.device)
+            hidden, inputs = self._enter(batch[:, :-1], rows)
+            labels = batch[:, 1:].contiguous()
+            losses = torch.empty(len(removed), len(batch), dtype=torch.float64)
+            for layer in range(self.config.num_layers + 1):
+                for index in (i for i, start in enumerate(lowest) if start == layer):
+                    with self._without(removed[index]):
+                        losses[index] = self._loss(self._run(hidden, inputs, layer), labels)
+                    done += 1
+                    if progress:
+                        progress(done, total)
+                if layer < self.config.num_layers:
+                    hidden = self._run(hidden, inputs, layer, layer + 1)
+            batches.append(losses)
+        return torch.cat(batches, dim=1)
+
+    def _enter(self, tokens: Tensor, rows: range) -> tuple[Tensor, list[tuple[Any, ...]]]:
+        """Tokens [B, T] -> what enters the first layer [B, T, d], and every block's table, mask and offsets.
+
+        As Transformer.forward, which cannot begin at a layer.
+        """
+        network, config, length = self.network, self.config, self.length
+        hidden = network.token_embedding(tokens)
+        documents = None
+        if self.document_starts is not None:
+            packed = torch.from_numpy(pack_documents([self.document_starts[row] for row in rows], length))
+            documents = PackedDocuments(packed.to(self.device), len(tokens), length, hidden.dtype)
+        if network.position_embedding is not None:
+            positions = documents.positions if documents else torch.arange(length, device=self.device)
+            hidden = hidden + network.position_embedding(positions)
+        masks: dict[int | None, Tensor | None] = {}
+        inputs: list[tuple[Any, ...]] = []
+        for layer in range(config.num_layers):
+            table = offsets = None
+            if network.rotary is not None:
+                head_dim = config.layer_head_dim(layer)
+                table = network.rotary.get(head_dim, length, self.device, hidden.dtype)
+                table = documents.table(head_dim, table) if documents else table
+            window = config.layer_window(layer)
+            if documents is None:
+                if window not in masks:
+                    masks[window] = local_mask(length, window, self.device)
+                mask = masks[window]
+            elif self._block(layer).attention.takes_offsets(hidden, len(tokens), length):
+                mask, offsets = None, documents.offsets
+            else:
+                mask = documents.mask(window)
+            inputs.append((table, mask, offsets))
+        return hidden, inputs
+
+    def _run(
+        self, hidden: Tensor, inputs: Sequence[tuple[Any, ...]], first: int, last: int | None = None
+    ) -> Tensor:
+        """Hidden [B, T, d] through the layers from *first* to before *last*, or to the end."""
+        for layer in range(first, self.config.num_layers if last is None else last):
+            hidden = self._block(layer)(hidden, *inputs[layer])
+        return hidden
+
+    def _block(self, layer: int) -> Block:
+        return cast(Block, self.network.layers[layer])
+
+    @contextmanager
+    def _without(self, heads: Sequence[Head]) -> Iterator[None]:
+        """Within the block, the o projections read zeros in the columns of these heads."""
+        handles = []
+        for layer in sorted({layer for layer, _ in heads}):
+            head_dim = self.config.layer_head_dim(layer)
+            kept = torch.ones(self.config.attention_width(layer), device=self.device, dtype=torch.bool)
+            for _, head in (pair for pair in heads if pair[0] == layer):
+                kept[head * head_dim : (head + 1) * head_dim] = False
+
+            def zero(module: object, inputs: tuple[Tensor], kept: Tensor = kept) -> tuple[Tensor]:
+                return (inputs[0].where(kept, 0),)
+
+            handles.append(self._block(layer).attention.o.register_forward_pre_hook(zero))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """The last block's output [B, T, d] and labels [B, T] -> mean loss of each row, fp64 [B].
+
+        Sums are in fp64: a head's worth may be far below the rounding of a mean in fp32.
+        """
+
+        def row_losses(hidden: Tensor, weight: Tensor) -> Tensor:
+            flat, targets = hidden.flatten(0, -2), labels.flatten()
+            chunks = token_chunks(len(flat), len(weight), flat.device.type)
+            losses = [
+                loss_and_residual(flat[rows] @ weight.t(), targets[rows], self.config.vocab_size, False)[0]
+                for rows in chunks
+            ]
+            return torch.cat(losses).double().view_as(labels).mean(1)
+
+        head = self.network.output or self.network.token_embedding
+        return cast(Tensor, head(self.network.final_norm(hidden), loss=row_losses)).cpu()

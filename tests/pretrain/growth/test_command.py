@@ -1,0 +1,143 @@
+"""python -m pretrain.growth report, on a run of two steps on one rank."""
+
+import io
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from model.config import block
+from pretrain.growth import command, figures, text
+from pretrain.growth.command import ProgressLine, main
+from pretrain.growth.law import GrowthRecord, predict
+from pretrain.metrics.file import MetricsFile, read_metrics
+from tests.helpers.distributed import run_distributed
+from tests.helpers.training import nano_run, session
+from tests.pretrain.growth.test_law import grown
+
+
+@pytest.fixture(scope="module")
+def run(small_folder, tmp_path_factory):
+    """A run with a schedule that does not grow."""
+    made = nano_run(
+        small_folder, tmp_path_factory.mktemp("runs"), "--steps", "2", "--validation.sequences", "6",
+        "--model", "prism-nano",
+    )  # fmt: skip
+    assert run_distributed(session, 1, made, timeout=120)[0][1] is None
+    return made.folder
+
+
+def test_a_run_that_does_not_grow(run, tmp_path, capsys):
+    out = tmp_path / "report"
+    assert main(["report", str(run), "--sequences", "6", "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    report = json.loads((out / "report.json").read_text())
+    validated = [row["val_loss"] for row in read_metrics(run) if "val_loss" in row][-1]
+    assert report["loss"] == pytest.approx(validated, rel=1e-6), "the same windows as validation"
+    assert [len(worths) for worths in report["worths"]] == report["heads"]
+    assert (report["step"], report["windows"], report["growth"], report["predictions"]) == (2, 6, None, [])
+    assert report["removal"][-1]["removed"] == sum(report["heads"])
+    assert (out / "worths.png").stat().st_size > 10_000 and not (out / "growth.png").exists()
+    for expected in (
+        "step 2", "ascending", "worth of each head", "the largest share tried", "on 6 windows", "wrote",
+    ):  # fmt: skip
+        assert expected in printed
+    assert "predicted" not in printed
+
+
+def test_a_grown_run(run, monkeypatch, capsys):
+    heads = json.loads((run / "checkpoints/step_000002/state.json").read_text())["model"]["heads"]
+    growth = {
+        "start": 2,
+        "thresholds": [[0.25, 0.1], *[None] * (len(heads) - 1)],
+        "events": grown(0, [8, 4, 2, 1], step=1),
+    }
+    monkeypatch.setattr(command, "recorded", lambda state: growth)
+    assert main(["report", str(run), "--sequences", "2"]) == 0
+    printed = capsys.readouterr().out
+    report = json.loads((run / "growth" / "report.json").read_text())
+    assert report["predictions"][0]["predicted"] == pytest.approx(7)
+    assert report["predictions"][1]["predicted"] is None and report["growth"]["start"] == 2
+    assert (run / "growth" / "growth.png").stat().st_size > 10_000
+    assert "no prediction: fewer than 3 growth events" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the following arguments are required: report, RUN"),
+        (["grow"], "invalid choice: 'grow' (choose from "),
+        (["report"], "the following arguments are required: RUN"),
+        (["report", "{run}", "--sequences", "0"], "sequences: 0 is not valid; give a positive number"),
+        (["report", "{run}", "--sequences", "x"], "argument --sequences: invalid int value: 'x'"),
+        (["report", "{run}", "--sequence", "3"], "did you mean '--sequences'?"),
+        (["report", "{run}", "--step", "7"], "step: no checkpoint of step 7"),
+        (["report", "{run}", "--step", "-1"], "step: no checkpoint of step -1"),
+        (["report", "nowhere"], "run: 'nowhere' does not exist"),
+        (["report", "{run}", "--out", "/dev/null/x"], "out: cannot write '/dev/null/x'"),
+    ],
+)
+def test_bad_input_is_one_clear_line(run, capsys, arguments, message):
+    assert main([argument.format(run=run) for argument in arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_without_the_corpus(run, monkeypatch, capsys):
+    from pretrain.run.saved import SavedRun
+
+    monkeypatch.setattr(SavedRun, "corpora", lambda self: [])
+    assert main(["report", str(run)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: data: no corpus that") and error.count("\n") == 1
+
+
+def test_the_growth_picture_shows_checks_or_events(tmp_path):
+    """Γ from the rows of checks where there are some, else from the events; what is not finite is left out."""
+    values = {"start": 2, "thresholds": [[0.25, 0.1], None], "events": grown(0, [8, 4, 2])}
+    record = GrowthRecord.of(values, 2)
+    assert record is not None
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    file.append(5, {"growth/gamma/layer_0": 9.0, "growth/lambda_max/layer_0": 1.0})
+    file.append(10, {"growth/gamma/layer_0": float("nan")})
+    file.close()
+    rows = read_metrics(tmp_path)
+    assert figures._figure_of(record, rows, 0, "gamma") == ([5], [9.0])
+    assert figures._figure_of(record, [], 0, "gamma") == ([10, 20, 30], [8, 4, 2])
+    assert figures._figure_of(record, rows, 1, "gamma") == ([], [])
+    assert figures._heads(record, 0, 5, 40) == ([0, 10, 20, 30, 40], [2, 3, 4, 5, 5])
+
+
+def test_lines():
+    assert text.direction([3, 3]) is None
+    assert text.direction([1, 2, 3]) == pytest.approx(1) and text.direction([4, 2]) == pytest.approx(-1)
+    lines = text.schedule_lines([2, 5, 4])
+    assert lines[0] == "schedule  2,5,4: 11 heads, 3.67 a layer, correlation with depth +0.65"
+    assert "uniform 4x3 (11 heads do not spread evenly); ascending 2,4,5; descending 5,4,2" in lines[1]
+    model = block(
+        "llama", vocab_size=260, context_length=64, d_model=48, ffn_width=128, heads=(4, 8), kv_heads=(2, 4)
+    )
+    assert "2 layers, heads 4,8, KV heads 2,4, d_model 48" in text.model_lines("a", 3, model)[0]
+    record = GrowthRecord.of({"start": 2, "thresholds": [[0.25, 1]], "events": grown(0, [8, 4, 2])}, 1)
+    assert record is not None
+    assert text.law_lines(predict(record, [7]))[2].split() == ["0", "3", "3", "1.44", "7.0", "7", "+0%"]
+
+
+def test_progress_is_a_line_every_few_seconds_in_a_log():
+    stream, times = io.StringIO(), iter([0.0, 1.0, 6.0, 7.0, 12.0])
+    with ProgressLine(stream, clock=lambda: next(times)) as progress:
+        for done in range(1, 5):
+            progress(done, 8)
+    assert stream.getvalue().splitlines() == [
+        "heads removed: pass 2 of 8, 18s left",
+        "heads removed: pass 4 of 8, 12s left",
+    ]
+
+
+def test_weights_of_corpora():
+    from model.errors import UserError
+
+    state = SimpleNamespace(data={"data": [["hash", "much"]]}, run={})
+    source = SimpleNamespace(state=state, corpora=list, run_folder="runs/a")
+    with pytest.raises(UserError, match="has the weight 'much'; it must be a number above zero"):
+        command.held_out(source, 3)

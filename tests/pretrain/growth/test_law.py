@@ -1,0 +1,105 @@
+"""Predicted head counts against those worked out by hand."""
+
+import math
+
+import pytest
+
+from model.errors import UserError
+from pretrain.growth.law import Event, GrowthRecord, predict, slope
+
+
+def grown(layer, gammas, start=2, step=10, each=1):
+    return [
+        {"step": step * (i + 1), "layer": layer, "kind": "grow", "heads": start + each * (i + 1),
+         "gamma": gamma, "lambda_max": 1.0}
+        for i, gamma in enumerate(gammas)
+    ]  # fmt: skip
+
+
+def record(events, thresholds):
+    values = {"start": 2, "thresholds": thresholds, "events": events}
+    found = GrowthRecord.of(values, len(thresholds))
+    assert found is not None
+    return found
+
+
+def test_an_exponential_decay_is_predicted_exactly():
+    # Γ = 8 · 2^(-(K - 2)): κ² = 1 / ln 2. θ_w = 0.25 is reached at K = 2 + log2(8 / 0.25) = 7.
+    (found,) = predict(record(grown(0, [8, 4, 2, 1, 0.5]), [[0.25, 0.1]]), [7])
+    assert (found.events, found.fitted, found.observed, found.why_not) == (5, 3, 7, "")
+    assert found.kappa_squared == pytest.approx(1 / math.log(2))
+    assert found.predicted == pytest.approx(7)
+    assert found.relative_error == pytest.approx(0)
+
+
+def test_only_the_first_half_counts():
+    # Eight events: the first four fall by 2 each, what comes after is not looked at.
+    (found,) = predict(record(grown(0, [8, 4, 2, 1, 900, 900, 900, 900]), [[0.25, 0.1]]), [10])
+    assert (found.events, found.fitted) == (8, 4)
+    assert found.predicted == pytest.approx(7)
+    assert found.relative_error == pytest.approx(-0.3)
+
+
+def test_noise_is_fitted_by_least_squares():
+    # ln Γ = 3, 2, 2.5 at K = 2, 3, 4: slope (-1 · 0.5 + 1 · 0) / 2 = -0.25, so κ² = 4; K* = 2 + 4 · (3 - 1) = 10.
+    events = grown(0, [math.exp(3), math.exp(2), math.exp(2.5)])
+    (found,) = predict(record(events, [[math.e, 0.1]]), [8])
+    assert found.kappa_squared == pytest.approx(4)
+    assert found.predicted == pytest.approx(10)
+    assert found.relative_error == pytest.approx(0.25)
+    assert slope([2, 3, 4], [3, 2, 2.5]) == pytest.approx(-0.25)
+    assert slope([2, 2], [1, 3]) is None
+
+
+def test_heads_before_an_event_are_those_after_the_one_before():
+    """Two heads an event, and a pruned one in between: Γ was measured with 2, 4 and 5 heads."""
+    events = grown(0, [16, 4], each=2)
+    events.append({"step": 25, "layer": 0, "kind": "prune", "heads": 5, "gamma": 9.0, "lambda_max": 0.0})
+    events += [{"step": 30, "layer": 0, "kind": "grow", "heads": 7, "gamma": 2.0, "lambda_max": 1.0}]
+    found = record(events[::-1], [[0.5, 0.1]])
+    assert [(before, event.gamma) for before, event in found.of_layer(0)] == [(2, 16), (4, 4), (6, 9), (5, 2)]
+    # Γ = 16 · 2^(-(K - 2)) with K = 2, 4, 5: reaches 0.5 at 7.
+    (prediction,) = predict(found, [7])
+    assert prediction.predicted == pytest.approx(7)
+
+
+def test_nothing_is_filled_in():
+    events = [*grown(0, [4, 2]), *grown(1, [1, 2, 4]), *grown(2, [4, 2, 1]), *grown(3, [4, -2, 1])]
+    found = predict(record(events, [[0.5, 1], [0.5, 1], None, [0.5, 1], [0, 1]]), [4, 5, 5, 5, 2])
+    assert [prediction.why_not for prediction in found] == [
+        "fewer than 3 growth events",
+        "Γ does not fall over the first 3 growth events",
+        "no threshold θ_w above zero",
+        "a Γ that is not above zero",
+        "fewer than 3 growth events",
+    ]
+    assert all(p.predicted is None and p.kappa_squared is None and p.relative_error is None for p in found)
+    assert [prediction.events for prediction in found] == [2, 3, 3, 3, 0]
+
+
+def test_a_record_is_read():
+    assert GrowthRecord.of({}, 2) is None
+    found = record(grown(1, [4]), [None, [1, 2]])
+    assert found.thresholds == [None, (1.0, 2.0)]
+    assert found.events == [Event(10, 1, "grow", 3, 4, 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"start": 0}, "growth.start in state.json is 0; it must be a head count"),
+        ({"start": None}, "growth.start in state.json is None"),
+        ({"thresholds": [None]}, "growth.thresholds in state.json is .* 2 entries"),
+        ({"thresholds": [None, [1]]}, "growth.thresholds in state.json is .*theta_w"),
+        ({"events": {}}, "growth.events in state.json is {}; it must be a list"),
+        ({"events": [3]}, "growth.events in state.json is 3"),
+        ({"events": [{**grown(0, [1])[0], "layer": 2}]}, "events: layer in state.json is 2; .* 0 to 1"),
+        ({"events": [{**grown(0, [1])[0], "kind": "shrink"}]}, "'shrink'; it must be grow or prune"),
+        ({"events": [{**grown(0, [1])[0], "gamma": "x"}]}, "events: gamma in state.json is 'x'"),
+        ({"events": [{**grown(0, [1])[0], "step": -1}]}, "events: step in state.json is -1"),
+    ],
+)
+def test_an_edited_record_is_refused(changes, message):
+    values = {"start": 2, "thresholds": [None, None], "events": []} | changes
+    with pytest.raises(UserError, match=message):
+        GrowthRecord.of(values, 2)

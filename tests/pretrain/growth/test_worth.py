@@ -1,0 +1,115 @@
+"""Worths against two whole models, one of them with zeros in the head's columns of o, and plain cross entropy."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from model.errors import UserError
+from pretrain.data.sequences import pack_documents
+from pretrain.growth import worth
+from pretrain.growth.worth import Ablation, measure_worths
+from tests.helpers.networks import CONFIGS, network
+
+WINDOWS = np.random.default_rng(3).integers(2, 260, (5, 25))
+# Where documents begin in each window's inputs.
+STARTS = [np.array(row) for row in ([0], [0, 7], [0, 3, 20], [0], [0, 23])]
+
+
+def without(ours, heads):
+    """A copy of the network with zeros in the columns of o that these heads of layers write to."""
+    cut = copy.deepcopy(ours)
+    for layer, head in heads:
+        size = cut.config.layer_head_dim(layer)
+        cut.layers[layer].attention.o.weight[:, head * size : (head + 1) * size] = 0
+    return cut
+
+
+def plain_losses(ours, starts=None):
+    """Mean loss of each window, from whole logits in fp64."""
+    windows = torch.from_numpy(WINDOWS)
+    offsets = None if starts is None else torch.from_numpy(pack_documents(starts, windows.shape[1] - 1))
+    logits = ours(windows[:, :-1], document_offsets=offsets).double()
+    losses = F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten(), reduction="none")
+    return losses.view(len(windows), -1).mean(1)
+
+
+@pytest.mark.parametrize(
+    "name", ["ablation", "grouped", "head_dim", "gpt2_prism", "gptneo_windows", "biases"]
+)
+def test_worths_are_those_of_two_whole_models(name, monkeypatch):
+    monkeypatch.setitem(worth.TOKENS_AT_ONCE, "cpu", 2 * 24)  # three batches, the last smaller
+    ours = network(name)
+    seen = []
+    found = measure_worths(ours, WINDOWS, progress=lambda *counts: seen.append(counts))
+    whole = plain_losses(ours)
+    # 1e-6 nats: losses of about 6 in fp32, averaged in fp64 over 120 tokens.
+    assert found.loss == pytest.approx(whole.mean().item(), abs=1e-6)
+    assert (found.windows, found.tokens) == (5, 120)
+    assert tuple(map(len, found.worths)) == CONFIGS[name].heads
+    for layer, worths in enumerate(found.worths):
+        for head, value in enumerate(worths):
+            difference = plain_losses(without(ours, [(layer, head)])) - whole
+            assert value == pytest.approx(difference.mean().item(), abs=1e-6), (layer, head)
+            error = np.std(difference.numpy(), ddof=1) / math.sqrt(5)
+            assert found.errors[layer][head] == pytest.approx(error, abs=1e-6)
+    assert any(abs(value) > 1e-4 for worths in found.worths for value in worths)
+    passes = 3 * (1 + sum(CONFIGS[name].heads) + len(found.curve) - 1)
+    assert seen == [(done, passes) for done in range(1, passes + 1)]
+
+
+def test_documents_are_kept_apart():
+    ours = network("prism")
+    found = measure_worths(ours, WINDOWS, STARTS, points=2)
+    whole = plain_losses(ours, STARTS)
+    assert found.loss == pytest.approx(whole.mean().item(), abs=1e-6)
+    assert abs(found.loss - plain_losses(ours).mean().item()) > 1e-5
+    difference = plain_losses(without(ours, [(1, 2)]), STARTS) - whole
+    assert found.worths[1][2] == pytest.approx(difference.mean().item(), abs=1e-6)
+
+
+def test_a_head_that_writes_nothing_is_worth_nothing():
+    found = measure_worths(without(network("biases"), [(1, 1)]), WINDOWS)
+    assert found.worths[1][1] == 0 and found.errors[1][1] == 0
+    assert all(value != 0 for value in [*found.worths[0], found.worths[1][0], found.worths[1][2]])
+
+
+def test_the_curve_removes_the_smallest_worths_first():
+    ours = network("ablation")  # 1 + 2 + 4 + 6 heads
+    found = measure_worths(ours, WINDOWS)
+    order = sorted(
+        (value, layer, head) for layer, worths in enumerate(found.worths) for head, value in enumerate(worths)
+    )
+    assert [point.removed for point in found.curve] == [0, 1, 3, 4, 5, 6, 8, 9, 10, 12, 13]
+    for point in found.curve:
+        heads = [(layer, head) for _, layer, head in order[: point.removed]]
+        loss = plain_losses(without(ours, heads)).mean().item()
+        assert point.loss == pytest.approx(loss, abs=1e-6)
+        assert point.increase == pytest.approx(loss / found.loss - 1, abs=1e-6)
+        assert point.share == point.removed / 13
+    within = [point for point in found.curve if point.increase <= 0.01]
+    assert found.removable == within[-1]
+
+
+def test_the_network_is_left_as_it_was():
+    ours = network("grouped")
+    before = plain_losses(ours)
+    ablation = Ablation(ours, WINDOWS)
+    with pytest.raises(RuntimeError, match="stop"):
+        ablation.losses([{(0, 0), (2, 1)}], progress=lambda *_: (_ for _ in ()).throw(RuntimeError("stop")))
+    assert torch.equal(plain_losses(ours), before)
+
+
+def test_one_window_has_no_standard_error():
+    found = measure_worths(network("uniform"), WINDOWS[:1], points=1)
+    assert all(math.isnan(error) for errors in found.errors for error in errors)
+
+
+def test_a_model_without_a_loss():
+    broken = network("uniform")
+    broken.final_norm.weight[0] = math.nan
+    with pytest.raises(UserError, match="loss: that of the whole model on held-out text is nan"):
+        measure_worths(broken, WINDOWS)
