@@ -22,7 +22,6 @@ from pretrain.utils.text import human_seconds
 if TYPE_CHECKING:
     import numpy as np
 
-    from pretrain.checkpoint.state import TrainingState
     from pretrain.growth.law import GrowthRecord, Prediction
     from pretrain.growth.worth import HeadWorths
     from pretrain.run.saved import SavedRun
@@ -78,7 +77,7 @@ def run_growth(arguments: Sequence[str]) -> None:
 
     source = SavedRun.open(options.run, options.step)
     model, step = source.model, source.state.step
-    record = GrowthRecord.of(recorded(source.state), model.num_layers)
+    record = GrowthRecord.of(source.state.growth, model.num_layers)
     windows, starts, text = held_out(source, options.sequences)
     out = _folder(options)
     print("\n".join([*model_lines(options.run.name, step, model), *schedule_lines(model.heads)]), flush=True)
@@ -95,12 +94,6 @@ def run_growth(arguments: Sequence[str]) -> None:
     print("\n".join(worth_lines(worths, text)))
     written.append(_write(out / "report.json", figures(source, worths, record, predictions, text)))
     print("wrote " + ", ".join(map(str, written)))
-
-
-def recorded(state: TrainingState) -> dict[str, Any]:
-    """What the checkpoint says of growth; nothing for a run whose heads do not grow."""
-    found: dict[str, Any] = getattr(state, "growth", {})
-    return found
 
 
 def held_out(source: SavedRun, sequences: int) -> tuple[np.ndarray, list[np.ndarray] | None, str]:

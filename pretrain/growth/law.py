@@ -41,7 +41,7 @@ class GrowthRecord:
     start: int
     """Heads of every layer at the beginning."""
     thresholds: list[tuple[float, float] | None]
-    """By layer: θ_w of Γ and φ_g of λ_max; None where they were not set yet."""
+    """By layer: θ_w, for λ_max, and φ_g, for the energy of a head; None where they were not set yet."""
     events: list[Event]
     """In order of step."""
 
@@ -75,12 +75,11 @@ class GrowthRecord:
 
     def of_layer(self, layer: int) -> list[tuple[int, Event]]:
         """The layer's events in order, each with the layer's head count before it."""
-        found, heads = [], self.start
-        for event in self.events:
-            if event.layer == layer:
-                found.append((heads, event))
-                heads = event.heads
-        return found
+        return [
+            (event.heads - 1 if event.kind == "grow" else event.heads + 1, event)
+            for event in self.events
+            if event.layer == layer
+        ]
 
 
 def _is_number(value: object) -> bool:

@@ -45,20 +45,21 @@ def test_a_run_that_does_not_grow(run, tmp_path, capsys):
     assert "predicted" not in printed
 
 
-def test_a_grown_run(run, monkeypatch, capsys):
-    heads = json.loads((run / "checkpoints/step_000002/state.json").read_text())["model"]["heads"]
-    growth = {
-        "start": 2,
-        "thresholds": [[0.25, 0.1], *[None] * (len(heads) - 1)],
-        "events": grown(0, [8, 4, 2, 1], step=1),
-    }
-    monkeypatch.setattr(command, "recorded", lambda state: growth)
-    assert main(["report", str(run), "--sequences", "2"]) == 0
+def test_a_grown_run(small_folder, tmp_path, capsys):
+    schedule = json.dumps({1: "2x4", 2: "3x4", 3: "4,3,3,3"})
+    run = nano_run(
+        small_folder, tmp_path, "--steps", "4", "--growth.criterion", "schedule", "--growth.schedule", schedule,
+        "--validation.every", "0",
+    )  # fmt: skip
+    assert run_distributed(session, 1, run, timeout=120)[0][1] is None
+    assert main(["report", str(run.folder), "--sequences", "2"]) == 0
     printed = capsys.readouterr().out
-    report = json.loads((run / "growth" / "report.json").read_text())
-    assert report["predictions"][0]["predicted"] == pytest.approx(7)
-    assert report["predictions"][1]["predicted"] is None and report["growth"]["start"] == 2
-    assert (run / "growth" / "growth.png").stat().st_size > 10_000
+    report = json.loads((run.folder / "growth/report.json").read_text())
+    assert report["heads"] == [4, 3, 3, 3] and report["growth"]["start"] == 1
+    assert [len(worths) for worths in report["worths"]] == [4, 3, 3, 3]
+    assert [found["events"] for found in report["predictions"]] == [3, 2, 2, 2]
+    assert report["predictions"][1]["predicted"] is None
+    assert (run.folder / "growth/growth.png").stat().st_size > 10_000
     assert "no prediction: fewer than 3 growth events" in printed
 
 
