@@ -52,13 +52,13 @@ def test_noise_is_fitted_by_least_squares():
 
 
 def test_heads_before_an_event_are_those_after_the_one_before():
-    """Two heads an event, and a pruned one in between: Γ was measured with 2, 4 and 5 heads."""
-    events = grown(0, [16, 4])
+    """A head is pruned in between: Γ was measured with 2, 3, 4 and again 3 heads."""
+    events = grown(0, [16, 8])
     events.append({"step": 25, "layer": 0, "kind": "prune", "heads": 3, "gamma": 9.0, "lambda_max": 0.0})
-    events += [{"step": 30, "layer": 0, "kind": "grow", "heads": 4, "gamma": 2.0, "lambda_max": 1.0}]
+    events += [{"step": 30, "layer": 0, "kind": "grow", "heads": 4, "gamma": 8.0, "lambda_max": 1.0}]
     found = record(events[::-1], [[0.5, 0.1]])
-    assert [(before, event.gamma) for before, event in found.of_layer(0)] == [(2, 16), (3, 4), (4, 9), (3, 2)]
-    # Γ = 16 · 2^(-(K - 2)) with K = 2, 4, 5: reaches 0.5 at 7.
+    assert [(before, event.gamma) for before, event in found.of_layer(0)] == [(2, 16), (3, 8), (4, 9), (3, 8)]
+    # Γ = 16 · 2^(-(K - 2)) with K = 2, 3, 3: reaches 0.5 at 7.
     (prediction,) = predict(found, [7])
     assert prediction.predicted == pytest.approx(7)
 
