@@ -1,6 +1,6 @@
 """What growth costs: a check beside a step, and the seconds of an event.
 
-    python benchmarks/growth.py [--model prism-124m] [--micro_batch 1] [--interval 0.01] [-- FLAGS of pretrain/main.py]
+    python benchmarks/growth.py [--model prism-124m] [--micro_batch 1] [--every 100] [FLAGS of pretrain/main.py]
 
 The trainer takes --steps steps and checks in turn. A check's share of the training time is its median over that of
 --every steps. Then one event adds a head to every layer; its parts are told apart.
@@ -37,13 +37,13 @@ def main() -> None:
     options, flags = parser.parse_known_args()
     model = named_model(options.model)
     model = model.replace(vocab_size=options.vocab_size or model.vocab_size)
-    growing = ["--growth.criterion", options.criterion, "--growth.calibration", "1", *flags]
+    # Nothing is decided during the calibration, but everything is measured.
+    growing = ["--growth.criterion", options.criterion, "--growth.calibration", "1000", *flags]
     with trainer_of(model, options.micro_batch, *growing) as one:
         session, trainer = one.session, one.trainer
         [hook] = [hook for hook in session.hooks if isinstance(hook, Growth)]
         one.step()
         hook.run(trainer.engine, session.state)
-        session.state.growth["pending"] = []
         steps, checks = [], []
         for _ in range(options.steps):
             steps.append(one.seconds(one.step))

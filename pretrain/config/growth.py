@@ -30,7 +30,7 @@ class GrowthConfig:
     """Most heads of all layers together; no limit when not given."""
     head_dim: int | None = positive(None)
     """Width of every head; the smallest of the model's own schedule when not given."""
-    interval: float = positive(0.01)
+    interval: float = positive(0.02)
     """Steps (or fraction of the run) between two checks."""
     until: float = positive(0.9)
     """Step (or fraction of the run) of the last check: a head added at the very end learns nothing."""

@@ -21,7 +21,7 @@ Series = tuple[list[int], list[float]]
 def draw_growth(
     record: GrowthRecord, rows: Sequence[dict[str, Any]], heads: Sequence[int], step: int, path: Path
 ) -> Path:
-    """Draw heads per layer over training steps, with Γ and λ_max of every layer and their thresholds beneath.
+    """Draw heads per layer over training steps, with Γ, and λ_max with its threshold, of every layer beneath.
 
     Args:
         record: the checkpoint's; without checks in *rows* the figures of its events are drawn.
@@ -37,17 +37,17 @@ def draw_growth(
             style = _style(layer, len(heads))
             steps, counts = _heads(record, layer, count, step)
             axes[0].plot(steps, counts, drawstyle="steps-post", label=f"layer {layer}", **style)
-            for axis, name, which in ((axes[1], "gamma", 0), (axes[2], "lambda_max", 1)):
+            for axis, name in ((axes[1], "gamma"), (axes[2], "lambda_max")):
                 steps, values = _figure_of(record, rows, layer, name)
                 axis.plot(steps, values, marker=MARKERS[layer % len(MARKERS)], markersize=3, **style)
-                threshold = record.thresholds[layer]
-                if threshold is not None and steps:
-                    axis.axhline(threshold[which], linewidth=0.7, alpha=0.6, **style)
+            threshold = record.thresholds[layer]
+            if threshold is not None and steps:
+                axes[2].axhline(threshold[0], linewidth=0.7, alpha=0.6, **style)
         axes[0].set_ylabel("heads of the layer")
         whole_numbers(axes[0].yaxis)
         axes[0].set_ylim(bottom=0)
-        axes[1].set_ylabel("Γ\nthin: threshold θ_w")
-        axes[2].set_ylabel("λ_max\nthin: threshold φ_g")
+        axes[1].set_ylabel("Γ")
+        axes[2].set_ylabel("λ_max\nthin: threshold θ_w")
         for axis in axes[1:]:
             drawn = [value for line in axis.lines for value in line.get_ydata()]
             if drawn and min(drawn) > 0:
@@ -67,9 +67,10 @@ def _style(layer: int, layers: int) -> dict[str, Any]:
 
 
 def _heads(record: GrowthRecord, layer: int, count: int, step: int) -> Series:
-    events = [event for _, event in record.of_layer(layer)]
-    steps = [0, *(event.step for event in events), step]
-    return steps, [record.start, *(event.heads for event in events), count]
+    events = record.of_layer(layer)
+    first = events[0][0] if events else count
+    steps = [0, *(event.step for _, event in events), step]
+    return steps, [first, *(event.heads for _, event in events), count]
 
 
 def _figure_of(record: GrowthRecord, rows: Sequence[dict[str, Any]], layer: int, name: str) -> Series:
@@ -111,7 +112,7 @@ def draw_worths(found: HeadWorths, path: Path) -> Path:
         strip.set_xlabel("layer")
         whole_numbers(strip.xaxis)
         strip.set_ylabel("worth (nats per token)\nloss without the head − loss with it")
-        strip.legend(fontsize="small")
+        strip.legend(fontsize="small", loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False)
         curve.plot(
             [100 * point.share for point in found.curve],
             [100 * point.increase for point in found.curve],
