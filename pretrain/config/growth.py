@@ -67,11 +67,12 @@ class GrowthConfig:
         """The schedule's head counts by step, ascending."""
         return {step: parse_heads(self.schedule[step]) for step in sorted(self.schedule)}
 
-    def start_model(self, model: ModelConfig) -> ModelConfig:
+    def start_model(self, model: ModelConfig, tensor_parallel: int = 1) -> ModelConfig:
         """*model* with ``start`` heads of ``head_dim`` in every layer.
 
         Raises:
-            UserError: no head dim fits, the model groups its queries, or ``schedule`` has other layers.
+            UserError: no head dim fits, t does not divide it, the model groups its queries, or ``schedule`` has other
+                layers.
         """
         if model.kv_heads not in (None, model.heads):
             raise UserError(
@@ -86,6 +87,7 @@ class GrowthConfig:
         layers = model.num_layers
         if head_dim is None:
             head_dim = min(model.layer_head_dim(layer) for layer in range(layers))
+        check_head_dim(head_dim, tensor_parallel)
         for step, counts in self.counts().items():
             if len(counts) != layers:
                 raise UserError(
@@ -151,3 +153,12 @@ class GrowthConfig:
                     f"growth.maximum: {self.maximum} is below the {max(counts)} heads of growth.schedule at step {step}"
                 )
             before = counts
+
+
+def check_head_dim(head_dim: int, tensor_parallel: int) -> None:
+    """Refuse heads whose width t does not divide: then it would not divide every head count's width."""
+    if head_dim % tensor_parallel:
+        raise UserError(
+            f"growth.head_dim: {head_dim} is not a multiple of tensor_parallel {tensor_parallel}, which every head "
+            f"count needs; give a multiple of {tensor_parallel}"
+        )

@@ -283,7 +283,7 @@ class RunConfig:
             UserError: as fixed_model_config, and if the model cannot grow.
         """
         model = self.fixed_model_config(vocab_size)
-        return self.growth.start_model(model) if self.growth.active else model
+        return self.growth.start_model(model, self.tensor_parallel) if self.growth.active else model
 
     @property
     def most_heads(self) -> int:

@@ -7,6 +7,7 @@ from model.errors import UserError
 from model.parallel_plan import head_group_sizes
 from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps
 from pretrain.checkpoint.state import TrainingState, read_state
+from pretrain.config.growth import check_head_dim
 from pretrain.config.run_config import RunConfig
 from pretrain.growth.edit import changed_model, pending_changes
 
@@ -54,7 +55,7 @@ def largest_model(run: RunConfig, model: ModelConfig) -> ModelConfig:
     Raises:
         UserError: the heads have another width than ``growth.head_dim``, or one that t does not divide.
     """
-    growth, t = run.growth, run.tensor_parallel
+    growth = run.growth
     if not growth.active:
         return model
     for layer in range(model.num_layers):
@@ -64,11 +65,7 @@ def largest_model(run: RunConfig, model: ModelConfig) -> ModelConfig:
                 f"growth.head_dim: {growth.head_dim} is not the width {head_dim} that the heads of layer {layer} have; "
                 "leave it out"
             )
-        if head_dim % t:
-            raise UserError(
-                f"growth.head_dim: {head_dim} is not a multiple of tensor_parallel {t}, which every "
-                f"head count needs; give a multiple of {t}"
-            )
+        check_head_dim(head_dim, run.tensor_parallel)
     return run.largest_model_config(model)
 
 

@@ -186,6 +186,16 @@ STARTS: dict[str, tuple[list[str], str]] = {
     "batch": (["--global_batch_tokens", "300"], "global_batch_tokens: 300"),
     "micro-batch": (["--micro_batch", "7"], "micro_batch: 7"),
     "tensor_parallel": (["--tensor_parallel", "3"], "tensor_parallel: 3"),
+    "growth and heads": (["--config", "growth", "--heads", "1,2,3,4"], "heads: '1,2,3,4' contradicts growth"),
+    "growth below its start": (
+        ["--config", "growth", "--growth.start", "9"],
+        "growth.maximum: 8 is below growth.start 9",
+    ),
+    "growth of grouped queries": (
+        ["--config", "growth", "--architecture", "{kv_heads: [1, 1, 1, 1]}"],
+        "growth.criterion: incrt is not for grouped queries",
+    ),
+    "model of a folder": (["--model", "{tmp}/runs"], "runs holds no checkpoint"),
 }
 
 

@@ -10,11 +10,11 @@ from model.config import ModelConfig
 from model.errors import UserError
 from model.transformer import Transformer
 from pretrain.checkpoint.reshard import load_resharded
-from pretrain.checkpoint.state import read_state
+from pretrain.checkpoint.state import read_features, read_state
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.engine.build import build_engine
 from pretrain.growth.edit import checkpoint_of
-from pretrain.growth.measure import Candidate, gradient_norms
+from pretrain.growth.measure import Candidate, gradient_norms, second_moments
 from pretrain.run.saved import SavedRun
 from tests.helpers.distributed import run_distributed
 from tests.helpers.shapes import VOCABULARY_ROWS, Shape, build, gathered, joined, same_bits
@@ -237,6 +237,59 @@ def gradient_of_a_candidate(run):
             part.weight[16:] = new
     network(*batch).backward()
     return measured, torch.linalg.matrix_norm(attention.o.weight.grad[:, 16:]).item()
+
+
+def moments_of_a_batch(run, ranks):
+    """The second moments that growth measures, and those of the norms' outputs, in fp64, of all ranks' batches."""
+    opened = build(run, Shape(ranks, 2))
+    engine = build_engine(opened.run, opened.model, opened.ds_config, opened.world.grid)
+    measured = second_moments(engine, opened.micro_batch(0, 0), opened.world)
+    network = Transformer(opened.model).double()
+    network.load_state_dict({name: weight.double() for name, weight in engine.module.state_dict().items()})
+    rows = []
+    for block in network.layers:
+        block.attention_norm.register_forward_hook(
+            lambda module, given, output: rows.append(output.flatten(0, 1))
+        )
+    count = opened.batch.micro_batch
+    tokens = torch.from_numpy(opened.sequences.batch(0, ranks * count))  # what all ranks read first
+    with torch.no_grad():
+        network(tokens[:, :-1])
+    return measured, [(part.T @ part / len(part)).float() for part in rows]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_second_moments_are_those_of_the_norms_outputs(small_folder, tmp_path, ranks):
+    run = growing(small_folder, tmp_path, "--growth.criterion", "incrt")
+    for measured, expected in run_distributed(moments_of_a_batch, ranks, run, ranks):
+        for found, right in zip(measured, expected, strict=True):
+            torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5)
+
+
+def test_the_figures_of_a_run_are_those_of_its_weights(small_folder, tmp_path):
+    """Γ and λ_max of the last check, from a checkpoint's weights, second moments and captured directions, in fp64."""
+    options = ("--growth.criterion", "incrt", "--growth.interval", "2", "--growth.calibration", "1")
+    run = growing(small_folder, tmp_path, *options, "--growth.until", "6", steps=7)
+    assert run_distributed(session, 1, run, 2)[0] == ([], None)
+    folder = run.folder / "checkpoints/step_000006"  # written for an event, with the weights before it
+    checkpoint, features = UnshardedCheckpoint.open(folder), read_features(folder)
+    row = next(row for row in curve(run.folder) if row["step"] == 6)
+    events = [event for event in checkpoint.state.growth["events"] if event["step"] == 6]
+    assert events
+    for layer in range(4):
+        q, k = (checkpoint.parameter(f"layers.{layer}.attention.{part}.weight").double() for part in "qk")
+        c = features[f"growth/second_moment/layer_{layer}"].double()
+        captured = features[f"growth/captured/layer_{layer}"].double()
+        grown_now = sum(event["layer"] == layer for event in events)
+        captured = captured[: len(captured) - grown_now]  # as it was measured
+        skew = (q.T @ k - k.T @ q) / 2
+        projector = torch.eye(len(c), dtype=torch.float64) - captured.T @ captured
+        energy = projector @ (c @ skew - skew @ c) @ projector / 2
+        values = torch.linalg.eigvalsh(energy)
+        assert row[f"growth/lambda_max/layer_{layer}"] == pytest.approx(values[-1].item(), rel=1e-2)
+        assert row[f"growth/gamma/layer_{layer}"] == pytest.approx(
+            torch.linalg.matrix_norm(energy).item(), rel=1e-3
+        )
 
 
 @pytest.mark.parametrize("mask", ["false", "true"])

@@ -39,6 +39,15 @@ def test_schedule_and_degree_show_in_the_exchange(capsys):
     assert found["batch"]["data_parallel"] == 2
 
 
+def test_a_run_that_grows_is_planned_at_its_largest(capsys):
+    growing = ("--growth.criterion", "incrt", "--growth.maximum", "24", "--growth.head_dim", "64")
+    found = figures(capsys, "--micro_batch", "8", *growing)
+    heads = {"heads": [24] * 24, "head_dim": [64] * 24}
+    fixed = figures(capsys, "--micro_batch", "8", "--architecture", json.dumps(heads))
+    assert found["memory_bytes"] == fixed["memory_bytes"]
+    assert found["flops_per_step"] == fixed["flops_per_step"]
+
+
 def test_table_is_aligned_and_says_its_units(capsys):
     assert main([*BASE, "--activation_checkpointing", "true", "--tensor_parallel", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
