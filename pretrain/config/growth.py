@@ -71,8 +71,8 @@ class GrowthConfig:
         """*model* with ``start`` heads of ``head_dim`` in every layer.
 
         Raises:
-            UserError: no head dim fits, t does not divide it, the model groups its queries, or ``schedule`` has other
-                layers.
+            UserError: no head dim fits, t does not divide it, the model groups its queries, or ``schedule`` or
+                ``budget`` do not fit the model.
         """
         if model.kv_heads not in (None, model.heads):
             raise UserError(
@@ -93,6 +93,16 @@ class GrowthConfig:
                 raise UserError(
                     f"growth.schedule: {self.schedule[step]!r} has {len(counts)} layers, and the model {layers}"
                 )
+            if max(counts) > maximum:
+                raise UserError(
+                    f"growth.maximum: the {maximum} heads of the model's own schedule are below the {max(counts)} of "
+                    f"growth.schedule at step {step}; give growth.maximum {max(counts)}"
+                )
+        if self.budget is not None and self.budget < self.start * layers:
+            raise UserError(
+                f"growth.budget: {self.budget} is below the {self.start * layers} heads that {layers} layers start "
+                "with; give more"
+            )
         return model.replace(heads=(self.start,) * layers, head_dim=(head_dim,) * layers, kv_heads=None)
 
     def check(self, heads: str | None, steps: int) -> None:
@@ -107,7 +117,9 @@ class GrowthConfig:
         """
         if not self.active:
             if self.schedule:
-                raise UserError("growth.schedule: it has no effect with growth.criterion none; give schedule")
+                raise UserError(
+                    "growth.criterion: none ignores growth.schedule; give growth.criterion schedule"
+                )
             return
         if heads is not None:
             raise UserError(

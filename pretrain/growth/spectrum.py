@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy.sparse.linalg import ArpackNoConvergence, eigsh
 from torch import Tensor
 
 ATTEMPTS = ((1e-4, 20), (1e-2, 64))
@@ -61,6 +60,8 @@ def extremes(matrix: Tensor, start: Tensor | None = None) -> Extremes:
         matrix: on any device.
         start: a vector [d] to begin with, such as the eigenvector of the last check; equal starts give equal bits.
     """
+    from scipy.sparse.linalg import ArpackNoConvergence, eigsh  # runs that do not grow need none of it
+
     values = matrix.detach().double().cpu().numpy()
     size = len(values)
     scale = float(np.abs(values).max(initial=0.0))

@@ -311,6 +311,8 @@ def test_the_gradient_is_that_of_the_head_in_the_network(small_folder, tmp_path,
         (("--architecture", "{kv_heads: [1,1,1,1]}"), "growth.criterion: incrt is not for grouped queries"),
         (("--growth.schedule", "{2: 2x4}"), "growth.schedule: it is for growth.criterion schedule"),
         (("--growth.interval", "0"), "growth.interval: 0.0 is not valid"),
+        (("--growth.budget", "3"), "growth.budget: 3 is below the 4 heads that 4 layers start with"),
+        (("--growth.criterion", "none", "--growth.schedule", "{2: 2x4}"), "growth.criterion: none ignores"),
     ],
 )
 def test_bad_settings_are_one_line(small_folder, tmp_path, flags, message):
@@ -323,6 +325,7 @@ def test_bad_settings_are_one_line(small_folder, tmp_path, flags, message):
     ("schedule", "message"),
     [
         ({"at_9": "2x4"}, "growth.schedule: step 9 is not valid"),
+        ({"at_2": "9x4"}, "growth.maximum: the 4 heads of the model's own schedule are below the 9"),
         ({"at_2": "2x3"}, "growth.schedule: '2x3' has 3 layers, and the model 4"),
         ({"at_2": "2x4", "at_3": "1x4"}, "growth.schedule: '1x4' of step 3 has fewer heads"),
     ],
