@@ -39,6 +39,19 @@ def test_continued_in_two_sessions(small_folder, tmp_path, stage, precision):
     assert train(small_folder, tmp_path, "halves", *common, stage=stage) == whole
 
 
+@pytest.mark.parametrize(("compiled", "stage"), [("false", 2), ("true", 2), ("false", 3)])
+@needs_gpus(1)
+def test_heads_that_grow(small_folder, tmp_path, compiled, stage):
+    """Checks after 4 and 8 steps; the run is stopped between them, and goes on to the bit."""
+    common = ("--deterministic", "true", "--schedule.kind", "wsd", "--schedule.warmup", "2", "--schedule.decay", "0",
+              "--validation.every", "0", "--compile", compiled, "--growth.criterion", "incrt", "--growth.interval", "4",
+              "--growth.calibration", "1", "--growth.until", "11")  # fmt: skip
+    whole = train(small_folder, tmp_path, "whole", *common, stage=stage)
+    assert [row["growth/heads/layer_0"] for row in whole if "growth/heads/layer_0" in row] == [1, 2]
+    train(small_folder, tmp_path, "halves", *common, "--steps", "6", stage=stage)
+    assert train(small_folder, tmp_path, "halves", *common, stage=stage) == whole
+
+
 @pytest.mark.parametrize(
     ("tensor_parallel", "world", "stage"),
     [
