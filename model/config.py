@@ -86,6 +86,9 @@ class ModelConfig:
     """Whether the output head is the token embedding."""
     init_std: float = 0.02
     """Standard deviation of the weights at the start; residual projections get init_std / sqrt(2L)."""
+    classes: int | None = None
+    """Classes of a sequence classifier: its head, [classes, d], takes the place of the output head. None: a language
+    model."""
 
     def __post_init__(self) -> None:
         for name in _SCHEDULES:  # lists from JSON become tuples, so that a config can be hashed
@@ -120,6 +123,13 @@ class ModelConfig:
                     f"{name}: {shown(value)} is not valid; it must be one of {', '.join(valid)}"
                     f"{closest(shown(value, plain=True), valid)}"
                 )
+
+        if self.classes is not None and (
+            type(self.classes) is not int or not 2 <= self.classes <= LARGEST_SIZE
+        ):
+            raise UserError(
+                f"classes: {shown(self.classes)} is not valid; it must be an integer of at least 2"
+            )
 
     def _check_schedules(self) -> None:
         if not isinstance(self.heads, tuple) or not self.heads:
@@ -203,6 +213,11 @@ class ModelConfig:
         """Columns of k and of v."""
         return self.layer_kv_heads(layer) * self.layer_head_dim(layer)
 
+    @property
+    def tied(self) -> bool:
+        """Whether the output head is the token embedding; never that of a classifier."""
+        return self.tie_embeddings and self.classes is None
+
     def padded_vocab_size(self, tensor_parallel: int = 1) -> int:
         """Rows of the embedding: vocab_size rounded up to a multiple of lcm(128, tensor_parallel).
 
@@ -229,16 +244,19 @@ class ModelConfig:
         rows = self.padded_vocab_size() if padded else self.vocab_size
         norm = self.d_model * (2 if self.norm_bias else 1)
         total = self._layer_matrices() + self._layer_biases() + (2 * self.num_layers + 1) * norm
-        if not self.tie_embeddings:
-            total += rows * self.d_model
+        if not self.tied:
+            total += (self.classes or rows) * self.d_model
         if embedding:
             total += rows * self.d_model
             total += self.context_length * self.d_model if self.positions == "learned" else 0
         return total
 
     def matmul_parameters(self) -> int:
-        """N_matmul: weights that every token is multiplied with, the output head (vocab_size rows) once."""
-        return self._layer_matrices() + self.vocab_size * self.d_model
+        """N_matmul: weights that every token is multiplied with, the output head (vocab_size rows) once.
+
+        The few products of a classifier's own head, one a sequence, are counted as if each token had one.
+        """
+        return self._layer_matrices() + (self.classes or self.vocab_size) * self.d_model
 
     def flops_per_token(self) -> int:
         """Training FLOPs per token, forward and backward: 6 N_matmul + 12 sum_l min(T, window_l) A_l.
@@ -273,8 +291,13 @@ class ModelConfig:
     # ------------------------------------------------------------------ other forms
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict (lists, numbers, strings, None) that json.dumps takes and from_json reads back."""
+        """A plain dict (lists, numbers, strings, None) that json.dumps takes and from_json reads back.
+
+        A language model has no entry classes, so that versions without that field read it.
+        """
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        if self.classes is None:
+            del values["classes"]
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     @classmethod

@@ -31,7 +31,8 @@ class ParameterRole:
     kind: Kind
     """matrix (weight of a linear layer), bias (of a linear layer or norm), norm (its weight) or embedding."""
     part: Part
-    """The piece of the network it belongs to; output is an untied head, embedding tokens or positions."""
+    """The piece of the network it belongs to; output is an untied head or a classifier's, embedding tokens or
+    positions."""
     layer: int | None
     """0-based layer, None outside the layers."""
 
@@ -80,8 +81,9 @@ def parameter_roles(model: Transformer) -> dict[str, ParameterRole]:
             parts[module] = "norm"
         elif is_embedding(module):
             parts[module] = "embedding"
-    if model.output is not None:
-        parts[model.output] = "output"
+    for head in (model.output, model.classifier):
+        if head is not None:
+            parts[head] = "output"
     layers = {child: layer for layer, block in enumerate(model.layers) for child in block.modules()}
 
     owners = {
@@ -103,9 +105,9 @@ def shard_dimension(name: str, role: ParameterRole) -> int | None:
 
     Outputs of q, k, v, gate, up and of an untied head (with their biases), and the rows of the token
     embedding, are cut along dimension 0; inputs of o and down along dimension 1 (their biases are added once,
-    after the sum).
+    after the sum). A classifier's head is whole everywhere.
     """
-    if role.kind == "norm" or role.part == "norm" or name.startswith("position_embedding."):
+    if role.kind == "norm" or role.part == "norm" or name.startswith(("position_embedding.", "classifier.")):
         return None
     if role.part == "o" or ".ffn.down." in name:
         return 1 if role.kind == "matrix" else None

@@ -47,7 +47,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A decoder language model built from a ModelConfig; see there for every switch.
+    """A decoder language model, or sequence classifier, built from a ModelConfig; see there for every switch.
 
     Its weights are torch's defaults until model.initialization.initialize sets them.
     checkpoint_activations keeps only each block's input and runs the block again in the backward pass.
@@ -86,7 +86,16 @@ class Transformer(nn.Module):
         )
         self.final_norm = build_norm(config, grid)
         self.output: nn.Module | None = None
-        if not config.tie_embeddings:
+        self.classifier: nn.Linear | None = None
+        """Head of a sequence classifier, the same on every rank of a tensor group."""
+        if config.classes is not None:
+            if grid.sequence_parallel:
+                raise UserError(
+                    "sequence_parallel: does not go with a sequence classifier, whose head reads one position of each "
+                    "sequence; leave it out"
+                )
+            self.classifier = nn.Linear(config.d_model, config.classes, bias=False)
+        elif not config.tie_embeddings:
             self.output = output_head(config.d_model, rows, grid)
 
     def forward(
@@ -96,6 +105,7 @@ class Transformer(nn.Module):
 
         labels [B, T] int64: the token that follows each position (already shifted by the caller), -100 where
         nothing is to be predicted. T may be at most context_length; UserError otherwise.
+        A sequence classifier has logits [B, T, classes], and its labels are classes: one a sequence, at its last token.
 
         document_offsets int32 [documents + 1]: where documents begin when the B rows are laid end to end, then B·T.
         Each row begins a document. No position then attends to another document, and positions count from 0 in each of
@@ -123,6 +133,8 @@ class Transformer(nn.Module):
         hidden = self._run_layers(hidden, length, documents)
         if labels is not None:
             return self.loss_of(hidden, labels)
+        if self.classifier is not None:
+            return cast(Tensor, self.classifier(self.final_norm(hidden)))
         logits = self._logits(hidden)
         if self.grid.tensor_parallel > 1:
             logits = gather_last(logits, self.grid.tensor_group)
@@ -131,6 +143,10 @@ class Transformer(nn.Module):
     def loss_of(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """The last block's output [B, T, d] and labels [B, T] -> mean loss in nats: final norm, head, cross entropy."""
         vocab_size = self.config.vocab_size
+        if self.classifier is not None:
+            return cross_entropy(
+                self.classifier(self.final_norm(hidden)), labels, self.classifier.out_features
+            )
         if self.grid.tensor_parallel > 1:
             return parallel_cross_entropy(self._logits(hidden), labels, vocab_size, self.grid)
         if self.fused == "none":

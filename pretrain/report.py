@@ -16,6 +16,7 @@ from pretrain.data.corpus import Corpus
 from pretrain.diagnostics.measure import group_and_seed
 from pretrain.engine.ds_config import EngineSettings
 from pretrain.engine.kernels import attention_kernels, kernel_line
+from pretrain.evaluation.accuracy import AccuracyResult
 from pretrain.evaluation.baselines import compare_baselines
 from pretrain.generate import generate
 from pretrain.growth.hook import Growth
@@ -99,6 +100,8 @@ def _model_line(name: str, model: ModelConfig) -> str:
     """What is trained, in one line."""
     parts = [f"{model.num_parameters():,} parameters", f"{model.num_layers} layers"]
     parts.append(f"heads {format_heads(model.heads)}")
+    if model.classes is not None:
+        parts.append(f"{model.classes} classes")
     if model.kv_heads is not None:
         parts.append(f"KV heads {format_heads(model.kv_heads)}")
     if model.head_dim is not None:
@@ -218,7 +221,7 @@ def closing(trainer: Trainer, ds_config: str, arguments: list[str]) -> list[str]
         while rank 0 draws and counts.
     """
     session, run, state = trainer.session, trainer.run, trainer.state
-    sample = sample_text(session, trainer.engine)
+    sample = "" if session.data.labelled else sample_text(session, trainer.engine)
     if not session.world.is_main:
         return []
     draw_runs([run.folder], run.folder / "plots" / "training.png")
@@ -228,7 +231,13 @@ def closing(trainer: Trainer, ds_config: str, arguments: list[str]) -> list[str]
         + (f"; {state.skipped} updates skipped" if state.skipped else "")
         + f"; {trainer.data_share:.2%} of this session's training time spent waiting for data"
     ]
-    if result:
+    if isinstance(result, AccuracyResult):
+        lines += [
+            f"result   accuracy {result.accuracy:.2%}, validation loss {result.loss:.4f} nats per example",
+            f"compare  always the most frequent class: accuracy {result.most_frequent:.2%} of the same "
+            f"{result.examples:,} examples",
+        ]
+    elif result:
         lines.append(
             f"result   validation loss {result.loss:.4f} nats per token, {result.bpb:.4f} bits per byte"
         )
@@ -236,18 +245,20 @@ def closing(trainer: Trainer, ds_config: str, arguments: list[str]) -> list[str]
             session.data, session.model.context_length, run.validation.sequences, session.world.say
         )
         lines.append(f"compare  bits per byte of the same windows: the model {result.bpb:.4f}, {others}")
-    lines += ["sample", *(f"  | {line}" for line in sample.splitlines())]
     more = continue_command(ds_config, arguments, 2 * run.steps)
     newest = session.store.path(state.step).name
-    return [
-        *lines,
+    lines += ["sample", *(f"  | {line}" for line in sample.splitlines())] * bool(sample)
+    lines += [
         f"saved    {run.folder}: config.yaml, metrics.jsonl, plots/training.png, tokenizer/, "
         f"checkpoints/{newest}",
         "next",
-        f"  convert   {_python('pretrain.convert', str(run.folder), '--out', f'hf/{run.run_name}')}",
-        f"  evaluate  {_python('pretrain.evaluation', str(run.folder), '--tasks', 'hellaswag,piqa')}",
-        f"  continue  {more}",
     ]
+    if not session.data.labelled:
+        lines += [
+            f"  convert   {_python('pretrain.convert', str(run.folder), '--out', f'hf/{run.run_name}')}",
+            f"  evaluate  {_python('pretrain.evaluation', str(run.folder), '--tasks', 'hellaswag,piqa')}",
+        ]
+    return [*lines, f"  continue  {more}"]
 
 
 def sample_text(session: Session, engine: Any, tokens: int = 96) -> str:

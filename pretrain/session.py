@@ -25,6 +25,7 @@ from pretrain.checkpoint.reshard import check_readable
 from pretrain.checkpoint.state import TrainingState, has_engine_files
 from pretrain.checkpoint.store import CheckpointStore
 from pretrain.config.run_config import RunConfig
+from pretrain.data.labelled import LabelledSequences
 from pretrain.data.sequences import TrainingSequences
 from pretrain.diagnostics.in_loop import Diagnostics
 from pretrain.diagnostics.maturity import Maturity
@@ -32,7 +33,7 @@ from pretrain.engine.batch import BatchPlan
 from pretrain.engine.compiling import decide_compile, decide_fused
 from pretrain.engine.ds_config import EngineSettings, merge_ds_config, resolve_bf16
 from pretrain.engine.patches import prepare_deepspeed
-from pretrain.evaluation.hooks import EvaluationHook, ValidationHook
+from pretrain.evaluation.hooks import AccuracyHook, EvaluationHook, ValidationHook
 from pretrain.growth.edit import checkpoint_of
 from pretrain.growth.hook import Growth
 from pretrain.growth.models import check_every_split, continued_model, head_group_sizes_of, largest_model
@@ -63,7 +64,7 @@ class Session(RunContext):
     """Why the model computes in bf16 or fp32, in a phrase."""
     compile_reason: str
     """Why the model is compiled or not, in a phrase."""
-    sequences: TrainingSequences
+    sequences: TrainingSequences | LabelledSequences
     store: CheckpointStore
     state: TrainingState
     """Where the run stands; the trainer moves it on."""
@@ -82,9 +83,9 @@ class Session(RunContext):
         return self.state.step >= self.run.steps and not self.state.pending
 
     @property
-    def validation(self) -> ValidationHook | None:
+    def validation(self) -> ValidationHook | AccuracyHook | None:
         """The run's validation, if it has one."""
-        return next((hook for hook in self.hooks if isinstance(hook, ValidationHook)), None)
+        return next((hook for hook in self.hooks if isinstance(hook, ValidationHook | AccuracyHook)), None)
 
     def micro_batch(self, seen: int, index: int) -> Batch:
         """This rank's *index*-th micro-batch after *seen* sequences of the run, as Transformer.forward takes it.
@@ -93,9 +94,10 @@ class Session(RunContext):
         """
         B = self.batch.micro_batch
         first = seen + (index * self.batch.data_parallel + self.world.data_rank) * B
-        tokens = torch.from_numpy(self.sequences.batch(first, B))
-        batch = [tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()]
+        inputs_and_labels = self.sequences.inputs_and_labels(first, B)
+        batch = [torch.from_numpy(part).contiguous() for part in inputs_and_labels]
         if self.run.document_mask:
+            assert isinstance(self.sequences, TrainingSequences)
             batch.append(torch.from_numpy(self.sequences.document_offsets(first, B)))
         return [tensor.pin_memory() for tensor in batch] if self.world.device.type == "cuda" else batch
 
@@ -151,8 +153,9 @@ def build_session(run: RunConfig, ds_config: dict[str, Any], data: RunData, worl
     store = CheckpointStore(run.folder, run.checkpoint, world)
     newest = store.newest_valid()
     folder, saved, damaged = newest or (None, TrainingState(), [])
+    classes = len(data.classes) if data.classes else None
     saved_model, model = continued_model(
-        run.build_model_config(data.tokenizer.vocab_size), saved, run.growth.active
+        run.build_model_config(data.tokenizer.vocab_size, classes), saved, run.growth.active
     )
     rates = GroupRates(run_groups(run, model), run)
     largest = largest_model(run, model)
@@ -221,7 +224,7 @@ def _build_hooks(session: Session) -> list[Hook]:
     run = session.run
     hooks: list[Hook] = [Maturity(session)]
     if run.validation.every:
-        hooks.append(ValidationHook(session))
+        hooks.append(AccuracyHook(session) if session.data.labelled else ValidationHook(session))
     if run.evaluation.every:
         hooks.append(EvaluationHook(session))
     diagnostics = Diagnostics(session)

@@ -178,6 +178,9 @@ class RunConfig:
     """Head schedule in place of the preset's, such as 3x2,6x2,8x2,12x6; one head count per layer."""
     architecture: dict[str, Any] = field(default_factory=dict)
     """Fields of ModelConfig that replace the preset's, such as {norm: layernorm, context_length: 512}."""
+    task: Literal["language", "classification"] = "language"
+    """language: predict the next token. classification: predict the class of a whole sequence, at its end; data is
+    then a labelled corpus (python -m pretrain.prepare labelled)."""
     data: str = "builtin"
     """builtin (the running Python's standard library), a prepared corpus folder, the prefix of a .bin/.idx pair of
     Megatron's tools, or a blend a:0.7,b:0.3."""
@@ -258,12 +261,33 @@ class RunConfig:
             if not 0 <= beta < 1:
                 raise UserError(f"optimizer.betas: {beta} is not valid; give two numbers in [0, 1)")
         parse_rules(self.lr_rules)
+        self._check_task()
         self.growth.check(self.heads, self.steps)
         for field_name, folder_name in (("name", self.name), ("recipe", self.recipe)):
             if folder_name is not None and not _is_folder_name(folder_name):
                 raise UserError(
                     f"{field_name}: {folder_name[:80]!r} is not valid; give one folder name of at most "
                     f"{MAX_NAME_BYTES} bytes, without '/' or control characters and not starting with '.'"
+                )
+
+    def _check_task(self) -> None:
+        """Refuse settings that a classifier has no use for."""
+        if "classes" in self.architecture:
+            raise UserError(
+                "architecture.classes: it comes from the data; leave it out, and give --task classification"
+            )
+        if self.task == "language":
+            return
+        for name, given, reason in (
+            ("document_mask", self.document_mask, "every example is a sequence of its own"),
+            ("sequence_parallel", self.sequence_parallel, "the head reads one position of each sequence"),
+            ("evaluation.every", self.evaluation.every, "its tasks need a language model"),
+            ("validation.data", self.validation.data, "a labelled corpus has its own validation examples"),
+            ("tokenizer", self.tokenizer, "a labelled corpus brings its own"),
+        ):
+            if given:
+                raise UserError(
+                    f"{name}: {given} does not go with --task classification: {reason}; leave it out"
                 )
 
     @property
@@ -276,13 +300,13 @@ class RunConfig:
         """The run folder, ``runs_dir/run_name``."""
         return Path(self.runs_dir) / self.run_name
 
-    def build_model_config(self, vocab_size: int | None = None) -> ModelConfig:
+    def build_model_config(self, vocab_size: int | None = None, classes: int | None = None) -> ModelConfig:
         """The model of step 0: with growth the heads that it starts with, else fixed_model_config.
 
         Raises:
             UserError: as fixed_model_config, and if the model cannot grow.
         """
-        model = self.fixed_model_config(vocab_size)
+        model = self.fixed_model_config(vocab_size, classes)
         return self.growth.start_model(model, self.tensor_parallel) if self.growth.active else model
 
     @property
@@ -296,8 +320,10 @@ class RunConfig:
             return model
         return model.replace(heads=tuple(max(heads, self.most_heads) for heads in model.heads))
 
-    def fixed_model_config(self, vocab_size: int | None = None) -> ModelConfig:
+    def fixed_model_config(self, vocab_size: int | None = None, classes: int | None = None) -> ModelConfig:
         """The preset with ``architecture``, ``heads`` and the tokenizer's *vocab_size* in place.
+
+        A classifier has as many *classes* as its data; until they are known, two.
 
         Raises:
             UserError: unknown preset or field, a schedule of the wrong length, or values that do not fit together.
@@ -316,6 +342,7 @@ class RunConfig:
             values["heads"] = heads
         if vocab_size is not None:
             values["vocab_size"] = vocab_size
+        values["classes"] = (classes or 2) if self.task == "classification" else None
         return ModelConfig.from_json(values)
 
     def to_dict(self) -> dict[str, Any]:

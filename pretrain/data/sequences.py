@@ -53,7 +53,8 @@ def pack_documents(starts: Iterable[np.ndarray], context_length: int) -> np.ndar
 
 
 @lru_cache(maxsize=64)
-def _epoch_order(size: int, seed: int, corpus_index: int, epoch: int) -> Permutation:
+def epoch_order(size: int, seed: int, corpus_index: int, epoch: int) -> Permutation:
+    """The order in which an epoch reads *size* windows (or examples) of a blend's corpus."""
     return Permutation(size, f"training windows: seed {seed}, corpus {corpus_index}, epoch {epoch}")
 
 
@@ -112,7 +113,7 @@ class TrainingSequences:
             raise IndexError(f"sequence {number}")
         index, local = self._split(number)
         epoch, position = divmod(local, self.windows[index])
-        return index, epoch, _epoch_order(self.windows[index], self.seed, index, epoch)(position)
+        return index, epoch, epoch_order(self.windows[index], self.seed, index, epoch)(position)
 
     def sequence(self, number: int) -> np.ndarray:
         """Sequence *number* since the start of the run: int64 [T + 1], inputs [:-1] and labels [1:]."""
@@ -130,6 +131,11 @@ class TrainingSequences:
     def batch(self, first: int, count: int) -> np.ndarray:
         """Sequences ``first … first + count - 1``, int64 [count, T + 1]."""
         return self.batch_of(range(first, first + count))
+
+    def inputs_and_labels(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """``batch(first, count)`` for Transformer.forward: the T inputs, and at each the token that follows."""
+        tokens = self.batch(first, count)
+        return tokens[:, :-1], tokens[:, 1:]
 
     def document_offsets(self, first: int, count: int) -> np.ndarray:
         """Where documents begin in the inputs of ``batch(first, count)``; see :func:`pack_documents`."""

@@ -1,10 +1,11 @@
-"""Validation and zero-shot scores as hooks of the trainer."""
+"""Validation, accuracy and zero-shot scores as hooks of the trainer."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from pretrain.checkpoint.state import TrainingState
+from pretrain.evaluation.accuracy import Accuracy, AccuracyResult
 from pretrain.evaluation.validation import Validation, ValidationResult
 from pretrain.run.context import RunContext
 from pretrain.run.hooks import Hook, HookResult, every
@@ -34,6 +35,29 @@ class ValidationHook(Hook):
         """Return ``val_loss`` in nats per token, ``val_bpb`` in bits per byte."""
         self.result = self._validation.run(engine)
         return HookResult({"val_loss": self.result.loss, "val_bpb": self.result.bpb})
+
+
+class AccuracyHook(Hook):
+    """A classifier's validation: accuracy and loss on held-out examples, when a ValidationHook would be due."""
+
+    name = "validation"
+
+    def __init__(self, context: RunContext) -> None:
+        run = context.run
+        inputs, labels = context.held_out_examples(run.validation.sequences)
+        self._accuracy = Accuracy(inputs, labels, context.batch.micro_batch, context.world)
+        self._interval, self._last = run.validation.every, run.steps
+        self.result: AccuracyResult | None = None
+        """The newest result of this session."""
+
+    def due(self, step: int) -> bool:
+        """Whether *step* is a multiple of ``validation.every``, or the last."""
+        return every(self._interval, step, self._last)
+
+    def run(self, engine: Any, state: TrainingState) -> HookResult:
+        """Return ``val_loss`` in nats per example, ``val_accuracy`` as a share."""
+        self.result = self._accuracy.run(engine)
+        return HookResult({"val_loss": self.result.loss, "val_accuracy": self.result.accuracy})
 
 
 class EvaluationHook(Hook):

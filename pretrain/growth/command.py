@@ -78,12 +78,12 @@ def run_growth(arguments: Sequence[str]) -> None:
     source = SavedRun.open(options.run, options.step)
     model, step = source.model, source.state.step
     record = GrowthRecord.of(source.state.growth, model.num_layers)
-    windows, starts, text = held_out(source, options.sequences)
+    inputs, labels, starts, text = held_out(source, options.sequences)
     out = _folder(options)
     print("\n".join([*model_lines(options.run.name, step, model), *schedule_lines(model.heads)]), flush=True)
     network = source.load_model().to("cuda" if torch.cuda.is_available() else "cpu")
     with ProgressLine() as progress:
-        worths = measure_worths(network, windows, starts, progress=progress)
+        worths = measure_worths(network, inputs, labels, starts, progress=progress)
     predictions = predict(record, model.heads) if record else []
     written = [draw_worths(worths, out / "worths.png")]
     if record:
@@ -96,16 +96,17 @@ def run_growth(arguments: Sequence[str]) -> None:
     print("wrote " + ", ".join(map(str, written)))
 
 
-def held_out(source: SavedRun, sequences: int) -> tuple[np.ndarray, list[np.ndarray] | None, str]:
-    """Held-out windows of the run's corpora, shared among them by weight as in its validation.
+def held_out(source: SavedRun, sequences: int) -> tuple[np.ndarray, np.ndarray, list[np.ndarray] | None, str]:
+    """Held-out windows (or examples) of the run's corpora, shared among them by weight as in its validation.
 
     Returns:
-        Token ids [n, T+1]; where documents begin in each, if the model was trained with a document mask; the corpora's
-        names.
+        Inputs and labels [n, T] each; where documents begin in each, if the model was trained with a document mask; the
+        corpora's names.
 
     Raises:
         UserError: no corpus of the run is on this machine.
     """
+    from pretrain.data.labelled import held_out_examples
     from pretrain.run.data import RunData
 
     weights = {entry[0]: _weight(entry[1]) for entry in source.state.data.get("data", [])}
@@ -115,15 +116,18 @@ def held_out(source: SavedRun, sequences: int) -> tuple[np.ndarray, list[np.ndar
             f"data: no corpus that {str(source.run_folder)!r} was trained on is on this machine "
             f"({source.state.run.get('data', 'builtin')}, unchanged); put it where the run read it"
         )
-    data = RunData([(corpus, weights[corpus.meta["content_hash"]]) for corpus in corpora])
     length = source.model.context_length
+    if source.model.classes is not None:
+        inputs, labels = held_out_examples(corpora[0], length, sequences)
+        return inputs, labels, None, f"held-out examples of {corpora[0].name}"
+    data = RunData([(corpus, weights[corpus.meta["content_hash"]]) for corpus in corpora])
     windows = data.validation_windows(length, sequences)[0]
     mask = source.state.run.get("document_mask", False)
     starts = data.validation_documents(length, sequences) if mask else None
     names = ", ".join(corpus.name for corpus in corpora)
     missing = len(weights) - len({corpus.meta["content_hash"] for corpus in corpora})
     rest = f" ({missing} of the run's {len(weights)} corpora not on this machine)" if missing else ""
-    return windows, starts, f"held-out text of {names}{rest}"
+    return windows[:, :-1], windows[:, 1:], starts, f"held-out text of {names}{rest}"
 
 
 def _weight(value: object) -> Fraction:

@@ -17,6 +17,7 @@ from torch import Tensor
 from model.attention import Attention
 from model.collectives import all_gather
 from model.config import ModelConfig
+from model.loss import IGNORED_LABEL
 from model.parameters import parameter_specs
 from model.rotary import rotate
 from model.transformer import Block, Transformer
@@ -40,10 +41,16 @@ def second_moments(engine: Any, batch: list[Tensor], world: World) -> list[Tenso
     """
     network: Transformer = engine.module
     sums: list[Tensor] = []
+    counted = _not_padding(network, batch)
+    if counted is not None:
+        counted = counted.to(world.device)
+        share = world.sum(counted.sum().double()).item() / world.size  # tokens of a rank, on the average
 
     def record(module: Any, inputs: tuple[Any, ...]) -> None:
         rows = inputs[0].detach().flatten(0, -2).float()  # [B T, d]; with sequence parallelism a part of T
-        sums.append(rows.T @ rows / len(rows))
+        if counted is not None:
+            rows = rows[counted]
+        sums.append(rows.T @ rows / (len(rows) if counted is None else share))
 
     training = network.training
     engine.eval()
@@ -53,7 +60,9 @@ def second_moments(engine: Any, batch: list[Tensor], world: World) -> list[Tenso
         engine(*(tensor.to(world.device) for tensor in batch))
     engine.train(training)
     if world.size > 1:
-        for total in sums:  # every rank, or the ranks of its tensor group, counts equally many tokens
+        for (
+            total
+        ) in sums:  # a language model's ranks, or those of its tensor group, count equally many tokens
             dist.all_reduce(total)
     return [total / world.size for total in sums]
 
@@ -98,6 +107,14 @@ def gradient_norms(
             weight = gradient.float().flatten(0, 1).T @ head.float().flatten(0, 1)  # [d, d_h]
         norms[layer] = torch.linalg.matrix_norm(world.sum(weight) / world.data_parallel).item()
     return norms
+
+
+def _not_padding(network: Transformer, batch: list[Tensor]) -> Tensor | None:
+    """Which positions of a classifier's micro-batch are of an example, bool [B T]; None where all are."""
+    if network.config.classes is None:
+        return None
+    labelled = batch[1] != IGNORED_LABEL  # at an example's end; padding follows
+    return (labelled.flip(1).cumsum(1).flip(1) > 0).flatten()
 
 
 def _attention(network: Transformer, layer: int) -> Attention:

@@ -20,6 +20,7 @@ from model.attention import local_mask
 from model.documents import PackedDocuments
 from model.errors import UserError
 from model.head_loss import loss_and_residual, token_chunks
+from model.loss import IGNORED_LABEL
 from model.transformer import Block, Transformer
 from pretrain.data.sequences import pack_documents
 
@@ -76,7 +77,8 @@ class HeadWorths:
 
 def measure_worths(
     network: Transformer,
-    windows: np.ndarray,
+    inputs: np.ndarray,
+    labels: np.ndarray,
     document_starts: Sequence[np.ndarray] | None = None,
     *,
     points: int = CURVE_POINTS,
@@ -86,7 +88,7 @@ def measure_worths(
 
     Args:
         network: whole (t = 1), in evaluation mode.
-        windows: token ids [n, T+1].
+        inputs, labels: as Transformer.forward takes them, int64 [n, T] each.
         document_starts: where documents begin among each window's inputs, for models trained with a document mask.
         points: of the removal curve, besides the whole model.
         progress: called after every pass over a batch of windows.
@@ -97,7 +99,7 @@ def measure_worths(
     heads = [(layer, head) for layer, count in enumerate(network.config.heads) for head in range(count)]
     single: list[frozenset[Head]] = [frozenset(), *(frozenset({head}) for head in heads)]
     counts = sorted({round(len(heads) * point / points) for point in range(1, points + 1)} - {0})
-    ablation = Ablation(network, windows, document_starts)
+    ablation = Ablation(network, inputs, labels, document_starts)
     passes = ablation.passes(single) + ablation.passes([frozenset()] * len(counts))
 
     def report(before: int, done: int) -> None:
@@ -126,8 +128,8 @@ def measure_worths(
     ]
     return HeadWorths(
         loss=loss,
-        windows=len(windows),
-        tokens=windows[:, 1:].size,
+        windows=len(inputs),
+        tokens=int((labels != IGNORED_LABEL).sum()),
         worths=_by_layer(worths, network.config.heads),
         errors=_by_layer(errors, network.config.heads),
         curve=curve,
@@ -148,19 +150,23 @@ class Ablation:
     """
 
     def __init__(
-        self, network: Transformer, windows: np.ndarray, document_starts: Sequence[np.ndarray] | None = None
+        self,
+        network: Transformer,
+        inputs: np.ndarray,
+        labels: np.ndarray,
+        document_starts: Sequence[np.ndarray] | None = None,
     ) -> None:
         self.network, self.config = network, network.config
         self.device = next(network.parameters()).device
-        self.windows = torch.from_numpy(windows.astype(np.int64))  # [n, T+1]
-        self.length = windows.shape[1] - 1
+        self.inputs, self.labels = (torch.from_numpy(part.astype(np.int64)) for part in (inputs, labels))
+        self.length = inputs.shape[1]
         self.document_starts = document_starts
         at_once = TOKENS_AT_ONCE.get(self.device.type, TOKENS_AT_ONCE["cpu"])
         self.micro_batch = max(1, at_once // self.length)
 
     def passes(self, sets: Sequence[object]) -> int:
         """How many passes ``losses`` makes for as many sets of heads."""
-        return len(sets) * math.ceil(len(self.windows) / self.micro_batch)
+        return len(sets) * math.ceil(len(self.inputs) / self.micro_batch)
 
     @torch.no_grad()
     def losses(self, sets: Sequence[Iterable[Head]], progress: Progress | None = None) -> Tensor:
@@ -173,12 +179,11 @@ class Ablation:
         lowest = [heads[0][0] if heads else self.config.num_layers for heads in removed]
         total, done = self.passes(sets), 0
         batches = []
-        for first in range(0, len(self.windows), self.micro_batch):
-            rows = range(first, min(first + self.micro_batch, len(self.windows)))
-            batch = self.windows[first : rows.stop].to(self.device)
-            hidden, inputs = self._enter(batch[:, :-1], rows)
-            labels = batch[:, 1:].contiguous()
-            losses = torch.empty(len(removed), len(batch), dtype=torch.float64)
+        for first in range(0, len(self.inputs), self.micro_batch):
+            rows = range(first, min(first + self.micro_batch, len(self.inputs)))
+            hidden, inputs = self._enter(self.inputs[first : rows.stop].to(self.device), rows)
+            labels = self.labels[first : rows.stop].to(self.device)
+            losses = torch.empty(len(removed), len(labels), dtype=torch.float64)
             for layer in range(self.config.num_layers + 1):
                 for index in (i for i, start in enumerate(lowest) if start == layer):
                     with self._without(removed[index]):
@@ -261,15 +266,21 @@ class Ablation:
 
         Sums are in fp64: a head's worth may be far below the rounding of a mean in fp32.
         """
+        counted = labels != IGNORED_LABEL
+        columns = self.config.classes or self.config.vocab_size
 
         def row_losses(hidden: Tensor, weight: Tensor) -> Tensor:
-            flat, targets = hidden.flatten(0, -2), labels.flatten()
+            flat, targets = hidden.flatten(0, -2), labels.where(counted, 0).flatten()
             chunks = token_chunks(len(flat), len(weight), flat.device.type)
             losses = [
-                loss_and_residual(flat[rows] @ weight.t(), targets[rows], self.config.vocab_size, False)[0]
+                loss_and_residual(flat[rows] @ weight.t(), targets[rows], columns, False)[0]
                 for rows in chunks
             ]
-            return torch.cat(losses).double().view_as(labels).mean(1)
+            sums = torch.cat(losses).double().view_as(labels).where(counted, 0).sum(1)
+            return sums / counted.sum(1)
 
+        hidden = self.network.final_norm(hidden)
+        if self.network.classifier is not None:
+            return row_losses(hidden, self.network.classifier.weight).cpu()
         head = self.network.output or self.network.token_embedding
-        return cast(Tensor, head(self.network.final_norm(hidden), loss=row_losses)).cpu()
+        return cast(Tensor, head(hidden, loss=row_losses)).cpu()

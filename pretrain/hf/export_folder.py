@@ -65,6 +65,7 @@ def export_run(
         UserError: the format cannot hold the model, *out* exists, no room on the disk, or the logits differ. *out* is
             then as it was before.
     """
+    source.refuse_classifier("exported: the formats here are those of language models")
     chosen_format = choose_format(source.model, format)
     torch_dtype = DTYPES[dtype]
     end_of_document = source.tokenizer.end_of_document

@@ -54,6 +54,7 @@ def open_model(folder: str, step: int | None = None, dtype: torch.dtype | None =
         torch.backends.cuda.enable_cudnn_sdp(False)  # as model.attention.any_length, for the whole process
     if is_run(folder):
         run = SavedRun.open(folder, step, report=lambda line: print(line, file=sys.stderr))
+        run.refuse_classifier("sampled from or scored")
         network = run.load_model().to(device, dtype or torch.float32)
         return OpenedModel(network, run.tokenizer, run.model.context_length, device, run.state.step)
     if step is not None:

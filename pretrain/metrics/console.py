@@ -113,6 +113,8 @@ class Console:
             parts.append(f"val loss {self.latest['val_loss']:.4f}{of_step}")
             if "val_bpb" in self.latest:
                 parts.append(f"{self.latest['val_bpb']:.4f} bits/byte")
+            if "val_accuracy" in self.latest:
+                parts.append(f"accuracy {self.latest['val_accuracy']:.2%}")
         rates = [value for key, value in self.latest.items() if key.startswith("lr/")]
         if rates:
             lowest, highest = min(rates), max(rates)

@@ -188,7 +188,7 @@ def activations(
     sequence_parallel = settings.sequence_parallel and t > 1
     tokens = micro_batch * config.context_length
     rank_tokens = tokens // t if sequence_parallel else tokens
-    columns = config.padded_vocab_size(t) // t
+    columns = config.classes or config.padded_vocab_size(t) // t
     layers = tuple(
         layer_activation_bytes(
             config, layer, micro_batch, s, t, sequence_parallel, device, settings.document_mask
@@ -207,7 +207,7 @@ def activations(
     norm = norm_bytes(config, tokens, s, t if sequence_parallel else 1, device)
     if sequence_parallel:
         norm += tokens * d * s * (t - 1) // t
-    fused = settings.fused != "none" and t == 1
+    fused = settings.fused != "none" and t == 1 and config.classes is None
     if fused:
         chunk = (token_chunks(tokens, columns, device)[0].stop) * columns
         part = columns * d * s if s < FP32_BYTES else 0

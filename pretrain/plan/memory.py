@@ -132,7 +132,7 @@ def memory_plan(
     gathered = gathered_bytes(parameters, settings)
     embedding = parameters[0].elements * settings.compute_bytes
     # With tied embeddings the head's gradient waits through the backward pass for the embedding's to be added.
-    waiting = embedding if config.tie_embeddings else 0
+    waiting = embedding if config.tied else 0
     base = state_bytes.device + gradients.before
     lasting = buffers.bucket if settings.stage == 3 else 0
 
@@ -171,7 +171,7 @@ def _layers(
     for parameter in parameters:
         if parameter.name.startswith("layers."):
             by_layer[int(parameter.name.split(".")[1])].append(parameter.elements)
-    made = 0 if config.tie_embeddings else parameters[-1].elements  # elements whose gradients exist
+    made = 0 if config.tied else parameters[-1].elements  # elements whose gradients exist
     most = 0
     for layer in reversed(range(config.num_layers)):
         below = gathered + acts.outside + acts.documents + sum(acts.kept[:layer])

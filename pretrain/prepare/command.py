@@ -1,4 +1,5 @@
-"""Turn text into a corpus folder: ``python -m pretrain.prepare``, ``… merge``, ``… inspect``, ``… verify``."""
+"""Turn text into a corpus folder: ``python -m pretrain.prepare``, ``… labelled``, ``… merge``, ``… inspect``,
+``… verify``."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from pretrain.data.sources.readers import FORMATS, MAX_DOCUMENT_BYTES
 from pretrain.data.sources.source import TextSource
 from pretrain.data.sources.with_validation import WithValidation
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer
+from pretrain.prepare.labelled import run_labelled
 from pretrain.prepare.output import Selection
 from pretrain.prepare.pipeline import (
     LENGTHS_FILE,
@@ -49,7 +51,7 @@ def _prepare_parser() -> argparse.ArgumentParser:
         prog="python -m pretrain.prepare",
         description="Tokenize text into a corpus folder that the trainer reads. Interrupted, the same command goes on.",
         epilog="python -m pretrain.prepare inspect FOLDER shows what a corpus holds, verify FOLDER checks every byte, "
-        "merge FOLDER ends a preparation in shards.",
+        "merge FOLDER ends a preparation in shards, labelled makes a classification task.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -285,6 +287,10 @@ def summary(corpus: Corpus) -> str:
             f"{name:<12}{counts['documents']:,} documents, {size}{counts['tokens']:,} tokens, "
             f"{ratio:.3f} bytes per token"
         )
+    if classes := meta.get("classes"):
+        lines.append(
+            f"classes     {len(classes)}: {', '.join(classes[:20])}{', …' if len(classes) > 20 else ''}"
+        )
     if lengths := meta.get("document_lengths"):
         figures = ", ".join(
             f"{key} {lengths[key]:,}" for key in ("mean", "p10", "p50", "p90", "p99", "longest")
@@ -356,10 +362,15 @@ def _print_ready(folder: Path) -> None:
     print(f"ready       {folder}")
 
 
+def _run_labelled(argv: Sequence[str]) -> None:
+    _print_ready(run_labelled(argv))
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "inspect": run_inspect,
     "verify": run_verify,
     "merge": run_merge,
+    "labelled": _run_labelled,
 }
 
 

@@ -160,7 +160,7 @@ def assemble(
         _check_both(used, is_kept, validation_parts)
     content = {name: hashlib.sha256() for name in SPLITS}
     sizes: Counter[str] = Counter()
-    lengths = _Lengths()
+    lengths = Lengths()
     dtype, token_counts = token_dtype(vocab_size), np.zeros(vocab_size, np.int64)
     with (
         IndexedWriter(folder / SPLITS[0], dtype) as training,
@@ -235,7 +235,7 @@ def _count(tokens: np.ndarray, chosen: np.ndarray, counts: np.ndarray) -> None:
         counts += np.bincount(tokens[place][chosen[place]], minlength=counts.size)
 
 
-class _Lengths:
+class Lengths:
     """Statistics of documents' lengths in tokens, in little memory: counts per power of 2^(1/8)."""
 
     def __init__(self) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from model.config import ModelConfig
 from pretrain.config.run_config import RunConfig
+from pretrain.data.labelled import held_out_examples
 from pretrain.engine.batch import BatchPlan
 from pretrain.optim.groups import GroupRates
 from pretrain.run.data import RunData
@@ -48,7 +49,12 @@ class RunContext:
         """See RunData.validation_documents; rank 0 looks them up for all. Collective."""
         return self.world.once(lambda: self.data.validation_documents(self.model.context_length, count))
 
+    def held_out_examples(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """See pretrain.data.labelled.held_out_examples; rank 0 reads them for all. Collective."""
+        corpus = self.data.corpora[0][0]
+        return self.world.once(lambda: held_out_examples(corpus, self.model.context_length, count))
+
     @property
     def tokens_per_step(self) -> int:
-        """Label tokens of all ranks in one optimizer step."""
+        """Positions of all ranks in one optimizer step: label tokens, but for a classifier's padding."""
         return self.batch.sequences * self.model.context_length

@@ -16,9 +16,11 @@ from pretrain.config.run_config import RunConfig
 from pretrain.data.blend import parse_blend
 from pretrain.data.corpus import META_FILE, Checked, Corpus
 from pretrain.data.indexed import IndexedTokens
+from pretrain.data.labelled import LabelledSequences, classes_of
 from pretrain.data.megatron import is_prefix
 from pretrain.data.sequences import TrainingSequences, ValidationSequences
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer
+from pretrain.prepare.labelled import prepare_builtin_labelled
 from pretrain.prepare.pipeline import prepare_builtin
 from pretrain.runtime.world import World
 
@@ -33,14 +35,23 @@ class RunData:
     corpora: list[tuple[Corpus, Fraction]]
     validation: list[tuple[Corpus, Fraction]] | None = None
     """Corpora whose validation splits are used; None: those of ``corpora``."""
+    labelled: bool = False
+    """Whether the documents are examples of classes, for a classifier."""
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that all corpora share."""
         return self.corpora[0][0].tokenizer
 
-    def training_sequences(self, context_length: int, seed: int) -> TrainingSequences:
+    @property
+    def classes(self) -> list[str] | None:
+        """The names of the classes; None for language. UserError if the corpus has no labels."""
+        return classes_of(self.corpora[0][0]) if self.labelled else None
+
+    def training_sequences(self, context_length: int, seed: int) -> TrainingSequences | LabelledSequences:
         """The run's endless stream of sequences."""
+        if self.labelled:
+            return LabelledSequences(self.corpora, context_length, seed)
         return TrainingSequences(self.corpora, context_length, seed)
 
     def validation_windows(self, context_length: int, count: int) -> tuple[np.ndarray, int]:
@@ -147,7 +158,15 @@ def _open_validation(text: str, tokenizer: Tokenizer, known: Known) -> list[tupl
     return opened
 
 
+def _builtin(run: RunConfig, report: Callable[[object], None]) -> Path:
+    """The built-in corpus of the run's task."""
+    if run.task == "classification":
+        return prepare_builtin_labelled(run.data_root, report)
+    return prepare_builtin(run.data_root, run.vocab_size, report)
+
+
 def _open_training(run: RunConfig, report: Callable[[object], None], known: Known) -> RunData:
+    labelled = run.task == "classification"
     if run.data == "builtin":
         if run.tokenizer is not None:
             raise UserError(
@@ -158,17 +177,20 @@ def _open_training(run: RunConfig, report: Callable[[object], None], known: Know
             # Its name is the hash of some thousand files, which rank 0 has read.
             known_folder = Path(next(iter(known), ""))
             known_here = known and (known_folder / META_FILE).is_file()
-            folder = known_folder if known_here else prepare_builtin(run.data_root, run.vocab_size, report)
+            folder = known_folder if known_here else _builtin(run, report)
         except OSError as error:
             raise UserError(
                 f"data_root: the built-in corpus cannot be written to {run.data_root!r} ({error.strerror or error}); "
                 "give another folder"
             ) from None
-        return RunData([(Corpus.open(folder, checked=known.get(str(folder))), Fraction(1))])
+        return RunData(
+            [(Corpus.open(folder, checked=known.get(str(folder))), Fraction(1))], labelled=labelled
+        )
     tokenizer = load_tokenizer(run.tokenizer) if run.tokenizer is not None else None
     return RunData(
         [
             (Corpus.open(folder, tokenizer, known.get(str(Path(folder)))), weight)
             for folder, weight in parse_blend(run.data)
-        ]
+        ],
+        labelled=labelled,
     )

@@ -79,6 +79,14 @@ class SavedRun:
             )
         return cls(folder, checkpoint, model, tokenizer, hold)
 
+    def refuse_classifier(self, what: str) -> None:
+        """Raise UserError if the run trained a sequence classifier, which cannot be used as *what* says."""
+        if self.model.classes is not None:
+            raise UserError(
+                f"run: {str(self.run_folder)!r} holds a classifier of {self.model.classes} classes, which cannot be "
+                f"{what}; give a run of --task language"
+            )
+
     def load_model(self) -> Transformer:
         """The trained network in fp32 on the CPU, in evaluation mode. Memory: one copy of the weights."""
         with torch.device("meta"):
@@ -97,7 +105,8 @@ class SavedRun:
         content_hashes = {entry[0] for entry in self.state.data.get("data", [])}
         run = self.state.run
         if run.get("data", "builtin") == "builtin":
-            folders = sorted(Path(run.get("data_root", "data")).glob("builtin-*"))
+            pattern = "packages-*" if self.model.classes else "builtin-*"
+            folders = sorted(Path(run.get("data_root", "data")).glob(pattern))
         else:
             folders = [Path(folder) for folder, _ in parse_blend(run["data"])]
         corpora = []
@@ -133,7 +142,7 @@ class SavedRun:
     def last_metrics(self) -> dict[str, Any]:
         """The newest value of each loss and zero-shot score at or before this step, from metrics.jsonl."""
         values: dict[str, Any] = {}
-        losses = ("train_loss", "val_loss", "val_bpb")
+        losses = ("train_loss", "val_loss", "val_bpb", "val_accuracy")
         for row in read_metrics(self.run_folder) if (self.run_folder / FILE_NAME).is_file() else ():
             if row["step"] <= self.state.step:
                 values |= {

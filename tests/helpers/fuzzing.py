@@ -65,5 +65,7 @@ def _timed(test: Any) -> Callable[..., Any]:
 
         body.timed = True  # type: ignore[attr-defined]
         handle.inner_test = body
+    # hypothesis refuses a second settings(), as when both sizes run in one process.
+    test.__dict__.pop("_hypothesis_internal_settings_applied", None)
     result: Callable[..., Any] = test
     return result

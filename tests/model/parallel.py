@@ -48,11 +48,15 @@ def own_part(model: Transformer, parameter: torch.nn.Parameter, whole: Tensor) -
 
 
 def example(config: ModelConfig, batch: int, length: int) -> tuple[Tensor, Tensor]:
-    """Tokens and labels [B, T]; some labels are not counted."""
+    """Tokens and labels [B, T]; some labels are not counted. A classifier has one label a sequence."""
     generator = torch.Generator().manual_seed(7)
     tokens = torch.randint(0, config.vocab_size, (batch, length + 1), generator=generator)
     labels = tokens[:, 1:].clone()
     labels[:, ::5] = -100
+    if config.classes is not None:
+        labels = torch.full_like(labels, -100)
+        for row in range(batch):
+            labels[row, length - 1 - row] = row % config.classes
     return tokens[:, :-1].contiguous(), labels
 
 

@@ -27,6 +27,7 @@ WINDOWS = block("gptneo", **SHAPE, d_model=48, heads=(3, 4, 6, 2, 1), local_wind
 WIDE = block(
     "llama", **SHAPE, d_model=24, heads=(1, 2, 5), head_dim=(12, 24, 12)
 )  # the width follows the heads
+CLASSIFIER = WIDE.replace(classes=5)
 
 
 def worst(results: list[list[dict[str, float]]]) -> list[tuple[float, str]]:
@@ -43,7 +44,7 @@ def test_equals_one_rank(tensor_parallel, batch_form):
     batch = tensor_parallel if batch_form else 1
     cases = [
         (config, batch, 24, {"checkpoint_activations": checkpointing})
-        for config, checkpointing in ((GROUPED, False), (WINDOWS, True), (WIDE, False))
+        for config, checkpointing in ((GROUPED, False), (WINDOWS, True), (WIDE, False), (CLASSIFIER, False))
     ]
     for found in worst(run_distributed(many_differences, tensor_parallel, cases)):
         assert found[0] <= TOLERANCE, found

@@ -15,6 +15,7 @@ from pretrain.growth.worth import Ablation, measure_worths
 from tests.helpers.networks import CONFIGS, network
 
 WINDOWS = np.random.default_rng(3).integers(2, 260, (5, 25))
+ROWS = WINDOWS[:, :-1], WINDOWS[:, 1:]
 # Where documents begin in each window's inputs.
 STARTS = [np.array(row) for row in ([0], [0, 7], [0, 3, 20], [0], [0, 23])]
 
@@ -44,7 +45,7 @@ def test_worths_are_those_of_two_whole_models(name, monkeypatch):
     monkeypatch.setitem(worth.TOKENS_AT_ONCE, "cpu", 2 * 24)  # three batches, the last smaller
     ours = network(name)
     seen = []
-    found = measure_worths(ours, WINDOWS, progress=lambda *counts: seen.append(counts))
+    found = measure_worths(ours, *ROWS, progress=lambda *counts: seen.append(counts))
     whole = plain_losses(ours)
     # 1e-6 nats: losses of about 6 in fp32, averaged in fp64 over 120 tokens.
     assert found.loss == pytest.approx(whole.mean().item(), abs=1e-6)
@@ -63,7 +64,7 @@ def test_worths_are_those_of_two_whole_models(name, monkeypatch):
 
 def test_documents_are_kept_apart():
     ours = network("prism")
-    found = measure_worths(ours, WINDOWS, STARTS, points=2)
+    found = measure_worths(ours, *ROWS, STARTS, points=2)
     whole = plain_losses(ours, STARTS)
     assert found.loss == pytest.approx(whole.mean().item(), abs=1e-6)
     assert abs(found.loss - plain_losses(ours).mean().item()) > 1e-5
@@ -72,14 +73,14 @@ def test_documents_are_kept_apart():
 
 
 def test_a_head_that_writes_nothing_is_worth_nothing():
-    found = measure_worths(without(network("biases"), [(1, 1)]), WINDOWS)
+    found = measure_worths(without(network("biases"), [(1, 1)]), *ROWS)
     assert found.worths[1][1] == 0 and found.errors[1][1] == 0
     assert all(value != 0 for value in [*found.worths[0], found.worths[1][0], found.worths[1][2]])
 
 
 def test_the_curve_removes_the_smallest_worths_first():
     ours = network("ablation")  # 1 + 2 + 4 + 6 heads
-    found = measure_worths(ours, WINDOWS)
+    found = measure_worths(ours, *ROWS)
     order = sorted(
         (value, layer, head) for layer, worths in enumerate(found.worths) for head, value in enumerate(worths)
     )
@@ -97,14 +98,14 @@ def test_the_curve_removes_the_smallest_worths_first():
 def test_the_network_is_left_as_it_was():
     ours = network("grouped")
     before = plain_losses(ours)
-    ablation = Ablation(ours, WINDOWS)
+    ablation = Ablation(ours, *ROWS)
     with pytest.raises(RuntimeError, match="stop"):
         ablation.losses([{(0, 0), (2, 1)}], progress=lambda *_: (_ for _ in ()).throw(RuntimeError("stop")))
     assert torch.equal(plain_losses(ours), before)
 
 
 def test_one_window_has_no_standard_error():
-    found = measure_worths(network("uniform"), WINDOWS[:1], points=1)
+    found = measure_worths(network("uniform"), WINDOWS[:1, :-1], WINDOWS[:1, 1:], points=1)
     assert all(math.isnan(error) for errors in found.errors for error in errors)
 
 
@@ -112,4 +113,4 @@ def test_a_model_without_a_loss():
     broken = network("uniform")
     broken.final_norm.weight[0] = math.nan
     with pytest.raises(UserError, match="loss: that of the whole model on held-out text is nan"):
-        measure_worths(broken, WINDOWS)
+        measure_worths(broken, *ROWS)

@@ -1,0 +1,128 @@
+"""python -m pretrain.prepare labelled: what it writes, and what it refuses."""
+
+import json
+
+import numpy as np
+import pytest
+
+from pretrain.data.corpus import Corpus
+from pretrain.data.sources.labelled import Example
+from pretrain.data.tokenizer import load_tokenizer
+from pretrain.prepare.command import main
+from pretrain.prepare.labelled import character_tokenizer
+
+
+@pytest.fixture
+def tsv(tmp_path):
+    """Forty sentences of two classes, as GLUE writes them."""
+    path = tmp_path / "train.tsv"
+    rows = [f'{"good" if n % 2 else "bad"} film number {n} "\t{n % 2}' for n in range(40)]
+    path.write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
+    return path
+
+
+def test_a_task_of_two_files(tsv, tmp_path, capsys):
+    dev = tmp_path / "dev.tsv"
+    dev.write_text("sentence\tlabel\nan other film\t1\nbad\t0\n")
+    out = tmp_path / "sst2"
+    command = [
+        "labelled",
+        "--train",
+        str(tsv),
+        "--validation",
+        str(dev),
+        "--train_tokenizer",
+        "290",
+        "--out",
+        str(out),
+    ]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert "classes     2: 0, 1" in printed and "40 documents" in printed and f"ready       {out}" in printed
+    corpus = Corpus.open(out)
+    texts = [corpus.tokenizer.decode(corpus.training.document(n)) for n in range(40)]
+    assert texts == [line.split("\t")[0] for line in tsv.read_text().splitlines()[1:]]
+    assert np.load(out / "training_labels.npy").tolist() == [n % 2 for n in range(40)]
+    assert corpus.tokenizer.decode(corpus.validation.document(0)) == "an other film"
+    assert np.load(out / "validation_labels.npy").tolist() == [1, 0]
+    assert main(["verify", str(out)]) == 0
+    before = (out / "meta.json").stat().st_mtime_ns
+    assert main(command) == 0 and (out / "meta.json").stat().st_mtime_ns == before, "left alone"
+    capsys.readouterr()
+    assert main([*command[:-4], "--train_tokenizer", "291", "--out", str(out)]) == 2
+    assert "holds another corpus (differs in tokenizer)" in capsys.readouterr().err
+
+
+def test_held_out_by_the_hash_of_the_text(tsv, tmp_path, capsys):
+    tsv.write_text(tsv.read_text() + tsv.read_text().partition("\n")[2])  # every sentence twice
+    out = tmp_path / "out"
+    assert main(["labelled", "--train", str(tsv), "--validation_fraction", "0.3", "--tokenizer", "characters",
+                 "--out", str(out)]) == 0  # fmt: skip
+    corpus = Corpus.open(out)
+    texts = {
+        name: {corpus.tokenizer.decode(stream.document(n)) for n in range(stream.num_documents)}
+        for name, stream in (("training", corpus.training), ("validation", corpus.validation))
+    }
+    assert not texts["training"] & texts["validation"] and len(texts["training"] | texts["validation"]) == 40
+    assert 4 <= len(texts["validation"]) <= 20
+    assert json.loads((out / "meta.json").read_text())["split"]["validation_fraction"] == 0.3
+
+
+def test_fasta_has_a_token_for_each_letter(tmp_path, capsys):
+    path = tmp_path / "variants.fasta"
+    path.write_text(
+        "".join(f">s{n} {'Alpha' if n % 3 else 'Beta'}\nACGTN\n{'AC' * (n + 1)}\n" for n in range(30))
+    )
+    assert main(["labelled", "--train", str(path), "--out", str(tmp_path / "dna")]) == 0
+    tokenizer = load_tokenizer(tmp_path / "dna/tokenizer")
+    assert tokenizer.vocab_size == 2 + 5 and tokenizer.name == "characters-7"
+    assert tokenizer.decode(tokenizer.encode("GATTACA")) == "GATTACA"
+    assert len(tokenizer.encode("ACGX")) == 4, "an unknown letter is one token"
+    assert main(["inspect", str(tmp_path / "dna")]) == 0
+    assert "classes     2: Alpha, Beta" in capsys.readouterr().out
+
+
+def test_characters_are_those_of_any_text():
+    tokenizer = character_tokenizer(["a\n b", "é\U0001f600"])
+    assert tokenizer.vocab_size == 2 + 6
+    assert tokenizer.decode(tokenizer.encode("b\u00e9 \U0001f600\na")) == "b\u00e9 \U0001f600\na"
+
+
+def test_labels_are_kept_beside_their_texts(tmp_path):
+    examples = [Example("a", "x"), Example("b", "y"), Example("a", "y")]
+    path = tmp_path / "t.jsonl"
+    path.write_text("".join(json.dumps({"text": e.text, "label": e.label}) + "\n" for e in examples))
+    out = tmp_path / "out"
+    assert main(["labelled", "--train", str(path), "--validation", str(path), "--tokenizer", "characters", "--out",
+                 str(out)]) == 0  # fmt: skip
+    assert np.load(out / "validation_labels.npy").tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "train: give either --train FILE, or --builtin"),
+        (["--builtin", "--train", "{tsv}"], "train: give either --train FILE, or --builtin"),
+        (["--train", "{tsv}"], "out: missing; give the folder to write"),
+        (["--builtin", "--label_column", "x"], "label_column: --label_column does not apply to --builtin"),
+        (["--train", "{tsv}", "--tokenizer", "characters", "--train_tokenizer", "300"], "give either --tokenizer or"),
+        (["--train", "{tsv}", "--train_tokenizer", "5"], "train_tokenizer: 5 is out of range; valid: 260 to"),
+        (["--train", "{tsv}", "--validation", "{tsv}", "--validation_fraction", "0.1", "--out", "{out}"],
+         "validation: give either --validation or --validation_fraction"),
+        (["--train", "{tsv}", "--validation_fraction", "1.5", "--out", "{out}"], "validation_fraction: 1.5 is out of"),
+        (["--train", "{tsv}", "--validation", "{other}", "--out", "{out}"],
+         "the label 'great' occurs in validation, and never in training; valid: 0, 1"),
+        (["--train", "{other}", "--validation", "{other}", "--out", "{out}"], "have 1 different labels"),
+        (["--train", "{tsv}.x", "--out", "{out}"], "is of no known kind"),
+        (["--train", "{tsv}", "--labels", "x"], "unrecognized arguments: --labels"),
+        (["--train", "{tsv}", "--tokenizer", "/nowhere/x.model", "--out", "{out}"], "tokenizer: '/nowhere/x.model'"),
+        (["--train", "{tsv}", "--tokenizer", "characters", "--out", "{tsv}"], "out: "),
+    ],
+)  # fmt: skip
+def test_refusals(tsv, tmp_path, capsys, arguments, message):
+    other = tmp_path / "other.tsv"
+    other.write_text("sentence\tlabel\nso\tgreat\n")
+    names = {"{tsv}": str(tsv), "{other}": str(other), "{out}": str(tmp_path / "out"), "{tsv}.x": f"{tsv}.x"}
+    assert main(["labelled", *(names.get(argument, argument) for argument in arguments)]) == 2
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error and not (tmp_path / "out").exists()
