@@ -3,7 +3,8 @@
     python benchmarks/growth.py [--model prism-124m] [--micro_batch 1] [--every 100] [FLAGS of pretrain/main.py]
 
 The trainer takes --steps steps and checks in turn. A check's share of the training time is its median over that of
---every steps. Then one event adds a head to every layer; its parts are told apart.
+--every steps. Then one event adds a head to every layer; its parts are told apart. Last comes the other way to grow,
+which was not taken: a model that has its largest size from the start, and computes with the first heads of each layer.
 """
 
 from __future__ import annotations
@@ -16,9 +17,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
 
+from torch import Tensor  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
 from benchmarks.figures import add_out, write  # noqa: E402
 from benchmarks.one_trainer import trainer_of  # noqa: E402 - before torch
+from model.attention import Attention  # noqa: E402
+from model.config import ModelConfig  # noqa: E402
 from model.presets import named_model  # noqa: E402
+from model.rotary import Table  # noqa: E402
 from pretrain.growth.edit import Change, changed_model  # noqa: E402
 from pretrain.growth.hook import Growth  # noqa: E402
 from pretrain.run.folder import prepare_run_folder  # noqa: E402
@@ -68,11 +75,44 @@ def main() -> None:
             f"to build the engine and read it); {session.model.num_parameters():,} parameters after it, the first step "
             f"{after:.3f} s"
         )
+        largest = session.run.largest_model_config(session.model)
+    preallocated = preallocated_steps(largest, heads, options.micro_batch, options.steps, flags)
+    print(
+        f"preallocated: {largest.num_parameters():,} parameters from the start; a step with the same heads "
+        f"{statistics.median(preallocated):.3f} s, {statistics.median(preallocated) / step:.2f} x; no event"
+    )
     write(
         options.out,
         {"model": options.model, "parameters": parameters, "step": steps, "check": checks, "saving": saving,
-         "changing": changing, "first_step": after},
+         "changing": changing, "first_step": after, "preallocated": preallocated},
     )  # fmt: skip
+
+
+def preallocated_steps(
+    largest: ModelConfig, heads: tuple[int, ...], micro_batch: int, steps: int, flags: list[str]
+) -> list[float]:
+    """Seconds of steps of the *largest* model that computes with the first *heads* of each layer only."""
+    with trainer_of(largest, micro_batch, *flags) as one:
+        for layer, count in zip(one.trainer.engine.module.layers, heads, strict=True):
+            use_first_heads(layer.attention, count)
+        one.step()
+        return [one.seconds(one.step) for _ in range(steps)]
+
+
+def use_first_heads(attention: Attention, count: int) -> None:
+    """Let an attention module without biases read and write with the first *count* of its heads."""
+    width = count * attention.head_dim
+    attention.heads = attention.kv_heads = count
+
+    def forward(
+        hidden: Tensor, table: Table | None, mask: Tensor | None, offsets: Tensor | None = None
+    ) -> Tensor:
+        query, key, value = (F.linear(hidden, getattr(attention, part).weight[:width]) for part in "qkv")
+        return F.linear(
+            attention._attend(query, key, value, table, mask, offsets), attention.o.weight[:, :width]
+        )
+
+    attention.forward = forward  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

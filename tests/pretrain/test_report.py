@@ -11,6 +11,7 @@ from model.presets import preset
 from pretrain import report
 from pretrain.engine.ds_config_check import read_ds_config
 from pretrain.engine.patches import prepare_deepspeed
+from pretrain.evaluation.accuracy import AccuracyResult
 from pretrain.metrics.file import MetricsFile
 from pretrain.report import continue_command
 from pretrain.run.data import open_data
@@ -126,7 +127,7 @@ def test_at_the_end_only_rank_0_draws_counts_and_speaks(tmp_path, monkeypatch, r
         world=SimpleNamespace(is_main=rank == 0, say=print),
         validation=SimpleNamespace(result=SimpleNamespace(loss=3.0, bpb=2.0)),
         store=SimpleNamespace(path=lambda step: tmp_path / f"step_{step}"),
-        data=None,
+        data=SimpleNamespace(labelled=False),
         model=SimpleNamespace(context_length=8),
     )
     state = SimpleNamespace(step=2, tokens=10, seconds=1.0, skipped=0)
@@ -158,3 +159,23 @@ def test_stage_1_in_bf16_is_noted_where_there_is_something_to_reduce(
     lines = run_distributed(opening_of, ranks, run, stage, timeout=120)[0]
     assert [line.startswith(STAGE_1) for line in lines].count(True) == noted
     assert all(len(line) <= 120 for line in lines if line.startswith(STAGE_1))
+
+
+def test_the_end_of_a_classifier(tmp_path, monkeypatch):
+    """Accuracy beside that of the most frequent class; no sample, and no command that needs a language model."""
+    monkeypatch.setattr(report, "draw_runs", lambda *_: None)
+    session = SimpleNamespace(
+        world=SimpleNamespace(is_main=True),
+        validation=SimpleNamespace(result=AccuracyResult(0.5, 0.875, 1600, 0.25)),
+        store=SimpleNamespace(path=lambda step: tmp_path / f"step_{step}"),
+        data=SimpleNamespace(labelled=True),
+    )
+    run = SimpleNamespace(folder=tmp_path, steps=2, run_name="n")
+    state = SimpleNamespace(step=2, tokens=10, seconds=1.0, skipped=0)
+    trainer = SimpleNamespace(session=session, run=run, state=state, engine=None, data_share=0.0)
+    lines = report.closing(trainer, "zero2.json", [])
+    assert "result   accuracy 87.50%, validation loss 0.5000 nats per example" in lines
+    assert "compare  always the most frequent class: accuracy 25.00% of the same 1,600 examples" in lines
+    assert not any(
+        word in line for line in lines for word in ("sample", "pretrain.convert", "pretrain.evaluation")
+    )
