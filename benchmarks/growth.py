@@ -13,12 +13,10 @@ import argparse
 import statistics
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
-
-from torch import Tensor  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
 
 from benchmarks.figures import add_out, write  # noqa: E402
 from benchmarks.one_trainer import trainer_of  # noqa: E402 - before torch
@@ -29,6 +27,9 @@ from model.rotary import Table  # noqa: E402
 from pretrain.growth.edit import Change, changed_model  # noqa: E402
 from pretrain.growth.hook import Growth  # noqa: E402
 from pretrain.run.folder import prepare_run_folder  # noqa: E402
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def main() -> None:
@@ -101,6 +102,8 @@ def preallocated_steps(
 
 def use_first_heads(attention: Attention, count: int) -> None:
     """Let an attention module without biases read and write with the first *count* of its heads."""
+    import torch.nn.functional as F
+
     width = count * attention.head_dim
     attention.heads = attention.kv_heads = count
 

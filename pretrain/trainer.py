@@ -70,8 +70,8 @@ class Trainer:
             stop = 0
             if state.pending:  # left by a session that was stopped
                 stop = self._run_hooks()
-                if session.finished:  # or every session to come would find the same still pending
-                    self._save()
+                if not stop:  # a finished run is saved, or every session to come would find the same still pending
+                    self._save_and_change(stop, due=session.finished)
             while not (stop or session.finished):
                 control.heartbeat(f"step {state.step + 1}")
                 hook_figures = self._before_step()
@@ -89,11 +89,7 @@ class Trainer:
                 stop = stop or self._run_hooks()
                 if self._due(run.logging.every):
                     self.log.flush()
-                changed = self._next_model is not None
-                if stop or changed or self._due(run.checkpoint.every):
-                    self._save(asked=bool(stop) or changed)
-                if changed and not stop:  # else the next session changes it
-                    self._change_model()
+                self._save_and_change(stop, due=self._due(run.checkpoint.every))
             self.data_share = batches.wait_seconds / max(self.metrics.throughput.seconds, 1e-9)
             control.heartbeat("finishing the last checkpoint")
             self.store.finish()
@@ -117,6 +113,14 @@ class Trainer:
                 hook.restore(saved)
         engine.train()
         return engine
+
+    def _save_and_change(self, stop: int, due: bool) -> None:
+        """Begin a checkpoint if one is *due*, asked for or needed; then go on with the model that a hook asked for."""
+        changed = self._next_model is not None
+        if stop or changed or due:
+            self._save(asked=bool(stop) or changed)
+        if changed and not stop:  # else the next session changes it
+            self._change_model()
 
     def _change_model(self) -> None:
         """Go on with the model that a hook asked for, from the checkpoint of this step.

@@ -14,8 +14,11 @@ from pretrain.checkpoint.state import read_features, read_state
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.engine.build import build_engine
 from pretrain.growth.edit import checkpoint_of
+from pretrain.growth.hook import Growth
 from pretrain.growth.measure import Candidate, gradient_norms, second_moments
 from pretrain.run.saved import SavedRun
+from pretrain.runtime.control import Abandoned
+from pretrain.runtime.signals import Stopped
 from tests.helpers.distributed import run_distributed
 from tests.helpers.shapes import VOCABULARY_ROWS, Shape, build, gathered, joined, same_bits
 from tests.helpers.training import curve, interrupted, nano_run, session
@@ -95,6 +98,24 @@ def test_all_other_heads_keep_weights_and_moments(small_folder, tmp_path, shape)
                 assert all(bool(part.any()) != zero for part in added), (name, key)
 
 
+def stopped_in_the_hook(run, step):
+    """A session that is asked to stop in the middle of the check after *step* steps."""
+    original = Growth.run
+
+    def abandoned(self, engine, state):
+        if state.step == step:
+            raise Abandoned(75)
+        return original(self, engine, state)
+
+    Growth.run = abandoned
+    try:
+        session(run)
+    except Stopped as stopped:
+        return stopped.exit_code
+    finally:
+        Growth.run = original
+
+
 def logits_of(checkpoint, tokens):
     config = ModelConfig.from_json(checkpoint.state.model)
     heads = tuple(
@@ -136,6 +157,25 @@ def test_pruning_takes_one_head_away(small_folder, tmp_path):
     assert torch.equal(
         after.parameter("layers.0.attention.q.weight"), before.parameter("layers.0.attention.q.weight")
     )
+
+
+def test_a_run_stopped_in_a_check_makes_its_event_before_the_next_step(small_folder, tmp_path):
+    options = ("--growth.criterion", "incrt", "--growth.interval", "2", "--growth.calibration", "1")
+
+    def run_in(folder):
+        return growing(
+            small_folder, folder, *options, "--growth.maximum", "3", "--growth.until", "7", steps=8
+        )
+
+    whole, run = run_in(tmp_path / "whole"), run_in(tmp_path / "stopped")
+    assert run_distributed(session, 1, whole)[0] == ([], None)
+    events = read_state(whole.folder / "checkpoints/step_000008").growth["events"]
+    step = events[0]["step"]
+    assert run_distributed(stopped_in_the_hook, 1, run, step)[0] == 75
+    assert read_state(run.folder / f"checkpoints/step_{step:06d}").pending == ["growth"]
+    assert run_distributed(session, 1, run)[0][1] is None
+    assert curve(run.folder) == curve(whole.folder)
+    assert read_state(run.folder / "checkpoints/step_000008").growth["events"] == events
 
 
 @pytest.mark.parametrize(
