@@ -18,7 +18,8 @@ def draw_runs(folders: list[Path], out: Path) -> Path:
     """Draw loss (training faint, validation marked), learning rate and gradient norm over tokens, a colour a run.
 
     Differences between the runs that hinder a comparison are written above the curves. With different tokenizers
-    only the validation's bits per byte are drawn, since nats per token do not compare.
+    only the validation's bits per byte are drawn, since nats per token do not compare. Classifiers have a panel with
+    their accuracy.
 
     Raises:
         UserError: a folder without metrics, different tokenizers and no bits per byte, or *out* cannot be written.
@@ -36,22 +37,28 @@ def draw_runs(folders: list[Path], out: Path) -> Path:
             f"runs: {differences.lines[0]}, and {run_without_loss} has no validation loss in bits per byte; draw the "
             "runs one by one"
         )
+    classified = any(_series(rows, "val_accuracy")[0] for rows in rows_of_runs)
+    ratios = (3, 1, 1, 1) if classified else (3, 1, 1)
     with saved_figure(
-        out, "out", 3, size=(9, 9), dpi=120, notes=differences.lines, sharex=True, height_ratios=(3, 1, 1)
-    ) as (_, (loss_axis, rate_axis, norm_axis)):
+        out, "out", len(ratios), size=(9, 9), dpi=120, notes=differences.lines, sharex=True, height_ratios=ratios
+    ) as (_, (loss_axis, *accuracy_axes, rate_axis, norm_axis)):
         for index, (folder, rows) in enumerate(zip(folders, rows_of_runs, strict=True)):
             color = f"C{index}"
             if not differences.tokenizers:
                 loss_axis.plot(*_series(rows, "train_loss"), color=color, alpha=0.35, linewidth=1)
             loss_axis.plot(*_series(rows, loss), color=color, marker="o", markersize=4, label=folder.name)
+            for axis in accuracy_axes:
+                axis.plot(*_series(rows, "val_accuracy"), color=color, marker="o", markersize=4)
             for key in dict.fromkeys(key for row in rows for key in row if key.startswith("lr/")):
                 rate_axis.plot(*_series(rows, key), color=color, linewidth=1)
             norm_axis.plot(*_series(rows, "grad_norm"), color=color, linewidth=1)
         loss_axis.set_ylabel(
             "validation loss (bits per byte)"
             if differences.tokenizers
-            else "loss (nats per token)\nfaint: training, dots: validation"
+            else f"loss (nats per {'example' if classified else 'token'})\nfaint: training, dots: validation"
         )
+        for axis in accuracy_axes:
+            axis.set_ylabel("accuracy")
         loss_axis.legend()
         rate_axis.set_ylabel("learning rate")
         norm_axis.set_ylabel("gradient norm")

@@ -117,7 +117,8 @@ def _windows(source: SavedRun, data: str | None, sequences: int) -> np.ndarray:
         raise UserError(
             f"data: the corpus that {source.run_folder} was trained on is not on this machine; give --data"
         )
-    return RunData(corpora).validation_windows(source.model.context_length, sequences)[0]
+    labelled = source.model.classes is not None
+    return RunData(corpora, labelled=labelled).validation_windows(source.model.context_length, sequences)[0]
 
 
 def _measure(

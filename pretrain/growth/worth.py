@@ -55,19 +55,24 @@ class RemovalPoint:
 
 @dataclass(frozen=True)
 class HeadWorths:
-    """Worth of every head, in nats per token: the loss without it minus the loss of the whole model."""
+    """Worth of every head, in nats per token (or example): the loss without it minus the loss of the whole model."""
 
     loss: float
     """Loss of the whole model on the same windows, nats per token."""
     windows: int
     tokens: int
-    """Labels of all windows."""
+    """Labels of all windows; a classifier's examples have one each."""
     worths: list[list[float]]
     """By layer and head. A negative one says that the model is better without that head."""
     errors: list[list[float]]
     """Standard errors of the worths over windows, in nats per token; NaN for a single window."""
     curve: list[RemovalPoint]
     """From the whole model to the model without heads."""
+
+    @property
+    def per(self) -> str:
+        """What losses are means over: tokens, or a classifier's examples, which have one label each."""
+        return "example" if self.tokens == self.windows else "token"
 
     @property
     def removable(self) -> RemovalPoint:

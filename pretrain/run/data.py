@@ -58,10 +58,12 @@ class RunData:
         """Held-out windows, shared among the corpora by weight.
 
         Returns:
-            Token ids [n, T+1] and the UTF-8 bytes of all labels.
+            Token ids [n, T+1] and the UTF-8 bytes of all labels; 0 bytes of a labelled corpus, whose examples stand one
+            after the other in the windows.
         """
         sets = self._validation_sets(context_length, count)
-        return np.concatenate([s.batch(0, len(s)) for s in sets]), sum(s.label_bytes() for s in sets)
+        label_bytes = 0 if self.labelled else sum(s.label_bytes() for s in sets)
+        return np.concatenate([s.batch(0, len(s)) for s in sets]), label_bytes
 
     def validation_documents(self, context_length: int, count: int) -> list[np.ndarray]:
         """For each validation window, the start of every document among its T inputs, int64; the first is 0."""

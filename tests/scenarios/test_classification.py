@@ -46,7 +46,7 @@ def classifying(corpus, runs, *more, steps=STEPS):
     return nano_run(
         corpus, runs, "--task", "classification", "--steps", str(steps), "--global_batch_tokens", "1024",
         "--validation.every", "10", "--validation.sequences", "99", "--checkpoint.every", "10",
-        "--optimizer.learning_rate", "5e-3", "--diagnostics_every", "0", *more,
+        "--optimizer.learning_rate", "5e-3", "--diagnostics_every", "15", *more,
     )  # fmt: skip
 
 
@@ -70,6 +70,8 @@ def test_it_learns_and_validation_is_that_of_the_saved_model(corpus, trained):
     assert row["val_loss"] == pytest.approx(F.cross_entropy(logits, labels[rows, ends]).item(), rel=1e-5)
     assert row["val_accuracy"] == (logits.argmax(1) == labels[rows, ends]).double().mean().item()
     assert row["val_accuracy"] > 0.9, "the larger class alone has 0.51"
+    rows = [row for row in read_metrics(trained.folder) if any(key.startswith("diagnostics/") for key in row)]
+    assert {row["step"] for row in rows} >= {15, 30}
 
 
 def test_an_interrupted_run_is_bit_identical(corpus, trained, tmp_path):
