@@ -40,7 +40,14 @@ def draw_runs(folders: list[Path], out: Path) -> Path:
     classified = any(_series(rows, "val_accuracy")[0] for rows in rows_of_runs)
     ratios = (3, 1, 1, 1) if classified else (3, 1, 1)
     with saved_figure(
-        out, "out", len(ratios), size=(9, 9), dpi=120, notes=differences.lines, sharex=True, height_ratios=ratios
+        out,
+        "out",
+        len(ratios),
+        size=(9, 9),
+        dpi=120,
+        notes=differences.lines,
+        sharex=True,
+        height_ratios=ratios,
     ) as (_, (loss_axis, *accuracy_axes, rate_axis, norm_axis)):
         for index, (folder, rows) in enumerate(zip(folders, rows_of_runs, strict=True)):
             color = f"C{index}"
@@ -59,6 +66,7 @@ def draw_runs(folders: list[Path], out: Path) -> Path:
         )
         for axis in accuracy_axes:
             axis.set_ylabel("accuracy")
+            axis.set_ylim(0, 1.02)
         loss_axis.legend()
         rate_axis.set_ylabel("learning rate")
         norm_axis.set_ylabel("gradient norm")

@@ -111,7 +111,7 @@ def draw_worths(found: HeadWorths, path: Path) -> Path:
         strip.axhline(0, color="0.6", linewidth=0.7)
         strip.set_xlabel("layer")
         whole_numbers(strip.xaxis)
-        strip.set_ylabel(f"worth (nats per {worths.per})\nloss without the head − loss with it")
+        strip.set_ylabel(f"worth (nats per {found.per})\nloss without the head − loss with it")
         strip.legend(fontsize="small", loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False)
         curve.plot(
             [100 * point.share for point in found.curve],
