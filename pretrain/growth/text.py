@@ -97,7 +97,7 @@ def worth_lines(found: HeadWorths, text: str) -> list[str]:
         for point in found.curve
     ]
     return [
-        f"loss      {found.loss:.4f} nats per {found.per} on {found.windows} windows ({found.tokens:,} labels) of {text}",
+        f"loss      {found.loss:.4f} nats per {found.per} on {found.windows} windows ({found.tokens:,} labels): {text}",
         f"worth of each head, in nats per {found.per}: the loss without it minus the loss of the whole model",
         *aligned(rows),
         f"small: below {SMALL_SHARE:.0%} of the largest worth; unsure: within {SURE:g} standard errors of zero",
