@@ -24,7 +24,7 @@ def check_start(run: RunConfig) -> None:
     launch = check_environment()
     check_threads(run.threads)
     if run.data == "builtin":
-        _check_data_root(Path(run.data_root))
+        _check_data_root(Path(run.data_root), "packages" if run.task == "classification" else "builtin")
     else:
         for folder, _ in parse_blend(run.data):
             _check_corpus(folder)
@@ -53,9 +53,9 @@ def _check_corpus(folder: str) -> None:
     )
 
 
-def _check_data_root(root: Path) -> None:
-    """Refuse a folder into which the built-in corpus cannot be written, unless it already holds one."""
-    if root.is_dir() and any(root.glob("builtin-*/meta.json")):
+def _check_data_root(root: Path, name: str) -> None:
+    """Refuse a folder into which the built-in corpus of this *name* cannot be written, unless it already holds one."""
+    if root.is_dir() and any(root.glob(f"{name}-*/meta.json")):
         return
     existing = next(path for path in (root, *root.absolute().parents) if path.exists())
     if not existing.is_dir():
