@@ -44,7 +44,7 @@ def opening(session: Session) -> list[str]:
         f"world    {where}",
         f"engine   ZeRO stage {record['stage']}; {record['dtype']} ({session.dtype_reason})",
         f"compile  {'yes' if run.compile else 'no'} ({session.compile_reason})",
-        f"kernels  attention: {_attention_line(session)}; in one: {IN_ONE[run.fused]}",
+        f"kernels  attention: {_attention_line(session)}; in one: {_in_one(session)}",
         f"model    {_model_line(run.model, model)}",
         *(f"data     {line}" for line in session.sequences.describe().splitlines()),
         *["data     documents are kept apart: attention and positions begin anew in each"]
@@ -67,6 +67,16 @@ def opening(session: Session) -> list[str]:
             "ds_configs/zero2.json does so during it"
         )
     return lines + [f"note     {note}" for note in session.notes]
+
+
+def _in_one(session: Session) -> str:
+    """What is computed in one; a classifier's head is small, and is not fused with the loss."""
+    text = IN_ONE[session.run.fused]
+    return (
+        text
+        if session.model.classes is None
+        else text.removesuffix("head and loss").rstrip("; ") or "nothing"
+    )
 
 
 def _attention_line(session: Session) -> str:

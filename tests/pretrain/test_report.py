@@ -179,3 +179,15 @@ def test_the_end_of_a_classifier(tmp_path, monkeypatch):
     assert not any(
         word in line for line in lines for word in ("sample", "pretrain.convert", "pretrain.evaluation")
     )
+
+
+@pytest.mark.parametrize(
+    ("fused", "classes", "expected"),
+    [
+        ("all", None, "q, k, v; gate, up; head and loss"), ("all", 3, "q, k, v; gate, up"), ("loss", 3, "nothing"),
+        ("loss", None, "head and loss"), ("none", 3, "nothing"),
+    ],
+)  # fmt: skip
+def test_what_is_computed_in_one(fused, classes, expected):
+    session = SimpleNamespace(run=SimpleNamespace(fused=fused), model=SimpleNamespace(classes=classes))
+    assert report._in_one(session) == expected
