@@ -18,6 +18,11 @@ FORMAT_VERSION = 1
 META_FILE = "meta.json"
 
 
+def labels_file(folder: Path, split: str) -> Path:
+    """The file of a labelled corpus with the classes of a split's documents (see pretrain/data/labelled.py)."""
+    return folder / f"{split}_labels.npy"
+
+
 @dataclass(frozen=True)
 class Checked:
     """What one rank has checked of a corpus. Others open the same files with it, and do not check them again."""

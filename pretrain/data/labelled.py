@@ -9,20 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 
 from model.errors import UserError
 from model.loss import IGNORED_LABEL
-from pretrain.data.corpus import Corpus
+from pretrain.data.corpus import Corpus, labels_file
 from pretrain.data.indexed import IndexedTokens
 from pretrain.data.sequences import epoch_order
-
-
-def labels_file(folder: Path, split: str) -> Path:
-    """The file with the classes of a split's documents."""
-    return folder / f"{split}_labels.npy"
 
 
 @dataclass(frozen=True)

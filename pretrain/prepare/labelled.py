@@ -19,9 +19,8 @@ import numpy as np
 
 from model.errors import UserError, closest, shown
 from pretrain.config.command_line import CommandParser
-from pretrain.data.corpus import FORMAT_VERSION, META_FILE
+from pretrain.data.corpus import FORMAT_VERSION, META_FILE, labels_file
 from pretrain.data.indexed import IndexedWriter, bin_path, idx_path, token_dtype
-from pretrain.data.labelled import labels_file
 from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.sources.labelled import Example, builtin_examples, class_names, kind_of, read_examples
 from pretrain.data.token_counts import write_counts
