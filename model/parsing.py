@@ -151,6 +151,16 @@ class _ShallowLoader(yaml.SafeLoader):
         finally:
             self.level -= 1
 
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        """Construct a mapping, and refuse a key that it gives twice: YAML's own loader keeps the last value."""
+        given: set[tuple[str, str]] = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge"):
+                if (key.tag, key.value) in given:
+                    raise yaml.YAMLError(f"it gives {shown(key.value)} twice in one mapping")
+                given.add((key.tag, key.value))
+        return super().construct_mapping(node, deep)
+
 
 class _Refused(ValueError):
     """JSON that Python accepts and this module does not."""

@@ -44,7 +44,7 @@ from pretrain.run.data import RunData, open_data
 from pretrain.run.hooks import Hook
 from pretrain.run.lock import RunLocks
 from pretrain.run.resume import check_resume, regrouped, shape_change
-from pretrain.runtime.same_code import check_agreement
+from pretrain.runtime.same_code import check_agreement, code_hash
 from pretrain.runtime.signals import StopListener
 from pretrain.runtime.world import COLLECTIVE_TIMEOUT, World, start_world
 
@@ -181,7 +181,7 @@ def build_session(run: RunConfig, ds_config: dict[str, Any], data: RunData, worl
         "run": run.to_dict(),
         "model": model.to_json(),
         "data": data.fingerprint(),
-        "world": _world_record(world, ds_config, bf16),
+        "world": _world_record(world, ds_config, bf16, saved),
         "micro_batch": batch.micro_batch,
     }
     notes, reshape = [], False
@@ -270,12 +270,16 @@ def _plan_batch(
     return batch
 
 
-def _world_record(world: World, ds_config: dict[str, Any], bf16: bool) -> dict[str, Any]:
-    """The settings that a checkpoint's files, and the bits of its numbers, depend on."""
+def _world_record(
+    world: World, ds_config: dict[str, Any], bf16: bool, saved: TrainingState
+) -> dict[str, Any]:
+    """The settings that a checkpoint's files, and the bits of its numbers, depend on; every code that took part."""
     zero = ds_config["zero_optimization"]
+    code, now = list(saved.world.get("code", [])), code_hash()
     return world.record() | {
         "stage": zero["stage"],
         "dtype": "bf16" if bf16 else "fp32",
+        "code": code if code[-1:] == [now] else [*code, now],
         "offload": (zero.get("offload_optimizer") or {}).get("device", "none"),
         "partitioning": {key: zero[key] for key in PARTITIONING if key in zero},
     }

@@ -153,6 +153,7 @@ _KEY_CHECKS: dict[str, dict[str, tuple[str, Callable[[Any], bool]]]] = {
         "threads": ("a number of threads", lambda value: _is_count(value) and 1 <= value <= MOST_THREADS),
         "device": ("a device", _is(str)),
         "versions": ("a mapping", _is(dict)),
+        "code": ("a list of hashes", _are_lists_of(_is(str))),
     },
     "growth": {
         "start": ("a number of heads", _is_count),

@@ -264,7 +264,7 @@ class RunConfig:
         self._check_task()
         self.growth.check(self.heads, self.steps)
         for field_name, folder_name in (("name", self.name), ("recipe", self.recipe)):
-            if folder_name is not None and not _is_folder_name(folder_name):
+            if folder_name is not None and not is_folder_name(folder_name):
                 raise UserError(
                     f"{field_name}: {folder_name[:80]!r} is not valid; give one folder name of at most "
                     f"{MAX_NAME_BYTES} bytes, without '/' or control characters and not starting with '.'"
@@ -374,7 +374,7 @@ def _named_or_trained(name: str) -> ModelConfig:
     return ModelConfig.from_json(state.get("model", {}))
 
 
-def _is_folder_name(name: str) -> bool:
+def is_folder_name(name: str) -> bool:
     """Whether a file system takes *name* as that of one folder, and a terminal shows it."""
     if not name or "/" in name or name.startswith("."):
         return False

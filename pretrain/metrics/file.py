@@ -14,6 +14,8 @@ from model.parsing import LARGEST_INTEGER
 from pretrain.utils.files import write_atomically
 
 FILE_NAME = "metrics.jsonl"
+TAIL = 1 << 16
+"""Bytes at the end of a file that hold at least one whole row."""
 # JSON has no word for these; as strings, float() reads them back and so does every data frame library.
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -99,6 +101,17 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         if row is not None:
             merged.setdefault(row["step"], {}).update({key: _decode(value) for key, value in row.items()})
     return [merged[step] for step in sorted(merged)]
+
+
+def last_step(path: Path) -> int:
+    """The step of the newest row, from the end of the file alone; 0 without a row."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+            lines = file.read().split(b"\n")
+    except OSError:
+        return 0
+    return next((row["step"] for line in reversed(lines) if (row := _parse(line)) is not None), 0)
 
 
 def plain(value: Any) -> Any:

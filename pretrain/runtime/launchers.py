@@ -15,7 +15,7 @@ import psutil
 from pretrain.utils.processes import identity
 
 _COMMANDS = ("deepspeed", "torchrun")
-_TORCH = "torch.distributed.run"
+_MODULES = ("torch.distributed.run", "pretrain.study")
 
 
 def launchers() -> dict[int, str]:
@@ -39,7 +39,7 @@ def is_launcher(command: Sequence[str]) -> bool:
     """Whether a command line is that of a launcher of ranks: a script of that name, or its module."""
     names = [Path(part).name for part in command[:2]]
     module = next((module for flag, module in pairwise(command) if flag == "-m"), "")
-    return any(name in _COMMANDS for name in names) or module == _TORCH or module.startswith("deepspeed.")
+    return any(name in _COMMANDS for name in names) or module in _MODULES or module.startswith("deepspeed.")
 
 
 def gone(known: dict[int, str]) -> int | None:

@@ -57,9 +57,18 @@ def fingerprint() -> dict[str, str]:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             versions[package] = "missing"
-    files = [path for folder in ("model", "pretrain") for path in sorted((ROOT / folder).rglob("*.py"))]
-    content = b"".join(path.relative_to(ROOT).as_posix().encode() + path.read_bytes() for path in files)
-    return versions | {"the code of model/ and pretrain/": _hash(content)}
+    return versions | {"the code of model/ and pretrain/": code_hash()}
+
+
+def code_hash() -> str:
+    """A short hash of the Python files of model/ and pretrain/, without the package that only looks at runs."""
+    files = [
+        path
+        for folder in ("model", "pretrain")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if not path.is_relative_to(ROOT / "pretrain" / "study")
+    ]
+    return _hash(b"".join(path.relative_to(ROOT).as_posix().encode() + path.read_bytes() for path in files))
 
 
 def _hash(content: bytes) -> str:

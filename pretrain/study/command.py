@@ -1,0 +1,285 @@
+"""``python -m pretrain.study``: runs studies, plans their size, and reports what they show."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from model.errors import UserError, run_command, shown
+from model.tables import aligned
+from pretrain.config.command_line import CommandParser as Parser
+from pretrain.study.results import CONFIGS, STUDY_FILE, failure, run_state, study_of
+from pretrain.study.scheduler import Outcome, Scheduler, ds_config_path, planned_flops, slots, write_study
+from pretrain.study.slurm import sbatch_command, submit, unfinished
+from pretrain.study.study_file import Study, find_study, read_study, study_names
+
+SOME_FAILED = 1
+STOPPED = 75
+INTERRUPTED = 130
+
+
+def build_parser() -> Parser:
+    """Build the parser of the command line."""
+    parser = Parser(
+        prog="python -m pretrain.study",
+        description="Variants of a recipe over seeds. Studies: " + ", ".join(study_names()),
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+    run = _command(commands, "run", "train what a study still lacks; the same command goes on after a stop")
+    run.add_argument(
+        "--parallel", type=int, metavar="N", help="runs at a time (default: 1; with --slurm: no limit)"
+    )
+    run.add_argument("--slurm", action="store_true", help="submit an array job, a task for each run")
+    run.add_argument(
+        "--sbatch", default="", metavar="OPTIONS", help="more options of sbatch, as --sbatch='--gres=gpu:1'"
+    )
+    run.add_argument("--dry_run", action="store_true", help="say what would run, and stop")
+    _command(
+        commands, "list", "how far each run is; without STUDY: the studies that there are", optional=True
+    )
+    power = _command(commands, "power", "how many seeds an effect needs, and what the study costs")
+    power.add_argument(
+        "--pilot",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="a study's folder with finished runs, to take the spread and the speed from; may be repeated",
+    )
+    power.add_argument("--sd", type=float, help="standard deviation of paired differences, without pilots")
+    power.add_argument("--effect", type=float, help="difference to be found (default: the study's)")
+    power.add_argument("--power", type=float, default=0.8, help="probability to find it (default: 0.8)")
+    power.add_argument("--parallel", type=int, default=1, metavar="N", help="runs at a time (default: 1)")
+    power.add_argument(
+        "--windows",
+        type=int,
+        default=0,
+        metavar="N",
+        help="also measure N held-out windows one by one, to tell what a larger validation set gains",
+    )
+    _command(commands, "report", "tables and figures of what is finished, into FOLDER/report")
+    task = _command(commands, "task", "the arguments of one run, for slurm/study.sh")
+    task.add_argument("number", type=int, metavar="N", help="number of the run, from 0")
+    return parser
+
+
+def _command(
+    commands: argparse._SubParsersAction[Parser], name: str, text: str, optional: bool = False
+) -> Parser:
+    parser: Parser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    what = "a study's name, its YAML file, or a folder that has been run"
+    if optional:
+        parser.add_argument("study", metavar="STUDY", nargs="?", help=what)
+    else:
+        parser.add_argument("study", metavar="STUDY", help=what)
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="the study's folder (default: runs/NAME)")
+    return parser
+
+
+def run_study(arguments: Sequence[str]) -> int:
+    """Do what the command line asks for; returns the exit code.
+
+    Raises:
+        UserError: bad input.
+    """
+    options = build_parser().parse_args(arguments)
+    if options.study is None:
+        print("\n".join(_studies()))
+        return 0
+    study, folder = _open(options.study, options.out)
+    if options.command == "list":
+        print("\n".join(_states(study, folder)))
+    elif options.command == "task":
+        _task(study, folder, options.number)
+    elif options.command == "power":
+        _power(study, options)
+    elif options.command == "report":
+        _report(study, folder)
+    else:
+        return _run(study, folder, options)
+    return 0
+
+
+def _open(name: str, out: Path | None) -> tuple[Study, Path]:
+    """The study of a name, a file or a folder, and the folder of its runs."""
+    path = Path(name)
+    if path.is_dir() and (path / STUDY_FILE).is_file():
+        if out is not None and out.resolve() != path.resolve():
+            raise UserError(
+                f"out: {str(out)!r} beside the folder {name!r}; give the study's file with another --out"
+            )
+        return study_of(path), path
+    if path.is_dir():
+        return study_of(path), path  # says what is missing
+    file = find_study(name)
+    folder = out or Path("runs") / file.stem
+    return read_study(file, folder), folder
+
+
+def _run(study: Study, folder: Path, options: argparse.Namespace) -> int:
+    from pretrain.engine.quiet import quiet_libraries
+    from pretrain.run.preflight import check_start
+
+    if options.parallel is not None and options.parallel < 1:
+        raise UserError(f"parallel: {options.parallel} is not valid; give a positive number")
+    if options.sbatch and not options.slurm:
+        raise UserError("sbatch: options of sbatch without --slurm; give both or neither")
+    quiet_libraries()
+    todo = unfinished(study, folder)
+    from pretrain.study.pairing import pairing_lines
+
+    print("\n".join(_opening(study, folder, todo, pairing_lines(study))), flush=True)
+    if not todo:
+        print(f"next     {_python('report', folder)}")
+        return 0
+    if options.slurm:
+        line = sbatch_command(study, folder, options.parallel, shlex.split(options.sbatch))
+        if options.dry_run:
+            print(f"would run: {shlex.join(line)}")
+            return 0
+        write_study(study, folder)
+        print(f"submitted job {submit(line)}: {shlex.join(line)}")
+        return 0
+    shares = slots(options.parallel or 1, _devices(), _cores())
+    if options.dry_run:
+        return 0
+    for planned in study.runs:
+        if planned.run.tensor_parallel == 1:  # several ranks check it themselves, in their own launch
+            check_start(planned.run)
+    write_study(study, folder)
+    from pretrain.run.lock import RunLock
+
+    lock = RunLock(folder)
+    try:
+        scheduler = Scheduler(study, folder, shares)
+        outcome = scheduler.run()
+    finally:
+        lock.release()
+    print("\n".join(_closing(study, folder, outcome)), flush=True)
+    if scheduler.stopped is not None:
+        return INTERRUPTED if scheduler.stopped == 2 else STOPPED
+    return SOME_FAILED if outcome.failed else 0
+
+
+def _opening(study: Study, folder: Path, todo: Sequence[int], pairs: Sequence[str]) -> list[str]:
+    flops = sum(planned_flops(study.runs[number]) for number in todo)
+    sized = f"; sized for {study.hours:g} hours on {study.machine}" if study.hours and study.machine else ""
+    return [
+        f"study    {study.name}: {study.title}",
+        f"runs     {len(study.runs)}: {sum(len(c.variants) for c in study.comparisons)} variants x "
+        f"{len(study.seeds)} seeds, in {folder}{sized}",
+        *(f"paired   {line}" for line in pairs),
+        f"to do    {len(todo)} runs, {flops:.2e} FLOPs",
+    ]
+
+
+def _closing(study: Study, folder: Path, outcome: Outcome) -> list[str]:
+    lines = [f"runs     {outcome.finished} of {len(study.runs)} finished, {len(outcome.failed)} failed"]
+    lines += [f"failed   {name}: {reason} (logs/{name}.log)" for name, reason in outcome.failed.items()]
+    if outcome.left or outcome.failed:
+        lines.append(f"continue {_python('run', folder)}")
+    return [*lines, f"next     {_python('report', folder)}"]
+
+
+def _studies() -> list[str]:
+    rows = [("study", "runs", "FLOPs", "sized for", "title")]
+    for name in study_names():
+        study = read_study(find_study(name))
+        flops = sum(map(planned_flops, study.runs))
+        sized = f"{study.hours:g} h on {study.machine}" if study.hours else study.machine
+        rows.append((name, str(len(study.runs)), f"{flops:.1e}", sized, study.title))
+    return aligned(rows, left={0, 3, 4})
+
+
+def _states(study: Study, folder: Path) -> list[str]:
+    rows = [("number", "run", "state", "step")]
+    for number, planned in enumerate(study.runs):
+        state, metrics = run_state(study, planned, folder)
+        step = f"{metrics[-1]['step']:,}" if metrics else "0"
+        text = f"{state} ({failure(planned, folder)})" if state == "failed" else state
+        rows.append((str(number), planned.name, text, f"{step}/{planned.run.steps:,}"))
+    return aligned(rows, left={1, 2})
+
+
+def _task(study: Study, folder: Path, number: int) -> None:
+    """Print ds_config and recipe of a run, a line each, and write the study's files if they are not there."""
+    if not 0 <= number < len(study.runs):
+        raise UserError(
+            f"array: task {number} is beyond the {len(study.runs)} runs of {study.name}; "
+            f"valid: --array=0-{len(study.runs) - 1}"
+        )
+    if not (folder / STUDY_FILE).is_file() or (folder / STUDY_FILE).read_text() != study.text:
+        write_study(study, folder)
+    print(ds_config_path(study))
+    print(folder / CONFIGS / f"{study.runs[number].name}.yaml")
+
+
+def _power(study: Study, options: argparse.Namespace) -> None:
+    if options.windows:
+        from pretrain.engine.quiet import quiet_libraries
+
+        quiet_libraries()
+    from pretrain.study.power import power_lines
+    from pretrain.study.results import load_results
+
+    for name in ("parallel", "windows"):
+        if getattr(options, name) < (name == "parallel"):
+            raise UserError(f"{name}: {getattr(options, name)} is not valid; give a positive number")
+    pilots = []
+    for path in options.pilot:
+        pilot = study_of(path)
+        pilots.append((path, load_results(pilot, path)))
+    lines = power_lines(
+        study,
+        pilots,
+        sd=options.sd,
+        effect=options.effect,
+        target_power=options.power,
+        parallel=options.parallel,
+        windows=options.windows,
+    )
+    print("\n".join(lines))
+
+
+def _report(study: Study, folder: Path) -> None:
+    from pretrain.study.page import write_report
+    from pretrain.study.results import load_results
+
+    if not folder.is_dir():
+        raise UserError(
+            f"study: {shown(str(folder))} does not exist; run it first: {_python('run', study.name)}"
+        )
+    written = write_report(study, load_results(study, folder), folder)
+    print("wrote " + ", ".join(map(str, written)))
+
+
+def _devices() -> list[str]:
+    """The CUDA devices that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    given = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return given or [str(index) for index in range(torch.cuda.device_count())]
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _python(command: str, study: object) -> str:
+    return shlex.join(["python", "-m", "pretrain.study", command, str(study)])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; 1 if a run of the study failed, 75 or 130 after a request to stop, else as run_command."""
+    codes = [0]
+
+    def command(given: list[str]) -> None:
+        codes[0] = run_study(given)
+
+    return run_command(command, arguments) or codes[0]

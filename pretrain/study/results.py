@@ -1,0 +1,240 @@
+"""What a study's runs have left in their folders: how far each is, its figures, and whether they compare."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+from model.config import ModelConfig
+from model.errors import UserError, shown
+from pretrain.config.command_line import load_run_config
+from pretrain.metrics.file import FILE_NAME, read_metrics
+from pretrain.study.study_file import PlannedRun, Study, differing_fields, parse_study
+
+STUDY_FILE = "study.yaml"
+LOGS = "logs"
+CONFIGS = "configs"
+State = Literal["missing", "unfinished", "failed", "finished"]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One run of a study, as far as it is."""
+
+    planned: PlannedRun
+    folder: Path
+    state: State
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    """Of its metrics.jsonl, in order of step."""
+    model: dict[str, Any] = field(default_factory=dict)
+    """The ModelConfig of its newest checkpoint, as JSON: with growth, the heads that it has now."""
+    data: dict[str, Any] = field(default_factory=dict)
+    """What identifies its corpora and its tokenizer."""
+    world: dict[str, Any] = field(default_factory=dict)
+    """Ranks, device, dtype, versions and code."""
+
+    @property
+    def comparison(self) -> str:
+        """Name of the comparison; empty in a study of one."""
+        return self.planned.comparison
+
+    @property
+    def variant(self) -> str:
+        """Name of the variant."""
+        return self.planned.variant
+
+    @property
+    def seed(self) -> int:
+        """The study's seed."""
+        return self.planned.seed
+
+    @property
+    def step(self) -> int:
+        """The step of the newest row; 0 without one."""
+        return int(self.rows[-1]["step"]) if self.rows else 0
+
+    @property
+    def steps(self) -> int:
+        """Steps in the whole run."""
+        return self.planned.run.steps
+
+    @cached_property
+    def model_config(self) -> ModelConfig | None:
+        """The newest checkpoint's model; None without a checkpoint."""
+        return ModelConfig.from_json(self.model) if self.model else None
+
+    def series(self, key: str) -> list[tuple[int, float]]:
+        """Tokens and value of each row that has *key*."""
+        return [(row["tokens"], row[key]) for row in self.rows if key in row and "tokens" in row]
+
+    def result(self, measure: str, last: int = 1) -> float | None:
+        """Mean of the *last* values of a figure; None unless the run is finished and has so many."""
+        values = [row[measure] for row in self.rows if measure in row]
+        return fmean(values[-last:]) if self.state == "finished" and len(values) >= last else None
+
+
+def study_of(folder: Path) -> Study:
+    """The study whose runs are in *folder*.
+
+    Raises:
+        UserError: the folder has no study.yaml, or one that is not valid.
+    """
+    path = folder / STUDY_FILE
+    if not path.is_file():
+        raise UserError(
+            f"study: {shown(str(folder))} has no {STUDY_FILE}; give the folder of a study, such as runs/NAME "
+            "(python -m pretrain.study run makes it)"
+        )
+    return parse_study(path.read_text(encoding="utf-8"), folder.resolve().name, folder)
+
+
+def load_results(study: Study, folder: Path) -> list[RunResult]:
+    """Every run of the study in its order; those that have not begun are "missing".
+
+    Raises:
+        UserError: a run was made with other settings than the study file has now.
+    """
+    from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps
+    from pretrain.checkpoint.state import read_state
+
+    results = []
+    for planned in study.runs:
+        path = folder / planned.name
+        state, rows = run_state(study, planned, folder)
+        steps = checkpoint_steps(path)
+        saved = read_state(checkpoint_path(path, steps[-1])) if steps else None
+        results.append(
+            RunResult(
+                planned,
+                path,
+                state,
+                rows,
+                saved.model if saved else {},
+                saved.data if saved else {},
+                saved.world if saved else {},
+            )
+        )
+    return results
+
+
+def run_state(study: Study, planned: PlannedRun, folder: Path) -> tuple[State, list[dict[str, Any]]]:
+    """How far a run is, and the rows of its metrics. Needs no torch.
+
+    A run is finished when its last checkpoint is there and what is compared was measured at its last step.
+
+    Raises:
+        UserError: it was made with other settings than the study has.
+    """
+    path = folder / planned.name
+    if not path.is_dir():
+        return ("failed" if failure(planned, folder) else "missing"), []
+    check_settings(planned, path)
+    rows = read_metrics(path) if (path / FILE_NAME).is_file() else []
+    try:
+        newest = (path / "latest").read_text().strip()
+    except OSError:
+        newest = ""
+    steps = planned.run.steps
+    measured = any(row["step"] == steps and study.measure in row for row in rows[-1:])
+    if measured and newest == f"step_{steps:06d}":
+        return "finished", rows
+    return ("failed" if failure(planned, folder) else "unfinished"), rows
+
+
+def failure(planned: PlannedRun, folder: Path) -> str | None:
+    """What ended the run's last attempt, in a line; None if nothing did."""
+    try:
+        return (folder / LOGS / f"{planned.name}.failed").read_text(encoding="utf-8").strip() or None
+    except OSError:
+        return None
+
+
+def check_settings(planned: PlannedRun, path: Path) -> None:
+    """Refuse a run's folder that was made with other settings: its figures are not this study's.
+
+    Raises:
+        UserError: it names the fields.
+    """
+    if not (path / "config.yaml").is_file():
+        return
+    made = load_run_config(path / "config.yaml")
+    differing = {
+        key: values
+        for key, values in differing_fields(planned.run, made).items()
+        # What "auto" has become is written back.
+        if not (values[0] == "auto" and key in ("compile", "fused"))
+    }
+    if differing:
+        listed = ", ".join(f"{key} {made} (now {now})" for key, (now, made) in list(differing.items())[:4])
+        raise UserError(
+            f"study: {path} was made with {listed}; give another --out, or remove that folder to run it again"
+        )
+
+
+@dataclass(frozen=True)
+class Comparability:
+    """What stands in the way of comparing runs."""
+
+    notes: list[str]
+    bits_per_byte: bool
+    """Whether only bits per byte compare, since tokenizers differ."""
+
+
+def check_comparable(study: Study, results: Sequence[RunResult]) -> Comparability:
+    """Check within each comparison that figures are of one text and one tokenizer, and look for mixed code.
+
+    Raises:
+        UserError: runs of one comparison were validated on different texts.
+    """
+    notes, bits_per_byte = [], False
+    for comparison in study.comparisons:
+        label = f"{comparison.name}: " if comparison.name else ""
+        runs = [run for run in results if run.comparison == comparison.name and run.data]
+        texts = _by(runs, _validation_text)
+        if len(texts) > 1:
+            listed = "; ".join(f"{text} ({', '.join(names[:3])})" for text, names in texts.items())
+            raise UserError(
+                f"study: {label}runs were validated on different texts: {listed}; give all the same data, or the same "
+                "validation.data"
+            )
+        tokenizers = _by(runs, lambda run: str(run.data.get("tokenizer"))[:8])
+        if len(tokenizers) > 1:
+            bits_per_byte = True
+            listed = "; ".join(
+                f"{tokenizer} ({', '.join(names[:3])})" for tokenizer, names in tokenizers.items()
+            )
+            notes.append(f"{label}tokenizers differ, so bits per byte are compared: {listed}")
+        for what, value in (
+            ("versions of the code", lambda run: ", ".join(run.world.get("code", ["unknown"]))),
+            ("kinds of device", lambda run: run.world.get("device")),
+            ("dtypes", lambda run: run.world.get("dtype")),
+            ("versions of torch", lambda run: run.world.get("versions", {}).get("torch")),
+        ):
+            found = _by(runs, value)
+            if len(found) > 1:
+                listed = "; ".join(f"{key} ({_names(names)})" for key, names in found.items())
+                notes.append(f"{label}the runs are of several {what}: {listed}")
+    return Comparability(notes, bits_per_byte)
+
+
+def _by(runs: Sequence[RunResult], value: Any) -> dict[str, list[str]]:
+    """Names of the runs by a value of theirs."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        found.setdefault(str(value(run)), []).append(run.folder.name)
+    return found
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _validation_text(run: RunResult) -> str:
+    """The hashes and weights of the corpora whose held-out text a run was measured on, and how many windows."""
+    corpora = run.data.get("validation") or run.data.get("data", [])
+    listed = ", ".join(f"{content[:8]} x {weight}" for content, weight in corpora)
+    return f"{run.planned.run.validation.sequences} windows of {listed}"

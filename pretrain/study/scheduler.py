@@ -1,0 +1,337 @@
+"""Runs what a study still lacks on this machine: several runs at a time, one after another failed or not."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from model.errors import UserError
+from pretrain.metrics.file import FILE_NAME, last_step
+from pretrain.study.results import CONFIGS, LOGS, STUDY_FILE, run_state
+from pretrain.study.study_file import PlannedRun, Study
+from pretrain.utils.files import write_atomically
+from pretrain.utils.text import human_seconds
+
+ROOT = Path(__file__).resolve().parents[2]
+GO_ON = 75
+"""Exit code of a run that was asked to stop and has saved."""
+FIRST_PORT = 29500
+POLL_SECONDS = 0.2
+
+
+@dataclass
+class Slot:
+    """A share of the machine, in which one run trains at a time."""
+
+    index: int
+    devices: list[str] = field(default_factory=list)
+    """CUDA devices; empty on a machine without."""
+    threads: int | None = None
+    """CPU threads of each rank; None leaves it to the run."""
+
+
+@dataclass
+class Outcome:
+    """How a session of a study ended."""
+
+    finished: int
+    failed: dict[str, str]
+    """Names of runs, and what ended them."""
+    left: int
+    """Runs that are neither."""
+
+
+@dataclass
+class _Running:
+    planned: PlannedRun
+    slot: Slot
+    process: subprocess.Popen[bytes]
+    began_at: int
+    """The step that it continued from."""
+
+
+def slots(parallel: int, devices: Sequence[str], cores: int) -> list[Slot]:
+    """Share a machine among *parallel* runs: its GPUs where it has any, else its cores.
+
+    Raises:
+        UserError: more runs at a time than GPUs, or than cores.
+    """
+    most, what = (len(devices), "GPU") if devices else (cores, "core")
+    if parallel > most:
+        raise UserError(
+            f"parallel: {parallel} runs at a time on {most} {what}{'s' * (most > 1)}; give at most {most}"
+        )
+    if not devices:
+        threads = None if parallel == 1 else cores // parallel
+        return [Slot(index, threads=threads) for index in range(parallel)]
+    each = len(devices) // parallel
+    return [Slot(index, list(devices[index * each : (index + 1) * each])) for index in range(parallel)]
+
+
+def run_command_line(
+    study: Study, planned: PlannedRun, folder: Path, slot: Slot, begun: bool
+) -> tuple[list[str], dict[str, str]]:
+    """The command that trains a run, and the environment variables that it needs.
+
+    Args:
+        begun: whether the run has a checkpoint; it keeps its number of threads then.
+    """
+    ranks = max(1, len(slot.devices), planned.run.tensor_parallel)
+    config = folder / CONFIGS / f"{planned.name}.yaml"
+    arguments = ["--ds_config", ds_config_path(study), "--config", str(config)]
+    if slot.threads and planned.run.threads is None and not begun:
+        arguments += ["--threads", str(max(1, slot.threads // ranks))]
+    environment = {"CUDA_VISIBLE_DEVICES": ",".join(slot.devices)} if slot.devices else {}
+    main = str(ROOT / "pretrain" / "main.py")
+    if ranks == 1:
+        return [sys.executable, main, *arguments], environment
+    launcher = [str(Path(sys.executable).with_name("deepspeed")), "--num_accelerators", str(ranks)]
+    return [*launcher, "--master_port", str(FIRST_PORT + slot.index), main, *arguments], environment
+
+
+def ds_config_path(study: Study) -> str:
+    """The study's ds_config, looked for here and then in this project."""
+    here = Path(study.ds_config)
+    return str(here if here.is_file() or not (ROOT / here).is_file() else ROOT / here)
+
+
+def write_study(study: Study, folder: Path) -> None:
+    """Write the study's file and a recipe for each of its runs into its folder.
+
+    Raises:
+        UserError: a run that is there was made with other settings, or the folder cannot be written.
+    """
+    for planned in study.runs:
+        run_state(study, planned, folder)  # refuses what contradicts
+    try:
+        for name in (CONFIGS, LOGS):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        for planned in study.runs:
+            write_atomically(folder / CONFIGS / f"{planned.name}.yaml", recipe_of(planned, folder))
+        write_atomically(folder / STUDY_FILE, study.text)
+    except OSError as error:
+        raise UserError(
+            f"out: cannot write {str(folder)!r} ({error.strerror}); give a folder with --out"
+        ) from None
+
+
+def recipe_of(planned: PlannedRun, folder: Path) -> str:
+    """A recipe that main.py takes as --config for this run, from any working directory of the same data."""
+    return dataclasses.replace(planned.run, runs_dir=str(folder.resolve())).to_yaml()
+
+
+class Scheduler:
+    """Trains the runs of a study that are not finished.
+
+    Args:
+        study: what to run; its files are in *folder* (write_study).
+        shares: how the machine is shared; as many runs train at a time.
+        stream: where progress goes.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        folder: Path,
+        shares: Sequence[Slot],
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.study, self.folder, self.clock = study, folder, clock
+        self.stopped: int | None = None
+        self._free = list(shares)
+        self._running: list[_Running] = []
+        states = {planned.name: run_state(study, planned, folder)[0] for planned in study.runs}
+        self._waiting = [planned for planned in study.runs if states[planned.name] != "finished"]
+        self._failed: dict[str, str] = {}
+        self._progress = StudyProgress(study, folder, sys.stdout if stream is None else stream, clock)
+
+    def run(self) -> Outcome:
+        """Train until nothing is left, or a signal asks to stop; then the runs save and can be continued."""
+        with self._signals(), self._progress:
+            self._progress.say(
+                f"study    {self.study.name}: {len(self.study.runs) - len(self._waiting)} of "
+                f"{len(self.study.runs)} runs finished, {len(self._waiting)} to do, "
+                f"{len(self._free)} at a time, in {self.folder}"
+            )
+            while self._running or (self._waiting and self.stopped is None):
+                while self._free and self._waiting and self.stopped is None:
+                    self._start(self._waiting.pop(0), self._free.pop(0))
+                time.sleep(POLL_SECONDS)
+                for running in [found for found in self._running if found.process.poll() is not None]:
+                    self._end(running)
+                self._progress.update([running.planned for running in self._running])
+        left = [planned for planned in self.study.runs if not self._is_finished(planned)]
+        return Outcome(
+            len(self.study.runs) - len(left),
+            self._failed,
+            sum(planned.name not in self._failed for planned in left),
+        )
+
+    def _start(self, planned: PlannedRun, slot: Slot) -> None:
+        path = self.folder / planned.name
+        command, environment = run_command_line(
+            self.study, planned, self.folder, slot, (path / "latest").is_file()
+        )
+        (self.folder / LOGS / f"{planned.name}.failed").unlink(missing_ok=True)
+        with (self.folder / LOGS / f"{planned.name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C reaches this process alone, which asks the runs to save.
+                start_new_session=True,
+            )
+        self._running.append(_Running(planned, slot, process, last_step(path / FILE_NAME)))
+        if self.stopped is not None:  # the signal came while the process was started
+            process.send_signal(signal.SIGTERM)
+
+    def _end(self, ended: _Running) -> None:
+        self._running.remove(ended)
+        self._free.append(ended.slot)
+        name, code = ended.planned.name, ended.process.returncode
+        if code == 0 and self._is_finished(ended.planned):
+            self._progress.say(f"finished {name}: {self._result(ended.planned)}")
+            return
+        if code == GO_ON:
+            further = last_step(self.folder / name / FILE_NAME) > ended.began_at
+            if self.stopped is None and further:  # its own limit of minutes: it goes on
+                self._waiting.insert(0, ended.planned)
+            if self.stopped is not None or further:
+                return
+        if self.stopped is not None and code < 0:
+            return
+        reason = f"exit code {code}: {self._last_error(name)}"
+        with suppress(OSError):
+            write_atomically(self.folder / LOGS / f"{name}.failed", reason + "\n")
+        self._failed[name] = reason
+        self._progress.say(f"failed   {name}: {reason}")
+
+    def _last_error(self, name: str) -> str:
+        """The line of a run's log that says most about its end."""
+        path = self.folder / LOGS / f"{name}.log"
+        lines = [line.strip() for line in path.read_bytes()[-8192:].decode(errors="replace").splitlines()]
+        errors = [line for line in lines if line.startswith("error:") or "Error" in line.split(" ")[0]]
+        return (errors or [line for line in lines if line] or ["it printed nothing"])[-1][:300]
+
+    def _result(self, planned: PlannedRun) -> str:
+        rows = run_state(self.study, planned, self.folder)[1]
+        value = next(row[self.study.measure] for row in reversed(rows) if self.study.measure in row)
+        return f"{self.study.measure} {value:.4f}"
+
+    def _is_finished(self, planned: PlannedRun) -> bool:
+        return run_state(self.study, planned, self.folder)[0] == "finished"
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Pass a request to stop on to the runs; a second Ctrl-C ends them at once."""
+
+        def stop(number: int, _: object) -> None:
+            again = self.stopped is not None and number == signal.SIGINT
+            self.stopped = self.stopped or number
+            for running in self._running:
+                with suppress(ProcessLookupError):
+                    if again:
+                        os.killpg(running.process.pid, signal.SIGKILL)
+                    else:
+                        running.process.send_signal(signal.SIGTERM)
+            if not again:
+                os.write(2, b"\nstopping: the runs save and end; the same command goes on\n")
+
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+        before = {number: signal.signal(number, stop) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class StudyProgress:
+    """Shows how much of a study is done, by FLOPs: a bar on a terminal, a line now and then in a log."""
+
+    def __init__(
+        self, study: Study, folder: Path, stream: TextIO, clock: Callable[[], float], every: float = 15.0
+    ) -> None:
+        self.study, self.folder, self.stream = study, folder, stream
+        self.clock, self.every = clock, every
+        # Of growing runs this is the most that they may take.
+        self._work = {planned.name: planned_flops(planned) for planned in study.runs}
+        self._began = self._said = clock()
+        self._done_before = self._done()
+        self._bar: Any = None
+
+    def __enter__(self) -> StudyProgress:
+        if self.stream.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(
+                total=round(sum(self._work.values()) / 1e9),
+                initial=round(self._done_before / 1e9),
+                file=self.stream,
+                desc=self.study.name,
+                bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}",
+            )
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def say(self, line: str) -> None:
+        """Print a line of its own."""
+        if self._bar is not None:
+            self._bar.write(line, file=self.stream)
+        else:
+            print(line, file=self.stream, flush=True)
+
+    def update(self, running: Sequence[PlannedRun]) -> None:
+        """Show what the runs have done by now."""
+        now = self.clock()
+        if now - self._said < (1.0 if self._bar is not None else self.every):
+            return
+        self._said = now
+        done = self._done()
+        names = ", ".join(
+            f"{planned.name} {last_step(self.folder / planned.name / FILE_NAME):,}/{planned.run.steps:,}"
+            for planned in running
+        )
+        if self._bar is not None:
+            self._bar.n = round(done / 1e9)
+            self._bar.set_postfix_str(names[:80])
+            return
+        total = sum(self._work.values())
+        left = ""
+        if done > self._done_before:
+            left = (
+                f", {human_seconds((now - self._began) * (total - done) / (done - self._done_before))} left"
+            )
+        print(
+            f"progress {done / total:.1%} of the study{left}; running: {names}", file=self.stream, flush=True
+        )
+
+    def _done(self) -> float:
+        """FLOPs of all steps that were made."""
+        return sum(
+            self._work[planned.name]
+            * min(1.0, last_step(self.folder / planned.name / FILE_NAME) / planned.run.steps)
+            for planned in self.study.runs
+        )
+
+
+def planned_flops(planned: PlannedRun) -> float:
+    """Training FLOPs of a whole run, 6 N_matmul + 12 Σ min(T, window) A per token; with growth the most it may take."""
+    run = planned.run
+    model = run.largest_model_config(run.build_model_config())
+    return float(model.flops_per_token() * run.steps * run.global_batch_tokens)
