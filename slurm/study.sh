@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Many runs of one recipe: every model with every seed, one array task each.
+# The runs of a study (pretrain/studies/, docs/studies.md), one array task each.
 #
-#   sbatch --array=0-5 slurm/study.sh --models prism-124m,uniform-124m --seeds 1,2,3 --config 124m
-#   SLURM=0 bash slurm/study.sh --models … --seeds …            # without SLURM: one after the other
+#   python -m pretrain.study run direction --slurm              # submits this script, with the array that is needed
+#   sbatch --array=0-62 slurm/study.sh direction                # the same by hand
+#   sbatch --array=0-62 --gres=gpu:1 --ntasks-per-node=1 slurm/study.sh my/study.yaml --out runs/mine
+#   SLURM=0 bash slurm/study.sh direction-small --parallel 2    # without SLURM: python -m pretrain.study run
 #
-# Task n runs model n / seeds with seed n % seeds; other arguments are those of pretrain/main.py. Every run has its own
-# folder, and continues when its task is submitted again. python -m pretrain.plots runs/A runs/B … draws them together.
+# Task n runs number n of python -m pretrain.study list STUDY. A run continues when its task is submitted again.
 #SBATCH --job-name=study
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=8
@@ -23,41 +24,29 @@ set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:-$(dirname "${BASH_SOURCE[0]}")/..}"
 . slurm/launch.sh
 
-models=() seeds=(1) rest=()
-while [ $# -gt 0 ]; do
-    case "$1" in
-        --models | --seeds)
-            if [ -z "${2:-}" ]; then
-                echo "error: $1: no value given; give names with commas between them" >&2
-                exit 2
-            fi
-            if [ "$1" = --models ]; then IFS=, read -ra models <<<"$2"; else IFS=, read -ra seeds <<<"$2"; fi
-            shift
-            ;;
-        *) rest+=("$1") ;;
-    esac
-    shift
+if [ $# = 0 ]; then
+    echo "error: study: none given; give a name, a YAML file or a folder (python -m pretrain.study list names some)" >&2
+    exit 2
+fi
+activate
+if [ "${SLURM:-1}" = 0 ] || [ -z "${SLURM_JOB_ID:-}" ]; then
+    if [ "${SLURM:-1}" != 0 ]; then
+        echo "error: SLURM: this is not a job; submit it: python -m pretrain.study run $1 --slurm, or run it here: SLURM=0 bash slurm/study.sh $1" >&2
+        exit 2
+    fi
+    exec python -m pretrain.study run "$@"
+fi
+dry_run=() study=()
+for argument in "$@"; do
+    if [ "$argument" = --dry_run ]; then dry_run=(--dry_run); else study+=("$argument"); fi
 done
-runs=$((${#models[@]} * ${#seeds[@]}))
-if [ "$runs" = 0 ]; then
-    echo "error: models: none given; give --models NAME,NAME (python -m model.presets lists them) and --seeds N,N" >&2
-    exit 2
+if [ -z "${SLURM_ARRAY_TASK_ID:-}" ]; then
+    last=$(($(python -m pretrain.study list "${study[@]}" | wc -l) - 2))
+    if [ "$last" -gt 0 ]; then
+        echo "error: array: this is one job for $((last + 1)) runs; submit it with --array=0-$last, or python -m pretrain.study run $1 --slurm" >&2
+        exit 2
+    fi
 fi
-run_task() {
-    launch pretrain/main.py --ds_config ds_configs/zero2.json \
-        --model "${models[$1 / ${#seeds[@]}]}" --seed "${seeds[$1 % ${#seeds[@]}]}" "${rest[@]}"
-}
-if [ "${SLURM:-1}" = 0 ]; then
-    for ((task = 0; task < runs; task++)); do (run_task "$task"); done
-    exit
-fi
-if [ -z "${SLURM_ARRAY_TASK_ID:-}" ] && [ "$runs" -gt 1 ]; then
-    echo "error: array: this is one job for $runs runs (${#models[@]} models x ${#seeds[@]} seeds); submit it with --array=0-$((runs - 1))" >&2
-    exit 2
-fi
-task=${SLURM_ARRAY_TASK_ID:-0}
-if [ "$task" -ge "$runs" ]; then
-    echo "error: array: task $task is beyond the $runs runs of ${#models[@]} models and ${#seeds[@]} seeds; valid: --array=0-$((runs - 1))" >&2
-    exit 2
-fi
-run_task "$task"
+# Two lines: the ds_config, and a recipe with everything else.
+files=$(python -m pretrain.study task "${study[@]}" "${SLURM_ARRAY_TASK_ID:-0}")
+launch pretrain/main.py --ds_config "${files%%$'\n'*}" --config "${files#*$'\n'}" "${dry_run[@]}"

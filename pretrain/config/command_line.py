@@ -199,7 +199,15 @@ class CommandParser(argparse.ArgumentParser):
         hint = ""
         if message.startswith("unrecognized arguments: "):
             unknown_flag = message.removeprefix("unrecognized arguments: ").split()[0].partition("=")[0]
-            hint = closest(
-                unknown_flag, [option for action in self._actions for option in action.option_strings]
-            )
+            hint = closest(unknown_flag, self._flags())
         raise UserError(message + hint)
+
+    def _flags(self) -> list[str]:
+        """Every flag, those of commands within the command included: argparse reports them all from here."""
+        flags: list[str] = []
+        for action in self._actions:
+            flags += action.option_strings
+            if isinstance(action, argparse._SubParsersAction):
+                for parser in action.choices.values():
+                    flags += parser._flags() if isinstance(parser, CommandParser) else []
+        return flags

@@ -5,19 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from model.errors import UserError, run_command, shown
 from pretrain.config.command_line import CommandParser as Parser
 from pretrain.utils.files import write_atomically
-from pretrain.utils.text import human_seconds
+from pretrain.utils.progress import ProgressLine
 
 if TYPE_CHECKING:
     import numpy as np
@@ -82,7 +80,7 @@ def run_growth(arguments: Sequence[str]) -> None:
     out = _folder(options)
     print("\n".join([*model_lines(options.run.name, step, model), *schedule_lines(model.heads)]), flush=True)
     network = source.load_model().to("cuda" if torch.cuda.is_available() else "cpu")
-    with ProgressLine() as progress:
+    with ProgressLine("heads removed", "pass") as progress:
         worths = measure_worths(network, inputs, labels, starts, progress=progress)
     predictions = predict(record, model.heads) if record else []
     written = [draw_worths(worths, out / "worths.png")]
@@ -197,52 +195,6 @@ def _known(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_known(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-class ProgressLine:
-    """Shows how much is done: a bar on a terminal, a line every few seconds in a log.
-
-    Args:
-        stream: standard output by default.
-        every_seconds: shortest time between two lines of a log.
-        clock: seconds that only go forward.
-    """
-
-    def __init__(
-        self,
-        stream: TextIO | None = None,
-        every_seconds: float = 5.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.stream = sys.stdout if stream is None else stream
-        self.every_seconds, self.clock = every_seconds, clock
-        self._started = self._printed = clock()
-        self._bar: Any = None
-
-    def __enter__(self) -> ProgressLine:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def __call__(self, done: int, total: int) -> None:
-        """Show that *done* of *total* passes have been made."""
-        if self.stream.isatty():
-            if self._bar is None:
-                from tqdm import tqdm
-
-                self._bar = tqdm(
-                    total=total, file=self.stream, desc="heads removed", unit="pass", leave=False
-                )
-            self._bar.update(done - self._bar.n)
-            return
-        now = self.clock()
-        if now - self._printed < self.every_seconds:
-            return
-        self._printed = now
-        left = human_seconds((now - self._started) / done * (total - done))
-        print(f"heads removed: pass {done:,} of {total:,}, {left} left", file=self.stream, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -14,7 +14,7 @@ import psutil
 
 from pretrain.utils.processes import identity
 
-_COMMANDS = ("deepspeed", "torchrun")
+_COMMANDS = ("deepspeed", "torchrun", "pretrain-study")
 _MODULES = ("torch.distributed.run", "pretrain.study")
 
 

@@ -15,6 +15,7 @@ from pretrain.study.results import CONFIGS, STUDY_FILE, failure, run_state, stud
 from pretrain.study.scheduler import Outcome, Scheduler, ds_config_path, planned_flops, slots, write_study
 from pretrain.study.slurm import sbatch_command, submit, unfinished
 from pretrain.study.study_file import Study, find_study, read_study, study_names
+from pretrain.utils.progress import ProgressLine
 
 SOME_FAILED = 1
 STOPPED = 75
@@ -219,40 +220,42 @@ def _task(study: Study, folder: Path, number: int) -> None:
 
 
 def _power(study: Study, options: argparse.Namespace) -> None:
+    for name in ("parallel", "windows"):
+        if getattr(options, name) < (name == "parallel"):
+            raise UserError(f"{name}: {getattr(options, name)} is not valid; give a positive number")
     if options.windows:
         from pretrain.engine.quiet import quiet_libraries
 
         quiet_libraries()
-    from pretrain.study.power import power_lines
+    from pretrain.study.power.plan import power_lines
     from pretrain.study.results import load_results
 
-    for name in ("parallel", "windows"):
-        if getattr(options, name) < (name == "parallel"):
-            raise UserError(f"{name}: {getattr(options, name)} is not valid; give a positive number")
     pilots = []
     for path in options.pilot:
         pilot = study_of(path)
         pilots.append((path, load_results(pilot, path)))
-    lines = power_lines(
-        study,
-        pilots,
-        sd=options.sd,
-        effect=options.effect,
-        target_power=options.power,
-        parallel=options.parallel,
-        windows=options.windows,
-    )
+    with ProgressLine("windows read", "window") as progress:
+        lines = power_lines(
+            study,
+            pilots,
+            sd=options.sd,
+            effect=options.effect,
+            target_power=options.power,
+            parallel=options.parallel,
+            windows=options.windows,
+            progress=progress,
+        )
     print("\n".join(lines))
 
 
 def _report(study: Study, folder: Path) -> None:
-    from pretrain.study.page import write_report
-    from pretrain.study.results import load_results
-
     if not folder.is_dir():
         raise UserError(
             f"study: {shown(str(folder))} does not exist; run it first: {_python('run', study.name)}"
         )
+    from pretrain.study.report.page import write_report
+    from pretrain.study.results import load_results
+
     written = write_report(study, load_results(study, folder), folder)
     print("wrote " + ", ".join(map(str, written)))
 

@@ -81,14 +81,14 @@ def pairing_lines(study: Study) -> list[str]:
 
 
 def _lines(comparison: Comparison, first: dict[tuple[str, str], PlannedRun]) -> list[str]:
-    baseline = first[comparison.name, comparison.baseline].run
-    found: dict[str, list[str]] = {}
+    found: dict[tuple[str, str], list[str]] = {}
     for variant in comparison.variants:
-        if variant.name != comparison.baseline:
-            text = str(pairing(first[comparison.name, variant.name].run, baseline))
-            found.setdefault(text, []).append(variant.name)
+        name = comparison.baseline_of(variant.name)
+        if name != variant.name:
+            text = str(pairing(first[comparison.name, variant.name].run, first[comparison.name, name].run))
+            found.setdefault((name, text), []).append(variant.name)
     where = f"{comparison.name}: " if comparison.name else ""
     return [
-        f"{where}{', '.join(names)} with {comparison.baseline}, seed by seed: {text}"
-        for text, names in found.items()
+        f"{where}{', '.join(names)} with {baseline}, seed by seed: {text}"
+        for (baseline, text), names in found.items()
     ]

@@ -235,6 +235,8 @@ def _comparison(name: str, values: Mapping[str, Any]) -> Comparison:
             _refuse(
                 f"{at}.{AGAINST}", against, f"it must be one of the variants: {', '.join(map(str, variants))}"
             )
+        if str(against) == str(variant):
+            _refuse(f"{at}.{AGAINST}", against, "a variant cannot be compared with itself; leave it out")
         own = {key: value for key, value in own.items() if key not in (SEED_SHIFT, AGAINST)}
         for key in {*own, *_mapping(values, "settings", "settings")} & OF_A_STUDY.keys():
             raise UserError(f"study: {at}.{key}: not a setting of a study's runs: {OF_A_STUDY[key]}")
@@ -267,6 +269,9 @@ def merge(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]
 _SECTIONS = {
     field.name for field in dataclasses.fields(RunConfig) if dataclasses.is_dataclass(field.default_factory)
 } | {"architecture"}
+
+
+_DESCRIBE_A_MODEL = ("model", "heads", "architecture")
 
 
 def _seeds(value: Any) -> tuple[int, ...]:
@@ -321,7 +326,10 @@ def _refuse_equal_runs(study: Study) -> None:
         for planned in first:
             if planned.comparison != comparison.name:
                 continue
-            key = repr(differing_fields(planned.run, RunConfig())) + str(planned.run.seed)
+            # The same model can be described in several ways.
+            settings = differing_fields(planned.run, RunConfig())
+            settings = {k: v for k, v in settings.items() if k.split(".")[0] not in _DESCRIBE_A_MODEL}
+            key = f"{settings} {planned.run.seed} {planned.run.build_model_config()}"
             if key in seen:
                 raise UserError(
                     f"study: variants {seen[key]} and {planned.variant} are the same run; leave one out, or give "

@@ -72,6 +72,17 @@ def test_yaml_that_makes_no_sense(text):
             assert text.startswith("?")
 
 
+@pytest.mark.parametrize("text", ["a: 1\nb: 2\na: 3", "x: {a: 1, a: 1}", "- {1: a, 1: b}"])
+def test_yaml_that_gives_a_key_twice(text):
+    with pytest.raises(UserError, match=r"^config: r\.yaml .* twice"):
+        parse_yaml(text, "config: r.yaml")
+
+
+def test_yaml_that_merges_a_mapping():
+    text = "base: &base {a: 1, b: 2}\nown: {<<: *base, a: 3}"
+    assert parse_yaml(text, "config: r.yaml")["own"] == {"a": 3, "b": 2}
+
+
 def test_aliases_that_double_at_every_level():
     text = "a0: &a0 [1, 1]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
     with pytest.raises(UserError, match="more than 1,000,000 values"):

@@ -6,10 +6,13 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.helpers import slurm
 from tests.helpers.launch import ROOT, launch
@@ -299,20 +302,39 @@ def test_two_jobs_in_one_folder(cluster, small_folder, tmp_path):
     cluster.call("scancel", first.number)
 
 
-def test_an_array_of_models_and_seeds(cluster, small_folder, tmp_path):
-    arguments = [
-        a for a in nano_arguments(small_folder, tmp_path, "--steps", "2") if a not in ("--name", "nano")
-    ]
-    model = arguments.index("--model")
-    del arguments[model : model + 2]
+def test_a_study_as_an_array(cluster, small_folder, tmp_path):
+    text = yaml.safe_dump(
+        {
+            "recipe": "micro",
+            "seeds": 2,
+            "settings": {
+                "data": str(small_folder),
+                "steps": 2,
+                "global_batch_tokens": 512,
+                "checkpoint": {"every": 0},
+                "logging": {"wandb": "disabled"},
+            },
+            "baseline": "prism",
+            "variants": {"prism": {"model": "prism-nano"}, "gpt2": {"model": "gpt2-nano"}},
+        },
+        sort_keys=False,
+    )
+    (tmp_path / "two.yaml").write_text(text)
     job = cluster.submit(
         "--gres=none", "--ntasks-per-node=1", "--cpus-per-task=1", "--array=0-3", f"--output={tmp_path}/%a.log",
-        "slurm/study.sh", "--models", "prism-nano,gpt2-nano", "--seeds", "1,2", *arguments, env=ENVIRONMENT,
+        "slurm/study.sh", str(tmp_path / "two.yaml"), "--out", str(tmp_path / "runs"), env=ENVIRONMENT,
     )  # fmt: skip
-    names = {f"micro-{model}-nano-s{seed}" for model in ("prism", "gpt2") for seed in (1, 2)}
+    names = {f"{model}-s{seed}" for model in ("prism", "gpt2") for seed in (1, 2)}
     cluster.wait_until(
-        lambda: all((tmp_path / name / "checkpoints" / "step_000002").is_dir() for name in names),
+        lambda: all((tmp_path / "runs" / name / "checkpoints" / "step_000002").is_dir() for name in names),
         240,
         "four runs",
     )
     job.wait_for_array(60)
+    done = subprocess.run(
+        [sys.executable, "-m", "pretrain.study", "list", str(tmp_path / "runs")],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert [line.split()[1:3] for line in done.stdout.splitlines()[1:]] == [
+        ["prism-s1", "finished"], ["gpt2-s1", "finished"], ["prism-s2", "finished"], ["gpt2-s2", "finished"],
+    ]  # fmt: skip

@@ -103,25 +103,25 @@ def test_containers_mounts_and_networks():
     assert shown.stdout == "ib0 ib0\n"
 
 
-def test_a_study_runs_all_or_says_how():
-    both = ["--models", "a,b", "--seeds", "1,2"]
-    alone = bash("slurm/study.sh", *both, "--dry_run", SLURM="0")
-    runs = [line for line in alone.stdout.splitlines() if line.startswith("would run: deepspeed")]
-    assert [(line.split("--model ")[1][0], line.split("--seed ")[1][0]) for line in runs] == [
-        ("a", "1"), ("a", "2"), ("b", "1"), ("b", "2"),
-    ]  # fmt: skip
-    no_array = bash("slurm/study.sh", *both, SLURM_JOB_ID="7")
-    assert no_array.returncode == 2 and "--array=0-3" in no_array.stderr
-    beyond = bash("slurm/study.sh", *both, SLURM_JOB_ID="7", SLURM_ARRAY_TASK_ID="4")
-    assert beyond.returncode == 2 and "valid: --array=0-3" in beyond.stderr
+def test_a_study_runs_all_or_says_how(tmp_path):
+    study = ["direction-small", "--out", str(tmp_path)]
+    alone = bash("slurm/study.sh", *study, "--dry_run", SLURM="0")
+    assert alone.returncode == 0 and "to do    42 runs" in alone.stdout
+    no_array = bash("slurm/study.sh", *study, SLURM_JOB_ID="7")
+    assert no_array.returncode == 2 and "--array=0-41" in no_array.stderr
+    beyond = bash("slurm/study.sh", *study, SLURM_JOB_ID="7", SLURM_ARRAY_TASK_ID="42")
+    assert beyond.returncode == 2 and "valid: --array=0-41" in beyond.stderr
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
-    [(["--models"], "--models: no value given"), (["--models", "a", "--seeds"], "--seeds: no value given"),
-     ([], "models: none given")],
-)  # fmt: skip
-def test_a_study_without_what_it_needs(arguments, said):
-    done = bash("slurm/study.sh", *arguments, SLURM="0")
-    assert done.returncode == 2 and f"error: {said}" in done.stderr
+    ("arguments", "settings", "said"),
+    [
+        ([], {}, "error: study: none given"),
+        (["direction"], {}, "error: SLURM: this is not a job"),
+        (["no-such-study"], {"SLURM": "0"}, "error: study: no file or study 'no-such-study'"),
+    ],
+)
+def test_a_study_without_what_it_needs(arguments, settings, said):
+    done = bash("slurm/study.sh", *arguments, **settings)
+    assert done.returncode == 2 and done.stderr.startswith(said)
     assert len(done.stderr.splitlines()) == 1

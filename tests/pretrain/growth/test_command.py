@@ -1,6 +1,5 @@
 """python -m pretrain.growth report, on a run of two steps on one rank."""
 
-import io
 import json
 from types import SimpleNamespace
 
@@ -8,7 +7,7 @@ import pytest
 
 from model.config import block
 from pretrain.growth import command, figures, text
-from pretrain.growth.command import ProgressLine, main
+from pretrain.growth.command import main
 from pretrain.growth.law import GrowthRecord, predict
 from pretrain.metrics.file import MetricsFile, read_metrics
 from tests.helpers.distributed import run_distributed
@@ -122,17 +121,6 @@ def test_lines():
     record = GrowthRecord.of({"start": 2, "thresholds": [[0.25, 1]], "events": grown(0, [8, 4, 2])}, 1)
     assert record is not None
     assert text.law_lines(predict(record, [7]))[2].split() == ["0", "3", "3", "1.44", "7.0", "7", "+0%"]
-
-
-def test_progress_is_a_line_every_few_seconds_in_a_log():
-    stream, times = io.StringIO(), iter([0.0, 1.0, 6.0, 7.0, 12.0])
-    with ProgressLine(stream, clock=lambda: next(times)) as progress:
-        for done in range(1, 5):
-            progress(done, 8)
-    assert stream.getvalue().splitlines() == [
-        "heads removed: pass 2 of 8, 18s left",
-        "heads removed: pass 4 of 8, 12s left",
-    ]
 
 
 def test_weights_of_corpora():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain.metrics.file import FILE_NAME, MetricsFile, read_metrics
+from pretrain.metrics.file import FILE_NAME, MetricsFile, last_step, read_metrics
 
 
 def test_rows_are_written_at_once_and_read_back(tmp_path: Path) -> None:
@@ -87,3 +87,16 @@ def test_full_disk_is_said_once_and_does_not_spoil_later_rows(
     file.append(4, {})
     assert len(said) == 1 and "No space left" in said[0]
     assert (tmp_path / FILE_NAME).read_text() == '{"step": 1}\n{"step": 4}\n'
+
+
+def test_the_last_step_is_read_from_the_end(tmp_path: Path) -> None:
+    path = tmp_path / FILE_NAME
+    assert last_step(path) == 0
+    file = MetricsFile(path)
+    for step in range(1, 4000):
+        file.append(step, {"train_loss": 2.5, "diagnostics/x": [0.1] * 8})
+    file.close()
+    assert last_step(path) == 3999
+    with path.open("ab") as handle:
+        handle.write(b'{"step": 4000, "train_l')  # being written
+    assert last_step(path) == 3999

@@ -39,7 +39,7 @@ RUN = parse_command_line(
 MODEL = RUN.build_model_config(300)
 WORLD = {
     "ranks": 2, "tensor_parallel": 1, "threads": 1, "device": "cpu", "versions": {"python": "3.11"}, "stage": 2,
-    "dtype": "fp32", "offload": "none", "partitioning": {"overlap_comm": True},
+    "dtype": "fp32", "offload": "none", "partitioning": {"overlap_comm": True}, "code": ["ab" * 6],
 }  # fmt: skip
 WRITTEN = asdict(
     TrainingState(

@@ -60,3 +60,14 @@ def test_the_hash_follows_the_code(tmp_path, monkeypatch):
     assert fingerprint() == before
     (tmp_path / "pretrain" / "a.py").write_text("x = 2\n")
     assert fingerprint() != before
+
+
+def test_code_that_only_looks_at_runs_is_no_other_code(tmp_path, monkeypatch):
+    (tmp_path / "pretrain" / "study").mkdir(parents=True)
+    (tmp_path / "pretrain" / "a.py").write_text("x = 1\n")
+    monkeypatch.setattr(agreement, "ROOT", tmp_path)
+    before = agreement.code_hash()
+    (tmp_path / "pretrain" / "study" / "tables.py").write_text("x = 2\n")
+    assert agreement.code_hash() == before
+    (tmp_path / "pretrain" / "b.py").write_text("")
+    assert agreement.code_hash() != before

@@ -1,0 +1,172 @@
+"""How much paired differences of finished runs spread over seeds, and what would make them spread less."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from pretrain.study.paired import baseline_of, in_common, paired_differences, runs_of, values_of
+from pretrain.study.results import RunResult
+from pretrain.study.statistics import degrees_of_freedom, pooled_sd, sd_interval
+from pretrain.study.study_file import Study
+
+if TYPE_CHECKING:
+    from pretrain.study.power.window_losses import WindowVariance
+
+AVERAGES = (1, 2, 3, 5)
+"""Of so many last values a run's result may be the mean."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Standard deviations over the seeds of finished runs, in the unit of the measure; NaN where there are too few."""
+
+    folder: str
+    measure: str
+    last: int
+    """A run's result is the mean of so many last values."""
+    differences: dict[str, list[float]]
+    """Of each variant and its baseline with the same seed, by variant."""
+    sd: float
+    """Of paired differences, pooled over the variants."""
+    low: float
+    """Limits of the 95 % interval of ``sd``, as if the variants did not share their baseline's runs."""
+    high: float
+    averages: dict[int, float]
+    """The same with other numbers of last values, of the same pairs."""
+    unpaired: float
+    """Of a difference of two runs of two seeds: √2 times the spread of single runs, pooled over the variants."""
+    runs: int
+    """Runs that ``unpaired`` is from."""
+    other_seeds: dict[str, list[float]]
+    """Differences of variants with a seed_shift, whose pairs have nothing in common, by variant."""
+    rate: float
+    """FLOP/s of a run: median over the runs. Without validation and saving."""
+    device: str
+    """What the runs ran on, as they say."""
+    notes: tuple[str, ...] = ()
+    windows: WindowVariance | None = None
+
+    @property
+    def pairs(self) -> int:
+        """Pairs that ``sd`` is from."""
+        return sum(map(len, self.differences.values()))
+
+    @property
+    def degrees(self) -> int:
+        """Degrees of freedom of ``sd``."""
+        return degrees_of_freedom(list(self.differences.values()))
+
+    @property
+    def gain(self) -> float:
+        """√ of the share of seeds that pairs of one seed need, compared with runs of any: sd / unpaired."""
+        return self.sd / self.unpaired if self.unpaired else math.nan
+
+    @property
+    def other_sd(self) -> float:
+        """Standard deviation of ``other_seeds``, pooled over the variants."""
+        return pooled_sd(list(self.other_seeds.values()))
+
+    @property
+    def other_pairs(self) -> int:
+        """Pairs that it is from."""
+        return sum(map(len, self.other_seeds.values()))
+
+    def with_windows(self, windows: WindowVariance | None) -> Spread:
+        """The same with what single windows say, and the notes on them."""
+        notes = windows.notes if windows else ("no variant has two pairs that read the same windows",)
+        return replace(self, windows=windows, notes=self.notes + notes)
+
+
+def spread_of(
+    pilot: Study,
+    folder: Path,
+    results: Sequence[RunResult],
+    measure: str,
+    last: int,
+) -> Spread:
+    """Measure the spread of a pilot's runs; comparisons and variants are the pilot's own."""
+    notes: list[str] = []
+    paired = _differences(pilot, results, measure, last, True, notes)
+    averages = {}
+    for count in sorted({*AVERAGES, last}):
+        groups = _differences(pilot, results, measure, count, True)
+        if {name: group.keys() for name, group in groups.items()} == {
+            name: group.keys() for name, group in paired.items()
+        }:
+            averages[count] = pooled_sd([list(group.values()) for group in groups.values()])
+    lists = {name: list(group.values()) for name, group in paired.items()}
+    sd = pooled_sd(list(lists.values()))
+    low, high = sd_interval(sd, degrees_of_freedom(list(lists.values())))
+    single = [
+        [value for value in found.values() if math.isfinite(value)]
+        for comparison in pilot.comparisons
+        for variant in comparison.variants
+        if (found := values_of(runs_of(results, comparison, variant.name), measure, last))
+    ]
+    other = _differences(pilot, results, measure, last, False)
+    rate, device = _rate(results)
+    return Spread(
+        folder=str(folder),
+        measure=measure,
+        last=last,
+        differences=lists,
+        sd=sd,
+        low=low,
+        high=high,
+        averages=averages,
+        unpaired=math.sqrt(2) * pooled_sd(single),
+        runs=sum(map(len, single)),
+        other_seeds={name: list(group.values()) for name, group in other.items()},
+        rate=rate,
+        device=device,
+        notes=tuple(notes),
+    )
+
+
+def _differences(
+    pilot: Study,
+    results: Sequence[RunResult],
+    measure: str,
+    last: int,
+    same_seed: bool,
+    notes: list[str] | None = None,
+) -> dict[str, dict[int, float]]:
+    """Finite differences by variant and seed, of variants that do or do not train with their baseline's seeds."""
+    found = {}
+    for comparison in pilot.comparisons:
+        for variant in comparison.variants:
+            if comparison.baseline_of(variant.name) == variant.name:
+                continue
+            runs = runs_of(results, comparison, variant.name)
+            baseline = baseline_of(results, comparison, variant.name)
+            if in_common(runs, baseline) != same_seed:
+                continue
+            name = f"{comparison.name}: {variant.name}" if comparison.name else variant.name
+            values = paired_differences(results, comparison, variant.name, measure, last)
+            finite = {seed: value for seed, value in values.items() if math.isfinite(value)}
+            if len(finite) < len(values) and notes is not None:
+                notes.append(
+                    f"{name}: {len(values) - len(finite)} pairs left out, which are not finite numbers"
+                )
+            if finite:
+                found[name] = finite
+    return found
+
+
+def _rate(results: Sequence[RunResult]) -> tuple[float, str]:
+    """Median FLOP/s of the runs and their devices. Runs that grow are left out: they take fewer FLOPs than planned."""
+    from pretrain.study.scheduler import planned_flops
+
+    rates = [
+        planned_flops(run.planned) * row["step"] / run.steps / row["seconds"]
+        for run in results
+        if not run.planned.run.growth.active
+        for row in [row for row in run.rows if row.get("seconds", 0) > 0][-1:]
+    ]
+    devices = dict.fromkeys(str(run.world["device"]) for run in results if run.world.get("device"))
+    return (median(rates) if rates else math.nan), " and ".join(devices)

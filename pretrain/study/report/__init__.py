@@ -1,0 +1,1 @@
+"""The report of a study: ``summaries`` computes, ``tables`` and ``pictures`` show, ``page`` writes."""

@@ -1,0 +1,194 @@
+"""What the pictures of a report share: a panel for each comparison, line styles, bands, ticks and the legend below."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from model.plotting import saved_figure, whole_numbers
+from pretrain.study.report.summaries import Summary, View, mean_of, sd_of
+
+DPI = 110
+LINE_STYLES = ("--", "-.", ":", "-")
+MARKERS = ("s", "^", "D", "v", "P", "X", "*")
+INCHES_PER_LETTER = 0.075
+EARLY = 0.25
+"""The share of the tokens in which the loss falls so fast that a gap there would hide all later ones."""
+SINGLE: dict[str, Any] = {
+    "color": "black", "marker": "o", "markerfacecolor": "none", "markersize": 4.5, "markeredgewidth": 0.8,
+    "linestyle": "none", "alpha": 0.7,
+}  # fmt: skip
+
+Panel = tuple[Any, list[Summary]]
+"""Axes, and the variants of the comparison that they show."""
+
+
+def line_styles(view: View) -> dict[str, dict[str, Any]]:
+    """A style for each variant's name, the same in all pictures: baselines black, others dark to bright."""
+    every = [summary for summaries in view.summaries.values() for summary in summaries]
+    baselines = dict.fromkeys(s.variant for s in every if s.variant == s.comparison.baseline)
+    others = dict.fromkeys(s.variant for s in every if s.variant not in baselines)
+    black = {"color": "black", "linestyle": "-", "marker": "o", "markersize": 4.5, "linewidth": 1.4}
+    return dict.fromkeys(baselines, black) | {
+        name: line_style(place, len(others)) for place, name in enumerate(others)
+    }
+
+
+def line_style(place: int, count: int) -> dict[str, Any]:
+    """Colours whose lightness rises, and line styles and markers that differ between neighbours."""
+    from matplotlib import colormaps
+
+    return {
+        "color": colormaps["viridis"](0.1 + 0.75 * place / max(1, count - 1)),
+        "linestyle": LINE_STYLES[place % len(LINE_STYLES)],
+        "marker": MARKERS[place % len(MARKERS)],
+        "markersize": 4.5,
+        "linewidth": 1.4,
+    }
+
+
+@contextmanager
+def comparison_panels(path: Path, shown: Sequence[list[Summary]]) -> Iterator[tuple[Any, list[Panel]]]:
+    """A panel for each comparison, in a grid that is about as wide as high."""
+    columns = next(columns for columns, most in ((1, 1), (2, 4), (3, 9), (4, math.inf)) if len(shown) <= most)
+    rows = math.ceil(len(shown) / columns)
+    size = (8.0 if columns == 1 else 4.6 * columns, 0.9 + (3.6 if columns == 1 else 3.1) * rows)
+    with saved_figure(path, "out", rows, columns, size=size, dpi=DPI, squeeze=False) as (figure, axes):
+        panels = list(zip(axes.flat, shown, strict=False))
+        for axis, _ in panels:
+            axis.tick_params(labelsize="small")
+        for axis in axes.flat[len(shown) :]:
+            axis.set_axis_off()
+        yield figure, panels
+
+
+def set_title(axis: Any, text: str) -> None:
+    """Set a panel's title, in as many lines as its width asks for."""
+    grid = axis.get_subplotspec().get_gridspec()
+    letters = int(axis.get_figure().get_figwidth() / grid.ncols / INCHES_PER_LETTER)
+    axis.set_title("\n".join(textwrap.wrap(text, letters)), fontsize="small")
+
+
+def over_seeds(summaries: Sequence[Summary], text: str) -> str:
+    """A panel's title: the comparison, what is shown, and of how many runs of each variant."""
+    return _titled(summaries, f"{text}, {counted([len(s.values) for s in summaries], 'seed')}")
+
+
+def over_pairs(summaries: Sequence[Summary], text: str) -> str:
+    """A panel's title: the comparison, what is shown, and of how many pairs of each variant."""
+    pairs = [len(summary.differences) for summary in summaries if not summary.is_baseline]
+    return _titled(summaries, f"{text}, {counted(pairs, 'pair')}")
+
+
+def _titled(summaries: Sequence[Summary], text: str) -> str:
+    name = summaries[0].comparison.name
+    return f"{name}: {text}" if name else text
+
+
+def counted(counts: Sequence[int], what: str) -> str:
+    """How many there are of something, such as 4 seeds or 3 to 4 pairs, in one word for the sake of line ends."""
+    if not counts:
+        return f"no {what}"
+    low, high = min(counts), max(counts)
+    text = f"{low if low == high else f'{low} to {high}'} {what}{'s' * (high != 1)}"
+    return text.replace(" ", "\N{NO-BREAK SPACE}")
+
+
+def short_name(summary: Summary) -> str:
+    """The variant's name, and whether its runs have other seeds."""
+    return f"{summary.variant} (other seeds)" if summary.other_seeds else summary.variant
+
+
+def against(summary: Summary) -> str:
+    """What is subtracted from what."""
+    return f"{short_name(summary)} − {summary.baseline}"
+
+
+def what_is_special(summary: Summary) -> str:
+    """How many runs are finished, where some are not; and another baseline than the comparison's."""
+    marks = []
+    if summary.baseline not in (summary.variant, summary.comparison.baseline):
+        marks.append(f"Δ against {summary.baseline}")
+    if len(summary.values) < len(summary.runs):
+        marks.append(f"{len(summary.values)} of {len(summary.runs)}")
+    return f" ({', '.join(marks)})" if marks else ""
+
+
+def layer_axis(axis: Any) -> None:
+    """Make the x axis one of layers."""
+    axis.set_xlabel("layer", fontsize="small")
+    whole_numbers(axis.xaxis)
+
+
+def no_ticks() -> Any:
+    """A locator without ticks."""
+    from matplotlib.ticker import NullLocator
+
+    return NullLocator()
+
+
+def legend(figure: Any, panels: Sequence[Panel], bands: str = "", singles: str = "") -> None:
+    """One legend below all panels, each name once, in as many columns as there is room for.
+
+    Args:
+        bands: what a band around a line means, where there is one.
+        singles: what a single small circle means; empty where there is none.
+    """
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    entries: dict[str, Any] = {}
+    for axis, _ in panels:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    if bands and any(axis.collections for axis, _ in panels):
+        entries[bands] = Patch(color="gray", alpha=0.4)
+    if singles:
+        entries[singles] = Line2D([], [], **(SINGLE | {"markersize": 3}))
+    if not entries:
+        return
+    room = figure.get_figwidth() / (INCHES_PER_LETTER * max(map(len, entries)) + 0.6)
+    columns = max(1, min(len(entries), int(room)))
+    figure.legend(
+        entries.values(), entries.keys(), loc="outside lower center", ncols=columns, fontsize="small",
+        handlelength=3.2,
+    )  # fmt: skip
+
+
+def band(axis: Any, points: dict[Any, list[float]], **style: Any) -> list[float]:
+    """Draw mean and standard deviation by place; return the edges of what was drawn after the EARLY part."""
+    places, means = list(points), [mean_of(values) for values in points.values()]
+    around = [sd_of(values) if len(values) > 1 else 0.0 for values in points.values()]
+    axis.plot(places, means, **style)
+    low = [mean - sd for mean, sd in zip(means, around, strict=True)]
+    high = [mean + sd for mean, sd in zip(means, around, strict=True)]
+    if any(around):
+        axis.fill_between(places, low, high, color=style["color"], alpha=0.13, linewidth=0)
+    late = [index for index, place in enumerate(places) if place >= EARLY * places[-1]]
+    return [value for index in late for value in (low[index], high[index]) if math.isfinite(value)]
+
+
+def fit_to_late(axis: Any, edges: Sequence[float]) -> None:
+    """Fit the y axis to *edges* where earlier points would make these unreadable, and say so."""
+    low, high = axis.get_ylim()
+    if not edges:
+        return
+    bottom, top = min(0.0, *edges), max(0.0, *edges)
+    if high - low > 2 * (top - bottom) > 0:
+        axis.set_ylim(bottom - 0.08 * (top - bottom), top + 0.08 * (top - bottom))
+        axis.set_title(f"{axis.get_title()}\n(earlier values are outside)", fontsize="small")
+
+
+def size_ticks(axis: Any, labels: dict[float, str]) -> None:
+    """Ticks on a logarithmic x axis at given places, less those whose text would lie on that of others."""
+    places = sorted(labels)
+    kept: list[float] = []
+    for place in places:
+        if not kept or math.log(place / kept[-1]) > 0.05 * math.log(places[-1] / places[0]):
+            kept.append(place)
+    axis.set_xticks(kept, [labels[place] for place in kept])
+    axis.xaxis.set_minor_locator(no_ticks())

@@ -1,0 +1,94 @@
+"""The pictures of a report, in the forms of the papers. Lines differ in style and marker too, so greyscale will do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pretrain.study.report.compared import (
+    draw_gap_by_scale,
+    draw_gap_over_tokens,
+    draw_results,
+    draw_schedules,
+    draw_total_heads,
+)
+from pretrain.study.report.measured import draw_distances, draw_scores
+from pretrain.study.report.summaries import View
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture of the report, or why there is none."""
+
+    file: str
+    title: str
+    caption: str
+    left_out: str = ""
+
+
+def draw_all(view: View, folder: Path) -> list[Picture]:
+    """Draw every picture that the finished runs have figures for; the others say why they are left out.
+
+    Raises:
+        UserError: a picture cannot be written.
+    """
+    found = []
+    for file, title, caption, draw in PICTURES:
+        reason = draw(view, folder / file)
+        if reason:
+            (folder / file).unlink(missing_ok=True)  # of an earlier report
+        found.append(Picture(file, title, caption, reason))
+    return found
+
+
+PICTURES: tuple[tuple[str, str, str, Callable[[View, Path], str]], ...] = (
+    (
+        "schedules.png",
+        "Schedules",
+        "Heads by layer. Lines are moved apart a little where they would hide one another. As figure 1 of "
+        "arXiv 2606.27449.",
+        draw_schedules,
+    ),
+    (
+        "results.png",
+        "Results",
+        "Left: every seed's result, and the mean. Right: the differences of the pairs, and their mean with its 95 % "
+        "t-interval.",
+        draw_results,
+    ),
+    (
+        "gap_over_tokens.png",
+        "Gap over tokens",
+        "Validation loss less that of the baseline's run of the same seed, at every validation. As figure 3a of "
+        "arXiv 2606.27449.",
+        draw_gap_over_tokens,
+    ),
+    (
+        "gap_by_scale.png",
+        "Gap by scale",
+        "Mean difference with its 95 % t-interval over the parameters of the model. As figure 3b of arXiv 2606.27449.",
+        draw_gap_by_scale,
+    ),
+    (
+        "total_heads.png",
+        "Results by total heads",
+        "Ascending, constant and descending schedules over the number of heads that their layers have together, as in "
+        "the head-progression note. Lines join means over the seeds.",
+        draw_total_heads,
+    ),
+    (
+        "attention_distance.png",
+        "Attention distance",
+        "Mean distance of what attention reads, by layer, at the last measurement of each run; right: less that of the "
+        "baseline's run of the same seed. As figure 4 of arXiv 2606.27449.",
+        draw_distances,
+    ),
+    (
+        "scores.png",
+        "Zero-shot scores",
+        "Mean over the seeds with its standard deviation; the baseline is darker. Bars begin at zero. As figure 2 of "
+        "arXiv 2606.27449.",
+        draw_scores,
+    ),
+)

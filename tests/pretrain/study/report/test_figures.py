@@ -1,0 +1,229 @@
+"""Pictures of a report: what they show, with which labels, and which are left out."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from itertools import combinations, pairwise
+from pathlib import Path
+
+import pytest
+from matplotlib.colors import to_rgb
+from PIL import Image
+
+from model.errors import UserError
+from pretrain.study.report import compared, measured, panels
+from pretrain.study.report.panels import counted, line_style
+from pretrain.study.report.pictures import PICTURES, draw_all
+from pretrain.study.report.summaries import View
+from pretrain.study.results import check_comparable
+from tests.helpers.planted_runs import planned_study, planted_rows, result
+
+SCHEDULES = {"uniform": "8x4", "rising": "2,4,8,8", "falling": "8,8,4,2", "narrow": "4x4"}
+EFFECTS = {"uniform": 0.0, "rising": -0.02, "falling": 0.01, "narrow": 0.005, "again": 0.0}
+
+
+def view_of(comparisons, losses=lambda run: 3.5, more=lambda run: {}, seeds=3, without=()):
+    study = planned_study(
+        Path("runs/pictures"),
+        recipe="micro",
+        seeds=seeds,
+        effect=0.02,
+        settings={"steps": 80, "global_batch_tokens": 512},
+        comparisons=comparisons,
+    )
+    results = [
+        result(run, [] if run.name in without else planted_rows(run, losses(run), **more(run)))
+        for run in study.runs
+    ]
+    return View(study, results, check_comparable(study, results))
+
+
+def full_view():
+    """Two sizes of four schedules and a check of equal runs; one run is missing."""
+    variants = {name: {"heads": heads} for name, heads in SCHEDULES.items()}
+    variants["again"] = {"heads": "8x4", "seed_shift": 1000}
+    comparisons = {
+        "small": {"baseline": "uniform", "variants": variants},
+        "large": {
+            "settings": {"architecture": {"d_model": 256}},
+            "baseline": "uniform",
+            "variants": variants,
+        },
+    }
+
+    def more(run):
+        heads = run.run.build_model_config().heads
+        distances = {
+            f"diagnostics/attention_distance/layer_{layer}": 40.0 + 10 * layer + count + run.seed
+            for layer, count in enumerate(heads)
+        }
+        return distances | {"evaluation/piqa/acc": 0.6 + 0.01 * run.seed - EFFECTS[run.variant]}
+
+    def losses(run):
+        wobble = 0.003 * ((7 * run.seed + len(run.variant)) % 5)
+        return 3.5 + EFFECTS[run.variant] + 0.02 * run.seed + wobble
+
+    return view_of(comparisons, losses, more, without=("small-rising-s3",))
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    """The pictures of full_view: their folder, what draw_all returns, and every figure by its file."""
+    folder, made = tmp_path_factory.mktemp("report"), {}
+    original = compared.saved_figure
+
+    @contextmanager
+    def kept(path, *arguments, **options):
+        with original(path, *arguments, **options) as (figure, axes):
+            made[path.name] = figure
+            yield figure, axes
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (compared, measured, panels):
+            patch.setattr(module, "saved_figure", kept)
+        found = draw_all(full_view(), folder)
+    for figure in made.values():
+        figure.draw_without_rendering()  # places are those of the resolution that it was saved with
+    return folder, found, made
+
+
+def shown_axes(figure):
+    return [axis for axis in figure.axes if axis.axison]
+
+
+def test_every_picture_is_drawn_and_is_a_png(drawn):
+    folder, found, _ = drawn
+    assert [picture.left_out for picture in found] == [""] * len(PICTURES)
+    assert {path.name for path in folder.iterdir()} == {picture.file for picture in found}
+    for picture in found:
+        with Image.open(folder / picture.file) as image:
+            image.load()
+            assert image.format == "PNG" and min(image.size) > 200
+
+
+@pytest.mark.parametrize(
+    ("file", "x", "y"),
+    [
+        ("schedules.png", "layer", "heads of the layer (log)"),
+        ("gap_over_tokens.png", "tokens", "Δ validation loss\n(nats per token)"),
+        ("gap_by_scale.png", "parameters (log)", "Δ validation loss (nats per token)\nlower is better"),
+        ("total_heads.png", "total heads of all layers (log)", "validation loss\n(nats per token)"),
+    ],
+)
+def test_axes_say_what_they_show_and_its_unit(drawn, file, x, y):
+    for axis in shown_axes(drawn[2][file]):
+        assert (axis.get_xlabel(), axis.get_ylabel()) == (x, y)
+
+
+def test_results_and_distances_say_their_units(drawn):
+    last = shown_axes(drawn[2]["results.png"])[-2:]
+    assert [axis.get_xlabel() for axis in last] == [
+        "validation loss (nats per token)",
+        "Δ validation loss (nats per token); lower is better",
+    ]
+    labels = {axis.get_ylabel() for axis in shown_axes(drawn[2]["attention_distance.png"])}
+    assert labels == {"attention distance D (tokens)", "ΔD (tokens)"}
+
+
+def test_titles_say_how_many_seeds_there_are(drawn):
+    plain = [axis.get_title().replace("\xa0", " ") for axis in shown_axes(drawn[2]["results.png"])]
+    assert (
+        plain[0] == "small: results, 2 to 3 seeds"
+        and plain[1] == "small: Δ against the baseline, 2 to 3 pairs"
+    )
+    assert plain[2] == "large: results, 3 seeds"
+    assert counted([4, 4], "pair") == "4\xa0pairs" and counted([1], "seed") == "1\xa0seed"
+
+
+def test_the_forest_shows_every_pair_and_the_interval(drawn):
+    summary = next(s for s in full_view().summaries["large"] if s.variant == "rising")
+    axis = shown_axes(drawn[2]["results.png"])[3]
+    place = 1
+    assert any(list(line.get_xdata()) == [0, 0] for line in axis.lines)
+    singles = [line for line in axis.lines if list(line.get_ydata()) == [place] * 3]
+    assert list(singles[0].get_xdata()) == pytest.approx(list(summary.differences.values()))
+    (low, high) = next(
+        (bar.get_segments()[0][0][0], bar.get_segments()[0][1][0])
+        for bar in axis.collections
+        if bar.get_segments()[0][0][1] == place
+    )
+    assert (low, high) == pytest.approx((summary.interval.low, summary.interval.high))
+
+
+def test_incomplete_variants_and_other_seeds_are_named(drawn):
+    labels = [label.get_text() for label in shown_axes(drawn[2]["results.png"])[0].get_yticklabels()]
+    assert labels == ["uniform", "rising (2 of 3)", "falling", "narrow", "again (other seeds)"]
+
+
+def test_the_gap_is_that_of_the_pairs(drawn):
+    axis = shown_axes(drawn[2]["gap_over_tokens.png"])[1]
+    line = next(line for line in axis.lines if line.get_label() == "falling − uniform")
+    view = full_view()
+    summary = view.summaries["large"][2]
+    assert line.get_xdata()[-1] == 80 * 512
+    assert line.get_ydata()[-1] == pytest.approx(sum(summary.differences.values()) / 3)
+
+
+def test_distance_differences_are_those_of_the_pairs(drawn):
+    relative = shown_axes(drawn[2]["attention_distance.png"])[1]
+    rising = next(line for line in relative.lines if len(line.get_xdata()) == 4)
+    assert list(rising.get_ydata()) == pytest.approx(
+        [2 - 8, 4 - 8, 0, 0]
+    )  # as planted: D has one token a head
+
+
+def test_legends_are_outside_the_axes(drawn):
+    for file, figure in drawn[2].items():
+        if file == "scores.png":  # its bars have names on the axis
+            continue
+        box = figure.legends[0].get_window_extent()
+        assert not any(box.overlaps(axis.get_window_extent()) for axis in shown_axes(figure)), file
+
+
+def test_no_text_lies_on_other_text(drawn):
+    for file, figure in drawn[2].items():
+        for axis in shown_axes(figure):
+            labels = [*axis.get_xticklabels(), *axis.get_yticklabels(), axis.xaxis.label, axis.yaxis.label]
+            texts = [text for text in [*labels, axis.title, *axis.texts] if text.get_text()]
+            for one, other in combinations(texts, 2):
+                apart = not one.get_window_extent().overlaps(other.get_window_extent())
+                assert apart, (file, one.get_text(), other.get_text())
+
+
+def test_styles_differ_without_colour():
+    styles = [line_style(place, 12) for place in range(12)]
+    assert len({(style["linestyle"], style["marker"]) for style in styles}) == 12
+    lightness = [
+        0.299 * r + 0.587 * g + 0.114 * b for r, g, b in (to_rgb(style["color"]) for style in styles)
+    ]
+    assert all(darker < brighter for darker, brighter in pairwise(lightness))
+
+
+def test_pictures_without_figures_are_left_out_with_a_reason(tmp_path):
+    (tmp_path / "scores.png").write_bytes(b"of an earlier report")
+    variants = {"control": {}, "slow": {"lr_rules": ["upper_qk"]}}
+    view = view_of(
+        {"": {"baseline": "control", "variants": variants}}
+        and {"one": {"baseline": "control", "variants": variants}}
+    )
+    found = {picture.file: picture.left_out for picture in draw_all(view, tmp_path)}
+    assert {file for file, reason in found.items() if not reason} == {"results.png", "gap_over_tokens.png"}
+    assert "same heads" in found["schedules.png"] and "zero-shot" in found["scores.png"]
+    assert {path.name for path in tmp_path.iterdir()} == {"results.png", "gap_over_tokens.png"}
+
+
+def test_without_a_finished_run_only_the_schedules_are_drawn(tmp_path):
+    variants = {name: {"heads": heads} for name, heads in SCHEDULES.items()}
+    names = [f"one-{name}-s{seed}" for name in SCHEDULES for seed in (1, 2)]
+    view = view_of({"one": {"baseline": "uniform", "variants": variants}}, seeds=2, without=names)
+    found = draw_all(view, tmp_path)
+    assert [picture.file for picture in found if not picture.left_out] == ["schedules.png"]
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "report").write_text("a file")
+    view = view_of(
+        {"one": {"baseline": "a", "variants": {"a": {"heads": "8x4"}, "b": {"heads": "4x4"}}}}, seeds=1
+    )
+    with pytest.raises(UserError, match=r"schedules\.png"):
+        compared.draw_schedules(view, tmp_path / "report" / "schedules.png")

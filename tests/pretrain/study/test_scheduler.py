@@ -1,0 +1,192 @@
+"""Scheduling: real processes in the place of runs. What trains for real is in tests/scenarios/test_study.py."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from model.errors import UserError
+from pretrain.study import scheduler
+from pretrain.study.results import run_state
+from pretrain.study.scheduler import Scheduler, Slot, planned_flops, run_command_line, slots, write_study
+from pretrain.study.study_file import parse_study
+from tests.helpers.launch import ROOT
+
+STAND_IN = str(ROOT / "tests" / "helpers" / "stand_in_run.py")
+TEXT = """
+recipe: micro
+seeds: 2
+settings: {steps: 5}
+baseline: uniform
+variants: {uniform: {heads: 8x4}, prism: {}, descending: {heads: "8,8,4,2"}}
+"""
+
+
+@pytest.fixture
+def study(tmp_path):
+    found = parse_study(TEXT, "s", tmp_path / "s")
+    write_study(found, tmp_path / "s")
+    return found
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """Makes the runs stand-ins, with options by name; returns when which began and the slots that they had."""
+    began = []
+
+    def use(**options):
+        def command(study, planned, folder, slot, begun):
+            began.append((planned.name, slot.index, begun))
+            words = options.get(planned.name.replace("-", "_"), options.get("every", "")).split()
+            return [
+                sys.executable,
+                STAND_IN,
+                str(folder / planned.name),
+                str(planned.run.steps),
+                *words,
+            ], {}
+
+        monkeypatch.setattr(scheduler, "run_command_line", command)
+        return began
+
+    return use
+
+
+def session(study, folder, parallel=1):
+    stream = io.StringIO()
+    outcome = Scheduler(study, folder, [Slot(index) for index in range(parallel)], stream).run()
+    return outcome, stream.getvalue()
+
+
+def test_every_run_is_made_once_and_none_again(study, stand_in, tmp_path):
+    began = stand_in()
+    outcome, text = session(study, tmp_path / "s", parallel=2)
+    assert (outcome.finished, outcome.failed, outcome.left) == (6, {}, 0)
+    assert [name for name, *_ in began] == [planned.name for planned in study.runs]
+    assert {slot for _, slot, _ in began} == {0, 1}
+    assert "finished prism-s1: val_loss 4.5000" in text
+    assert session(study, tmp_path / "s")[0].finished == 6 and len(began) == 6
+
+
+def test_a_failed_run_does_not_stop_the_others_and_is_tried_again(study, stand_in, tmp_path):
+    stand_in(prism_s1="--fail 3")
+    outcome, text = session(study, tmp_path / "s")
+    assert outcome.finished == 5 and outcome.failed == {
+        "prism-s1": "exit code 2: error: data: no such corpus"
+    }
+    assert run_state(study, study.runs[1], tmp_path / "s")[0] == "failed"
+    assert "failed   prism-s1: exit code 2" in text
+    began = stand_in()
+    before = len(began)
+    outcome, _ = session(study, tmp_path / "s")
+    assert outcome.finished == 6 and [name for name, *_ in began[before:]] == ["prism-s1"]
+    assert "began at step 2" in (tmp_path / "s/logs/prism-s1.log").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_request_to_stop_reaches_the_runs_and_the_study_goes_on(study, stand_in, tmp_path, number):
+    stand_in(every="--seconds 0.3")
+    training = Scheduler(study, tmp_path / "s", [Slot(0), Slot(1)], io.StringIO())
+    threading.Timer(1.2, os.kill, (os.getpid(), number)).start()
+    outcome = training.run()
+    assert training.stopped == number and not outcome.failed
+    assert outcome.left and outcome.finished + outcome.left == 6
+    states = [run_state(study, planned, tmp_path / "s") for planned in study.runs]
+    assert [state for state, _ in states].count("unfinished") == 2
+    stand_in()
+    assert session(study, tmp_path / "s")[0].finished == 6
+    for planned in study.runs:  # no step twice, none left out
+        steps = [row["step"] for row in run_state(study, planned, tmp_path / "s")[1]]
+        assert steps == [1, 2, 3, 4, 5]
+
+
+def test_a_run_that_pauses_by_itself_goes_on(study, stand_in, tmp_path):
+    began = stand_in(every="--pause 2")
+    outcome, _ = session(study, tmp_path / "s")
+    assert outcome.finished == 6 and [name for name, *_ in began].count("prism-s1") == 3
+
+
+def test_a_run_that_pauses_without_a_step_has_failed(study, stand_in, tmp_path):
+    stand_in(uniform_s1="--pause 2")
+    (tmp_path / "s/uniform-s1").mkdir()
+    command = scheduler.run_command_line
+
+    def pausing(study, planned, folder, slot, begun):
+        if planned.name == "uniform-s1":
+            return [sys.executable, "-c", "raise SystemExit(75)"], {}
+        return command(study, planned, folder, slot, begun)
+
+    scheduler.run_command_line = pausing
+    outcome, _ = session(study, tmp_path / "s")
+    assert list(outcome.failed) == ["uniform-s1"] and outcome.finished == 5
+
+
+def test_progress_says_how_much_time_is_left(study, stand_in, tmp_path, monkeypatch):
+    stand_in(every="--seconds 0.05")
+    monkeypatch.setattr(scheduler.StudyProgress.__init__, "__defaults__", (0.2,))
+    text = session(study, tmp_path / "s")[1]
+    lines = [line for line in text.splitlines() if line.startswith("progress")]
+    shares = [float(line.split()[1].rstrip("%")) for line in lines]
+    assert len(lines) > 2 and shares == sorted(shares)
+    assert any("left; running: " in line for line in lines)
+
+
+def test_a_machine_is_shared():
+    assert [slot.threads for slot in slots(2, [], 8)] == [4, 4]
+    assert slots(1, [], 8)[0].threads is None
+    assert [slot.devices for slot in slots(2, ["0", "1", "2", "3"], 8)] == [["0", "1"], ["2", "3"]]
+    with pytest.raises(UserError, match="parallel: 3 runs at a time on 2 cores; give at most 2"):
+        slots(3, [], 2)
+    with pytest.raises(UserError, match="parallel: 2 runs at a time on 1 GPU; give at most 1"):
+        slots(2, ["0"], 16)
+
+
+def test_commands(study, tmp_path):
+    def command(slot, begun=False):
+        return run_command_line(study, study.runs[0], tmp_path / "s", slot, begun)
+
+    alone, environment = command(Slot(0, threads=4))
+    assert alone[0] == sys.executable and alone[-2:] == ["--threads", "4"] and not environment
+    assert Path(alone[alone.index("--config") + 1]) == tmp_path / "s/configs/uniform-s1.yaml"
+    assert "--threads" not in command(Slot(0, threads=4), begun=True)[0]  # its numbers depend on them
+    several, environment = command(Slot(1, devices=["2", "3"]))
+    assert Path(several[0]).name == "deepspeed" and environment == {"CUDA_VISIBLE_DEVICES": "2,3"}
+    assert several[several.index("--num_accelerators") + 1] == "2"
+    assert several[several.index("--master_port") + 1] == "29501"  # another than the run's beside it
+
+
+def test_a_run_of_other_settings_is_not_taken_for_this_studys(study, stand_in, tmp_path):
+    folder = tmp_path / "s"
+    (folder / "prism-s1").mkdir()
+    made = parse_study(TEXT.replace("steps: 5", "steps: 9"), "s", folder)
+    (folder / "prism-s1/config.yaml").write_text(made.runs[1].run.to_yaml())
+    with pytest.raises(UserError, match=r"prism-s1 was made with steps 9 \(now 5\); give another --out"):
+        write_study(study, folder)
+
+
+def test_work_is_counted_in_flops(study):
+    run = study.runs[0].run
+    model = run.build_model_config()
+    assert planned_flops(study.runs[0]) == model.flops_per_token() * 5 * run.global_batch_tokens
+
+
+def test_the_study_waits_for_no_run_that_was_killed(study, stand_in, tmp_path):
+    stand_in(every="--seconds 30")
+    training = Scheduler(study, tmp_path / "s", [Slot(0)], io.StringIO())
+
+    def twice():
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.3)
+
+    threading.Timer(0.5, twice).start()
+    began = time.monotonic()
+    assert training.run().left == 6
+    assert time.monotonic() - began < 10

@@ -1,0 +1,326 @@
+"""Intervals, power and regression against independent computations, and coverage over many planted studies."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from pretrain.study.paired import baseline_of, in_common, paired_differences
+from pretrain.study.results import RunResult
+from pretrain.study.statistics import (
+    MOST_PAIRS,
+    detectable_effect,
+    paired_interval,
+    paired_power,
+    pairs_needed,
+    pooled_sd,
+    regress,
+    sd_interval,
+    tokens_to_reach,
+)
+from pretrain.study.study_file import parse_study
+
+DIFFERENCES = [0.021, -0.004, 0.013, 0.030, 0.002]
+
+
+# ---------------------------------------------------------------------- intervals
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.95, 0.99])
+def test_the_interval_is_that_of_scipy(confidence):
+    zeros = np.zeros(len(DIFFERENCES))
+    expected = stats.ttest_rel(DIFFERENCES, zeros).confidence_interval(confidence)
+    found = paired_interval(DIFFERENCES, confidence)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), rel=1e-12)
+    assert (found.mean, found.sd) == pytest.approx((np.mean(DIFFERENCES), np.std(DIFFERENCES, ddof=1)))
+    assert found.count == 5
+
+
+def test_three_differences_by_hand():
+    found = paired_interval([1.0, 2.0, 3.0])  # sd 1, the table's t of 2 degrees of freedom is 4.303
+    assert (found.low, found.high) == pytest.approx((2 - 4.303 / 3**0.5, 2 + 4.303 / 3**0.5), abs=1e-3)
+
+
+def test_one_pair_has_no_interval_and_none_no_mean():
+    one, none = paired_interval([0.5]), paired_interval([])
+    assert one.mean == 0.5 and all(map(math.isnan, (one.low, one.high, one.sd)))
+    assert math.isnan(none.mean) and none.count == 0
+
+
+@pytest.mark.parametrize(("effect", "n"), [(0.2, 199), (0.5, 34), (0.8, 15), (1.0, 10)])
+def test_pairs_of_the_textbook(effect, n):
+    """Cohen's small, medium and large d, and one standard deviation: paired, two-sided 5 %, power 80 %."""
+    assert pairs_needed(effect, 1.0) == n
+    assert pairs_needed(-effect / 50, 1 / 50) == n
+
+
+@pytest.mark.parametrize("power", [0.8, 0.95])
+@pytest.mark.parametrize("effect", [0.3, 0.7, 1.5, 2.5])
+def test_pairs_are_the_first_that_suffice(effect, power):
+    def found(n):  # the formula, written out
+        t = stats.t.isf(0.025, n - 1)
+        return 1 - stats.nct.cdf(t, n - 1, effect * n**0.5) + stats.nct.cdf(-t, n - 1, effect * n**0.5)
+
+    expected = next(n for n in range(2, 1000) if found(n) >= power)
+    assert pairs_needed(effect, 1.0, power) == expected
+
+
+def test_power_by_drawing():
+    draws = np.random.default_rng(1).normal(0.8, 1.0, (20_000, 7))
+    share = (stats.ttest_1samp(draws, 0.0, axis=1).pvalue < 0.05).mean()
+    assert paired_power(0.8, 1.0, 7) == pytest.approx(share, abs=0.012)  # 3.5 standard errors
+
+
+@pytest.mark.parametrize("pairs", [2, 3, 34, 5000])
+def test_power_far_out_is_a_number(pairs):
+    """The lower tail of scipy's noncentral t is NaN there."""
+    found = [paired_power(effect, 1.0, pairs) for effect in (3.0, 10.0, 30.0, 1e5)]
+    assert found == sorted(found) and found[-1] == pytest.approx(1.0)
+
+
+def test_pairs_at_the_ends():
+    assert pairs_needed(100.0, 1.0) == 2 and pairs_needed(1.0, 0.0) == 2
+    assert pairs_needed(0.01, 1.0) == pytest.approx(78_491, abs=2) and MOST_PAIRS == 100_000
+    assert pairs_needed(0.008, 1.0) is None and pairs_needed(0.0, 1.0) is None
+    assert pairs_needed(math.nan, 1.0) is None and pairs_needed(1.0, math.nan) is None
+
+
+@pytest.mark.parametrize("pairs", [2, 3, 6, 34, 2000])
+@pytest.mark.parametrize("power", [0.5, 0.8])
+def test_the_detectable_effect_needs_so_many_pairs(pairs, power):
+    effect = detectable_effect(0.013, pairs, power)
+    assert pairs_needed(effect * (1 + 1e-9), 0.013, power) == pairs
+    assert pairs_needed(effect * (1 - 1e-6), 0.013, power) == pairs + 1
+
+
+def test_one_pair_detects_nothing():
+    assert math.isnan(detectable_effect(0.1, 1)) and detectable_effect(0.0, 3) == 0
+
+
+def test_pooled_by_hand():
+    assert pooled_sd([[1, 3], [10, 11, 12], [7], []]) == pytest.approx(((2 + 2) / 3) ** 0.5)
+    assert math.isnan(pooled_sd([[1.0], []])) and math.isnan(pooled_sd([]))
+
+
+def test_interval_of_an_sd_covers():
+    draws = np.random.default_rng(2).normal(0, 0.7, (4000, 5)).std(axis=1, ddof=1)
+    covered = [low <= 0.7 <= high for low, high in (sd_interval(sd, 4) for sd in draws)]
+    assert np.mean(covered) == pytest.approx(0.95, abs=0.012)
+    assert all(map(math.isnan, sd_interval(1.0, 0)))
+
+
+# ---------------------------------------------------------------------- coverage
+
+
+def planted(seeds):
+    """A study of two variants and one with other seeds, in which nothing has been run."""
+    text = """
+recipe: micro
+settings: {steps: 20}
+baseline: uniform
+variants: {uniform: {heads: 8x4}, prism: {}, again: {heads: 8x4, seed_shift: 1000}}
+"""
+    return parse_study(f"seeds: {seeds}\n{text}", "planted", Path("runs/planted"))
+
+
+def results_of(study, loss):
+    """Every run finished with two validations, the last with the loss that *loss* gives it."""
+    return [
+        RunResult(
+            planned,
+            Path(planned.name),
+            "finished",
+            [
+                {"step": 10, "tokens": 100, "val_loss": 9.0},
+                {"step": 20, "tokens": 200, "val_loss": loss(planned)},
+            ],
+        )
+        for planned in study.runs
+    ]
+
+
+@pytest.mark.parametrize(("seeds", "truth"), [(3, 0.0), (6, 0.0), (3, 0.02), (6, 0.02)])
+def test_intervals_cover_the_truth_95_times_in_100(seeds, truth):
+    """2,000 studies, with noise that a seed's runs share and that is much larger than what is their own."""
+    study = planted(seeds)
+    generator = np.random.default_rng(seeds)
+    comparison = study.comparisons[0]
+    covered = {"prism": 0, "again": 0}
+    for _ in range(2000):
+        common = {seed + shift: generator.normal(0, 0.5) for seed in study.seeds for shift in (0, 1000)}
+
+        def loss(planned, common=common):
+            effect = 0.0 if planned.variant == "uniform" else truth
+            return 4.0 + common[planned.run.seed] + effect + generator.normal(0, 0.01)
+
+        results = results_of(study, loss)
+        for variant in covered:
+            differences = paired_differences(results, comparison, variant, "val_loss", 1)
+            interval = paired_interval(list(differences.values()))
+            covered[variant] += interval.low <= truth <= interval.high
+            assert interval.count == seeds
+            if variant == "prism":
+                assert interval.sd < 0.1, "the common noise cancels"
+    for variant, count in covered.items():
+        assert count / 2000 == pytest.approx(0.95, abs=0.015), variant
+
+
+# ---------------------------------------------------------------------- pairs
+
+
+def test_only_finished_runs_of_one_seed_are_paired():
+    study = planted(3)
+    found = results_of(study, lambda planned: planned.seed + (0.25 if planned.variant == "prism" else 0.0))
+    comparison = study.comparisons[0]
+    assert paired_differences(found, comparison, "prism", "val_loss", 1) == {1: 0.25, 2: 0.25, 3: 0.25}
+    assert paired_differences(found, comparison, "prism", "val_loss", 2) == {1: 0.125, 2: 0.125, 3: 0.125}
+    assert paired_differences(found, comparison, "prism", "val_loss", 3) == {}
+    assert paired_differences(found, comparison, "prism", "val_bpb", 1) == {}
+    states = {"uniform-s1": "unfinished", "prism-s3": "failed"}
+    partly = [
+        RunResult(run.planned, run.folder, states.get(run.planned.name, run.state), run.rows) for run in found
+    ]
+    assert paired_differences(partly, comparison, "prism", "val_loss", 1) == {2: 0.25}
+    others = [
+        run for run in found if (run.variant, run.seed) not in {("uniform", 1), ("prism", 2), ("prism", 3)}
+    ]
+    assert paired_differences(others, comparison, "prism", "val_loss", 1) == {}
+
+
+def test_a_variant_may_name_what_it_is_compared_with():
+    study = parse_study(
+        """
+recipe: micro
+settings: {steps: 20}
+seeds: 2
+baseline: a
+variants: {a: {heads: 8x4}, b: {heads: 4x4}, c: {heads: 2x4, against: b}}
+""",
+        "against",
+        Path("runs/against"),
+    )
+    found = results_of(study, lambda planned: {"a": 1.0, "b": 3.0, "c": 3.5}[planned.variant])
+    comparison = study.comparisons[0]
+    assert paired_differences(found, comparison, "c", "val_loss", 1) == {1: 0.5, 2: 0.5}
+    assert paired_differences(found, comparison, "b", "val_loss", 1) == {1: 2.0, 2: 2.0}
+    assert {run.variant for run in baseline_of(found, comparison).values()} == {"a"}
+    assert {run.variant for run in baseline_of(found, comparison, "c").values()} == {"b"}
+
+
+def test_pairs_of_other_seeds_are_known():
+    study = planted(2)
+    results = results_of(study, lambda planned: 1.0)
+    runs = {
+        variant: {run.seed: run for run in results if run.variant == variant}
+        for variant in ("prism", "again")
+    }
+    baseline = baseline_of(results, study.comparisons[0])
+    assert in_common(runs["prism"], baseline) and not in_common(runs["again"], baseline)
+
+
+# ---------------------------------------------------------------------- regression
+
+
+def points(count=12, seed=0):
+    generator = np.random.default_rng(seed)
+    columns = generator.normal([3.0, -1.0, 0.0], [2.0, 0.1, 1.0], (count, 3))
+    outcome = 5 + columns @ [0.5, -4.0, 0.0] + generator.normal(0, 0.3, count)
+    return {name: columns[:, index].tolist() for index, name in enumerate("abc")}, outcome
+
+
+def test_regression_against_lstsq():
+    features, outcome = points()
+    design = np.column_stack([np.ones(12), *features.values()])
+    slopes, residuals, *_ = np.linalg.lstsq(design, outcome, rcond=None)
+    covariance = np.linalg.inv(design.T @ design) * residuals[0] / 8
+    found = regress(features, outcome)
+    assert found.intercept == pytest.approx(slopes[0]) and (found.points, found.degrees) == (12, 8)
+    assert found.r_squared == pytest.approx(1 - residuals[0] / np.square(outcome - outcome.mean()).sum())
+    assert found.warnings == []
+    for index, (each, (name, column)) in enumerate(
+        zip(found.coefficients, features.items(), strict=True), start=1
+    ):
+        half = stats.t.ppf(0.975, 8) * covariance[index, index] ** 0.5
+        unit = np.std(column, ddof=1) / np.std(outcome, ddof=1)
+        assert each.name == name
+        assert (each.raw_low, each.raw, each.raw_high) == pytest.approx(
+            (slopes[index] - half, slopes[index], slopes[index] + half)
+        )
+        assert each.standardised == pytest.approx(slopes[index] * unit)
+        assert each.standardised_high - each.standardised_low == pytest.approx(2 * half * unit)
+        assert each.correlation == pytest.approx(np.corrcoef(column, outcome)[0, 1])
+        others = np.delete(design, index, axis=1)
+        rest = np.linalg.lstsq(others, column, rcond=None)[1][0]
+        assert each.inflation == pytest.approx(np.square(column - np.mean(column)).sum() / rest)
+
+
+def test_regression_by_hand():
+    found = regress({"x": [0, 1, 2, 3]}, [1, 2, 4, 5])
+    (each,) = found.coefficients
+    assert (found.intercept, each.raw, each.inflation) == pytest.approx((0.9, 1.4, 1.0))
+    assert found.r_squared == pytest.approx(0.98) and each.standardised == pytest.approx(0.98**0.5)
+    assert each.correlation == pytest.approx(0.98**0.5)
+
+
+def test_collinear_features_are_named():
+    features, outcome = points()
+    noise = np.random.default_rng(5).normal(0, 0.1, 12)
+    near = regress(features | {"d": np.array(features["a"]) + noise}, outcome)
+    (warning,) = near.warnings
+    assert "a (variance inflation" in warning and "d (variance" in warning and "b (" not in warning
+    assert all(math.isfinite(each.raw) for each in near.coefficients)
+
+
+def test_features_that_determine_one_another_have_no_coefficients():
+    features, outcome = points()
+    total = np.array(features["a"]) + np.array(features["c"])
+    found = regress(features | {"sum": total}, outcome)
+    by_name = {each.name: each for each in found.coefficients}
+    assert "sum (the others determine it)" in found.warnings[0] and "b (" not in found.warnings[0]
+    assert math.isnan(by_name["a"].raw) and math.isnan(by_name["sum"].raw_low)
+    without = regress(features, outcome)
+    expected = without.coefficients[1]
+    assert (by_name["b"].raw, by_name["b"].raw_low) == pytest.approx((expected.raw, expected.raw_low))
+    assert found.r_squared == pytest.approx(without.r_squared)
+
+
+@pytest.mark.parametrize(("count", "has"), [(5, True), (4, False), (3, False)])
+def test_few_points_have_no_intervals(count, has):
+    features, outcome = points(count)
+    found = regress(features, outcome)
+    assert found.degrees == count - 4
+    assert any("too few" in warning for warning in found.warnings) != has
+    assert all(math.isfinite(each.raw_low) == has for each in found.coefficients)
+    if count == 4:
+        assert found.r_squared == pytest.approx(1) and math.isfinite(found.coefficients[0].raw)
+
+
+def test_what_does_not_vary():
+    features, outcome = points()
+    found = regress({"k": [0.1] * 12, **features}, outcome)
+    assert [each.name for each in found.coefficients] == ["a", "b", "c"] and found.degrees == 8
+    assert found.warnings == ["left out, since it is the same at every point: k"]
+    flat = regress(features, [2.0] * 12)
+    assert math.isnan(flat.r_squared) and flat.warnings == ["the outcome is the same at every point"]
+    assert regress({"k": [1, 1]}, [1, 2]).intercept == 1.5
+    assert regress({}, []).points == 0
+    with pytest.raises(ValueError, match="a: 12 values for 2 points"):
+        regress(features, [1.0, 2.0])
+
+
+# ---------------------------------------------------------------------- curves
+
+
+def test_tokens_to_reach():
+    curve = [(100, 5.0), (200, 4.0), (300, 4.2), (400, 3.0)]
+    assert tokens_to_reach(curve, 4.5) == 150
+    assert tokens_to_reach(curve, 4.0) == 200
+    assert tokens_to_reach(curve, 3.6) == pytest.approx(350)
+    assert tokens_to_reach(curve, 4.1) == pytest.approx(190), "the first time, though it rises again"
+    assert tokens_to_reach(curve, 6.0) == 100
+    assert tokens_to_reach(curve, 2.9) is None and tokens_to_reach([], 1.0) is None
+    assert tokens_to_reach([(100, math.nan), (200, 3.0)], 3.5) == 200

@@ -1,0 +1,148 @@
+"""Study files: what they ask for, and what is refused before anything runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from model.errors import UserError
+from model.heads import parse_heads
+from pretrain.study.study_file import find_study, parse_study, read_study, study_names
+
+SMALL = """
+recipe: micro
+seeds: [4, 7]
+settings: {steps: 60, optimizer: {learning_rate: 1.0e-3}, architecture: {d_model: 64}}
+baseline: uniform
+variants:
+  uniform: {heads: 4x4}
+  prism: {heads: "1,2,4x2", optimizer: {weight_decay: 0.0}, architecture: {ffn_width: 192}}
+"""
+
+
+def study(text=SMALL, out="runs/s"):
+    return parse_study(text, "s", Path(out))
+
+
+def changed(**values):
+    return yaml.safe_dump({**yaml.safe_load(SMALL), **values}, sort_keys=False)
+
+
+def test_recipe_settings_and_variant_are_laid_over_one_another():
+    run = next(planned.run for planned in study().runs if planned.variant == "prism")
+    assert (run.optimizer.learning_rate, run.optimizer.weight_decay) == (
+        1e-3,
+        0.0,
+    )  # the study's, the variant's
+    assert run.optimizer.gradient_clipping == 1.0 and run.vocab_size == 2048  # the recipe's
+    model = run.build_model_config()
+    assert (model.d_model, model.ffn_width, model.heads) == (64, 192, (1, 2, 4, 4))
+    assert run.recipe == "micro" and str(run.folder) == "runs/s/prism-s4"
+
+
+def test_a_seed_is_complete_before_the_next():
+    assert [planned.name for planned in study().runs] == ["uniform-s4", "prism-s4", "uniform-s7", "prism-s7"]
+    assert [planned.run.seed for planned in study().runs] == [4, 4, 7, 7]
+    assert study(changed(seeds=3)).seeds == (1, 2, 3)
+
+
+def test_comparisons_have_recipes_and_baselines_of_their_own():
+    found = study("""
+seeds: 1
+settings: {steps: 10, validation: {every: 5}}
+comparisons:
+  small: {recipe: micro, baseline: a, variants: {a: {heads: 8x4}, b: {heads: 4x4}, c: {heads: 2x4, against: b}}}
+  large: {recipe: tiny, settings: {steps: 20}, baseline: a, variants: {a: {}, b: {model: uniform-tiny}}}
+""")
+    assert [planned.name for planned in found.runs] == [
+        "small-a-s1", "small-b-s1", "small-c-s1", "large-a-s1", "large-b-s1",
+    ]  # fmt: skip
+    assert [planned.run.steps for planned in found.runs] == [10, 10, 10, 20, 20]
+    assert all(planned.run.validation.every == 5 for planned in found.runs)
+    small = found.comparison("small")
+    assert [small.baseline_of(name) for name in "abc"] == ["a", "a", "b"]
+
+
+def test_other_seeds_are_another_run_of_the_same_pair():
+    found = study(changed(variants={"uniform": {}, "again": {"seed_shift": 100}}))
+    assert [(p.variant, p.seed, p.run.seed) for p in found.runs][:2] == [("uniform", 4, 4), ("again", 4, 104)]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"baseline": "unifrom"}, "baseline: 'unifrom' is not valid; it must be one of the variants: uniform, prism"),
+        ({"variants": {"uniform": {}, "same": {"heads": "2,4,8x2"}}}, "uniform and same are the same run"),
+        ({"variants": {"uniform": {"haeds": "4x4"}}}, "variant uniform: haeds: unknown key"),
+        ({"variants": {"uniform": {"heads": "5x4"}}}, "variant uniform: heads"),
+        ({"variants": {"uniform": {"seed": 3}}}, "variants.uniform.seed: not a setting"),
+        ({"variants": {"uniform": {"against": "x"}}}, "variants.uniform.against: 'x' is not valid"),
+        ({"variants": {"uniform": {}, "b": {"heads": "2x4", "against": "b"}}}, "b.against: 'b' is not valid"),
+        ({"variants": {"a/b": {}}, "baseline": "a/b"}, "'a/b' is not valid"),
+        ({"variants": {}}, "variants: {} is not valid"),
+        ({"variants": {"uniform": 3}}, "variants.uniform: 3 is not valid"),
+        ({"settings": {"model": "prism-unknown"}}, "no preset 'prism-unknown'"),
+        ({"recipe": "mirco"}, "recipe: 'mirco' is not valid"),
+        ({"seeds": [1, 1]}, "seeds: [1, 1] is not valid"),
+        ({"seeds": 0}, "seeds: 0 is not valid"),
+        ({"seeds": "1,2"}, "seeds: '1,2' is not valid"),
+        ({"measure": "loss"}, "measure: 'loss' is not valid; give one of val_loss"),
+        ({"last_validations": 0}, "last_validations: 0 is not valid"),
+        ({"effect": -1}, "effect: -1 is not valid"),
+        ({"hours": "two"}, "hours: 'two' is not valid"),
+        ({"vairants": {}}, "vairants: unknown key; did you mean 'variants'?"),
+        ({"comparisons": {"a": {}}}, "stands beside comparisons"),
+    ],
+)  # fmt: skip
+def test_bad_values_are_one_line(values, said):
+    with pytest.raises(UserError) as refused:
+        study(changed(**values))
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_variant_given_twice_is_refused_and_not_lost():
+    with pytest.raises(UserError, match="'uniform' twice"):
+        study(SMALL + "  uniform: {heads: 2x4}\n")
+
+
+def test_an_unknown_study_names_the_closest():
+    with pytest.raises(UserError, match="did you mean 'direction-small'"):
+        find_study("direction-smal")
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_every_study_that_comes_along_is_valid(name):
+    found = read_study(find_study(name))
+    assert found.title != name and found.machine and len(found.seeds) >= 3
+    if name.endswith("-small"):
+        assert found.hours and all(planned.run.data == "builtin" for planned in found.runs)
+
+
+@pytest.mark.parametrize("name", ["direction", "direction-small"])
+def test_direction_compares_one_multiset(name):
+    found = read_study(find_study(name))
+    for comparison in found.comparisons:
+        heads = {
+            planned.variant: planned.run.build_model_config().heads
+            for planned in found.runs
+            if planned.comparison == comparison.name
+        }
+        ordered = ("ascending", "descending", "shuffled-a", "shuffled-b")
+        assert len({heads[order] for order in ordered}) == 4
+        assert len({tuple(sorted(heads[order])) for order in ordered}) == 1
+        assert list(heads["ascending"]) == sorted(heads["ascending"])
+        uniform = [schedule[0] for name, schedule in heads.items() if name.startswith("uniform")]
+        mean = sum(heads["ascending"]) / len(heads["ascending"])
+        closest = min(uniform, key=lambda count: abs(count - mean))
+        assert heads[comparison.baseline] == (closest,) * len(heads["ascending"])
+        assert min(uniform) < mean < max(uniform)
+
+
+def test_the_small_ablation_has_the_papers_head_counts():
+    small, full = (read_study(find_study(name)) for name in ("prism_ablation-small", "prism_ablation"))
+    for one, other in zip(small.runs, full.runs, strict=True):
+        assert one.variant == other.variant
+        assert one.run.build_model_config().heads == other.run.build_model_config().heads
+    assert small.runs[7].run.build_model_config().heads == parse_heads("3x2,6x2,8x2,12x6")
