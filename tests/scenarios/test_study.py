@@ -20,6 +20,7 @@ pytestmark = pytest.mark.slow
 def write_file(folder, data):
     """Two schedules, two seeds, twelve steps: a few seconds of training each."""
     values = {
+        "title": "Two schedules",
         "recipe": "micro",
         "seeds": 2,
         "settings": {

@@ -271,7 +271,9 @@ def _spread(
 
 def _ways(spread: Spread) -> list[tuple[str, int, float]]:
     """Name, pairs (or runs) and spread of each way to compare."""
-    ways = [(_average(count), spread.pairs, sd) for count, sd in spread.averages.items()]
+    ways = [
+        (_average(count), spread.pairs, sd) for count, sd in spread.averages.items() if not math.isnan(sd)
+    ]
     if not math.isnan(spread.unpaired):
         ways.append((f"{_average(spread.last)}, any seeds", spread.runs, spread.unpaired))
     if not math.isnan(spread.other_sd):
