@@ -90,16 +90,31 @@ def test_a_failed_run_does_not_stop_the_others_and_is_tried_again(study, stand_i
     assert "began at step 2" in (tmp_path / "s/logs/prism-s1.log").read_text()
 
 
+def when(happened, act):
+    """Call *act* in a thread as soon as *happened* returns true."""
+
+    def wait():
+        deadline = time.monotonic() + 60
+        while not happened() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        act()
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_request_to_stop_reaches_the_runs_and_the_study_goes_on(study, stand_in, tmp_path, number):
-    stand_in(every="--seconds 0.3")
+    stand_in(every="--seconds 0.5")
     training = Scheduler(study, tmp_path / "s", [Slot(0), Slot(1)], io.StringIO())
-    threading.Timer(1.2, os.kill, (os.getpid(), number)).start()
+    when(
+        lambda: (tmp_path / "s/uniform-s1/metrics.jsonl").is_file(),
+        lambda: os.kill(os.getpid(), number),
+    )
     outcome = training.run()
     assert training.stopped == number and not outcome.failed
     assert outcome.left and outcome.finished + outcome.left == 6
-    states = [run_state(study, planned, tmp_path / "s") for planned in study.runs]
-    assert [state for state, _ in states].count("unfinished") == 2
+    states = [run_state(study, planned, tmp_path / "s")[0] for planned in study.runs]
+    assert states[0] == "unfinished" and set(states[2:]) == {"missing"}
     stand_in()
     assert session(study, tmp_path / "s")[0].finished == 6
     for planned in study.runs:  # no step twice, none left out
@@ -186,7 +201,8 @@ def test_the_study_waits_for_no_run_that_was_killed(study, stand_in, tmp_path):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.3)
 
-    threading.Timer(0.5, twice).start()
+    log = tmp_path / "s/logs/uniform-s1.log"
+    when(lambda: log.is_file() and "began" in log.read_text(), twice)
     began = time.monotonic()
     assert training.run().left == 6
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 25  # one step takes 30 s
