@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pretrain.study.report.by_cost import draw_by_flops, draw_by_parameters
 from pretrain.study.report.compared import (
     draw_gap_by_scale,
     draw_gap_over_tokens,
@@ -76,6 +77,18 @@ PICTURES: tuple[tuple[str, str, str, Callable[[View, Path], str]], ...] = (
         "Ascending, constant and descending schedules over the number of heads that their layers have together, as in "
         "the head-progression note. Lines join means over the seeds.",
         draw_total_heads,
+    ),
+    (
+        "training_flops.png",
+        "Results by training FLOPs",
+        "Filled: means over the seeds. Runs whose heads grow count with the FLOPs that they took.",
+        draw_by_flops,
+    ),
+    (
+        "parameters.png",
+        "Results by parameters",
+        "Filled: means over the seeds. Of runs whose heads grow, the parameters at the end.",
+        draw_by_parameters,
     ),
     (
         "attention_distance.png",

@@ -126,20 +126,39 @@ class Summary:
 
     @property
     def training_flops(self) -> list[float]:
-        """Training FLOPs per token of the model at its end times the run's tokens, each number once."""
-        return sorted(
-            {
-                float(run.model_config.flops_per_token()) * run.rows[-1]["tokens"]
-                for run in self.finished
-                if run.model_config and "tokens" in run.rows[-1]
-            }
-        )
+        """Training FLOPs of the finished runs, each number once."""
+        return sorted({flops for run in self.finished if (flops := training_flops(run)) is not None})
 
     @property
     def tokens_per_second(self) -> float | None:
         """Median over the finished runs of the median over the later half of a run's rows."""
         rates = [median(later) for run in self.finished if (later := _later_rates(run))]
         return median(rates) if rates else None
+
+
+def training_flops(run: RunResult) -> float | None:
+    """FLOPs of all training steps: FLOPs per token of the model of the time, times tokens; None if it is not known.
+
+    Heads that grow count from the check at which metrics.jsonl shows them.
+    """
+    model = run.model_config
+    rows = [row for row in run.rows if "tokens" in row]
+    if model is None or not rows:
+        return None
+    start = run.planned.run.build_model_config()
+    heads = start.heads if run.planned.run.growth.active else model.heads
+    flops, seen = 0.0, 0
+    per_token: dict[tuple[int, ...], float] = {}
+    for row in rows:
+        if heads not in per_token:
+            per_token[heads] = float(model.replace(heads=heads).flops_per_token())
+        flops += per_token[heads] * (row["tokens"] - seen)
+        seen = row["tokens"]
+        shown = [row.get(f"growth/heads/layer_{layer}") for layer in range(model.num_layers)]
+        counts = [count for count in shown if isinstance(count, int)]
+        if len(counts) == model.num_layers:
+            heads = tuple(counts)
+    return flops
 
 
 def mean_of(values: Iterable[float]) -> float:

@@ -69,10 +69,13 @@ def _results(view: View) -> Section:
         "pairs. The detectable Δ is the smallest true one that so many pairs find with a power of "
         f"{100 * POWER:.0f} %, from the standard deviation of these differences.",
         "Tokens/s are the median over the runs of the median over a run's later half. They depend on what else the "
-        "machine did. Parameters are without padding; training FLOPs are FLOPs per token times tokens.",
+        "machine did. Parameters are without padding; training FLOPs are FLOPs per token times "
+        "tokens, of the model of the time.",
     ]
     if any(summary.when for of_one in view.summaries.values() for summary in of_one):
-        notes.append("At the end: of runs whose heads change, heads and sizes are those of the last step.")
+        notes.append(
+            "At the end: of runs whose heads change, heads and parameters are those of the last step."
+        )
     columns = (
         "variant", "heads", "runs", "mean ± sd", "Δ [95 % interval]", "pairs", "detectable Δ", "tokens/s",
         "parameters", "training FLOPs",
