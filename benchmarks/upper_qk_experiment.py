@@ -27,27 +27,10 @@ from typing import Any
 import yaml
 
 from pretrain.metrics.file import read_metrics
+from pretrain.study.statistics import paired_interval
 
 ROOT = Path(__file__).resolve().parents[1]
 ARMS = {"control": "mini", "upper_qk": "mini-upper_qk", "upper_qk_maturity": "mini-upper_qk_maturity"}
-# Two-sided 95 % quantiles of Student's t by degrees of freedom.
-T_95 = [
-    12.706,
-    4.303,
-    3.182,
-    2.776,
-    2.571,
-    2.447,
-    2.365,
-    2.306,
-    2.262,
-    2.228,
-    2.201,
-    2.179,
-    2.160,
-    2.145,
-    2.131,
-]
 MEASURES = {
     "lambda_q_initial": "λ_Q from initialisation",
     "lambda_k_initial": "λ_K from initialisation",
@@ -290,15 +273,10 @@ def interval(differences: Sequence[float], digits: int) -> str:
     """Mean of paired differences with its 95 % confidence interval (Student's t)."""
     if not differences:
         return ""
-    mean = statistics.fmean(differences)
-    if len(differences) < 2:
-        return f"{mean:+.{digits}f} [one pair]"
-    half = (
-        T_95[min(len(differences) - 1, len(T_95)) - 1]
-        * statistics.stdev(differences)
-        / math.sqrt(len(differences))
-    )
-    return f"{mean:+.{digits}f} [{mean - half:+.{digits}f}, {mean + half:+.{digits}f}]"
+    found = paired_interval(differences)
+    if found.count < 2:
+        return f"{found.mean:+.{digits}f} [one pair]"
+    return f"{found.mean:+.{digits}f} [{found.low:+.{digits}f}, {found.high:+.{digits}f}]"
 
 
 if __name__ == "__main__":

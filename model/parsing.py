@@ -33,6 +33,25 @@ _short.maxlevel, _short.maxdict, _short.maxlist = 2, 3, 3
 _short.maxstring = _short.maxother = _short.maxlong = 60
 
 
+def read_text(path: Path, what: str, hint: str = "") -> str:
+    """The text of a file that a user has written. Raises as read_json does, up to "not UTF-8"."""
+    try:
+        status = path.stat()  # before opening: opening a pipe waits for a writer
+        if stat.S_ISDIR(status.st_mode):
+            raise ValueError("a folder")
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("not a regular file")
+        if status.st_size > LARGEST_FILE:
+            raise ValueError(f"{status.st_size:,} bytes; at most {LARGEST_FILE:,} are read")
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UserError(f"{what}: {_name(path)} is not UTF-8 text{hint}") from None
+    except OSError as error:
+        raise UserError(f"{what}: cannot read {str(path)!r} ({error.strerror}){hint}") from None
+    except ValueError as error:
+        raise UserError(f"{what}: cannot read {str(path)!r} ({error}){hint}") from None
+
+
 def read_json(path: Path, what: str, hint: str = "") -> Any:
     """The contents of a JSON file, which is named in messages as *what*; *hint* is added where it cannot be read.
 
@@ -40,7 +59,7 @@ def read_json(path: Path, what: str, hint: str = "") -> Any:
         UserError: no file, not a regular file, larger than LARGEST_FILE, not UTF-8 (a byte order mark is skipped), not
             JSON, a key given twice, or numbers or nesting beyond the limits above.
     """
-    return parse_json(_text(path, what, hint), f"{what}: {_name(path)}")
+    return parse_json(read_text(path, what, hint), f"{what}: {_name(path)}")
 
 
 def read_json_object(path: Path, what: str, hint: str = "") -> dict[str, Any]:
@@ -65,7 +84,7 @@ def parse_json(text: str | bytes, where: str) -> Any:
 
 def read_yaml(path: Path, what: str) -> Any:
     """The contents of a YAML file, by YAML's safe types alone. Raises as read_json does."""
-    return parse_yaml(_text(path, what), f"{what}: {path}")
+    return parse_yaml(read_text(path, what), f"{what}: {path}")
 
 
 def parse_yaml(text: str, where: str) -> Any:
@@ -179,24 +198,6 @@ def _whole(digits: str) -> int:
     if len(digits) > DIGITS:
         raise _Refused(f"holds a number of {len(digits):,} digits; at most {DIGITS} are read")
     return int(digits)
-
-
-def _text(path: Path, what: str, hint: str = "") -> str:
-    try:
-        status = path.stat()  # before opening: opening a pipe waits for a writer
-        if stat.S_ISDIR(status.st_mode):
-            raise ValueError("a folder")
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("not a regular file")
-        if status.st_size > LARGEST_FILE:
-            raise ValueError(f"{status.st_size:,} bytes; at most {LARGEST_FILE:,} are read")
-        return path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise UserError(f"{what}: {_name(path)} is not UTF-8 text{hint}") from None
-    except OSError as error:
-        raise UserError(f"{what}: cannot read {str(path)!r} ({error.strerror}){hint}") from None
-    except ValueError as error:
-        raise UserError(f"{what}: cannot read {str(path)!r} ({error}){hint}") from None
 
 
 def _name(path: Path) -> str:

@@ -68,8 +68,7 @@ def _build_parser() -> jsonargparse.ArgumentParser:
     parser = jsonargparse.ArgumentParser(
         prog="deepspeed pretrain/main.py",
         exit_on_error=False,
-        description="Pretrain a decoder with any head count per layer. Recipes: "
-        + ", ".join(_recipe_names()),
+        description="Pretrain a decoder with any head count per layer. Recipes: " + ", ".join(recipe_names()),
     )
     parser.add_argument(
         "--config", action="config", help="Recipe: a name from pretrain/recipes or a YAML file."
@@ -85,8 +84,40 @@ def _build_parser() -> jsonargparse.ArgumentParser:
     return parser
 
 
-def _recipe_names() -> list[str]:
+def recipe_names() -> list[str]:
+    """The recipes that come with the project."""
     return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def find_recipe(name_or_path: str, what: str = "config") -> Path:
+    """The file of a recipe's name or path; messages begin with *what*.
+
+    Raises:
+        UserError: there is none; it names the closest.
+    """
+    path = Path(name_or_path)
+    if not path.is_file():
+        path = RECIPES / f"{name_or_path}.yaml"
+    if not path.is_file():
+        raise UserError(
+            f"{what}: no recipe or file {shown(name_or_path)}; recipes are {', '.join(recipe_names())}"
+            + closest(name_or_path, recipe_names())
+        )
+    return path
+
+
+def read_recipe(path: Path, what: str = "config") -> dict[str, Any]:
+    """The fields of a recipe's file; their names are not checked.
+
+    Raises:
+        UserError: it cannot be read, or holds something else.
+    """
+    recipe = read_yaml(path, what) or {}
+    if not isinstance(recipe, dict):
+        raise UserError(
+            f"{what}: {path} holds a {type(recipe).__name__}; it must be a mapping of RunConfig fields"
+        )
+    return recipe
 
 
 def _resolve_recipe(arguments: list[str]) -> list[str]:
@@ -105,19 +136,8 @@ def _resolve_recipe(arguments: list[str]) -> list[str]:
             continue
         if not name_or_path:
             raise UserError("config: no value given; give a recipe name or a YAML file")
-    path = Path(name_or_path)
-    if not path.is_file():
-        path = RECIPES / f"{name_or_path}.yaml"
-    if not path.is_file():
-        raise UserError(
-            f"config: no recipe or file {name_or_path!r}; recipes are {', '.join(_recipe_names())}"
-            + closest(name_or_path, _recipe_names())
-        )
-    recipe = read_yaml(path, "config") or {}
-    if not isinstance(recipe, dict):
-        raise UserError(
-            f"config: {name_or_path} holds a {type(recipe).__name__}; it must be a mapping of RunConfig fields"
-        )
+    path = find_recipe(name_or_path)
+    recipe = read_recipe(path)
     _check_keys(recipe, RunConfig, source=str(name_or_path))
     recipe_flag = [] if "recipe" in recipe else ["--recipe", path.stem]
     return ["--config", str(path), *recipe_flag, *other_arguments]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from model.parsing import LARGEST_INTEGER
-from pretrain.utils.files import write_atomically
+from pretrain.utils.files import read_tail, write_atomically
 
 FILE_NAME = "metrics.jsonl"
 TAIL = 1 << 16
@@ -37,7 +37,7 @@ class MetricsFile:
 
     def append(self, step: int, row: Mapping[str, Any]) -> None:
         """Write one row. A full disk loses rows, which is reported once; it does not end the training."""
-        line = json.dumps({"step": step, **{key: _encode(plain(value)) for key, value in row.items()}})
+        line = json.dumps({"step": step, **{key: encoded(plain(value)) for key, value in row.items()}})
         try:
             if self._descriptor is None:
                 self._open()
@@ -106,9 +106,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def last_step(path: Path) -> int:
     """The step of the newest row, from the end of the file alone; 0 without a row."""
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
-            lines = file.read().split(b"\n")
+        lines = read_tail(path, TAIL).split(b"\n")
     except OSError:
         return 0
     return next((row["step"] for line in reversed(lines) if (row := _parse(line)) is not None), 0)
@@ -129,9 +127,12 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     return row if type(step) is int and 0 <= step <= LARGEST_INTEGER else None
 
 
-def _encode(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_encode(item) for item in value]
+def encoded(value: Any) -> Any:
+    """*value* with the words of NON_FINITE in place of numbers that JSON has no word for, at any depth."""
+    if isinstance(value, dict):
+        return {str(key): encoded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [encoded(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value

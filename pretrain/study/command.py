@@ -5,21 +5,30 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from model.errors import UserError, run_command, shown
+from model.errors import INTERRUPTED, UserError, run_command, shown
 from model.tables import aligned
 from pretrain.config.command_line import CommandParser as Parser
-from pretrain.study.results import CONFIGS, STUDY_FILE, failure, run_state, study_of
+from pretrain.runtime.signals import STOPPED
+from pretrain.study.results import (
+    CONFIGS,
+    STUDY_FILE,
+    check_settings,
+    failure,
+    load_results,
+    run_state,
+    study_of,
+    unfinished,
+)
 from pretrain.study.scheduler import Outcome, Scheduler, ds_config_path, planned_flops, slots, write_study
-from pretrain.study.slurm import sbatch_command, submit, unfinished
+from pretrain.study.slurm import sbatch_command, submit
 from pretrain.study.study_file import Study, find_study, read_study, study_names
 from pretrain.utils.progress import ProgressLine
 
 SOME_FAILED = 1
-STOPPED = 75
-INTERRUPTED = 130
 
 
 def build_parser() -> Parser:
@@ -108,14 +117,12 @@ def run_study(arguments: Sequence[str]) -> int:
 def _open(name: str, out: Path | None) -> tuple[Study, Path]:
     """The study of a name, a file or a folder, and the folder of its runs."""
     path = Path(name)
-    if path.is_dir() and (path / STUDY_FILE).is_file():
+    if path.is_dir():
         if out is not None and out.resolve() != path.resolve():
             raise UserError(
                 f"out: {str(out)!r} beside the folder {name!r}; give the study's file with another --out"
             )
         return study_of(path), path
-    if path.is_dir():
-        return study_of(path), path  # says what is missing
     file = find_study(name)
     folder = out or Path("runs") / file.stem
     return read_study(file, folder), folder
@@ -124,12 +131,14 @@ def _open(name: str, out: Path | None) -> tuple[Study, Path]:
 def _run(study: Study, folder: Path, options: argparse.Namespace) -> int:
     from pretrain.engine.quiet import quiet_libraries
     from pretrain.run.preflight import check_start
+    from pretrain.runtime.hardware import available_cores
 
     if options.parallel is not None and options.parallel < 1:
         raise UserError(f"parallel: {options.parallel} is not valid; give a positive number")
     if options.sbatch and not options.slurm:
         raise UserError("sbatch: options of sbatch without --slurm; give both or neither")
     quiet_libraries()
+    check_settings(study, folder)
     todo = unfinished(study, folder)
     from pretrain.study.pairing import pairing_lines
 
@@ -138,14 +147,14 @@ def _run(study: Study, folder: Path, options: argparse.Namespace) -> int:
         print(f"next     {_python('report', folder)}")
         return 0
     if options.slurm:
-        line = sbatch_command(study, folder, options.parallel, shlex.split(options.sbatch))
+        line = sbatch_command(study, folder, todo, options.parallel, shlex.split(options.sbatch))
         if options.dry_run:
             print(f"would run: {shlex.join(line)}")
             return 0
         write_study(study, folder)
         print(f"submitted job {submit(line)}: {shlex.join(line)}")
         return 0
-    shares = slots(options.parallel or 1, _devices(), _cores())
+    shares = slots(options.parallel or 1, _devices(), available_cores())
     if options.dry_run:
         return 0
     for planned in study.runs:
@@ -162,7 +171,7 @@ def _run(study: Study, folder: Path, options: argparse.Namespace) -> int:
         lock.release()
     print("\n".join(_closing(study, folder, outcome)), flush=True)
     if scheduler.stopped is not None:
-        return INTERRUPTED if scheduler.stopped == 2 else STOPPED
+        return INTERRUPTED if scheduler.stopped == signal.SIGINT else STOPPED
     return SOME_FAILED if outcome.failed else 0
 
 
@@ -197,6 +206,7 @@ def _studies() -> list[str]:
 
 
 def _states(study: Study, folder: Path) -> list[str]:
+    check_settings(study, folder)
     rows = [("number", "run", "state", "step")]
     for number, planned in enumerate(study.runs):
         state, metrics = run_state(study, planned, folder)
@@ -213,7 +223,9 @@ def _task(study: Study, folder: Path, number: int) -> None:
             f"array: task {number} is beyond the {len(study.runs)} runs of {study.name}; "
             f"valid: --array=0-{len(study.runs) - 1}"
         )
-    if not (folder / STUDY_FILE).is_file() or (folder / STUDY_FILE).read_text() != study.text:
+    written = folder / STUDY_FILE
+    if not written.is_file() or written.read_bytes() != study.text.encode("utf-8"):
+        check_settings(study, folder)
         write_study(study, folder)
     print(ds_config_path(study))
     print(folder / CONFIGS / f"{study.runs[number].name}.yaml")
@@ -227,15 +239,15 @@ def _power(study: Study, options: argparse.Namespace) -> None:
         from pretrain.engine.quiet import quiet_libraries
 
         quiet_libraries()
-    from pretrain.study.power.plan import power_lines
-    from pretrain.study.results import load_results
+    from pretrain.study.power.plan import power_report
+    from pretrain.study.power.text import report_lines
 
     pilots = []
     for path in options.pilot:
         pilot = study_of(path)
         pilots.append((path, load_results(pilot, path)))
     with ProgressLine("windows read", "window") as progress:
-        lines = power_lines(
+        report = power_report(
             study,
             pilots,
             sd=options.sd,
@@ -245,7 +257,7 @@ def _power(study: Study, options: argparse.Namespace) -> None:
             windows=options.windows,
             progress=progress,
         )
-    print("\n".join(lines))
+    print("\n".join(report_lines(report)))
 
 
 def _report(study: Study, folder: Path) -> None:
@@ -254,7 +266,6 @@ def _report(study: Study, folder: Path) -> None:
             f"study: {shown(str(folder))} does not exist; run it first: {_python('run', study.name)}"
         )
     from pretrain.study.report.page import write_report
-    from pretrain.study.results import load_results
 
     written = write_report(study, load_results(study, folder), folder)
     print("wrote " + ", ".join(map(str, written)))
@@ -268,10 +279,6 @@ def _devices() -> list[str]:
         return []
     given = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     return given or [str(index) for index in range(torch.cuda.device_count())]
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _python(command: str, study: object) -> str:

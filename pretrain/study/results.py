@@ -13,7 +13,7 @@ from model.config import ModelConfig
 from model.errors import UserError, shown
 from pretrain.config.command_line import load_run_config
 from pretrain.metrics.file import FILE_NAME, read_metrics
-from pretrain.study.study_file import PlannedRun, Study, differing_fields, parse_study
+from pretrain.study.study_file import PlannedRun, Study, differing_fields, read_study
 
 STUDY_FILE = "study.yaml"
 LOGS = "logs"
@@ -89,7 +89,7 @@ def study_of(folder: Path) -> Study:
             f"study: {shown(str(folder))} has no {STUDY_FILE}; give the folder of a study, such as runs/NAME "
             "(python -m pretrain.study run makes it)"
         )
-    return parse_study(path.read_text(encoding="utf-8"), folder.resolve().name, folder)
+    return read_study(path, folder, folder.resolve().name)
 
 
 def load_results(study: Study, folder: Path) -> list[RunResult]:
@@ -101,6 +101,7 @@ def load_results(study: Study, folder: Path) -> list[RunResult]:
     from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps
     from pretrain.checkpoint.state import read_state
 
+    check_settings(study, folder)
     results = []
     for planned in study.runs:
         path = folder / planned.name
@@ -125,14 +126,11 @@ def run_state(study: Study, planned: PlannedRun, folder: Path) -> tuple[State, l
     """How far a run is, and the rows of its metrics. Needs no torch.
 
     A run is finished when its last checkpoint is there and what is compared was measured at its last step.
-
-    Raises:
-        UserError: it was made with other settings than the study has.
+    Whether it was made with the study's settings is not looked at (see check_settings).
     """
     path = folder / planned.name
     if not path.is_dir():
         return ("failed" if failure(planned, folder) else "missing"), []
-    check_settings(planned, path)
     rows = read_metrics(path) if (path / FILE_NAME).is_file() else []
     try:
         newest = (path / "latest").read_text().strip()
@@ -145,6 +143,15 @@ def run_state(study: Study, planned: PlannedRun, folder: Path) -> tuple[State, l
     return ("failed" if failure(planned, folder) else "unfinished"), rows
 
 
+def unfinished(study: Study, folder: Path) -> list[int]:
+    """Numbers of the runs that are not finished, in the study's order."""
+    return [
+        number
+        for number, planned in enumerate(study.runs)
+        if run_state(study, planned, folder)[0] != "finished"
+    ]
+
+
 def failure(planned: PlannedRun, folder: Path) -> str | None:
     """What ended the run's last attempt, in a line; None if nothing did."""
     try:
@@ -153,14 +160,18 @@ def failure(planned: PlannedRun, folder: Path) -> str | None:
         return None
 
 
-def check_settings(planned: PlannedRun, path: Path) -> None:
-    """Refuse a run's folder that was made with other settings: its figures are not this study's.
+def check_settings(study: Study, folder: Path) -> None:
+    """Refuse a folder with runs that were made with other settings: their figures are not this study's.
 
     Raises:
-        UserError: it names the fields.
+        UserError: it names the first such run and its fields.
     """
-    if not (path / "config.yaml").is_file():
-        return
+    for planned in study.runs:
+        if (folder / planned.name / "config.yaml").is_file():
+            _check_run(planned, folder / planned.name)
+
+
+def _check_run(planned: PlannedRun, path: Path) -> None:
     made = load_run_config(path / "config.yaml")
     differing = {
         key: values

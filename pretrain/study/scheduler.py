@@ -16,15 +16,14 @@ from typing import Any, TextIO
 
 from model.errors import UserError
 from pretrain.metrics.file import FILE_NAME, last_step
-from pretrain.study.results import CONFIGS, LOGS, STUDY_FILE, run_state
+from pretrain.runtime.environment import DEFAULT_PORT
+from pretrain.runtime.signals import STOPPED
+from pretrain.study.results import CONFIGS, LOGS, STUDY_FILE, run_state, unfinished
 from pretrain.study.study_file import PlannedRun, Study
-from pretrain.utils.files import write_atomically
+from pretrain.utils.files import read_tail, write_atomically
 from pretrain.utils.text import human_seconds
 
 ROOT = Path(__file__).resolve().parents[2]
-GO_ON = 75
-"""Exit code of a run that was asked to stop and has saved."""
-FIRST_PORT = 29500
 POLL_SECONDS = 0.2
 
 
@@ -95,7 +94,7 @@ def run_command_line(
     if ranks == 1:
         return [sys.executable, main, *arguments], environment
     launcher = [str(Path(sys.executable).with_name("deepspeed")), "--num_accelerators", str(ranks)]
-    return [*launcher, "--master_port", str(FIRST_PORT + slot.index), main, *arguments], environment
+    return [*launcher, "--master_port", str(DEFAULT_PORT + slot.index), main, *arguments], environment
 
 
 def ds_config_path(study: Study) -> str:
@@ -108,10 +107,8 @@ def write_study(study: Study, folder: Path) -> None:
     """Write the study's file and a recipe for each of its runs into its folder.
 
     Raises:
-        UserError: a run that is there was made with other settings, or the folder cannot be written.
+        UserError: the folder cannot be written.
     """
-    for planned in study.runs:
-        run_state(study, planned, folder)  # refuses what contradicts
     try:
         for name in (CONFIGS, LOGS):
             (folder / name).mkdir(parents=True, exist_ok=True)
@@ -150,8 +147,7 @@ class Scheduler:
         self.stopped: int | None = None
         self._free = list(shares)
         self._running: list[_Running] = []
-        states = {planned.name: run_state(study, planned, folder)[0] for planned in study.runs}
-        self._waiting = [planned for planned in study.runs if states[planned.name] != "finished"]
+        self._waiting = [study.runs[number] for number in unfinished(study, folder)]
         self._failed: dict[str, str] = {}
         self._progress = StudyProgress(study, folder, sys.stdout if stream is None else stream, clock)
 
@@ -170,7 +166,7 @@ class Scheduler:
                 for running in [found for found in self._running if found.process.poll() is not None]:
                     self._end(running)
                 self._progress.update([running.planned for running in self._running])
-        left = [planned for planned in self.study.runs if not self._is_finished(planned)]
+        left = [self.study.runs[number] for number in unfinished(self.study, self.folder)]
         return Outcome(
             len(self.study.runs) - len(left),
             self._failed,
@@ -201,10 +197,12 @@ class Scheduler:
         self._running.remove(ended)
         self._free.append(ended.slot)
         name, code = ended.planned.name, ended.process.returncode
-        if code == 0 and self._is_finished(ended.planned):
-            self._progress.say(f"finished {name}: {self._result(ended.planned)}")
+        state, rows = run_state(self.study, ended.planned, self.folder)
+        if code == 0 and state == "finished":
+            measure = self.study.measure
+            self._progress.say(f"finished {name}: {measure} {rows[-1][measure]:.4f}")
             return
-        if code == GO_ON:
+        if code == STOPPED:
             further = last_step(self.folder / name / FILE_NAME) > ended.began_at
             if self.stopped is None and further:  # its own limit of minutes: it goes on
                 self._waiting.insert(0, ended.planned)
@@ -220,18 +218,10 @@ class Scheduler:
 
     def _last_error(self, name: str) -> str:
         """The line of a run's log that says most about its end."""
-        path = self.folder / LOGS / f"{name}.log"
-        lines = [line.strip() for line in path.read_bytes()[-8192:].decode(errors="replace").splitlines()]
+        tail = read_tail(self.folder / LOGS / f"{name}.log", 8192).decode(errors="replace")
+        lines = [line.strip() for line in tail.splitlines()]
         errors = [line for line in lines if line.startswith("error:") or "Error" in line.split(" ")[0]]
         return (errors or [line for line in lines if line] or ["it printed nothing"])[-1][:300]
-
-    def _result(self, planned: PlannedRun) -> str:
-        rows = run_state(self.study, planned, self.folder)[1]
-        value = next(row[self.study.measure] for row in reversed(rows) if self.study.measure in row)
-        return f"{self.study.measure} {value:.4f}"
-
-    def _is_finished(self, planned: PlannedRun) -> bool:
-        return run_state(self.study, planned, self.folder)[0] == "finished"
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

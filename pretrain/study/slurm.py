@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from model.errors import UserError
-from pretrain.study.results import run_state
 from pretrain.study.scheduler import ROOT
 from pretrain.study.study_file import Study
 
@@ -29,24 +28,21 @@ def array_of(numbers: Sequence[int], parallel: int | None = None) -> str:
     return text + (f"%{parallel}" if parallel else "")
 
 
-def unfinished(study: Study, folder: Path) -> list[int]:
-    """Numbers of the runs that are not finished, in the study's order."""
-    return [
-        number
-        for number, planned in enumerate(study.runs)
-        if run_state(study, planned, folder)[0] != "finished"
-    ]
-
-
 def sbatch_command(
-    study: Study, folder: Path, parallel: int | None = None, options: Sequence[str] = ()
+    study: Study,
+    folder: Path,
+    numbers: Sequence[int],
+    parallel: int | None = None,
+    options: Sequence[str] = (),
 ) -> list[str]:
-    """The line that submits what is not finished; the script reads the study's folder.
+    """The line that submits runs of a study; the script reads the study's folder.
 
     Args:
+        numbers: of the runs, in the study's order.
+        parallel: how many run at a time, at most; None: no limit.
         options: of sbatch, such as ``--partition=big``.
     """
-    array = array_of(unfinished(study, folder), parallel)
+    array = array_of(numbers, parallel)
     return ["sbatch", f"--array={array}", f"--job-name={study.name}", *options, SCRIPT, str(folder.resolve())]
 
 

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 import yaml
 
 from model.errors import UserError, closest, shown
-from model.parsing import parse_yaml, read_yaml, shown_json
-from pretrain.config.command_line import RECIPES, parse_command_line
+from model.parsing import parse_yaml, read_text, shown_json
+from pretrain.config.command_line import find_recipe, parse_command_line, read_recipe
 from pretrain.config.run_config import DEFAULT_RECIPE, RunConfig, is_folder_name
 
 STUDIES = Path(__file__).resolve().parents[1] / "studies"
@@ -134,31 +134,25 @@ def find_study(name: str | Path) -> Path:
     )
 
 
-def read_study(path: Path, out: Path | None = None) -> Study:
+def read_study(path: Path, out: Path | None = None, name: str | None = None) -> Study:
     """Read and check a study file, and the RunConfig of each of its runs.
 
     Args:
         out: the study's folder; ``runs/NAME`` by default.
+        name: the study's name; the file's by default.
 
     Raises:
         UserError: it names the file's field, its value and what would be valid; nothing has been run or written.
     """
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    values = read_yaml(path, "study")
+    name = path.stem if name is None else name
+    return parse_study(read_text(path, "study"), name, out or Path("runs") / name, f"study: {path}")
+
+
+def parse_study(text: str, name: str, out: Path, where: str = "study") -> Study:
+    """As read_study, of a file's contents; messages about its YAML begin with *where*."""
+    values = parse_yaml(text, where)
     if not isinstance(values, dict):
-        raise UserError(f"study: {path} holds {shown_json(values)}; it must be a mapping")
-    return _study(values, text, path.stem, out or Path("runs") / path.stem)
-
-
-def parse_study(text: str, name: str, out: Path) -> Study:
-    """As read_study, of a file's contents."""
-    values = parse_yaml(text, f"study {name}:")
-    if not isinstance(values, dict):
-        raise UserError(f"study: {name} holds {shown_json(values)}; it must be a mapping")
-    return _study(values, text, name, out)
-
-
-def _study(values: dict[str, Any], text: str, name: str, out: Path) -> Study:
+        raise UserError(f"{where} holds {shown_json(values)}; it must be a mapping")
     _check_keys(values, KEYS, "")
     if not is_folder_name(name):
         raise UserError(f"study: {shown(name)} is not the name of a folder; call the file otherwise")
@@ -246,15 +240,8 @@ def _comparison(name: str, values: Mapping[str, Any]) -> Comparison:
 
 def _recipe(name: Any, where: str) -> dict[str, Any]:
     """The recipe's fields, with its own name among them."""
-    path = Path(str(name))
-    path = path if path.is_file() else RECIPES / f"{name}.yaml"
-    if not path.is_file():
-        recipes = sorted(recipe.stem for recipe in RECIPES.glob("*.yaml"))
-        _refuse(where, name, f"recipes are {', '.join(recipes)}{closest(str(name), recipes)}")
-    values = read_yaml(path, where)
-    if not isinstance(values, dict):
-        raise UserError(f"study: {where}: {path} holds {shown_json(values)}; it must be a mapping")
-    return {"recipe": path.stem} | values
+    path = find_recipe(str(name), f"study: {where}")
+    return {"recipe": path.stem} | read_recipe(path, f"study: {where}")
 
 
 def merge(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

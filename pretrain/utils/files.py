@@ -38,6 +38,13 @@ def update_from_file(digest: Any, path: Path) -> int:
     return size
 
 
+def read_tail(path: Path, size: int) -> bytes:
+    """The last *size* bytes of a file, or all of a shorter one."""
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+        return file.read()
+
+
 # ---------------------------------------------------------------------- to the disk
 
 

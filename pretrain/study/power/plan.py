@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from model.errors import UserError
 from pretrain.study.power.costs import Costs, study_costs
@@ -54,7 +52,7 @@ class Size:
 
 @dataclass(frozen=True)
 class PowerReport:
-    """What ``power_lines`` prints. Effects and spreads are in the unit of the measure."""
+    """What ``report_lines`` prints. Effects and spreads are in the unit of the measure."""
 
     study: str
     measure: str
@@ -80,46 +78,6 @@ class PowerReport:
     costs: Costs
     pilots: tuple[Spread, ...]
     notes: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON knows it: numbers that are not finite are null."""
-        found: dict[str, Any] = _known(dataclasses.asdict(self))
-        return found
-
-
-def _known(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _known(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_known(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def power_lines(
-    study: Study,
-    pilots: Sequence[tuple[Path, list[RunResult]]],
-    *,
-    sd: float | None,
-    effect: float | None,
-    target_power: float = 0.8,
-    parallel: int = 1,
-    windows: int = 0,
-    progress: Progress | None = None,
-) -> list[str]:
-    """The text of power_report, which says what the arguments are."""
-    from pretrain.study.power.text import report_lines
-
-    report = power_report(
-        study,
-        pilots,
-        sd=sd,
-        effect=effect,
-        target_power=target_power,
-        parallel=parallel,
-        windows=windows,
-        progress=progress,
-    )
-    return report_lines(report)
 
 
 def power_report(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import html
 import json
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pretrain.metrics.file import encoded
 from pretrain.study.pairing import pairing_lines
 from pretrain.study.report.pictures import Picture, draw_all
 from pretrain.study.report.summaries import (
@@ -93,7 +93,7 @@ def write_report(study: Study, results: list[RunResult], folder: Path) -> list[P
     files = {
         "index.html": _html(page, out),
         "report.md": _markdown(page),
-        "results.json": json.dumps(_finite(numbers(view)), indent=1, ensure_ascii=False) + "\n",
+        "results.json": json.dumps(encoded(numbers(view)), indent=1, ensure_ascii=False) + "\n",
     }
     for name, content in files.items():
         write_atomically(out / name, content)
@@ -320,14 +320,3 @@ def _explanation_numbers(view: View, comparison: str) -> dict[str, Any]:
         "regression": asdict(found.regression) if found.regression else None,
         "reason": found.reason,
     }
-
-
-def _finite(value: Any) -> Any:
-    """*value* with text in place of what JSON has no number for."""
-    if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value

@@ -84,6 +84,15 @@ def test_bad_input_is_one_line(file, capsys, monkeypatch, arguments, said):
     assert said in error and error.startswith("error: ") and len(error.splitlines()) == 1
 
 
+@pytest.mark.parametrize("place", ["latin.yaml", "old/study.yaml"])
+def test_a_study_that_is_not_utf_8_is_one_line(tmp_path, monkeypatch, capsys, place):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old").mkdir()
+    (tmp_path / place).write_bytes(TEXT.replace("recipe", "title: \u00fc\nrecipe", 1).encode("latin-1"))
+    assert main(["list", place.removesuffix("/study.yaml")]) == 2
+    assert capsys.readouterr().err == f"error: study: {place} is not UTF-8 text\n"
+
+
 def test_data_that_is_not_there_is_said_before_anything_is_written(file, capsys, tmp_path):
     (tmp_path / "far.yaml").write_text(TEXT.replace("steps: 5", "steps: 5, data: data/none"))
     assert main(["run", "far.yaml"]) == 2

@@ -14,7 +14,7 @@ import pytest
 
 from model.errors import UserError
 from pretrain.study import scheduler
-from pretrain.study.results import run_state
+from pretrain.study.results import check_settings, run_state
 from pretrain.study.scheduler import Scheduler, Slot, planned_flops, run_command_line, slots, write_study
 from pretrain.study.study_file import parse_study
 from tests.helpers.launch import ROOT
@@ -183,7 +183,7 @@ def test_a_run_of_other_settings_is_not_taken_for_this_studys(study, stand_in, t
     made = parse_study(TEXT.replace("steps: 5", "steps: 9"), "s", folder)
     (folder / "prism-s1/config.yaml").write_text(made.runs[1].run.to_yaml())
     with pytest.raises(UserError, match=r"prism-s1 was made with steps 9 \(now 5\); give another --out"):
-        write_study(study, folder)
+        check_settings(study, folder)
 
 
 def test_work_is_counted_in_flops(study):

@@ -84,7 +84,7 @@ def test_other_seeds_are_another_run_of_the_same_pair():
         ({"variants": {}}, "variants: {} is not valid"),
         ({"variants": {"uniform": 3}}, "variants.uniform: 3 is not valid"),
         ({"settings": {"model": "prism-unknown"}}, "no preset 'prism-unknown'"),
-        ({"recipe": "mirco"}, "recipe: 'mirco' is not valid"),
+        ({"recipe": "mirco"}, "recipe: no recipe or file 'mirco'"),
         ({"seeds": [1, 1]}, "seeds: [1, 1] is not valid"),
         ({"seeds": 0}, "seeds: 0 is not valid"),
         ({"seeds": "1,2"}, "seeds: '1,2' is not valid"),

@@ -237,5 +237,5 @@ def test_a_run_that_diverged_is_in_the_report(tmp_path):
     study = study_in(tmp_path)
     write_report(study, results_of(study, FINALS | {"rising-s2": float("inf")}), tmp_path)
     numbers = json.loads((tmp_path / "report" / "results.json").read_text(encoding="utf-8"))
-    assert numbers["comparisons"][0]["variants"][1]["values"]["2"] == "inf"
+    assert numbers["comparisons"][0]["variants"][1]["values"]["2"] == "Infinity"
     assert numbers["comparisons"][0]["variants"][1]["interval"] is None
