@@ -221,6 +221,7 @@ def picture(root: Path) -> list[str]:
 PLACES = ("pretrain", "model", "tests", "docs", "benchmarks", "slurm")
 FILE = re.compile(rf"(?<![\w/.-])(?:{'|'.join(PLACES)})/[\w/.-]*\w\.(?:py|md|sh)\b")
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+ANCHOR = re.compile(r"\]\(([^)#:]*)#([^)]*)\)")
 MODULE = re.compile(
     r"(?<![\w/.-])(?:(?:pretrain|tests)(?:\.[A-Za-z_]\w*)+|(?<=-m )(?:model|benchmarks)\.\w+)"
 )
@@ -242,9 +243,21 @@ def mentions(root: Path) -> list[str]:
                 for name in LINK.findall(line)
                 if path.suffix == ".md" and not (path.parent / name).exists()
             ]
+            missing += [
+                f"{name}#{anchor}"
+                for name, anchor in ANCHOR.findall(line)
+                if path.suffix == ".md" and anchor not in _anchors(path.parent / name if name else path)
+            ]
             missing += [name for name in MODULE.findall(line) if not _resolves(root, name)]
             problems += [f"{path.relative_to(root)}:{number} names {name}" for name in missing]
     return problems
+
+
+def _anchors(path: Path) -> set[str]:
+    """What a link can name in a page: its headings, spelled as GitHub does."""
+    text = path.read_text(encoding="utf-8") if path.is_file() and path.suffix == ".md" else ""
+    headings = re.findall(r"^#+ +(.+?) *$", re.sub(r"(?ms)^```.*?^```", "", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def _resolves(root: Path, name: str) -> bool:
@@ -384,7 +397,10 @@ PLANTED: dict[Check, list[tuple[str, str, str | None]]] = {
         ("README.md", "See `pretrain/lost.py`.", "README.md:1 names pretrain/lost.py"),
         ("docs/page.md", "\nmore in docs/lost.md", "docs/page.md:2 names docs/lost.md"),
         ("docs/page.md", "[more](lost.md#part)", "docs/page.md:1 names lost.md"),
-        ("docs/page.md", "[file](../model/heads.py) [here](#part) [far](https://example.org/a.md)", None),
+        ("docs/page.md", "[file](../model/heads.py) [far](https://example.org/a.md#part)", None),
+        ("docs/page.md", "# A `part`, so\n[here](#a-part-so) [again](../docs/page.md#a-part-so)", None),
+        ("docs/page.md", "# Part\n[here](#parts)", "docs/page.md:2 names #parts"),
+        ("docs/page.md", "# Part\n[there](../README.md#part)", "docs/page.md:2 names ../README.md#part"),
         ("Makefile", "\tpython -m pretrain.lost", "Makefile:1 names pretrain.lost"),
         ("slurm/job.sh", "python -m model.lost", "slurm/job.sh:1 names model.lost"),
         ("model/heads.py", "# as in pretrain.metrics.file.lost", "names pretrain.metrics.file.lost"),
