@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from model.errors import UserError, run_command, shown
 from pretrain.config.command_line import CommandParser as Parser
+from pretrain.config.command_line import load_run_config
 from pretrain.utils.files import write_atomically
 from pretrain.utils.progress import ProgressLine
 
@@ -78,7 +79,11 @@ def run_growth(arguments: Sequence[str]) -> None:
     record = GrowthRecord.of(source.state.growth, model.num_layers)
     inputs, labels, starts, text = held_out(source, options.sequences)
     out = _folder(options)
-    print("\n".join([*model_lines(options.run.name, step, model), *schedule_lines(model.heads)]), flush=True)
+    described = _described(source) if record else None
+    print(
+        "\n".join(model_lines(options.run.name, step, model) + schedule_lines(model.heads, described)),
+        flush=True,
+    )
     network = source.load_model().to("cuda" if torch.cuda.is_available() else "cpu")
     with ProgressLine("heads removed", "pass") as progress:
         worths = measure_worths(network, inputs, labels, starts, progress=progress)
@@ -92,6 +97,14 @@ def run_growth(arguments: Sequence[str]) -> None:
     print("\n".join(worth_lines(worths, text)))
     written.append(_write(out / "report.json", figures(source, worths, record, predictions, text)))
     print("wrote " + ", ".join(map(str, written)))
+
+
+def _described(source: SavedRun) -> tuple[str, Sequence[int]] | None:
+    """Name and head schedule of the model that the run's settings describe; None if they cannot be read here."""
+    with suppress(UserError):
+        run = load_run_config(source.run_folder / "config.yaml")
+        return run.model, run.fixed_model_config().heads
+    return None
 
 
 def held_out(source: SavedRun, sequences: int) -> tuple[np.ndarray, np.ndarray, list[np.ndarray] | None, str]:

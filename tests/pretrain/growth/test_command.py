@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from model.config import block
+from model.heads import format_heads
 from pretrain.growth import command, figures, text
 from pretrain.growth.command import main
 from pretrain.growth.law import GrowthRecord, predict
@@ -60,6 +61,8 @@ def test_a_grown_run(small_folder, tmp_path, capsys):
     assert report["predictions"][1]["predicted"] is None
     assert (run.folder / "growth/growth.png").stat().st_size > 10_000
     assert "no prediction: fewer than 3 growth events" in printed
+    own = run.fixed_model_config().heads
+    assert f"the schedule of prism-nano: {format_heads(own)}, {sum(own)} heads" in printed
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,13 @@ def test_the_function_does_not_change(small_folder, tmp_path):
     )
     # A product over more columns is summed in another order, so the last bit may differ.
     torch.testing.assert_close(after, before, rtol=1e-6, atol=1e-6)
+    # A head whose output is zero goes without a trace.
+    state = json.loads((folder / "state.json").read_text())
+    state["growth"]["pending"].append({"layer": 3, "head": 1, "kind": "prune"})
+    (folder / "state.json").write_text(json.dumps(state))
+    pruned = checkpoint_of(folder)
+    assert pruned.shape("layers.3.attention.q.weight")[0] == 2 * 12
+    torch.testing.assert_close(logits_of(pruned, tokens), before, rtol=1e-6, atol=1e-6)
 
 
 def test_pruning_takes_one_head_away(small_folder, tmp_path):
