@@ -232,6 +232,11 @@ def _ways(spread: Spread) -> list[tuple[str, int, float]]:
     ways = [
         (_average(count), spread.pairs, sd) for count, sd in spread.averages.items() if not math.isnan(sd)
     ]
+    ways += [
+        (f"{_average(spread.last)}, {name}", count, sd)
+        for name, (count, sd) in spread.by_comparison.items()
+        if not math.isnan(sd)
+    ]
     if not math.isnan(spread.unpaired):
         ways.append((f"{_average(spread.last)}, any seeds", spread.runs, spread.unpaired))
     if not math.isnan(spread.other_sd):

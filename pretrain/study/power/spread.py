@@ -38,6 +38,8 @@ class Spread:
     high: float
     averages: dict[int, float]
     """The same with other numbers of last values, of the same pairs."""
+    by_comparison: dict[str, tuple[int, float]]
+    """In a pilot of several comparisons, pairs and ``sd`` of each: scales or schedules may spread differently."""
     unpaired: float
     """Of a difference of two runs of two seeds: √2 times the spread of single runs, pooled over the variants."""
     runs: int
@@ -100,6 +102,10 @@ def spread_of(
         }:
             averages[count] = pooled_sd([list(group.values()) for group in groups.values()])
     lists = {name: list(group.values()) for name, group in paired.items()}
+    by_comparison = {}
+    for comparison in pilot.comparisons if len(pilot.comparisons) > 1 else ():
+        own = [group for name, group in lists.items() if name.startswith(f"{comparison.name}: ")]
+        by_comparison[comparison.name] = (sum(map(len, own)), pooled_sd(own))
     sd = pooled_sd(list(lists.values()))
     low, high = sd_interval(sd, degrees_of_freedom(list(lists.values())))
     single = [
@@ -119,6 +125,7 @@ def spread_of(
         low=low,
         high=high,
         averages=averages,
+        by_comparison=by_comparison,
         unpaired=math.sqrt(2) * pooled_sd(single),
         runs=sum(map(len, single)),
         other_seeds={name: list(group.values()) for name, group in other.items()},

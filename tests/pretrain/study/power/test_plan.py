@@ -172,6 +172,12 @@ comparisons:
         "small: c": pytest.approx([-5.0, -4.7]),
         "large: b": pytest.approx([4.0, 4.2]),
     }
+    # Half the squared distance of two differences is their variance.
+    small, large = ((0.2**2 + 0.3**2) / 2 / 2) ** 0.5, 0.2 / 2**0.5
+    assert found.by_comparison == {"small": (4, pytest.approx(small)), "large": (2, pytest.approx(large))}
+    rows = ways(plan(study, [(folder, results)]))
+    assert (rows["last value, large"].pairs, rows["last value, large"].sd) == (2, pytest.approx(large))
+    assert rows["last value, small"].ratio == pytest.approx(small / found.sd)
 
 
 def test_a_loss_that_is_not_finite_is_left_out_and_said(tmp_path):
