@@ -10,6 +10,7 @@ which was not taken: a model that has its largest size from the start, and compu
 from __future__ import annotations
 
 import argparse
+import copy
 import statistics
 import sys
 from pathlib import Path
@@ -45,17 +46,23 @@ def main() -> None:
     options, flags = parser.parse_known_args()
     model = named_model(options.model)
     model = model.replace(vocab_size=options.vocab_size or model.vocab_size)
-    # Nothing is decided during the calibration, but everything is measured.
-    growing = ["--growth.criterion", options.criterion, "--growth.calibration", "1000", *flags]
+    growing = ["--growth.criterion", options.criterion, "--growth.calibration", "1", *flags]
     with trainer_of(model, options.micro_batch, *growing) as one:
         session, trainer = one.session, one.trainer
         [hook] = [hook for hook in session.hooks if isinstance(hook, Growth)]
+
+        def check() -> None:
+            """The first check again: what it decides is not done."""
+            growth, captured = copy.deepcopy(session.state.growth), hook._captured
+            hook.run(trainer.engine, session.state)
+            session.state.growth, hook._captured = growth, captured
+
         one.step()
-        hook.run(trainer.engine, session.state)
+        check()
         steps, checks = [], []
         for _ in range(options.steps):
             steps.append(one.seconds(one.step))
-            checks.append(one.seconds(lambda: hook.run(trainer.engine, session.state)))
+            checks.append(one.seconds(check))
         step, check = statistics.median(steps), statistics.median(checks)
         parameters = session.model.num_parameters()
         print(

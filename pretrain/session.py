@@ -34,8 +34,9 @@ from pretrain.engine.compiling import decide_compile, decide_fused
 from pretrain.engine.ds_config import EngineSettings, merge_ds_config, resolve_bf16
 from pretrain.engine.patches import prepare_deepspeed
 from pretrain.evaluation.hooks import AccuracyHook, EvaluationHook, ValidationHook
+from pretrain.growth.controller import GrowthState
 from pretrain.growth.edit import checkpoint_of
-from pretrain.growth.hook import Growth
+from pretrain.growth.hook import Growth, KeptGrowth
 from pretrain.growth.models import check_every_split, continued_model, head_group_sizes_of, largest_model
 from pretrain.optim.groups import GroupRates, run_groups
 from pretrain.plan.micro_batch import device_memory, plan_batch
@@ -231,7 +232,13 @@ def _build_hooks(session: Session) -> list[Hook]:
     session.notes += diagnostics.notes
     hooks.append(diagnostics)
     if run.growth.active:  # the last: the others measure the model that the step has trained
-        hooks.append(Growth(session, lambda seen: session.micro_batch(seen, 0)))
+        growth = Growth(session, lambda seen: session.micro_batch(seen, 0))
+        session.notes += growth.notes
+        hooks.append(growth)
+        # Written down before the first check: a run that goes on without growth keeps the heads that it has.
+        session.state.growth = session.state.growth or GrowthState.begin(session.model.heads).to_json()
+    elif session.state.growth:
+        hooks.append(KeptGrowth())
     return hooks
 
 

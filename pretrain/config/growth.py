@@ -27,20 +27,22 @@ class GrowthConfig:
     maximum: int | None = positive(None)
     """Most heads of a layer; the largest head count of the model's own schedule when not given."""
     budget: int | None = positive(None)
-    """Most heads of all layers together; no limit when not given."""
+    """Most heads of all layers together; no limit when not given. Where several layers grow at once and it is too
+    small for all, those that ask most (incrt) or come first get theirs."""
     head_dim: int | None = positive(None)
     """Width of every head; the smallest of the model's own schedule when not given."""
     interval: float = positive(0.02)
-    """Steps (or fraction of the run) between two checks."""
+    """Steps (or fraction of the run, and 20 steps at least) between two checks."""
     until: float = positive(0.9)
     """Step (or fraction of the run) of the last check: a head added at the very end learns nothing."""
     layers: Literal["per_layer", "together"] = "per_layer"
     """per_layer: each layer by what it measures. together: all layers grow when the median layer asks for it, and are
-    pruned when all have a head to prune."""
+    pruned when all have a head to prune; random and gradient add a head to every layer at every check."""
     new_heads: Literal["captured", "random"] = "captured"
     """q and k of a new head: along the direction that was found and its partner, or drawn as at step 0."""
     calibration: int = positive(4)
-    """Checks before the first decision, from which a layer's thresholds are taken."""
+    """Checks from which a layer's thresholds are taken. Decisions begin with the last of them; with grow_above incrt
+    decides from the first check on."""
     grow_share: float = positive(0.1)
     """incrt: a layer grows above this share of the median of its residual energy over the calibration."""
     prune_share: float = from_zero(0.01)
@@ -48,15 +50,15 @@ class GrowthConfig:
     grow_above: float | None = positive(None)
     """incrt: threshold of growth for all layers, in place of grow_share."""
     prune_below: float | None = from_zero(None)
-    """incrt: threshold of pruning for all heads, in place of prune_share."""
+    """incrt: threshold of pruning for all heads, in place of prune_share; the layer's threshold for growth at most."""
     dwell: int = from_zero(1)
-    """Checks that a layer waits after it has grown or was pruned."""
+    """incrt: checks that a layer waits after it has grown or was pruned."""
     patience: int = positive(5)
     """Checks in a row in which a head must be below the threshold before it is pruned."""
     average: float = ranged(0.5, lambda value: 0 <= value < 1, "a number in [0, 1)")
     """Weight of the past in the running average of the second moment, from one check to the next."""
     schedule: dict[int, str] = field(default_factory=dict)
-    """For the criterion schedule: step -> heads per layer, such as {100: 2x4, 200: 2x2,4x2}."""
+    """For the criterion schedule: step -> heads per layer, such as {100: 2x4, 200: "2x2,4x2"}."""
 
     @property
     def active(self) -> bool:
@@ -125,6 +127,12 @@ class GrowthConfig:
             raise UserError(
                 f"heads: {heads!r} contradicts growth.criterion {self.criterion}, which finds the heads; leave one out"
             )
+        for name in ("interval", "until"):
+            value = getattr(self, name)
+            if value >= 1 and value != int(value):
+                raise UserError(
+                    f"growth.{name}: {value} is neither a fraction below 1 nor a whole number of steps"
+                )
         if self.maximum is not None and self.maximum < self.start:
             raise UserError(
                 f"growth.maximum: {self.maximum} is below growth.start {self.start}; give at least {self.start}"

@@ -161,7 +161,7 @@ class Controller:
         captured: Sequence[Tensor],
     ) -> dict[Change, Tensor | None]:
         """The heads whose gradients the next ``decide`` compares, with their directions; of other criteria none."""
-        if self.config.criterion != "gradient" or state.checks < self.config.calibration:
+        if self.config.criterion != "gradient" or state.checks + 1 < self.config.calibration:
             return {}
         return {
             Change(layer, heads[layer], "grow"): self._directions(
@@ -173,19 +173,23 @@ class Controller:
     # ---------------------------------------------------------------------- thresholds
 
     def _calibrate(self, state: GrowthState, measures: Sequence[LayerMeasure]) -> None:
-        """Set the thresholds when the calibration is over: shares of the median Γ, as the paper's code does."""
+        """Set the thresholds: shares of the median Γ of the calibration, as the paper's code does, or as given.
+
+        They follow from the settings at every check, so that a run may go on with others; the calibration is not made
+        again. φ_g is at most θ_w: a head that was just added must not be pruned at once.
+        """
         config = self.config
         for layer, measure in enumerate(measures):
-            if state.thresholds[layer] is not None:
-                continue
-            state.calibration[layer].append(measure.gamma)
+            seen = state.calibration[layer]
+            if len(seen) < config.calibration:
+                seen.append(measure.gamma)
             grow = config.grow_above
             if grow is None:
-                if len(state.calibration[layer]) < config.calibration:
+                if len(seen) < config.calibration:
                     continue
-                grow = config.grow_share * statistics.median(state.calibration[layer])
+                grow = config.grow_share * statistics.median(seen)
             prune = config.prune_share * grow if config.prune_below is None else config.prune_below
-            state.thresholds[layer] = [grow, prune]
+            state.thresholds[layer] = [grow, min(prune, grow)]
 
     def _count_below(self, state: GrowthState, measures: Sequence[LayerMeasure]) -> None:
         for layer, measure in enumerate(measures):
@@ -220,8 +224,8 @@ class Controller:
                 return [(layer, 1) for layer in free] if ready else []
             asking = [layer for layer in free if urgency[layer] > 1 and not waiting[layer]]
             return [(layer, 1) for layer in sorted(asking, key=lambda layer: -urgency[layer])]
-        # The others have no threshold; they wait for the calibration, so that all criteria begin at the same check.
-        if state.checks <= self.config.calibration or not free:
+        # The others have no threshold; they wait for the calibration, so that all criteria begin at its last check.
+        if state.checks < self.config.calibration or not free:
             return []
         if together:
             return [(layer, 1) for layer in free]
@@ -230,7 +234,9 @@ class Controller:
         return [(max(free, key=lambda layer: norms[layer]), 1)]
 
     def _free(self, heads: Sequence[int], state: GrowthState, measures: Sequence[LayerMeasure]) -> list[int]:
-        """Layers that may grow: below the most heads, and with a direction of R^d that has had no head yet."""
+        """Layers that may grow: below the most heads, fewer than d heads added so far, and the budget not spent."""
+        if self._budget_left(heads, Decision()) <= 0:
+            return []
         return [
             layer
             for layer, count in enumerate(heads)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,8 @@ from pretrain.run.hooks import Hook, HookResult
 MOMENT = "growth/second_moment/layer_"
 CAPTURED = "growth/captured/layer_"
 TOP = "growth/top/layer_"
+LEAST_INTERVAL = 20
+"""Steps between checks, at least, where the interval is a share of the run: a check costs about half a micro-batch."""
 
 
 class Growth(Hook):
@@ -44,7 +46,9 @@ class Growth(Hook):
         self.run_config, self.model, self.world = run, context.model, context.world
         self.config, self.micro_batch = run.growth, micro_batch
         self.controller = Controller(run.growth, run.most_heads, run.seed)
-        self.every = max(1, length_in_steps("growth.interval", run.growth.interval, run.steps))
+        self.every = length_in_steps("growth.interval", run.growth.interval, run.steps)
+        if run.growth.interval < 1:
+            self.every = max(self.every, LEAST_INTERVAL)
         self.last = min(run.steps - 1, length_in_steps("growth.until", run.growth.until, run.steps))
         if run.growth.criterion == "gradient" and run.activation_checkpointing:
             raise UserError(
@@ -56,6 +60,17 @@ class Growth(Hook):
         self._captured = [torch.zeros(0, d) for _ in range(layers)]
         self._top: list[Tensor | None] = [None] * layers
         self._directions: dict[Change, Tensor] = {}
+
+    @property
+    def notes(self) -> list[str]:
+        """What to know before the run: that no check comes early enough to decide anything."""
+        first = self.every if self.config.grow_above is not None else self.every * self.config.calibration
+        if self.config.criterion == "schedule" or first <= self.last:
+            return []
+        return [
+            f"growth   no head is added: the first decision would be after step {first:,}, and growth.until is "
+            f"{self.last:,}"
+        ]
 
     def due(self, step: int) -> bool:
         """Whether to check after this many steps: at the interval, or at the steps of a schedule."""
@@ -92,7 +107,12 @@ class Growth(Hook):
             ``growth/…`` figures of every layer, a line for each change, and the model to go on with if there is any.
         """
         batch = self.micro_batch(state.sequences)
-        self._average(second_moments(engine, batch, self.world))
+        moments = second_moments(engine, batch, self.world)
+        if not all(bool(moment.isfinite().all()) for moment in moments):
+            return HookResult(
+                lines=[f"growth   step {state.step:,}: not checked; activations are not finite"]
+            )
+        self._average(moments)
         weights = query_and_key_weights(engine, self.model, self.world)
         growth = GrowthState.read(state.growth, self.model.heads)
         main = self.world.is_main  # rank 0 decides for all
@@ -104,7 +124,7 @@ class Growth(Hook):
         decision, figures = Decision(), {}
         if main:
             decision = self.controller.decide(state.step, heads, growth, measures, self._captured, norms)
-            figures = self._figures(measures, norms)
+            figures = self._figures(measures, norms, changed_model(self.model, decision.changes).heads)
         shared = (growth, decision, figures, self._captured, self._top)
         growth, decision, figures, self._captured, self._top = self.world.broadcast(shared)
         state.growth, self._directions = growth.to_json(), decision.directions
@@ -151,10 +171,13 @@ class Growth(Hook):
         }
         return gradient_norms(engine, batch, heads, self.world)
 
-    def _figures(self, measures: list[LayerMeasure], norms: Mapping[int, float]) -> dict[str, Any]:
+    def _figures(
+        self, measures: list[LayerMeasure], norms: Mapping[int, float], heads: Sequence[int]
+    ) -> dict[str, Any]:
+        """What was measured, and the *heads* that the run goes on with."""
         figures: dict[str, Any] = {}
         for layer, measure in enumerate(measures):
-            figures[f"growth/heads/layer_{layer}"] = self.model.heads[layer]
+            figures[f"growth/heads/layer_{layer}"] = heads[layer]
             figures[f"growth/gamma/layer_{layer}"] = measure.gamma
             figures[f"growth/lambda_max/layer_{layer}"] = measure.extremes.largest
             figures[f"growth/weakest_head/layer_{layer}"] = min(measure.energies)
@@ -170,3 +193,21 @@ class Growth(Hook):
             f"growth   step {step:,}: {'; '.join(parts)}; heads {format_heads(model.heads)}, "
             f"{model.num_parameters():,} parameters"
         )
+
+
+class KeptGrowth(Hook):
+    """Hook of a run that goes on without growth: keeps what growth knew, in case it is turned on again."""
+
+    name = "growth (off)"
+
+    def __init__(self) -> None:
+        self._tensors: dict[str, Tensor] = {}
+
+    def state(self) -> dict[str, Tensor]:
+        """The tensors that Growth has written."""
+        return self._tensors
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take them over, but for those of pending heads, which have been made."""
+        prefixes = (MOMENT, CAPTURED, TOP)
+        self._tensors = {name: tensor for name, tensor in tensors.items() if name.startswith(prefixes)}

@@ -44,7 +44,10 @@ def second_moments(engine: Any, batch: list[Tensor], world: World) -> list[Tenso
     counted = _not_padding(network, batch)
     if counted is not None:
         counted = counted.to(world.device)
-        share = world.sum(counted.sum().double()).item() / world.size  # tokens of a rank, on the average
+        tokens = counted.sum().double()
+        if world.size > 1:  # the ranks of a tensor group count theirs again, as they do below
+            dist.all_reduce(tokens)
+        share = tokens.item() / world.size  # tokens of a rank, on the average
 
     def record(module: Any, inputs: tuple[Any, ...]) -> None:
         rows = inputs[0].detach().flatten(0, -2).float()  # [B T, d]; with sequence parallelism a part of T
@@ -60,9 +63,7 @@ def second_moments(engine: Any, batch: list[Tensor], world: World) -> list[Tenso
         engine(*(tensor.to(world.device) for tensor in batch))
     engine.train(training)
     if world.size > 1:
-        for (
-            total
-        ) in sums:  # a language model's ranks, or those of its tensor group, count equally many tokens
+        for total in sums:  # a language model's ranks count equally many tokens
             dist.all_reduce(total)
     return [total / world.size for total in sums]
 

@@ -37,10 +37,9 @@ def continued_model(
         if model.kv_heads not in (None, model.heads):
             return run_model, run_model  # the same: growth is not for grouped queries
         # The width of a head stays as it is, and must be written down before their number changes.
-        return run_model.replace(heads=model.heads, head_dim=model.head_dim), _with_head_dims(
-            run_model.replace(heads=model.heads, head_dim=model.head_dim)
-        )
-    now = run_model.replace(heads=model.heads, head_dim=model.head_dim)
+        fixed = run_model.replace(heads=model.heads, head_dim=model.head_dim)
+        return fixed.replace(kv_heads=model.kv_heads), _with_head_dims(fixed)
+    now = run_model.replace(heads=model.heads, head_dim=model.head_dim, kv_heads=model.kv_heads)
     return now, changed_model(now, pending_changes(saved))
 
 

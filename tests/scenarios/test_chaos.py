@@ -30,7 +30,7 @@ SETTINGS = (
     "--validation.sequences", "40", "--logging.every", "1", "--logging.seconds", "0", "--skip_spikes", "6",
     "--checkpoint.background", "true",
     "--growth.criterion", "incrt", "--growth.interval", "6", "--growth.calibration", "2", "--growth.maximum", "6",
-    "--growth.grow_above", "1e-6", "--growth.prune_below", "9e-7", "--growth.patience", "2",
+    "--growth.start", "3", "--growth.grow_above", "0.1", "--growth.prune_below", "0.0999", "--growth.patience", "2",
 )  # fmt: skip
 
 
@@ -145,7 +145,8 @@ def test_a_run_survives_everything(small_folder, tmp_path, disk):
     assert finished.returncode == 0, finished.output
     assert curve(folder) == curve(tmp_path / "whole" / "nano")
     events = read_state(folder / f"checkpoints/step_{STEPS:06d}").growth["events"]
-    assert len({event["step"] for event in events}) >= 5
+    assert len({event["step"] for event in events}) >= 4
+    assert {event["kind"] for event in events} == {"grow", "prune"}
 
 
 def wait_for_steps(running: Running, steps: int) -> None:

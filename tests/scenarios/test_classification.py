@@ -100,7 +100,14 @@ def test_other_worlds_give_the_same_losses_and_go_on_from_each_other(
     assert np.allclose(found[:3], expected[:3], rtol=1e-5)
 
 
-def test_heads_grow_and_padding_is_not_measured(corpus, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("ranks", "flags"),
+    [
+        (1, ()),
+        pytest.param(2, ("--tensor_parallel", "2"), marks=pytest.mark.slow),
+    ],
+)
+def test_heads_grow_and_padding_is_not_measured(corpus, tmp_path, capsys, ranks, flags):
     growth = (
         "--growth.criterion",
         "incrt",
@@ -112,8 +119,8 @@ def test_heads_grow_and_padding_is_not_measured(corpus, tmp_path, capsys):
         "0",
     )
     more = ("--growth.calibration", "1", "--checkpoint.keep_last", "9")
-    run = classifying(corpus, tmp_path, *growth, *more, steps=12)
-    assert run_distributed(session, 1, run)[0] == ([], None)
+    run = classifying(corpus, tmp_path, *growth, *more, *flags, steps=12)
+    assert run_distributed(session, ranks, run, timeout=120)[0] == ([], None)
     saved = SavedRun.open(run.folder)
     assert sum(saved.model.heads) > 4 and saved.model.classes == 2
     # The second moment of the first layer at an event, where a checkpoint was written.

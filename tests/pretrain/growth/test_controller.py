@@ -47,6 +47,24 @@ def test_thresholds_are_shares_of_the_median_of_the_calibration():
     assert state.thresholds == [pytest.approx([0.3, 0.003])]
 
 
+def test_a_run_goes_on_with_other_thresholds():
+    measures, captured = [measure(2.0, gamma=10.0)], [torch.zeros(0, D)]
+    state = GrowthState.begin([2])
+    for step, (settings, expected) in enumerate(
+        [
+            ({"grow_share": 0.5}, None),
+            ({"grow_share": 0.5}, [5.0, 0.05]),
+            ({"grow_share": 0.8, "prune_share": 0.5}, [8.0, 4.0]),  # of the same calibration
+            ({"grow_above": 100.0}, [100.0, 1.0]),
+            ({"grow_above": 3.0, "prune_share": 0.5}, [3.0, 1.5]),
+            ({"grow_share": 0.5, "prune_below": 7.0}, [5.0, 5.0]),  # what just grew is not pruned at once
+        ]
+    ):
+        controller = Controller(GrowthConfig(criterion="incrt", calibration=2, **settings), 4, 1)
+        assert controller.decide(step, [2], state, measures, captured, {}).changes == []
+        assert state.thresholds == [expected and pytest.approx(expected)]
+
+
 def test_the_most_urgent_layers_come_first_and_wait():
     config = GrowthConfig(criterion="incrt", grow_above=1.0, dwell=1, budget=8)
     found, heads, _ = checks(config, [measure(2.0), measure(0.5), measure(3.0)], 4)
@@ -79,26 +97,30 @@ def test_random_depends_on_the_seed_and_the_step_only():
     layers = [measure(2.0)] * 3
     first, heads, _ = checks(config, layers, 8)
     assert first == checks(config, layers, 8)[0]
-    assert (
-        first[:2] == [[], []]
-        and sum(heads) == 9
-        and [len(changes) for changes in first[2:]] == [1, 1, 1, 0, 0, 0]
-    )
+    assert [len(changes) for changes in first] == [0, 1, 1, 1, 0, 0, 0, 0] and sum(heads) == 9
 
 
 def test_gradient_takes_the_largest():
     config = GrowthConfig(criterion="gradient", calibration=1)
     found, _, _ = checks(config, [measure(2.0)] * 3, 3, norms={0: 1.0, 1: 3.0, 2: 2.0})
-    assert found == [[], [("grow", 1, 2)], [("grow", 1, 3)]]
+    assert found[:2] == [[("grow", 1, 2)], [("grow", 1, 3)]]
     controller, state = Controller(config, 4, 1), GrowthState.begin([4, 2, 2])
-    state.checks = 1
     compared = controller.candidates([4, 2, 2], state, [measure(2.0)] * 3, [torch.zeros(0, D)] * 3)
     assert [(change.layer, change.head) for change in compared] == [(1, 2), (2, 2)]  # layer 0 has its most
+    spent = Controller(GrowthConfig(criterion="gradient", calibration=1, budget=8), 4, 1)
+    assert spent.candidates([4, 2, 2], state, [measure(2.0)] * 3, [torch.zeros(0, D)] * 3) == {}
 
 
 def test_together_a_random_run_grows_everywhere():
     config = GrowthConfig(criterion="random", calibration=1, layers="together")
-    assert checks(config, [measure(2.0)] * 3, 2)[1] == [3, 3, 3]
+    assert checks(config, [measure(2.0)] * 3, 1)[1] == [3, 3, 3]
+
+
+@pytest.mark.parametrize("criterion", ["incrt", "random", "gradient"])
+def test_all_criteria_begin_at_the_last_check_of_the_calibration(criterion):
+    config = GrowthConfig(criterion=criterion, calibration=3, grow_share=0.1)
+    found = checks(config, [measure(2.0)] * 3, 3, norms={0: 1.0, 1: 3.0, 2: 2.0})[0]
+    assert [bool(changes) for changes in found] == [False, False, True]
 
 
 def test_a_new_head_lies_along_its_directions():

@@ -9,6 +9,7 @@ import torch
 from model.config import ModelConfig
 from model.errors import UserError
 from model.transformer import Transformer
+from pretrain import convert, generate
 from pretrain.checkpoint.reshard import load_resharded
 from pretrain.checkpoint.state import read_features, read_state
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
@@ -30,6 +31,8 @@ BIASED = (
     "--architecture.ffn_width", "96",
 )  # fmt: skip
 GROWN = (1, 2, 1, 3)
+# Every head of these small weights is below the threshold of pruning at first; λ_max is above that of growth later.
+PRUNING = ("--growth.start", "3", "--growth.grow_above", "0.1", "--growth.prune_below", "0.0999")
 
 
 def growing(data, runs, *more, steps=6, **schedule):
@@ -189,7 +192,9 @@ def test_a_run_stopped_in_a_check_makes_its_event_before_the_next_step(small_fol
     ("ranks", "stage", "flags"),
     [
         (1, 2, ()),
+        (1, 2, PRUNING),
         pytest.param(2, 2, ("--tensor_parallel", "2", "--growth.head_dim", "12"), marks=pytest.mark.slow),
+        pytest.param(2, 3, ("--tensor_parallel", "2", "--precision", "bf16", *PRUNING), marks=pytest.mark.slow),
         pytest.param(2, 3, ("--document_mask", "true"), marks=pytest.mark.slow),
         pytest.param(2, 1, ("--growth.criterion", "gradient", "--growth.budget", "8"), marks=pytest.mark.slow),
         pytest.param(2, 3, ("--growth.criterion", "gradient"), marks=pytest.mark.slow),
@@ -209,8 +214,7 @@ def test_a_run_cut_off_at_any_step_gives_the_same_curve(small_folder, tmp_path, 
         "11",
     )
     options += ("--growth.criterion", "incrt") if "--growth.criterion" not in flags else ()
-    # Pruning, too: every head is below such a threshold, so heads come and go.
-    options += ("--growth.patience", "2", "--growth.grow_above", "1e-6", "--growth.prune_below", "9e-7")
+    options += ("--growth.patience", "2", "--growth.grow_above", "1e-6")
     options += ("--growth.head_dim", "16") if "--growth.head_dim" not in flags else ()
 
     def run_in(folder, *more):
@@ -221,7 +225,11 @@ def test_a_run_cut_off_at_any_step_gives_the_same_curve(small_folder, tmp_path, 
     assert run_distributed(session, ranks, whole, stage, timeout=200)[0] == ([], None)
     state = read_state(whole.folder / "checkpoints/step_000014")
     events = state.growth["events"]
-    assert len(events) >= 3 and sum(ModelConfig.from_json(state.model).heads) > 4
+    assert len(events) >= 3
+    if flags[-len(PRUNING) :] == PRUNING:
+        assert {event["kind"] for event in events} == {"grow", "prune"}
+    else:
+        assert sum(ModelConfig.from_json(state.model).heads) > 4
     broken = run_in(tmp_path / "broken")
     for step in (4, 5, 9):  # in the step after an event, in one that is saved for itself, and later
         run_distributed(interrupted, ranks, broken, step, ranks, stage, timeout=200)
@@ -239,7 +247,10 @@ def test_a_grown_run_is_an_ordinary_model(small_folder, tmp_path):
         assert saved.load_model()(torch.zeros(1, 8, dtype=torch.int64)).isfinite().all()
     rows = curve(run.folder)
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
-    assert rows[1]["growth/heads/layer_3"] == 1 and rows[1]["growth/gamma/layer_3"] > 0
+    assert rows[1]["growth/heads/layer_3"] == 3 and rows[1]["growth/gamma/layer_3"] > 0
+    # convert compares the logits of both.
+    assert convert.main([str(run.folder), "--out", str(tmp_path / "hf")]) == 0
+    assert generate.main([str(run.folder), "--prompt", "def ", "--tokens", "4"]) == 0
     # Without growth its heads stay, and it goes on.
     on = nano_run(small_folder, tmp_path, "--steps", "7", "--validation.every", "0")
     assert run_distributed(session, 1, on, 2)[0][1] is None
@@ -332,7 +343,10 @@ def test_the_figures_of_a_run_are_those_of_its_weights(small_folder, tmp_path):
         skew = (q.T @ k - k.T @ q) / 2
         projector = torch.eye(len(c), dtype=torch.float64) - captured.T @ captured
         energy = projector @ (c @ skew - skew @ c) @ projector / 2
-        values = torch.linalg.eigvalsh(energy)
+        values, vectors = torch.linalg.eigh(energy)
+        if (values[-1] - values[-2]) / values[-1] >= 0.1:
+            found = features[f"growth/top/layer_{layer}"].double()
+            assert abs(found @ vectors[:, -1]) > 0.99
         assert row[f"growth/lambda_max/layer_{layer}"] == pytest.approx(values[-1].item(), rel=1e-2)
         assert row[f"growth/gamma/layer_{layer}"] == pytest.approx(
             torch.linalg.matrix_norm(energy).item(), rel=1e-3

@@ -1,0 +1,113 @@
+"""Runs whose heads grow, continued otherwise than they began: without growth, again with it, in another world."""
+
+import pytest
+import torch
+
+from model.config import ModelConfig
+from pretrain.checkpoint.state import read_features, read_state
+from pretrain.engine.build import build_engine
+from pretrain.growth import hook
+from pretrain.growth.hook import CAPTURED, Growth
+from tests.helpers.distributed import run_distributed
+from tests.helpers.shapes import Shape, build
+from tests.helpers.training import curve, interrupted, nano_run, session
+
+INCRT = (
+    "--growth.criterion", "incrt", "--growth.interval", "2", "--growth.calibration", "1", "--growth.maximum", "5",
+    "--growth.grow_above", "1e-6", "--growth.dwell", "0", "--growth.until", "20", "--validation.every", "0",
+    "--checkpoint.keep_last", "9",
+)  # fmt: skip
+
+
+def heads_at(run, step):
+    return ModelConfig.from_json(read_state(run.folder / f"checkpoints/step_{step:06d}").model).heads
+
+
+def notes_of(run):
+    return build(run, Shape(1, 2)).notes
+
+
+def test_growth_that_was_off_goes_on_with_what_it_knew(small_folder, tmp_path):
+    run = nano_run(small_folder, tmp_path, *INCRT, "--steps", "3")
+    assert run_distributed(session, 1, run)[0][1] is None
+    assert heads_at(run, 3) == (2, 2, 2, 2)
+    off = nano_run(small_folder, tmp_path, "--steps", "5", "--checkpoint.keep_last", "9")
+    assert run_distributed(session, 1, off)[0][1] is None
+    assert heads_at(run, 5) == (2, 2, 2, 2)
+    on = nano_run(small_folder, tmp_path, *INCRT, "--steps", "7")
+    assert run_distributed(session, 1, on)[0][1] is None
+    assert heads_at(run, 7) == (3, 3, 3, 3)
+    before, after = (read_features(run.folder / f"checkpoints/step_{step:06d}") for step in (3, 7))
+    for layer in range(4):
+        known, now = before[f"{CAPTURED}{layer}"], after[f"{CAPTURED}{layer}"]
+        assert len(known) == 1 and len(now) == 2 and torch.equal(now[:1], known)
+
+
+def test_a_run_stopped_before_its_first_check_goes_on_without_growth(small_folder, tmp_path):
+    run = nano_run(small_folder, tmp_path, "--growth.criterion", "incrt", "--steps", "2")
+    assert run_distributed(session, 1, run)[0][1] is None
+    fixed = nano_run(small_folder, tmp_path, "--steps", "3")
+    assert run_distributed(session, 1, fixed)[0][1] is None
+    assert heads_at(run, 3) == (1, 1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (
+            (),
+            "the first decision would be after step 80, and growth.until is 72",
+        ),  # four checks, 20 steps apart
+        (("--growth.calibration", "3"), None),
+        (("--growth.grow_above", "0.1", "--growth.until", "19"), "after step 20, and growth.until is 19"),
+        (("--growth.grow_above", "0.1"), None),
+    ],
+)
+def test_a_run_that_is_too_short_to_grow_says_so(small_folder, tmp_path, flags, said):
+    run = nano_run(small_folder, tmp_path, "--growth.criterion", "incrt", "--steps", "80", *flags)
+    notes = run_distributed(notes_of, 1, run)[0]
+    assert [said in note for note in notes if note.startswith("growth")] == [True] * (said is not None)
+
+
+def a_check_of_broken_activations(run):
+    opened = build(run, Shape(1, 2))
+    engine = build_engine(opened.run, opened.model, opened.ds_config, opened.world.grid)
+    growth = Growth(opened, lambda seen: opened.micro_batch(seen, 0))
+    measured = hook.second_moments
+    hook.second_moments = lambda *given: [moment * torch.nan for moment in measured(*given)]
+    try:
+        result = growth.run(engine, opened.state)
+    finally:
+        hook.second_moments = measured
+    return result.figures, result.lines, [name for name in growth.state() if "moment" in name]
+
+
+def test_activations_that_are_not_finite_are_not_measured(small_folder, tmp_path):
+    run = nano_run(small_folder, tmp_path, *INCRT, "--steps", "9")
+    figures, lines, moments = run_distributed(a_check_of_broken_activations, 1, run)[0]
+    assert figures == {} and moments == []
+    assert lines == ["growth   step 0: not checked; activations are not finite"]
+
+
+@pytest.mark.slow
+def test_growth_in_another_world(small_folder, tmp_path):
+    """One rank at stage 2, then two at t = 2 with sequence parallelism, then two that share the data at stage 3."""
+    steps = ("--steps", "11", "--growth.head_dim", "12", "--micro_batch", "2", "--checkpoint.every", "0")
+    whole = nano_run(small_folder, tmp_path / "whole", *INCRT, *steps)
+    assert run_distributed(session, 1, whole)[0][1] is None
+    run = nano_run(small_folder, tmp_path, *INCRT, *steps)
+    run_distributed(interrupted, 1, run, 5, 1, 2)
+    split = ("--tensor_parallel", "2", "--sequence_parallel", "true")
+    run_distributed(
+        interrupted, 2, nano_run(small_folder, tmp_path, *INCRT, *steps, *split), 9, 2, 2, timeout=120
+    )
+    assert run_distributed(session, 2, run, 3, timeout=120)[0][1] is None
+    expected, found = (
+        read_state(r.folder / "checkpoints/step_000011").growth["events"] for r in (whole, run)
+    )
+    assert len(expected) == 16 and heads_at(run, 11) == (5, 5, 5, 5)
+    for event, other in zip(expected, found, strict=True):
+        close = {name: pytest.approx(event.pop(name), rel=1e-3) for name in ("gamma", "lambda_max")}
+        assert other == event | close
+    losses = [[row["train_loss"] for row in curve(r.folder) if "train_loss" in row] for r in (whole, run)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
