@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from model.errors import UserError, run_command, shown
+from model.heads import HeadSchedule
+from model.presets import preset, preset_names
 from pretrain.config.command_line import CommandParser as Parser
 from pretrain.config.command_line import load_run_config
 from pretrain.utils.files import write_atomically
@@ -79,11 +81,8 @@ def run_growth(arguments: Sequence[str]) -> None:
     record = GrowthRecord.of(source.state.growth, model.num_layers)
     inputs, labels, starts, text = held_out(source, options.sequences)
     out = _folder(options)
-    described = _described(source) if record else None
-    print(
-        "\n".join(model_lines(options.run.name, step, model) + schedule_lines(model.heads, described)),
-        flush=True,
-    )
+    lines = model_lines(options.run.name, step, model) + schedule_lines(model.heads, other_schedules(source))
+    print("\n".join(lines), flush=True)
     network = source.load_model().to("cuda" if torch.cuda.is_available() else "cpu")
     with ProgressLine("heads removed", "pass") as progress:
         worths = measure_worths(network, inputs, labels, starts, progress=progress)
@@ -99,12 +98,19 @@ def run_growth(arguments: Sequence[str]) -> None:
     print("wrote " + ", ".join(map(str, written)))
 
 
-def _described(source: SavedRun) -> tuple[str, Sequence[int]] | None:
-    """Name and head schedule of the model that the run's settings describe; None if they cannot be read here."""
-    with suppress(UserError):
+def other_schedules(source: SavedRun) -> dict[str, HeadSchedule]:
+    """By name, schedules to see the run's beside: Prism's for its depth and width, and that of its own settings."""
+    model = source.model
+    found = {
+        name: preset(name).heads
+        for name in preset_names()
+        if name.startswith("prism-")
+        and (preset(name).num_layers, preset(name).d_model) == (model.num_layers, model.d_model)
+    }
+    with suppress(UserError):  # settings that cannot be read here
         run = load_run_config(source.run_folder / "config.yaml")
-        return run.model, run.fixed_model_config().heads
-    return None
+        found.setdefault(run.model, run.fixed_model_config().heads)
+    return {name: heads for name, heads in found.items() if heads != model.heads}
 
 
 def held_out(source: SavedRun, sequences: int) -> tuple[np.ndarray, np.ndarray, list[np.ndarray] | None, str]:

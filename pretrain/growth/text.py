@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import correlation, median
 
 from model.config import ModelConfig
@@ -31,27 +31,19 @@ def model_lines(name: str, step: int, model: ModelConfig) -> list[str]:
     return [f"model     {name}, step {step:,}: {', '.join(parts)}, d_model {model.d_model}"]
 
 
-def schedule_lines(heads: Sequence[int], described: tuple[str, Sequence[int]] | None = None) -> list[str]:
-    """The schedule found, beside the uniform one of as many heads, the two sorted ones, and the model's own.
-
-    Args:
-        heads: by layer.
-        described: name and heads of the model that a grown run was described with, such as prism-micro.
-    """
+def schedule_lines(heads: Sequence[int], others: Mapping[str, Sequence[int]]) -> list[str]:
+    """The schedule *heads*, beside the uniform one of as many heads, the two sorted ones, and *others* by name."""
     mean = sum(heads) / len(heads)
     even = uniform(round(mean), len(heads))
     exactly = "" if sum(even) == sum(heads) else f" ({sum(heads)} heads do not spread evenly)"
     found = direction(heads)
     trend = "every layer has as many" if found is None else f"correlation with depth {found:+.2f}"
-    lines = [
+    return [
         f"schedule  {format_heads(heads)}: {sum(heads)} heads, {mean:.2f} a layer, {trend}",
         f"          uniform {format_heads(even)}{exactly}; ascending {format_heads(ascending(heads))}; "
         f"descending {format_heads(descending(heads))}",
+        *(f"          {name} {format_heads(own)}: {sum(own)} heads" for name, own in others.items()),
     ]
-    if described is not None:
-        name, own = described
-        lines.append(f"          the schedule of {name}: {format_heads(own)}, {sum(own)} heads")
-    return lines
 
 
 def law_lines(predictions: Sequence[Prediction]) -> list[str]:

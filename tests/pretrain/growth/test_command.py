@@ -62,7 +62,7 @@ def test_a_grown_run(small_folder, tmp_path, capsys):
     assert (run.folder / "growth/growth.png").stat().st_size > 10_000
     assert "no prediction: fewer than 3 growth events" in printed
     own = run.fixed_model_config().heads
-    assert f"the schedule of prism-nano: {format_heads(own)}, {sum(own)} heads" in printed
+    assert f"\n          prism-nano {format_heads(own)}: {sum(own)} heads\n" in printed
 
 
 @pytest.mark.parametrize(
@@ -114,9 +114,10 @@ def test_the_growth_picture_shows_checks_or_events(tmp_path):
 def test_lines():
     assert text.direction([3, 3]) is None
     assert text.direction([1, 2, 3]) == pytest.approx(1) and text.direction([4, 2]) == pytest.approx(-1)
-    lines = text.schedule_lines([2, 5, 4])
+    lines = text.schedule_lines([2, 5, 4], {"prism-x": [1, 2, 3]})
     assert lines[0] == "schedule  2,5,4: 11 heads, 3.67 a layer, correlation with depth +0.65"
     assert "uniform 4x3 (11 heads do not spread evenly); ascending 2,4,5; descending 5,4,2" in lines[1]
+    assert lines[2] == "          prism-x 1,2,3: 6 heads"
     model = block(
         "llama", vocab_size=260, context_length=64, d_model=48, ffn_width=128, heads=(4, 8), kv_heads=(2, 4)
     )
