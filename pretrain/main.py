@@ -39,9 +39,14 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
             return
         from pretrain.engine.ds_config_check import read_ds_config
 
-        ds_config = read_ds_config(command.ds_config, run)
-        from pretrain.run.preflight import check_start
+        from pretrain.run.preflight import check_settings, check_start
 
+        ds_config = read_ds_config(command.ds_config, run)
+        if command.print_config:
+            if rank == 0:
+                check_settings(run)
+                print(run.to_recipe(), end="")
+            return
         check_start(run)
         # DeepSpeed's own calls; nothing a user of this program could change.
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch")

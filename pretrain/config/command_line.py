@@ -18,7 +18,8 @@ from model.parsing import parse_yaml, read_yaml
 from pretrain.config.names import OTHER_NAMES, suggestion
 from pretrain.config.run_config import DEFAULT_RECIPE, RunConfig
 
-RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+ROOT = Path(__file__).resolve().parents[2]
+RECIPES = ROOT / "pretrain" / "recipes"
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class CommandLine:
     ds_config: str
     plot_lr: str | None = None
     """Draw the learning rates into this file instead of training."""
+    print_config: bool = False
+    """Print the run as a recipe instead of training."""
 
 
 def parse_command_line(arguments: list[str]) -> CommandLine:
@@ -50,7 +53,9 @@ def parse_command_line(arguments: list[str]) -> CommandLine:
     if instance.plot_lr is not None and not instance.plot_lr.strip():
         raise UserError("plot_lr: no file given; give the name of a picture, such as lr.png")
     values = {f.name: getattr(instance, f.name) for f in dataclasses.fields(RunConfig)}
-    return CommandLine(run=RunConfig(**values), ds_config=instance.ds_config, plot_lr=instance.plot_lr)
+    return CommandLine(
+        RunConfig(**values), find_ds_config(instance.ds_config), instance.plot_lr, instance.print_config
+    )
 
 
 def load_run_config(path: str | Path) -> RunConfig:
@@ -68,20 +73,50 @@ def _build_parser() -> jsonargparse.ArgumentParser:
     parser = jsonargparse.ArgumentParser(
         prog="deepspeed pretrain/main.py",
         exit_on_error=False,
-        description="Pretrain a decoder with any head count per layer. Recipes: " + ", ".join(recipe_names()),
+        print_config=None,  # ours, below, prints a recipe and checks it first
+        description="Pretrain a decoder with any head count per layer. Recipes: "
+        + ", ".join(recipe_names())
+        + ". The defaults below are those of a recipe that leaves the field out. They are not the default run's: its "
+        f"recipe, {DEFAULT_RECIPE}, sets some of them, and --print_config shows what it uses.",
     )
     parser.add_argument(
-        "--config", action="config", help="Recipe: a name from pretrain/recipes or a YAML file."
+        "--config",
+        action="config",
+        help="Recipe: a name from pretrain/recipes or a YAML file. Without it, the recipe "
+        f"{DEFAULT_RECIPE}; a file of your own takes nothing from {DEFAULT_RECIPE}.",
     )
     parser.add_argument(
-        "--ds_config", type=str, default="ds_configs/zero2.json", help="DeepSpeed configuration."
+        "--print_config",
+        action="store_true",
+        help="Check the settings, print them as a recipe, and stop. Data and ranks are not looked at.",
+    )
+    parser.add_argument(
+        "--ds_config",
+        type=str,
+        default="ds_configs/zero2.json",
+        help="DeepSpeed configuration, looked for in the working directory, then in this project.",
     )
     parser.add_argument(
         "--plot_lr", metavar="FILE", help="Draw every group's learning rate over the run into FILE, and stop."
     )
     parser.add_argument("--local_rank", type=int, default=0, help="Passed by the launcher; ignored.")
     parser.add_class_arguments(RunConfig)
+    for action in parser._actions:
+        if action.dest in ("recipe", "local_rank"):  # set by --config, and by the launcher
+            action.help = argparse.SUPPRESS
     return parser
+
+
+def find_ds_config(name: str) -> str:
+    """Path of a ds_config that was given as *name*: from the working directory, else from this project's root."""
+    return str(ROOT / name) if not _is_file(Path(name)) and _is_file(ROOT / name) else name
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long, a folder that may not be read
+        return False
 
 
 def recipe_names() -> list[str]:
@@ -96,9 +131,9 @@ def find_recipe(name_or_path: str, what: str = "config") -> Path:
         UserError: there is none; it names the closest.
     """
     path = Path(name_or_path)
-    if not path.is_file():
+    if not _is_file(path):
         path = RECIPES / f"{name_or_path}.yaml"
-    if not path.is_file():
+    if not _is_file(path):
         raise UserError(
             f"{what}: no recipe or file {shown(name_or_path)}; recipes are {', '.join(recipe_names())}"
             + closest(name_or_path, recipe_names())

@@ -355,6 +355,12 @@ class RunConfig:
         """YAML that ``--config`` reads back into an equal RunConfig."""
         return yaml.safe_dump(self.to_dict(), sort_keys=False)
 
+    def to_recipe(self) -> str:
+        """As to_yaml, but without the recipe's name: what it is written to is a recipe with a name of its own."""
+        values = self.to_dict()
+        del values["recipe"]
+        return yaml.safe_dump(values, sort_keys=False)
+
 
 def _named_or_trained(name: str) -> ModelConfig:
     """The model of a preset or a file, or the one that the run in a folder has now.

@@ -282,6 +282,9 @@ def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, RunCon
             + closest(options.gpu, GPUS)
         )
     command = parse_command_line([*_recipe(run_arguments), *run_arguments])
+    for name in ("plot_lr", "print_config"):
+        if getattr(command, name):
+            raise UserError(f"{name}: a plan does not do that; give --{name} to pretrain/main.py")
     return options, command.run, command.ds_config
 
 

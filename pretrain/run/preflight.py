@@ -37,6 +37,19 @@ def check_start(run: RunConfig) -> None:
     )
 
 
+def check_settings(run: RunConfig) -> None:
+    """Refuse settings that do not fit each other; data, ranks and machine are not looked at.
+
+    Raises:
+        UserError: see RunConfig.build_model_config and share_batch; rules that do not fit the model or the run.
+    """
+    from pretrain.optim.groups import GroupRates, run_groups  # imports torch
+
+    model = run.build_model_config()
+    share_batch(run.global_batch_tokens, run.micro_batch, model.context_length, 1)
+    GroupRates(run_groups(run, model), run)
+
+
 def _check_corpus(folder: str) -> None:
     path = Path(folder)
     if path.suffix in (".bin", ".idx") and path.is_file():

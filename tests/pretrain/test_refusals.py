@@ -148,6 +148,8 @@ STARTS: dict[str, tuple[list[str], str]] = {
     # 19
     "data_root a file": (["--data_root", "{tmp}/file"], "data_root: "),
     "data_root in a file": (["--data_root", "{tmp}/file/data"], "data_root: "),
+    "recipe's name long": (["--config", "x" * 300], "config: no recipe or file"),
+    "ds_config's name long": (["--ds_config", "x" * 300], "ds_config: cannot read"),
     "name long": (["--name", "x" * 300], "name: "),
     "name with NUL": (["--name", "a\0b"], "name: "),
     "name with a newline": (["--name", "a\nb"], "name: "),

@@ -1,8 +1,11 @@
 """Flags and recipe files, and the messages for bad ones."""
 
+import contextlib
 import dataclasses
+import os
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 import yaml
@@ -31,8 +34,9 @@ def test_every_field_is_documented(capsys):
         parse("--help")
     text = capsys.readouterr().out
     for field in dataclasses.fields(RunConfig):
-        assert f"--{field.name}" in text
+        assert (f"--{field.name}" in text) == (field.name != "recipe")  # which --config sets
     assert "Optimizer steps in the whole run." in text
+    assert "They are not the default run's: its recipe, micro" in " ".join(text.split())
 
 
 @pytest.mark.parametrize(
@@ -44,6 +48,7 @@ def test_every_field_is_documented(capsys):
         (["--steps", "0"], "steps: 0 is not valid; give a positive number"),
         (["--schedule.kind", "polynomial"], "'cosine', 'linear', 'wsd'"),
         (["--config", "125m"], "no recipe or file '125m'"),
+        (["--config", "x" * 300], "no recipe or file"),
         (["--config"], "config: no value given"),
         (["--model", "prism-125m"], "prism-124m"),
         (["--heads", "3x2"], "a schedule for 2 layers"),
@@ -91,8 +96,51 @@ def test_command_exits_with_2_and_prints_the_merged_configuration():
     )
     assert shown.returncode == 0, shown.stderr
     printed = yaml.safe_load(shown.stdout)
+    assert printed.keys() == {field.name for field in dataclasses.fields(RunConfig)} - {"recipe"}
     assert (
         printed["steps"] == 5
         and printed["model"] == "prism-124m"
         and printed["optimizer"]["learning_rate"] == 6e-4
     )
+
+
+@pytest.fixture(scope="module")
+def print_config():
+    """main.py with --print_config and other arguments, without what it does to a process that runs it."""
+    with mock.patch.object(sys, "path", [*sys.path]), mock.patch.dict(os.environ):
+        from pretrain.main import main
+    listener = mock.Mock(at_once=contextlib.nullcontext)
+    return lambda arguments: main([*arguments, "--print_config"], listener, 0)
+
+
+def test_what_is_printed_is_a_recipe(print_config, tmp_path, capsys):
+    arguments = ["--config", "mini-upper_qk", "--seed", "3"]
+    print_config(arguments)
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(capsys.readouterr().out)
+    assert parse("--config", str(recipe)) == dataclasses.replace(parse(*arguments), recipe="mine")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--heads", "7x4"], "heads: layer 0 has 7 heads"),
+        (["--global_batch_tokens", "300"], "not a multiple of the context length"),
+        (["--lr_rules", "[{name: slow, parameters: [q], layers: 3-5, scale: 0.1}]"], "layer 5 is outside"),
+        (["--compile", "true", "--ds_config", "ds_configs/zero3.json"], "compile: true is not valid"),
+    ],
+)
+def test_what_does_not_fit_together_is_not_printed(print_config, capsys, arguments, message):
+    with pytest.raises(UserError, match=message):
+        print_config(arguments)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_ds_config_is_found_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert parse_command_line([]).ds_config == str(ROOT / "ds_configs/zero2.json")
+    for name in ("nowhere.json", "x" * 300):
+        assert parse_command_line(["--ds_config", name]).ds_config == name
+    (tmp_path / "ds_configs").mkdir()
+    (tmp_path / "ds_configs/zero2.json").write_text("{}")
+    assert parse_command_line([]).ds_config == "ds_configs/zero2.json"
