@@ -2,10 +2,11 @@
 # What the scripts of this folder share: sourced by them, from the repository's root.
 #
 #   launch SCRIPT [ARGUMENT …]      run a Python file or module, one task per GPU (or per CPU rank), until it is done
+#   run_once COMMAND …              run a short command by itself, where the tasks run: in the container, if there is one
 #
 # Settings, as environment variables (sbatch passes yours on):
 #   VENV=.venv           the environment to activate
-#   CONTAINER=           run inside this image instead: a .sif file (apptainer), or an image name (pyxis)
+#   CONTAINER=           run jobs inside this image instead: a .sif file (apptainer), or an image name (pyxis)
 #   MOUNTS=              more folders for a pyxis container to see, /data:/data,/scratch:/scratch
 #   INTERFACE=           the network interface that reaches the other nodes, such as ib0, where there are several
 #   FAILURES=3           requeue after a crash, a dead or a hung rank, so many times at most
@@ -39,7 +40,7 @@ settings() {
 }
 
 activate() {
-    if [ -z "${CONTAINER:-}" ] && [ -f "${VENV:-.venv}/bin/activate" ]; then
+    if { [ -z "${CONTAINER:-}" ] || [ "${SLURM:-1}" = 0 ]; } && [ -f "${VENV:-.venv}/bin/activate" ]; then
         # shellcheck disable=SC1091
         . "${VENV:-.venv}/bin/activate"
     fi
@@ -66,12 +67,31 @@ show() { # a command, quoted so that it can be pasted
     printf '\n'
 }
 
+# Set container to the options of srun that make pyxis run a task in the image.
+pyxis_options() {
+    container=(--container-image="$CONTAINER" --container-workdir="$PWD")
+    container+=(--container-mounts="$PWD:$PWD${MOUNTS:+,$MOUNTS}")
+}
+
+run_once() {
+    local -a container=()
+    case "${CONTAINER:-}" in
+        '') "$@" ;;
+        *.sif) apptainer exec "$CONTAINER" "$@" ;;
+        *)
+            pyxis_options
+            srun --nodes=1 --ntasks=1 --export=ALL "${container[@]}" "$@"
+            ;;
+    esac
+}
+
 # Set command to what a job runs: the script's arguments, one task for each rank.
 srun_command() {
     # Neighbours share a node: ranks are counted node by node. Even if sbatch was told to pass no environment on
     # (--export=NONE), the tasks need this shell's: MASTER_ADDR, VENV's path. Rank 0 may end last, with wandb to close:
     # some sites end the others' node after a while (WaitTime), and --wait=0 does not.
     command=(srun --kill-on-bad-exit=1 --wait=0 --cpu-bind=cores --distribution=block:block --export=ALL)
+    local -a container=()
     # Since SLURM 22.05 srun does not take it over from the job.
     local cpus=${SLURM_CPUS_PER_TASK:-$(directive cpus-per-task)}
     [ -z "$cpus" ] || command+=(--cpus-per-task="$cpus")
@@ -79,8 +99,8 @@ srun_command() {
         '') ;;
         *.sif) command+=(apptainer exec --nv "$CONTAINER") ;;
         *)
-            command+=(--container-image="$CONTAINER" --container-workdir="$PWD")
-            command+=(--container-mounts="$PWD:$PWD${MOUNTS:+,$MOUNTS}")
+            pyxis_options
+            command+=("${container[@]}")
             ;;
     esac
     command+=(bash slurm/task.sh "$@")

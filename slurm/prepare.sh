@@ -17,7 +17,7 @@
 set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:-$(dirname "${BASH_SOURCE[0]}")/..}"
 . slurm/launch.sh
-CONTAINER='' activate # it runs outside of the container of the trainings
+CONTAINER='' activate # it runs outside of the container of the trainings: with .venv, or VENV=/path
 share=$((${SLURM_ARRAY_TASK_ID:-0} - ${SLURM_ARRAY_TASK_MIN:-0}))
 dry_run=0
 arguments=()

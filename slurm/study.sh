@@ -41,12 +41,12 @@ for argument in "$@"; do
     if [ "$argument" = --dry_run ]; then dry_run=(--dry_run); else study+=("$argument"); fi
 done
 if [ -z "${SLURM_ARRAY_TASK_ID:-}" ]; then
-    last=$(($(python -m pretrain.study list "${study[@]}" | wc -l) - 2))
+    last=$(($(run_once python -m pretrain.study list "${study[@]}" | wc -l) - 2))
     if [ "$last" -gt 0 ]; then
         echo "error: array: this is one job for $((last + 1)) runs; submit it with --array=0-$last, or python -m pretrain.study run $1 --slurm" >&2
         exit 2
     fi
 fi
 # Two lines: the ds_config, and a recipe with everything else.
-files=$(python -m pretrain.study task "${study[@]}" "${SLURM_ARRAY_TASK_ID:-0}")
+files=$(run_once python -m pretrain.study task "${study[@]}" "${SLURM_ARRAY_TASK_ID:-0}")
 launch pretrain/main.py --ds_config "${files%%$'\n'*}" --config "${files#*$'\n'}" "${dry_run[@]}"

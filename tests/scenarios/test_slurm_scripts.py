@@ -114,6 +114,45 @@ def test_a_study_runs_all_or_says_how(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("container", "asked"),
+    [
+        ("my.sif", "apptainer exec my.sif python -m pretrain.study task"),
+        ("nvcr.io/x", f"srun --nodes=1 --ntasks=1 --export=ALL --container-image=nvcr.io/x --container-workdir={ROOT}"),
+    ],
+)
+def test_a_study_in_a_container(tmp_path, container, asked):
+    """The host has no Python: the study is asked in the container what to run."""
+    tools, calls = tmp_path / "tools", tmp_path / "calls"
+    tools.mkdir()
+    in_container = f'echo "${{0##*/}} $*" >> {calls}; while [ "$1" != python ]; do shift; done; shift'
+    for name, script in {
+        "apptainer": f'{in_container}; exec {sys.executable} "$@"',
+        "srun": f'{in_container}; exec {sys.executable} "$@"',
+        "python": "echo called on the host >&2; exit 127",
+        "scontrol": "echo NodeAddr=node1",
+    }.items():
+        (tools / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tools / name).chmod(0o755)
+    done = bash(
+        "slurm/study.sh", "direction-small", "--out", str(tmp_path / "out"), "--dry_run",
+        SLURM_JOB_ID="7", SLURM_ARRAY_TASK_ID="3", SLURM_JOB_NODELIST="node1", CONTAINER=container,
+        PATH=f"{tools}:/usr/bin:/bin",
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert calls.read_text().startswith(asked)
+    assert "bash slurm/task.sh pretrain/main.py --ds_config ds_configs/zero2.json --config" in done.stdout
+    assert container in done.stdout.splitlines()[-1]
+
+
+def test_without_slurm_there_is_no_container(tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/activate").write_text("echo activated\n")
+    line = "SLURM=0; . slurm/launch.sh; activate"
+    assert bash("-c", line, VENV=str(tmp_path), CONTAINER="my.sif").stdout == "activated\n"
+    assert bash("-c", line.removeprefix("SLURM=0; "), VENV=str(tmp_path), CONTAINER="my.sif").stdout == ""
+
+
+@pytest.mark.parametrize(
     ("arguments", "settings", "said"),
     [
         ([], {}, "error: study: none given"),
