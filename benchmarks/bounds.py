@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
 
-from benchmarks.figures import add_out, write  # noqa: E402
+from benchmarks.figures import MAIN_FLAGS, add_out, write  # noqa: E402
 from benchmarks.one_trainer import trainer_of  # noqa: E402 - before torch
 from benchmarks.throughput import SHAPES  # noqa: E402
 
@@ -61,7 +61,7 @@ def attention_flops(model: ModelConfig, tokens: int) -> int:
 
 def main() -> None:
     """Measure, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], epilog=MAIN_FLAGS)
     parser.add_argument("--shape", choices=SHAPES, default="small")
     parser.add_argument("--kind", choices=("llama", "gpt2"), default="llama")
     add_out(parser)

@@ -16,6 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
 
+from benchmarks.figures import MAIN_FLAGS  # noqa: E402
 from benchmarks.one_trainer import one_trainer  # noqa: E402
 from pretrain.config.run_config import RunConfig  # noqa: E402
 from pretrain.diagnostics.in_loop import Diagnostics  # noqa: E402
@@ -23,7 +24,7 @@ from pretrain.diagnostics.in_loop import Diagnostics  # noqa: E402
 
 def main() -> None:
     """Print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], epilog=MAIN_FLAGS)
     parser.add_argument("--rounds", type=int, default=5)
     options, flags = parser.parse_known_args()
     steps, looks = [], []

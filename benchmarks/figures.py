@@ -9,6 +9,9 @@ from typing import Any
 
 from pretrain.utils.files import write_atomically
 
+MAIN_FLAGS = "Flags of pretrain/main.py may follow (python pretrain/main.py --help)."
+"""Under the help of benchmarks that hand on what they do not know."""
+
 
 def add_out(parser: argparse.ArgumentParser) -> None:
     """The flag --out."""

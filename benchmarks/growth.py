@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
 
-from benchmarks.figures import add_out, write  # noqa: E402
+from benchmarks.figures import MAIN_FLAGS, add_out, write  # noqa: E402
 from benchmarks.one_trainer import trainer_of  # noqa: E402 - before torch
 from model.attention import Attention  # noqa: E402
 from model.config import ModelConfig  # noqa: E402
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog=MAIN_FLAGS)
     parser.add_argument("--model", default="prism-124m")
     parser.add_argument("--micro_batch", type=int, default=1)
     parser.add_argument("--vocab_size", type=int, help="of the built-in corpus (default: the model's)")

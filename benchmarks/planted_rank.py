@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
 
-from benchmarks.figures import write  # noqa: E402
+from benchmarks.figures import MAIN_FLAGS, write  # noqa: E402
 from pretrain.data.sources.labelled import Example  # noqa: E402
 from pretrain.metrics.file import read_metrics  # noqa: E402
 from pretrain.prepare.labelled import Task, prepare_labelled  # noqa: E402
@@ -77,7 +77,7 @@ def run(out: Path, relations: int, seed: int, flags: list[str]) -> Path:
 
 def main() -> None:
     """Train and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog=MAIN_FLAGS)
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--relations", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])

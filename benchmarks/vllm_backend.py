@@ -11,8 +11,8 @@ vLLM gave them.
 
 from __future__ import annotations
 
+import argparse
 import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -108,10 +108,16 @@ def compare(folder: Path) -> float:
 
 def main() -> None:
     """Print a line for each layer and each folder."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="written by python -m pretrain.convert")
+    folders = parser.parse_args().folders
     import transformers
-    import vllm
 
-    for folder in sys.argv[1:]:
+    try:
+        import vllm
+    except ModuleNotFoundError as error:
+        parser.exit(2, f"error: no module {error.name!r} here; run it in an environment that has vLLM\n")
+    for folder in folders:
         print(f"{folder}: vLLM {vllm.__version__}, transformers {transformers.__version__}")
         print(f"  largest difference of logits {compare(Path(folder)):.1e} of the largest logit")
 
