@@ -117,7 +117,10 @@ def test_a_study_runs_all_or_says_how(tmp_path):
     ("container", "asked"),
     [
         ("my.sif", "apptainer exec my.sif python -m pretrain.study task"),
-        ("nvcr.io/x", f"srun --nodes=1 --ntasks=1 --export=ALL --container-image=nvcr.io/x --container-workdir={ROOT}"),
+        (
+            "nvcr.io/x",
+            f"srun --nodes=1 --ntasks=1 --export=ALL --container-image=nvcr.io/x --container-workdir={ROOT}",
+        ),
     ],
 )
 def test_a_study_in_a_container(tmp_path, container, asked):
