@@ -15,13 +15,14 @@ from model.errors import UserError, closest, shown
 from model.parsing import parse_yaml, read_text, shown_json
 from pretrain.config.command_line import find_recipe, parse_command_line, read_recipe
 from pretrain.config.run_config import DEFAULT_RECIPE, RunConfig, is_folder_name
+from pretrain.study.contrasts import Contrast, parse_contrasts
 
 STUDIES = Path(__file__).resolve().parents[1] / "studies"
 MEASURES = ("val_loss", "val_bpb", "val_accuracy", "train_loss")
 MOST_SEEDS = 1000
 KEYS = (
-    "title", "recipe", "settings", "seeds", "baseline", "variants", "comparisons", "ds_config", "measure",
-    "last_validations", "effect", "machine", "hours",
+    "title", "recipe", "settings", "seeds", "baseline", "variants", "comparisons", "contrasts", "ds_config",
+    "measure", "last_validations", "effect", "machine", "hours",
 )  # fmt: skip
 COMPARISON_KEYS = ("recipe", "settings", "baseline", "variants")
 AGAINST = "against"
@@ -93,6 +94,8 @@ class Study:
     seeds: tuple[int, ...]
     runs: tuple[PlannedRun, ...]
     """Seed by seed: after an interruption whole pairs are there."""
+    contrasts: tuple[Contrast, ...] = ()
+    """What is compared beside the differences from baselines."""
     ds_config: str = "ds_configs/zero2.json"
     measure: str = "val_loss"
     """What is compared: a key of metrics.jsonl."""
@@ -164,6 +167,7 @@ def parse_study(text: str, name: str, out: Path, where: str = "study") -> Study:
         comparisons=comparisons,
         seeds=seeds,
         runs=tuple(_runs(comparisons, seeds, out)),
+        contrasts=tuple(parse_contrasts(values.get("contrasts"), _variant_names(comparisons))),
         ds_config=_of_type(values, "ds_config", str, "ds_configs/zero2.json"),
         measure=_of_type(values, "measure", str, "val_loss"),
         last_validations=_of_type(values, "last_validations", int, 1),
@@ -176,8 +180,13 @@ def parse_study(text: str, name: str, out: Path, where: str = "study") -> Study:
         _refuse("measure", study.measure, f"give one of {', '.join(MEASURES)}")
     if study.last_validations < 1:
         _refuse("last_validations", study.last_validations, "give a positive number")
+    _refuse_equal_folders(study)
     _refuse_equal_runs(study)
     return study
+
+
+def _variant_names(comparisons: tuple[Comparison, ...]) -> list[tuple[str, str]]:
+    return [(comparison.name, variant.name) for comparison in comparisons for variant in comparison.variants]
 
 
 def _comparisons(values: Mapping[str, Any]) -> Iterator[Comparison]:
@@ -231,6 +240,8 @@ def _comparison(name: str, values: Mapping[str, Any]) -> Comparison:
             )
         if str(against) == str(variant):
             _refuse(f"{at}.{AGAINST}", against, "a variant cannot be compared with itself; leave it out")
+        if against is not None and str(variant) == str(baseline):
+            _refuse(f"{at}.{AGAINST}", against, "the baseline is compared with none; leave it out")
         own = {key: value for key, value in own.items() if key not in (SEED_SHIFT, AGAINST)}
         for key in {*own, *_mapping(values, "settings", "settings")} & OF_A_STUDY.keys():
             raise UserError(f"study: {at}.{key}: not a setting of a study's runs: {OF_A_STUDY[key]}")
@@ -303,6 +314,20 @@ def _run_config(comparison: Comparison, variant: Variant) -> RunConfig:
         except UserError as error:
             raise UserError(f"study: variant {where}: {error}".replace(str(path), "it")) from None
     return run
+
+
+def _refuse_equal_folders(study: Study) -> None:
+    """Refuse two runs whose folders would have one name, such as those of a: b-c and a-b: c."""
+    seen: dict[str, str] = {}
+    for planned in study.runs:
+        where = f"variant {planned.variant}" + f" of comparison {planned.comparison}" * bool(
+            planned.comparison
+        )
+        if planned.name in seen:
+            raise UserError(
+                f"study: {seen[planned.name]} and {where} would share the folder {planned.name}; call one otherwise"
+            )
+        seen[planned.name] = where
 
 
 def _refuse_equal_runs(study: Study) -> None:

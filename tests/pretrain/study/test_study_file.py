@@ -80,6 +80,10 @@ def test_other_seeds_are_another_run_of_the_same_pair():
         ({"variants": {"uniform": {"seed": 3}}}, "variants.uniform.seed: not a setting"),
         ({"variants": {"uniform": {"against": "x"}}}, "variants.uniform.against: 'x' is not valid"),
         ({"variants": {"uniform": {}, "b": {"heads": "2x4", "against": "b"}}}, "b.against: 'b' is not valid"),
+        (
+            {"variants": {"uniform": {"against": "b"}, "b": {"heads": "2x4"}}},
+            "variants.uniform.against: 'b' is not valid; the baseline is compared with none",
+        ),
         ({"variants": {"a/b": {}}, "baseline": "a/b"}, "'a/b' is not valid"),
         ({"variants": {}}, "variants: {} is not valid"),
         ({"variants": {"uniform": 3}}, "variants.uniform: 3 is not valid"),
@@ -105,6 +109,58 @@ def test_bad_values_are_one_line(values, said):
 def test_a_variant_given_twice_is_refused_and_not_lost():
     with pytest.raises(UserError, match="'uniform' twice"):
         study(SMALL + "  uniform: {heads: 2x4}\n")
+
+
+def test_two_runs_that_would_share_a_folder_are_refused():
+    with pytest.raises(UserError) as refused:
+        study("""
+seeds: 1
+comparisons:
+  a: {baseline: b-c, variants: {b-c: {heads: 8x4}}}
+  a-b: {baseline: c, variants: {c: {heads: 4x4}}}
+""")
+    assert str(refused.value) == (
+        "study: variant b-c of comparison a and variant c of comparison a-b would share the folder a-b-c-s1; "
+        "call one otherwise"
+    )
+
+
+CONTRASTED = """
+seeds: 1
+settings: {steps: 10}
+comparisons:
+  small: {recipe: micro, baseline: a, variants: {a: {heads: 8x4}, b: {heads: 4x4}, c: {heads: 2x4}}}
+  large: {recipe: tiny, baseline: a, variants: {a: {}, b: {model: uniform-tiny}}}
+contrasts: {"c - b": {plus: [c], minus: [small.b]}, all: {plus: ["*.b", c], minus: "*.a"}}
+"""
+
+
+def test_contrasts_name_variants_of_any_comparison():
+    one, other = study(CONTRASTED).contrasts
+    assert (one.name, one.plus, one.minus) == ("c - b", (("small", "c"),), (("small", "b"),))
+    assert other.plus == (("small", "b"), ("large", "b"), ("small", "c"))
+    assert other.minus == (("small", "a"), ("large", "a"))
+    assert one.formula == "small.c − small.b"
+    assert other.formula == "mean of (small.b, large.b, small.c) − mean of (small.a, large.a)"
+
+
+@pytest.mark.parametrize(
+    ("contrasts", "said"),
+    [
+        ([1], "contrasts: [1] is not valid; give a mapping"),
+        ({"x": {"plus": ["small.b"]}}, "contrasts.x: "),
+        ({"x": {"plus": [], "minus": ["small.a"]}}, "contrasts.x.plus: [] is not valid; give a list of variants"),
+        ({"x": {"plus": ["small.d"], "minus": ["c"]}}, "contrasts.x.plus: 'small.d' is not valid; did you mean"),
+        ({"x": {"plus": ["a"], "minus": ["c"]}}, "'a' is not valid; several comparisons have it; give small.a or"),
+        ({"x": {"plus": ["c"], "minus": ["small.*"]}}, "x.minus: 'small.c' is not valid; it is named twice"),
+        ({"x": {"plus": ["z.*"], "minus": ["c"]}}, "x.plus: 'z.*' is not valid; "),
+        ({" ": {"plus": ["c"], "minus": ["small.b"]}}, "contrasts: ' ' is not valid"),
+    ],
+)  # fmt: skip
+def test_bad_contrasts_are_one_line(contrasts, said):
+    with pytest.raises(UserError) as refused:
+        study(yaml.safe_dump({**yaml.safe_load(CONTRASTED), "contrasts": contrasts}, sort_keys=False))
+    assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_an_unknown_study_names_the_closest():
