@@ -6,7 +6,8 @@
 #   sbatch --array=0-62 --gres=gpu:1 --ntasks-per-node=1 slurm/study.sh my/study.yaml --out runs/mine
 #   SLURM=0 bash slurm/study.sh direction-small --parallel 2    # without SLURM: python -m pretrain.study run
 #
-# Task n runs number n of python -m pretrain.study list STUDY. A run continues when its task is submitted again.
+# Task n runs number n of python -m pretrain.study list STUDY; a run keeps its number (tasks.txt in the study's folder).
+# It continues when its task is submitted again: first cancel an array that is still queued with the same runs.
 #SBATCH --job-name=study
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=8
@@ -40,13 +41,13 @@ dry_run=() study=()
 for argument in "$@"; do
     if [ "$argument" = --dry_run ]; then dry_run=(--dry_run); else study+=("$argument"); fi
 done
-if [ -z "${SLURM_ARRAY_TASK_ID:-}" ]; then
-    last=$(($(run_once python -m pretrain.study list "${study[@]}" | wc -l) - 2))
-    if [ "$last" -gt 0 ]; then
-        echo "error: array: this is one job for $((last + 1)) runs; submit it with --array=0-$last, or python -m pretrain.study run $1 --slurm" >&2
-        exit 2
-    fi
+tasks=${SLURM_NTASKS:-$((${SLURM_JOB_NUM_NODES:-1} * ${SLURM_NTASKS_PER_NODE:-1}))}
+# Three lines: the ds_config, a recipe with everything else, and how many of the tasks can share the run's batch.
+files=$(run_once python -m pretrain.study task "${study[@]}" "${SLURM_ARRAY_TASK_ID:-only}" --ranks "$tasks")
+{ read -r ds_config && read -r recipe && read -r ranks; } <<<"$files"
+if [ "$ranks" -lt "$tasks" ]; then
+    echo "ranks    $ranks of the job's $tasks tasks: the batch has no more to share"
+    unset SLURM_NTASKS_PER_NODE
+    export SLURM_NTASKS=$ranks SLURM_NPROCS=$ranks # what srun takes its number of tasks from
 fi
-# Two lines: the ds_config, and a recipe with everything else.
-files=$(run_once python -m pretrain.study task "${study[@]}" "${SLURM_ARRAY_TASK_ID:-0}")
-launch pretrain/main.py --ds_config "${files%%$'\n'*}" --config "${files#*$'\n'}" "${dry_run[@]}"
+launch pretrain/main.py --ds_config "$ds_config" --config "$recipe" "${dry_run[@]}"

@@ -38,13 +38,16 @@ class RunLock:
 
     Args:
         folder: the run's folder; created if needed.
+        option: the command's option that gives another folder, for messages.
+        parent_option: the one that gives another place for it.
 
     Raises:
         UserError: another job that is not dead holds the folder, or the folder cannot be written.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, option: str = "name", parent_option: str = "runs_dir") -> None:
         self.path = folder / NAME
+        self._option = option
         self._this_job: dict[str, Any] = {
             "host": _host(),
             "pid": os.getpid(),
@@ -59,8 +62,8 @@ class RunLock:
             self._take()
         except OSError as error:
             raise UserError(
-                f"runs_dir: cannot write {error.filename} ({error.strerror}); give a folder that can be written with "
-                "--runs_dir"
+                f"{parent_option}: cannot write {error.filename} ({error.strerror}); give a folder that can be "
+                f"written with --{parent_option}"
             ) from None
         self._thread = threading.Thread(target=self._beat, name="run lock", daemon=True)
         self._thread.start()
@@ -109,8 +112,8 @@ class RunLock:
                 f", SLURM job {job}" if job else ""
             )
             raise UserError(
-                f"name: {self.path.parent} is in use by {holder_name} (last heartbeat {max(silence, 0):.0f} s ago); "
-                "wait for it, stop it, or give another --name"
+                f"{self._option}: {self.path.parent} is in use by {holder_name} (last heartbeat "
+                f"{max(silence, 0):.0f} s ago); wait for it, stop it, or give another --{self._option}"
             )
 
     def _beat(self) -> None:

@@ -3,28 +3,44 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from model.errors import INTERRUPTED, UserError, run_command, shown
 from model.tables import aligned
 from pretrain.config.command_line import CommandParser as Parser
 from pretrain.runtime.signals import STOPPED
+from pretrain.study.ranks import most_ranks, rank_lines
 from pretrain.study.results import (
     CONFIGS,
     STUDY_FILE,
+    TASKS_FILE,
     check_settings,
+    failed_mark,
     failure,
     load_results,
     run_state,
     study_of,
+    task_names,
     unfinished,
+    unnamed_line,
+    unnamed_runs,
 )
-from pretrain.study.scheduler import Outcome, Scheduler, ds_config_path, planned_flops, slots, write_study
-from pretrain.study.slurm import sbatch_command, submit
+from pretrain.study.scheduler import (
+    ROOT,
+    Outcome,
+    Scheduler,
+    check_runs,
+    ds_config_path,
+    planned_flops,
+    slots,
+    write_study,
+)
+from pretrain.study.slurm import run_of_task, sbatch_commands, submit
 from pretrain.study.study_file import Study, find_study, read_study, study_names
 from pretrain.utils.progress import ProgressLine
 
@@ -73,7 +89,10 @@ def build_parser() -> Parser:
     )
     _command(commands, "report", "tables and figures of what is finished, into FOLDER/report")
     task = _command(commands, "task", "the arguments of one run, for slurm/study.sh")
-    task.add_argument("number", type=int, metavar="N", help="number of the run, from 0")
+    task.add_argument("number", metavar="N", help="number of the run, from 0; 'only' in a study of one run")
+    task.add_argument(
+        "--ranks", type=int, metavar="N", help="also print how many of so many ranks it can use"
+    )
     return parser
 
 
@@ -104,7 +123,7 @@ def run_study(arguments: Sequence[str]) -> int:
     if options.command == "list":
         print("\n".join(_states(study, folder)))
     elif options.command == "task":
-        _task(study, folder, options.number)
+        _task(study, folder, options.number, options.ranks)
     elif options.command == "power":
         _power(study, options)
     elif options.command == "report":
@@ -130,7 +149,6 @@ def _open(name: str, out: Path | None) -> tuple[Study, Path]:
 
 def _run(study: Study, folder: Path, options: argparse.Namespace) -> int:
     from pretrain.engine.quiet import quiet_libraries
-    from pretrain.run.preflight import check_start
     from pretrain.runtime.hardware import available_cores
 
     if options.parallel is not None and options.parallel < 1:
@@ -147,32 +165,46 @@ def _run(study: Study, folder: Path, options: argparse.Namespace) -> int:
         print(f"next     {_python('report', folder)}")
         return 0
     if options.slurm:
-        line = sbatch_command(study, folder, todo, options.parallel, shlex.split(options.sbatch))
+        lines = sbatch_commands(study, folder, todo, options.parallel, shlex.split(options.sbatch))
         if options.dry_run:
-            print(f"would run: {shlex.join(line)}")
+            print("\n".join(f"would run: {shlex.join(line)}" for line in lines))
             return 0
-        write_study(study, folder)
-        print(f"submitted job {submit(line)}: {shlex.join(line)}")
+        with contextlib.chdir(ROOT):  # where the jobs look for data
+            check_runs(study)
+        with _locked(folder):
+            write_study(study, folder)
+            for line in lines:
+                print(f"submitted job {submit(line)}: {shlex.join(line)}", flush=True)
         return 0
     shares = slots(options.parallel or 1, _devices(), available_cores())
+    print(
+        "".join(f"{line}\n" for line in rank_lines([study.runs[n] for n in todo], len(shares[0].devices))),
+        end="",
+        flush=True,
+    )
     if options.dry_run:
         return 0
-    for planned in study.runs:
-        if planned.run.tensor_parallel == 1:  # several ranks check it themselves, in their own launch
-            check_start(planned.run)
-    write_study(study, folder)
-    from pretrain.run.lock import RunLock
-
-    lock = RunLock(folder)
-    try:
+    check_runs(study)
+    with _locked(folder):
+        write_study(study, folder)
         scheduler = Scheduler(study, folder, shares)
         outcome = scheduler.run()
-    finally:
-        lock.release()
     print("\n".join(_closing(study, folder, outcome)), flush=True)
     if scheduler.stopped is not None:
         return INTERRUPTED if scheduler.stopped == signal.SIGINT else STOPPED
     return SOME_FAILED if outcome.failed else 0
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep a study's folder for this command: another session must not change the files of runs that train."""
+    from pretrain.run.lock import RunLock
+
+    lock = RunLock(folder, option="out", parent_option="out")
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _opening(study: Study, folder: Path, todo: Sequence[int], pairs: Sequence[str]) -> list[str]:
@@ -208,27 +240,31 @@ def _studies() -> list[str]:
 def _states(study: Study, folder: Path) -> list[str]:
     check_settings(study, folder)
     rows = [("number", "run", "state", "step")]
-    for number, planned in enumerate(study.runs):
+    numbers = {name: number for number, name in enumerate(task_names(study, folder))}
+    for planned in study.runs:
         state, metrics = run_state(study, planned, folder)
         step = f"{metrics[-1]['step']:,}" if metrics else "0"
         text = f"{state} ({failure(planned, folder)})" if state == "failed" else state
-        rows.append((str(number), planned.name, text, f"{step}/{planned.run.steps:,}"))
-    return aligned(rows, left={1, 2})
+        rows.append((str(numbers[planned.name]), planned.name, text, f"{step}/{planned.run.steps:,}"))
+    beside = unnamed_runs(study, folder)
+    return aligned(rows, left={1, 2}) + [unnamed_line(beside)] * bool(beside)
 
 
-def _task(study: Study, folder: Path, number: int) -> None:
-    """Print ds_config and recipe of a run, a line each, and write the study's files if they are not there."""
-    if not 0 <= number < len(study.runs):
-        raise UserError(
-            f"array: task {number} is beyond the {len(study.runs)} runs of {study.name}; "
-            f"valid: --array=0-{len(study.runs) - 1}"
-        )
-    written = folder / STUDY_FILE
-    if not written.is_file() or written.read_bytes() != study.text.encode("utf-8"):
+def _task(study: Study, folder: Path, number: str, ranks: int | None) -> None:
+    """Print ds_config and recipe of a run, a line each, and write the study's files if they are not there.
+
+    A failure of an earlier attempt is forgotten: this one begins.
+    """
+    planned = run_of_task(study, folder, number)
+    written, tasks = folder / STUDY_FILE, folder / TASKS_FILE
+    if not tasks.is_file() or not written.is_file() or written.read_bytes() != study.text.encode("utf-8"):
         check_settings(study, folder)
         write_study(study, folder)
+    failed_mark(planned, folder).unlink(missing_ok=True)
     print(ds_config_path(study))
-    print(folder / CONFIGS / f"{study.runs[number].name}.yaml")
+    print(folder / CONFIGS / f"{planned.name}.yaml")
+    if ranks is not None:
+        print(most_ranks(planned.run, ranks))
 
 
 def _power(study: Study, options: argparse.Namespace) -> None:

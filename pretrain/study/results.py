@@ -1,4 +1,4 @@
-"""What a study's runs have left in their folders: how far each is, its figures, and whether they compare."""
+"""What a study's runs have left in their folders: how far each is, its figures, and whether they are this study's."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from pretrain.metrics.file import FILE_NAME, read_metrics
 from pretrain.study.study_file import PlannedRun, Study, differing_fields, read_study
 
 STUDY_FILE = "study.yaml"
+TASKS_FILE = "tasks.txt"
+"""Names of runs, a line each; that of task n of a SLURM array is in line n, counted from 0."""
 LOGS = "logs"
 CONFIGS = "configs"
 State = Literal["missing", "unfinished", "failed", "finished"]
@@ -152,12 +154,47 @@ def unfinished(study: Study, folder: Path) -> list[int]:
     ]
 
 
+def task_names(study: Study, folder: Path) -> list[str]:
+    """The run of each task number: those in the folder's TASKS_FILE, then the study's others in its order.
+
+    Numbers stay when variants and seeds are added or taken out, so a queued array trains what it was submitted for.
+    """
+    try:
+        names = (folder / TASKS_FILE).read_text(encoding="utf-8", errors="replace").split()
+    except OSError:
+        names = []
+    known = set(names)
+    return names + [planned.name for planned in study.runs if planned.name not in known]
+
+
+def unnamed_runs(study: Study, folder: Path) -> list[str]:
+    """Names of the runs in *folder* that the study does not name: a variant or a seed was taken out of its file."""
+    named = {planned.name for planned in study.runs}
+    return sorted(path.parent.name for path in folder.glob("*/config.yaml") if path.parent.name not in named)
+
+
+def unnamed_line(names: Sequence[str]) -> str:
+    """A sentence on runs of unnamed_runs, without its full stop."""
+    several = len(names) != 1
+    return f"the folder also holds {len(names)} run{'s' * several} that the study does not name: {some_names(names)}"
+
+
+def some_names(names: Sequence[str], most: int = 3) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def failure(planned: PlannedRun, folder: Path) -> str | None:
     """What ended the run's last attempt, in a line; None if nothing did."""
     try:
-        return (folder / LOGS / f"{planned.name}.failed").read_text(encoding="utf-8").strip() or None
+        return failed_mark(planned, folder).read_text(encoding="utf-8").strip() or None
     except OSError:
         return None
+
+
+def failed_mark(planned: PlannedRun, folder: Path) -> Path:
+    """The file that says what ended the run's last attempt."""
+    return folder / LOGS / f"{planned.name}.failed"
 
 
 def check_settings(study: Study, folder: Path) -> None:
@@ -184,68 +221,3 @@ def _check_run(planned: PlannedRun, path: Path) -> None:
         raise UserError(
             f"study: {path} was made with {listed}; give another --out, or remove that folder to run it again"
         )
-
-
-@dataclass(frozen=True)
-class Comparability:
-    """What stands in the way of comparing runs."""
-
-    notes: list[str]
-    bits_per_byte: bool
-    """Whether only bits per byte compare, since tokenizers differ."""
-
-
-def check_comparable(study: Study, results: Sequence[RunResult]) -> Comparability:
-    """Check within each comparison that figures are of one text and one tokenizer, and look for mixed code.
-
-    Raises:
-        UserError: runs of one comparison were validated on different texts.
-    """
-    notes, bits_per_byte = [], False
-    for comparison in study.comparisons:
-        label = f"{comparison.name}: " if comparison.name else ""
-        runs = [run for run in results if run.comparison == comparison.name and run.data]
-        texts = _by(runs, _validation_text)
-        if len(texts) > 1:
-            listed = "; ".join(f"{text} ({', '.join(names[:3])})" for text, names in texts.items())
-            raise UserError(
-                f"study: {label}runs were validated on different texts: {listed}; give all the same data, or the same "
-                "validation.data"
-            )
-        tokenizers = _by(runs, lambda run: str(run.data.get("tokenizer"))[:8])
-        if len(tokenizers) > 1:
-            bits_per_byte = True
-            listed = "; ".join(
-                f"{tokenizer} ({', '.join(names[:3])})" for tokenizer, names in tokenizers.items()
-            )
-            notes.append(f"{label}tokenizers differ, so bits per byte are compared: {listed}")
-        for what, value in (
-            ("versions of the code", lambda run: ", ".join(run.world.get("code", ["unknown"]))),
-            ("kinds of device", lambda run: run.world.get("device")),
-            ("dtypes", lambda run: run.world.get("dtype")),
-            ("versions of torch", lambda run: run.world.get("versions", {}).get("torch")),
-        ):
-            found = _by(runs, value)
-            if len(found) > 1:
-                listed = "; ".join(f"{key} ({_names(names)})" for key, names in found.items())
-                notes.append(f"{label}the runs are of several {what}: {listed}")
-    return Comparability(notes, bits_per_byte)
-
-
-def _by(runs: Sequence[RunResult], value: Any) -> dict[str, list[str]]:
-    """Names of the runs by a value of theirs."""
-    found: dict[str, list[str]] = {}
-    for run in runs:
-        found.setdefault(str(value(run)), []).append(run.folder.name)
-    return found
-
-
-def _names(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _validation_text(run: RunResult) -> str:
-    """The hashes and weights of the corpora whose held-out text a run was measured on, and how many windows."""
-    corpora = run.data.get("validation") or run.data.get("data", [])
-    listed = ", ".join(f"{content[:8]} x {weight}" for content, weight in corpora)
-    return f"{run.planned.run.validation.sequences} windows of {listed}"

@@ -18,7 +18,17 @@ from model.errors import UserError
 from pretrain.metrics.file import FILE_NAME, last_step
 from pretrain.runtime.environment import DEFAULT_PORT
 from pretrain.runtime.signals import STOPPED
-from pretrain.study.results import CONFIGS, LOGS, STUDY_FILE, run_state, unfinished
+from pretrain.study.ranks import most_ranks, rank_numbers
+from pretrain.study.results import (
+    CONFIGS,
+    LOGS,
+    STUDY_FILE,
+    TASKS_FILE,
+    failed_mark,
+    run_state,
+    task_names,
+    unfinished,
+)
 from pretrain.study.study_file import PlannedRun, Study
 from pretrain.utils.files import read_tail, write_atomically
 from pretrain.utils.text import human_seconds
@@ -81,15 +91,17 @@ def run_command_line(
 ) -> tuple[list[str], dict[str, str]]:
     """The command that trains a run, and the environment variables that it needs.
 
+    It has as many ranks as its batch can be shared by, of the slot's devices at most.
+
     Args:
         begun: whether the run has a checkpoint; it keeps its number of threads then.
     """
-    ranks = max(1, len(slot.devices), planned.run.tensor_parallel)
+    ranks = most_ranks(planned.run, len(slot.devices))
     config = folder / CONFIGS / f"{planned.name}.yaml"
     arguments = ["--ds_config", ds_config_path(study), "--config", str(config)]
     if slot.threads and planned.run.threads is None and not begun:
         arguments += ["--threads", str(max(1, slot.threads // ranks))]
-    environment = {"CUDA_VISIBLE_DEVICES": ",".join(slot.devices)} if slot.devices else {}
+    environment = {"CUDA_VISIBLE_DEVICES": ",".join(slot.devices[:ranks])} if slot.devices else {}
     main = str(ROOT / "pretrain" / "main.py")
     if ranks == 1:
         return [sys.executable, main, *arguments], environment
@@ -103,8 +115,29 @@ def ds_config_path(study: Study) -> str:
     return str(here if here.is_file() or not (ROOT / here).is_file() else ROOT / here)
 
 
+def check_runs(study: Study) -> None:
+    """Refuse a study with a run that could not begin, as far as that is known before its ranks are.
+
+    Relative paths are looked for in the working directory.
+
+    Raises:
+        UserError: see read_ds_config, check_start and rank_numbers.
+    """
+    from pretrain.engine.ds_config_check import read_ds_config
+    from pretrain.run.preflight import check_start
+
+    for planned in study.runs:
+        if planned.seed == study.seeds[0]:
+            read_ds_config(ds_config_path(study), planned.run)
+            rank_numbers(planned.run)
+            # How it fits the ranks of its launch is checked there.
+            check_start(dataclasses.replace(planned.run, tensor_parallel=1, micro_batch=None))
+
+
 def write_study(study: Study, folder: Path) -> None:
-    """Write the study's file and a recipe for each of its runs into its folder.
+    """Write the study's file, a recipe for each of its runs and their numbers (TASKS_FILE) into its folder.
+
+    Writers of one study at a time write the same bytes.
 
     Raises:
         UserError: the folder cannot be written.
@@ -114,6 +147,7 @@ def write_study(study: Study, folder: Path) -> None:
             (folder / name).mkdir(parents=True, exist_ok=True)
         for planned in study.runs:
             write_atomically(folder / CONFIGS / f"{planned.name}.yaml", recipe_of(planned, folder))
+        write_atomically(folder / TASKS_FILE, "".join(f"{name}\n" for name in task_names(study, folder)))
         write_atomically(folder / STUDY_FILE, study.text)
     except OSError as error:
         raise UserError(
@@ -178,7 +212,7 @@ class Scheduler:
         command, environment = run_command_line(
             self.study, planned, self.folder, slot, (path / "latest").is_file()
         )
-        (self.folder / LOGS / f"{planned.name}.failed").unlink(missing_ok=True)
+        failed_mark(planned, self.folder).unlink(missing_ok=True)
         with (self.folder / LOGS / f"{planned.name}.log").open("ab") as log:
             process = subprocess.Popen(
                 command,
@@ -212,7 +246,7 @@ class Scheduler:
             return
         reason = f"exit code {code}: {self._last_error(name)}"
         with suppress(OSError):
-            write_atomically(self.folder / LOGS / f"{name}.failed", reason + "\n")
+            write_atomically(failed_mark(ended.planned, self.folder), reason + "\n")
         self._failed[name] = reason
         self._progress.say(f"failed   {name}: {reason}")
 

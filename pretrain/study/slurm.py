@@ -1,4 +1,7 @@
-"""Submits a study to SLURM: one array task for each run that is not finished."""
+"""Submits a study to SLURM: one array task for each run that is not finished.
+
+Runs whose batch cannot be shared by all tasks that the script asks for have arrays of their own, with fewer.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,15 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from model.errors import UserError
+from model.errors import UserError, shown
+from pretrain.study.ranks import by_most_ranks
+from pretrain.study.results import task_names
 from pretrain.study.scheduler import ROOT
-from pretrain.study.study_file import Study
+from pretrain.study.study_file import PlannedRun, Study
 
 SCRIPT = "slurm/study.sh"
+RANKS = re.compile(r"-n|-G|--ntasks|--gres|--gpus")
+"""Beginnings of sbatch's options that say how many tasks or GPUs a job has."""
 
 
 def array_of(numbers: Sequence[int], parallel: int | None = None) -> str:
@@ -28,22 +35,71 @@ def array_of(numbers: Sequence[int], parallel: int | None = None) -> str:
     return text + (f"%{parallel}" if parallel else "")
 
 
-def sbatch_command(
+def sbatch_commands(
     study: Study,
     folder: Path,
-    numbers: Sequence[int],
+    todo: Sequence[int],
     parallel: int | None = None,
     options: Sequence[str] = (),
-) -> list[str]:
-    """The line that submits runs of a study; the script reads the study's folder.
+) -> list[list[str]]:
+    """The lines that submit runs of a study; the script reads the study's folder.
+
+    One line, or one for each number of ranks where some runs have too small a batch for the script's; with options
+    that say how many tasks or GPUs there are, one line in any case.
 
     Args:
-        numbers: of the runs, in the study's order.
-        parallel: how many run at a time, at most; None: no limit.
+        todo: places of the runs in the study; the array has their task numbers (see task_names).
+        parallel: how many of an array run at a time, at most; None: no limit.
         options: of sbatch, such as ``--partition=big``.
     """
-    array = array_of(numbers, parallel)
-    return ["sbatch", f"--array={array}", f"--job-name={study.name}", *options, SCRIPT, str(folder.resolve())]
+    number = {name: index for index, name in enumerate(task_names(study, folder))}
+    runs, most = [study.runs[place] for place in todo], script_ranks()
+    groups = {most: runs} if any(map(RANKS.match, options)) else by_most_ranks(runs, most)
+    commands = []
+    for ranks, group in groups.items():
+        array = array_of(sorted(number[planned.name] for planned in group), parallel)
+        fewer = [f"--ntasks-per-node={ranks}", f"--gres=gpu:{ranks}"] if ranks < most else []
+        more = [f"--job-name={study.name}", *fewer, *options]
+        commands.append(["sbatch", f"--array={array}", *more, SCRIPT, str(folder.resolve())])
+    return commands
+
+
+def run_of_task(study: Study, folder: Path, number: str) -> PlannedRun:
+    """The run of an array task.
+
+    Args:
+        number: the task's, or "only" where the job is no array, for a study of one run.
+
+    Raises:
+        UserError: there is no such number, or its run is no longer in the study.
+    """
+    names = task_names(study, folder)
+    runs = {planned.name: planned for planned in study.runs}
+    valid = f"--array={array_of(sorted(names.index(name) for name in runs))}"
+    if number == "only":
+        if len(study.runs) == 1:
+            return study.runs[0]
+        raise UserError(
+            f"array: this is one job for {len(runs)} runs; submit it with {valid}, or "
+            f"python -m pretrain.study run {shlex.quote(str(folder))} --slurm"
+        )
+    if not number.isdecimal() or int(number) >= len(names):
+        raise UserError(
+            f"array: task {shown(number, plain=True)} is beyond the {len(runs)} runs of {study.name}; valid: {valid}"
+        )
+    name = names[int(number)]
+    if name not in runs:
+        raise UserError(
+            f"array: task {number} is {name}, which {study.name} does not name any more; cancel it (scancel), or put "
+            f"the run back into the study; valid: {valid}"
+        )
+    return runs[name]
+
+
+def script_ranks() -> int:
+    """Tasks on a node that the script asks for."""
+    found = re.search(r"^#SBATCH --ntasks-per-node=(\d+)", (ROOT / SCRIPT).read_text(), re.MULTILINE)
+    return int(found[1]) if found else 1
 
 
 def submit(command: Sequence[str]) -> str:

@@ -113,6 +113,26 @@ def test_a_study_runs_all_or_says_how(tmp_path):
     assert beyond.returncode == 2 and "valid: --array=0-41" in beyond.stderr
 
 
+@pytest.mark.parametrize(("tasks", "started"), [("8", "2"), ("1", "1")])
+def test_a_task_of_a_study_starts_as_many_ranks_as_its_batch_allows(tmp_path, tasks, started):
+    """direction-small has two sequences a step; srun takes its number of tasks from the environment."""
+    for name, text in (
+        ("srun", 'echo "srun: $SLURM_NTASKS of ${SLURM_NTASKS_PER_NODE:-any}"'),
+        ("scontrol", ""),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    done = bash(
+        "slurm/study.sh", "direction-small", "--out", str(tmp_path / "o"), PATH=f"{tmp_path}:{os.environ['PATH']}",
+        SLURM_JOB_ID="7", SLURM_ARRAY_TASK_ID="3", SLURM_JOB_NODELIST="n1", SLURM_NTASKS=tasks,
+        SLURM_NTASKS_PER_NODE=tasks, VENV=str(tmp_path / "none"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert f"srun: {started} of {'any' if tasks != started else tasks}" in done.stdout
+    assert ("ranks    2 of the job's 8 tasks" in done.stdout) == (tasks != started)
+    assert (tmp_path / "o/configs/ascending-s1.yaml").is_file()
+
+
 @pytest.mark.parametrize(
     ("container", "asked"),
     [

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.metrics.file import encoded
+from pretrain.study.comparable import check_comparable
 from pretrain.study.pairing import pairing_lines
 from pretrain.study.report.pictures import Picture, draw_all
 from pretrain.study.report.summaries import (
@@ -26,7 +27,7 @@ from pretrain.study.report.summaries import (
     tokens_saved,
 )
 from pretrain.study.report.tables import Section, Table, interval_text, sections
-from pretrain.study.results import RunResult, check_comparable
+from pretrain.study.results import RunResult
 from pretrain.study.statistics import Interval
 from pretrain.study.study_file import Study
 from pretrain.utils.files import write_atomically

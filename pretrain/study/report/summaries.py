@@ -10,9 +10,10 @@ from statistics import fmean, median, stdev
 
 from pretrain.config.run_config import RunConfig
 from pretrain.diagnostics.comparison import layer_values
+from pretrain.study.comparable import Comparability
 from pretrain.study.paired import baseline_of, differences, in_common, paired_differences, runs_of, values_of
 from pretrain.study.report.schedule_features import Explanation, beside_heads, explain, order
-from pretrain.study.results import Comparability, RunResult, failure
+from pretrain.study.results import RunResult, failure
 from pretrain.study.statistics import Interval, detectable_effect, paired_interval, tokens_to_reach
 from pretrain.study.study_file import Comparison, Study
 

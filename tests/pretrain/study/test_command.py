@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
+from pretrain.run.lock import RunLock
 from pretrain.study import command, slurm
 from pretrain.study.command import main
+from pretrain.study.scheduler import write_study
 from pretrain.study.slurm import array_of
+from pretrain.study.study_file import parse_study
 from tests.pretrain.study.test_scheduler import TEXT
 
 
@@ -50,9 +56,116 @@ def test_the_array_that_a_dry_run_of_slurm_shows(file, capsys):
     assert line.split()[2:7] == ["sbatch", "--array=0-5%2", "--job-name=three", "--gres=gpu:1", "--time=1:00"]
 
 
+def submitted(arguments, capsys):
+    """The sbatch lines of a dry run, each without its first word and without script and folder."""
+    assert main(["run", *arguments, "--dry_run", "--slurm"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("would run")]
+    return [line[3:-2] for line in lines]
+
+
+def test_an_array_asks_for_no_more_ranks_than_the_batch_allows(file, capsys, tmp_path):
+    """The default batch of TEXT has four sequences; b's has sixteen."""
+    assert submitted([file], capsys) == [
+        ["--array=0-5", "--job-name=three", "--ntasks-per-node=4", "--gres=gpu:4"]
+    ]
+    given = [["--array=0-5", "--job-name=three", "--gres=gpu:1"]]
+    assert (
+        submitted([file, "--sbatch=--gres=gpu:1"], capsys) == given
+    )  # those who say it themselves are heard
+    mixed = TEXT.replace("prism: {}", "b: {global_batch_tokens: 4096}")
+    (tmp_path / "mixed.yaml").write_text(mixed)
+    assert submitted(["mixed.yaml"], capsys) == [
+        ["--array=1,4", "--job-name=mixed"],
+        ["--array=0,2-3,5", "--job-name=mixed", "--ntasks-per-node=4", "--gres=gpu:4"],
+    ]
+
+
 def test_arrays_are_short():
     assert array_of([0, 1, 2, 3]) == "0-3"
     assert array_of([0, 2, 3, 4, 9, 10], 4) == "0,2-4,9-10%4"
+
+
+def test_a_task_keeps_its_number_when_the_study_changes(file, capsys, tmp_path):
+    def task(number):
+        code = main(["task", file, number, "--out", "o"])
+        out, err = capsys.readouterr()
+        return Path(out.split()[1]).stem if code == 0 else (code, err)
+
+    assert [task(str(number)) for number in (0, 1, 3)] == ["uniform-s1", "prism-s1", "uniform-s2"]
+    Path(file).write_text(TEXT.replace("seeds: 2", "seeds: 3").replace("prism: {},", "new: {heads: 2x4},"))
+    assert [task(str(number)) for number in (0, 2, 3)] == ["uniform-s1", "descending-s1", "uniform-s2"]
+    code, said = task("1")
+    assert code == 2 and said == (
+        "error: array: task 1 is prism-s1, which three does not name any more; cancel it (scancel), or put the run "
+        "back into the study; valid: --array=0,2-3,5-10\n"
+    )
+    assert [task(str(number)) for number in (6, 10)] == ["new-s1", "descending-s3"]
+    assert Path("o/tasks.txt").read_text().split()[5:8] == ["descending-s2", "new-s1", "new-s2"]
+    assert main(["list", file, "--out", "o"]) == 0
+    numbers = {line.split()[1]: line.split()[0] for line in capsys.readouterr().out.splitlines()}
+    assert numbers["uniform-s2"] == "3" and numbers["new-s1"] == "6" and "prism-s1" not in numbers
+
+
+def test_a_task_forgets_an_earlier_failure(file, capsys, tmp_path):
+    (tmp_path / "o/logs").mkdir(parents=True)
+    (tmp_path / "o/logs/prism-s2.failed").write_text("exit code 1: error: data: gone\n")
+    assert main(["list", file, "--out", "o"]) == 0 and "failed" in capsys.readouterr().out
+    assert main(["task", file, "4", "--out", "o"]) == 0
+    assert main(["list", file, "--out", "o"]) == 0
+    assert "failed" not in capsys.readouterr().out
+
+
+def test_a_task_says_how_many_ranks_can_share_its_batch(file, capsys):
+    for given, used in (("8", "4"), ("1", "1")):
+        assert main(["task", file, "0", "--out", "o", "--ranks", given]) == 0
+        assert capsys.readouterr().out.split()[2] == used
+
+
+def test_runs_that_the_study_does_not_name_are_listed(file, capsys, tmp_path):
+    (tmp_path / "o/prism-s9").mkdir(parents=True)
+    (tmp_path / "o/prism-s9/config.yaml").write_text("")
+    assert main(["list", file, "--out", "o"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "the folder also holds 1 run that the study does not name: prism-s9"
+
+
+def test_a_second_session_changes_nothing(file, capsys, tmp_path):
+    """It is refused before it has written anything, and told of an option that there is."""
+    folder = tmp_path / "o"
+    write_study(parse_study(TEXT, "three", folder), folder)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    (tmp_path / "three.yaml").write_text(TEXT.replace("steps: 5", "steps: 6"))
+    lock = RunLock(folder)
+    try:
+        assert main(["run", file, "--out", str(folder)]) == 2
+    finally:
+        lock.release()
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: out: {folder} is in use by process {os.getpid()}")
+    assert said.endswith("wait for it, stop it, or give another --out\n")
+    assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("steps: 5, data: data/none", "data: 'data/none' is not a folder"),
+        ("steps: 5, vocab_size: 1000", None),
+    ],
+)
+def test_nothing_is_submitted_that_cannot_begin(file, capsys, monkeypatch, tmp_path, change, said):
+    calls = []
+    monkeypatch.setattr(command, "submit", lambda line: calls.append(line) or "7")
+    (tmp_path / "far.yaml").write_text(TEXT.replace("steps: 5", change))
+    assert main(["run", "far.yaml", "--slurm", "--out", "o"]) == (2 if said else 0)
+    assert len(calls) == (0 if said else 1) and (said or "") in capsys.readouterr().err
+    assert (tmp_path / "o/study.yaml").is_file() != bool(said)
+
+
+def test_a_ds_config_that_is_not_there_is_said_before_anything_is_submitted(file, capsys, tmp_path):
+    (tmp_path / "far.yaml").write_text(TEXT + "ds_config: none.json\n")
+    assert main(["run", "far.yaml", "--slurm"]) == 2
+    assert capsys.readouterr().err.startswith("error: ds_config: ") and not (tmp_path / "runs").exists()
 
 
 def test_a_task_writes_what_it_reads(file, capsys, tmp_path):
@@ -71,6 +184,8 @@ def test_a_task_writes_what_it_reads(file, capsys, tmp_path):
         (["run", "FILE", "--paralel", "2"], "did you mean '--parallel'"),
         (["run", "nothing"], "study: no file or study 'nothing'"),
         (["task", "FILE", "6"], "array: task 6 is beyond the 6 runs of three; valid: --array=0-5"),
+        (["task", "FILE", "x"], "array: task x is beyond the 6 runs of three; valid: --array=0-5"),
+        (["task", "FILE", "only"], "array: this is one job for 6 runs; submit it with --array=0-5"),
         (["report", "FILE"], "does not exist; run it first"),
         (["report", "."], "has no study.yaml"),
         (["power", "FILE", "--sd", "0.1", "--effect", "0.1", "--parallel", "0"], "parallel: 0 is not valid"),

@@ -14,6 +14,7 @@ import pytest
 
 from model.errors import UserError
 from pretrain.study import scheduler
+from pretrain.study.ranks import rank_lines
 from pretrain.study.results import check_settings, run_state
 from pretrain.study.scheduler import Scheduler, Slot, planned_flops, run_command_line, slots, write_study
 from pretrain.study.study_file import parse_study
@@ -175,6 +176,30 @@ def test_commands(study, tmp_path):
     assert Path(several[0]).name == "deepspeed" and environment == {"CUDA_VISIBLE_DEVICES": "2,3"}
     assert several[several.index("--num_accelerators") + 1] == "2"
     assert several[several.index("--master_port") + 1] == "29501"  # another than the run's beside it
+
+
+@pytest.mark.parametrize(
+    ("settings", "devices", "ranks"),
+    [
+        ("global_batch_tokens: 512", 8, 2),  # two sequences
+        ("global_batch_tokens: 1536", 4, 3),
+        ("global_batch_tokens: 1536, tensor_parallel: 2", 7, 6),
+        ("global_batch_tokens: 512, micro_batch: 2", 8, 1),
+        ("global_batch_tokens: 512, tensor_parallel: 2", 1, 2),
+    ],
+)
+def test_a_run_has_the_ranks_that_its_batch_allows(tmp_path, settings, devices, ranks):
+    study = parse_study(TEXT.replace("steps: 5", f"steps: 5, {settings}"), "s", tmp_path)
+    names = [str(10 + device) for device in range(devices)]
+    command, environment = run_command_line(study, study.runs[0], tmp_path, Slot(0, devices=names), False)
+    found = int(command[command.index("--num_accelerators") + 1]) if "--num_accelerators" in command else 1
+    assert found == ranks
+    assert environment == {"CUDA_VISIBLE_DEVICES": ",".join(names[:ranks])}
+
+
+def test_runs_that_leave_gpus_idle_are_said(study):
+    assert rank_lines(study.runs, 4) == []
+    assert rank_lines(study.runs, 6) == ["ranks    6 runs on 4 of 6 GPUs each: more cannot share the batch"]
 
 
 def test_a_run_of_other_settings_is_not_taken_for_this_studys(study, stand_in, tmp_path):

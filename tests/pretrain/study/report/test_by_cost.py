@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from pretrain.study.comparable import check_comparable
 from pretrain.study.report import panels
 from pretrain.study.report.by_cost import draw_by_flops, draw_by_parameters
 from pretrain.study.report.summaries import View, training_flops
-from pretrain.study.results import check_comparable
 from tests.helpers.planted_runs import planned_study, planted_rows, result
 
 GROWTH = {"criterion": "incrt", "start": 1, "maximum": 8}

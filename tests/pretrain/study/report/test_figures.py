@@ -11,11 +11,11 @@ from matplotlib.colors import to_rgb
 from PIL import Image
 
 from model.errors import UserError
+from pretrain.study.comparable import check_comparable
 from pretrain.study.report import compared, measured, panels
 from pretrain.study.report.panels import counted, line_style
 from pretrain.study.report.pictures import PICTURES, draw_all
 from pretrain.study.report.summaries import View
-from pretrain.study.results import check_comparable
 from tests.helpers.planted_runs import planned_study, planted_rows, result
 
 SCHEDULES = {"uniform": "8x4", "rising": "2,4,8,8", "falling": "8,8,4,2", "narrow": "4x4"}

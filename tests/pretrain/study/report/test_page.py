@@ -11,9 +11,10 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from model.errors import UserError
+from pretrain.study.comparable import check_comparable
 from pretrain.study.report.page import intervals_say, write_report
 from pretrain.study.report.summaries import View
-from pretrain.study.results import check_comparable, load_results
+from pretrain.study.results import load_results
 from tests.helpers.planted_runs import planned_study, plant, planted_rows, result
 
 TITLE = "Does <order> matter & *why*?"

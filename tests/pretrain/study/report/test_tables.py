@@ -11,9 +11,10 @@ import pytest
 from scipy.stats import nct, t, ttest_rel
 
 from model.errors import UserError
+from pretrain.study.comparable import check_comparable
 from pretrain.study.report.summaries import View, explanation, tokens_saved
 from pretrain.study.report.tables import NOTHING, sections
-from pretrain.study.results import check_comparable, load_results
+from pretrain.study.results import load_results
 from tests.helpers.planted_runs import planned_study, plant, planted_rows, result
 
 # Three schedules of four layers with three seeds; losses in nats.
