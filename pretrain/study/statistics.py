@@ -36,6 +36,11 @@ class Interval:
     """Sample standard deviation, n - 1 in its denominator."""
     count: int
 
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether zero is outside."""
+        return self.low > 0 or self.high < 0
+
 
 def paired_interval(differences: Sequence[float], confidence: float = 0.95) -> Interval:
     """Student's t-interval of the mean of paired differences (two-sided), in their unit.

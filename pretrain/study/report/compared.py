@@ -12,6 +12,7 @@ from pretrain.study.report.panels import (
     DPI,
     SINGLE,
     against,
+    against_each,
     band,
     comparison_panels,
     counted,
@@ -90,6 +91,9 @@ def draw_results(view: View, path: Path) -> str:
     if not any(summary.values for summaries in shown for summary in summaries):
         return "no run is finished"
     name, unit = view.words(view.measure)
+    effect = (
+        view.study.effect if view.measure == view.study.measure else None
+    )  # its unit is the study's measure's
     heights = [0.3 * len(summaries) + 0.45 for summaries in shown]
     size = (11, sum(heights) + 1.6)
     with saved_figure(
@@ -98,12 +102,12 @@ def draw_results(view: View, path: Path) -> str:
         for (values, gaps), summaries in zip(axes, shown, strict=True):
             if gaps is not axes[0][1]:
                 gaps.sharex(axes[0][1])
-            _results(values, gaps, summaries, view.study.effect)
+            _results(values, gaps, summaries, effect)
             set_title(values, over_seeds(summaries, "results"))
             set_title(gaps, over_pairs(summaries, "Δ against the baseline"))
         axes[-1][0].set_xlabel(f"{name} ({unit})")
         axes[-1][1].set_xlabel(f"Δ {name} ({unit}); {view.better} is better")
-        _explain_results(figure, view.study.effect)
+        _explain_results(figure, effect)
     return ""
 
 
@@ -164,23 +168,25 @@ def draw_gap_over_tokens(view: View, path: Path) -> str:
             set_title(axis, over_pairs(summaries, f"Δ {name}"))
             axis.axhline(0, color="gray", linewidth=0.8)
             edges: list[float] = []
-            for summary in summaries:
-                gap = gaps[summary.comparison.name].get(summary.variant)
-                if gap:
-                    edges += band(axis, gap, label=against(summary), **styles[summary.variant])
+            found = gaps[summaries[0].comparison.name]
+            drawn = [summary for summary in summaries if found.get(summary.variant)]
+            for place, summary in enumerate(drawn):
+                gap, style = found[summary.variant], styles[summary.variant]
+                edges += band(axis, gap, place, len(drawn), label=against(summary), **style)
             axis.set_xlabel("tokens", fontsize="small")
             axis.set_ylabel(f"Δ {name}\n({unit})", fontsize="small")
             axis.set_xlim(left=0)
             count_axis(axis.xaxis)
             fit_to_late(axis, edges)
-        legend(figure, panels, "band: ± 1 sd over the pairs")
+        legend(figure, panels, "± 1 sd over the pairs")
     return ""
 
 
 def draw_gap_by_scale(view: View, path: Path) -> str:
     """Draw Δ over parameters for variants that several comparisons share (arXiv 2606.27449, figure 3b).
 
-    Where two comparisons are of one size, they differ in something else too, and no line joins the sizes.
+    Where two comparisons are of one size, they differ in something else too, and no line joins the sizes. Nor does one
+    join differences from several baselines; where comparisons have baselines of their own, the ticks name them.
     """
     by_size = scales(view)
     shared: dict[str, dict[str, Summary]] = {}
@@ -197,11 +203,12 @@ def draw_gap_by_scale(view: View, path: Path) -> str:
     with saved_figure(path, "out", size=(9, 5), dpi=DPI) as (figure, axis):
         axis.axhline(0, color="gray", linewidth=0.8)
         axis.set_xscale("log")
+        several = any(len(names) > 1 for _, names in by_size)
         slots = (len(shared) + 1) * max(len(names) for _, names in by_size)
         apart = min(0.012, 0.25 / slots) * math.log(by_size[-1][0] / by_size[0][0])
         for place, (variant, found) in enumerate(shared.items()):
             style = dict(styles[variant])
-            if any(len(names) > 1 for _, names in by_size):
+            if several or len({summary.baseline for summary in found.values()}) > 1:
                 style["linestyle"] = "none"
             sizes, drawn = [], []
             for size, names in by_size:
@@ -215,16 +222,24 @@ def draw_gap_by_scale(view: View, path: Path) -> str:
                 [s.interval.mean - s.interval.low if s.interval else 0.0 for s in drawn],
                 [s.interval.high - s.interval.mean if s.interval else 0.0 for s in drawn],
             ]
-            axis.errorbar(sizes, means, around, capsize=2, elinewidth=1, label=against(drawn[0]), **style)
-        labels = {size: "\n".join([human_number(size), *names]) for size, names in by_size}
+            axis.errorbar(sizes, means, around, capsize=2, elinewidth=1, label=against_each(found), **style)
+        labels = {
+            size: "\n".join([human_number(size), *_with_baselines(view, names)]) for size, names in by_size
+        }
         size_ticks(axis, labels)
-        several = any(len(names) > 1 for _, names in by_size)
         axis.set_xlabel("parameters (log)" + ", and comparisons of this size from left to right" * several)
         axis.set_ylabel(f"Δ {name} ({unit})\n{view.better} is better")
         pairs = [len(summary.differences) for found in shared.values() for summary in found.values()]
         set_title(axis, f"Δ by scale: mean and 95 % interval, {counted(pairs, 'pair')}")
         legend(figure, [(axis, [])])
     return ""
+
+
+def _with_baselines(view: View, names: Sequence[str]) -> list[str]:
+    """The comparisons' names, each with its baseline's in a line of its own where not all have the same."""
+    if len({comparison.baseline for comparison in view.study.comparisons}) == 1:
+        return list(names)
+    return [line for name in names for line in (name, f"(baseline {view.study.comparison(name).baseline})")]
 
 
 def draw_total_heads(view: View, path: Path) -> str:

@@ -54,7 +54,7 @@ def draw_distances(view: View, path: Path) -> str:
             pair = axes[row][2 * column : 2 * column + 2]
             panels += [(axis, summaries) for axis in pair]
             _distances(view, pair, summaries, styles)
-        legend(figure, panels, "band: ± 1 sd over seeds or pairs")
+        legend(figure, panels, "± 1 sd over seeds or pairs")
     return ""
 
 
@@ -64,14 +64,16 @@ def _distances(
     """Fill two panels: attention distance by layer, and its difference."""
     absolute, relative = pair
     relative.axhline(0, color="gray", linewidth=0.8)
-    for summary in summaries:
+    lines = len(summaries)
+    for place, summary in enumerate(summaries):
         measured = [found for run in summary.finished if (found := distances(run)[1])]
         if measured and all(found.keys() == measured[0].keys() for found in measured):
             by_layer = {layer: [found[layer] for found in measured] for layer in measured[0]}
-            band(absolute, by_layer, label=short_name(summary), **styles[summary.variant])
+            label = short_name(summary)
+            band(absolute, by_layer, place, lines, each=True, label=label, **styles[summary.variant])
         gaps = distance_differences(view, summary)
         if gaps:
-            band(relative, gaps, **styles[summary.variant])
+            band(relative, gaps, place, lines, each=True, **styles[summary.variant])
     absolute.set_ylabel("attention distance D (tokens)", fontsize="small")
     relative.set_ylabel("ΔD (tokens)", fontsize="small")
     set_title(absolute, over_seeds(summaries, "attention distance"))

@@ -14,6 +14,7 @@ from typing import Any
 from pretrain.metrics.file import encoded
 from pretrain.study.comparable import check_comparable
 from pretrain.study.pairing import pairing_lines
+from pretrain.study.report.contrasts import contrast_notes, contrasted
 from pretrain.study.report.pictures import Picture, draw_all
 from pretrain.study.report.summaries import (
     CONFIDENCE,
@@ -27,7 +28,7 @@ from pretrain.study.report.summaries import (
     tokens_saved,
 )
 from pretrain.study.report.tables import Section, Table, interval_text, sections
-from pretrain.study.results import RunResult
+from pretrain.study.results import RunResult, unnamed_line, unnamed_runs
 from pretrain.study.statistics import Interval
 from pretrain.study.study_file import Study
 from pretrain.utils.files import write_atomically
@@ -87,7 +88,7 @@ def write_report(study: Study, results: list[RunResult], folder: Path) -> list[P
         UserError: runs of one comparison were validated on different texts, or a picture cannot be written.
         OSError: another file cannot be written.
     """
-    view = View(study, results, check_comparable(study, results))
+    view = View(study, results, check_comparable(study, results), unnamed_runs(study, folder))
     out = folder / FOLDER
     out.mkdir(parents=True, exist_ok=True)
     page = _Page(study.title, opening(view), sections(view), draw_all(view, out))
@@ -112,6 +113,7 @@ def opening(view: View) -> list[tuple[str, list[str]]]:
         others = [variant.name for variant in comparison.variants if variant.name != comparison.baseline]
         name = f"{comparison.name}: " if comparison.name else ""
         compared.append(f"{name}{', '.join(others) or 'nothing'} with {comparison.baseline}")
+    compared += [f"contrast {contrast.name}: {contrast.formula}" for contrast in study.contrasts]
     missing = view.without_result
     finished = f"{len(study.runs) - len(missing)} of {len(study.runs)} runs are finished"
     seeds = ", ".join(map(str, study.seeds))
@@ -119,50 +121,59 @@ def opening(view: View) -> list[tuple[str, list[str]]]:
     lines = [f"{finished} ({sum(map(len, view.summaries.values()))} variants, seeds {seeds}).{size}"]
     if view.measure != study.measure:
         lines.append(f"The study asks for {study.measure}; {view.measure} is compared instead.")
+    if view.unnamed:
+        beside = unnamed_line(view.unnamed)
+        lines.append(f"{beside[0].upper()}{beside[1:]}. They are in no figure.")
+    notes = [*view.comparability.notes, *contrast_notes(view)]
     paired = [f"{line}." for line in pairing_lines(study)]
     return [
         ("What is compared", [*compared, f"By {view.described(view.measure)}; {view.better} is better."]),
         ("What there is", lines),
         ("Not finished", [f"{line}." for line in missing]),
-        ("To know before comparing", [f"{note}." for note in view.comparability.notes]),
+        ("To know before comparing", [f"{note}." for note in notes]),
         ("What pairs share", paired),
         ("What the intervals say", intervals_say(view)),
     ]
 
 
 def intervals_say(view: View) -> list[str]:
-    """A line for each difference, and how many intervals would exclude zero by chance."""
-    lines, excluding, counted = [], 0, 0
+    """A line for each difference and each contrast, and how many intervals would exclude zero by chance."""
+    lines = []
     for summary in view.compared:
         name = f"{summary.comparison.name}: " if summary.comparison.name else ""
         name += f"{summary.variant} − {summary.baseline}"
-        pairs = f"{len(summary.differences)} pair{'s' * (len(summary.differences) != 1)}"
-        special = f" {OTHER_SEEDS[0].upper()}{OTHER_SEEDS[1:]}." * summary.other_seeds
-        interval = summary.interval
-        if interval is None:
-            lines.append(f"{name}: {pairs}, no interval.{special}")
-            continue
-        counted += 1
-        excluding += excludes_zero(interval)
-        where = "includes zero"
-        if excludes_zero(interval):
-            where = f"excludes zero: {'higher' if interval.mean > 0 else 'lower'} than {summary.baseline}"
-        lines.append(f"{name}: {interval_text(interval)}, {pairs}. The interval {where}.{special}")
-    if not counted:
+        count = _counted(len(summary.differences), "pair")
+        lines.append(_said(name, summary.interval, count, summary.other_seeds, f" than {summary.baseline}"))
+    contrasts = [found for found in contrasted(view) if found.values]
+    for found in contrasts:
+        name = f"contrast {found.contrast.name} ({found.contrast.formula})"
+        lines.append(_said(name, found.interval, _counted(len(found.values), "seed"), found.other_seeds))
+    every = [summary.interval for summary in view.compared] + [found.interval for found in contrasts]
+    intervals = [interval for interval in every if interval]
+    if not intervals:
         return [*lines, "No interval: each needs two pairs of finished runs."]
-    chance = counted * (1 - CONFIDENCE)
+    made, excluding = len(intervals), sum(interval.excludes_zero for interval in intervals)
     lines.append(
-        f"{counted} comparison{'s' * (counted != 1)} made; {excluding} interval{'s' * (excluding != 1)} "
-        f"exclude{'s' * (excluding == 1)} zero. If no variant differed from its baseline, {chance:.2g} of {counted} "
-        "would do so by chance, on average: at 95 %, one in twenty. Intervals with the same baseline err together, "
-        "and none is adjusted for their number."
+        f"{_counted(made, 'comparison')} made; {_counted(excluding, 'interval')} exclude{'s' * (excluding == 1)} zero. "
+        f"If nothing differed, {made * (1 - CONFIDENCE):.2g} of {made} would do so by chance, on average: at 95 %, one "
+        "in twenty. Intervals that share runs err together, and none is adjusted for their number."
     )
     return lines
 
 
-def excludes_zero(interval: Interval) -> bool:
-    """Whether zero is not in the interval."""
-    return interval.low > 0 or interval.high < 0
+def _said(name: str, interval: Interval | None, count: str, other_seeds: bool, than: str = "") -> str:
+    """What the interval of one difference says; *than* what it is higher or lower, if that is one variant."""
+    special = f" {OTHER_SEEDS[0].upper()}{OTHER_SEEDS[1:]}." * other_seeds
+    if interval is None:
+        return f"{name}: {count}, no interval.{special}"
+    where = "excludes zero" if interval.excludes_zero else "includes zero"
+    if interval.excludes_zero and than:
+        where += f": {'higher' if interval.mean > 0 else 'lower'}{than}"
+    return f"{name}: {interval_text(interval)}, {count}. The interval {where}.{special}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 # ---------------------------------------------------------------------- Markdown and HTML
@@ -252,7 +263,8 @@ def numbers(view: View) -> dict[str, Any]:
         "better": view.better,
         "last_validations": view.last,
         "confidence": CONFIDENCE,
-        "notes": view.comparability.notes,
+        "notes": [*view.comparability.notes, *contrast_notes(view)],
+        "unnamed_runs": list(view.unnamed),
         "runs": [_run_numbers(view, run) for run in view.results],
         "comparisons": [
             {
@@ -263,6 +275,7 @@ def numbers(view: View) -> dict[str, Any]:
             }
             for name, summaries in view.summaries.items()
         ],
+        "contrasts": [found.numbers() for found in contrasted(view)],
     }
 
 
@@ -296,7 +309,7 @@ def _variant_numbers(view: View, summary: Summary) -> dict[str, Any]:
         "differences": summary.differences,
         "mean_difference": summary.mean_difference,
         "interval": asdict(found) if found else None,
-        "excludes_zero": excludes_zero(found) if found else None,
+        "excludes_zero": found.excludes_zero if found else None,
         "detectable_difference": summary.detectable,
         "tokens_per_second": summary.tokens_per_second,
         "parameters": summary.parameters,

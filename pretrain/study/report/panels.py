@@ -15,6 +15,15 @@ from pretrain.study.report.summaries import Summary, View, mean_of, sd_of
 DPI = 110
 LINE_STYLES = ("--", "-.", ":", "-")
 MARKERS = ("s", "^", "D", "v", "P", "X", "*")
+BASELINES: tuple[tuple[Any, str], ...] = (
+    ("-", "o"),
+    ((0, (6, 1.5)), "h"),
+    ((0, (4, 1, 1, 1)), "p"),
+    ((0, (1, 0.6)), "8"),
+)
+"""Line style and marker of a first, second, … baseline of one panel."""
+MOST_BANDS = 3
+"""With more lines in a panel their bands would hide one another."""
 INCHES_PER_LETTER = 0.075
 EARLY = 0.25
 """The share of the tokens in which the loss falls so fast that a gap there would hide all later ones."""
@@ -28,14 +37,25 @@ Panel = tuple[Any, list[Summary]]
 
 
 def line_styles(view: View) -> dict[str, dict[str, Any]]:
-    """A style for each variant's name, the same in all pictures: baselines black, others dark to bright."""
+    """A style for each variant's name, the same in all pictures: baselines black, others dark to bright.
+
+    Two baselines are drawn alike only where no comparison has both.
+    """
     every = [summary for summaries in view.summaries.values() for summary in summaries]
     baselines = dict.fromkeys(s.variant for s in every if s.variant == s.comparison.baseline)
     others = dict.fromkeys(s.variant for s in every if s.variant not in baselines)
-    black = {"color": "black", "linestyle": "-", "marker": "o", "markersize": 4.5, "linewidth": 1.4}
-    return dict.fromkeys(baselines, black) | {
-        name: line_style(place, len(others)) for place, name in enumerate(others)
-    }
+    together = [{summary.variant for summary in summaries} for summaries in view.summaries.values()]
+    places: dict[str, int] = {}
+    for name in baselines:
+        taken = {places[other] for names in together if name in names for other in names & places.keys()}
+        places[name] = next(place for place in range(len(baselines)) if place not in taken)
+    styles = {}
+    for name, place in places.items():
+        line, marker = BASELINES[place % len(BASELINES)]
+        styles[name] = {
+            "color": "black", "linestyle": line, "marker": marker, "markersize": 4.5, "linewidth": 1.4,
+        }  # fmt: skip
+    return styles | {name: line_style(place, len(others)) for place, name in enumerate(others)}
 
 
 def line_style(place: int, count: int) -> dict[str, Any]:
@@ -43,7 +63,7 @@ def line_style(place: int, count: int) -> dict[str, Any]:
     from matplotlib import colormaps
 
     return {
-        "color": colormaps["viridis"](0.1 + 0.75 * place / max(1, count - 1)),
+        "color": colormaps["plasma"](0.03 + 0.83 * place / max(1, count - 1)),
         "linestyle": LINE_STYLES[place % len(LINE_STYLES)],
         "marker": MARKERS[place % len(MARKERS)],
         "markersize": 4.5,
@@ -108,6 +128,17 @@ def against(summary: Summary) -> str:
     return f"{short_name(summary)} − {summary.baseline}"
 
 
+def against_each(summaries: dict[str, Summary]) -> str:
+    """The same for one variant of several comparisons, by their names, which may have baselines of their own."""
+    found = list(summaries.values())
+    if len({summary.baseline for summary in found}) == 1:
+        return against(found[0])
+    if all(summary.baseline == summary.comparison.baseline for summary in found):
+        return f"{short_name(found[0])} − baseline"
+    each = ", ".join(f"{summary.baseline} ({name})" for name, summary in summaries.items())
+    return f"{short_name(found[0])} − {each}"
+
+
 def what_is_special(summary: Summary) -> str:
     """How many runs are finished, where some are not; and another baseline than the comparison's."""
     marks = []
@@ -135,9 +166,10 @@ def legend(figure: Any, panels: Sequence[Panel], bands: str = "", singles: str =
     """One legend below all panels, each name once, in as many columns as there is room for.
 
     Args:
-        bands: what a band around a line means, where there is one.
+        bands: what a band around a line, or a bar, means, where there is one.
         singles: what a single small circle means; empty where there is none.
     """
+    from matplotlib.collections import LineCollection, PolyCollection
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -145,8 +177,11 @@ def legend(figure: Any, panels: Sequence[Panel], bands: str = "", singles: str =
     for axis, _ in panels:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
-    if bands and any(axis.collections for axis, _ in panels):
-        entries[bands] = Patch(color="gray", alpha=0.4)
+    drawn = [collection for axis, _ in panels for collection in axis.collections] if bands else []
+    if any(isinstance(collection, PolyCollection) for collection in drawn):
+        entries[f"band: {bands}"] = Patch(color="gray", alpha=0.4)
+    if any(isinstance(collection, LineCollection) for collection in drawn):
+        entries[f"bar: {bands}"] = Line2D([], [], color="gray", marker="|", markersize=9, linestyle="none")
     if singles:
         entries[singles] = Line2D([], [], **(SINGLE | {"markersize": 3}))
     if not entries:
@@ -159,16 +194,43 @@ def legend(figure: Any, panels: Sequence[Panel], bands: str = "", singles: str =
     )  # fmt: skip
 
 
-def band(axis: Any, points: dict[Any, list[float]], **style: Any) -> list[float]:
-    """Draw mean and standard deviation by place; return the edges of what was drawn after the EARLY part."""
+def band(
+    axis: Any,
+    points: dict[Any, list[float]],
+    place: int = 0,
+    lines: int = 1,
+    each: bool = False,
+    **style: Any,
+) -> list[float]:
+    """Draw mean and standard deviation over an x axis; return the edges of what was drawn after the EARLY part.
+
+    In a panel of more than MOST_BANDS lines, bars take the place of bands, which would hide one another. They stand
+    beside one another to the right of the last point, or with *each* at every point, moved sideways a little.
+
+    Args:
+        points: values by x.
+        place: of this line among those of its panel, from 0.
+        lines: how many the panel has.
+    """
     places, means = list(points), [mean_of(values) for values in points.values()]
     around = [sd_of(values) if len(values) > 1 else 0.0 for values in points.values()]
-    axis.plot(places, means, **style)
     low = [mean - sd for mean, sd in zip(means, around, strict=True)]
     high = [mean + sd for mean, sd in zip(means, around, strict=True)]
-    if any(around):
-        axis.fill_between(places, low, high, color=style["color"], alpha=0.13, linewidth=0)
     late = [index for index, place in enumerate(places) if place >= EARLY * places[-1]]
+    if lines <= MOST_BANDS:
+        axis.plot(places, means, **style)
+        if any(around):
+            axis.fill_between(places, low, high, color=style["color"], alpha=0.13, linewidth=0)
+    elif each:
+        moved = [x + 0.4 * ((place + 0.5) / lines - 0.5) for x in places]
+        axis.errorbar(moved, means, around, capsize=0, elinewidth=0.8, **style)
+    else:
+        axis.plot(places, means, **style)
+        right = places[-1] + 0.014 * (place + 1) * (places[-1] or 1)
+        bar = style | {"linestyle": "none", "label": None}
+        axis.errorbar([right], means[-1:], around[-1:], capsize=2, elinewidth=1.2, **bar)
+        values = [means[index] for index in late] + low[-1:] + high[-1:]
+        return [value for value in values if math.isfinite(value)]
     return [value for index in late for value in (low[index], high[index]) if math.isfinite(value)]
 
 
@@ -184,11 +246,18 @@ def fit_to_late(axis: Any, edges: Sequence[float]) -> None:
 
 
 def size_ticks(axis: Any, labels: dict[float, str]) -> None:
-    """Ticks on a logarithmic x axis at given places, less those whose text would lie on that of others."""
+    """Ticks on a logarithmic x axis at given places; texts that would lie on one another are one, between them.
+
+    So no size is left out: 30 and 32 side by side are the tick "30, 32".
+    """
     places = sorted(labels)
-    kept: list[float] = []
+    kept: list[list[float]] = []
     for place in places:
-        if not kept or math.log(place / kept[-1]) > 0.05 * math.log(places[-1] / places[0]):
-            kept.append(place)
-    axis.set_xticks(kept, [labels[place] for place in kept])
+        if not kept or math.log(place / kept[-1][0]) > 0.05 * math.log(places[-1] / places[0]):
+            kept.append([place])
+        else:
+            kept[-1].append(place)
+    between = "\n" if any("\n" in label for label in labels.values()) else ", "
+    middles = [math.exp(mean_of(map(math.log, near))) for near in kept]
+    axis.set_xticks(middles, [between.join(labels[place] for place in near) for near in kept])
     axis.xaxis.set_minor_locator(no_ticks())

@@ -47,8 +47,8 @@ PICTURES: tuple[tuple[str, str, str, Callable[[View, Path], str]], ...] = (
     (
         "schedules.png",
         "Schedules",
-        "Heads by layer. Lines are moved apart a little where they would hide one another. As figure 1 of "
-        "arXiv 2606.27449.",
+        "Heads by layer. Lines are moved up or down a little, so that none hides another; ticks are at the true "
+        "counts. As figure 1 of arXiv 2606.27449.",
         draw_schedules,
     ),
     (
@@ -61,8 +61,8 @@ PICTURES: tuple[tuple[str, str, str, Callable[[View, Path], str]], ...] = (
     (
         "gap_over_tokens.png",
         "Gap over tokens",
-        "Validation loss less that of the baseline's run of the same seed, at every validation. As figure 3a of "
-        "arXiv 2606.27449.",
+        "Validation loss less that of the baseline's run of the same seed, at every validation. Of many lines the "
+        "spread is shown at the right, of the last one. As figure 3a of arXiv 2606.27449.",
         draw_gap_over_tokens,
     ),
     (
@@ -75,7 +75,8 @@ PICTURES: tuple[tuple[str, str, str, Callable[[View, Path], str]], ...] = (
         "total_heads.png",
         "Results by total heads",
         "Ascending, constant and descending schedules over the number of heads that their layers have together, as in "
-        "the head-progression note. Lines join means over the seeds.",
+        "the head-progression note. Lines join means over the seeds. Points are moved sideways a little where several "
+        "orders have one total.",
         draw_total_heads,
     ),
     (
@@ -94,7 +95,7 @@ PICTURES: tuple[tuple[str, str, str, Callable[[View, Path], str]], ...] = (
         "attention_distance.png",
         "Attention distance",
         "Mean distance of what attention reads, by layer, at the last measurement of each run; right: less that of the "
-        "baseline's run of the same seed. As figure 4 of arXiv 2606.27449.",
+        "baseline's run of the same seed. Many lines are moved sideways a little. As figure 4 of arXiv 2606.27449.",
         draw_distances,
     ),
     (

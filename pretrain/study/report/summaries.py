@@ -193,6 +193,8 @@ class View:
     study: Study
     results: Sequence[RunResult]
     comparability: Comparability
+    unnamed: Sequence[str] = ()
+    """Runs in the study's folder that it does not name."""
 
     @property
     def measure(self) -> str:

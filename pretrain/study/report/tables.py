@@ -9,9 +9,11 @@ from statistics import fmean
 
 from model.heads import format_heads
 from pretrain.study.paired import values_of
+from pretrain.study.report.contrasts import contrasted
 from pretrain.study.report.schedule_features import FEATURES
 from pretrain.study.report.summaries import (
     EVALUATION,
+    OTHER_SEEDS,
     POWER,
     Summary,
     View,
@@ -53,7 +55,14 @@ class Section:
 
 def sections(view: View) -> list[Section]:
     """Every table of the report; sections without figures have none, but say why."""
-    return [_results(view), _tokens(view), _explanations(view), _scores(view), _runs(view)]
+    return [
+        _results(view),
+        _contrasts(view),
+        _tokens(view),
+        _explanations(view),
+        _scores(view),
+        _runs(view),
+    ]
 
 
 # ---------------------------------------------------------------------- results
@@ -132,6 +141,42 @@ def _range(texts: Sequence[str]) -> str:
     if not texts:
         return NOTHING
     return texts[0] if texts[0] == texts[-1] else f"{texts[0]} to {texts[-1]}"
+
+
+# ---------------------------------------------------------------------- contrasts
+
+
+def _contrasts(view: View) -> Section:
+    """The study's own contrasts, a table for each measure that they are in."""
+    every = contrasted(view)
+    tables = []
+    columns = ("contrast", "of", "mean [95 % interval]", "seeds", "detectable")
+    for measure in dict.fromkeys(found.measure for found in every if found.values):
+        rows = [
+            (
+                found.contrast.name + f", {OTHER_SEEDS}" * found.other_seeds,
+                found.contrast.formula,
+                interval_text(found.interval) if found.interval else _number(found.mean, "+.4f"),
+                f"{len(found.values)} of {len(view.study.seeds)}",
+                _number(found.detectable, ".4f"),
+            )
+            for found in every
+            if found.measure == measure and found.values
+        ]
+        tables.append(Table(view.described(measure), columns, rows))
+    notes = [
+        f"The mean of some variants less the mean of others, for every seed of which all their runs are finished: the "
+        f"mean of these values, with its 95 % t-interval. {view.better.capitalize()} is better, so a "
+        f"{'positive' if view.better == 'higher' else 'negative'} value favours what is before the minus sign. A "
+        "difference of two differences, with two variants on each side, is half of it. The detectable value is the "
+        f"smallest true one that so many seeds find with a power of {100 * POWER:.0f} %."
+    ]
+    left_out = [
+        f"{found.contrast.name}: {found.left_out or 'no seed of which all its runs are finished'}"
+        for found in every
+        if not found.values
+    ]
+    return Section("Contrasts", notes, tables, left_out)
 
 
 # ---------------------------------------------------------------------- tokens to the control's loss

@@ -7,11 +7,12 @@ from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
+from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 from PIL import Image
 
 from model.errors import UserError
-from pretrain.study.comparable import check_comparable
+from pretrain.study.comparable import Comparability, check_comparable
 from pretrain.study.report import compared, measured, panels
 from pretrain.study.report.panels import counted, line_style
 from pretrain.study.report.pictures import PICTURES, draw_all
@@ -193,6 +194,129 @@ def test_no_text_lies_on_other_text(drawn):
             for one, other in combinations(texts, 2):
                 apart = not one.get_window_extent().overlaps(other.get_window_extent())
                 assert apart, (file, one.get_text(), other.get_text())
+
+
+def in_two_baselines():
+    """a's baseline is small, b's is large; each has the other as a variant."""
+    heads = {"small": {"heads": "4x4"}, "large": {"heads": "8x4"}, "rising": {"heads": "2,4,8,8"}}
+    wide = {"architecture": {"d_model": 256}}
+    return view_of(
+        {
+            "a": {"baseline": "small", "variants": heads},
+            "b": {"baseline": "large", "variants": heads, "settings": wide},
+        },
+        lambda run: 3.5 + EFFECTS.get(run.variant, 0.0),
+    )
+
+
+def test_baselines_of_one_panel_are_told_apart():
+    styles = panels.line_styles(in_two_baselines())
+    seen = {name: (style["linestyle"], style["marker"]) for name, style in styles.items()}
+    assert len(set(seen.values())) == 3
+    assert styles["small"]["color"] == styles["large"]["color"] == "black"
+
+
+def test_baselines_that_never_meet_look_alike():
+    variants = {"first": {"heads": "4x4"}, "rising": {"heads": "2,4,8,8"}}
+    others = {"other": {"heads": "8x4"}, "rising": {"heads": "2,4,8,8"}}
+    styles = panels.line_styles(
+        view_of(
+            {"a": {"baseline": "first", "variants": variants}, "b": {"baseline": "other", "variants": others}}
+        )
+    )
+    assert styles["first"] == styles["other"]
+
+
+@pytest.fixture
+def kept_figures(monkeypatch):
+    """Every figure that is drawn, by its file."""
+    made = {}
+    original = compared.saved_figure
+
+    @contextmanager
+    def kept(path, *arguments, **options):
+        with original(path, *arguments, **options) as (figure, axes):
+            made[path.name] = figure
+            yield figure, axes
+
+    for module in (compared, measured, panels):
+        monkeypatch.setattr(module, "saved_figure", kept)
+    return made
+
+
+def test_every_scale_names_its_own_baseline(tmp_path, kept_figures):
+    assert compared.draw_gap_by_scale(in_two_baselines(), tmp_path / "scale.png") == ""
+    (axis,) = kept_figures["scale.png"].axes
+    labels = axis.get_legend_handles_labels()[1]
+    assert labels == ["rising − baseline"]
+    ticks = [label.get_text().split("\n")[1:] for label in axis.get_xticklabels()]
+    assert ticks == [["a", "(baseline small)"], ["b", "(baseline large)"]]
+    (container,) = axis.containers
+    assert container.lines[0].get_linestyle() == "None"  # differences from two baselines are not one line
+
+
+def test_baselines_of_single_variants_are_named_with_their_comparisons(tmp_path, kept_figures):
+    variants = {"a": {"heads": "8x4"}, "b": {"heads": "4x4"}, "c": {"heads": "2x4"}}
+    view = view_of(
+        {
+            "one": {"baseline": "a", "variants": variants | {"c": {"heads": "2x4", "against": "b"}}},
+            "two": {"baseline": "a", "variants": variants, "settings": {"architecture": {"d_model": 256}}},
+        }
+    )
+    compared.draw_gap_by_scale(view, tmp_path / "scale.png")
+    (axis,) = kept_figures["scale.png"].axes
+    assert axis.get_legend_handles_labels()[1] == ["b − a", "c − b (one), a (two)"]
+
+
+def test_the_effect_is_drawn_in_its_own_unit_alone(tmp_path, kept_figures):
+    view = full_view()
+    in_bits = View(view.study, view.results, Comparability([], True))
+    for file, found in (("nats.png", view), ("bits.png", in_bits)):
+        compared.draw_results(found, tmp_path / file)
+    said = [
+        any("the effect that" in text.get_text() for text in kept_figures[file].legends[0].get_texts())
+        for file in ("nats.png", "bits.png")
+    ]
+    assert said == [True, False]
+    assert [len(kept_figures[file].axes[1].patches) for file in ("nats.png", "bits.png")] == [1, 0]
+
+
+def test_the_spread_of_many_lines_is_shown_beside_them(tmp_path, kept_figures):
+    """Bands of more than three lines would hide one another."""
+    variants = {
+        name: {"heads": f"{count}x4"} for name, count in zip("abcdef", (8, 4, 2, 1, 16, 32), strict=True)
+    }
+    few = {name: variants[name] for name in "abcd"}
+
+    def losses(run):
+        return 3.5 + 0.001 * len(run.variant) * run.seed**2 * (run.variant != "a")
+
+    view = view_of(
+        {"many": {"baseline": "a", "variants": variants}, "few": {"baseline": "a", "variants": few}}, losses
+    )
+    compared.draw_gap_over_tokens(view, tmp_path / "gap.png")
+    many, few_axis = kept_figures["gap.png"].axes
+    assert [isinstance(found, PolyCollection) for found in few_axis.collections] == [True] * 3
+    assert len(many.collections) == 5 and not any(
+        isinstance(found, PolyCollection) for found in many.collections
+    )
+    places = [found.get_segments()[0][0][0] for found in many.collections]
+    assert places == sorted(set(places)) and places[0] > 80 * 512
+    texts = [text.get_text() for text in kept_figures["gap.png"].legends[0].get_texts()]
+    assert texts[-2:] == ["band: ± 1 sd over the pairs", "bar: ± 1 sd over the pairs"]
+
+
+def test_no_total_is_left_out_of_the_ticks(tmp_path, kept_figures):
+    variants = {
+        "a": {"heads": "8x4"},
+        "b": {"heads": "2,4,8,16"},
+        "c": {"heads": "4x4"},
+        "d": {"heads": "16x4"},
+    }
+    view = view_of({"one": {"baseline": "a", "variants": variants}})
+    compared.draw_total_heads(view, tmp_path / "total.png")
+    (axis,) = kept_figures["total.png"].axes
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["16", "30, 32", "64"]
 
 
 def test_styles_differ_without_colour():
