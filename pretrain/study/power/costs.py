@@ -10,8 +10,11 @@ from pretrain.study.power.spread import Spread
 from pretrain.study.scheduler import planned_flops
 from pretrain.study.study_file import Study
 
-UTILISATION = 0.4
-"""Assumed share of the device's peak, where no pilot says how fast runs are."""
+UTILISATION = {"cuda": 0.4, "cpu": 0.06}
+"""Assumed share of the device's peak, where no pilot says how fast runs are. On CPUs a guess: runs of a million
+parameters, not compiled, reached 5 to 8 % of the peak of two cores; larger or compiled ones may reach more."""
+SIZES_APART = 3.0
+"""Runs whose FLOPs differ by more than this factor may spread otherwise, and be faster or slower."""
 
 
 @dataclass(frozen=True)
@@ -77,5 +80,31 @@ def machine_rate() -> tuple[float, str, bool]:
 
     device = detect_device()
     peak, source = peak_flops(device, torch.bfloat16 if supports_bf16(device)[0] else torch.float32)
-    text = f"assumed, not measured: {UTILISATION:.0%} of the peak of {peak:.2e} FLOP/s here ({source})"
-    return UTILISATION * peak, text, device.type == "cpu"
+    share = UTILISATION.get(device.type, UTILISATION["cuda"])
+    text = f"a guess, not measured: {share:.0%} of the peak of {peak:.2e} FLOP/s here ({source})"
+    return share * peak, text, device.type == "cpu"
+
+
+def carry_over_notes(study: Study, spread: Spread) -> list[str]:
+    """Why a pilot's spread and speed may not be those of the study's runs, a sentence each, without its full stop."""
+    notes = []
+    if spread.flops:
+        own = [planned_flops(planned) for planned in study.runs]
+        if max(own) > SIZES_APART * spread.flops[1] or SIZES_APART * min(own) < spread.flops[0]:
+            notes.append(
+                f"its runs take {_range(*spread.flops)} FLOPs, those of {study.name} {_range(min(own), max(own))}: "
+                "spread and speed may not carry over"
+            )
+    if spread.device:
+        from pretrain.runtime.hardware import detect_device
+
+        here = detect_device().type
+        if spread.device != here:
+            notes.append(
+                f"its runs were on {spread.device}, and this machine has {here}: speed will not carry over"
+            )
+    return notes
+
+
+def _range(least: float, most: float) -> str:
+    return f"{least:.2e}" + (f" to {most:.2e}" if most > least else "")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from model.errors import UserError
-from pretrain.study.power.costs import Costs, study_costs
+from pretrain.study.power.costs import Costs, carry_over_notes, study_costs
 from pretrain.study.power.spread import Spread, spread_of
 from pretrain.study.results import RunResult, study_of
 from pretrain.study.statistics import detectable_effect, pairs_needed
@@ -168,7 +168,11 @@ def power_report(
         sizes=tuple(sizes),
         costs=costs,
         pilots=tuple(spreads),
-        notes=tuple(f"{spread.folder}: {note}" for spread in spreads for note in spread.notes),
+        notes=tuple(
+            f"{spread.folder}: {note}"
+            for spread in spreads
+            for note in (*spread.notes, *carry_over_notes(study, spread))
+        ),
     )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pretrain.study.paired import baseline_of, in_common, paired_differences, runs_of, values_of
 from pretrain.study.results import RunResult
+from pretrain.study.scheduler import planned_flops
 from pretrain.study.statistics import degrees_of_freedom, pooled_sd, sd_interval
 from pretrain.study.study_file import Study
 
@@ -48,6 +49,8 @@ class Spread:
     """Differences of variants with a seed_shift, whose pairs have nothing in common, by variant."""
     rate: float
     """FLOP/s of a run: median over the runs. Without validation and saving."""
+    flops: tuple[float, float] | None
+    """Training FLOPs of the smallest and the largest run that has begun, as planned; None if none has."""
     device: str
     """What the runs ran on, as they say."""
     notes: tuple[str, ...] = ()
@@ -116,6 +119,7 @@ def spread_of(
     ]
     other = _differences(pilot, results, measure, last, False)
     rate, device = _rate(results)
+    sizes = [planned_flops(run.planned) for run in results if run.rows]
     return Spread(
         folder=str(folder),
         measure=measure,
@@ -130,6 +134,7 @@ def spread_of(
         runs=sum(map(len, single)),
         other_seeds={name: list(group.values()) for name, group in other.items()},
         rate=rate,
+        flops=(min(sizes), max(sizes)) if sizes else None,
         device=device,
         notes=tuple(notes),
     )
@@ -167,8 +172,6 @@ def _differences(
 
 def _rate(results: Sequence[RunResult]) -> tuple[float, str]:
     """Median FLOP/s of the runs and their devices. Runs that grow are left out: they take fewer FLOPs than planned."""
-    from pretrain.study.scheduler import planned_flops
-
     rates = [
         planned_flops(run.planned) * row["step"] / run.steps / row["seconds"]
         for run in results

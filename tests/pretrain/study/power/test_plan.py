@@ -38,6 +38,12 @@ LOSSES = {
 PAIRED = [[-0.01, -0.03, -0.02], [0.04, 0.03, 0.01]]
 
 
+@pytest.fixture(autouse=True)
+def on_a_cpu(monkeypatch):
+    """As the planted pilots."""
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+
+
 def pilot(folder, text=TEXT, losses=LOSSES, validations=1, seconds=30.0):
     """A study's folder, and finished runs with these losses. Earlier validations are 1 higher."""
     folder.mkdir(exist_ok=True)
@@ -218,12 +224,12 @@ def test_sizes_scale_with_the_seeds(made):
 
 
 def test_without_pilots_the_speed_is_assumed_and_said_to_be(tmp_path, monkeypatch):
-    monkeypatch.setattr(costs, "machine_rate", lambda: (1e12, "assumed, not measured: x", False))
+    monkeypatch.setattr(costs, "machine_rate", lambda: (1e12, "a guess, not measured: x", False))
     study = parse_study(TEXT.replace("hours: 2", "hours: 0.001"), "s", tmp_path)
     report = plan(study, sd=0.01, parallel=4)
     assert report.costs.hours == pytest.approx(report.costs.total / 1e12 / 3600 / 4)
     lines = power_lines(study, [], sd=0.01, effect=None)
-    assert any("assumed, not measured" in line for line in lines)
+    assert any("a guess, not measured" in line for line in lines)
     assert any(line.startswith("budget   0.001 h on 2 CPU cores") for line in lines)
 
 
@@ -232,8 +238,38 @@ def test_runs_at_a_time_share_one_processor(tmp_path, monkeypatch):
     study = parse_study(TEXT, "s", tmp_path)
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     report = plan(study, sd=0.01, parallel=4).costs
-    assert report.rate == pytest.approx(0.4e12) and report.at_a_time == 1
-    assert report.rate_source.startswith("assumed, not measured: 40% of the peak of 1.00e+12 FLOP/s")
+    assert report.rate == pytest.approx(0.06e12) and report.at_a_time == 1
+    assert report.rate_source.startswith("a guess, not measured: 6% of the peak of 1.00e+12 FLOP/s")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("steps: 50", None),
+        ("steps: 140", None),
+        (
+            "steps: 160",
+            "its runs take 4.23e+11 FLOPs, those of s 1.35e+12: spread and speed may not carry over",
+        ),
+        (
+            "steps: 10",
+            "its runs take 4.23e+11 FLOPs, those of s 8.46e+10: spread and speed may not carry over",
+        ),
+    ],
+)
+def test_a_pilot_of_another_size_is_said(made, tmp_path, change, said):
+    _, found = made
+    study = parse_study(TEXT.replace("steps: 50", change), "s", tmp_path)
+    assert plan(study, [found]).notes == ((f"{found[0]}: {said}",) if said else ())
+
+
+def test_a_pilot_of_another_device_is_said(made):
+    study, (folder, results) = made
+    for run in results:
+        run.world["device"] = "cuda"
+    assert plan(study, [(folder, results)]).notes == (
+        f"{folder}: its runs were on cuda, and this machine has cpu: speed will not carry over",
+    )
 
 
 def test_growth_is_an_upper_bound(tmp_path, made):
