@@ -196,6 +196,46 @@ def test_direction_compares_one_multiset(name):
         assert min(uniform) < mean < max(uniform)
 
 
+@pytest.mark.parametrize("scale", ["354m", "757m"])
+def test_head_progression_has_the_uniform_counts_on_both_sides_of_the_mean(scale):
+    found = read_study(find_study("head_progression"))
+    heads = {
+        planned.variant: planned.run.build_model_config().heads
+        for planned in found.runs
+        if planned.comparison == scale
+    }
+    mean = sum(heads["ascending"]) / len(heads["ascending"])
+    uniform = sorted(schedule[0] for name, schedule in heads.items() if name.startswith("uniform"))
+    assert uniform[0] < mean < uniform[1] == 16
+    model = next(p for p in found.runs if p.comparison == scale).run.build_model_config()
+    valid = [
+        count for count in range(1, 17) if model.d_model % count == 0 and model.d_model // count % 2 == 0
+    ]
+    assert valid[-2:] == uniform
+
+
+@pytest.mark.parametrize("name", ["direction", "direction-small"])
+def test_direction_contrasts_ascending_with_all_others(name):
+    """Beside those with the baseline, which are its differences."""
+    found = read_study(find_study(name))
+    for comparison in found.comparisons:
+        pairs = {
+            (contrast.plus[0][1], contrast.minus[0][1])
+            for contrast in found.contrasts
+            if {scale for scale, _ in contrast.variants} == {comparison.name} and len(contrast.variants) == 2
+        }
+        others = {variant.name for variant in comparison.variants} - {"ascending", comparison.baseline}
+        assert pairs == {("ascending", other) for other in others}
+
+
+@pytest.mark.parametrize("name", ["learning_less", "learning_less-small", "learning_less-700m"])
+def test_learning_less_contrasts_halves_of_the_blocks(name):
+    found = read_study(find_study(name)).contrasts
+    assert len(found) == 5
+    for contrast in found:
+        assert len(contrast.plus) == len(contrast.minus) == 16
+
+
 def test_the_small_ablation_has_the_papers_head_counts():
     small, full = (read_study(find_study(name)) for name in ("prism_ablation-small", "prism_ablation"))
     for one, other in zip(small.runs, full.runs, strict=True):

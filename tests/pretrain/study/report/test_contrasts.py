@@ -6,14 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 from scipy.stats import ttest_1samp
 
+from pretrain.study.command import main
 from pretrain.study.comparable import check_comparable
 from pretrain.study.report.contrasts import contrast_notes, contrasted
 from pretrain.study.report.page import intervals_say, write_report
 from pretrain.study.report.summaries import OTHER_SEEDS, View
 from pretrain.study.report.tables import NOTHING, sections
-from tests.helpers.planted_runs import planned_study, planted_rows, result
+from tests.helpers.planted_runs import planned_study, plant, planted_rows, result
 
 VARIANTS = {"uniform": {"heads": "8x4"}, "rising": {"heads": "2,4,8,8"}, "falling": {"heads": "8,8,4,2"}}
 CONTRASTS = {
@@ -128,6 +130,20 @@ def test_other_seeds_are_said():
     assert contrasted(view)[0].other_seeds
     found = next(section for section in sections(view) if section.title == "Contrasts")
     assert found.tables[0].rows[0][0] == f"again, {OTHER_SEEDS}"
+
+
+def test_a_folder_that_was_run_before_its_study_had_contrasts(tmp_path, capsys):
+    study = study_of(tmp_path / "old")
+    values = yaml.safe_load(study.text)
+    del values["contrasts"]
+    for run in view_of(study).results:
+        plant(run)
+    (tmp_path / "old/study.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    (tmp_path / "new.yaml").write_text(study.text)
+    assert main(["report", str(tmp_path / "new.yaml"), "--out", str(tmp_path / "old")]) == 0
+    assert "contrast order: one.rising" in (tmp_path / "old/report/report.md").read_text()
+    assert main(["report", str(tmp_path / "old")]) == 0
+    assert "contrast order" not in (tmp_path / "old/report/report.md").read_text()
 
 
 def test_they_are_in_the_numbers_and_on_the_page(tmp_path):
