@@ -33,6 +33,11 @@ class Contrast:
         """What is subtracted from what; of many variants some."""
         return " − ".join(_mean(list(map(full_name, side))) for side in (self.plus, self.minus))
 
+    @property
+    def described(self) -> str:
+        """The name, and the formula where that says something else."""
+        return self.name if self.name == self.formula else f"{self.name} ({self.formula})"
+
 
 def full_name(variant: Name) -> str:
     """As a study file writes it: comparison.variant, or the variant alone in a study of one comparison."""

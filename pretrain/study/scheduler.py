@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from model.errors import UserError
+from pretrain.config.command_line import find_ds_config
 from pretrain.metrics.file import FILE_NAME, last_step
 from pretrain.runtime.environment import DEFAULT_PORT
 from pretrain.runtime.signals import STOPPED
@@ -111,8 +112,7 @@ def run_command_line(
 
 def ds_config_path(study: Study) -> str:
     """The study's ds_config, looked for here and then in this project."""
-    here = Path(study.ds_config)
-    return str(here if here.is_file() or not (ROOT / here).is_file() else ROOT / here)
+    return find_ds_config(study.ds_config)
 
 
 def check_runs(study: Study) -> None:
@@ -121,17 +121,19 @@ def check_runs(study: Study) -> None:
     Relative paths are looked for in the working directory.
 
     Raises:
-        UserError: see read_ds_config, check_start and rank_numbers.
+        UserError: see read_ds_config, rank_numbers, check_settings and check_start of pretrain/run/preflight.py.
     """
     from pretrain.engine.ds_config_check import read_ds_config
-    from pretrain.run.preflight import check_start
+    from pretrain.run.preflight import check_settings, check_start
 
     for planned in study.runs:
         if planned.seed == study.seeds[0]:
             read_ds_config(ds_config_path(study), planned.run)
             rank_numbers(planned.run)
             # How it fits the ranks of its launch is checked there.
-            check_start(dataclasses.replace(planned.run, tensor_parallel=1, micro_batch=None))
+            run = dataclasses.replace(planned.run, tensor_parallel=1, micro_batch=None)
+            check_settings(run)
+            check_start(run)
 
 
 def write_study(study: Study, folder: Path) -> None:

@@ -113,7 +113,7 @@ def opening(view: View) -> list[tuple[str, list[str]]]:
         others = [variant.name for variant in comparison.variants if variant.name != comparison.baseline]
         name = f"{comparison.name}: " if comparison.name else ""
         compared.append(f"{name}{', '.join(others) or 'nothing'} with {comparison.baseline}")
-    compared += [f"contrast {contrast.name}: {contrast.formula}" for contrast in study.contrasts]
+    compared += [f"contrast {contrast.described}" for contrast in study.contrasts]
     missing = view.without_result
     finished = f"{len(study.runs) - len(missing)} of {len(study.runs)} runs are finished"
     seeds = ", ".join(map(str, study.seeds))
@@ -146,7 +146,7 @@ def intervals_say(view: View) -> list[str]:
         lines.append(_said(name, summary.interval, count, summary.other_seeds, f" than {summary.baseline}"))
     contrasts = [found for found in contrasted(view) if found.values]
     for found in contrasts:
-        name = f"contrast {found.contrast.name} ({found.contrast.formula})"
+        name = f"contrast {found.contrast.described}"
         lines.append(_said(name, found.interval, _counted(len(found.values), "seed"), found.other_seeds))
     every = [summary.interval for summary in view.compared] + [found.interval for found in contrasts]
     intervals = [interval for interval in every if interval]

@@ -150,6 +150,7 @@ def test_a_second_session_changes_nothing(file, capsys, tmp_path):
     ("change", "said"),
     [
         ("steps: 5, data: data/none", "data: 'data/none' is not a folder"),
+        ("steps: 5, global_batch_tokens: 1000", "global_batch_tokens: 1000 is not a multiple"),
         ("steps: 5, vocab_size: 1000", None),
     ],
 )

@@ -141,7 +141,7 @@ def test_a_folder_that_was_run_before_its_study_had_contrasts(tmp_path, capsys):
     (tmp_path / "old/study.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
     (tmp_path / "new.yaml").write_text(study.text)
     assert main(["report", str(tmp_path / "new.yaml"), "--out", str(tmp_path / "old")]) == 0
-    assert "contrast order: one.rising" in (tmp_path / "old/report/report.md").read_text()
+    assert "contrast order (one.rising" in (tmp_path / "old/report/report.md").read_text()
     assert main(["report", str(tmp_path / "old")]) == 0
     assert "contrast order" not in (tmp_path / "old/report/report.md").read_text()
 
@@ -157,7 +157,7 @@ def test_they_are_in_the_numbers_and_on_the_page(tmp_path):
     assert first["values"] == pytest.approx({"1": -0.03, "2": -0.02, "3": -0.05})
     assert first["interval"]["count"] == 3 and first["excludes_zero"] is False
     text = (tmp_path / "report/report.md").read_text()
-    assert "- contrast order: one.rising − one.falling" in text and "## Contrasts" in text
+    assert "- contrast order (one.rising − one.falling)\n" in text and "## Contrasts" in text
     assert (
         "- The folder also holds 1 run that the study does not name: gone-s1. They are in no figure." in text
     )
