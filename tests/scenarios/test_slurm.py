@@ -311,6 +311,7 @@ def test_a_study_as_an_array(cluster, small_folder, tmp_path):
                 "data": str(small_folder),
                 "steps": 2,
                 "global_batch_tokens": 512,
+                "micro_batch": 8,
                 "checkpoint": {"every": 0},
                 "logging": {"wandb": "disabled"},
             },
@@ -321,7 +322,7 @@ def test_a_study_as_an_array(cluster, small_folder, tmp_path):
     )
     (tmp_path / "two.yaml").write_text(text)
     job = cluster.submit(
-        "--gres=none", "--ntasks-per-node=1", "--cpus-per-task=1", "--array=0-3", f"--output={tmp_path}/%a.log",
+        "--gres=none", "--ntasks-per-node=2", "--cpus-per-task=1", "--array=0-3", f"--output={tmp_path}/%a.log",
         "slurm/study.sh", str(tmp_path / "two.yaml"), "--out", str(tmp_path / "runs"), env=ENVIRONMENT,
     )  # fmt: skip
     names = {f"{model}-s{seed}" for model in ("prism", "gpt2") for seed in (1, 2)}
@@ -338,3 +339,6 @@ def test_a_study_as_an_array(cluster, small_folder, tmp_path):
     assert [line.split()[1:3] for line in done.stdout.splitlines()[1:]] == [
         ["prism-s1", "finished"], ["gpt2-s1", "finished"], ["prism-s2", "finished"], ["gpt2-s2", "finished"],
     ]  # fmt: skip
+    for task in range(4):  # two tasks cannot share eight sequences in micro-batches of eight
+        log = (tmp_path / f"{task}.log").read_text()
+        assert "ranks    1 of the job's 2 tasks" in log and "world    1 rank," in log
