@@ -22,6 +22,8 @@ BASELINES: tuple[tuple[Any, str], ...] = (
     ((0, (1, 0.6)), "8"),
 )
 """Line style and marker of a first, second, … baseline of one panel."""
+MOST_MARKERS = 12
+"""Of a line."""
 MOST_BANDS = 3
 """With more lines in a panel their bands would hide one another."""
 INCHES_PER_LETTER = 0.075
@@ -37,9 +39,10 @@ Panel = tuple[Any, list[Summary]]
 
 
 def line_styles(view: View) -> dict[str, dict[str, Any]]:
-    """A style for each variant's name, the same in all pictures: baselines black, others dark to bright.
+    """A style for each variant's name, the same in all pictures: baselines black, others in colours.
 
-    Two baselines are drawn alike only where no comparison has both.
+    Of two variants that follow one another one is dark and one bright. Two baselines are drawn alike only where no
+    comparison has both.
     """
     every = [summary for summaries in view.summaries.values() for summary in summaries]
     baselines = dict.fromkeys(s.variant for s in every if s.variant == s.comparison.baseline)
@@ -55,7 +58,10 @@ def line_styles(view: View) -> dict[str, dict[str, Any]]:
         styles[name] = {
             "color": "black", "linestyle": line, "marker": marker, "markersize": 4.5, "linewidth": 1.4,
         }  # fmt: skip
-    return styles | {name: line_style(place, len(others)) for place, name in enumerate(others)}
+    for index, name in enumerate(others):
+        place = index // 2 + (index % 2) * ((len(others) + 1) // 2)
+        styles[name] = line_style(index, len(others)) | {"color": line_style(place, len(others))["color"]}
+    return styles
 
 
 def line_style(place: int, count: int) -> dict[str, Any]:
@@ -217,6 +223,7 @@ def band(
     low = [mean - sd for mean, sd in zip(means, around, strict=True)]
     high = [mean + sd for mean, sd in zip(means, around, strict=True)]
     late = [index for index, place in enumerate(places) if place >= EARLY * places[-1]]
+    style = {"markevery": math.ceil(len(places) / MOST_MARKERS)} | style  # dense ones hide the kind of line
     if lines <= MOST_BANDS:
         axis.plot(places, means, **style)
         if any(around):

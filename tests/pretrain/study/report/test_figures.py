@@ -216,6 +216,18 @@ def test_baselines_of_one_panel_are_told_apart():
     assert styles["small"]["color"] == styles["large"]["color"] == "black"
 
 
+def test_neighbours_differ_in_lightness():
+    """By a third of the range at least, so that greyscale will do."""
+    counts = ("8x4", "4x4", "2x4", "1x4", "16x4", "32x4", "64x4", "2,4,8,8")
+    heads = {name: {"heads": each} for name, each in zip("abcdefgh", counts, strict=True)}
+    styles = panels.line_styles(view_of({"one": {"baseline": "a", "variants": heads}}))
+    colors = [to_rgb(styles[name]["color"]) for name in "bcdefgh"]
+    lightness = [0.299 * r + 0.587 * g + 0.114 * b for r, g, b in colors]
+    apart = (max(lightness) - min(lightness)) / 3
+    assert all(abs(one - other) > apart for one, other in pairwise(lightness))
+    assert len({(style["linestyle"], style["marker"]) for style in styles.values()}) == 8
+
+
 def test_baselines_that_never_meet_look_alike():
     variants = {"first": {"heads": "4x4"}, "rising": {"heads": "2,4,8,8"}}
     others = {"other": {"heads": "8x4"}, "rising": {"heads": "2,4,8,8"}}
