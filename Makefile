@@ -2,9 +2,9 @@
 #
 #   make setup         .venv with the pinned packages (PYTHON=python3.12 chooses the interpreter)
 #   make train         pretrain a small model on built-in text; ARGS="--seed 1" adds arguments
-#   make test          the quick tests, about seven minutes on two cores: every part, with real ranks on gloo;
+#   make test          the quick tests, about five minutes on two quiet cores: every part, with real ranks on gloo;
 #                      TEST_PROCESSES=1 runs one after the other, PYTEST_ARGS="-k name" chooses
-#   make test-all      every test: the quick ones, then those marked slow, which take about forty minutes more
+#   make test-all      every test: the quick ones, then those marked slow, which take about half an hour more
 #   make lint          ruff and mypy
 #   make constraints   write constraints.txt again from the newest versions that pyproject.toml allows
 #   make clean         remove .venv and caches; data/, runs/ and hf/ stay
