@@ -38,9 +38,10 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
                 print("\n".join(plot_learning_rates(run, Path(command.plot_lr))))
             return
         from pretrain.engine.ds_config_check import read_ds_config
-        from pretrain.run.preflight import check_settings, check_start
 
         ds_config = read_ds_config(command.ds_config, run)
+        from pretrain.run.preflight import check_settings, check_start  # imports torch
+
         if command.print_config:
             if rank == 0:
                 check_settings(run)

@@ -366,9 +366,9 @@ def test_the_command_says_it_at_once(tmp_path):
     )
     assert result.returncode == 2 and result.stdout == ""
     assert result.stderr.count("\n") == 1 and "has 2 mistakes" in result.stderr
-    # Half a second of processor time; starting torch and DeepSpeed takes ten times as much.
+    # Half a second of processor time; torch alone takes four times as much.
     used = [getattr(os.times(), key) - getattr(before, key) for key in ("children_user", "children_system")]
-    assert sum(used) < 3 and not (tmp_path / "runs").exists()
+    assert sum(used) < 1.5 and not (tmp_path / "runs").exists()
 
 
 @functools.cache
