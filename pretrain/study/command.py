@@ -209,7 +209,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _opening(study: Study, folder: Path, todo: Sequence[int], pairs: Sequence[str]) -> list[str]:
     flops = sum(planned_flops(study.runs[number]) for number in todo)
-    sized = f"; sized for {study.hours:g} hours on {study.machine}" if study.hours and study.machine else ""
+    sized = f"; sized for {study.hours:g} h on {study.machine}" if study.hours and study.machine else ""
     return [
         f"study    {study.name}: {study.title}",
         f"runs     {len(study.runs)}: {sum(len(c.variants) for c in study.comparisons)} variants x "

@@ -61,6 +61,10 @@ def test_a_run_stopped_before_its_first_check_goes_on_without_growth(small_folde
         (("--growth.calibration", "3"), None),
         (("--growth.grow_above", "0.1", "--growth.until", "19"), "after step 20, and growth.until is 19"),
         (("--growth.grow_above", "0.1"), None),
+        (
+            ("--growth.criterion", "gradient", "--growth.calibration", "2"),
+            "the first decision would be after step 100",
+        ),  # whose checks are 50 steps apart, for they cost more
     ],
 )
 def test_a_run_that_is_too_short_to_grow_says_so(small_folder, tmp_path, flags, said):
