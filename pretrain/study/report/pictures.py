@@ -14,6 +14,7 @@ from pretrain.study.report.compared import (
     draw_schedules,
     draw_total_heads,
 )
+from pretrain.study.report.growing import draw_growing_heads
 from pretrain.study.report.measured import draw_distances, draw_scores
 from pretrain.study.report.summaries import View
 
@@ -50,6 +51,13 @@ PICTURES: tuple[tuple[str, str, str, Callable[[View, Path], str]], ...] = (
         "Heads by layer. Lines are moved up or down a little, so that none hides another; ticks are at the true "
         "counts. As figure 1 of arXiv 2606.27449.",
         draw_schedules,
+    ),
+    (
+        "growing_heads.png",
+        "Heads that grow",
+        "Heads of each layer over training. Thick: mean over the seeds; thin: each run. Lines are moved up or down a "
+        "little, so that none hides another.",
+        draw_growing_heads,
     ),
     (
         "results.png",

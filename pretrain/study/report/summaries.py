@@ -146,20 +146,30 @@ def training_flops(run: RunResult) -> float | None:
     rows = [row for row in run.rows if "tokens" in row]
     if model is None or not rows:
         return None
-    start = run.planned.run.build_model_config()
-    heads = start.heads if run.planned.run.growth.active else model.heads
+    changes = dict(head_history(run))
     flops, seen = 0.0, 0
-    per_token: dict[tuple[int, ...], float] = {}
-    for row in rows:
-        if heads not in per_token:
-            per_token[heads] = float(model.replace(heads=heads).flops_per_token())
-        flops += per_token[heads] * (row["tokens"] - seen)
-        seen = row["tokens"]
+    per_token = 0.0
+    for step, tokens in ((0, 0), *((row["step"], row["tokens"]) for row in rows)):
+        flops += per_token * (tokens - seen)
+        seen = tokens
+        if step in changes:
+            per_token = float(model.replace(heads=changes[step]).flops_per_token())
+    return flops
+
+
+def head_history(run: RunResult) -> list[tuple[int, tuple[int, ...]]]:
+    """Steps and the heads of every layer from there on: at step 0, at each check of growth, and at the last row."""
+    model = run.model_config
+    if model is None:
+        return []
+    grows = run.planned.run.growth.active
+    found = {0: run.planned.run.build_model_config().heads if grows else model.heads}
+    for row in run.rows:
         shown = [row.get(f"growth/heads/layer_{layer}") for layer in range(model.num_layers)]
         counts = [count for count in shown if isinstance(count, int)]
         if len(counts) == model.num_layers:
-            heads = tuple(counts)
-    return flops
+            found[row["step"]] = tuple(counts)
+    return sorted(({run.step: model.heads} | found).items())
 
 
 def mean_of(values: Iterable[float]) -> float:

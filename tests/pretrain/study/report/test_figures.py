@@ -95,10 +95,9 @@ def shown_axes(figure):
 def test_every_picture_is_drawn_and_is_a_png(drawn):
     folder, found, _ = drawn
     assert len(found) == len(PICTURES)
-    by_cost = [
-        picture for picture in found if picture.left_out
-    ]  # these variants cost the same: see test_by_cost.py
-    assert [picture.file for picture in by_cost] == ["training_flops.png", "parameters.png"]
+    left_out = [picture.file for picture in found if picture.left_out]
+    # No heads grow, and all variants cost the same: see test_growing.py and test_by_cost.py.
+    assert left_out == ["growing_heads.png", "training_flops.png", "parameters.png"]
     there = [picture for picture in found if not picture.left_out]
     assert {path.name for path in folder.iterdir()} == {picture.file for picture in there}
     for picture in there:

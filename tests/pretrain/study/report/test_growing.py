@@ -1,0 +1,83 @@
+"""The picture of heads that grow: the counts that metrics.jsonl shows, of each run and in the mean."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+
+from pretrain.study.comparable import check_comparable
+from pretrain.study.report import panels
+from pretrain.study.report.growing import draw_growing_heads, mean_heads
+from pretrain.study.report.summaries import View, head_history
+from tests.helpers.planted_runs import planned_study, planted_rows, result
+
+GROWTH = {"criterion": "incrt", "start": 1, "maximum": 8}
+LAYERS = 4
+
+
+def view(variants):
+    """80 steps with a row at every tenth. Layer 3 gets heads at step 20, and at 40 (seed 1) or 60 (seed 2)."""
+    study = planned_study(
+        Path("runs/growing"),
+        recipe="micro",
+        seeds=2,
+        settings={"steps": 80, "global_batch_tokens": 1024},
+        baseline="uniform",
+        variants={"uniform": {"heads": "8x4"}, **variants},
+    )
+    results = []
+    for run in study.runs:
+        rows, model = planted_rows(run, 3.5), None
+        if run.run.growth.active:
+            for row in rows:
+                full = 40 if run.seed == 1 else 60
+                last = 1 + (row["step"] >= 20) + 2 * (row["step"] >= full)
+                row |= {f"growth/heads/layer_{layer}": last if layer == 3 else 1 for layer in range(LAYERS)}
+            model = run.run.build_model_config(vocab_size=2048).replace(heads=(1, 1, 1, 4))
+        results.append(result(run, rows, model=model))
+    return View(study, results, check_comparable(study, results))
+
+
+def test_the_history_is_that_of_the_rows():
+    uniform, grown = view({"grown": {"growth": GROWTH}}).summaries[""]
+    history = dict(head_history(grown.runs[1]))
+    assert [history[step][3] for step in (0, 20, 40, 80)] == [1, 2, 4, 4]
+    assert {counts[:3] for counts in history.values()} == {(1, 1, 1)}
+    assert head_history(uniform.runs[1]) == [(0, (8,) * 4), (80, (8,) * 4)]
+    assert head_history(result(uniform.runs[1].planned, [])) == []
+
+
+def test_runs_and_means_are_drawn(tmp_path, monkeypatch):
+    made, original = [], panels.saved_figure
+
+    @contextmanager
+    def kept(*arguments, **options):
+        with original(*arguments, **options) as (figure, axes):
+            made.append(figure)
+            yield figure, axes
+
+    monkeypatch.setattr(panels, "saved_figure", kept)
+    found = view({"grown": {"growth": GROWTH}, "other": {"growth": GROWTH | {"grow_share": 0.5}}})
+    means = mean_heads(found.summaries[""][1])
+    assert [means[3][step] for step in (0, 20, 40, 60, 80)] == [1, 2, 3, 4, 4]
+    assert set(means[0].values()) == {1}
+    assert draw_growing_heads(found, tmp_path / "x.png") == ""
+    shown = [axis for axis in made[0].axes if axis.axison]
+    assert [axis.get_title() for axis in shown] == [
+        "grown, 2\N{NO-BREAK SPACE}seeds",
+        "other, 2\N{NO-BREAK SPACE}seeds",
+    ]
+    lines = {
+        (line.get_label(), len(line.get_xdata())) for line in shown[0].lines if line.get_label()[0] != "_"
+    }
+    assert {label for label, _ in lines} == {f"layer {layer}" for layer in range(LAYERS)}
+    assert len(shown[0].lines) == LAYERS * 3  # two runs and their mean
+    ends = [float(line.get_ydata()[-1]) for line in shown[0].lines[2::3]]
+    assert [round(end) for end in ends] == [1, 1, 1, 4] and len(set(ends)) == LAYERS  # none hides another
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_fixed_heads_are_not_drawn(tmp_path):
+    reason = draw_growing_heads(view({"narrow": {"heads": "4x4"}}), tmp_path / "x.png")
+    assert reason == "no finished run has heads that grow"
+    assert not (tmp_path / "x.png").exists()
