@@ -156,6 +156,29 @@ def degrees_of_freedom(groups: Sequence[Sequence[float]]) -> int:
     return sum(len(group) - 1 for group in groups if group)
 
 
+def spread_apart(groups: Mapping[str, Sequence[float]], level: float = 0.01) -> list[str]:
+    """The groups that spread more than the others, the widest first; pooling them would say too much of the others.
+
+    A one-sided F-test of the widest group against the others pooled, at *level* divided by the number of groups. While
+    it rejects, the group is set aside and the next one is tested. At least two groups are left.
+    """
+    from scipy.stats import f
+
+    left = {name: values for name, values in groups.items() if len(values) > 1}
+    found: list[str] = []
+    while len(left) > 2:
+        widest = max(left, key=lambda name: stdev(left[name]))
+        others = [values for name, values in left.items() if name != widest]
+        widest_sd, between = stdev(left[widest]), pooled_sd(others)
+        ratio = (widest_sd / between) ** 2 if between else math.inf if widest_sd else 0.0
+        degrees = len(left[widest]) - 1, degrees_of_freedom(others)
+        if not f.sf(ratio, *degrees) < level / len(groups):
+            break
+        found.append(widest)
+        del left[widest]
+    return found
+
+
 def _squares(values: Sequence[float]) -> float:
     """Sum of squared distances from the mean."""
     mean = fmean(values) if values else 0.0

@@ -241,6 +241,8 @@ def _ways(spread: Spread) -> list[tuple[str, int, float]]:
         for name, (count, sd) in spread.by_comparison.items()
         if not math.isnan(sd)
     ]
+    if spread.apart:
+        ways.append((f"{_average(spread.last)}, without {', '.join(spread.apart)}", *spread.without_apart))
     if not math.isnan(spread.unpaired):
         ways.append((f"{_average(spread.last)}, any seeds", spread.runs, spread.unpaired))
     if not math.isnan(spread.other_sd):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pretrain.study.paired import baseline_of, in_common, paired_differences, runs_of, values_of
 from pretrain.study.results import RunResult
 from pretrain.study.scheduler import planned_flops
-from pretrain.study.statistics import degrees_of_freedom, pooled_sd, sd_interval
+from pretrain.study.statistics import degrees_of_freedom, pooled_sd, sd_interval, spread_apart
 from pretrain.study.study_file import Study
 
 if TYPE_CHECKING:
@@ -41,6 +41,10 @@ class Spread:
     """The same with other numbers of last values, of the same pairs."""
     by_comparison: dict[str, tuple[int, float]]
     """In a pilot of several comparisons, pairs and ``sd`` of each: scales or schedules may spread differently."""
+    apart: tuple[str, ...]
+    """Variants whose differences spread more than those of the others (``spread_apart``), the widest first."""
+    without_apart: tuple[int, float]
+    """Pairs and ``sd`` without these."""
     unpaired: float
     """Of a difference of two runs of two seeds: √2 times the spread of single runs, pooled over the variants."""
     runs: int
@@ -110,6 +114,12 @@ def spread_of(
         own = [group for name, group in lists.items() if name.startswith(f"{comparison.name}: ")]
         by_comparison[comparison.name] = (sum(map(len, own)), pooled_sd(own))
     sd = pooled_sd(list(lists.values()))
+    apart = spread_apart(lists)
+    rest = [group for name, group in lists.items() if name not in apart]
+    if apart:
+        notes.append(
+            f"differences of {', '.join(apart)} spread more than those of other variants (F-test); see the row without"
+        )
     low, high = sd_interval(sd, degrees_of_freedom(list(lists.values())))
     single = [
         [value for value in found.values() if math.isfinite(value)]
@@ -130,6 +140,8 @@ def spread_of(
         high=high,
         averages=averages,
         by_comparison=by_comparison,
+        apart=tuple(apart),
+        without_apart=(sum(map(len, rest)), pooled_sd(rest)),
         unpaired=math.sqrt(2) * pooled_sd(single),
         runs=sum(map(len, single)),
         other_seeds={name: list(group.values()) for name, group in other.items()},

@@ -49,7 +49,7 @@ def draw_growing_heads(view: View, path: Path) -> str:
 
 
 def mean_heads(summary: Summary) -> list[dict[int, float]]:
-    """By layer and step, the mean head count over the finished runs, at every step at which one of them shows its heads."""
+    """By layer and step: mean head count over the finished runs, at every step at which one of them shows its heads."""
     layers = summary.first.build_model_config().num_layers
     found = []
     for layer in range(layers):

@@ -20,6 +20,7 @@ from pretrain.study.statistics import (
     pooled_sd,
     regress,
     sd_interval,
+    spread_apart,
     tokens_to_reach,
 )
 from pretrain.study.study_file import parse_study
@@ -111,6 +112,28 @@ def test_interval_of_an_sd_covers():
     covered = [low <= 0.7 <= high for low, high in (sd_interval(sd, 4) for sd in draws)]
     assert np.mean(covered) == pytest.approx(0.95, abs=0.012)
     assert all(map(math.isnan, sd_interval(1.0, 0)))
+
+
+def test_a_group_that_spreads_more_is_set_apart():
+    quiet = {name: [place + 0.1 * value for value in (-1, 0, 1)] for place, name in enumerate("abcde")}
+    loud, louder = [-2.0, 0.0, 2.0], [-30.0, 0.0, 30.0]
+    assert spread_apart(quiet) == []
+    assert spread_apart(quiet | {"loud": loud, "louder": louder, "one": [1.0]}) == ["louder", "loud"]
+    # By hand, the second step: F of 2 and 10 degrees of freedom.
+    assert stats.f.sf((2 / 0.1) ** 2, 2, 10) < 0.01 / 6
+    same = {name: [0.0, 0.0] for name in "abc"}
+    assert spread_apart(same) == [] and spread_apart(same | {"d": [0.0, 1.0]}) == ["d"]
+    assert (
+        spread_apart({"a": [0.0, 0.1], "b": [0.0, 100.0]}) == []
+    )  # one cannot say which of two is the odd one
+
+
+def test_equal_spreads_are_seldom_set_apart():
+    draws = np.random.default_rng(5).normal(size=(2000, 8, 3))
+    found = sum(
+        bool(spread_apart({str(place): list(group) for place, group in enumerate(draw)})) for draw in draws
+    )
+    assert 4 <= found <= 40  # 1 % of 2,000; binomial, beyond four standard deviations on either side
 
 
 # ---------------------------------------------------------------------- coverage

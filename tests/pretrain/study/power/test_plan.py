@@ -35,6 +35,7 @@ LOSSES = {
     "again": [4.30, 4.05, 4.01],
 }
 """Last validation loss by seed."""
+SCHEDULES = ["1x4", "2x4", "4x4", "16x4", "32x4"]
 PAIRED = [[-0.01, -0.03, -0.02], [0.04, 0.03, 0.01]]
 
 
@@ -109,6 +110,20 @@ def test_what_common_random_numbers_gain(made):
     assert way.sd == pytest.approx(unpaired) and way.ratio == pytest.approx(unpaired / report.sd)
     assert way.needed == pairs_needed(0.02, unpaired) and way.pairs == 12
     assert report.pilots[0].gain == pytest.approx(report.sd / unpaired)
+
+
+def test_a_variant_that_spreads_more_has_a_row_without_it(tmp_path, made):
+    names = ["a", "b", "c", "d", "loud"]
+    variants = ", ".join(f"{name}: {{heads: {heads}}}" for name, heads in zip(names, SCHEDULES, strict=True))
+    text = TEXT[: TEXT.index("variants")] + f"variants: {{uniform: {{heads: 8x4}}, {variants}}}\n"
+    losses = {"uniform": [4.0, 4.0, 4.0], **{key: [3.99, 4.0, 4.02] for key in names}, "loud": [3.5, 4.0, 4.5]}
+    study, found = pilot(tmp_path / "loud", text, losses)
+    report = plan(study, [found], effect=0.02)
+    way = ways(report)["last value, without loud"]
+    quiet = np.std([-0.01, 0.0, 0.02], ddof=1)
+    assert way.pairs == 12 and way.sd == pytest.approx(quiet) and way.needed == pairs_needed(0.02, quiet)
+    assert any("differences of loud spread more" in note for note in report.notes)
+    assert not any("without" in name for name in ways(plan(*[made[0], [made[1]]])))
 
 
 def test_pairs_of_other_seeds_are_named_and_do_not_count(made):
