@@ -37,7 +37,13 @@ from pretrain.evaluation.hooks import AccuracyHook, EvaluationHook, ValidationHo
 from pretrain.growth.controller import GrowthState
 from pretrain.growth.edit import checkpoint_of
 from pretrain.growth.hook import Growth, KeptGrowth
-from pretrain.growth.models import check_every_split, continued_model, head_group_sizes_of, largest_model
+from pretrain.growth.models import (
+    check_every_split,
+    check_kept_heads,
+    continued_model,
+    head_group_sizes_of,
+    largest_model,
+)
 from pretrain.optim.groups import GroupRates, run_groups
 from pretrain.plan.micro_batch import device_memory, plan_batch
 from pretrain.run.context import RunContext
@@ -158,6 +164,7 @@ def build_session(run: RunConfig, ds_config: dict[str, Any], data: RunData, worl
     saved_model, model = continued_model(
         run.build_model_config(data.tokenizer.vocab_size, classes), saved, run.growth.active
     )
+    check_kept_heads(run, saved, model)
     rates = GroupRates(run_groups(run, model), run)
     largest = largest_model(run, model)
     check_tensor_parallel(model, world.tensor_parallel, sequence_parallel=world.grid.sequence_parallel)

@@ -64,7 +64,9 @@ class Growth(Hook):
 
     @property
     def notes(self) -> list[str]:
-        """What to know before the run: that no check comes early enough to decide anything."""
+        """What to know before the run: that no layer may grow, or that no check comes early enough to decide."""
+        if self.config.criterion != "schedule" and (full := self._full()):
+            return [f"growth   no head can be added: {full}"]
         first = self.every if self.config.grow_above is not None else self.every * self.config.calibration
         if self.config.criterion == "schedule" or first <= self.last:
             return []
@@ -72,6 +74,15 @@ class Growth(Hook):
             f"growth   no head is added: the first decision would be after step {first:,}, and growth.until is "
             f"{self.last:,}"
         ]
+
+    def _full(self) -> str:
+        """Why no layer may grow, if none may."""
+        heads, budget = self.model.heads, self.config.budget
+        if budget is not None and sum(heads) >= budget:
+            return f"the model has {sum(heads)} heads, and growth.budget is {budget}"
+        if min(heads) >= self.controller.most:
+            return f"every layer has {self.controller.most} heads or more, which is growth.maximum"
+        return ""
 
     def due(self, step: int) -> bool:
         """Whether to check after this many steps: at the interval, or at the steps of a schedule."""

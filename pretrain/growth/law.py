@@ -49,6 +49,8 @@ class GrowthRecord:
     def of(cls, values: Mapping[str, Any], num_layers: int) -> GrowthRecord | None:
         """Read ``growth`` of a TrainingState; None for a run that does not grow.
 
+        Changes that are pending have not been made yet, and are left out, as they are not in the checkpoint's model.
+
         Raises:
             UserError: a field is missing or has another form than the controller writes.
         """
@@ -66,7 +68,10 @@ class GrowthRecord:
                 raise _damaged("thresholds", pair, "[theta_w, phi_g] or null for each layer")
         if not isinstance(events, list):
             raise _damaged("events", events, "a list")
-        read = [_event(event, num_layers) for event in events]
+        pending = values.get("pending", [])
+        if not isinstance(pending, list):
+            raise _damaged("pending", pending, "a list")
+        read = [_event(event, num_layers) for event in events[: max(0, len(events) - len(pending))]]
         return cls(
             start,
             [None if pair is None else (float(pair[0]), float(pair[1])) for pair in thresholds],

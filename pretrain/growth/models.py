@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from model.config import ModelConfig
-from model.errors import UserError
+from model.errors import UserError, shown
+from model.heads import format_heads
 from model.parallel_plan import head_group_sizes
 from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps
 from pretrain.checkpoint.state import TrainingState, read_state
@@ -41,6 +42,38 @@ def continued_model(
         return fixed.replace(kv_heads=model.kv_heads), _with_head_dims(fixed)
     now = run_model.replace(heads=model.heads, head_dim=model.head_dim, kv_heads=model.kv_heads)
     return now, changed_model(now, pending_changes(saved))
+
+
+def check_kept_heads(run: RunConfig, saved: TrainingState, model: ModelConfig) -> None:
+    """Refuse head settings that were changed since the last session of a run whose heads are those of its checkpoint.
+
+    Args:
+        saved: the checkpoint's state.
+        model: what the run goes on with.
+
+    Raises:
+        UserError: ``heads``, or one of the architecture's, asks for something else than *model* has.
+    """
+    kept = saved.model and (run.growth.active or saved.growth)
+    asked = run.fixed_model_config()
+    if not kept or not saved.run or asked.num_layers != model.num_layers:
+        return  # new, imported, or another run, which check_resume refuses
+    now, before = run.to_dict(), saved.run
+    for name, same in (
+        ("heads", asked.heads == model.heads),
+        ("head_dim", _with_head_dims(asked).head_dim == _with_head_dims(model).head_dim),
+        ("kv_heads", (asked.kv_heads or asked.heads) == (model.kv_heads or model.heads)),
+    ):
+        for field, value, earlier in (
+            (name, now.get(name), before.get(name)),
+            (f"architecture.{name}", now["architecture"].get(name), before["architecture"].get(name)),
+        ):
+            if value is not None and value != earlier and not same:
+                widths = format_heads(_with_head_dims(model).head_dim or ())
+                raise UserError(
+                    f"{field}: {shown(value)} is not what the run has: it keeps its heads, {format_heads(model.heads)} "
+                    f"of width {widths}; leave it out, or give --name for a new run"
+                )
 
 
 def _with_head_dims(model: ModelConfig) -> ModelConfig:

@@ -9,6 +9,7 @@ from pretrain.engine.build import build_engine
 from pretrain.growth import hook
 from pretrain.growth.hook import CAPTURED, Growth
 from tests.helpers.distributed import run_distributed
+from tests.helpers.items import write_data_sets
 from tests.helpers.shapes import Shape, build
 from tests.helpers.training import curve, interrupted, nano_run, session
 
@@ -73,6 +74,45 @@ def test_a_run_that_is_too_short_to_grow_says_so(small_folder, tmp_path, flags, 
     assert [said in note for note in notes if note.startswith("growth")] == [True] * (said is not None)
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--growth.budget", "4"), "the model has 4 heads, and growth.budget is 4"),
+        (("--growth.maximum", "1"), "every layer has 1 heads or more, which is growth.maximum"),
+        (("--growth.maximum", "2"), None),
+    ],
+)
+def test_a_run_that_may_not_grow_says_so(small_folder, tmp_path, flags, said):
+    run = nano_run(small_folder, tmp_path, "--growth.criterion", "random", "--steps", "200", *flags)
+    notes = run_distributed(notes_of, 1, run)[0]
+    assert [said in note for note in notes if note.startswith("growth")] == [True] * (said is not None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "refused"),
+    [
+        (("--heads", "4x4"), "heads: '4x4' is not what the run has: it keeps its heads, 2x4 of width 16"),
+        (
+            ("--architecture.head_dim", "[8,8,8,8]"),
+            "architecture.head_dim: [8, 8, 8, 8] is not what the run has",
+        ),
+        (
+            ("--architecture.kv_heads", "[1,1,1,1]"),
+            "architecture.kv_heads: [1, 1, 1, 1] is not what the run has",
+        ),
+        (("--heads", "2x4"), None),
+        ((), None),
+    ],
+)
+def test_a_grown_run_is_not_given_other_heads(small_folder, tmp_path, flags, refused):
+    schedule = ("--growth.criterion", "schedule", "--growth.schedule", "{1: 2x4}", "--growth.head_dim", "16")
+    run = nano_run(small_folder, tmp_path, *schedule, "--steps", "2", "--validation.every", "0")
+    assert run_distributed(session, 1, run)[0][1] is None
+    more = nano_run(small_folder, tmp_path, "--steps", "3", "--validation.every", "0", *flags)
+    problem = run_distributed(session, 1, more)[0][1]
+    assert problem is None if refused is None else problem.startswith(refused)
+
+
 def a_check_of_broken_activations(run):
     opened = build(run, Shape(1, 2))
     engine = build_engine(opened.run, opened.model, opened.ds_config, opened.world.grid)
@@ -115,3 +155,17 @@ def test_growth_in_another_world(small_folder, tmp_path):
         assert other == event | close
     losses = [[row["train_loss"] for row in curve(r.folder) if "train_loss" in row] for r in (whole, run)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_grown_run_is_scored(small_folder, tmp_path, capsys):
+    pytest.importorskip("lm_eval")
+    from pretrain.evaluation import command as evaluation
+
+    schedule = ("--growth.criterion", "schedule", "--growth.schedule", "{1: '1,2,1,2'}", "--growth.head_dim", "16")
+    run = nano_run(small_folder, tmp_path, *schedule, "--steps", "2", "--validation.every", "0")
+    assert run_distributed(session, 1, run)[0][1] is None
+    sets = str(write_data_sets(tmp_path / "sets"))
+    options = ["--tasks", "piqa", "--data_dir", sets, "--limit", "4", "--wandb", "disabled"]
+    assert evaluation.main([str(run.folder), *options]) == 0
+    assert "piqa" in capsys.readouterr().out

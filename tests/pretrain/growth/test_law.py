@@ -63,6 +63,17 @@ def test_heads_before_an_event_are_those_after_the_one_before():
     assert prediction.predicted == pytest.approx(7)
 
 
+def test_changes_that_are_not_made_yet_are_not_counted():
+    """Of a checkpoint written for an event: its model has the heads from before."""
+    events = grown(0, [8, 4, 2])
+    pending = [{"layer": 0, "head": 4, "kind": "grow"}]
+    values = {"start": 2, "thresholds": [[0.25, 0.1]], "events": events, "pending": pending}
+    found = GrowthRecord.of(values, 1)
+    assert [event.heads for event in found.events] == [3, 4]
+    with pytest.raises(UserError, match=r"growth\.pending in state\.json is 3"):
+        GrowthRecord.of(values | {"pending": 3}, 1)
+
+
 def test_nothing_is_filled_in():
     events = [*grown(0, [4, 2]), *grown(1, [1, 2, 4]), *grown(2, [4, 2, 1]), *grown(3, [4, -2, 1])]
     found = predict(record(events, [[0.5, 1], [0.5, 1], None, [0.5, 1], [0, 1]]), [4, 5, 5, 5, 2])

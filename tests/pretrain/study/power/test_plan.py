@@ -116,7 +116,11 @@ def test_a_variant_that_spreads_more_has_a_row_without_it(tmp_path, made):
     names = ["a", "b", "c", "d", "loud"]
     variants = ", ".join(f"{name}: {{heads: {heads}}}" for name, heads in zip(names, SCHEDULES, strict=True))
     text = TEXT[: TEXT.index("variants")] + f"variants: {{uniform: {{heads: 8x4}}, {variants}}}\n"
-    losses = {"uniform": [4.0, 4.0, 4.0], **{key: [3.99, 4.0, 4.02] for key in names}, "loud": [3.5, 4.0, 4.5]}
+    losses = {
+        "uniform": [4.0, 4.0, 4.0],
+        **{key: [3.99, 4.0, 4.02] for key in names},
+        "loud": [3.5, 4.0, 4.5],
+    }
     study, found = pilot(tmp_path / "loud", text, losses)
     report = plan(study, [found], effect=0.02)
     way = ways(report)["last value, without loud"]
