@@ -64,7 +64,12 @@ def load_run_config(path: str | Path) -> RunConfig:
     Raises:
         UserError: the file is missing or does not hold a RunConfig.
     """
-    return parse_command_line(["--config", str(path), "--ds_config", "unused"]).run
+    try:
+        return parse_command_line(["--config", str(path), "--ds_config", "unused"]).run
+    except UserError as error:
+        if str(path) in str(error):
+            raise
+        raise UserError(f"{path}: {str(error).strip().rstrip(':')}") from None
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from pathlib import Path
 from model.errors import INTERRUPTED, UserError, run_command, shown
 from model.tables import aligned
 from pretrain.config.command_line import CommandParser as Parser
+from pretrain.config.run_config import is_folder_name
 from pretrain.runtime.signals import STOPPED
 from pretrain.study.ranks import most_ranks, rank_lines
 from pretrain.study.results import (
@@ -41,7 +42,7 @@ from pretrain.study.scheduler import (
     write_study,
 )
 from pretrain.study.slurm import run_of_task, sbatch_commands, submit
-from pretrain.study.study_file import Study, find_study, read_study, study_names
+from pretrain.study.study_file import Study, find_study, parse_study, read_study, study_names
 from pretrain.utils.progress import ProgressLine
 
 SOME_FAILED = 1
@@ -144,6 +145,10 @@ def _open(name: str, out: Path | None) -> tuple[Study, Path]:
         return study_of(path), path
     file = find_study(name)
     folder = out or Path("runs") / file.stem
+    if not is_folder_name(folder.resolve().name):
+        raise UserError(
+            f"out: {str(folder)!r} is not valid; give a folder whose name does not begin with a dot"
+        )
     return read_study(file, folder), folder
 
 
@@ -165,12 +170,12 @@ def _run(study: Study, folder: Path, options: argparse.Namespace) -> int:
         print(f"next     {_python('report', folder)}")
         return 0
     if options.slurm:
-        lines = sbatch_commands(study, folder, todo, options.parallel, shlex.split(options.sbatch))
+        lines = sbatch_commands(study, folder, todo, options.parallel, _words(options.sbatch))
         if options.dry_run:
             print("\n".join(f"would run: {shlex.join(line)}" for line in lines))
             return 0
-        with contextlib.chdir(ROOT):  # where the jobs look for data
-            check_runs(study)
+        with contextlib.chdir(ROOT):  # where the jobs look for recipes and data
+            check_runs(_as_jobs_read_it(study, folder))
         with _locked(folder):
             write_study(study, folder)
             for line in lines:
@@ -193,6 +198,21 @@ def _run(study: Study, folder: Path, options: argparse.Namespace) -> int:
     if scheduler.stopped is not None:
         return INTERRUPTED if scheduler.stopped == signal.SIGINT else STOPPED
     return SOME_FAILED if outcome.failed else 0
+
+
+def _as_jobs_read_it(study: Study, folder: Path) -> Study:
+    """The study as read in the working directory, that of a job."""
+    try:
+        return parse_study(study.text, study.name, folder)
+    except UserError as error:
+        raise UserError(f"{error} (jobs look for it from {Path.cwd()}; give an absolute path)") from None
+
+
+def _words(options: str) -> list[str]:
+    try:
+        return shlex.split(options)
+    except ValueError as error:
+        raise UserError(f"sbatch: {options!r} is not valid ({error}); quote as in a shell") from None
 
 
 @contextlib.contextmanager

@@ -135,7 +135,7 @@ def run_state(study: Study, planned: PlannedRun, folder: Path) -> tuple[State, l
         return ("failed" if failure(planned, folder) else "missing"), []
     rows = read_metrics(path) if (path / FILE_NAME).is_file() else []
     try:
-        newest = (path / "latest").read_text().strip()
+        newest = (path / "latest").read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         newest = ""
     steps = planned.run.steps
@@ -187,7 +187,7 @@ def some_names(names: Sequence[str], most: int = 3) -> str:
 def failure(planned: PlannedRun, folder: Path) -> str | None:
     """What ended the run's last attempt, in a line; None if nothing did."""
     try:
-        return failed_mark(planned, folder).read_text(encoding="utf-8").strip() or None
+        return failed_mark(planned, folder).read_text(encoding="utf-8", errors="replace").strip() or None
     except OSError:
         return None
 

@@ -73,7 +73,7 @@ def slots(parallel: int, devices: Sequence[str], cores: int) -> list[Slot]:
     """Share a machine among *parallel* runs: its GPUs where it has any, else its cores.
 
     Raises:
-        UserError: more runs at a time than GPUs, or than cores.
+        UserError: more runs at a time than GPUs, or than cores; GPUs without numbers for runs of several.
     """
     most, what = (len(devices), "GPU") if devices else (cores, "core")
     if parallel > most:
@@ -84,6 +84,11 @@ def slots(parallel: int, devices: Sequence[str], cores: int) -> list[Slot]:
         threads = None if parallel == 1 else cores // parallel
         return [Slot(index, threads=threads) for index in range(parallel)]
     each = len(devices) // parallel
+    if each > 1 and not all(map(str.isdecimal, devices)):
+        raise UserError(
+            f"CUDA_VISIBLE_DEVICES: {','.join(devices)!r} is not valid for runs on {each} GPUs each, whose launcher "
+            f"takes numbers; give numbers, or --parallel {len(devices)}"
+        )
     return [Slot(index, list(devices[index * each : (index + 1) * each])) for index in range(parallel)]
 
 
@@ -106,7 +111,9 @@ def run_command_line(
     main = str(ROOT / "pretrain" / "main.py")
     if ranks == 1:
         return [sys.executable, main, *arguments], environment
-    launcher = [str(Path(sys.executable).with_name("deepspeed")), "--num_accelerators", str(ranks)]
+    launcher = [str(Path(sys.executable).with_name("deepspeed"))]
+    if not environment:  # given a number, DeepSpeed would take the machine's first devices
+        launcher += ["--num_accelerators", str(ranks)]
     return [*launcher, "--master_port", str(DEFAULT_PORT + slot.index), main, *arguments], environment
 
 
@@ -199,7 +206,7 @@ class Scheduler:
                 while self._free and self._waiting and self.stopped is None:
                     self._start(self._waiting.pop(0), self._free.pop(0))
                 time.sleep(POLL_SECONDS)
-                for running in [found for found in self._running if found.process.poll() is not None]:
+                for running in [found for found in self._running if _has_ended(found)]:
                     self._end(running)
                 self._progress.update([running.planned for running in self._running])
         left = [self.study.runs[number] for number in unfinished(self.study, self.folder)]
@@ -246,7 +253,12 @@ class Scheduler:
                 return
         if self.stopped is not None and code < 0:
             return
-        reason = f"exit code {code}: {self._last_error(name)}"
+        if code == 0:
+            reason = (
+                f"it ended at step {last_step(self.folder / name / FILE_NAME):,} without {self.study.measure}"
+            )
+        else:
+            reason = f"exit code {code}: {self._last_error(name)}"
         with suppress(OSError):
             write_atomically(failed_mark(ended.planned, self.folder), reason + "\n")
         self._failed[name] = reason
@@ -282,6 +294,23 @@ class Scheduler:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _has_ended(running: _Running) -> bool:
+    """Whether the command and all its ranks have ended: a launcher that is asked to stop leaves ranks that save."""
+    if running.process.poll() is None:
+        return False
+    try:
+        os.killpg(running.process.pid, 0)  # each run is a process group of its own
+    except ProcessLookupError:
+        return True
+    import psutil
+
+    for process in psutil.process_iter():  # what has ended stays in the group until its parent looks
+        with suppress(psutil.Error, ProcessLookupError):
+            if os.getpgid(process.pid) == running.process.pid and process.status() != psutil.STATUS_ZOMBIE:
+                return False
+    return True
 
 
 class StudyProgress:

@@ -182,6 +182,8 @@ def parse_study(text: str, name: str, out: Path, where: str = "study") -> Study:
         _refuse("last_validations", study.last_validations, "give a positive number")
     _refuse_equal_folders(study)
     _refuse_equal_runs(study)
+    for planned in study.runs:
+        _refuse_unmeasured(study, planned)
     return study
 
 
@@ -238,7 +240,7 @@ def _comparison(name: str, values: Mapping[str, Any]) -> Comparison:
             _refuse(
                 f"{at}.{AGAINST}", against, f"it must be one of the variants: {', '.join(map(str, variants))}"
             )
-        if str(against) == str(variant):
+        if against is not None and str(against) == str(variant):
             _refuse(f"{at}.{AGAINST}", against, "a variant cannot be compared with itself; leave it out")
         if against is not None and str(variant) == str(baseline):
             _refuse(f"{at}.{AGAINST}", against, "the baseline is compared with none; leave it out")
@@ -314,6 +316,28 @@ def _run_config(comparison: Comparison, variant: Variant) -> RunConfig:
         except UserError as error:
             raise UserError(f"study: variant {where}: {error}".replace(str(path), "it")) from None
     return run
+
+
+def _refuse_unmeasured(study: Study, planned: PlannedRun) -> None:
+    """Refuse a study whose runs would train to their end without the figure that is compared."""
+    run, measure = planned.run, study.measure
+    where = f"{planned.comparison + '.' if planned.comparison else ''}{planned.variant}"
+    classifier = run.task == "classification"
+    if (measure == "val_accuracy" and not classifier) or (measure == "val_bpb" and classifier):
+        what = "a classifier" if classifier else "a language model"
+        _refuse("measure", measure, f"variant {where} is {what}, in which it is not measured; give val_loss")
+    values = (
+        run.steps
+        if measure == "train_loss"
+        else run.validation.every and -(-run.steps // run.validation.every)
+    )
+    if not values:
+        _refuse("measure", measure, f"variant {where} has validation.every 0; give a number of steps there")
+    if study.last_validations > values:
+        times = f"{values:,} time{'s' * (values != 1)}"
+        _refuse(
+            "last_validations", study.last_validations, f"variant {where} measures {measure} {times} in all"
+        )
 
 
 def _refuse_equal_folders(study: Study) -> None:

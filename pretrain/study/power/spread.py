@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from pretrain.study.paired import baseline_of, in_common, paired_differences, runs_of, values_of
 from pretrain.study.results import RunResult
 from pretrain.study.scheduler import planned_flops
-from pretrain.study.statistics import degrees_of_freedom, pooled_sd, sd_interval, spread_apart
-from pretrain.study.study_file import Study
+from pretrain.study.statistics import pooled_sd, sd_interval, shared_degrees, spread_apart
+from pretrain.study.study_file import Comparison, Study
 
 if TYPE_CHECKING:
     from pretrain.study.power.window_losses import WindowVariance
@@ -34,8 +34,10 @@ class Spread:
     """Of each variant and its baseline with the same seed, by variant."""
     sd: float
     """Of paired differences, pooled over the variants."""
+    degrees: float
+    """Effective degrees of freedom of ``sd``: variants share their baseline's runs."""
     low: float
-    """Limits of the 95 % interval of ``sd``, as if the variants did not share their baseline's runs."""
+    """Limits of the 95 % interval of ``sd``."""
     high: float
     averages: dict[int, float]
     """The same with other numbers of last values, of the same pairs."""
@@ -46,7 +48,7 @@ class Spread:
     without_apart: tuple[int, float]
     """Pairs and ``sd`` without these."""
     unpaired: float
-    """Of a difference of two runs of two seeds: √2 times the spread of single runs, pooled over the variants."""
+    """Of a difference of two runs of two seeds, from the same runs: their variance and their baseline's, added."""
     runs: int
     """Runs that ``unpaired`` is from."""
     other_seeds: dict[str, list[float]]
@@ -64,11 +66,6 @@ class Spread:
     def pairs(self) -> int:
         """Pairs that ``sd`` is from."""
         return sum(map(len, self.differences.values()))
-
-    @property
-    def degrees(self) -> int:
-        """Degrees of freedom of ``sd``."""
-        return degrees_of_freedom(list(self.differences.values()))
 
     @property
     def gain(self) -> float:
@@ -120,13 +117,9 @@ def spread_of(
         notes.append(
             f"differences of {', '.join(apart)} spread more than those of other variants (F-test); see the row without"
         )
-    low, high = sd_interval(sd, degrees_of_freedom(list(lists.values())))
-    single = [
-        [value for value in found.values() if math.isfinite(value)]
-        for comparison in pilot.comparisons
-        for variant in comparison.variants
-        if (found := values_of(runs_of(results, comparison, variant.name), measure, last))
-    ]
+    degrees = _degrees(pilot, paired)
+    low, high = sd_interval(sd, degrees)
+    single, runs = _single_runs(pilot, results, measure, last, paired)
     other = _differences(pilot, results, measure, last, False)
     rate, device = _rate(results)
     sizes = [planned_flops(run.planned) for run in results if run.rows]
@@ -136,6 +129,7 @@ def spread_of(
         last=last,
         differences=lists,
         sd=sd,
+        degrees=degrees,
         low=low,
         high=high,
         averages=averages,
@@ -143,7 +137,7 @@ def spread_of(
         apart=tuple(apart),
         without_apart=(sum(map(len, rest)), pooled_sd(rest)),
         unpaired=math.sqrt(2) * pooled_sd(single),
-        runs=sum(map(len, single)),
+        runs=runs,
         other_seeds={name: list(group.values()) for name, group in other.items()},
         rate=rate,
         flops=(min(sizes), max(sizes)) if sizes else None,
@@ -170,7 +164,7 @@ def _differences(
             baseline = baseline_of(results, comparison, variant.name)
             if in_common(runs, baseline) != same_seed:
                 continue
-            name = f"{comparison.name}: {variant.name}" if comparison.name else variant.name
+            name = _name(comparison, variant.name)
             values = paired_differences(results, comparison, variant.name, measure, last)
             finite = {seed: value for seed, value in values.items() if math.isfinite(value)}
             if len(finite) < len(values) and notes is not None:
@@ -180,6 +174,40 @@ def _differences(
             if finite:
                 found[name] = finite
     return found
+
+
+def _name(comparison: Comparison, variant: str) -> str:
+    return f"{comparison.name}: {variant}" if comparison.name else variant
+
+
+def _degrees(pilot: Study, paired: Mapping[str, Mapping[int, float]]) -> float:
+    """Effective degrees of freedom of all differences: those of the variants that share a baseline, added."""
+    counts: dict[tuple[str, str], list[int]] = {}
+    for comparison in pilot.comparisons:
+        for variant in comparison.variants:
+            if group := paired.get(_name(comparison, variant.name)):
+                baseline = comparison.name, comparison.baseline_of(variant.name)
+                counts.setdefault(baseline, []).append(len(group))
+    return sum(map(shared_degrees, counts.values()))
+
+
+def _single_runs(
+    pilot: Study,
+    results: Sequence[RunResult],
+    measure: str,
+    last: int,
+    paired: Mapping[str, Mapping[int, float]],
+) -> tuple[list[list[float]], int]:
+    """Results of the runs that are in *paired*: of each variant, and of its baseline beside it; and how many runs."""
+    lists, runs = [], set()
+    for comparison in pilot.comparisons:
+        for variant in comparison.variants:
+            group = paired.get(_name(comparison, variant.name), {})
+            for name in (variant.name, comparison.baseline_of(variant.name)):
+                values = values_of(runs_of(results, comparison, name), measure, last)
+                lists.append([values[seed] for seed in group])
+                runs |= {(comparison.name, name, seed) for seed in group}
+    return lists, len(runs)
 
 
 def _rate(results: Sequence[RunResult]) -> tuple[float, str]:

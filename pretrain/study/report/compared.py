@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,9 @@ def draw_schedules(view: View, path: Path) -> str:
         for axis, summaries in panels:
             set_title(axis, summaries[0].comparison.name)
             axis.set_yscale("log", base=2)
-            apart = min(0.05, 0.25 / len(summaries))
+            counts = sorted({count for s in summaries for schedule in s.schedules for count in schedule})
+            closest = min((math.log2(b / a) for a, b in pairwise(counts)), default=1.0)
+            apart = min(0.05, 0.25 / len(summaries), 0.4 * closest / len(summaries))
             for place, summary in enumerate(summaries):
                 moved = 2 ** (apart * ((len(summaries) - 1) / 2 - place))
                 for schedule in summary.schedules:
@@ -76,7 +79,6 @@ def draw_schedules(view: View, path: Path) -> str:
                         label=short_name(summary) + summary.when,
                         **styles[summary.variant],
                     )
-            counts = sorted({count for s in summaries for schedule in s.schedules for count in schedule})
             axis.set_yticks(counts, [str(count) for count in counts])
             axis.yaxis.set_minor_locator(no_ticks())
             axis.set_ylabel("heads of the layer (log)", fontsize="small")
@@ -256,6 +258,9 @@ def draw_total_heads(view: View, path: Path) -> str:
     name, unit = view.words(view.measure)
     orders = {kind: line_style(place, len(ORDERS)) for place, kind in enumerate(ORDERS)}
     styles = {grown(variant): style for variant, style in line_styles(view).items()}
+    if any(summary.first.growth.active for summaries in shown for summary in summaries):
+        # Grown variants have the colours: an order's could be one of theirs.
+        orders = {kind: orders[kind] | {"color": str(0.2 * place)} for place, kind in enumerate(ORDERS)}
     styles |= orders | {"mixed": orders["mixed"] | {"linestyle": "none"}}
     with comparison_panels(path, shown) as (figure, panels):
         for axis, summaries in panels:

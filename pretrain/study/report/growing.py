@@ -20,7 +20,7 @@ def draw_growing_heads(view: View, path: Path) -> str:
         [summary]
         for summaries in view.summaries.values()
         for summary in summaries
-        if summary.first.growth.active and any(run.model_config for run in summary.finished)
+        if summary.first.growth.active and _known(summary)
     ]
     if not shown:
         return "no finished run has heads that grow"
@@ -28,12 +28,12 @@ def draw_growing_heads(view: View, path: Path) -> str:
         for axis, [summary] in panels:
             comparison = summary.comparison.name
             name = f"{comparison}: {short_name(summary)}" if comparison else short_name(summary)
-            set_title(axis, f"{name}, {counted([len(summary.finished)], 'seed')}")
+            set_title(axis, f"{name}, {counted([len(_known(summary))], 'seed')}")
             means = mean_heads(summary)
             for layer, of_runs in enumerate(means):
                 style = line_style(layer, len(means)) | {"marker": "", "drawstyle": "steps-post"}
                 up = SPREAD * ((layer + 0.5) / len(means) - 0.5)
-                for run in summary.finished:
+                for run in _known(summary):
                     steps, counts = _of_layer(run, layer)
                     thin = style | {"linewidth": 0.5, "alpha": 0.6}
                     axis.plot(steps, [count + up for count in counts], **thin)
@@ -53,12 +53,17 @@ def mean_heads(summary: Summary) -> list[dict[int, float]]:
     layers = summary.first.build_model_config().num_layers
     found = []
     for layer in range(layers):
-        of_runs = [_of_layer(run, layer) for run in summary.finished]
+        of_runs = [_of_layer(run, layer) for run in _known(summary)]
         steps = sorted({step for steps, _ in of_runs for step in steps})
         found.append(
             {step: mean_of(counts[bisect_right(own, step) - 1] for own, counts in of_runs) for step in steps}
         )
     return found
+
+
+def _known(summary: Summary) -> list[RunResult]:
+    """The finished runs whose checkpoint is there: without it, the model is not known."""
+    return [run for run in summary.finished if run.model_config]
 
 
 def _of_layer(run: RunResult, layer: int) -> tuple[list[int], list[int]]:

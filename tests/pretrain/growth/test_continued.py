@@ -162,7 +162,14 @@ def test_a_grown_run_is_scored(small_folder, tmp_path, capsys):
     pytest.importorskip("lm_eval")
     from pretrain.evaluation import command as evaluation
 
-    schedule = ("--growth.criterion", "schedule", "--growth.schedule", "{1: '1,2,1,2'}", "--growth.head_dim", "16")
+    schedule = (
+        "--growth.criterion",
+        "schedule",
+        "--growth.schedule",
+        "{1: '1,2,1,2'}",
+        "--growth.head_dim",
+        "16",
+    )
     run = nano_run(small_folder, tmp_path, *schedule, "--steps", "2", "--validation.every", "0")
     assert run_distributed(session, 1, run)[0][1] is None
     sets = str(write_data_sets(tmp_path / "sets"))

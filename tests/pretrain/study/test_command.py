@@ -169,6 +169,27 @@ def test_a_ds_config_that_is_not_there_is_said_before_anything_is_submitted(file
     assert capsys.readouterr().err.startswith("error: ds_config: ") and not (tmp_path / "runs").exists()
 
 
+def test_a_recipe_that_jobs_would_not_find_is_refused(file, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(command, "submit", lambda line: pytest.fail("submitted"))
+    (tmp_path / "mine.yaml").write_text("model: prism-micro\nvocab_size: 2048\n")
+    (tmp_path / "far.yaml").write_text(TEXT.replace("recipe: micro", "recipe: mine.yaml"))
+    assert main(["run", "far.yaml", "--slurm"]) == 2
+    error = capsys.readouterr().err
+    assert "no recipe or file 'mine.yaml'" in error and "give an absolute path" in error
+    assert len(error.splitlines()) == 1 and not (tmp_path / "runs").exists()
+
+
+def test_damaged_files_of_a_run(file, capsys, tmp_path):
+    run = tmp_path / "o/prism-s1"
+    run.mkdir(parents=True)
+    (run / "latest").write_bytes(b"\xff\xfe")
+    assert main(["list", file, "--out", "o"]) == 0
+    assert "unfinished" in capsys.readouterr().out
+    (run / "config.yaml").write_text("")
+    assert main(["run", file, "--dry_run", "--out", "o"]) == 2
+    assert "o/prism-s1/config.yaml" in capsys.readouterr().err
+
+
 def test_a_task_writes_what_it_reads(file, capsys, tmp_path):
     assert main(["task", file, "4", "--out", str(tmp_path / "o")]) == 0
     ds_config, config = capsys.readouterr().out.split()
@@ -182,6 +203,8 @@ def test_a_task_writes_what_it_reads(file, capsys, tmp_path):
         (["run", "FILE", "--parallel", "0"], "parallel: 0 is not valid"),
         (["run", "FILE", "--parallel", "1000"], "parallel: 1000 runs at a time"),
         (["run", "FILE", "--sbatch", "x"], "sbatch: options of sbatch without --slurm"),
+        (["run", "FILE", "--slurm", "--sbatch='"], "sbatch: \"'\" is not valid (No closing quotation)"),
+        (["run", "FILE", "--dry_run", "--out", ".h"], "out: '.h' is not valid; give a folder whose name"),
         (["run", "FILE", "--paralel", "2"], "did you mean '--parallel'"),
         (["run", "nothing"], "study: no file or study 'nothing'"),
         (["task", "FILE", "6"], "array: task 6 is beyond the 6 runs of three; valid: --array=0-5"),

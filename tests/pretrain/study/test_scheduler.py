@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -162,6 +163,11 @@ def test_a_machine_is_shared():
         slots(3, [], 2)
     with pytest.raises(UserError, match="parallel: 2 runs at a time on 1 GPU; give at most 1"):
         slots(2, ["0"], 16)
+    with pytest.raises(
+        UserError, match="CUDA_VISIBLE_DEVICES: 'GPU-a,GPU-b' is not valid for runs on 2 GPUs each"
+    ):
+        slots(1, ["GPU-a", "GPU-b"], 16)
+    assert slots(2, ["GPU-a", "GPU-b"], 16)[1].devices == ["GPU-b"]
 
 
 def test_commands(study, tmp_path):
@@ -174,7 +180,7 @@ def test_commands(study, tmp_path):
     assert "--threads" not in command(Slot(0, threads=4), begun=True)[0]  # its numbers depend on them
     several, environment = command(Slot(1, devices=["2", "3"]))
     assert Path(several[0]).name == "deepspeed" and environment == {"CUDA_VISIBLE_DEVICES": "2,3"}
-    assert several[several.index("--num_accelerators") + 1] == "2"
+    assert "--num_accelerators" not in several
     assert several[several.index("--master_port") + 1] == "29501"  # another than the run's beside it
 
 
@@ -192,9 +198,82 @@ def test_a_run_has_the_ranks_that_its_batch_allows(tmp_path, settings, devices, 
     study = parse_study(TEXT.replace("steps: 5", f"steps: 5, {settings}"), "s", tmp_path)
     names = [str(10 + device) for device in range(devices)]
     command, environment = run_command_line(study, study.runs[0], tmp_path, Slot(0, devices=names), False)
-    found = int(command[command.index("--num_accelerators") + 1]) if "--num_accelerators" in command else 1
-    assert found == ranks
+    assert (Path(command[0]).name == "deepspeed") == (ranks > 1) and "--num_accelerators" not in command
     assert environment == {"CUDA_VISIBLE_DEVICES": ",".join(names[:ranks])}
+
+
+def test_ranks_without_gpus_are_given_by_number(tmp_path):
+    study = parse_study(TEXT.replace("steps: 5", "steps: 5, tensor_parallel: 2"), "s", tmp_path)
+    command, environment = run_command_line(study, study.runs[0], tmp_path, Slot(0, threads=4), False)
+    assert command[command.index("--num_accelerators") + 1] == "2" and not environment
+    assert command[command.index("--threads") + 1] == "2"
+
+
+LAUNCHED = """
+import base64, json, sys
+import deepspeed.launcher.runner as runner
+from deepspeed.accelerator import get_accelerator
+
+class Started:
+    returncode = 0
+    def __init__(self, command, env):
+        [world] = [word.split("=", 1)[1] for word in command if word.startswith("--world_info=")]
+        print("world", json.loads(base64.urlsafe_b64decode(world)))
+    def wait(self):
+        pass
+
+get_accelerator().device_count = lambda: 4
+runner.subprocess.Popen = Started
+runner.main(sys.argv[1:])
+"""
+
+
+def test_the_launcher_takes_the_gpus_of_the_share(study, tmp_path):
+    """DeepSpeed's own runner, with four GPUs that are not there."""
+    command, environment = run_command_line(
+        study, study.runs[0], tmp_path, Slot(1, devices=["2", "3"]), False
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", LAUNCHED, *command[1:]],
+        env={**os.environ, **environment, "DS_ACCELERATOR": "cuda"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "world {'localhost': [2, 3]}" in ran.stdout, ran.stderr
+
+
+LAUNCHER = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", sys.argv[1], sys.argv[2]])
+time.sleep(60)
+"""
+RANK = """
+import pathlib, sys, time
+pathlib.Path(sys.argv[1], "begun").touch()
+while not pathlib.Path(sys.argv[1], "stop").exists():
+    time.sleep(0.05)
+time.sleep(1)
+pathlib.Path(sys.argv[1], "saved").touch()
+"""
+
+
+def test_a_session_ends_when_the_ranks_have_saved(study, monkeypatch, tmp_path):
+    """DeepSpeed's launcher dies of SIGTERM, and its ranks notice that and save."""
+    command = [sys.executable, "-c", LAUNCHER, RANK, str(tmp_path)]
+    monkeypatch.setattr(scheduler, "run_command_line", lambda *given: (command, {}))
+
+    def stop():
+        while not (tmp_path / "begun").exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+        (tmp_path / "stop").touch()
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    outcome, _ = session(study, tmp_path / "s")
+    thread.join()
+    assert (tmp_path / "saved").exists() and outcome.left == 6 and not outcome.failed
 
 
 def test_runs_that_leave_gpus_idle_are_said(study):

@@ -20,6 +20,7 @@ from pretrain.study.statistics import (
     pooled_sd,
     regress,
     sd_interval,
+    shared_degrees,
     spread_apart,
     tokens_to_reach,
 )
@@ -114,13 +115,19 @@ def test_interval_of_an_sd_covers():
     assert all(map(math.isnan, sd_interval(1.0, 0)))
 
 
-def test_a_group_that_spreads_more_is_set_apart():
+def test_groups_that_spread_more_are_set_apart():
     quiet = {name: [place + 0.1 * value for value in (-1, 0, 1)] for place, name in enumerate("abcde")}
     loud, louder = [-2.0, 0.0, 2.0], [-30.0, 0.0, 30.0]
     assert spread_apart(quiet) == []
     assert spread_apart(quiet | {"loud": loud, "louder": louder, "one": [1.0]}) == ["louder", "loud"]
-    # By hand, the second step: F of 2 and 10 degrees of freedom.
-    assert stats.f.sf((2 / 0.1) ** 2, 2, 10) < 0.01 / 6
+    assert spread_apart(quiet | {"loud": loud, "equal": loud}) == ["loud", "equal"]  # neither hides the other
+    long = {name: [*values, *values] for name, values in quiet.items()}
+    assert spread_apart(long | {"two": [-1.0, 10.0], "six": [9.0, -9.0, 0.0, 6.0, -6.0, 4.0]}) == [
+        "two",
+        "six",
+    ]
+    # By hand: 5 sd of 0.1 with 2 degrees each, against one of 2 in seven groups.
+    assert stats.f.sf((2 / 0.1) ** 2, 2, 10) < 0.01 / 7
     same = {name: [0.0, 0.0] for name in "abc"}
     assert spread_apart(same) == [] and spread_apart(same | {"d": [0.0, 1.0]}) == ["d"]
     assert (
@@ -128,12 +135,25 @@ def test_a_group_that_spreads_more_is_set_apart():
     )  # one cannot say which of two is the odd one
 
 
+@pytest.mark.parametrize(("variants", "seeds"), [(1, 5), (3, 6), (8, 3), (8, 6)])
+def test_the_interval_of_a_pooled_sd_knows_that_the_baseline_is_shared(variants, seeds):
+    random = np.random.default_rng(11)
+    covered = 0
+    for _ in range(2000):
+        runs = random.normal(size=(variants + 1, seeds))
+        low, high = sd_interval(
+            pooled_sd([list(run - runs[0]) for run in runs[1:]]), shared_degrees([seeds] * variants)
+        )
+        covered += low <= 2**0.5 <= high
+    assert 0.93 <= covered / 2000 <= 0.97
+
+
 def test_equal_spreads_are_seldom_set_apart():
     draws = np.random.default_rng(5).normal(size=(2000, 8, 3))
     found = sum(
         bool(spread_apart({str(place): list(group) for place, group in enumerate(draw)})) for draw in draws
     )
-    assert 4 <= found <= 40  # 1 % of 2,000; binomial, beyond four standard deviations on either side
+    assert found <= 40  # 1 % of 2,000, and four standard deviations
 
 
 # ---------------------------------------------------------------------- coverage

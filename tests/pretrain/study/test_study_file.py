@@ -94,6 +94,10 @@ def test_other_seeds_are_another_run_of_the_same_pair():
         ({"seeds": "1,2"}, "seeds: '1,2' is not valid"),
         ({"measure": "loss"}, "measure: 'loss' is not valid; give one of val_loss"),
         ({"last_validations": 0}, "last_validations: 0 is not valid"),
+        ({"last_validations": 9}, "last_validations: 9 is not valid; variant uniform measures val_loss 1 time in all"),
+        ({"measure": "val_accuracy"}, "measure: 'val_accuracy' is not valid; variant uniform is a language model"),
+        ({"settings": {"validation": {"every": 0}}}, "'val_loss' is not valid; variant uniform has validation.every 0"),
+        ({"recipe": "classification", "measure": "val_bpb"}, "variant uniform is a classifier, in which it is not"),
         ({"effect": -1}, "effect: -1 is not valid"),
         ({"hours": "two"}, "hours: 'two' is not valid"),
         ({"vairants": {}}, "vairants: unknown key; did you mean 'variants'?"),
@@ -104,6 +108,12 @@ def test_bad_values_are_one_line(values, said):
     with pytest.raises(UserError) as refused:
         study(changed(**values))
     assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_variant_may_have_any_name():
+    found = study("seeds: 1\nbaseline: None\nvariants: {None: {heads: 8x4}, b: {}}\n")
+    assert [variant.name for variant in found.comparisons[0].variants] == ["None", "b"]
+    assert found.comparisons[0].baseline_of("b") == "None"
 
 
 def test_a_variant_given_twice_is_refused_and_not_lost():

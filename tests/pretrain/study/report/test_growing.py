@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -75,6 +76,15 @@ def test_runs_and_means_are_drawn(tmp_path, monkeypatch):
     ends = [float(line.get_ydata()[-1]) for line in shown[0].lines[2::3]]
     assert [round(end) for end in ends] == [1, 1, 1, 4] and len(set(ends)) == LAYERS  # none hides another
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_without_a_checkpoint_is_left_out(tmp_path):
+    found = view({"grown": {"growth": GROWTH}})
+    without = [dataclasses.replace(run, model={}) if run.seed == 2 else run for run in found.results]
+    found = dataclasses.replace(found, results=without)
+    means = mean_heads(found.summaries[""][1])
+    assert means[3][40] == 4  # seed 1 alone
+    assert draw_growing_heads(found, tmp_path / "x.png") == ""
 
 
 def test_fixed_heads_are_not_drawn(tmp_path):

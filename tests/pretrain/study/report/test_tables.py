@@ -31,7 +31,7 @@ def three(folder=Path("runs/three"), **changes):
         "title": "Three schedules",
         "recipe": "micro",
         "seeds": 3,
-        "settings": {"steps": 80, "global_batch_tokens": 512},
+        "settings": {"steps": 80, "global_batch_tokens": 512, "validation": {"every": 10}},
         "baseline": "uniform",
         "variants": VARIANTS,
     }
@@ -168,7 +168,8 @@ def test_the_result_is_the_mean_of_the_last_validations():
 
 
 def test_a_run_with_too_few_validations_has_no_result():
-    view = finished(last_validations=9)  # eight were made
+    settings = {"steps": 80, "global_batch_tokens": 512, "validation": {"every": 5}}
+    view = finished(last_validations=9, settings=settings)  # the planted rows have eight
     assert not view.summaries[""][0].values
     assert "without so many values" in view.without_result[0]
 
@@ -278,7 +279,7 @@ def test_without_scores_the_report_says_so():
 
 
 def test_higher_accuracy_is_better():
-    study = three(measure="val_accuracy")
+    study = three(measure="val_accuracy", recipe="classification", settings={"steps": 80})
     view = view_of(
         study, [result(run, planted_rows(run, 3.5, val_accuracy=0.5 + 0.01 * run.seed)) for run in study.runs]
     )
