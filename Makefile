@@ -39,11 +39,20 @@ $(STAMP):
 	PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --constraint constraints.txt
 	@rm -f $(VENV)/.setup-* && touch $@
 
-# The batch of the default run is shared evenly by 1, 2 or 4 ranks: of 6 GPUs (or NUMA nodes), 4 take part.
-RANKS = python -c 'from deepspeed.accelerator import get_accelerator as a; print(1 << min(a().device_count(), 4).bit_length() - 1)'
+# The batch of the default run is shared evenly by 1, 2 or 4 ranks: of 6 GPUs (or NUMA nodes), 4 take part. Given a
+# number, DeepSpeed would take the machine's first GPUs, whatever CUDA_VISIBLE_DEVICES says.
+define DEVICES
+import os
+from deepspeed.accelerator import get_accelerator
+accelerator, visible = get_accelerator(), os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+ranks = 1 << min(accelerator.device_count(), 4).bit_length() - 1
+named = accelerator.device_name() == "cuda" and visible[0]
+print(f"--include localhost:{','.join(visible[:ranks])}" if named else f"--num_accelerators {ranks}")
+endef
+export DEVICES
 
 train: setup
-	$(ACTIVATE) && deepspeed --num_accelerators "$$($(RANKS) 2>/dev/null | tail -n 1)" pretrain/main.py --ds_config ds_configs/zero2.json $(ARGS)
+	$(ACTIVATE) && deepspeed $$(python -c "$$DEVICES" 2>/dev/null | tail -n 1) pretrain/main.py --ds_config ds_configs/zero2.json $(ARGS)
 
 test: setup
 	$(ACTIVATE) && python -m pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadfile --durations 10 $(PYTEST_ARGS)

@@ -139,6 +139,11 @@ def launcher_command() -> list[str]:
     local = os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("LOCAL_SIZE", "1"))
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return ["torchrun", "--nproc_per_node", local, "pretrain/main.py"]
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    first = [str(number) for number in range(int(local))]
+    if "LOCAL_SIZE" in os.environ and len(devices) == len(first) and devices != first and "" not in devices:
+        # DeepSpeed's launcher sets the variable in every rank, and ignores it beside a number of accelerators.
+        return ["deepspeed", "--include", f"localhost:{','.join(devices)}", "pretrain/main.py"]
     if local != "1":
         return ["deepspeed", "--num_accelerators", local, "pretrain/main.py"]
     return ["deepspeed", "pretrain/main.py"]

@@ -26,6 +26,18 @@ NASTY = "$(touch /tmp/pwned); x 'y'"
 LAUNCHERS = {
     "plain": ({}, ["deepspeed", "pretrain/main.py"]),
     "deepspeed": ({"LOCAL_SIZE": "4"}, ["deepspeed", "--num_accelerators", "4", "pretrain/main.py"]),
+    "first_gpus": (
+        {"LOCAL_SIZE": "2", "CUDA_VISIBLE_DEVICES": "0,1"},
+        ["deepspeed", "--num_accelerators", "2", "pretrain/main.py"],
+    ),
+    "other_gpus": (
+        {"LOCAL_SIZE": "2", "CUDA_VISIBLE_DEVICES": "2,3"},
+        ["deepspeed", "--include", "localhost:2,3", "pretrain/main.py"],
+    ),
+    "another_gpu": (
+        {"LOCAL_SIZE": "1", "CUDA_VISIBLE_DEVICES": "3"},
+        ["deepspeed", "--include", "localhost:3", "pretrain/main.py"],
+    ),
     "torchrun": (
         {"LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"},
         ["torchrun", "--nproc_per_node", "2", "pretrain/main.py"],
@@ -35,7 +47,7 @@ LAUNCHERS = {
 
 @pytest.mark.parametrize(("environment", "launcher"), LAUNCHERS.values(), ids=LAUNCHERS)
 def test_the_command_that_goes_on_can_be_pasted(monkeypatch, environment, launcher):
-    for name in ("LOCAL_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
+    for name in ("LOCAL_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
