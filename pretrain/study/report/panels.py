@@ -14,7 +14,7 @@ from pretrain.study.report.summaries import Summary, View, mean_of, sd_of
 
 DPI = 110
 LINE_STYLES = ("--", "-.", ":", "-")
-MARKERS = ("s", "^", "D", "v", "P", "X", "*")
+MARKERS = ("s", "^", "D", "v", "P", "X", "*", "<", "d", ">")
 BASELINES: tuple[tuple[Any, str], ...] = (
     ("-", "o"),
     ((0, (6, 1.5)), "h"),
