@@ -92,10 +92,19 @@ def run_growth(arguments: Sequence[str]) -> None:
         metrics = source.run_folder / FILE_NAME
         rows = [row for row in read_metrics(metrics) if row["step"] <= step] if metrics.is_file() else []
         written.append(draw_growth(record, rows, model.heads, step, out / "growth.png"))
-        print("\n".join(law_lines(predictions)))
+        print("\n".join(law_lines(predictions, *_stopped_by(source))))
     print("\n".join(worth_lines(worths, text)))
     written.append(_write(out / "report.json", figures(source, worths, record, predictions, text)))
     print("wrote " + ", ".join(map(str, written)))
+
+
+def _stopped_by(source: SavedRun) -> tuple[str, int | None]:
+    """The criterion by which the run grew, and the heads at which it stopped a layer."""
+    with suppress(UserError):  # settings that cannot be read here
+        run = load_run_config(source.run_folder / "config.yaml")
+        if run.growth.active:
+            return run.growth.criterion, run.most_heads
+    return "incrt", None
 
 
 def other_schedules(source: SavedRun) -> dict[str, HeadSchedule]:

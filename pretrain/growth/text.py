@@ -46,8 +46,15 @@ def schedule_lines(heads: Sequence[int], others: Mapping[str, Sequence[int]]) ->
     ]
 
 
-def law_lines(predictions: Sequence[Prediction]) -> list[str]:
-    """Predicted against observed head counts."""
+def law_lines(
+    predictions: Sequence[Prediction], criterion: str = "incrt", most: int | None = None
+) -> list[str]:
+    """Predicted against observed head counts, and what the law does not hold for.
+
+    Args:
+        criterion: by which the run grew.
+        most: heads at which it stopped a layer; None if that is not known.
+    """
     rows = [("layer", "grown", "fitted", "κ²", "predicted", "observed", "error", "")]
     for found in predictions:
         error = found.relative_error
@@ -73,7 +80,16 @@ def law_lines(predictions: Sequence[Prediction]) -> list[str]:
     return [
         "head counts predicted as K_0 + κ² ln(Γ(0) / θ_w), κ² from the first growth events of each layer:",
         *aligned(rows, left={7}),
+        *_law_notes(predictions, criterion, most),
     ]
+
+
+def _law_notes(predictions: Sequence[Prediction], criterion: str, most: int | None) -> list[str]:
+    if criterion != "incrt":
+        return [f"note: the law is one of incrt's threshold, which {criterion} does not ask"]
+    full = [str(found.layer) for found in predictions if most is not None and found.observed >= most]
+    several = "s" * (len(full) != 1)
+    return [f"note: layer{several} {', '.join(full)} stopped at growth.maximum, {most} heads"] if full else []
 
 
 def worth_lines(found: HeadWorths, text: str) -> list[str]:

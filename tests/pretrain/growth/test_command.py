@@ -61,6 +61,7 @@ def test_a_grown_run(small_folder, tmp_path, capsys):
     assert report["predictions"][1]["predicted"] is None
     assert (run.folder / "growth/growth.png").stat().st_size > 10_000
     assert "no prediction: fewer than 3 growth events" in printed
+    assert "note: the law is one of incrt's threshold, which schedule does not ask" in printed
     own = run.fixed_model_config().heads
     assert f"\n          prism-nano {format_heads(own)}: {sum(own)} heads\n" in printed
 
@@ -124,7 +125,13 @@ def test_lines():
     assert "2 layers, heads 4,8, KV heads 2,4, d_model 48" in text.model_lines("a", 3, model)[0]
     record = GrowthRecord.of({"start": 2, "thresholds": [[0.25, 1]], "events": grown(0, [8, 4, 2])}, 1)
     assert record is not None
-    assert text.law_lines(predict(record, [7]))[2].split() == ["0", "3", "3", "1.44", "7.0", "7", "+0%"]
+    found = predict(record, [7])
+    assert text.law_lines(found)[2].split() == ["0", "3", "3", "1.44", "7.0", "7", "+0%"]
+    assert len(text.law_lines(found, "incrt", 8)) == 3
+    assert text.law_lines(found, "incrt", 7)[3] == "note: layer 0 stopped at growth.maximum, 7 heads"
+    assert text.law_lines(found, "random", 7)[3:] == [
+        "note: the law is one of incrt's threshold, which random does not ask"
+    ]
 
 
 def test_weights_of_corpora():
