@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
+from pretrain.study.contrasts import Contrast
 from pretrain.study.results import RunResult
-from pretrain.study.study_file import Comparison
+from pretrain.study.study_file import Comparison, Study
 
 
 def runs_of(results: Sequence[RunResult], comparison: Comparison, variant: str) -> dict[int, RunResult]:
@@ -62,3 +64,21 @@ def in_common(runs: dict[int, RunResult], baseline: dict[int, RunResult]) -> boo
     """
     both = runs.keys() & baseline.keys()
     return all(runs[seed].planned.run.seed == baseline[seed].planned.run.seed for seed in both)
+
+
+def contrast_values(
+    results: Sequence[RunResult], study: Study, contrast: Contrast, measure: str, last: int
+) -> dict[int, float]:
+    """The mean of plus less the mean of minus, for every seed of the study of which all runs have a result."""
+    sides = [
+        [
+            values_of(runs_of(results, study.comparison(name), variant), measure, last)
+            for name, variant in side
+        ]
+        for side in (contrast.plus, contrast.minus)
+    ]
+    return {
+        seed: fmean(each[seed] for each in sides[0]) - fmean(each[seed] for each in sides[1])
+        for seed in study.seeds
+        if all(seed in each for side in sides for each in side)
+    }

@@ -109,8 +109,7 @@ def power_report(
     _check(study, pilots, sd, effect, target_power, windows)
     last, seeds = study.last_validations, len(study.seeds)
     spreads = [
-        _spread(path, results, study.measure, last, windows, progress, needed=sd is None)
-        for path, results in pilots
+        _spread(study, path, results, windows, progress, needed=sd is None) for path, results in pilots
     ]
     low = high = math.nan
     source = "stated"
@@ -207,16 +206,15 @@ def _check(
 
 
 def _spread(
+    study: Study,
     path: Path,
     results: list[RunResult],
-    measure: str,
-    last: int,
     windows: int,
     progress: Progress | None,
     needed: bool,
 ) -> Spread:
-    pilot = study_of(path)
-    spread = spread_of(pilot, path, results, measure, last)
+    pilot, measure, last = study_of(path), study.measure, study.last_validations
+    spread = spread_of(pilot, path, results, measure, last, study.contrasts)
     if needed and math.isnan(spread.sd):
         others = ", besides pairs of other seeds" if spread.other_seeds else ""
         what = f"{measure}, mean of the last {last}" if last > 1 else measure
@@ -232,7 +230,7 @@ def _spread(
 
 
 def _ways(spread: Spread) -> list[tuple[str, int, float]]:
-    """Name, pairs (or runs) and spread of each way to compare."""
+    """Name, pairs (runs, or a contrast's seeds) and spread of each way to compare."""
     ways = [
         (_average(count), spread.pairs, sd) for count, sd in spread.averages.items() if not math.isnan(sd)
     ]
@@ -247,6 +245,7 @@ def _ways(spread: Spread) -> list[tuple[str, int, float]]:
         ways.append((f"{_average(spread.last)}, any seeds", spread.runs, spread.unpaired))
     if not math.isnan(spread.other_sd):
         ways.append((f"other seeds: {', '.join(spread.other_seeds)}", spread.other_pairs, spread.other_sd))
+    ways += [(f"contrast {name}", count, sd) for name, (count, sd) in spread.by_contrast.items()]
     windows, base = spread.windows, spread.averages.get(1)
     if windows and base is not None:
         ways += [

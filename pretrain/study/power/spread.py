@@ -6,10 +6,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import median, stdev
 from typing import TYPE_CHECKING
 
-from pretrain.study.paired import baseline_of, in_common, paired_differences, runs_of, values_of
+from pretrain.study.contrasts import Contrast
+from pretrain.study.paired import (
+    baseline_of,
+    contrast_values,
+    in_common,
+    paired_differences,
+    runs_of,
+    values_of,
+)
 from pretrain.study.results import RunResult
 from pretrain.study.scheduler import planned_flops
 from pretrain.study.statistics import pooled_sd, sd_interval, shared_degrees, spread_apart
@@ -43,6 +51,8 @@ class Spread:
     """The same with other numbers of last values, of the same pairs."""
     by_comparison: dict[str, tuple[int, float]]
     """In a pilot of several comparisons, pairs and ``sd`` of each: scales or schedules may spread differently."""
+    by_contrast: dict[str, tuple[int, float]]
+    """Seeds of each contrast, and the standard deviation of its values."""
     apart: tuple[str, ...]
     """Variants whose differences spread more than those of the others (``spread_apart``), the widest first."""
     without_apart: tuple[int, float]
@@ -94,8 +104,13 @@ def spread_of(
     results: Sequence[RunResult],
     measure: str,
     last: int,
+    contrasts: Sequence[Contrast] = (),
 ) -> Spread:
-    """Measure the spread of a pilot's runs; comparisons and variants are the pilot's own."""
+    """Measure the spread of a pilot's runs; comparisons and variants are the pilot's own.
+
+    Args:
+        contrasts: of the study that is planned; those that the pilot has the variants of are measured, beside its own.
+    """
     notes: list[str] = []
     paired = _differences(pilot, results, measure, last, True, notes)
     averages = {}
@@ -134,6 +149,7 @@ def spread_of(
         high=high,
         averages=averages,
         by_comparison=by_comparison,
+        by_contrast=_by_contrast(pilot, results, measure, last, contrasts),
         apart=tuple(apart),
         without_apart=(sum(map(len, rest)), pooled_sd(rest)),
         unpaired=math.sqrt(2) * pooled_sd(single),
@@ -173,6 +189,20 @@ def _differences(
                 )
             if finite:
                 found[name] = finite
+    return found
+
+
+def _by_contrast(
+    pilot: Study, results: Sequence[RunResult], measure: str, last: int, contrasts: Sequence[Contrast]
+) -> dict[str, tuple[int, float]]:
+    known = {(comparison.name, v.name) for comparison in pilot.comparisons for v in comparison.variants}
+    every = {contrast.name: contrast for contrast in (*pilot.contrasts, *contrasts)}
+    found = {}
+    for name, contrast in every.items():
+        if set(contrast.variants) <= known:
+            values = list(contrast_values(results, pilot, contrast, measure, last).values())
+            if len(values) > 1 and all(map(math.isfinite, values)):
+                found[name] = (len(values), stdev(values))
     return found
 
 

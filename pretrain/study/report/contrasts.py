@@ -9,7 +9,7 @@ from typing import Any
 
 from pretrain.study.comparable import differences_between, different_texts, different_tokenizers
 from pretrain.study.contrasts import Contrast, full_name
-from pretrain.study.paired import runs_of, values_of
+from pretrain.study.paired import contrast_values, runs_of
 from pretrain.study.report.summaries import POWER, View, interval_of, mean_of
 from pretrain.study.results import RunResult, some_names
 from pretrain.study.statistics import Interval, detectable_effect
@@ -100,12 +100,7 @@ def _contrasted(view: View, contrast: Contrast) -> Contrasted:
         notes.append(f"tokenizers differ, so bits per byte are compared: {tokenizers}")
     if several:
         notes += differences_between(runs)
-    sides = [[values_of(of_variant, measure, view.last) for of_variant in side] for side in (plus, minus)]
-    values = {
-        seed: mean_of(each[seed] for each in sides[0]) - mean_of(each[seed] for each in sides[1])
-        for seed in view.study.seeds
-        if all(seed in each for side in sides for each in side)
-    }
+    values = contrast_values(view.results, view.study, contrast, measure, view.last)
     other_seeds = any(_several_seeds([each[seed] for each in (*plus, *minus)]) for seed in view.study.seeds)
     return Contrasted(contrast, measure, values, other_seeds, notes)
 

@@ -178,6 +178,27 @@ def test_several_pilots_have_rows_each_and_the_first_counts(made, tmp_path):
     assert report.sd_source == str(first[0])
 
 
+def test_contrasts_have_rows(tmp_path, made):
+    """Those of the pilot, and those of the study that is planned of which the pilot has the variants."""
+    own = "contrasts: {order: {plus: [prism], minus: [descending]}}\n"
+    _, found = pilot(tmp_path / "own", TEXT + own)
+    more = "contrasts: {mean: {plus: [prism, descending], minus: [uniform]}, far: {plus: [wide], minus: [uniform]}}\n"
+    wide = TEXT.replace("prism: {}", "prism: {}, wide: {heads: 16x4}")
+    study = parse_study(wide + more, "planned", tmp_path / "planned")
+    rows = ways(plan(study, [found]))
+    order = [first - second for first, second in zip(*PAIRED, strict=True)]
+    mean = [(first + second) / 2 for first, second in zip(*PAIRED, strict=True)]
+    assert (
+        rows["contrast order"].sd == pytest.approx(np.std(order, ddof=1))
+        and rows["contrast order"].pairs == 3
+    )
+    assert rows["contrast mean"].sd == pytest.approx(np.std(mean, ddof=1))
+    assert rows["contrast mean"].needed == pairs_needed(0.02, float(np.std(mean, ddof=1)))
+    assert "contrast far" not in rows and not any(
+        "contrast" in name for name in ways(plan(made[0], [made[1]]))
+    )
+
+
 def test_a_stated_spread_comes_before_the_pilots(made):
     study, found = made
     report = plan(study, [found], sd=0.05)
