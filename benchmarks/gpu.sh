@@ -29,11 +29,11 @@ python=${PYTHON:-python3}
 command -v "$python" > /dev/null || { echo "error: PYTHON: no program $python; give an interpreter" >&2; exit 2; }
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 
-done=done shapes="124m 354m 757m" stages="1 2 3" rounds=2 more_rounds=3 vocabulary=50257
+done=done shapes="124m 354m 757m" stages="1 2 3" rounds=2 more_rounds=3 vocabulary=50257 device=cuda
 memory=(--data_parallel 1)
 large=(--model prism-124m --micro_batch 16 --precisions bf16 --data_parallel 1)
 if [ -n "${REHEARSE-}" ]; then
-    done=rehearsed shapes=rehearsal stages=2 rounds=1 more_rounds=1 vocabulary=512
+    done=rehearsed shapes=rehearsal stages=2 rounds=1 more_rounds=1 vocabulary=512 device=cpu
     memory=(--data_parallel 1 --stages 2 --precisions fp32 --checkpointing 0 --micro_batch 1)
     large=(--model prism-nano --micro_batch 2 --stages 2 --precisions bf16 --data_parallel 1)
 fi
@@ -70,7 +70,8 @@ part() { # NAME PACKAGES COMMAND…
 }
 
 tests() { # NAME ARGUMENTS OF PYTEST…; a run's end draws its curves
-    part "$1" "$trainer pytest matplotlib" "$python" -m pytest -q -rs -p no:cacheprovider "${@:2}"
+    part "$1" "$trainer pytest matplotlib" env "DS_ACCELERATOR=$device" "$python" -m pytest -q -rs \
+        -p no:cacheprovider "${@:2}"
 }
 
 speed() { # NAME SHAPE ROUNDS CONTENDERS…
@@ -90,7 +91,8 @@ print(prepare_builtin(sys.argv[1], int(sys.argv[2])))" "$data" "$vocabulary"
     # shellcheck disable=SC2086 - a list of contenders
     speed "speed-$first" "$first" "$rounds" ours ours-compiled $peers products
     speed "schedules-$first" "$first" "$more_rounds" uniform prism config7
-    tests training tests/scenarios/test_cuda_training.py -k "not continued"
+    tests training tests/scenarios/test_cuda_training.py -k "not continued and not grow"
+    tests growing tests/scenarios/test_cuda_training.py -k grow
     part memory "$trainer" "$python" benchmarks/memory.py "${memory[@]}" --out "$out/memory.json"
     part "memory-$first" "$trainer" "$python" benchmarks/memory.py "${large[@]}" --out "$out/memory-$first.json"
     for compiled in false true; do

@@ -12,7 +12,7 @@ from model.errors import UserError
 from pretrain.checkpoint.reshard import load_resharded
 from pretrain.checkpoint.state import read_features
 from pretrain.data.loader import BatchPrefetcher
-from pretrain.engine.build import build_engine, release_engine
+from pretrain.engine.build import build_engine, free_memory, take_apart
 from pretrain.engine.compiling import compiled_graphs
 from pretrain.engine.patches import guarded_updates
 from pretrain.growth.edit import checkpoint_of
@@ -135,8 +135,10 @@ class Trainer:
         with self.metrics.pause():
             self.control.heartbeat(f"changing the heads at step {self.state.step}")
             self.store.finish()
-            release_engine(self.engine)
-            self.engine = None
+            engine, self.engine = self.engine, None
+            take_apart(engine)
+            del engine  # or its memory would still be held while the next one is built
+            free_memory()
             session.model, self.state.model = model, model.to_json()
             self.engine = build_engine(self.run, model, session.ds_config, session.world.grid)
             folder = self.store.path(self.state.step)

@@ -20,6 +20,9 @@ os.environ["WANDB_MODE"] = "disabled"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# On a machine with GPUs, too, tests are of the CPU, with as many ranks as they like. Those of GPUs need
+# DS_ACCELERATOR=cuda (tests/helpers/gpus.py).
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
 # Test processes side by side (make test) share the cores; more threads than cores would only fight.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")

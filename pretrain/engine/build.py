@@ -25,7 +25,7 @@ from pretrain.config.run_config import RunConfig
 from pretrain.engine.compiling import compile_network
 from pretrain.engine.extensions import prepare_extension
 from pretrain.engine.mpu import deepspeed_mpu
-from pretrain.engine.patches import prepare_deepspeed
+from pretrain.engine.patches import forget_stage_3_modules, prepare_deepspeed
 from pretrain.engine.quiet import quiet_start, show_what_was_asked_for
 from pretrain.optim.groups import build_optimizer, parameter_groups
 
@@ -86,10 +86,15 @@ def build_engine(run: RunConfig, model_config: ModelConfig, merged: dict[str, An
     return engine
 
 
-def release_engine(engine: Any) -> None:
-    """Free what an engine holds, so that another can be built in its place. The caller must drop its own references."""
+def take_apart(engine: Any) -> None:
+    """Let an engine go, so that another can be built in its place; then drop every reference, and free_memory."""
     engine.destroy()
     engine.optimizer = None
+    forget_stage_3_modules()
+
+
+def free_memory() -> None:
+    """Free what engines that nobody refers to any more hold: they are cycles, which wait for the collector."""
     torch.compiler.reset()  # a model of other shapes is compiled anew, and must not meet the limit of recompilations
     gc.collect()
     if torch.cuda.is_available():

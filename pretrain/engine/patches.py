@@ -6,6 +6,7 @@ DeepSpeed's objects are read in pretrain.engine.layout; a checkpoint's writer an
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,23 @@ def prepare_deepspeed() -> None:
 
     # A shared-memory all-reduce for inference on CPUs, which training never calls; DeepSpeed would compile it now.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+def forget_stage_3_modules() -> None:
+    """Empty what DeepSpeed's stage 3 keeps for the whole process, which would hold the model of an engine that is gone.
+
+    These are the stack of modules in their forward pass, whose first entry it never takes away, and the caches of its
+    coordinators' methods. No engine at stage 3 may be in use.
+    """
+    offload = sys.modules.get("deepspeed.runtime.zero.parameter_offload")
+    coordinator = sys.modules.get("deepspeed.runtime.zero.partitioned_param_coordinator")
+    if offload is None or coordinator is None:
+        return
+    offload.FWD_MODULE_STACK.clear()
+    for method in vars(coordinator.PartitionedParameterCoordinator).values():
+        for cell in getattr(method, "__closure__", None) or ():
+            if callable(clear := getattr(cell.cell_contents, "cache_clear", None)):
+                clear()
 
 
 @contextlib.contextmanager

@@ -11,13 +11,20 @@ from typing import Any
 
 import torch
 
+_guessed = False
+"""Whether DS_ACCELERATOR says what this process found, and not what the user asked for."""
+
+
+def environment_elsewhere() -> dict[str, str]:
+    """The environment for a command that may run on another machine, such as sbatch from a node without GPUs."""
+    return {name: value for name, value in os.environ.items() if name != "DS_ACCELERATOR" or not _guessed}
+
 
 def quiet_libraries() -> None:
     """Turn off progress bars and advice of DeepSpeed and transformers; errors still appear.
 
-    Call before either is imported. DeepSpeed only reads checkpoints here, so it need not look for a GPU.
+    Call before either is imported.
     """
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
     import transformers
 
     quiet_deepspeed()
@@ -27,8 +34,10 @@ def quiet_libraries() -> None:
 
 def quiet_deepspeed() -> None:
     """Keep DeepSpeed's informational lines out of the log; warnings and errors stay. Call it before DeepSpeed loads."""
-    if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it warns on every rank that it had to guess
+    global _guessed
+    if not torch.cuda.is_available() and "DS_ACCELERATOR" not in os.environ:
+        os.environ["DS_ACCELERATOR"] = "cpu"  # else it warns on every rank that it had to guess
+        _guessed = True
     from deepspeed.utils import logger
 
     logger.setLevel(logging.WARNING)

@@ -112,7 +112,9 @@ def submit(command: Sequence[str]) -> str:
         raise UserError(
             "slurm: no sbatch on this machine; submit it from a login node, or leave out --slurm to run it here"
         )
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    from pretrain.engine.quiet import environment_elsewhere
+
+    done = subprocess.run(command, cwd=ROOT, env=environment_elsewhere(), capture_output=True, text=True)
     number = re.search(r"\d+", done.stdout)
     if done.returncode or number is None:
         problem = " ".join((done.stderr or done.stdout).split())[:300]

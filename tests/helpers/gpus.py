@@ -1,4 +1,4 @@
-"""Marks for tests that need GPUs; without them they are skipped, and say so.
+"""Marks for tests that need GPUs; without them they are skipped, and say so. Run them with DS_ACCELERATOR=cuda.
 
 With REHEARSE in the environment tests for one GPU run on the CPU, which shows all that can be wrong with them but for
 CUDA itself (benchmarks/gpu.sh).
@@ -17,6 +17,8 @@ GPU = "cpu" if REHEARSED else "cuda"
 
 
 def needs_gpus(count: int) -> pytest.MarkDecorator:
-    """Skip where fewer than *count* CUDA devices are there."""
-    found = 1 if REHEARSED else torch.cuda.device_count()
-    return pytest.mark.skipif(found < count, reason=f"needs {count} GPUs, {found} here")
+    """Skip where fewer than *count* CUDA devices are there, or the tests are those of the CPU."""
+    asked = os.environ.get("DS_ACCELERATOR") == "cuda"
+    found = 1 if REHEARSED else torch.cuda.device_count() * asked
+    hint = "" if asked or not torch.cuda.is_available() else " with DS_ACCELERATOR=cuda"
+    return pytest.mark.skipif(found < count, reason=f"needs {count} GPUs{hint}, {found} here")

@@ -13,6 +13,7 @@ from pretrain.engine.compiling import decide_fused
 from pretrain.engine.ds_config import EngineSettings
 from pretrain.engine.kernels import attention_kernels, kernel_line
 from tests.helpers.distributed import run_distributed
+from tests.helpers.gpus import needs_gpus
 from tests.helpers.training import curve, nano_run, session
 
 NANO = preset("prism-nano")
@@ -86,7 +87,7 @@ def test_the_kernels_of_a_cpu():
     assert attention_kernels(windowed, cpu, torch.bfloat16, True) == {"flash": [16]}
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_gpus(1)
 def test_the_kernels_of_a_gpu():
     """torch's flash kernel goes up to a head dim of 256."""
     found = attention_kernels(preset("config-7-124m"), torch.device("cuda"), torch.bfloat16, False)

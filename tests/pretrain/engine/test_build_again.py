@@ -1,0 +1,44 @@
+"""An engine is let go before the next one is built: heads that grow must not keep the memory of every model before."""
+
+import weakref
+
+import pytest
+
+from pretrain import trainer
+from tests.helpers.distributed import run_distributed
+from tests.helpers.training import nano_run, session
+
+GROWING = (
+    "--growth.criterion", "schedule", "--growth.schedule", '{1: 2x4, 2: "3x4", 3: "4x4"}', "--growth.head_dim", "16",
+    "--growth.maximum", "4", "--steps", "4", "--validation.every", "0",
+)  # fmt: skip
+
+
+def left_alive(run, stage):
+    """What is still there of earlier engines when another one is built: parameters, modules and optimizers."""
+    parts, alive, original = [], [], trainer.build_engine
+
+    def built(*given):
+        alive.append([name for name, reference in parts if reference() is not None])
+        engine = original(*given)
+        parts.extend((name, weakref.ref(parameter)) for name, parameter in engine.module.named_parameters())
+        parts.extend([("module", weakref.ref(engine.module)), ("engine", weakref.ref(engine))])
+        parts.append(("optimizer", weakref.ref(engine.optimizer)))
+        return engine
+
+    trainer.build_engine = built
+    try:
+        session(run, stage)
+    finally:
+        trainer.build_engine = original
+    return alive
+
+
+@pytest.mark.parametrize(
+    ("stage", "precision"),
+    [(2, "fp32"), (3, "fp32"), *(pytest.param(stage, "bf16", marks=pytest.mark.slow) for stage in (1, 3))],
+)
+def test_an_engine_is_gone_before_the_next_is_built(small_folder, tmp_path, stage, precision):
+    run = nano_run(small_folder, tmp_path, *GROWING, "--precision", precision)
+    alive = run_distributed(left_alive, 1, run, stage)[0]
+    assert alive == [[]] * 4
