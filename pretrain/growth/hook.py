@@ -76,8 +76,11 @@ class Growth(Hook):
         ]
 
     def _full(self) -> str:
-        """Why no layer may grow, if none may."""
+        """Why no layer may grow, if none may before the end of the run."""
         heads, budget = self.model.heads, self.config.budget
+        share = self.config.prune_share if self.config.prune_below is None else self.config.prune_below
+        if self.config.criterion == "incrt" and share:
+            return ""  # heads may be pruned, and others added
         if budget is not None and sum(heads) >= budget:
             return f"the model has {sum(heads)} heads, and growth.budget is {budget}"
         if min(heads) >= self.controller.most:

@@ -80,6 +80,11 @@ def test_a_run_that_is_too_short_to_grow_says_so(small_folder, tmp_path, flags, 
         (("--growth.budget", "4"), "the model has 4 heads, and growth.budget is 4"),
         (("--growth.maximum", "1"), "every layer has 1 heads or more, which is growth.maximum"),
         (("--growth.maximum", "2"), None),
+        (("--growth.maximum", "1", "--growth.criterion", "incrt"), None),  # may prune a head, and add another
+        (
+            ("--growth.maximum", "1", "--growth.criterion", "incrt", "--growth.prune_share", "0"),
+            "every layer has 1",
+        ),
     ],
 )
 def test_a_run_that_may_not_grow_says_so(small_folder, tmp_path, flags, said):
