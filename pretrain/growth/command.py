@@ -23,6 +23,8 @@ from pretrain.utils.progress import ProgressLine
 if TYPE_CHECKING:
     import numpy as np
 
+    from model.config import ModelConfig
+    from pretrain.config.run_config import RunConfig
     from pretrain.growth.law import GrowthRecord, Prediction
     from pretrain.growth.worth import HeadWorths
     from pretrain.run.saved import SavedRun
@@ -81,7 +83,9 @@ def run_growth(arguments: Sequence[str]) -> None:
     record = GrowthRecord.of(source.state.growth, model.num_layers)
     inputs, labels, starts, text = held_out(source, options.sequences)
     out = _folder(options)
-    lines = model_lines(options.run.name, step, model) + schedule_lines(model.heads, other_schedules(source))
+    run = _settings(source)
+    lines = model_lines(options.run.name, step, model)
+    lines += schedule_lines(model.heads, other_schedules(model, run))
     print("\n".join(lines), flush=True)
     network = source.load_model().to("cuda" if torch.cuda.is_available() else "cpu")
     with ProgressLine("heads removed", "pass") as progress:
@@ -92,33 +96,31 @@ def run_growth(arguments: Sequence[str]) -> None:
         metrics = source.run_folder / FILE_NAME
         rows = [row for row in read_metrics(metrics) if row["step"] <= step] if metrics.is_file() else []
         written.append(draw_growth(record, rows, model.heads, step, out / "growth.png"))
-        print("\n".join(law_lines(predictions, *_stopped_by(source))))
+        stopped_by = (run.growth.criterion, run.most_heads) if run and run.growth.active else ()
+        print("\n".join(law_lines(predictions, *stopped_by)))
     print("\n".join(worth_lines(worths, text)))
     written.append(_write(out / "report.json", figures(source, worths, record, predictions, text)))
     print("wrote " + ", ".join(map(str, written)))
 
 
-def _stopped_by(source: SavedRun) -> tuple[str, int | None]:
-    """The criterion by which the run grew, and the heads at which it stopped a layer."""
-    with suppress(UserError):  # settings that cannot be read here
-        run = load_run_config(source.run_folder / "config.yaml")
-        if run.growth.active:
-            return run.growth.criterion, run.most_heads
-    return "incrt", None
+def _settings(source: SavedRun) -> RunConfig | None:
+    """The run's; None where they cannot be read here."""
+    with suppress(UserError):
+        return load_run_config(source.run_folder / "config.yaml")
+    return None
 
 
-def other_schedules(source: SavedRun) -> dict[str, HeadSchedule]:
-    """By name, schedules to see the run's beside: Prism's for its depth and width, and that of its own settings."""
-    model = source.model
+def other_schedules(model: ModelConfig, run: RunConfig | None) -> dict[str, HeadSchedule]:
+    """By name, schedules to see the model's beside: Prism's for its depth and width, and that of the run's settings."""
     found = {
         name: preset(name).heads
         for name in preset_names()
         if name.startswith("prism-")
         and (preset(name).num_layers, preset(name).d_model) == (model.num_layers, model.d_model)
     }
-    with suppress(UserError):  # settings that cannot be read here
-        run = load_run_config(source.run_folder / "config.yaml")
-        found.setdefault(run.model, run.fixed_model_config().heads)
+    if run:
+        with suppress(UserError):  # a preset that is a file, and not there
+            found.setdefault(run.model, run.fixed_model_config().heads)
     return {name: heads for name, heads in found.items() if heads != model.heads}
 
 

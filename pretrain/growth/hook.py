@@ -65,10 +65,12 @@ class Growth(Hook):
     @property
     def notes(self) -> list[str]:
         """What to know before the run: that no layer may grow, or that no check comes early enough to decide."""
-        if self.config.criterion != "schedule" and (full := self._full()):
+        if self.config.criterion == "schedule":
+            return []
+        if full := self._full():
             return [f"growth   no head can be added: {full}"]
         first = self.every if self.config.grow_above is not None else self.every * self.config.calibration
-        if self.config.criterion == "schedule" or first <= self.last:
+        if first <= self.last:
             return []
         return [
             f"growth   no head is added: the first decision would be after step {first:,}, and growth.until is "

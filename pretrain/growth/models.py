@@ -54,10 +54,11 @@ def check_kept_heads(run: RunConfig, saved: TrainingState, model: ModelConfig) -
     Raises:
         UserError: ``heads``, or one of the architecture's, asks for something else than *model* has.
     """
-    kept = saved.model and (run.growth.active or saved.growth)
+    if not saved.model or not saved.run or not (run.growth.active or saved.growth):
+        return  # new, imported, or of fixed heads
     asked = run.fixed_model_config()
-    if not kept or not saved.run or asked.num_layers != model.num_layers:
-        return  # new, imported, or another run, which check_resume refuses
+    if asked.num_layers != model.num_layers:
+        return  # another run, which check_resume refuses
     now, before = run.to_dict(), saved.run
     for name, same in (
         ("heads", asked.heads == model.heads),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
 
 from pretrain.study.contrasts import Contrast
 from pretrain.study.results import RunResult
+from pretrain.study.statistics import mean_of
 from pretrain.study.study_file import Comparison, Study
 
 
@@ -78,7 +78,7 @@ def contrast_values(
         for side in (contrast.plus, contrast.minus)
     ]
     return {
-        seed: fmean(each[seed] for each in sides[0]) - fmean(each[seed] for each in sides[1])
+        seed: mean_of(each[seed] for each in sides[0]) - mean_of(each[seed] for each in sides[1])
         for seed in study.seeds
         if all(seed in each for side in sides for each in side)
     }

@@ -6,7 +6,7 @@ Nothing here knows of runs. scipy is imported where it is used, because that tak
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -140,6 +140,18 @@ def _detectable(pairs: int, power: float, confidence: float) -> float:
     while missing(high) < 0:
         high *= 2
     return float(brentq(missing, 0.0, high, xtol=1e-12))
+
+
+def mean_of(values: Iterable[float]) -> float:
+    """The mean of at least one value; NaN if a run diverged."""
+    numbers = list(values)
+    return fmean(numbers) if all(map(math.isfinite, numbers)) else math.nan
+
+
+def sd_of(values: Iterable[float]) -> float:
+    """The sample standard deviation of at least two values; NaN if a run diverged."""
+    numbers = list(values)
+    return stdev(numbers) if all(map(math.isfinite, numbers)) else math.nan
 
 
 def pooled_sd(groups: Sequence[Sequence[float]]) -> float:

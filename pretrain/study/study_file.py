@@ -15,7 +15,7 @@ from model.errors import UserError, closest, shown
 from model.parsing import parse_yaml, read_text, shown_json
 from pretrain.config.command_line import find_recipe, parse_command_line, read_recipe
 from pretrain.config.run_config import DEFAULT_RECIPE, RunConfig, is_folder_name
-from pretrain.study.contrasts import Contrast, parse_contrasts
+from pretrain.study.contrasts import Contrast, full_name, parse_contrasts
 
 STUDIES = Path(__file__).resolve().parents[1] / "studies"
 MEASURES = ("val_loss", "val_bpb", "val_accuracy", "train_loss")
@@ -306,7 +306,7 @@ def _runs(comparisons: tuple[Comparison, ...], seeds: tuple[int, ...], out: Path
 
 def _run_config(comparison: Comparison, variant: Variant) -> RunConfig:
     """The variant's RunConfig, checked as main.py checks it, with the model that it describes."""
-    where = f"{comparison.name + '.' if comparison.name else ''}{variant.name}"
+    where = full_name((comparison.name, variant.name))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "variant.yaml"
         path.write_text(yaml.safe_dump(variant.settings, sort_keys=False), encoding="utf-8")
@@ -321,7 +321,7 @@ def _run_config(comparison: Comparison, variant: Variant) -> RunConfig:
 def _refuse_unmeasured(study: Study, planned: PlannedRun) -> None:
     """Refuse a study whose runs would train to their end without the figure that is compared."""
     run, measure = planned.run, study.measure
-    where = f"{planned.comparison + '.' if planned.comparison else ''}{planned.variant}"
+    where = full_name((planned.comparison, planned.variant))
     classifier = run.task == "classification"
     if (measure == "val_accuracy" and not classifier) or (measure == "val_bpb" and classifier):
         what = "a classifier" if classifier else "a language model"

@@ -14,8 +14,9 @@ from pretrain.study.report.panels import (
     set_title,
     short_name,
 )
-from pretrain.study.report.summaries import Summary, View, mean_of, training_flops
+from pretrain.study.report.summaries import Summary, View, training_flops
 from pretrain.study.results import RunResult
+from pretrain.study.statistics import mean_of
 
 APART = 1.01
 """Costs that differ by less are taken for one."""

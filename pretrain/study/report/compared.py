@@ -36,11 +36,10 @@ from pretrain.study.report.summaries import (
     View,
     gap_over_tokens,
     grown,
-    mean_of,
     scales,
     total_heads,
 )
-from pretrain.study.statistics import Interval
+from pretrain.study.statistics import Interval, mean_of
 from pretrain.utils.text import human_number
 
 GROWING = {"linestyle": "none", "markerfacecolor": "none", "markersize": 7}

@@ -10,9 +10,9 @@ from typing import Any
 from pretrain.study.comparable import differences_between, different_texts, different_tokenizers
 from pretrain.study.contrasts import Contrast, full_name
 from pretrain.study.paired import contrast_values, runs_of
-from pretrain.study.report.summaries import POWER, View, interval_of, mean_of
+from pretrain.study.report.summaries import POWER, View, interval_of
 from pretrain.study.results import RunResult, some_names
-from pretrain.study.statistics import Interval, detectable_effect
+from pretrain.study.statistics import Interval, detectable_effect, mean_of
 
 
 @dataclass(frozen=True)

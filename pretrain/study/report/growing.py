@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from pathlib import Path
 
 from model.plotting import whole_numbers
-from pretrain.study.report.panels import comparison_panels, counted, legend, line_style, set_title, short_name
-from pretrain.study.report.summaries import Summary, View, head_history, mean_of
-from pretrain.study.results import RunResult
+from pretrain.study.report.panels import (
+    comparison_panels,
+    counted,
+    legend,
+    line_style,
+    set_title,
+    short_name,
+    titled,
+)
+from pretrain.study.report.summaries import History, Summary, View, head_history
+from pretrain.study.statistics import mean_of
 
 SPREAD = 0.4
 """Heads by which the lines of a panel lie apart in all, so that equal layers do not hide one another."""
@@ -16,29 +25,25 @@ SPREAD = 0.4
 
 def draw_growing_heads(view: View, path: Path) -> str:
     """Draw the heads of each layer over steps: thick the mean over the seeds, thin each run."""
-    shown = [
-        [summary]
-        for summaries in view.summaries.values()
-        for summary in summaries
-        if summary.first.growth.active and _known(summary)
-    ]
+    growing = [s for summaries in view.summaries.values() for s in summaries if s.first.growth.active]
+    shown = [(summary, found) for summary in growing if (found := histories(summary))]
     if not shown:
         return "no finished run has heads that grow"
-    with comparison_panels(path, shown) as (figure, panels):
-        for axis, [summary] in panels:
-            comparison = summary.comparison.name
-            name = f"{comparison}: {short_name(summary)}" if comparison else short_name(summary)
-            set_title(axis, f"{name}, {counted([len(_known(summary))], 'seed')}")
-            means = mean_heads(summary)
-            for layer, of_runs in enumerate(means):
+    with comparison_panels(path, [[summary] for summary, _ in shown]) as (figure, panels):
+        for (axis, _), (summary, runs) in zip(panels, shown, strict=True):
+            set_title(axis, titled([summary], f"{short_name(summary)}, {counted([len(runs)], 'seed')}"))
+            means = mean_heads(runs)
+            for layer, mean in enumerate(means):
                 style = line_style(layer, len(means)) | {"marker": "", "drawstyle": "steps-post"}
                 up = SPREAD * ((layer + 0.5) / len(means) - 0.5)
-                for run in _known(summary):
-                    steps, counts = _of_layer(run, layer)
+                for history in runs:
                     thin = style | {"linewidth": 0.5, "alpha": 0.6}
-                    axis.plot(steps, [count + up for count in counts], **thin)
-                mean = [count + up for count in of_runs.values()]
-                axis.plot(list(of_runs), mean, label=f"layer {layer}", **style)
+                    axis.plot(
+                        *zip(*((step, heads[layer] + up) for step, heads in history), strict=True), **thin
+                    )
+                axis.plot(
+                    list(mean), [count + up for count in mean.values()], label=f"layer {layer}", **style
+                )
             axis.set_ylim(bottom=0)
             axis.set_xlabel("training step", fontsize="small")
             axis.set_ylabel("heads of the layer", fontsize="small")
@@ -48,25 +53,21 @@ def draw_growing_heads(view: View, path: Path) -> str:
     return ""
 
 
-def mean_heads(summary: Summary) -> list[dict[int, float]]:
-    """By layer and step: mean head count over the finished runs, at every step at which one of them shows its heads."""
-    layers = summary.first.build_model_config().num_layers
-    found = []
-    for layer in range(layers):
-        of_runs = [_of_layer(run, layer) for run in _known(summary)]
-        steps = sorted({step for steps, _ in of_runs for step in steps})
-        found.append(
-            {step: mean_of(counts[bisect_right(own, step) - 1] for own, counts in of_runs) for step in steps}
-        )
-    return found
+def histories(summary: Summary) -> list[History]:
+    """Steps and heads of each finished run; without its checkpoint a run's model is not known, and it is left out."""
+    return [found for run in summary.finished if (found := head_history(run))]
 
 
-def _known(summary: Summary) -> list[RunResult]:
-    """The finished runs whose checkpoint is there: without it, the model is not known."""
-    return [run for run in summary.finished if run.model_config]
-
-
-def _of_layer(run: RunResult, layer: int) -> tuple[list[int], list[int]]:
-    """Steps and the layer's heads from there on, from step 0 to the run's last."""
-    history = head_history(run)
-    return [step for step, _ in history], [heads[layer] for _, heads in history]
+def mean_heads(runs: Sequence[History]) -> list[dict[int, float]]:
+    """By layer and step: mean head count over the *runs*, at every step at which one of them shows its heads."""
+    steps = sorted({step for history in runs for step, _ in history})
+    shown = [[step for step, _ in history] for history in runs]
+    at_step = [
+        [history[bisect_right(own, step) - 1][1] for own, history in zip(shown, runs, strict=True)]
+        for step in steps
+    ]
+    layers = range(len(runs[0][0][1]))
+    return [
+        {step: mean_of(heads[layer] for heads in each) for step, each in zip(steps, at_step, strict=True)}
+        for layer in layers
+    ]

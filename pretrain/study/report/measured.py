@@ -27,10 +27,9 @@ from pretrain.study.report.summaries import (
     View,
     distance_differences,
     distances,
-    mean_of,
     score_keys,
-    sd_of,
 )
+from pretrain.study.statistics import mean_of, sd_of
 
 
 def draw_distances(view: View, path: Path) -> str:

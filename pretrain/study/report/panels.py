@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from model.plotting import saved_figure, whole_numbers
-from pretrain.study.report.summaries import Summary, View, mean_of, sd_of
+from pretrain.study.report.summaries import Summary, View
+from pretrain.study.statistics import mean_of, sd_of
 
 DPI = 110
 LINE_STYLES = ("--", "-.", ":", "-")
@@ -101,16 +102,17 @@ def set_title(axis: Any, text: str) -> None:
 
 def over_seeds(summaries: Sequence[Summary], text: str) -> str:
     """A panel's title: the comparison, what is shown, and of how many runs of each variant."""
-    return _titled(summaries, f"{text}, {counted([len(s.values) for s in summaries], 'seed')}")
+    return titled(summaries, f"{text}, {counted([len(s.values) for s in summaries], 'seed')}")
 
 
 def over_pairs(summaries: Sequence[Summary], text: str) -> str:
     """A panel's title: the comparison, what is shown, and of how many pairs of each variant."""
     pairs = [len(summary.differences) for summary in summaries if not summary.is_baseline]
-    return _titled(summaries, f"{text}, {counted(pairs, 'pair')}")
+    return titled(summaries, f"{text}, {counted(pairs, 'pair')}")
 
 
-def _titled(summaries: Sequence[Summary], text: str) -> str:
+def titled(summaries: Sequence[Summary], text: str) -> str:
+    """A panel's title: the comparison, where there are several, and what is shown."""
     name = summaries[0].comparison.name
     return f"{name}: {text}" if name else text
 

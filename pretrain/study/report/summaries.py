@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import fmean, median, stdev
+from statistics import fmean, median
 
 from pretrain.config.run_config import RunConfig
 from pretrain.diagnostics.comparison import layer_values
@@ -14,7 +14,14 @@ from pretrain.study.comparable import Comparability
 from pretrain.study.paired import baseline_of, differences, in_common, paired_differences, runs_of, values_of
 from pretrain.study.report.schedule_features import Explanation, beside_heads, explain, order
 from pretrain.study.results import RunResult, failure
-from pretrain.study.statistics import Interval, detectable_effect, paired_interval, tokens_to_reach
+from pretrain.study.statistics import (
+    Interval,
+    detectable_effect,
+    mean_of,
+    paired_interval,
+    sd_of,
+    tokens_to_reach,
+)
 from pretrain.study.study_file import Comparison, Study
 
 ORDERS = ("ascending", "constant", "descending", "mixed")
@@ -32,6 +39,9 @@ MEASURES = {
     "train_loss": ("training loss", "nats per token"),
 }
 """What a measure is called, and its unit."""
+
+History = list[tuple[int, tuple[int, ...]]]
+"""Steps, and the heads of every layer from there on."""
 
 
 @dataclass(frozen=True)
@@ -157,8 +167,8 @@ def training_flops(run: RunResult) -> float | None:
     return flops
 
 
-def head_history(run: RunResult) -> list[tuple[int, tuple[int, ...]]]:
-    """Steps and the heads of every layer from there on: at step 0, at each check of growth, and at the last row."""
+def head_history(run: RunResult) -> History:
+    """At step 0, at each check of growth, and at the last row; empty without a checkpoint."""
     model = run.model_config
     if model is None:
         return []
@@ -170,18 +180,6 @@ def head_history(run: RunResult) -> list[tuple[int, tuple[int, ...]]]:
         if len(counts) == model.num_layers:
             found[row["step"]] = tuple(counts)
     return sorted(({run.step: model.heads} | found).items())
-
-
-def mean_of(values: Iterable[float]) -> float:
-    """The mean of at least one value; NaN if a run diverged."""
-    numbers = list(values)
-    return fmean(numbers) if all(map(math.isfinite, numbers)) else math.nan
-
-
-def sd_of(values: Iterable[float]) -> float:
-    """The sample standard deviation of at least two values; NaN if a run diverged."""
-    numbers = list(values)
-    return stdev(numbers) if all(map(math.isfinite, numbers)) else math.nan
 
 
 def interval_of(values: Iterable[float]) -> Interval | None:

@@ -19,14 +19,12 @@ from pretrain.study.report.summaries import (
     View,
     explanation,
     interval_of,
-    mean_of,
     score_keys,
-    sd_of,
     tokens_saved,
     what_became,
 )
 from pretrain.study.results import RunResult
-from pretrain.study.statistics import Interval
+from pretrain.study.statistics import Interval, mean_of, sd_of
 
 NOTHING = "—"
 MOST_SCHEDULES = 3

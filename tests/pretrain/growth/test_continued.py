@@ -52,6 +52,12 @@ def test_a_run_stopped_before_its_first_check_goes_on_without_growth(small_folde
     assert heads_at(run, 3) == (1, 1, 1, 1)
 
 
+def assert_noted(run, said):
+    """The run has a note of its growth that says so; with None it has none."""
+    notes = run_distributed(notes_of, 1, run)[0]
+    assert [said in note for note in notes if note.startswith("growth")] == [True] * (said is not None)
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -70,8 +76,7 @@ def test_a_run_stopped_before_its_first_check_goes_on_without_growth(small_folde
 )
 def test_a_run_that_is_too_short_to_grow_says_so(small_folder, tmp_path, flags, said):
     run = nano_run(small_folder, tmp_path, "--growth.criterion", "incrt", "--steps", "80", *flags)
-    notes = run_distributed(notes_of, 1, run)[0]
-    assert [said in note for note in notes if note.startswith("growth")] == [True] * (said is not None)
+    assert_noted(run, said)
 
 
 @pytest.mark.parametrize(
@@ -89,8 +94,7 @@ def test_a_run_that_is_too_short_to_grow_says_so(small_folder, tmp_path, flags, 
 )
 def test_a_run_that_may_not_grow_says_so(small_folder, tmp_path, flags, said):
     run = nano_run(small_folder, tmp_path, "--growth.criterion", "random", "--steps", "200", *flags)
-    notes = run_distributed(notes_of, 1, run)[0]
-    assert [said in note for note in notes if note.startswith("growth")] == [True] * (said is not None)
+    assert_noted(run, said)
 
 
 @pytest.mark.parametrize(

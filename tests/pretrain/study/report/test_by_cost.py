@@ -2,40 +2,24 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from pathlib import Path
-
 import pytest
 
-from pretrain.study.comparable import check_comparable
-from pretrain.study.report import panels
 from pretrain.study.report.by_cost import draw_by_flops, draw_by_parameters
-from pretrain.study.report.summaries import View, training_flops
-from tests.helpers.planted_runs import planned_study, planted_rows, result
+from pretrain.study.report.summaries import training_flops
+from tests.helpers.planted_runs import result
 
 GROWTH = {"criterion": "incrt", "start": 1, "maximum": 8}
 LAYERS = 4
 
 
-def view(variants):
-    study = planned_study(
-        Path("runs/costs"),
-        recipe="micro",
-        seeds=2,
-        settings={"steps": 80, "global_batch_tokens": 1024},
-        baseline="uniform",
-        variants={"uniform": {"heads": "8x4"}, **variants},
-    )
-    results = []
-    for run in study.runs:
-        rows, model = planted_rows(run, 3.5 + 0.01 * run.seed), None
-        if run.run.growth.active:  # two heads from step 20, four from step 60
-            for place, heads in ((1, 2), (5, 4)):
-                rows[place] |= {f"growth/heads/layer_{layer}": heads for layer in range(LAYERS)}
-            start = run.run.build_model_config(vocab_size=2048)
-            model = start.replace(heads=(4,) * LAYERS)
-        results.append(result(run, rows, model=model))
-    return View(study, results, check_comparable(study, results))
+@pytest.fixture
+def view(growing_view):
+    """A head in every layer, two from step 20 on, four from step 60 on."""
+
+    def heads_at(run, step):
+        return (1 + (step >= 20) + 2 * (step >= 60),) * LAYERS
+
+    return lambda variants: growing_view(variants, lambda run: 3.5 + 0.01 * run.seed, heads_at)
 
 
 def by_hand(heads):
@@ -45,7 +29,7 @@ def by_hand(heads):
     return 6 * (LAYERS * (4 * d * A + 3 * d * ffn) + d * vocab) + 12 * LAYERS * T * A
 
 
-def test_flops_of_a_run_that_grows_are_those_of_its_heads_at_the_time():
+def test_flops_of_a_run_that_grows_are_those_of_its_heads_at_the_time(view):
     found = view({"grown": {"growth": GROWTH}})
     grown, uniform = found.summaries[""][1].runs[1], found.summaries[""][0].runs[1]
     tokens = 1024
@@ -54,25 +38,16 @@ def test_flops_of_a_run_that_grows_are_those_of_its_heads_at_the_time():
     assert training_flops(uniform) == pytest.approx(tokens * 80 * by_hand(8), rel=1e-12)
 
 
-def test_a_run_without_a_checkpoint_has_no_cost():
+def test_a_run_without_a_checkpoint_has_no_cost(view):
     found = view({"narrow": {"heads": "4x4"}})
     assert training_flops(result(found.study.runs[0], [])) is None
 
 
 @pytest.mark.parametrize("draw", [draw_by_flops, draw_by_parameters])
-def test_every_run_and_every_mean_is_drawn(draw, tmp_path, monkeypatch):
-    made, original = [], panels.saved_figure
-
-    @contextmanager
-    def kept(*arguments, **options):
-        with original(*arguments, **options) as (figure, axes):
-            made.append(figure)
-            yield figure, axes
-
-    monkeypatch.setattr(panels, "saved_figure", kept)
+def test_every_run_and_every_mean_is_drawn(draw, tmp_path, view, kept_figures):
     found = view({"grown": {"growth": GROWTH}})
     assert draw(found, tmp_path / "x.png") == ""
-    (axis,) = made[0].axes
+    (axis,) = kept_figures["x.png"].axes
     lines = [list(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in axis.lines]
     assert [len(line) for line in lines] == [2, 1, 2, 1]  # the runs and the mean of each variant
     assert [y for _, y in lines[2]] == pytest.approx([3.51, 3.52]) and lines[3][0][1] == pytest.approx(3.515)
@@ -80,7 +55,7 @@ def test_every_run_and_every_mean_is_drawn(draw, tmp_path, monkeypatch):
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_equal_costs_are_not_drawn(tmp_path):
+def test_equal_costs_are_not_drawn(tmp_path, view):
     reason = draw_by_flops(view({"rising": {"heads": "2,4,8,8"}}), tmp_path / "x.png")
     assert reason == "in every comparison the finished runs have the same training FLOPs"
     assert not (tmp_path / "x.png").exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from itertools import combinations, pairwise
 from pathlib import Path
 
@@ -13,11 +12,12 @@ from PIL import Image
 
 from model.errors import UserError
 from pretrain.study.comparable import Comparability, check_comparable
-from pretrain.study.report import compared, measured, panels
+from pretrain.study.report import compared, panels
 from pretrain.study.report.panels import counted, line_style
 from pretrain.study.report.pictures import PICTURES, draw_all
 from pretrain.study.report.summaries import View
 from tests.helpers.planted_runs import planned_study, planted_rows, result
+from tests.pretrain.study.report.conftest import keeping_figures
 
 SCHEDULES = {"uniform": "8x4", "rising": "2,4,8,8", "falling": "8,8,4,2", "narrow": "4x4"}
 EFFECTS = {"uniform": 0.0, "rising": -0.02, "falling": 0.01, "narrow": 0.005, "again": 0.0}
@@ -70,18 +70,8 @@ def full_view():
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
     """The pictures of full_view: their folder, what draw_all returns, and every figure by its file."""
-    folder, made = tmp_path_factory.mktemp("report"), {}
-    original = compared.saved_figure
-
-    @contextmanager
-    def kept(path, *arguments, **options):
-        with original(path, *arguments, **options) as (figure, axes):
-            made[path.name] = figure
-            yield figure, axes
-
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (compared, measured, panels):
-            patch.setattr(module, "saved_figure", kept)
+    folder = tmp_path_factory.mktemp("report")
+    with keeping_figures() as made:
         found = draw_all(full_view(), folder)
     for figure in made.values():
         figure.draw_without_rendering()  # places are those of the resolution that it was saved with
@@ -236,23 +226,6 @@ def test_baselines_that_never_meet_look_alike():
         )
     )
     assert styles["first"] == styles["other"]
-
-
-@pytest.fixture
-def kept_figures(monkeypatch):
-    """Every figure that is drawn, by its file."""
-    made = {}
-    original = compared.saved_figure
-
-    @contextmanager
-    def kept(path, *arguments, **options):
-        with original(path, *arguments, **options) as (figure, axes):
-            made[path.name] = figure
-            yield figure, axes
-
-    for module in (compared, measured, panels):
-        monkeypatch.setattr(module, "saved_figure", kept)
-    return made
 
 
 def test_every_scale_names_its_own_baseline(tmp_path, kept_figures):

@@ -3,43 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-from contextlib import contextmanager
-from pathlib import Path
 
-from pretrain.study.comparable import check_comparable
-from pretrain.study.report import panels
-from pretrain.study.report.growing import draw_growing_heads, mean_heads
-from pretrain.study.report.summaries import View, head_history
-from tests.helpers.planted_runs import planned_study, planted_rows, result
+import pytest
+
+from pretrain.study.report.growing import draw_growing_heads, histories, mean_heads
+from pretrain.study.report.summaries import head_history
+from tests.helpers.planted_runs import result
 
 GROWTH = {"criterion": "incrt", "start": 1, "maximum": 8}
 LAYERS = 4
 
 
-def view(variants):
-    """80 steps with a row at every tenth. Layer 3 gets heads at step 20, and at 40 (seed 1) or 60 (seed 2)."""
-    study = planned_study(
-        Path("runs/growing"),
-        recipe="micro",
-        seeds=2,
-        settings={"steps": 80, "global_batch_tokens": 1024},
-        baseline="uniform",
-        variants={"uniform": {"heads": "8x4"}, **variants},
-    )
-    results = []
-    for run in study.runs:
-        rows, model = planted_rows(run, 3.5), None
-        if run.run.growth.active:
-            for row in rows:
-                full = 40 if run.seed == 1 else 60
-                last = 1 + (row["step"] >= 20) + 2 * (row["step"] >= full)
-                row |= {f"growth/heads/layer_{layer}": last if layer == 3 else 1 for layer in range(LAYERS)}
-            model = run.run.build_model_config(vocab_size=2048).replace(heads=(1, 1, 1, 4))
-        results.append(result(run, rows, model=model))
-    return View(study, results, check_comparable(study, results))
+@pytest.fixture
+def view(growing_view):
+    """Layer 3 gets heads at step 20, and at 40 (seed 1) or 60 (seed 2); the others keep one."""
+
+    def heads_at(run, step):
+        full = 40 if run.seed == 1 else 60
+        return (1, 1, 1, 1 + (step >= 20) + 2 * (step >= full))
+
+    return lambda variants: growing_view(variants, lambda run: 3.5, heads_at)
 
 
-def test_the_history_is_that_of_the_rows():
+def test_the_history_is_that_of_the_rows(view):
     uniform, grown = view({"grown": {"growth": GROWTH}}).summaries[""]
     history = dict(head_history(grown.runs[1]))
     assert [history[step][3] for step in (0, 20, 40, 80)] == [1, 2, 4, 4]
@@ -48,22 +34,13 @@ def test_the_history_is_that_of_the_rows():
     assert head_history(result(uniform.runs[1].planned, [])) == []
 
 
-def test_runs_and_means_are_drawn(tmp_path, monkeypatch):
-    made, original = [], panels.saved_figure
-
-    @contextmanager
-    def kept(*arguments, **options):
-        with original(*arguments, **options) as (figure, axes):
-            made.append(figure)
-            yield figure, axes
-
-    monkeypatch.setattr(panels, "saved_figure", kept)
+def test_runs_and_means_are_drawn(tmp_path, view, kept_figures):
     found = view({"grown": {"growth": GROWTH}, "other": {"growth": GROWTH | {"grow_share": 0.5}}})
-    means = mean_heads(found.summaries[""][1])
+    means = mean_heads(histories(found.summaries[""][1]))
     assert [means[3][step] for step in (0, 20, 40, 60, 80)] == [1, 2, 3, 4, 4]
     assert set(means[0].values()) == {1}
     assert draw_growing_heads(found, tmp_path / "x.png") == ""
-    shown = [axis for axis in made[0].axes if axis.axison]
+    shown = [axis for axis in kept_figures["x.png"].axes if axis.axison]
     assert [axis.get_title() for axis in shown] == [
         "grown, 2\N{NO-BREAK SPACE}seeds",
         "other, 2\N{NO-BREAK SPACE}seeds",
@@ -78,16 +55,16 @@ def test_runs_and_means_are_drawn(tmp_path, monkeypatch):
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_run_without_a_checkpoint_is_left_out(tmp_path):
+def test_a_run_without_a_checkpoint_is_left_out(tmp_path, view):
     found = view({"grown": {"growth": GROWTH}})
     without = [dataclasses.replace(run, model={}) if run.seed == 2 else run for run in found.results]
     found = dataclasses.replace(found, results=without)
-    means = mean_heads(found.summaries[""][1])
+    means = mean_heads(histories(found.summaries[""][1]))
     assert means[3][40] == 4  # seed 1 alone
     assert draw_growing_heads(found, tmp_path / "x.png") == ""
 
 
-def test_fixed_heads_are_not_drawn(tmp_path):
+def test_fixed_heads_are_not_drawn(tmp_path, view):
     reason = draw_growing_heads(view({"narrow": {"heads": "4x4"}}), tmp_path / "x.png")
     assert reason == "no finished run has heads that grow"
     assert not (tmp_path / "x.png").exists()
