@@ -109,7 +109,7 @@ class Attention(nn.Module):
             return varlen_attention(query, key, value, offsets, self.scale, self.window).flatten(2)
         # [B, h, rows, d_h], as SDPA expects it
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-        if mask is not None and mask.ndim == 4 and query.is_cuda and self.kv_heads != self.heads:
+        if mask is not None and query.is_cuda and self.kv_heads != self.heads:
             # SDPA's kernels with a mask take no grouped queries, and its fallback allocates B·h·T·T logits.
             key, value = self._repeated(key), self._repeated(value)
         if all_queries:

@@ -92,6 +92,20 @@ def test_chunks_of_queries_equal_the_whole(device, dtype, window, ranks):
     torch.testing.assert_close(sum(parts), whole, rtol=tolerance, atol=tolerance)
 
 
+@needs_gpus(1)
+def test_grouped_queries_with_a_window_have_a_fused_kernel():
+    """With a mask the kernels take no grouped queries; without them all logits would be in memory."""
+    config = block("llama", **SHAPE, heads=(6,), kv_heads=(2,), local_window=(9,))
+    attention = Attention(config, 0, ALONE).to(GPU, torch.bfloat16)
+    hidden = torch.randn(2, 48, config.d_model, device=GPU, dtype=torch.bfloat16)
+    table = RotaryTables(48, config.rope_base).get(attention.head_dim, 48, hidden.device, hidden.dtype)
+    with sdpa_kernel(
+        SDPBackend.MATH if REHEARSED else SDPBackend.EFFICIENT_ATTENTION
+    ):  # a CPU has no such kernel
+        output = attention(hidden, table, local_mask(48, 9, hidden.device))
+    assert torch.isfinite(output).all()
+
+
 # What torch's fused kernels take on a GPU (sdp_utils.cpp: check_head_dim_size_flash and _mem_efficient):
 # flash attention ends at 256 and pads dims that 8 does not divide, the memory-efficient kernel takes wider heads.
 FLASH, EFFICIENT = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION
