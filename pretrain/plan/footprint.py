@@ -71,8 +71,8 @@ def layer_activation_bytes(
     statistics in fp32; q, k, v as attention sees them and its output, (2 A + 2 A_kv) s / t, and 4 bytes of
     log-sum-exp a head; gate, up, the activation and the product, 4 W s / t (plain: before and after the activation,
     2 W s / t). Where heads are exchanged, the output is kept once more after its way back (A s / t), and the query form
-    holds keys and values of all r ranks. A windowed layer keeps its mask, T² s, once; with a document mask layers share
-    theirs (document_bytes).
+    holds keys and values of all r ranks. With a mask on a GPU, keys and values are as wide as queries. A windowed layer
+    keeps its mask, T² s, once; with a document mask layers share theirs (document_bytes).
     """
     t, d = tensor_parallel, config.d_model
     tokens = micro_batch * config.context_length
@@ -80,6 +80,11 @@ def layer_activation_bytes(
     q, kv = config.attention_width(layer) // t, config.kv_width(layer) // t
     _, ranks = head_groups(kv_heads, t)
     form = choose_form(ranks, micro_batch, config.context_length, layer)
+    window = config.layer_window(layer)
+    windowed = window is not None and window < config.context_length
+    packed = document_mask and _takes_offsets(config, layer, micro_batch, element, tensor_parallel, device)
+    if device == "cuda" and (windowed or document_mask) and not packed:
+        kv = q  # kernels with a mask take no grouped queries
     attention = 2 * q + 2 * kv * (ranks if form == "query" else 1)
     if form != "none":
         attention += q
@@ -88,8 +93,7 @@ def layer_activation_bytes(
     total += 2 * norm_bytes(config, tokens, element, tensor_parallel if sequence_parallel else 1, device)
     if sequence_parallel:
         total += 2 * tokens * d * element * (t - 1) // t  # the gathered outputs of the norms
-    window = config.layer_window(layer)
-    if window is not None and window < config.context_length and not document_mask:
+    if windowed and not document_mask:
         total += config.context_length**2 * element
     return total
 
@@ -100,8 +104,7 @@ def document_bytes(
     """Bytes that a document mask adds to a micro-batch, shared by all layers: positions, rotary tables, masks.
 
     Per token a position, 8 bytes, and for each head dim its row of the rotary table, 4 d_h bytes. For each attention
-    window a mask, B T² s, unless all its layers take the documents' offsets (see model/documents.py: CUDA, bf16, whole
-    sequences).
+    window a mask, B T² s, unless all its layers take the documents' offsets.
     """
     T, layers = config.context_length, range(config.num_layers)
     each_token = 8
@@ -109,12 +112,18 @@ def document_bytes(
         each_token += FP32_BYTES * sum({config.layer_head_dim(layer) for layer in layers})
     masks = set()
     for layer in layers:
-        _, ranks = head_groups(config.layer_kv_heads(layer), tensor_parallel)
-        whole = choose_form(ranks, micro_batch, T, layer) != "query"
-        if device == "cuda" and element == 2 and whole and varlen_head_dim(config.layer_head_dim(layer)):
-            continue
-        masks.add(min(config.layer_window(layer) or T, T))
+        if not _takes_offsets(config, layer, micro_batch, element, tensor_parallel, device):
+            masks.add(min(config.layer_window(layer) or T, T))
     return micro_batch * T * (each_token + len(masks) * T * element)
+
+
+def _takes_offsets(
+    config: ModelConfig, layer: int, micro_batch: int, element: int, tensor_parallel: int, device: DeviceType
+) -> bool:
+    """Whether a layer keeps documents apart without a mask (see model/documents.py: CUDA, bf16, whole sequences)."""
+    _, ranks = head_groups(config.layer_kv_heads(layer), tensor_parallel)
+    whole = choose_form(ranks, micro_batch, config.context_length, layer) != "query"
+    return device == "cuda" and element == 2 and whole and varlen_head_dim(config.layer_head_dim(layer))
 
 
 def norm_bytes(

@@ -109,6 +109,25 @@ def test_layer_of_757m_by_hand():
     assert layer_activation_bytes(config, 0, 2, 2, 4, True) == 2 * 1024 * (parts + shared)
 
 
+def test_masks_repeat_grouped_keys_and_values_on_a_gpu():
+    """Heads 2 and 4 of 16 and 32, with 1 and 2 of keys and values: 32 and 128 columns of queries, 16 and 64 of keys."""
+    B, T = 3, GROUPED.context_length
+
+    def added(device, **options):
+        """Bytes that a window adds to each layer, or a document mask."""
+        of = GROUPED.replace(local_window=(16, 16)) if not options else GROUPED
+        return [
+            layer_activation_bytes(of, layer, B, 4, device=device, **options)
+            - layer_activation_bytes(GROUPED, layer, B, 4, device=device)
+            for layer in (0, 1)
+        ]
+
+    repeated = [2 * (32 - 16) * B * T * 4, 2 * (128 - 64) * B * T * 4]
+    assert added("cpu") == [T * T * 4] * 2 and added("cpu", document_mask=True) == [0, 0]
+    assert added("cuda") == [T * T * 4 + each for each in repeated]
+    assert added("cuda", document_mask=True) == repeated
+
+
 @pytest.mark.parametrize("name", ["zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"])
 def test_settings_of_shipped_ds_configs(name: str):
     run = parse_command_line(["--activation_checkpointing", "true"]).run
