@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
+from model.block_attention import block_attention
 from model.config import ModelConfig
 from model.documents import has_varlen_kernel, of_rows, varlen_attention
 from model.exchange import HeadExchange, Span
@@ -24,12 +25,16 @@ class Attention(nn.Module):
     q, k, v and o are separate modules because q and k may need their own learning rate (arXiv 2605.10504).
     With tensor parallelism each rank has an equal part of the columns; see model/exchange.py for the heads.
     *joint* multiplies by q, k and v at once in training; otherwise their modules run, which hooks can watch.
+    *blocks* takes model/block_attention.py in place of torch's kernels, but for documents that are kept apart.
     """
 
-    def __init__(self, config: ModelConfig, layer: int, grid: ProcessGrid, joint: bool = False) -> None:
+    def __init__(
+        self, config: ModelConfig, layer: int, grid: ProcessGrid, joint: bool = False, blocks: bool = False
+    ) -> None:
         super().__init__()
         self.grid = grid
         self.joint = joint
+        self.blocks = blocks
         self.exchange: HeadExchange | None = None
         # Heads that this rank computes at a time: those of its group of ranks, all of them at t = 1.
         self.heads = config.heads[layer]
@@ -109,10 +114,13 @@ class Attention(nn.Module):
             return varlen_attention(query, key, value, offsets, self.scale, self.window).flatten(2)
         # [B, h, rows, d_h], as SDPA expects it
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-        if mask is not None and query.is_cuda and self.kv_heads != self.heads:
+        in_blocks = self.blocks and (mask is None or mask.ndim == 2)
+        if self.kv_heads != self.heads and (in_blocks or (mask is not None and query.is_cuda)):
             # SDPA's kernels with a mask take no grouped queries, and its fallback allocates B·h·T·T logits.
             key, value = self._repeated(key), self._repeated(value)
-        if all_queries:
+        if all_queries and in_blocks:
+            output = block_attention(query, key, value, self.scale, self.window)
+        elif all_queries:
             output = F.scaled_dot_product_attention(
                 query,
                 key,
@@ -142,6 +150,8 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Query rows of positions [start, stop) against the keys that they see."""
         start, stop = span
+        if self.blocks and (mask is None or mask.ndim == 2):
+            return block_attention(query, key[:, :, :stop], value[:, :, :stop], self.scale, self.window)
         first = 0 if self.window is None or mask is None else max(0, start + 1 - self.window)
         key, value = key[:, :, first:stop], value[:, :, first:stop]
         if mask is not None:

@@ -29,12 +29,14 @@ Fused = Literal["all", "loss", "none"]
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + ffn(norm(x)). *joint* is Attention's and FeedForward's."""
+    """x + attention(norm(x)), then x + ffn(norm(x)). *joint* is Attention's and FeedForward's, *blocks* Attention's."""
 
-    def __init__(self, config: ModelConfig, layer: int, grid: ProcessGrid, joint: bool = False) -> None:
+    def __init__(
+        self, config: ModelConfig, layer: int, grid: ProcessGrid, joint: bool = False, blocks: bool = False
+    ) -> None:
         super().__init__()
         self.attention_norm = build_norm(config, grid)
-        self.attention = Attention(config, layer, grid, joint)
+        self.attention = Attention(config, layer, grid, joint, blocks)
         self.ffn_norm = build_norm(config, grid)
         self.ffn = FeedForward(config, grid, joint)
 
@@ -51,6 +53,7 @@ class Transformer(nn.Module):
 
     Its weights are torch's defaults until model.initialization.initialize sets them.
     checkpoint_activations keeps only each block's input and runs the block again in the backward pass.
+    block_attention is Attention's *blocks*.
     fused changes no more than rounding. At t > 1 the loss has its own form, and at ZeRO stage 3 "all" is not possible.
     On a *grid* with t > 1 this is the part of the model that its rank holds; without one the model is whole.
 
@@ -64,6 +67,7 @@ class Transformer(nn.Module):
         *,
         checkpoint_activations: bool = False,
         fused: Fused = "loss",
+        block_attention: bool = False,
     ) -> None:
         super().__init__()
         self.config = config
@@ -82,7 +86,8 @@ class Transformer(nn.Module):
         else:
             self.rotary = RotaryTables(config.context_length, config.rope_base)
         self.layers = nn.ModuleList(
-            Block(config, layer, grid, joint=fused == "all") for layer in range(config.num_layers)
+            Block(config, layer, grid, joint=fused == "all", blocks=block_attention)
+            for layer in range(config.num_layers)
         )
         self.final_norm = build_norm(config, grid)
         self.output: nn.Module | None = None

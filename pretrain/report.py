@@ -81,7 +81,8 @@ def _in_one(session: Session) -> str:
 
 def _attention_line(session: Session) -> str:
     dtype = torch.bfloat16 if session.bf16 else torch.float32
-    kernels = attention_kernels(session.model, session.world.device, dtype, session.run.document_mask)
+    blocks = session.run.attention == "blocks"
+    kernels = attention_kernels(session.model, session.world.device, dtype, session.run.document_mask, blocks)
     return kernel_line(kernels)
 
 

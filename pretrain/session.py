@@ -30,7 +30,7 @@ from pretrain.data.sequences import TrainingSequences
 from pretrain.diagnostics.in_loop import Diagnostics
 from pretrain.diagnostics.maturity import Maturity
 from pretrain.engine.batch import BatchPlan
-from pretrain.engine.compiling import decide_compile, decide_fused
+from pretrain.engine.compiling import decide_attention, decide_compile, decide_fused
 from pretrain.engine.ds_config import EngineSettings, merge_ds_config, resolve_bf16
 from pretrain.engine.patches import prepare_deepspeed
 from pretrain.evaluation.hooks import AccuracyHook, EvaluationHook, ValidationHook
@@ -181,7 +181,8 @@ def build_session(run: RunConfig, ds_config: dict[str, Any], data: RunData, worl
         run, model, stage, world.device, world.data_parallel, saved.run, saved.world.get("device")
     )
     fused = decide_fused(run.fused, stage, world.device.type, compiled, saved.run)
-    run = dataclasses.replace(run, compile=compiled, fused=fused)
+    attention = decide_attention(run.attention, world.device.type, bf16, model.context_length, saved.run)
+    run = dataclasses.replace(run, compile=compiled, fused=fused, attention=attention)
     batch = _plan_batch(run, largest, saved, world, EngineSettings.of(run, ds_config, bf16, largest))
     check_every_split(run, model, batch.micro_batch)
     ds_config = merge_ds_config(ds_config, run, batch, bf16, largest)

@@ -34,7 +34,8 @@ def build_engine(run: RunConfig, model_config: ModelConfig, merged: dict[str, An
     """Build the seeded model (this rank's part of it, on a grid with t > 1), its optimizer and the engine around them.
 
     Args:
-        run: its ``compile`` and ``fused`` are decided; "auto" is for build_session, and counts as false and loss here.
+        run: its ``compile``, ``fused`` and ``attention`` are decided; "auto" is for build_session, and counts as false,
+            loss and torch here.
         merged: the result of merge_ds_config.
         grid: the run's process grid, world.grid.
 
@@ -60,6 +61,7 @@ def build_engine(run: RunConfig, model_config: ModelConfig, merged: dict[str, An
             grid,
             checkpoint_activations=run.activation_checkpointing,
             fused="loss" if run.fused == "auto" else run.fused,
+            block_attention=run.attention == "blocks",
         )
     if partitioned:
         initialize(

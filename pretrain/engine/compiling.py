@@ -1,4 +1,4 @@
-"""Decides what of a run's model is compiled with torch.compile and what is computed in one, and compiles it."""
+"""Decides what of a run's model is compiled, what is computed in one and how attention is, and compiles it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from pretrain.config.run_config import RunConfig
 # Work of a rank, in FLOPs, from which a run on a CPU is compiled: about two minutes of two cores. Compiling takes 10 to
 # 30 s; it saves a third of a small model's step and a twentieth of a larger one's (docs/performance.md).
 CPU_FLOPS = 5e12
+BLOCKS_CONTEXT = 2048
+"""Longer sequences gain a fifth on an idle machine, and lose on a busy one, whose waiting threads sleep."""
 COMPILERS = {"cpu": ("g++", "clang++"), "cuda": ("gcc", "cc", "clang")}
 
 
@@ -90,6 +92,29 @@ def decide_fused(
         before: Fused = saved.get("fused", "none")  # a run from before the setting
         return "loss" if before == "all" and stage == 3 else before
     return "all" if device_type == "cuda" and stage < 3 and compiled is not False else "loss"
+
+
+def decide_attention(
+    wanted: Literal["auto", "blocks", "torch"],
+    device_type: str,
+    bf16: bool,
+    context_length: int,
+    saved: dict[str, Any],
+) -> Literal["blocks", "torch"]:
+    """Decide how attention is computed: by torch's kernels, or as model/block_attention.py does it.
+
+    auto: blocks on a CPU in bf16 up to BLOCKS_CONTEXT tokens, where they are faster at every head dim from 16 to 384
+    (docs/performance.md). In fp32 they gain little; GPUs have kernels that they would not reach.
+
+    Args:
+        saved: the settings that the checkpoint was written with; a run goes on as it began.
+    """
+    if wanted != "auto":
+        return wanted
+    if saved:
+        before = saved.get("attention", "torch")  # a run from before the setting
+        return "blocks" if before == "blocks" and device_type == "cpu" else "torch"
+    return "blocks" if device_type == "cpu" and bf16 and context_length <= BLOCKS_CONTEXT else "torch"
 
 
 def missing_compiler(device: torch.device) -> str | None:

@@ -214,7 +214,7 @@ def _check_run(planned: PlannedRun, path: Path) -> None:
         key: values
         for key, values in differing_fields(planned.run, made).items()
         # What "auto" has become is written back.
-        if not (values[0] == "auto" and key in ("compile", "fused"))
+        if not (values[0] == "auto" and key in ("compile", "fused", "attention"))
     }
     if differing:
         listed = ", ".join(f"{key} {made} (now {now})" for key, (now, made) in list(differing.items())[:4])

@@ -1,4 +1,4 @@
-"""What a run computes in one, and that this changes no more than rounding: ZeRO stages, tensor parallelism."""
+"""What a run computes in one, and how attention: no more than rounding changes, at any ZeRO stage and t."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from model.errors import UserError
 from model.presets import preset
-from pretrain.engine.compiling import decide_fused
+from pretrain.engine.compiling import decide_attention, decide_fused
 from pretrain.engine.ds_config import EngineSettings
 from pretrain.engine.kernels import attention_kernels, kernel_line
 from tests.helpers.distributed import run_distributed
@@ -43,6 +43,21 @@ def test_a_run_goes_on_as_it_began():
     assert decide_fused("none", 2, "cpu", False, {"fused": "all"}) == "none", "the user decides first"
 
 
+def test_how_attention_is_computed():
+    auto = {
+        (device, bf16): decide_attention("auto", device, bf16, 2048, {})
+        for device in ("cpu", "cuda") for bf16 in (False, True)
+    }  # fmt: skip
+    assert [key for key, found in auto.items() if found == "blocks"] == [("cpu", True)]
+    assert decide_attention("auto", "cpu", True, 2049, {}) == "torch"
+    assert decide_attention("auto", "cpu", True, 512, {"steps": 3}) == "torch", "it began before the setting"
+    assert decide_attention("auto", "cpu", False, 512, {"attention": "blocks"}) == "blocks"
+    assert decide_attention("auto", "cuda", True, 512, {"attention": "blocks"}) == "torch"
+    assert decide_attention("blocks", "cuda", True, 512, {"attention": "torch"}) == "blocks", (
+        "the user decides first"
+    )
+
+
 def test_the_planner_counts_what_stage_3_cannot_fuse_as_separate(small_folder, tmp_path):
     run = replace(nano_run(small_folder, tmp_path), fused="all")
     found = {
@@ -66,14 +81,34 @@ def test_the_planner_counts_what_stage_3_cannot_fuse_as_separate(small_folder, t
     ],
 )
 def test_fused_training_equals_plain_training(fused, ranks, stage, flags, small_folder, tmp_path):
-    curves = {}
-    for kind in ("none", fused):
-        run = nano_run(small_folder, tmp_path, *flags, "--steps", "4", "--name", kind, "--fused", kind)
+    changed = [("--fused", kind) for kind in ("none", fused)]
+    assert_no_more_than_rounding(small_folder, tmp_path, changed, flags, ranks, stage)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stage", "flags"),
+    [
+        (2, 2, ("--tensor_parallel", "2")),  # one of a head's two ranks has the later queries
+        pytest.param(1, 3, ("--activation_checkpointing", "true"), marks=pytest.mark.slow),
+        pytest.param(1, 2, ("--document_mask", "true"), marks=pytest.mark.slow),
+        pytest.param(1, 2, ("--compile", "true"), marks=pytest.mark.slow),
+    ],
+)
+def test_attention_in_blocks_equals_torchs(ranks, stage, flags, small_folder, tmp_path):
+    changed = [("--attention", kind) for kind in ("torch", "blocks")]
+    assert_no_more_than_rounding(small_folder, tmp_path, changed, flags, ranks, stage)
+
+
+def assert_no_more_than_rounding(data, runs, changed, flags, ranks, stage):
+    """Two runs that differ by the flags *changed* have the same curves, but for rounding in fp32."""
+    curves = []
+    for kind in changed:
+        run = nano_run(data, runs, *flags, "--steps", "4", "--name", kind[1], *kind)
         [(_, error), *_] = run_distributed(session, ranks, run, stage, timeout=120)
         assert error is None
-        curves[kind] = curve(run.folder)
-    assert len(curves["none"]) == len(curves[fused]) == 4
-    for one, other in zip(curves["none"], curves[fused], strict=True):
+        curves.append(curve(run.folder))
+    assert len(curves[0]) == len(curves[1]) == 4
+    for one, other in zip(*curves, strict=True):
         assert one.keys() == other.keys()
         for name, bound in (("train_loss", 2e-6), ("val_loss", 2e-6), ("grad_norm", 2e-5)):
             assert other.get(name, 0) == pytest.approx(one.get(name, 0), rel=bound), name
@@ -85,6 +120,9 @@ def test_the_kernels_of_a_cpu():
     assert kernel_line(found) == "flash (head dim 64, 96, 128, 256)"
     windowed = preset("gptneo-tiny")
     assert attention_kernels(windowed, cpu, torch.bfloat16, True) == {"flash": [16]}
+    in_blocks = {"products over blocks of queries": [16]}
+    assert attention_kernels(windowed, cpu, torch.bfloat16, False, blocks=True) == in_blocks
+    assert attention_kernels(windowed, cpu, torch.bfloat16, True, blocks=True) == {"flash": [16]}, "documents"
 
 
 @needs_gpus(1)

@@ -1,0 +1,138 @@
+"""Causal attention by batched products, a block of queries at a time: the fast form in bf16 on a CPU.
+
+torch's flash kernel for CPUs multiplies small tiles; batched products reach the rate of large ones. What is hidden from
+a block of queries is left out, but for its last square. The backward pass makes the softmax again, so that what is kept
+is q, k and v, as with flash. Logits and shares are rounded to the inputs' dtype, where flash keeps fp32; sums over keys
+are made in fp32 by either. docs/performance.md has the times, tests/model/test_block_attention.py the errors.
+
+Both passes are operators of torch, so that torch.compile takes them as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ROWS = 128
+"""Queries of a block."""
+ELEMENTS = 2**20
+"""Logits made at a time, or those of HEADS heads: with their softmax and its gradient they stay in a cache."""
+HEADS = 8
+"""So many heads at least, since every operator has to wake the threads that sleep."""
+
+
+def block_attention(
+    query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
+) -> Tensor:
+    """Softmax(q kᵀ scale) v over the positions that each query sees.
+
+    Args:
+        query: [B, h, R, d_h]: the last R of T positions.
+        key, value: [B, h, T, d_h].
+        scale: None is 1/sqrt(d_h).
+        window: how many positions a query sees, its own included; None is all up to its own.
+
+    Returns:
+        [B, h, R, d_h], contiguous, in the dtype of the inputs.
+    """
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    flat = (tensor.reshape(-1, *tensor.shape[2:]) for tensor in (query, key, value))
+    output: Tensor = torch.ops.head_schedules.block_attention(*flat, scale, window or key.shape[2])
+    return output.view(query.shape)
+
+
+@torch.library.custom_op("head_schedules::block_attention", mutates_args=())
+def _forward(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int) -> Tensor:
+    """Query [n, R, d_h], key and value [n, T, d_h] -> [n, R, d_h]."""
+    output = torch.empty_like(query)
+    scaled = query * scale
+    for heads in _chunks(query, key):
+        parts = [
+            torch.bmm(_shares(scaled[heads, rows], key[heads, keys], window), value[heads, keys])
+            for rows, keys in _blocks(query.shape[1], key.shape[1], window)
+        ]
+        torch.cat(parts, 1, out=output[heads])
+    return output
+
+
+@torch.library.custom_op("head_schedules::block_attention_backward", mutates_args=())
+def _backward(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of query, key and value, from that of the output, [n, R, d_h]."""
+    d_query, d_key, d_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    wide = torch.promote_types(query.dtype, torch.float32)
+    scaled = query * scale
+    for heads in _chunks(query, key):
+        # Every block of queries adds to them.
+        key_sum, value_sum = (torch.zeros_like(key[heads], dtype=wide) for _ in range(2))
+        parts = []
+        for rows, keys in _blocks(query.shape[1], key.shape[1], window):
+            shares = _shares(scaled[heads, rows], key[heads, keys], window)
+            part = gradient[heads, rows]
+            value_sum[:, keys] += torch.bmm(shares.transpose(1, 2), part)
+            d_shares = torch.bmm(part, value[heads, keys].transpose(1, 2))
+            d_logits = torch._softmax_backward_data(d_shares, shares, -1, shares.dtype)
+            key_sum[:, keys] += torch.bmm(d_logits.transpose(1, 2), scaled[heads, rows])
+            parts.append(torch.bmm(d_logits, key[heads, keys]))
+        torch.cat(parts, 1, out=d_query[heads])
+        d_key[heads], d_value[heads] = key_sum, value_sum
+    return d_query.mul_(scale), d_key, d_value
+
+
+@_forward.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int) -> Tensor:
+    return torch.empty_like(query)
+
+
+@_backward.register_fake
+def _(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.scale, ctx.window = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    found = torch.ops.head_schedules.block_attention_backward(
+        gradient.contiguous(), *ctx.saved_tensors, ctx.scale, ctx.window
+    )
+    return (*found, None, None)
+
+
+_forward.register_autograd(_differentiate, setup_context=_save)
+
+
+def _chunks(query: Tensor, key: Tensor) -> Iterator[slice]:
+    """Heads that are computed together."""
+    heads = max(HEADS, ELEMENTS // (min(ROWS, query.shape[1]) * key.shape[1]))
+    return (slice(first, first + heads) for first in range(0, query.shape[0], heads))
+
+
+def _blocks(rows: int, positions: int, window: int) -> Iterator[tuple[slice, slice]]:
+    """Rows of queries, and the positions of the keys that one of them sees; the last rows are the last positions."""
+    earlier = positions - rows
+    for first in range(0, rows, ROWS):
+        last = min(first + ROWS, rows)
+        yield slice(first, last), slice(max(0, earlier + first + 1 - window), earlier + last)
+
+
+def _shares(scaled: Tensor, key: Tensor, window: int) -> Tensor:
+    """Softmax [heads, rows, keys] of a block whose last query is at the last key's position."""
+    logits = torch.bmm(scaled, key.transpose(1, 2))
+    rows, keys = logits.shape[1:]
+    positions = torch.arange(keys, device=logits.device)
+    behind = positions[keys - rows :, None] - positions  # [rows, keys], from the key to the query
+    if window < keys:
+        logits.masked_fill_((behind < 0) | (behind >= window), -math.inf)
+    else:
+        logits[:, :, keys - rows :].masked_fill_(behind[:, keys - rows :] < 0, -math.inf)
+    return torch.softmax(logits, -1)

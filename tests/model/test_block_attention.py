@@ -1,0 +1,146 @@
+"""Attention by products over blocks of queries, against torch's own in fp64; whole models against its kernels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from model import block_attention as module
+from model.block_attention import block_attention
+from model.config import block
+from model.initialization import initialize
+from model.transformer import Transformer
+
+# B, h, queries, positions, d_h, window: several blocks and chunks of heads, the last of each smaller; one position; the
+# last queries alone, as tensor-parallel ranks that share heads have them; windows within and across blocks.
+SHAPES = {
+    "whole": (2, 3, 300, 300, 16, None),
+    "short": (1, 2, 5, 5, 8, None),
+    "one": (1, 1, 1, 1, 4, None),
+    "last queries": (2, 3, 130, 300, 16, None),
+    "window": (2, 3, 300, 300, 16, 40),
+    "wide window": (1, 2, 290, 290, 24, 200),
+    "window of last queries": (1, 2, 150, 401, 24, 130),
+    "window of all": (1, 2, 140, 140, 8, 140),
+}
+
+
+def inputs(shape, dtype):
+    """q, k, v and the gradient of the output, with numbers that *dtype* has."""
+    batch, heads, rows, positions, head_dim, _ = shape
+    generator = torch.Generator().manual_seed(3)
+    sizes = (rows, positions, positions, rows)
+    return [torch.randn(batch, heads, n, head_dim, generator=generator).to(dtype) for n in sizes]
+
+
+def results(attend, tensors):
+    """The output and the gradients of q, k and v."""
+    *leaves, gradient = tensors
+    leaves = [tensor.detach().requires_grad_() for tensor in leaves]
+    output = attend(*leaves)
+    return [output.detach(), *torch.autograd.grad(output, leaves, gradient)]
+
+
+def exactly(shape, tensors, scale=None):
+    """By torch in fp64, with the mask written out."""
+    _, _, rows, positions, _, window = shape
+    place = torch.arange(positions)
+    behind = place[positions - rows :, None] - place
+    mask = (behind >= 0) & (behind < (window or positions))
+    return results(
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale),
+        [tensor.double() for tensor in tensors],
+    )
+
+
+def errors(found, expected):
+    """‖found − expected‖ / ‖expected‖, of each."""
+    return [
+        float(
+            torch.linalg.vector_norm(one.double() - other) / torch.linalg.vector_norm(other).clamp(min=1e-30)
+        )
+        for one, other in zip(found, expected, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bound"), [(torch.float64, 1e-14), (torch.float32, 2e-6), (torch.bfloat16, 1.5e-2)]
+)
+@pytest.mark.parametrize("name", SHAPES)
+def test_results_are_those_of_fp64(name, dtype, bound):
+    shape = SHAPES[name]
+    tensors = inputs(shape, dtype)
+    found = results(lambda q, k, v: block_attention(q, k, v, None, shape[-1]), tensors)
+    assert all(tensor.dtype == dtype for tensor in found)
+    if name == "one":  # a softmax of one logit: q and k have no gradient
+        assert not found[1].any() and not found[2].any()
+        assert torch.equal(found[0], tensors[2]) and torch.equal(found[3], tensors[3])
+        return
+    assert max(errors(found, exactly(shape, tensors))) < bound
+
+
+def test_many_chunks_of_heads_are_one_result(monkeypatch):
+    shape = (3, 4, 150, 150, 8, None)
+    tensors = inputs(shape, torch.float64)
+    monkeypatch.setattr(module, "ELEMENTS", 5 * 128 * 150)
+    monkeypatch.setattr(module, "HEADS", 1)  # five of twelve heads at a time
+    found = results(lambda q, k, v: block_attention(q, k, v, None, None), tensors)
+    assert max(errors(found, exactly(shape, tensors))) < 1e-14
+
+
+def test_another_scale_and_views_of_other_layouts():
+    shape = SHAPES["whole"]
+    tensors = inputs(shape, torch.float64)
+    strided = [
+        tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in tensors
+    ]  # as the model has them
+    found = results(lambda q, k, v: block_attention(q, k, v, 1.0, None), strided)
+    assert max(errors(found, exactly(shape, tensors, 1.0))) < 1e-14
+
+
+@pytest.mark.parametrize(("sd", "bound"), [(1, 6e-3), (4, 1.5e-2), (8, 3e-2)])
+def test_logits_that_are_large_round_more(sd, bound):
+    """The stated bounds in bf16: a logit is rounded to 2^-9 of itself."""
+    shape = (2, 4, 512, 512, 64, None)
+    tensors = inputs(shape, torch.bfloat16)
+    tensors[0] = tensors[0] * sd
+    found = results(lambda q, k, v: block_attention(q, k, v, None, None), tensors)
+    assert max(errors(found, exactly(shape, tensors))) < bound
+
+
+def test_the_operators_are_whole():
+    """torch's own checks: schema, shapes without data, gradients, and tracing."""
+    query, key, value, gradient = (tensor.flatten(0, 1) for tensor in inputs(SHAPES["short"], torch.float32))
+    leaves = [tensor.requires_grad_() for tensor in (query, key, value)]
+    torch.library.opcheck(torch.ops.head_schedules.block_attention.default, (*leaves, 0.5, 3))
+    plain = [tensor.detach() for tensor in leaves]
+    torch.library.opcheck(
+        torch.ops.head_schedules.block_attention_backward.default, (gradient, *plain, 0.5, 3)
+    )
+
+
+SHAPE = {"vocab_size": 260, "context_length": 140, "d_model": 48, "ffn_width": 64}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        block("llama", **SHAPE, heads=(1, 3, 6), kv_heads=(1, 1, 2)),
+        block("gpt2", **SHAPE, heads=(6, 3, 2)),
+        block("gptneo", **SHAPE, heads=(3, 4, 6), local_window=(None, 5, 130)),
+    ],
+    ids=["grouped", "gpt2", "windows"],
+)
+def test_a_model_equals_that_of_torchs_kernels(config):
+    found = {}
+    for blocks in (False, True):
+        network = Transformer(config, block_attention=blocks)
+        initialize(network, 0)
+        network.double()
+        tokens = torch.randint(0, 260, (2, 141), generator=torch.Generator().manual_seed(1))
+        loss = network(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+        loss.backward()
+        found[blocks] = {name: p.grad for name, p in network.named_parameters()} | {"loss": loss.detach()}
+    for name, expected in found[False].items():
+        torch.testing.assert_close(found[True][name], expected, rtol=1e-9, atol=1e-12)
