@@ -235,7 +235,7 @@ class RunConfig:
     loss. Only rounding changes; what a run began with is kept when it is resumed."""
     attention: Literal["auto", "blocks", "torch"] = "auto"
     """How attention is computed. torch: by torch's kernels. blocks: by products over blocks of queries, which is faster
-    on a CPU in bf16, and rounds more. auto: blocks there up to 2,048 tokens, else torch. What a run began with is kept
+    on a CPU in bf16, and rounds more. auto: blocks there up to 512 tokens, else torch. What a run began with is kept
     when it is resumed."""
     threads: int | None = None
     """CPU threads per rank; the cores are shared among the ranks when not given. Kept when a run is resumed."""

@@ -19,8 +19,8 @@ from pretrain.config.run_config import RunConfig
 # Work of a rank, in FLOPs, from which a run on a CPU is compiled: about two minutes of two cores. Compiling takes 10 to
 # 30 s; it saves a third of a small model's step and a twentieth of a larger one's (docs/performance.md).
 CPU_FLOPS = 5e12
-BLOCKS_CONTEXT = 2048
-"""Longer sequences gain a fifth on an idle machine, and lose on a busy one, whose waiting threads sleep."""
+BLOCKS_CONTEXT = 512
+"""Longer sequences gain on an idle machine, too, but lose on a busy one, whose waiting threads sleep."""
 COMPILERS = {"cpu": ("g++", "clang++"), "cuda": ("gcc", "cc", "clang")}
 
 

@@ -45,11 +45,11 @@ def test_a_run_goes_on_as_it_began():
 
 def test_how_attention_is_computed():
     auto = {
-        (device, bf16): decide_attention("auto", device, bf16, 2048, {})
+        (device, bf16): decide_attention("auto", device, bf16, 512, {})
         for device in ("cpu", "cuda") for bf16 in (False, True)
     }  # fmt: skip
     assert [key for key, found in auto.items() if found == "blocks"] == [("cpu", True)]
-    assert decide_attention("auto", "cpu", True, 2049, {}) == "torch"
+    assert decide_attention("auto", "cpu", True, 513, {}) == "torch"
     assert decide_attention("auto", "cpu", True, 512, {"steps": 3}) == "torch", "it began before the setting"
     assert decide_attention("auto", "cpu", False, 512, {"attention": "blocks"}) == "blocks"
     assert decide_attention("auto", "cuda", True, 512, {"attention": "blocks"}) == "torch"
