@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from model.errors import UserError
 from model.process_grid import ALONE, ProcessGrid, check_world, start_grid
+from pretrain.runtime.allocator import keep_freed_memory
 from pretrain.runtime.environment import read_environment
 from pretrain.runtime.hardware import available_cores, detect_device
 from pretrain.runtime.rendezvous import BACKENDS, meet
@@ -191,6 +192,8 @@ def start_world(
     else:
         os.environ.setdefault("MASTER_PORT", "29500" if size > 1 else str(free_port()))
         device = meet(launch.rank, size, timeout)
+    if device.type == "cpu":
+        keep_freed_memory()
     # Also where a process group exists: DeepSpeed's own module must know of it before zero.Init asks for its size.
     deepspeed.init_distributed(
         dist_backend=BACKENDS[device.type],

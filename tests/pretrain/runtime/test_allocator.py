@@ -1,0 +1,68 @@
+"""What a tensor on a CPU frees is kept: later tensors cost no page faults."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+PROGRAM = """
+import os, resource
+{prepare}
+import torch
+torch.ones(2**26)  # 256 MiB, freed at once
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+torch.ones(2**23 + 2**22)  # 48 MiB, 12,288 pages of 4 KiB
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, flush=True)
+os._exit(0)  # the process group's threads need not end
+"""
+KEEP = "from pretrain.runtime.allocator import keep_freed_memory; print(keep_freed_memory())"
+START = """
+from pretrain.engine.patches import prepare_deepspeed
+from pretrain.runtime.world import start_world
+prepare_deepspeed()
+print(start_world(1, False).device.type)
+"""
+
+
+def printed(prepare, **variables):
+    """The last two words: what *prepare* prints, and the page faults of a tensor after a larger one was freed."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("MALLOC_") and name != "GLIBC_TUNABLES"
+    }
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(prepare=prepare)],
+        cwd=ROOT, env=environment | {"DS_ACCELERATOR": "cpu"} | variables,
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-2000:]
+    return result.stdout.split()[-2:]
+
+
+@pytest.fixture(scope="module")
+def kept():
+    done, faults = printed(KEEP)
+    if done == "False":
+        pytest.skip("glibc's malloc only")
+    return int(faults)
+
+
+def test_pages_of_freed_tensors_are_used_again(kept):
+    _, without = printed("print('untouched')")
+    assert kept < 1_000 and int(without) > 12_000
+
+
+def test_a_run_on_a_cpu_does_it(kept):
+    device, faults = printed(START)
+    assert device == "cpu" and int(faults) < 1_000
+
+
+@pytest.mark.parametrize(
+    "variables", [{"MALLOC_ARENA_MAX": "2"}, {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=131072"}]
+)
+def test_the_environments_settings_stay(variables):
+    assert printed(KEEP, **variables)[0] == "False"
