@@ -15,6 +15,7 @@ from model.config import ModelConfig
 from model.errors import UserError
 from model.transformer import Fused, Transformer
 from pretrain.config.run_config import RunConfig
+from pretrain.runtime.hardware import detect_device
 
 # Work of a rank, in FLOPs, from which a run on a CPU is compiled: about two minutes of two cores. Compiling takes 10 to
 # 30 s; it saves a third of a small model's step and a twentieth of a larger one's (docs/performance.md).
@@ -134,9 +135,16 @@ def compile_network(network: Transformer) -> None:
 
     Blocks with equal shapes share a graph. Each distinct shape needs its own, for training and for evaluation, and
     torch would give up after 8 of them.
+
+    On a CPU the backward pass makes again what costs one pass over what it reads anyway: the product of gate and up, and
+    the norms' outputs. By default torch keeps these, since products read them: a quarter of what a block keeps, and no
+    faster (docs/performance.md). The bits are the same.
     """
     import torch._dynamo
+    import torch._functorch.config
 
+    if detect_device().type == "cpu":
+        torch._functorch.config.ban_recompute_materialized_backward = False
     limit = 4 * len(network.layers) + 8
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, limit)
     for block in network.layers:

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from model.config import block
+from model.initialization import initialize
+from model.transformer import Transformer
 from pretrain.config.run_config import RunConfig
 from pretrain.engine import compiling
-from pretrain.engine.compiling import CPU_FLOPS, decide_compile
+from pretrain.engine.compiling import CPU_FLOPS, compile_network, decide_compile
 from pretrain.trainer import Trainer
 from tests.helpers.distributed import run_distributed
 from tests.helpers.training import curve, nano_run, session
@@ -110,3 +112,34 @@ def test_an_event_of_growth_compiles_once(small_folder, tmp_path):
     assert len(counts) == 12
     for first in (0, 4, 8):
         assert counts[first + 1] == counts[first + 3] > (counts[first - 1] if first else 0)
+
+
+@pytest.mark.slow  # it compiles two kinds of blocks twice
+def test_compiled_blocks_keep_less_on_a_cpu_with_the_same_bits(monkeypatch):
+    import torch._functorch.config as partitioning
+
+    tokens = torch.randint(300, (2, 65), generator=torch.Generator().manual_seed(1))
+
+    def step(by_default: bool):
+        torch.compiler.reset()
+        network = Transformer(MODEL)
+        initialize(network, seed=1)
+        compile_network(network)
+        monkeypatch.setattr(partitioning, "ban_recompute_materialized_backward", by_default)
+        kept = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+            loss = network(tokens[:, :-1], tokens[:, 1:])
+        loss.backward()
+        wide = sum(tensor.numel() == 2 * 64 * MODEL.ffn_width for tensor in kept)
+        return wide, loss, [parameter.grad for parameter in network.parameters()]
+
+    before = partitioning.ban_recompute_materialized_backward
+    try:
+        (wide, loss, gradients), (wide_by_default, *others) = step(False), step(True)
+    finally:
+        monkeypatch.undo()
+        partitioning.ban_recompute_materialized_backward = before
+        torch.compiler.reset()
+    assert wide == 2 * MODEL.num_layers, "gate and up of every block"
+    assert wide_by_default == 3 * MODEL.num_layers, "and their product"
+    assert torch.equal(loss, others[0]) and all(map(torch.equal, gradients, others[1]))
