@@ -10,6 +10,7 @@ Both passes are operators of torch, so that torch.compile takes them as they are
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -129,12 +130,18 @@ def _shares(scaled: Tensor, key: Tensor, window: int) -> Tensor:
     """Softmax [heads, rows, keys] of a block whose last query is at the last key's position."""
     logits = torch.bmm(scaled, key.transpose(1, 2))
     rows, keys = logits.shape[1:]
-    positions = torch.arange(keys, device=logits.device)
-    behind = positions[keys - rows :, None] - positions  # [rows, keys], from the key to the query
-    hidden = (behind < 0) | (behind >= window)
     first = 0 if window < keys else keys - rows  # without a window only the last square hides anything
     # Adding is faster than filling, which is not vectorized for a mask that all heads share.
-    logits[:, :, first:] += torch.zeros_like(hidden, dtype=logits.dtype).masked_fill_(hidden, -math.inf)[
-        :, first:
-    ]
+    logits[:, :, first:] += _hidden(
+        rows, keys - first, min(window, keys - first), logits.dtype, logits.device
+    )
     return torch.softmax(logits, -1)
+
+
+@functools.lru_cache(maxsize=64)  # made by five small operators, for every block of every layer
+def _hidden(rows: int, keys: int, window: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[rows, keys]: 0 for a key that a query sees, -inf for one that it does not; the last positions are the same."""
+    positions = torch.arange(keys, device=device)
+    behind = positions[keys - rows :, None] - positions  # from the key to the query
+    hidden = (behind < 0) | (behind >= window)
+    return torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, -math.inf)

@@ -136,9 +136,9 @@ def compile_network(network: Transformer) -> None:
     Blocks with equal shapes share a graph. Each distinct shape needs its own, for training and for evaluation, and
     torch would give up after 8 of them.
 
-    On a CPU the backward pass makes again what costs one pass over what it reads anyway: the product of gate and up, and
-    the norms' outputs. By default torch keeps these, since products read them: a quarter of what a block keeps, and no
-    faster (docs/performance.md). The bits are the same.
+    On a CPU the backward pass makes again what costs no pass of its own: the product of gate and up, and the norms'
+    outputs. By default torch keeps these, since products read them: a quarter of what a block keeps, and no faster
+    (docs/performance.md). The bits are the same.
     """
     import torch._dynamo
     import torch._functorch.config

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -107,6 +109,16 @@ def test_logits_that_are_large_round_more(sd, bound):
     tensors[0] = tensors[0] * sd
     found = results(lambda q, k, v: block_attention(q, k, v, None, None), tensors)
     assert max(errors(found, exactly(shape, tensors))) < bound
+
+
+def test_a_mask_made_while_sampling_serves_training():
+    tensors = inputs(SHAPES["short"], torch.float32)
+    attend = functools.partial(block_attention, scale=None, window=None)
+    expected = results(attend, tensors)
+    module._hidden.cache_clear()
+    with torch.inference_mode():
+        attend(*tensors[:3])
+    assert all(map(torch.equal, results(attend, tensors), expected))
 
 
 def test_the_operators_are_whole():
