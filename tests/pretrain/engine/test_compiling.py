@@ -115,7 +115,7 @@ def test_an_event_of_growth_compiles_once(small_folder, tmp_path):
 
 
 @pytest.mark.slow  # it compiles two kinds of blocks twice
-def test_compiled_blocks_keep_less_on_a_cpu_with_the_same_bits(monkeypatch):
+def test_compiled_blocks_keep_less_on_a_cpu_with_the_same_bits():
     import torch._functorch.config as partitioning
 
     tokens = torch.randint(300, (2, 65), generator=torch.Generator().manual_seed(1))
@@ -125,9 +125,15 @@ def test_compiled_blocks_keep_less_on_a_cpu_with_the_same_bits(monkeypatch):
         network = Transformer(MODEL)
         initialize(network, seed=1)
         compile_network(network)
-        monkeypatch.setattr(partitioning, "ban_recompute_materialized_backward", by_default)
+        if by_default:
+            partitioning.ban_recompute_materialized_backward = True
         kept = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+
+        def keep(tensor):
+            kept.append(tensor)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             loss = network(tokens[:, :-1], tokens[:, 1:])
         loss.backward()
         wide = sum(tensor.numel() == 2 * 64 * MODEL.ffn_width for tensor in kept)
@@ -137,7 +143,6 @@ def test_compiled_blocks_keep_less_on_a_cpu_with_the_same_bits(monkeypatch):
     try:
         (wide, loss, gradients), (wide_by_default, *others) = step(False), step(True)
     finally:
-        monkeypatch.undo()
         partitioning.ban_recompute_materialized_backward = before
         torch.compiler.reset()
     assert wide == 2 * MODEL.num_layers, "gate and up of every block"

@@ -53,7 +53,7 @@ def kept():
 
 def test_pages_of_freed_tensors_are_used_again(kept):
     _, without = printed("print('untouched')")
-    assert kept < 1_000 and int(without) > 12_000
+    assert 10 * kept < int(without)
 
 
 def test_a_run_on_a_cpu_does_it(kept):
