@@ -32,7 +32,7 @@ class GrowthConfig:
     head_dim: int | None = positive(None)
     """Width of every head; the smallest of the model's own schedule when not given."""
     interval: float = positive(0.02)
-    """Steps (or fraction of the run, and 20 steps at least; gradient: 50) between two checks."""
+    """Steps (or fraction of the run, and 24 steps at least; gradient: 60) between two checks."""
     until: float = positive(0.9)
     """Step (or fraction of the run) of the last check: a head added at the very end learns nothing."""
     layers: Literal["per_layer", "together"] = "per_layer"

@@ -63,15 +63,15 @@ def assert_noted(run, said):
     [
         (
             (),
-            "the first decision would be after step 80, and growth.until is 72",
-        ),  # four checks, 20 steps apart
+            "the first decision would be after step 96, and growth.until is 72",
+        ),  # four checks, 24 steps apart
         (("--growth.calibration", "3"), None),
-        (("--growth.grow_above", "0.1", "--growth.until", "19"), "after step 20, and growth.until is 19"),
+        (("--growth.grow_above", "0.1", "--growth.until", "23"), "after step 24, and growth.until is 23"),
         (("--growth.grow_above", "0.1"), None),
         (
             ("--growth.criterion", "gradient", "--growth.calibration", "2"),
-            "the first decision would be after step 100",
-        ),  # whose checks are 50 steps apart, for they cost more
+            "the first decision would be after step 120",
+        ),  # whose checks are 60 steps apart, for they cost more
     ],
 )
 def test_a_run_that_is_too_short_to_grow_says_so(small_folder, tmp_path, flags, said):
