@@ -18,7 +18,7 @@ from pretrain.config.run_config import RunConfig
 from pretrain.runtime.hardware import detect_device
 
 # Work of a rank, in FLOPs, from which a run on a CPU is compiled: about two minutes of two cores. Compiling takes 10 to
-# 30 s; it saves a third of a small model's step and a twentieth of a larger one's (docs/performance.md).
+# 30 s; it saves a third of a small model's step and a seventh of a larger one's (docs/performance.md).
 CPU_FLOPS = 5e12
 BLOCKS_CONTEXT = 512
 """Longer sequences gain on an idle machine, too, but lose on a busy one, whose waiting threads sleep."""

@@ -5,9 +5,8 @@ The network reads the micro-batch that every rank takes next, with its own forwa
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -69,7 +68,7 @@ def second_moments(engine: Any, batch: list[Tensor], world: World) -> list[Tenso
     return [total / world.size for total in sums]
 
 
-@contextlib.contextmanager
+@contextmanager
 def _without_head(engine: Any) -> Iterator[None]:
     """Leave head and loss out of forward passes: a fifth of a small model's check, and more with a large vocabulary.
 

@@ -3,11 +3,11 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.helpers.launch import ROOT
+
 PROGRAM = """
 import os, resource
 {prepare}

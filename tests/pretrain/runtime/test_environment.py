@@ -4,7 +4,6 @@ import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -17,8 +16,8 @@ from pretrain.runtime.environment import (
     read_environment,
     settle_waiting_threads,
 )
+from tests.helpers.launch import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT", "DS_ACCELERATOR",
          "TORCHELASTIC_USE_AGENT_STORE")  # fmt: skip
 BAD = [
