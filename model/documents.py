@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dynamo import maybe_mark_dynamic
 
 from model.rotary import Table
 
@@ -50,6 +51,8 @@ class PackedDocuments:
     """
 
     def __init__(self, offsets: Tensor, batch: int, length: int, dtype: torch.dtype) -> None:
+        # Else torch compiles every graph twice: for the first batch's number of documents, then for any.
+        maybe_mark_dynamic(offsets, 0)
         self.offsets = offsets
         self.batch, self.length, self.dtype = batch, length, dtype
         self._masks: dict[int | None, Tensor] = {}

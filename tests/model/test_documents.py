@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch._dynamo.testing
 import torch.distributed as dist
 import torch.nn.functional as F
 
@@ -248,6 +249,31 @@ def test_offsets_give_what_the_mask_gives(config, reference_kernel):
     found = model(tokens, labels, offsets(LENGTHS))
     assert len(reference_kernel) == config.num_layers and relative(found, expected) <= TOLERANCE
     assert_same_gradients(gradients(model, found), expected_gradients)
+
+
+def traceable_varlen(query, key, value, cu_q, cu_k, max_q, max_k, *, scale, window_size, enable_gqa=False):
+    """varlen_attn for heads of every query, without reading the offsets on the host."""
+    tokens = torch.arange(query.shape[0])
+    document = torch.searchsorted(cu_q, tokens, right=True)
+    seen = (document[:, None] == document) & (tokens[:, None] >= tokens)
+    heads = (x.transpose(0, 1)[None] for x in (query, key, value))
+    return F.scaled_dot_product_attention(*heads, attn_mask=seen, scale=scale)[0].transpose(0, 1)
+
+
+def test_a_graph_serves_every_number_of_documents(monkeypatch):
+    monkeypatch.setattr("model.documents.varlen_attn", traceable_varlen)
+    monkeypatch.setattr("model.attention.has_varlen_kernel", lambda hidden, head_dim: True)
+    model = build(block("llama", **SHAPE, heads=(4, 4)), torch.float64)
+    counter = torch._dynamo.testing.CompileCounter()
+    for layer in model.layers:
+        layer.compile(backend=counter, fullgraph=True)
+    for rows in ([[24], [12, 12]], LENGTHS[:2], [[1] * 24, [9, 2, 13]], [[24], [24]]):
+        tokens, labels = example(model.config, 2, 24)
+        found = model(tokens, labels, offsets(rows))
+        found.backward()
+        expected = one_by_one(build(model.config, torch.float64), tokens, labels, rows)[1]
+        assert relative(found, expected) <= TOLERANCE
+    assert counter.frame_count == 1
 
 
 @needs_gpus(1)
