@@ -6,7 +6,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from model.presets import preset
-from model.rotary import RotaryTables, rotate, rotate_plainly
+from model.rotary import RotaryTables, rotate, rotate_by_swapping, rotate_plainly
 from model.transformer import Transformer
 
 CPU = torch.device("cpu")
@@ -27,13 +27,14 @@ def test_rotation_is_by_position_times_frequency():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_bits_and_gradients_are_those_of_the_formula(dtype):
-    """In bf16 the formula's gradient is rounded twice, ours once."""
+@pytest.mark.parametrize("way", [rotate, rotate_by_swapping])
+def test_bits_and_gradients_are_those_of_the_formula(dtype, way):
+    """In bf16 the formula's gradient is rounded twice, rotate's once."""
     table = RotaryTables(32, 10000.0).get(8, 32, CPU, dtype)
     # A view of a wider tensor, as the parts of one projection are.
     x = torch.randn(2, 32, 3, 16).to(dtype)[..., 4:12].requires_grad_()
     weights = torch.randn(2, 32, 3, 8).to(dtype)
-    expected, output = rotate_plainly(x, table), rotate(x, table)
+    expected, output = rotate_plainly(x, table), way(x, table)
     assert torch.equal(output, expected)
     [wanted] = torch.autograd.grad(expected, x, weights)
     [gradient] = torch.autograd.grad(output, x, weights)
