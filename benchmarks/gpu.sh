@@ -30,11 +30,12 @@ command -v "$python" > /dev/null || { echo "error: PYTHON: no program $python; g
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 
 done=done shapes="124m 354m 757m" stages="1 2 3" rounds=2 more_rounds=3 vocabulary=50257 device=cuda
-wide=()
+wide=() head=(--dtype bf16 --tokens 16384 --vocabulary 50304 --width 768)
 memory=(--data_parallel 1)
 large=(--model prism-124m --micro_batch 16 --precisions bf16 --data_parallel 1)
 if [ -n "${REHEARSE-}" ]; then
     done=rehearsed shapes=rehearsal stages=2 rounds=1 more_rounds=1 vocabulary=512 device=cpu
+    head=(--dtype bf16 --tokens 64 --vocabulary 512 --width 48)
     wide=(--width 48 --batch 2 --length 64 --head_dims 8 24)
     memory=(--data_parallel 1 --stages 2 --precisions fp32 --checkpointing 0 --micro_batch 1)
     large=(--model prism-nano --micro_batch 2 --stages 2 --precisions bf16 --data_parallel 1)
@@ -94,6 +95,8 @@ print(prepare_builtin(sys.argv[1], int(sys.argv[2])))" "$data" "$vocabulary"
     speed "speed-$first" "$first" "$rounds" ours ours-compiled $peers products
     speed "schedules-$first" "$first" "$more_rounds" uniform prism config7
     part wide-heads "$trainer" "$python" benchmarks/wide_heads.py "${wide[@]}" --out "$out/wide-heads.json"
+    part head-loss "$trainer" "$python" benchmarks/kernels.py head --device "$device" "${head[@]}" \
+        --out "$out/head-loss.json"
     tests training tests/scenarios/test_cuda_training.py -k "not continued and not grow"
     tests growing tests/scenarios/test_cuda_training.py -k grow
     part memory "$trainer" "$python" benchmarks/memory.py "${memory[@]}" --out "$out/memory.json"

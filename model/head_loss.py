@@ -65,11 +65,7 @@ class _HeadCrossEntropy(torch.autograd.Function):
                 continue
             torch.mm(residual, weight, out=hidden_gradient[rows])
             # What is ignored adds nothing to the weight's gradient.
-            counting = hidden[rows] * counted[rows, None]
-            if wide == hidden.dtype:
-                weight_gradient.addmm_(residual.t(), counting)
-            else:
-                weight_gradient += residual.t() @ counting
+            add_product(weight_gradient, residual.t(), hidden[rows] * counted[rows, None])
         if wanted:
             ctx.save_for_backward(hidden_gradient, weight_gradient, counted, count)
             ctx.dtypes = hidden.dtype, weight.dtype
@@ -89,6 +85,14 @@ class _HeadCrossEntropy(torch.autograd.Function):
             None,
             None,
         )
+
+
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left @ right, where the total may be of a wider dtype."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
 
 
 def loss_and_residual(

@@ -1,0 +1,185 @@
+"""Kernels of a step: loss and fused head by the size of their chunks, attention by torch's kernel and in blocks.
+
+    OMP_WAIT_POLICY=passive python benchmarks/kernels.py loss       # asleep; without the variable: spinning
+    python benchmarks/kernels.py head                               # the output head and the loss
+    python benchmarks/kernels.py attention --dtype bf16             # by context and head dim
+    python benchmarks/kernels.py head --device cuda --dtype bf16 --tokens 16384 --vocabulary 50304 --width 768
+
+Milliseconds of forward and backward, the fastest of the rounds; the variants take turns. On a GPU also the memory that
+one takes at most. A variant that fails is named with its reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[0] = str(ROOT)
+
+import torch  # noqa: E402
+import torch._dynamo  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+from benchmarks.figures import add_out, write  # noqa: E402
+from model import head_loss, loss  # noqa: E402
+from model.block_attention import block_attention  # noqa: E402
+
+ROUNDS = {"cpu": 7, "cuda": 20}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+LOSS_POWERS = {"cpu": (16, 17, 18, 19, 20, 21, 22, 24), "cuda": (20, 22, 24, 26, 28)}
+HEAD_POWERS = {"cpu": (18, 19, 20, 21, 22, 23, 25), "cuda": (25, 26, 27, 28, 29)}
+
+Run = Callable[[], Tensor]
+
+
+def wait(tensor: Tensor) -> None:
+    """Until the device has done everything."""
+    if tensor.is_cuda:
+        torch.cuda.synchronize()
+
+
+def fastest(variants: dict[str, Run], inputs: tuple[Tensor, ...], gradient: Tensor) -> list[dict[str, Any]]:
+    """Time the variants in turn; a row of each, which is printed, with its distance from the first's results."""
+    rows: dict[str, dict[str, Any]] = {name: {"variant": name} for name in variants}
+    first: list[Tensor] = []
+
+    def once(run: Run) -> list[Tensor]:
+        for tensor in inputs:
+            tensor.grad = None
+        output = run()
+        output.backward(gradient)
+        return [output.detach(), *(tensor.grad for tensor in inputs if tensor.grad is not None)]
+
+    for name, run in variants.items():
+        try:
+            once(run)  # it may compile, and picks kernels
+            wait(gradient)
+            if gradient.is_cuda:
+                torch.cuda.reset_peak_memory_stats()
+                before = torch.cuda.memory_allocated()
+            found = once(run)
+            wait(gradient)
+        except Exception as error:  # whatever a kernel says
+            rows[name]["reason"] = next(iter(str(error).splitlines()), type(error).__name__)[:160]
+            continue
+        if gradient.is_cuda:
+            rows[name]["peak_mb"] = (torch.cuda.max_memory_allocated() - before) / 1e6
+        first = first or found
+        rows[name]["distance"] = max(
+            float((one - other).abs().max()) for one, other in zip(first, found, strict=True)
+        )
+    seconds: dict[str, list[float]] = {name: [] for name, row in rows.items() if "reason" not in row}
+    for _ in range(ROUNDS[gradient.device.type]):
+        for name, times in seconds.items():
+            wait(gradient)
+            began = time.perf_counter()
+            once(variants[name])
+            wait(gradient)
+            times.append(time.perf_counter() - began)
+    for name, row in rows.items():
+        if name not in seconds:
+            print(f"{name:<18} not here: {row['reason']}")
+            continue
+        row["ms"] = 1e3 * min(seconds[name])
+        memory = f"{row['peak_mb']:8.0f} MB" if "peak_mb" in row else ""
+        print(f"{name:<18}{row['ms']:8.1f} ms{memory}   differs by at most {row['distance']:.1e}")
+    return list(rows.values())
+
+
+def time_loss(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The chunked loss, by the elements of a chunk."""
+    logits = torch.randn(options.tokens, options.vocabulary, device=options.device, requires_grad=True)
+    labels = torch.randint(0, options.vocabulary, (options.tokens,), device=options.device)
+
+    def chunks_of(power: int) -> Tensor:
+        with mock.patch.dict(loss.CHUNK_ELEMENTS, {options.device: 2**power}):
+            return loss.cross_entropy(logits, labels, options.vocabulary)
+
+    variants = {f"2^{power}": partial(chunks_of, power) for power in LOSS_POWERS[options.device]}
+    return fastest(variants, (logits,), torch.ones((), device=options.device))
+
+
+def add_in_wide_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """As head_loss.add_product, by a product that sums into fp32 itself: torch has one on GPUs."""
+    torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+
+
+def time_head(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Output head and loss: apart, then fused, by the elements of a chunk."""
+    dtype, device = DTYPES[options.dtype], options.device
+    hidden = torch.randn(options.tokens, options.width, device=device).to(dtype).requires_grad_()
+    weight = (0.02 * torch.randn(options.vocabulary, options.width, device=device)).to(dtype)
+    weight.requires_grad_()
+    labels = torch.randint(0, options.vocabulary, (options.tokens,), device=device)
+    steps: dict[str, head_loss.Step | None] = {"": None}
+    if device == "cuda":
+        torch._dynamo.config.recompile_limit = 64  # two graphs for each size of chunks
+        steps["compiled "] = torch.compile(head_loss.loss_and_residual, dynamic=False)
+
+    def fused(power: int, step: head_loss.Step | None, add: Any = head_loss.add_product) -> Tensor:
+        with (
+            mock.patch.dict(head_loss.CHUNK_ELEMENTS, {device: 2**power}),
+            mock.patch.object(head_loss, "add_product", add),
+        ):
+            return head_loss.head_cross_entropy(hidden, weight, labels, options.vocabulary, step)
+
+    variants: dict[str, Run] = {
+        "apart": lambda: loss.cross_entropy(F.linear(hidden, weight), labels, options.vocabulary)
+    }
+    for name, step in steps.items():
+        variants |= {f"{name}2^{power}": partial(fused, power, step) for power in HEAD_POWERS[device]}
+        if device == "cuda" and dtype != torch.float32:
+            variants[f"{name}2^27, wide sum"] = partial(fused, 27, step, add_in_wide_product)
+    return fastest(variants, (hidden, weight), torch.ones((), device=device))
+
+
+def time_attention(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """torch's kernel, and model/block_attention.py, of all heads of --width for --tokens in windows of each context."""
+    rows = []
+    for context in (128, 256, 512, 1024, 2048):
+        for head_dim in (16, 64, 192, 384):
+            shape = (options.tokens // context, context, options.width // head_dim, head_dim)
+            query, key, value, gradient = (
+                torch.randn(shape, dtype=DTYPES[options.dtype], device=options.device)
+                .transpose(1, 2)
+                .requires_grad_()
+                for _ in range(4)
+            )
+            variants: dict[str, Run] = {
+                "torch": partial(F.scaled_dot_product_attention, query, key, value, is_causal=True),
+                "blocks": partial(block_attention, query, key, value, None, None),
+            }
+            print(f"context {context}, {shape[2]} heads of {head_dim}")
+            found = fastest(variants, (query, key, value), gradient.detach())
+            rows += [{"context": context, "head_dim": head_dim, **row} for row in found]
+    return rows
+
+
+KINDS = {"loss": time_loss, "head": time_head, "attention": time_attention}
+
+
+def main() -> None:
+    """Time and print."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("what", choices=KINDS)
+    parser.add_argument("--device", choices=ROUNDS, default="cpu")
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--vocabulary", type=int, default=8192)
+    parser.add_argument("--width", type=int, default=384, help="of the head's input, or all attention heads")
+    parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="of head and attention")
+    add_out(parser)
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    write(options.out, vars(options) | {"torch": torch.__version__, "rows": KINDS[options.what](options)})
+
+
+if __name__ == "__main__":
+    main()
