@@ -3,7 +3,7 @@
 #
 #   benchmarks/gpu.sh OUT                all parts that OUT does not hold yet
 #   benchmarks/gpu.sh OUT --only PART    that part, also if it is done
-#   REHEARSE=1 benchmarks/gpu.sh OUT     the same commands on tiny shapes, here: without a GPU, twenty minutes
+#   REHEARSE=1 benchmarks/gpu.sh OUT     the same commands on tiny shapes, here: without a GPU, ten minutes
 #
 # A part writes OUT/PART.log, its figures in OUT/PART.json and, when it ends well, OUT/PART.done, so an interrupted call
 # goes on; OUT/parts.jsonl has the status and the seconds of every try. A part whose Python packages are missing says
