@@ -31,11 +31,14 @@ from torch import Tensor  # noqa: E402
 from benchmarks.figures import add_out, write  # noqa: E402
 from model import head_loss, loss  # noqa: E402
 from model.block_attention import block_attention  # noqa: E402
+from pretrain.engine.compiling import missing_compiler  # noqa: E402
+from pretrain.runtime.allocator import keep_freed_memory  # noqa: E402
 
 ROUNDS = {"cpu": 7, "cuda": 20}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 LOSS_POWERS = {"cpu": (16, 17, 18, 19, 20, 21, 22, 24), "cuda": (20, 22, 24, 26, 28)}
-HEAD_POWERS = {"cpu": (18, 19, 20, 21, 22, 23, 25), "cuda": (25, 26, 27, 28, 29)}
+HEAD_POWERS = {"cpu": (20, 21, 22, 23, 24), "cuda": (25, 26, 27, 28)}
+PRODUCT_TOKENS = {"cpu": (0, 1024, 2048), "cuda": (0, 4096, 8192)}
 
 Run = Callable[[], Tensor]
 
@@ -86,11 +89,11 @@ def fastest(variants: dict[str, Run], inputs: tuple[Tensor, ...], gradient: Tens
             times.append(time.perf_counter() - began)
     for name, row in rows.items():
         if name not in seconds:
-            print(f"{name:<18} not here: {row['reason']}")
+            print(f"{name:<24} not here: {row['reason']}")
             continue
         row["ms"] = 1e3 * min(seconds[name])
         memory = f"{row['peak_mb']:8.0f} MB" if "peak_mb" in row else ""
-        print(f"{name:<18}{row['ms']:8.1f} ms{memory}   differs by at most {row['distance']:.1e}")
+        print(f"{name:<24}{row['ms']:8.1f} ms{memory}   differs by at most {row['distance']:.1e}")
     return list(rows.values())
 
 
@@ -107,26 +110,31 @@ def time_loss(options: argparse.Namespace) -> list[dict[str, Any]]:
     return fastest(variants, (logits,), torch.ones((), device=options.device))
 
 
-def add_in_wide_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+def add_in_wide_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
     """As head_loss.add_product, by a product that sums into fp32 itself: torch has one on GPUs."""
-    torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+    if total is None:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
 
 
 def time_head(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Output head and loss: apart, then fused, by the elements of a chunk."""
+    """Output head and loss: apart, then fused, by the elements of a chunk and the tokens of a product (0: a chunk)."""
     dtype, device = DTYPES[options.dtype], options.device
     hidden = torch.randn(options.tokens, options.width, device=device).to(dtype).requires_grad_()
     weight = (0.02 * torch.randn(options.vocabulary, options.width, device=device)).to(dtype)
     weight.requires_grad_()
     labels = torch.randint(0, options.vocabulary, (options.tokens,), device=device)
     steps: dict[str, head_loss.Step | None] = {"": None}
-    if device == "cuda":
+    if missing_compiler(torch.device(device)) is None:
         torch._dynamo.config.recompile_limit = 64  # two graphs for each size of chunks
         steps["compiled "] = torch.compile(head_loss.loss_and_residual, dynamic=False)
 
-    def fused(power: int, step: head_loss.Step | None, add: Any = head_loss.add_product) -> Tensor:
+    def fused(
+        power: int, tokens: int, step: head_loss.Step | None, add: Any = head_loss.add_product
+    ) -> Tensor:
         with (
             mock.patch.dict(head_loss.CHUNK_ELEMENTS, {device: 2**power}),
+            mock.patch.dict(head_loss.PRODUCT_TOKENS, {device: tokens}),
             mock.patch.object(head_loss, "add_product", add),
         ):
             return head_loss.head_cross_entropy(hidden, weight, labels, options.vocabulary, step)
@@ -135,9 +143,14 @@ def time_head(options: argparse.Namespace) -> list[dict[str, Any]]:
         "apart": lambda: loss.cross_entropy(F.linear(hidden, weight), labels, options.vocabulary)
     }
     for name, step in steps.items():
-        variants |= {f"{name}2^{power}": partial(fused, power, step) for power in HEAD_POWERS[device]}
+        variants |= {
+            f"{name}2^{power}, {tokens or 'a chunk'}": partial(fused, power, tokens, step)
+            for power in HEAD_POWERS[device]
+            for tokens in PRODUCT_TOKENS[device]
+            if tokens == 0 or 2**power < tokens * options.vocabulary
+        }
         if device == "cuda" and dtype != torch.float32:
-            variants[f"{name}2^27, wide sum"] = partial(fused, 27, step, add_in_wide_product)
+            variants[f"{name}2^26, 4096, wide"] = partial(fused, 26, 4096, step, add_in_wide_product)
     return fastest(variants, (hidden, weight), torch.ones((), device=device))
 
 
@@ -178,6 +191,7 @@ def main() -> None:
     add_out(parser)
     options = parser.parse_args()
     torch.manual_seed(0)
+    keep_freed_memory()  # as training does
     write(options.out, vars(options) | {"torch": torch.__version__, "rows": KINDS[options.what](options)})
 
 

@@ -6,9 +6,10 @@
 
 A step is forward, backward, clipping and the optimizer's update on real text; this trainer's is that of
 pretrain/main.py, DeepSpeed engine, data, metrics and stop vote included. Every contender is a process of its own
-(benchmarks/throughput_session.py). On a CPU all of them stay, and one at a time makes a few steps, so that a machine
-whose speed drifts slows all of them; on a GPU, whose memory they would share, each round starts them anew. Beside
-them bare matrix products in the shapes of the model are timed: the fastest is the limit that shares refer to.
+(benchmarks/throughput_session.py). On a CPU all of them stay, and one at a time makes a few steps while the others are
+stopped, so that a machine whose speed drifts slows all of them; on a GPU, whose memory they would share, each round
+starts them anew. Beside them bare matrix products in the shapes of the model are timed: the fastest is the limit that
+shares refer to.
 
 nanoGPT is not part of this project: give the folder of a checkout. What is compared with it is our model in GPT-2's
 architecture; with transformers' Llama, ours in Llama's. Their best mode is the faster of eager and compiled.
@@ -21,6 +22,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -128,7 +130,9 @@ class Contender:
         self, name: str, request: dict[str, Any], variables: Mapping[str, str] | None = None
     ) -> None:
         self.name = name
-        environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"} | dict(variables or {})
+        # All wait for the next operator as on an idle machine; one that looks at the load would see the others.
+        defaults = {"TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "active"}
+        environment = defaults | os.environ | dict(variables or {})
         self.began = time.time()
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
         self.process = subprocess.Popen(
@@ -145,6 +149,7 @@ class Contender:
     def ask(self, what: str) -> None:
         """Send a line; answer returns what it says to it."""
         assert self.process.stdin is not None
+        self.process.send_signal(signal.SIGCONT)
         with contextlib.suppress(BrokenPipeError):  # it has ended; answer says so
             self.process.stdin.write(f"{what}\n")
             self.process.stdin.flush()
@@ -157,6 +162,10 @@ class Contender:
                 return dict(json.loads(line)["throughput"])
         self.errors.seek(0)
         raise Failed(f"{self.name}: ended without an answer\n{self.errors.read()[-3000:]}")
+
+    def pause(self) -> None:
+        """Stop the process until it is asked again, so that its waiting threads leave the cores to others."""
+        self.process.send_signal(signal.SIGSTOP)
 
     def end(self) -> None:
         """End the process."""
@@ -202,6 +211,7 @@ def measure(
         resident[name] = contender
         contender.ask(str(options.steps or shape.steps))
         result, answer = results[name], contender.answer()
+        contender.pause()
         if contender.ready["device"] == "cuda":
             resident.pop(name).end()
         if name == "products":

@@ -53,7 +53,7 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, scale: float, window: in
     scaled = query * scale
     for heads in _chunks(query, key):
         parts = [
-            torch.bmm(_shares(scaled[heads, rows], key[heads, keys], window), value[heads, keys])
+            torch.bmm(_shares(scaled[heads, rows], key[heads, keys].contiguous(), window), value[heads, keys])
             for rows, keys in _blocks(query.shape[1], key.shape[1], window)
         ]
         torch.cat(parts, 1, out=output[heads])
@@ -69,18 +69,21 @@ def _backward(
     wide = torch.promote_types(query.dtype, torch.float32)
     scaled = query * scale
     for heads in _chunks(query, key):
-        # Every block of queries adds to them.
-        key_sum, value_sum = (torch.zeros_like(key[heads], dtype=wide) for _ in range(2))
         parts = []
-        for rows, keys in _blocks(query.shape[1], key.shape[1], window):
-            shares = _shares(scaled[heads, rows], key[heads, keys], window)
-            part = gradient[heads, rows]
-            value_sum[:, keys].add_(torch.bmm(shares.transpose(1, 2), part))
-            d_shares = torch.bmm(part, value[heads, keys].transpose(1, 2))
+        key_sum, value_sum = (torch.empty_like(key[heads], dtype=wide) for _ in range(2))
+        # The last block first, whose keys go on to the end: the sums begin with what it gives.
+        for rows, keys in reversed(list(_blocks(query.shape[1], key.shape[1], window))):
+            # Products copy what is not dense, each for itself; so copy it once.
+            q, part = scaled[heads, rows].contiguous(), gradient[heads, rows].contiguous()
+            k, v = key[heads, keys].contiguous(), value[heads, keys].contiguous()
+            shares = _shares(q, k, window)
+            d_shares = torch.bmm(part, v.transpose(1, 2))
             d_logits = torch._softmax_backward_data(d_shares, shares, -1, shares.dtype)
-            key_sum[:, keys].add_(torch.bmm(d_logits.transpose(1, 2), scaled[heads, rows]))
-            parts.append(torch.bmm(d_logits, key[heads, keys]))
-        torch.cat(parts, 1, out=d_query[heads])
+            begins = rows.stop == query.shape[1]
+            _add(value_sum, torch.bmm(shares.transpose(1, 2), part), keys, begins)
+            _add(key_sum, torch.bmm(d_logits.transpose(1, 2), q), keys, begins)
+            parts.append(torch.bmm(d_logits, k))
+        torch.cat(parts[::-1], 1, out=d_query[heads])
         d_key[heads], d_value[heads] = key_sum, value_sum
     return d_query.mul_(scale), d_key, d_value
 
@@ -124,6 +127,15 @@ def _blocks(rows: int, positions: int, window: int) -> Iterator[tuple[slice, sli
     for first in range(0, rows, ROWS):
         last = min(first + ROWS, rows)
         yield slice(first, last), slice(max(0, earlier + first + 1 - window), earlier + last)
+
+
+def _add(total: Tensor, part: Tensor, keys: slice, begins: bool) -> None:
+    """Add part [heads, keys, d_h] to those positions of the total [heads, T, d_h], or begin the total with it."""
+    if begins:
+        total[:, : keys.start] = 0
+        total[:, keys] = part
+    else:
+        total[:, keys] += part
 
 
 def _shares(scaled: Tensor, key: Tensor, window: int) -> Tensor:

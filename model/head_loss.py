@@ -1,8 +1,8 @@
 """Output head and mean cross entropy in one, a chunk of tokens at a time: all logits never exist at once.
 
-The forward pass makes each chunk's logits, their loss, and at once both gradients of the head's product, as
-liger-kernel and cut-cross-entropy do on GPUs. So the logits are read once, and what waits for the backward pass is a
-gradient as large as the hidden state and one as large as the weight.
+The forward pass makes each chunk's logits, their loss, and in place of them its gradient, and from that at once both
+gradients of the head's product, as liger-kernel and cut-cross-entropy do on GPUs. So the logits are read once, and what
+waits for the backward pass is a gradient as large as the hidden state and one as large as the weight.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from torch import Tensor
 
 from model.loss import IGNORED_LABEL, row_chunks
 
-# Logits made at a time, by device type. Every chunk adds to the weight's gradient, which is read and written for it, so
-# chunks should not be small. On a CPU 16 MiB in fp32; docs/performance.md has the times. On a GPU 256 MiB in bf16,
-# where 16,384 tokens of a vocabulary of 50,304 would take 1.6 GB, and their gradient as much.
 CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**27}
+"""Logits made at a time, by device type: 8 MiB of bf16 on a CPU, so that they stay in its cache; 256 MiB on a GPU."""
+PRODUCT_TOKENS = {"cpu": 1024, "cuda": 6144}
+"""Tokens whose gradients are multiplied together, or those of one chunk, by device type. Every such product is added to
+the gradient of the whole weight, so it should not be small; docs/performance.md has the times."""
 
-Step = Callable[[Tensor, Tensor, int, bool], tuple[Tensor, Tensor | None]]
+Step = Callable[[Tensor, Tensor, int, bool], Tensor]
 
 
 def head_cross_entropy(
@@ -53,19 +54,24 @@ class _HeadCrossEntropy(torch.autograd.Function):
         counted = labels != IGNORED_LABEL  # [N]
         targets = labels.where(counted, 0)  # any valid column: what it yields is masked out
         count = counted.sum().clamp(min=1)
-        wide = torch.promote_types(hidden.dtype, torch.float32)
         hidden_gradient = torch.empty_like(hidden) if wanted else None
-        weight_gradient = torch.zeros_like(weight, dtype=wide) if wanted else None
+        weight_gradient: Tensor | None = None
         losses = []
-        for rows in token_chunks(len(hidden), len(weight), hidden.device.type):
-            logits = hidden[rows] @ weight.t()
-            chunk_losses, residual = step(logits, targets[rows], vocab_size, wanted)
-            losses.append(chunk_losses)
-            if residual is None or hidden_gradient is None or weight_gradient is None:
+        products = token_products(len(hidden), len(weight), hidden.device.type)
+        buffer = hidden.new_empty(products[0][-1].stop, len(weight))
+        for chunks in products:
+            rows = slice(chunks[0].start, chunks[-1].stop)
+            for chunk in chunks:
+                logits = buffer[chunk.start - rows.start : chunk.stop - rows.start]
+                torch.mm(hidden[chunk], weight.t(), out=logits)
+                losses.append(step(logits, targets[chunk], vocab_size, wanted))
+            if hidden_gradient is None:
                 continue
+            residual = buffer[: rows.stop - rows.start]
             torch.mm(residual, weight, out=hidden_gradient[rows])
             # What is ignored adds nothing to the weight's gradient.
-            add_product(weight_gradient, residual.t(), hidden[rows] * counted[rows, None])
+            counted_hidden = hidden[rows] * counted[rows, None]
+            weight_gradient = add_product(weight_gradient, residual.t(), counted_hidden)
         if wanted:
             ctx.save_for_backward(hidden_gradient, weight_gradient, counted, count)
             ctx.dtypes = hidden.dtype, weight.dtype
@@ -87,20 +93,17 @@ class _HeadCrossEntropy(torch.autograd.Function):
         )
 
 
-def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left @ right, where the total may be of a wider dtype."""
-    if total.dtype == left.dtype:
-        total.addmm_(left, right)
-    else:
-        total += left @ right
+def add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
+    """Total + left @ right in fp32, or wider; the total may be overwritten. None is a total of zero."""
+    if total is None:
+        return (left @ right).to(torch.promote_types(left.dtype, torch.float32))
+    return total.addmm_(left, right) if total.dtype == left.dtype else total.add_(left @ right)
 
 
-def loss_and_residual(
-    logits: Tensor, targets: Tensor, vocab_size: int, wanted: bool
-) -> tuple[Tensor, Tensor | None]:
-    """The losses of logits [n, columns], [n] in fp32, and if *wanted* softmax(logits) - onehot(target), as logits are.
+def loss_and_residual(logits: Tensor, targets: Tensor, vocab_size: int, wanted: bool) -> Tensor:
+    """The losses [n] of logits [n, columns], in fp32; if *wanted*, logits become softmax(logits) - onehot(target).
 
-    The logits may be overwritten. torch.compile makes one kernel of it.
+    The logits may be overwritten anyhow. torch.compile makes one kernel of it.
     """
     if torch.compiler.is_compiling():
         return _in_one_kernel(logits, targets, vocab_size, wanted)
@@ -108,29 +111,35 @@ def loss_and_residual(
     logits[:, vocab_size:] = -math.inf
     label_logits = logits.gather(1, targets[:, None]).to(wide)
     if not wanted:
-        return logits.to(wide).logsumexp(dim=1) - label_logits.squeeze(1), None
+        return logits.to(wide).logsumexp(dim=1) - label_logits.squeeze(1)
     largest, position = logits.max(dim=1, keepdim=True)
     probabilities = torch.softmax(logits, dim=1, dtype=wide)
     # log-sum-exp = largest - log(its probability), which is at least 1 / columns: one pass over the logits less.
     losses = largest.to(wide) - probabilities.gather(1, position).log() - label_logits
     probabilities.scatter_add_(1, targets[:, None], probabilities.new_full((1, 1), -1).expand_as(losses))
-    return losses.squeeze(1), probabilities.to(logits.dtype)
+    logits.copy_(probabilities)
+    return losses.squeeze(1)
 
 
-def _in_one_kernel(
-    logits: Tensor, targets: Tensor, vocab_size: int, wanted: bool
-) -> tuple[Tensor, Tensor | None]:
+def _in_one_kernel(logits: Tensor, targets: Tensor, vocab_size: int, wanted: bool) -> Tensor:
     columns = torch.arange(logits.shape[1], device=logits.device)
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     wide = wide.masked_fill(columns >= vocab_size, -math.inf)
     normalizers = wide.logsumexp(dim=1)
     losses = normalizers - wide.gather(1, targets[:, None]).squeeze(1)
-    if not wanted:
-        return losses, None
-    residual = (wide - normalizers[:, None]).exp() - (columns == targets[:, None]).to(wide.dtype)
-    return losses, residual.to(logits.dtype)
+    if wanted:
+        logits.copy_((wide - normalizers[:, None]).exp() - (columns == targets[:, None]).to(wide.dtype))
+    return losses
 
 
 def token_chunks(tokens: int, columns: int, device_type: str) -> list[slice]:
     """The chunks that the loss of *tokens* is made in, each with at most CHUNK_ELEMENTS logits, or one token."""
     return row_chunks(tokens, columns, CHUNK_ELEMENTS, device_type)
+
+
+def token_products(tokens: int, columns: int, device_type: str) -> list[list[slice]]:
+    """The token_chunks, grouped as far as PRODUCT_TOKENS allow; no group has more tokens than the first."""
+    chunks = token_chunks(tokens, columns, device_type)
+    most = PRODUCT_TOKENS.get(device_type, PRODUCT_TOKENS["cuda"])
+    together = max(1, most // chunks[0].stop)
+    return [chunks[first : first + together] for first in range(0, len(chunks), together)]

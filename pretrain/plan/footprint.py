@@ -13,7 +13,7 @@ from typing import Literal
 
 from model.config import ModelConfig
 from model.documents import varlen_head_dim
-from model.head_loss import token_chunks
+from model.head_loss import token_products
 from model.loss import CHUNK_ELEMENTS
 from model.parallel_plan import choose_form, head_groups
 from model.parameters import parameter_specs
@@ -21,8 +21,7 @@ from pretrain.engine.ds_config import FP32_BYTES, EngineSettings
 
 DeviceType = Literal["cpu", "cuda"]
 
-# A chunk of logits takes as much as so many in fp32: the loss's backward pass holds two; where it is fused, logits and
-# softmax, and in bf16 what is made of it.
+# Chunks of logits in fp32 that the backward pass of the plain loss holds.
 LOSS_CHUNKS = 2
 
 
@@ -218,10 +217,12 @@ def activations(
         norm += tokens * d * s * (t - 1) // t
     fused = settings.fused != "none" and t == 1 and config.classes is None
     if fused:
-        chunk = (token_chunks(tokens, columns, device)[0].stop) * columns
-        part = columns * d * s if s < FP32_BYTES else 0
+        # The logits of a product, beside them a chunk's softmax, or what is added to the head's gradient.
+        chunks = token_products(tokens, columns, device)[0]
+        added = d * s if s < FP32_BYTES else 0
+        loss_chunks = columns * (s * chunks[-1].stop + max(FP32_BYTES * chunks[0].stop, added))
     else:
-        chunk, part = min(CHUNK_ELEMENTS[device], tokens * columns), 0
+        loss_chunks = LOSS_CHUNKS * FP32_BYTES * min(CHUNK_ELEMENTS[device], tokens * columns)
     if settings.fused == "all":  # the weights of joint products are copied together
         layers = tuple(
             layer_bytes + s * d * _joint_columns(config, layer) // t
@@ -236,7 +237,7 @@ def activations(
         documents=documents,
         head_gradient=FP32_BYTES * columns * d if fused else 0,
         logits=0 if fused else tokens * columns * s,
-        loss_chunks=LOSS_CHUNKS * FP32_BYTES * chunk + part,
+        loss_chunks=loss_chunks,
         hidden=hidden,
         working=work,
     )

@@ -8,7 +8,13 @@ import torch.nn.functional as F
 
 from model import head_loss
 from model.config import block
-from model.head_loss import _in_one_kernel, head_cross_entropy, loss_and_residual, token_chunks
+from model.head_loss import (
+    _in_one_kernel,
+    head_cross_entropy,
+    loss_and_residual,
+    token_chunks,
+    token_products,
+)
 from model.initialization import initialize
 from model.transformer import Transformer
 
@@ -34,10 +40,11 @@ def relative(found, expected):
 
 
 @pytest.mark.parametrize("step", [loss_and_residual, compiled_form])
-@pytest.mark.parametrize("chunk_rows", [1, 7, 36])
+@pytest.mark.parametrize(("chunk_rows", "product_tokens"), [(1, 0), (1, 5), (7, 0), (7, 14), (36, 36)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_loss_and_gradients_against_torch_in_fp64(dtype, chunk_rows, step, monkeypatch):
+def test_loss_and_gradients_against_torch_in_fp64(dtype, chunk_rows, product_tokens, step, monkeypatch):
     monkeypatch.setitem(head_loss.CHUNK_ELEMENTS, "cpu", chunk_rows * COLUMNS)
+    monkeypatch.setitem(head_loss.PRODUCT_TOKENS, "cpu", product_tokens)
     hidden, weight, labels = example(dtype)
     result = head_cross_entropy(hidden, weight, labels, VOCABULARY, step)
     (3 * result).backward()
@@ -91,6 +98,15 @@ def test_chunks_cover_the_tokens_and_are_nearly_equal(monkeypatch):
     assert len(token_chunks(3, 5000, "cpu")) == 3
 
 
+def test_products_take_as_many_whole_chunks_as_they_may(monkeypatch):
+    monkeypatch.setitem(head_loss.CHUNK_ELEMENTS, "cpu", 1000)
+    for most, together in ((0, 1), (19, 1), (20, 2), (29, 2), (100, 10)):
+        monkeypatch.setitem(head_loss.PRODUCT_TOKENS, "cpu", most)
+        products = token_products(55, 100, "cpu")
+        assert [chunk for chunks in products for chunk in chunks] == token_chunks(55, 100, "cpu")
+        assert {len(chunks) for chunks in products[:-1]} <= {together} and len(products[-1]) <= together
+
+
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("biases", [True, False])
 def test_a_model_with_everything_fused_equals_the_plain_one(tied, biases):
@@ -129,11 +145,12 @@ def test_a_model_with_everything_fused_equals_the_plain_one(tied, biases):
 
 def test_the_logits_of_all_tokens_never_exist(monkeypatch):
     monkeypatch.setitem(head_loss.CHUNK_ELEMENTS, "cpu", 4 * COLUMNS)
-    largest = 0
+    monkeypatch.setitem(head_loss.PRODUCT_TOKENS, "cpu", 11)
+    largest = together = 0
 
     def watch(logits, targets, vocab_size, wanted):
-        nonlocal largest
-        largest = max(largest, logits.numel())
+        nonlocal largest, together
+        largest, together = max(largest, logits.numel()), max(together, logits._base.numel())
         return loss_and_residual(logits, targets, vocab_size, wanted)
 
     hidden, weight, labels = example(torch.float32)
@@ -146,5 +163,5 @@ def test_the_logits_of_all_tokens_never_exist(monkeypatch):
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         head_cross_entropy(hidden, weight, labels, VOCABULARY, watch)
-    assert largest == 4 * COLUMNS
+    assert largest == 4 * COLUMNS and together == 2 * largest
     assert saved == hidden.numel() + weight.numel() + labels.numel() + 1
