@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.ranks import rank_variables  # noqa: E402
 from model.config import ModelConfig  # noqa: E402
-from pretrain.runtime.world import free_port  # noqa: E402
+from pretrain.runtime.environment import free_port  # noqa: E402
 
 
 @dataclass(frozen=True)

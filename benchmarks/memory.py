@@ -34,7 +34,7 @@ from pretrain.config.command_line import parse_command_line  # noqa: E402
 from pretrain.engine.ds_config import EngineSettings  # noqa: E402
 from pretrain.engine.ds_config_check import read_ds_config  # noqa: E402
 from pretrain.plan.memory import MemoryPlan, memory_plan  # noqa: E402
-from pretrain.runtime.world import free_port  # noqa: E402
+from pretrain.runtime.environment import free_port  # noqa: E402
 
 MIB = 1 << 20
 # 8.7 million parameters: states of 122 to 175 MB, and activations of about as much.

@@ -35,8 +35,7 @@ from benchmarks.ranks import rank_variables  # noqa: E402
 from benchmarks.throughput import SHAPES, Contender, Failed, Shape, add_session_flags, say  # noqa: E402
 from model.config import ModelConfig, block  # noqa: E402
 from model.heads import parse_heads  # noqa: E402
-from pretrain.runtime.environment import settle_waiting_threads  # noqa: E402
-from pretrain.runtime.world import free_port  # noqa: E402
+from pretrain.runtime.environment import free_port, settle_waiting_threads  # noqa: E402
 
 SWEEPS = {
     "context": [256, 512, 1024, 2048, 4096, 8192],

@@ -70,9 +70,8 @@ class Trainer:
             stop = 0
             if state.pending:  # left by a session that was stopped
                 stop = self._run_hooks()
-                if (
-                    not stop
-                ):  # a finished run is saved, or every session to come would find the same still pending
+                if not stop:
+                    # A finished run is saved, or every session to come would find the same still pending.
                     self._save_and_change(stop, due=session.finished)
             while not (stop or session.finished):
                 control.heartbeat(f"step {state.step + 1}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import socket
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ ACCELERATORS = ("cpu", "cuda")
 THREADS_PER_CORE = 4
 """Most threads per rank for each core of the machine: more only wait, and very many end the process."""
 DEFAULT_PORT = 29500
+FREE_PORTS = range(20_000, 32_768)
+"""Where a free port is looked for: below those that systems give to outgoing connections (Linux: from 32,768 on)."""
 BUSY_LOAD = 0.4
 """Running processes per core, over the last minute, from which a machine counts as busy."""
 
@@ -139,3 +142,17 @@ def _check_port(port: int) -> None:
                 f"MASTER_PORT: {port} {why} {socket.gethostname()}; give another: deepspeed --master_port N, or "
                 "torchrun --master_port N"
             ) from None
+
+
+def free_port() -> int:
+    """A port that nothing uses at this moment, and that no outgoing connection is given before it is listened on."""
+    for port in random.Random().sample(FREE_PORTS, 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+            return port
+    raise UserError(
+        f"MASTER_PORT: no free port found from {FREE_PORTS[0]} to {FREE_PORTS[-1]}; set it yourself"
+    )

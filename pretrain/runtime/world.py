@@ -15,7 +15,7 @@ import torch.distributed as dist
 from model.errors import UserError
 from model.process_grid import ALONE, ProcessGrid, check_world, start_grid
 from pretrain.runtime.allocator import keep_freed_memory
-from pretrain.runtime.environment import read_environment
+from pretrain.runtime.environment import free_port, read_environment
 from pretrain.runtime.hardware import available_cores, detect_device
 from pretrain.runtime.rendezvous import BACKENDS, meet
 
@@ -216,12 +216,3 @@ def start_world(
         device=device,
         threads=torch.get_num_threads(),
     )
-
-
-def free_port() -> int:
-    """A port that nothing listens on at this moment."""
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -95,9 +95,8 @@ def start_nursery() -> Any:
     """Start the process that workers are forks of, if it does not run yet; the context that forks them."""
     context = multiprocessing.get_context("forkserver")
     preload = ["torch", "torch.distributed", "pytest", "hypothesis", "tests.helpers.distributed_worker"]
-    if (
-        not torch.cuda.is_available()
-    ):  # DeepSpeed asks for a GPU when it is imported, and a fork could not use it
+    # DeepSpeed asks for a GPU when it is imported, and a fork could not use it.
+    if not torch.cuda.is_available():
         preload += [
             "deepspeed",
             "pretrain.trainer",

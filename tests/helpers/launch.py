@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
+
+from pretrain.runtime.environment import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 MAIN = "pretrain/main.py"
@@ -191,10 +192,3 @@ def assert_refused(finished: Finished, message: str) -> None:
     assert finished.returncode == 2, finished.output
     assert len(lines) == 1 and message in lines[0]
     assert "Traceback" not in finished.output
-
-
-def free_port() -> int:
-    """Return a port that nothing listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

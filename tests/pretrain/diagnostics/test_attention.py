@@ -24,9 +24,8 @@ def by_loops(query, key, scale, visible, positions, present):
     for b in range(B):
         for i in range(heads):
             for row, t in enumerate(positions):
-                if (
-                    t + 1 <= length // 2 or not present[b]
-                ):  # eq. 1 counts positions from 1: floor(T/2) + 1 … T
+                # Eq. 1 counts positions from 1: floor(T/2) + 1 … T.
+                if t + 1 <= length // 2 or not present[b]:
                     continue
                 keys = [s for s in range(length) if visible(b, t, s)]
                 logits = [

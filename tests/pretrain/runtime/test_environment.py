@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from pretrain.runtime.environment import (
     check_environment,
     check_threads,
     environment_rank,
+    free_port,
     read_environment,
     settle_waiting_threads,
 )
@@ -62,6 +64,19 @@ def test_what_launchers_set(monkeypatch):
         monkeypatch.setenv(name, value)
     assert read_environment() == Launch(rank=3, local_rank=1, size=4, local_size=2)
     assert environment_rank() == 3
+
+
+def test_a_free_port_is_one_that_no_outgoing_connection_is_given(monkeypatch):
+    port = free_port()
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert 1024 <= port < first
+    with socket.socket() as other:
+        other.bind(("", port))
+        other.listen()
+        monkeypatch.setattr("pretrain.runtime.environment.FREE_PORTS", [port] * 100)
+        with pytest.raises(UserError, match=f"MASTER_PORT: no free port found from {port} to {port}"):
+            free_port()
+    assert free_port() == port
 
 
 def test_a_port_that_is_taken(monkeypatch):
