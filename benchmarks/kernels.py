@@ -66,10 +66,16 @@ def fastest(variants: dict[str, Run], inputs: tuple[Tensor, ...], gradient: Tens
             once(run)  # it may compile, and picks kernels
             wait(gradient)
             if gradient.is_cuda:
+                for tensor in inputs:  # freed by the next call, which would count as if it had less
+                    tensor.grad = None
                 torch.cuda.reset_peak_memory_stats()
                 before = torch.cuda.memory_allocated()
+            began = time.perf_counter()
             found = once(run)
             wait(gradient)
+            print(
+                f"{name:<24}{1e3 * (time.perf_counter() - began):8.1f} ms, once", file=sys.stderr, flush=True
+            )
         except Exception as error:  # whatever a kernel says
             rows[name]["reason"] = next(iter(str(error).splitlines()), type(error).__name__)[:160]
             continue

@@ -207,8 +207,10 @@ def measure(
 
     def turn(number: int, name: str) -> None:
         nonlocal limit
-        contender = resident.get(name) or Contender(name, requests[name]).wait()
-        resident[name] = contender
+        contender = resident.get(name)
+        if contender is None:
+            contender = resident[name] = Contender(name, requests[name])
+            contender.wait()
         contender.ask(str(options.steps or shape.steps))
         result, answer = results[name], contender.answer()
         contender.pause()
@@ -225,18 +227,21 @@ def measure(
             f"round {number + 1}/{options.rounds}  {name:<20}{result.tokens / answer['seconds']:>12,.0f} tokens/s"
         )
 
-    for number in range(options.rounds):
-        for name in names:
-            if name in failed:
-                continue
-            try:
-                turn(number, name)
-            except Failed as error:  # out of memory, or a package is missing: the others go on
-                failed.add(name)
-                say(str(error))
-        yield {name: result for name, result in results.items() if result.seconds}, limit, failed
-    for contender in resident.values():
-        contender.end()
+    try:
+        for number in range(options.rounds):
+            for name in names:
+                if name in failed:
+                    continue
+                try:
+                    turn(number, name)
+                except Failed as error:  # out of memory, or a package is missing: the others go on
+                    failed.add(name)
+                    say(str(error))
+                    resident.pop(name).end()
+            yield {name: result for name, result in results.items() if result.seconds}, limit, failed
+    finally:  # also after Ctrl-C or a time limit: none may go on beside what comes next
+        for contender in resident.values():
+            contender.end()
 
 
 def say(line: str) -> None:

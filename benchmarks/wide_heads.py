@@ -129,7 +129,7 @@ def measured(
     exact = [torch.randn(shape, dtype=torch.float64, device=device).to(dtype).double() for _ in range(4)]
     expected = forward_and_back(lambda q, k, v: by_products(1, q, k, v), exact[:3], exact[3])
     *inputs, gradient = (tensor.to(dtype) for tensor in exact)
-    rows, runs = [], {}
+    rows, runs, repeats = [], {}, {}
     for name, way in ways(options.length, device).items():
         row: dict[str, Any] = {"way": name, "heads": heads, "head_dim": head_dim}
         rows.append(row)
@@ -137,6 +137,7 @@ def measured(
         try:
             found = run()
             wait(device)
+            seconds = seconds_of(run, 2, device)
         except Exception as error:  # whatever a compiler or a kernel says
             row["reason"] = next(iter(str(error).splitlines()), type(error).__name__)[:160]
             continue
@@ -150,10 +151,8 @@ def measured(
             before = torch.cuda.memory_allocated(device)
             run()
             row["peak_mb"] = (torch.cuda.max_memory_allocated(device) - before) / 1e6
-        runs[name] = run
-    repeats = {
-        name: max(1, round(SETTLED_MS / 1e3 / seconds_of(run, 2, device))) for name, run in runs.items()
-    }
+        print(f"  {name:<18}{1e3 * seconds:9.2f} ms, twice", file=sys.stderr, flush=True)
+        runs[name], repeats[name] = run, max(1, round(SETTLED_MS / 1e3 / seconds))
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(ROUNDS):
         for name, run in runs.items():
@@ -174,6 +173,7 @@ def main() -> None:
     add_out(parser)
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    shape = {name: getattr(options, name) for name in ("width", "batch", "length")}
     rows = []
     for head_dim in options.head_dims:
         if options.width % head_dim:
@@ -187,8 +187,7 @@ def main() -> None:
             else:
                 memory = f"{row['peak_mb']:8.0f} MB" if "peak_mb" in row else ""
                 print(f"  {row['way']:<18}{row['ms']:9.2f} ms{memory}   error {row['error']:.1e}", flush=True)
-    shape = {name: getattr(options, name) for name in ("width", "batch", "length")}
-    write(options.out, shape | {"device": device.type, "torch": torch.__version__, "rows": rows})
+        write(options.out, shape | {"device": device.type, "torch": torch.__version__, "rows": rows})
 
 
 if __name__ == "__main__":

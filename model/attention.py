@@ -115,8 +115,9 @@ class Attention(nn.Module):
         # [B, h, rows, d_h], as SDPA expects it
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         in_blocks = self.blocks and (mask is None or mask.ndim == 2)
-        if self.kv_heads != self.heads and (in_blocks or (mask is not None and query.is_cuda)):
-            # SDPA's kernels with a mask take no grouped queries, and its fallback allocates B·h·T·T logits.
+        masked_or_wide = mask is not None or not flash_takes(query.dtype.itemsize, self.head_dim)
+        if self.kv_heads != self.heads and (in_blocks or (query.is_cuda and masked_or_wide)):
+            # Only flash takes grouped queries, and without a mask; SDPA's fallback allocates B·h·T·T logits.
             key, value = self._repeated(key), self._repeated(value)
         if all_queries and in_blocks:
             output = block_attention(query, key, value, self.scale, self.window)
@@ -152,7 +153,8 @@ class Attention(nn.Module):
         start, stop = span
         if self.blocks and (mask is None or mask.ndim == 2):
             return block_attention(query, key[:, :, :stop], value[:, :, :stop], self.scale, self.window)
-        first = 0 if self.window is None or mask is None else max(0, start + 1 - self.window)
+        # A multiple of 8, since the memory-efficient kernel wants its mask aligned; the mask hides what is too early.
+        first = 0 if self.window is None or mask is None else max(0, start + 1 - self.window) // 8 * 8
         key, value = key[:, :, first:stop], value[:, :, first:stop]
         if mask is not None:
             bias = mask[..., start:stop, first:stop]
@@ -167,6 +169,11 @@ class Attention(nn.Module):
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=bias, scale=self.scale, enable_gqa=key.shape[1] != query.shape[1]
         )
+
+
+def flash_takes(element_bytes: int, head_dim: int) -> bool:
+    """Whether a GPU's flash kernel takes heads of that dtype and size, if there is no mask."""
+    return element_bytes == 2 and head_dim <= 256
 
 
 def local_mask(length: int, window: int | None, device: torch.device) -> Tensor | None:

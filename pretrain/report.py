@@ -70,13 +70,11 @@ def opening(session: Session) -> list[str]:
 
 
 def _in_one(session: Session) -> str:
-    """What is computed in one; a classifier's head is small, and is not fused with the loss."""
+    """What is computed in one; not the head and loss of a classifier, which are small, nor of ranks that share both."""
     text = IN_ONE[session.run.fused]
-    return (
-        text
-        if session.model.classes is None
-        else text.removesuffix("head and loss").rstrip("; ") or "nothing"
-    )
+    if session.model.classes is None and session.world.tensor_parallel == 1:
+        return text
+    return text.removesuffix("head and loss").rstrip("; ") or "nothing"
 
 
 def _attention_line(session: Session) -> str:

@@ -203,7 +203,7 @@ def build_session(run: RunConfig, ds_config: dict[str, Any], data: RunData, worl
         if reshape:
             check_readable(folder, world, checkpoint_of)
         if not saved.run:
-            identity["from_seed"] = False  # a model that was made elsewhere
+            identity |= {"from_seed": False, "imported": True}  # a model that was made elsewhere
     session = Session(
         run=run,
         model=model,

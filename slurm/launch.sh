@@ -13,8 +13,8 @@
 #   SLURM=0              without SLURM: run on this machine, with the deepspeed launcher
 # --dry_run among the arguments prints what would run, and runs nothing.
 #
-# How a job goes on: the ranks end with 75 when they were asked to stop and have saved everything (SIGUSR1 ahead of the
-# time limit, SIGTERM on preemption); the job is then requeued and continues by itself in the same run folder. Bad input
+# How a job goes on: the ranks end with 75 when they were asked to stop (SIGUSR1 ahead of the time limit, SIGTERM on
+# preemption), and have saved everything, unless a rank that was gone kept them from agreeing; the job is then requeued and continues by itself in the same run folder. Bad input
 # (2) and Ctrl-C (130) end the job. Anything else is a failure, and counted. scancel ends a job for good.
 
 CONTINUE=75
@@ -179,7 +179,7 @@ launch() {
     end_if_cancelled
     case "$status" in
         "$BAD_INPUT" | "$INTERRUPTED") exit "$status" ;;
-        "$CONTINUE") echo "job $(job_name): stopped and saved; requeued, to continue by itself" ;;
+        "$CONTINUE") echo "job $(job_name): stopped; requeued, to continue by itself" ;;
         *)
             failures=$(($(cat "$failures_file" 2>/dev/null || echo 0) + 1))
             echo "$failures" >"$failures_file"

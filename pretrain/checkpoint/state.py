@@ -56,7 +56,9 @@ class TrainingState:
     growth: dict[str, Any] = field(default_factory=dict)
     """What pretrain/growth/ has measured and decided so far; empty in a run whose heads were never changed."""
     from_seed: bool = True
-    """Whether the weights of step 0 were drawn from the seed, not imported or grown."""
+    """Whether the seed alone gives the weights of step 0: they were not imported, and no head was added or removed."""
+    imported: bool = False
+    """Whether the weights of step 0 come from another model."""
     micro_batch: int = 0
     """Sequences per rank and forward pass."""
     run: dict[str, Any] = field(default_factory=dict)
@@ -92,6 +94,9 @@ def read_state(folder: Path) -> TrainingState:
     if isinstance(values, dict) and "pending" not in values:  # older versions call it owed
         values["pending"] = values.pop("owed", [])
     _check(values, path)
+    values.setdefault(
+        "imported", not values.get("from_seed", True)
+    )  # older versions did not tell these apart
     return TrainingState(**values)
 
 

@@ -276,7 +276,7 @@ def remove(folder: Path) -> None:
 def random_state() -> dict[str, Any]:
     """State of torch's generators on this rank."""
     state = {"torch": torch.get_rng_state()}
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():  # not in a run on CPUs beside a GPU, whose state it would open
         state["cuda"] = torch.cuda.get_rng_state()
     return state
 
@@ -284,5 +284,5 @@ def random_state() -> dict[str, Any]:
 def restore_random_state(state: dict[str, Any]) -> None:
     """Restore the generators from what random_state returned."""
     torch.set_rng_state(state["torch"])
-    if "cuda" in state and torch.cuda.is_available():
+    if "cuda" in state and torch.cuda.is_initialized():
         torch.cuda.set_rng_state(state["cuda"])

@@ -126,7 +126,8 @@ class DiagnosticsConfig:
     """Positions of each window that are compared to see features drift."""
     release: float | None = from_zero(None)
     """Step (or fraction of the run) whose W_Q and W_K are kept, to tell how far they move from there; when not given,
-    the end of the first rule's slow-down, if there is one. For controls, that of the run they are compared with."""
+    the end of the first slow-down of W_Q or W_K by a rule, if one ends. For controls, that of the run that they are
+    compared with."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ class LoggingConfig:
     seconds: float = from_zero(5.0)
     """Shortest time between two printed lines when the output is not a terminal."""
     wandb: Literal["auto", "online", "offline", "disabled"] = "auto"
-    """auto: online when logged in, else offline. Never asks."""
+    """auto: as WANDB_DISABLED or WANDB_MODE say; without them online when logged in, else offline. Never asks."""
     wandb_project: str = "head-schedules"
     """Project that runs are filed under."""
 
@@ -193,7 +194,7 @@ class RunConfig:
     data_root: str = "data"
     """Where the built-in corpus is written, once."""
     vocab_size: int = positive(4096)
-    """Vocabulary of the tokenizer trained for the built-in corpus; prepared corpora bring their own."""
+    """Entries of the tokenizer that is trained for the built-in text; prepared corpora bring their own."""
     seed: int = from_zero(1)
     """Seeds the weights and the order of the data."""
     steps: int = positive(1000)
@@ -230,14 +231,14 @@ class RunConfig:
     """Compile the model with torch.compile: slower to start, faster steps, ZeRO stages 1 and 2 only. auto: on GPUs, and
     on CPUs for runs of some minutes. What a run began with is kept when it is resumed."""
     fused: Literal["auto", "all", "loss", "none"] = "auto"
-    """What is computed in one. loss: the output head and the loss, which saves the memory of the logits. all: also q, k
-    and v, and gate and up, not at ZeRO stage 3. none: each by itself. auto: all where a GPU's model is compiled, else
-    loss. Only rounding changes; what a run began with is kept when it is resumed."""
+    """What is computed in one. loss: the output head and the loss, where tensor_parallel is 1, which saves the memory
+    of the logits. all: also q, k and v, and gate and up, not at ZeRO stage 3. none: each by itself. auto: all where a
+    GPU's model is compiled, else loss. Only rounding changes; what a run began with is kept when it is resumed."""
     attention: Literal["auto", "blocks", "torch"] = "auto"
     """How attention is computed. torch: by torch's kernels. blocks: by products over blocks of queries, which is faster
     on a CPU in bf16, and rounds more. auto: blocks there up to 512 tokens, else torch. What a run began with is kept
     when it is resumed."""
-    threads: int | None = None
+    threads: int | None = positive(None)
     """CPU threads per rank; the cores are shared among the ranks when not given. Kept when a run is resumed."""
     deterministic: bool = False
     """Ask torch for deterministic kernels (CUDA; CPU kernels are deterministic already)."""

@@ -24,7 +24,7 @@ from pretrain.diagnostics.weights import (
     write_kept,
 )
 from pretrain.optim.groups import GroupRates
-from pretrain.optim.schedule import length_in_steps
+from pretrain.optim.schedule import step_of_run
 from pretrain.run.context import RunContext
 from pretrain.run.hooks import Hook, HookResult
 
@@ -52,11 +52,7 @@ class Diagnostics(Hook):
         self.specs = parameter_specs(context.model)
         self._release: int | None = None
         if run.diagnostics.release is not None:
-            self._release = length_in_steps("diagnostics.release", run.diagnostics.release, run.steps)
-            if self._release > run.steps:
-                raise UserError(
-                    f"diagnostics.release: step {self._release} is beyond the run of {run.steps} steps"
-                )
+            self._release = step_of_run("diagnostics.release", run.diagnostics.release, run.steps)
         self._rule = slowing_rule(context.rates)
         self.notes: list[str] = []
         self._probe: ForwardProbe | None = None

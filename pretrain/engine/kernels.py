@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.attention import SDPBackend
 
-from model.attention import local_mask
+from model.attention import flash_takes, local_mask
 from model.config import ModelConfig
 from model.documents import PackedDocuments, has_varlen_kernel
 
@@ -42,7 +42,7 @@ def attention_kernels(
         if document_mask:
             starts = torch.arange(BATCH + 1, device=device, dtype=torch.int32) * T
             mask = PackedDocuments(starts, BATCH, T, dtype).mask(window)
-        if mask is not None and query.is_cuda:
+        if query.is_cuda and (mask is not None or not flash_takes(dtype.itemsize, head_dim)):
             kv_heads = heads  # as model.attention repeats them
         key = torch.empty(BATCH, kv_heads, T, head_dim, device=device, dtype=dtype)
         choice = torch._fused_sdp_choice(

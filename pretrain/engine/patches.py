@@ -6,6 +6,7 @@ DeepSpeed's objects are read in pretrain.engine.layout; a checkpoint's writer an
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -17,13 +18,23 @@ from pretrain.optim.spikes import SpikeGuard
 def prepare_deepspeed() -> None:
     """Prepare DeepSpeed for a process group. Call it before pretrain.runtime.world.start_world.
 
-    Without it the group works too, but every machine compiles an extension first, which takes a minute.
+    Without it the group works too, but on CPUs every machine compiles an extension first, which takes a minute.
     """
     quiet_deepspeed()
     import deepspeed
+    from deepspeed.accelerator import cuda_accelerator, get_accelerator
 
-    # A shared-memory all-reduce for inference on CPUs, which training never calls; DeepSpeed would compile it now.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if get_accelerator().device_name() == "cpu":  # to ask for the extensions of a GPU runs nvcc for each
+        # A shared-memory all-reduce for inference on CPUs, which training never calls; DeepSpeed would compile it now.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    elif not _are_numbers(os.environ.get("CUDA_VISIBLE_DEVICES", "")):
+        # By this library DeepSpeed asks for a device's free memory, by number only; without it, it asks torch.
+        cuda_accelerator.pynvml = None
+
+
+def _are_numbers(devices: str) -> bool:
+    """Whether CUDA_VISIBLE_DEVICES names GPUs by number, not as GPU-… or MIG-…."""
+    return all(device.strip().removeprefix("-").isdigit() for device in devices.split(",") if device.strip())
 
 
 def forget_stage_3_modules() -> None:

@@ -1,6 +1,6 @@
 """Zero-shot scores of a run or an export: ``python -m pretrain.evaluation DIR|runs/NAME --tasks hellaswag,piqa``.
 
-Several ranks share the work: ``deepspeed --num_accelerators 2 --module pretrain.evaluation.command …``.
+Several ranks share the work: ``deepspeed --num_accelerators 2 --module pretrain.evaluation …``.
 Without internet: ``python -m pretrain.evaluation save --tasks papers --data_dir DIR`` on a machine that has it, then
 ``--data_dir DIR`` here.
 """

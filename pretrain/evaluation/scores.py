@@ -182,7 +182,7 @@ def _items(results: Mapping[str, Any], task: str) -> str:
 def _random_state_kept() -> Iterator[None]:
     """Restore Python's, numpy's and torch's random states, which lm-eval seeds and training must keep."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     try:
         yield
     finally:

@@ -49,7 +49,7 @@ def model_card(
     model, state, run = source.model, source.state, source.state.run
     layers = range(model.num_layers)
     native = export.format == "native"
-    imported = not (state.run and state.from_seed)
+    imported = state.imported or not state.run
     license_name = license_name or (None if imported else OWN_LICENSE)
     header: dict[str, Any] = {
         **({"license": license_name} if license_name else {}),

@@ -26,6 +26,18 @@ def length_in_steps(name: str, value: float, steps: int) -> int:
     return int(value)
 
 
+def step_of_run(name: str, value: float, steps: int) -> int:
+    """length_in_steps from the beginning of a run, which must not end before.
+
+    Raises:
+        UserError: as length_in_steps, and a step beyond the run.
+    """
+    step = length_in_steps(name, value, steps)
+    if step > steps:
+        raise UserError(f"{name}: step {step} is beyond the run of {steps} steps")
+    return step
+
+
 def phase_in_steps(name: str, value: float, steps: int) -> int:
     """length_in_steps for a phase that may last the whole run.
 

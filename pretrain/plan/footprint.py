@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from model.attention import flash_takes
 from model.config import ModelConfig
 from model.documents import varlen_head_dim
 from model.head_loss import token_products
@@ -70,8 +71,8 @@ def layer_activation_bytes(
     statistics in fp32; q, k, v as attention sees them and its output, (2 A + 2 A_kv) s / t, and 4 bytes of
     log-sum-exp a head; gate, up, the activation and the product, 4 W s / t (plain: before and after the activation,
     2 W s / t). Where heads are exchanged, the output is kept once more after its way back (A s / t), and the query form
-    holds keys and values of all r ranks. With a mask on a GPU, keys and values are as wide as queries. A windowed layer
-    keeps its mask, T² s, once; with a document mask layers share theirs (document_bytes).
+    holds keys and values of all r ranks. On a GPU keys and values are as wide as queries where flash does not run. A
+    windowed layer keeps its mask, T² s, once; with a document mask layers share theirs (document_bytes).
     """
     t, d = tensor_parallel, config.d_model
     tokens = micro_batch * config.context_length
@@ -82,8 +83,9 @@ def layer_activation_bytes(
     window = config.layer_window(layer)
     windowed = window is not None and window < config.context_length
     packed = document_mask and _takes_offsets(config, layer, micro_batch, element, tensor_parallel, device)
-    if device == "cuda" and (windowed or document_mask) and not packed:
-        kv = q  # kernels with a mask take no grouped queries
+    flash = flash_takes(element, config.layer_head_dim(layer))
+    if device == "cuda" and not packed and (windowed or document_mask or not flash):
+        kv = q  # only flash takes grouped queries, and without a mask
     attention = 2 * q + 2 * kv * (ranks if form == "query" else 1)
     if form != "none":
         attention += q
@@ -217,10 +219,12 @@ def activations(
         norm += tokens * d * s * (t - 1) // t
     fused = settings.fused != "none" and t == 1 and config.classes is None
     if fused:
-        # The logits of a product, beside them a chunk's softmax, or what is added to the head's gradient.
+        # The logits of a product, beside them a chunk's softmax, or what is added to the head's gradient. On a CPU
+        # torch widens the logits in a copy of their own before it takes the softmax.
         chunks = token_products(tokens, columns, device)[0]
-        added = d * s if s < FP32_BYTES else 0
-        loss_chunks = columns * (s * chunks[-1].stop + max(FP32_BYTES * chunks[0].stop, added))
+        narrow = s < FP32_BYTES
+        softmax = FP32_BYTES * chunks[0].stop * (2 if narrow and device == "cpu" else 1)
+        loss_chunks = columns * (s * chunks[-1].stop + max(softmax, d * s if narrow else 0))
     else:
         loss_chunks = LOSS_CHUNKS * FP32_BYTES * min(CHUNK_ELEMENTS[device], tokens * columns)
     if settings.fused == "all":  # the weights of joint products are copied together

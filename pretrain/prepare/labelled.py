@@ -199,13 +199,19 @@ def _write(
     }
 
 
-def prepare_builtin_labelled(data_root: str | Path, report: ProgressCallback = lambda _: None) -> Path:
-    """The built-in classification task (see builtin_examples), made once: ``DATA_ROOT/packages-HASH``."""
-    settings = f"{FORMAT_VERSION} {BuiltinCorpus().fingerprint()} {training_request(VOCABULARY)}"
+def prepare_builtin_labelled(
+    data_root: str | Path, vocabulary: int = VOCABULARY, report: ProgressCallback = lambda _: None
+) -> Path:
+    """The built-in classification task (see builtin_examples), made once: ``DATA_ROOT/packages-HASH``.
+
+    Args:
+        vocabulary: entries of its tokenizer, which is trained on its training examples.
+    """
+    settings = f"{FORMAT_VERSION} {BuiltinCorpus().fingerprint()} {training_request(vocabulary)}"
     folder = Path(data_root) / f"packages-{hashlib.sha256(settings.encode()).hexdigest()[:12]}"
     if (folder / META_FILE).is_file():  # written before the folder got its name
         return folder
-    return prepare_labelled(folder, _builtin_task(), VOCABULARY, report)
+    return prepare_labelled(folder, _builtin_task(), vocabulary, report)
 
 
 def _builtin_task() -> Task:

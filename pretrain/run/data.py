@@ -163,7 +163,7 @@ def _open_validation(text: str, tokenizer: Tokenizer, known: Known) -> list[tupl
 def _builtin(run: RunConfig, report: Callable[[object], None]) -> Path:
     """The built-in corpus of the run's task."""
     if run.task == "classification":
-        return prepare_builtin_labelled(run.data_root, report)
+        return prepare_builtin_labelled(run.data_root, run.vocab_size, report)
     return prepare_builtin(run.data_root, run.vocab_size, report)
 
 

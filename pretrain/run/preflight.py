@@ -41,13 +41,19 @@ def check_settings(run: RunConfig) -> None:
     """Refuse settings that do not fit each other; data, ranks and machine are not looked at.
 
     Raises:
-        UserError: see RunConfig.build_model_config and share_batch; rules that do not fit the model or the run.
+        UserError: see RunConfig.build_model_config, check_tensor_parallel and share_batch; rules, or a release, that do
+            not fit the model or the run.
     """
+    from model.parallel_plan import check_tensor_parallel
     from pretrain.optim.groups import GroupRates, run_groups  # imports torch
+    from pretrain.optim.schedule import step_of_run
 
     model = run.build_model_config()
+    check_tensor_parallel(model, run.tensor_parallel, sequence_parallel=run.sequence_parallel)
     share_batch(run.global_batch_tokens, run.micro_batch, model.context_length, 1)
     GroupRates(run_groups(run, model), run)
+    if run.diagnostics.release is not None:
+        step_of_run("diagnostics.release", run.diagnostics.release, run.steps)
 
 
 def _check_corpus(folder: str) -> None:

@@ -16,8 +16,8 @@ from pretrain.runtime.watchdog import Watchdog
 from pretrain.runtime.world import COLLECTIVE_TIMEOUT, World
 
 VOTE_RANKS = 64
-"""Ranks that vote at every turn; more of them vote at every second, third, … turn. A vote's messages go around all
-ranks one after another, which takes 20 to 40 ms for 512."""
+"""Twice as many ranks vote at every second turn, three times as many at every third, and so on. A vote's messages go
+around all ranks one after another, which takes 20 to 40 ms for 512."""
 
 
 class Abandoned(Exception):

@@ -82,11 +82,20 @@ def leave(rank: int, code: int) -> NoReturn:
     """
     leave_after_rank_0(rank)
     if _store() is None:
+        _close_group()
         sys.exit(code)
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _close_group() -> None:
+    """Close the group of a GPU's only rank, as NCCL asks for."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_initialized() and distributed.get_backend() == "nccl":
+        with contextlib.suppress(Exception):  # what was to be saved is saved
+            distributed.destroy_process_group()
 
 
 def _end_alone(error: BaseException, rank: int, code: int, wait: float) -> NoReturn:

@@ -128,7 +128,12 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
 
 
 def data_sheet_peak(name: str, dtype: torch.dtype) -> float | None:
-    """Return the dense peak of the GPU called *name*, or None if it is unknown or *dtype* is not 16-bit."""
+    """Return the dense peak of the GPU called *name*, or None if it is unknown or *dtype* is not 16-bit.
+
+    A slice of a GPU (MIG) is unknown: its share of the peak depends on how the GPU was cut.
+    """
+    if re.search(r"\bMIG\b", name):
+        return None
     tables: tuple[tuple[str, float], ...] = ()
     if dtype in (torch.bfloat16, torch.float16):
         tables = GPU_PEAKS_16_BIT

@@ -194,6 +194,10 @@ def start_world(
         device = meet(launch.rank, size, timeout)
     if device.type == "cpu":
         keep_freed_memory()
+    else:
+        # cuDNN's attention gives gradients that are not finite for some masks and shapes (pytorch issue 196678). Flash
+        # and the memory-efficient kernel take all that it takes.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     # Also where a process group exists: DeepSpeed's own module must know of it before zero.Init asks for its size.
     deepspeed.init_distributed(
         dist_backend=BACKENDS[device.type],

@@ -194,12 +194,17 @@ def test_the_end_of_a_classifier(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("fused", "classes", "expected"),
+    ("fused", "classes", "t", "expected"),
     [
-        ("all", None, "q, k, v; gate, up; head and loss"), ("all", 3, "q, k, v; gate, up"), ("loss", 3, "nothing"),
-        ("loss", None, "head and loss"), ("none", 3, "nothing"),
+        ("all", None, 1, "q, k, v; gate, up; head and loss"), ("all", 3, 1, "q, k, v; gate, up"),
+        ("loss", 3, 1, "nothing"), ("loss", None, 1, "head and loss"), ("none", 3, 1, "nothing"),
+        ("all", None, 2, "q, k, v; gate, up"), ("loss", None, 2, "nothing"),
     ],
 )  # fmt: skip
-def test_what_is_computed_in_one(fused, classes, expected):
-    session = SimpleNamespace(run=SimpleNamespace(fused=fused), model=SimpleNamespace(classes=classes))
+def test_what_is_computed_in_one(fused, classes, t, expected):
+    session = SimpleNamespace(
+        run=SimpleNamespace(fused=fused),
+        model=SimpleNamespace(classes=classes),
+        world=SimpleNamespace(tensor_parallel=t),
+    )
     assert report._in_one(session) == expected

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from model.attention import Attention, local_mask
+from model.attention import Attention, any_length, local_mask
 from model.config import ModelConfig, block
 from model.exchange import QueryForm
 from model.initialization import initialize
@@ -14,6 +14,7 @@ from model.presets import preset, preset_names
 from model.process_grid import ALONE
 from model.rotary import RotaryTables
 from model.transformer import Transformer
+from pretrain.engine.kernels import attention_kernels
 from tests.helpers.gpus import GPU, REHEARSED, needs_gpus
 
 DEVICES = ["cpu", pytest.param(GPU, id="gpu", marks=needs_gpus(1))]
@@ -93,16 +94,16 @@ def test_chunks_of_queries_equal_the_whole(device, dtype, window, ranks):
 
 
 @needs_gpus(1)
-def test_grouped_queries_with_a_window_have_a_fused_kernel():
-    """With a mask the kernels take no grouped queries; without them all logits would be in memory."""
-    config = block("llama", **SHAPE, heads=(6,), kv_heads=(2,), local_window=(9,))
-    attention = Attention(config, 0, ALONE).to(GPU, torch.bfloat16)
-    hidden = torch.randn(2, 48, config.d_model, device=GPU, dtype=torch.bfloat16)
+@pytest.mark.parametrize(("window", "dtype"), [(9, torch.bfloat16), (None, torch.float32)])
+def test_grouped_queries_that_flash_does_not_take_have_a_fused_kernel(window, dtype):
+    """Other kernels take no grouped queries; without them all logits would be in memory."""
+    config = block("llama", **SHAPE, heads=(6,), kv_heads=(2,), local_window=(window,))
+    attention = Attention(config, 0, ALONE).to(GPU, dtype)
+    hidden = torch.randn(2, 48, config.d_model, device=GPU, dtype=dtype)
     table = RotaryTables(48, config.rope_base).get(attention.head_dim, 48, hidden.device, hidden.dtype)
-    with sdpa_kernel(
-        SDPBackend.MATH if REHEARSED else SDPBackend.EFFICIENT_ATTENTION
-    ):  # a CPU has no such kernel
-        output = attention(hidden, table, local_mask(48, 9, hidden.device))
+    # A CPU has no such kernel.
+    with sdpa_kernel(SDPBackend.MATH if REHEARSED else SDPBackend.EFFICIENT_ATTENTION):
+        output = attention(hidden, table, local_mask(48, window, hidden.device))
     assert torch.isfinite(output).all()
 
 
@@ -146,3 +147,13 @@ def test_the_kernel_of_every_published_head_dim(dim):
     if KERNELS[dim] != FLASH:
         with pytest.warns(UserWarning, match="less than or equal to 256"), pytest.raises(RuntimeError):
             attend(dim, FLASH)
+
+
+@needs_gpus(1)
+@pytest.mark.skipif(REHEARSED, reason="a CPU has other kernels")
+def test_the_kernels_that_the_opening_lines_name():
+    with any_length():  # cuDNN's is left out in training, too
+        found = attention_kernels(preset("config-7-124m"), torch.device(GPU), torch.bfloat16, False)
+    assert found["memory-efficient"] == [384]
+    others = [dim for name, dims in found.items() if name != "memory-efficient" for dim in dims]
+    assert sorted(others) == [64, 96, 192]

@@ -46,6 +46,12 @@ def test_missing_packages_are_named(tmp_path):
     assert "machine: cannot run: not installed: torch" in finished.stdout
 
 
+def test_no_part_is_begun_when_the_limit_is_near(tmp_path):
+    finished = gpu_sh(tmp_path / "out", "--only", "machine", LIMIT="60")
+    assert finished.returncode == 1 and "machine: not begun: LIMIT is near" in finished.stdout
+    assert not (tmp_path / "out" / "machine.log").exists()
+
+
 @pytest.mark.slow
 def test_the_rehearsal_of_cheap_parts(tmp_path):
     out, data = tmp_path / "out", str(tmp_path / "data")

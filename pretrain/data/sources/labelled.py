@@ -88,7 +88,7 @@ def kind_of(path: Path) -> str:
     kind = ENDINGS.get(Path(name).suffix)
     if kind is None:
         raise UserError(
-            f"labelled: {str(path)!r} is of no known kind; valid endings: {', '.join(ENDINGS)}, and .gz"
+            f"labelled: {str(path)!r} is of no known kind; valid endings: {', '.join(ENDINGS)}, with .gz or .zst too"
         )
     return kind
 

@@ -46,7 +46,7 @@ def test_no_object(tmp_path, text):
      ("recent", {"others": [1.0]}),
      ("pending", {}), ("pending", [5]), ("pending", "validation"), ("owed", []),
      ("released", {"a": "x"}), ("released", [1]),
-     ("from_seed", 1), ("run", None), ("model", []), ("data", "x"), ("world", 5), ("nonsense", 1)],
+     ("from_seed", 1), ("imported", 1), ("run", None), ("model", []), ("data", "x"), ("world", 5), ("nonsense", 1)],
 )  # fmt: skip
 def test_other_types(tmp_path, name, value):
     found = read(tmp_path, json.dumps(WRITTEN | {name: value}))
@@ -56,6 +56,12 @@ def test_other_types(tmp_path, name, value):
 def test_a_field_by_its_older_name(tmp_path):
     older = {name: value for name, value in WRITTEN.items() if name != "pending"} | {"owed": ["validation"]}
     assert read(tmp_path, json.dumps(older)).pending == ["validation"]
+
+
+@pytest.mark.parametrize("from_seed", [True, False])
+def test_an_older_state_that_is_not_from_the_seed_counts_as_imported(tmp_path, from_seed):
+    older = {name: value for name, value in WRITTEN.items() if name != "imported"} | {"from_seed": from_seed}
+    assert read(tmp_path, json.dumps(older)).imported is not from_seed
 
 
 anything = st.recursive(

@@ -11,10 +11,23 @@ from pretrain.config.lr_rules import NAMED_RULES
 from pretrain.config.run_config import RunConfig
 from pretrain.optim.groups import run_groups
 from pretrain.optim.schedule import LearningRateSchedule
+from tests.helpers.launch import ROOT
 
 
 def parse(*arguments: str) -> RunConfig:
     return parse_command_line(list(arguments)).run
+
+
+def test_every_setting_is_in_the_documentation():
+    text = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
+    for section in dataclasses.fields(RunConfig):
+        if section.name in ("recipe", "growth"):  # --config sets the one; docs/growth.md has the other
+            continue
+        value = getattr(RunConfig(), section.name)
+        names = [field.name for field in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
+        forms = [(f"{section.name}.{name}", f"`.{name}`") for name in names]
+        for here in forms or [(f"`{section.name}`", f"--{section.name}")]:
+            assert any(form in text for form in here), here[0]
 
 
 def test_default_recipe_is_micro():

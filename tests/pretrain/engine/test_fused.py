@@ -13,7 +13,6 @@ from pretrain.engine.compiling import decide_attention, decide_fused
 from pretrain.engine.ds_config import EngineSettings
 from pretrain.engine.kernels import attention_kernels, kernel_line
 from tests.helpers.distributed import run_distributed
-from tests.helpers.gpus import needs_gpus
 from tests.helpers.training import curve, nano_run, session
 
 NANO = preset("prism-nano")
@@ -123,15 +122,3 @@ def test_the_kernels_of_a_cpu():
     in_blocks = {"products over blocks of queries": [16]}
     assert attention_kernels(windowed, cpu, torch.bfloat16, False, blocks=True) == in_blocks
     assert attention_kernels(windowed, cpu, torch.bfloat16, True, blocks=True) == {"flash": [16]}, "documents"
-
-
-@needs_gpus(1)
-def test_the_kernels_of_a_gpu():
-    """torch's flash kernel goes up to a head dim of 256."""
-    found = attention_kernels(preset("config-7-124m"), torch.device("cuda"), torch.bfloat16, False)
-    assert found["memory-efficient"] == [384]
-    assert sorted(dim for name, dims in found.items() if name != "memory-efficient" for dim in dims) == [
-        64,
-        96,
-        192,
-    ]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from deepspeed import accelerator
+from deepspeed.accelerator import cuda_accelerator
 from deepspeed.runtime import bf16_optimizer
 from deepspeed.runtime.zero import stage3, stage_1_and_2
 
@@ -59,3 +63,17 @@ def test_a_guard_that_never_skips_is_not_asked():
     originals = [module.is_invalid_grad_norm for module in OPTIMIZERS]
     with guarded_updates(calm(0)):
         assert [module.is_invalid_grad_norm for module in OPTIMIZERS] == originals
+
+
+@pytest.mark.parametrize(
+    ("devices", "asked"),
+    [("", True), ("0", True), ("0,1", True), ("-1", True), ("GPU-8f1c", False), ("0,MIG-5a", False)],
+)
+def test_devices_that_are_named_are_not_asked_for_by_number(monkeypatch, devices, asked):
+    """DeepSpeed takes every entry of CUDA_VISIBLE_DEVICES as a number where NVIDIA's library is installed."""
+    library = object()
+    monkeypatch.setattr(cuda_accelerator, "pynvml", library)
+    monkeypatch.setattr(accelerator, "get_accelerator", lambda: SimpleNamespace(device_name=lambda: "cuda"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
+    prepare_deepspeed()
+    assert cuda_accelerator.pynvml is (library if asked else None)

@@ -18,7 +18,8 @@ DATA = {"tokenizer": "t", "data": [["c0ffee" * 4, "1"]]}
 STATES = {
     "ours": TrainingState(step=5, run=RUN, data=DATA),
     "imported": TrainingState(data={"tokenizer": "t"}),
-    "imported and trained": TrainingState(step=5, run=RUN, data=DATA, from_seed=False),
+    "imported and trained": TrainingState(step=5, run=RUN, data=DATA, from_seed=False, imported=True),
+    "grown": TrainingState(step=5, run=RUN, data=DATA, from_seed=False),
 }
 
 
@@ -44,6 +45,7 @@ def card(state, license_name=None, format="native"):
         ("imported", None, None),
         ("imported", "mit", "mit"),
         ("imported and trained", None, None),
+        ("grown", None, "apache-2.0"),
     ],
 )
 def test_the_licence_of_an_imported_model_is_not_ours_to_give(state, license_name, expected):
@@ -54,7 +56,8 @@ def test_the_licence_of_an_imported_model_is_not_ours_to_give(state, license_nam
 
 def test_the_data_is_what_the_run_has_read():
     assert "| data | mine; content c0ffeec0ffee |" in card("ours")[1]
-    assert "imported from another model" not in card("ours")[1]
+    for state in ("ours", "grown"):
+        assert "imported from another model" not in card(state)[1]
     imported = card("imported")[1]
     assert "| data |" not in imported and "standard library" not in imported
     both = card("imported and trained")[1]

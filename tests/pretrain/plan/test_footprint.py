@@ -109,23 +109,31 @@ def test_layer_of_757m_by_hand():
     assert layer_activation_bytes(config, 0, 2, 2, 4, True) == 2 * 1024 * (parts + shared)
 
 
-def test_masks_repeat_grouped_keys_and_values_on_a_gpu():
+def test_keys_and_values_are_repeated_where_flash_does_not_run_on_a_gpu():
     """Heads 2 and 4 of 16 and 32, with 1 and 2 of keys and values: 32 and 128 columns of queries, 16 and 64 of keys."""
     B, T = 3, GROUPED.context_length
 
-    def added(device, **options):
-        """Bytes that a window adds to each layer, or a document mask."""
-        of = GROUPED.replace(local_window=(16, 16)) if not options else GROUPED
+    def of(model, element, device, **options):
         return [
-            layer_activation_bytes(of, layer, B, 4, device=device, **options)
-            - layer_activation_bytes(GROUPED, layer, B, 4, device=device)
-            for layer in (0, 1)
+            layer_activation_bytes(model, layer, B, element, device=device, **options) for layer in (0, 1)
         ]
 
-    repeated = [2 * (32 - 16) * B * T * 4, 2 * (128 - 64) * B * T * 4]
-    assert added("cpu") == [T * T * 4] * 2 and added("cpu", document_mask=True) == [0, 0]
-    assert added("cuda") == [T * T * 4 + each for each in repeated]
-    assert added("cuda", document_mask=True) == repeated
+    def added(element, device, **options):
+        """Bytes that a window adds to each layer, or a document mask."""
+        model = GROUPED if options else GROUPED.replace(local_window=(16, 16))
+        before, after = of(GROUPED, element, device), of(model, element, device, **options)
+        return [one - other for one, other in zip(after, before, strict=True)]
+
+    repeated = [2 * (32 - 16) * B * T * 2, 2 * (128 - 64) * B * T * 2]
+    assert added(2, "cpu") == [T * T * 2] * 2 and added(2, "cpu", document_mask=True) == [0, 0]
+    assert added(2, "cuda") == [T * T * 2 + each for each in repeated]
+    whole = GROUPED.replace(kv_heads=GROUPED.heads)
+    assert of(whole, 2, "cuda") == [
+        one + more for one, more in zip(of(GROUPED, 2, "cuda"), repeated, strict=True)
+    ]
+    # Flash takes no fp32, so there they are repeated anyhow.
+    assert of(whole, 4, "cuda") == of(GROUPED, 4, "cuda")
+    assert added(4, "cuda", document_mask=True) == [0, 0]
 
 
 @pytest.mark.parametrize("name", ["zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"])
