@@ -94,9 +94,8 @@ def read_state(folder: Path) -> TrainingState:
     if isinstance(values, dict) and "pending" not in values:  # older versions call it owed
         values["pending"] = values.pop("owed", [])
     _check(values, path)
-    values.setdefault(
-        "imported", not values.get("from_seed", True)
-    )  # older versions did not tell these apart
+    # Older versions did not tell imported models from grown ones.
+    values.setdefault("imported", not values.get("from_seed", True))
     return TrainingState(**values)
 
 

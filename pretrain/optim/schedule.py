@@ -27,7 +27,7 @@ def length_in_steps(name: str, value: float, steps: int) -> int:
 
 
 def step_of_run(name: str, value: float, steps: int) -> int:
-    """length_in_steps from the beginning of a run, which must not end before.
+    """The step of a run that is so long after its beginning, as length_in_steps reads it.
 
     Raises:
         UserError: as length_in_steps, and a step beyond the run.
