@@ -216,7 +216,8 @@ def test_the_job_script_ends_with_a_merged_corpus(texts, small_folder, tmp_path)
     ]
     for task, ready in ((7, False), (6, True)):
         variables = {"SLURM_SUBMIT_DIR": str(ROOT), "SLURM_ARRAY_TASK_ID": str(task)}
-        variables |= {"SLURM_ARRAY_TASK_MIN": "6", "SLURM_ARRAY_TASK_COUNT": "2"}
+        array = {"MIN": "6", "MAX": "7", "COUNT": "2"}
+        variables |= {f"SLURM_ARRAY_TASK_{name}": value for name, value in array.items()}
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         result = subprocess.run(
             line, cwd=tmp_path, env=os.environ | variables | {"PATH": path}, capture_output=True, text=True
