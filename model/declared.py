@@ -1,0 +1,138 @@
+"""Declared data: pydantic dataclasses whose types and ranges are checked however an object is made.
+
+``declared`` makes one; ``from_plain`` reads one from what JSON or YAML held; ``explained`` is the single place that
+turns pydantic's ValidationError into the one line that a user sees.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import field, fields
+from typing import Annotated, Any, TypeVar, dataclass_transform
+
+import pydantic.dataclasses
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from model.errors import UserError, closest, shown
+
+C = TypeVar("C")
+LARGEST_INTEGER = 2**63 - 1
+STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+"""A number is no text, true is no number, an unknown name is an error."""
+
+Count = Annotated[int, Field(ge=0, le=LARGEST_INTEGER)]
+Positive = Annotated[int, Field(gt=0, le=LARGEST_INTEGER)]
+FromZero = Annotated[float, Field(ge=0, le=LARGEST_INTEGER)]
+PositiveNumber = Annotated[float, Field(gt=0, le=LARGEST_INTEGER)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+@dataclass_transform(field_specifiers=(field,))
+def declared(section: str = "", frozen: bool = True) -> Callable[[type[C]], type[C]]:
+    """Decorate a class of annotated fields: a dataclass that raises UserError for a value outside its declaration.
+
+    Args:
+        section: the name under which users know the object, the beginning of its fields' names in messages.
+        frozen: whether its fields stay as they are; if not, an assignment is checked, too.
+    """
+
+    def decorate(cls: type[C]) -> type[C]:
+        config = STRICT if frozen else {**STRICT, "validate_assignment": True}
+        made: Any = pydantic.dataclasses.dataclass(frozen=frozen, config=config)(cls)
+        init = made.__init__
+
+        @functools.wraps(init)
+        def checked(self: Any, *args: Any, **values: Any) -> None:
+            try:
+                init(self, *args, **values)
+            except ValidationError as error:
+                raise explained(error, section=section, names=[f.name for f in fields(made)]) from None
+
+        made.__init__ = checked
+        return made
+
+    return decorate
+
+
+@functools.cache
+def _cached_adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return _cached_adapter(kind)
+
+
+def from_plain(kind: type[C], values: Any, where: str = "") -> C:
+    """An object of a declared class, or of any type that pydantic knows, from plain lists, mappings and numbers.
+
+    Args:
+        where: the beginning of messages, such as "checkpoint: runs/a/…/state.json".
+
+    Raises:
+        UserError: the first value that the declaration does not admit, in one line.
+    """
+    try:
+        # As JSON, in which a list may be a tuple and a mapping an object, and nothing else is converted.
+        return _adapter(kind).validate_json(json.dumps(values), strict=True)
+    except ValidationError as error:
+        names = list(getattr(kind, "__dataclass_fields__", ()))
+        raise explained(error, where=where, names=names) from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"{where}{': ' * bool(where)}{shown(error, plain=True)}") from None
+
+
+def to_plain(value: Any) -> Any:
+    """What ``from_plain`` reads: the declared object *value* as lists, mappings, numbers and text."""
+    return _adapter(type(value)).dump_python(value, mode="json")
+
+
+def explained(
+    error: ValidationError, where: str = "", section: str = "", names: list[str] | None = None
+) -> UserError:
+    """The first mistake of *error* as a UserError that names the field, its value and what would be valid.
+
+    Args:
+        where: the beginning of the line.
+        section: what the fields belong to; comes before their names.
+        names: the valid names on the outermost level, for a hint at a misspelled one.
+    """
+    first = error.errors(include_url=False)[0]
+    context: Mapping[str, Any] = first.get("ctx") or {}
+    cause = context.get("error")
+    beginning = f"{where}: " if where else ""
+    if isinstance(cause, UserError):  # a check of ours, which names its field itself
+        return UserError(f"{beginning}{cause}")
+    place = ".".join(shown(part, plain=True) for part in first["loc"])
+    name = ".".join(part for part in (section, place) if part) or "value"
+    if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        hint = closest(str(first["loc"][-1]), names or []) if len(first["loc"]) == 1 else ""
+        return UserError(f"{beginning}{name}: unknown{hint}")
+    if first["type"] in ("missing", "missing_argument"):
+        return UserError(f"{beginning}{name}: missing")
+    return UserError(f"{beginning}{name}: {shown(first['input'])} is not valid; {_valid(first, context)}")
+
+
+def _valid(first: Any, context: Mapping[str, Any]) -> str:
+    """What would be valid, in words."""
+    for key, words in (("gt", "above"), ("ge", "from"), ("lt", "below")):
+        if key in context:
+            return f"give a number {words} {context[key]:,}"
+    if "le" in context:
+        return f"give at most {context['le']:,}"
+    known = {
+        "int_type": "give a whole number",
+        "int_from_float": "give a whole number",
+        "float_type": "give a number",
+        "finite_number": "give a finite number",
+        "bool_type": "give true or false",
+        "string_type": "give text",
+        "list_type": "give a list",
+        "tuple_type": "give a list",
+        "dict_type": "give a mapping",
+        "dataclass_type": "give a mapping",
+        "literal_error": f"give one of {str(context.get('expected', '')).replace(chr(39), '')}",
+    }
+    return known.get(first["type"], first["msg"][:1].lower() + first["msg"][1:])
