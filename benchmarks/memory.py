@@ -1,4 +1,4 @@
-"""Predicted against measured memory: short sessions in fresh processes, and what pretrain.plan.memory says of them.
+"""Predicted against measured memory: short sessions in fresh processes, and what pretrain.engine.memory.plan says of them.
 
     python benchmarks/memory.py                          # the table of docs/memory.md, about ten minutes on two cores
     python benchmarks/memory.py --stages 2 --precisions bf16 --data_parallel 1
@@ -33,7 +33,7 @@ from model.presets import preset  # noqa: E402
 from pretrain.config.command_line import parse_command_line  # noqa: E402
 from pretrain.engine.ds_config import EngineSettings  # noqa: E402
 from pretrain.engine.ds_config_check import read_ds_config  # noqa: E402
-from pretrain.plan.memory import MemoryPlan, memory_plan  # noqa: E402
+from pretrain.engine.memory.plan import MemoryPlan, memory_plan  # noqa: E402
 from pretrain.runtime.environment import free_port  # noqa: E402
 
 MIB = 1 << 20
@@ -84,7 +84,7 @@ class Case:
         return [part for name, value in values.items() for part in (f"--{name}", str(value))]
 
     def predicted(self, device: str) -> MemoryPlan:
-        """What pretrain.plan.memory says."""
+        """What pretrain.engine.memory.plan says."""
         command = parse_command_line(self.arguments)
         ds_config = read_ds_config(command.ds_config)
         ds_config["zero_optimization"] |= self.buckets

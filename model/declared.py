@@ -65,11 +65,12 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return _cached_adapter(kind)
 
 
-def from_plain(kind: type[C], values: Any, where: str = "") -> C:
+def from_plain(kind: type[C], values: Any, where: str = "", section: str = "") -> C:
     """An object of a declared class, or of any type that pydantic knows, from plain lists, mappings and numbers.
 
     Args:
         where: the beginning of messages, such as "checkpoint: runs/a/…/state.json".
+        section: what the fields belong to; comes before their names.
 
     Raises:
         UserError: the first value that the declaration does not admit, in one line.
@@ -79,7 +80,7 @@ def from_plain(kind: type[C], values: Any, where: str = "") -> C:
         return _adapter(kind).validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
         names = list(getattr(kind, "__dataclass_fields__", ()))
-        raise explained(error, where=where, names=names) from None
+        raise explained(error, where, section, names) from None
     except (TypeError, ValueError, RecursionError) as error:
         raise UserError(f"{where}{': ' * bool(where)}{shown(error, plain=True)}") from None
 
@@ -119,9 +120,9 @@ def _valid(first: Any, context: Mapping[str, Any]) -> str:
     """What would be valid, in words."""
     for key, words in (("gt", "above"), ("ge", "from"), ("lt", "below")):
         if key in context:
-            return f"give a number {words} {context[key]:,}"
+            return f"give a number {words} {_number(context[key])}"
     if "le" in context:
-        return f"give at most {context['le']:,}"
+        return f"give at most {_number(context['le'])}"
     known = {
         "int_type": "give a whole number",
         "int_from_float": "give a whole number",
@@ -136,3 +137,7 @@ def _valid(first: Any, context: Mapping[str, Any]) -> str:
         "literal_error": f"give one of {str(context.get('expected', '')).replace(chr(39), '')}",
     }
     return known.get(first["type"], first["msg"][:1].lower() + first["msg"][1:])
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"

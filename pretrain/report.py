@@ -12,39 +12,34 @@ import torch
 from model.attention import any_length
 from model.config import ModelConfig
 from model.heads import format_heads
+from pretrain.config.run_config import group_and_seed
 from pretrain.data.corpus import Corpus
-from pretrain.diagnostics.measure import group_and_seed
-from pretrain.engine.ds_config import EngineSettings
 from pretrain.engine.kernels import attention_kernels, kernel_line
-from pretrain.evaluation.accuracy import AccuracyResult
-from pretrain.evaluation.baselines import compare_baselines
+from pretrain.extensions import extensions
 from pretrain.generate import generate
-from pretrain.growth.hook import Growth
-from pretrain.metrics.file import FILE_NAME
 from pretrain.metrics.session import Metrics
-from pretrain.plots import draw_runs
+from pretrain.run.session import Session
 from pretrain.runtime.hardware import MEASURED, describe_device, peak_flops
 
 if TYPE_CHECKING:
-    from pretrain.session import Session
     from pretrain.trainer import Trainer
 
-IN_ONE = {"all": "q, k, v; gate, up; head and loss", "loss": "head and loss", "none": "nothing"}
+FUSED = {"all": "q, k, v; gate, up; head and loss", "loss": "head and loss", "none": "nothing"}
 
 
 def opening(session: Session) -> list[str]:
     """Lines about the run, its data and its devices, printed before the first step. For rank 0; not collective."""
     run, model, batch, world = session.run, session.model, session.batch, session.world
+    decisions, settings = session.decisions, session.decisions.settings
     where = f"{world.size} rank{'s' * (world.size > 1)}, each on {describe_device(world.device)}"
     if world.tensor_parallel > 1:
         where += f"; {world.tensor_parallel} tensor-parallel x {world.data_parallel} data-parallel"
-    record = session.state.world
     lines = [
         f"run      {run.folder}",
         f"world    {where}",
-        f"engine   ZeRO stage {record['stage']}; {record['dtype']} ({session.dtype_reason})",
-        f"compile  {'yes' if run.compile else 'no'} ({session.compile_reason})",
-        f"kernels  attention: {_attention_line(session)}; in one: {_in_one(session)}",
+        f"engine   ZeRO stage {settings.stage}; {decisions.dtype.value} ({decisions.dtype.reason})",
+        f"compile  {'yes' if decisions.compile.value else 'no'} ({decisions.compile.reason})",
+        f"kernels  attention: {_attention_line(session)}; fused: {_fused(session)}",
         f"model    {_model_line(run.model, model)}",
         *(f"data     {line}" for line in session.sequences.describe().splitlines()),
         *["data     documents are kept apart: attention and positions begin anew in each"]
@@ -53,14 +48,13 @@ def opening(session: Session) -> list[str]:
         f"steps    {run.steps:,} of {session.tokens_per_step:,} tokens = {batch.sequences} sequences "
         f"({batch.micro_batch} a micro-batch x {batch.accumulation} accumulated x {batch.data_parallel} ranks)",
         *(f"epochs   {line}" for line in _epochs(session)),
-        *([_growth_line(session)] if run.growth.active else []),
+        *(line for extension in extensions() for line in extension.opening(session)),
     ]
     if session.resumed_from:
         lines.append(
             f"resume   from {session.resumed_from} (step {session.state.step:,}, "
             f"{session.state.sequences:,} sequences seen)"
         )
-    settings = EngineSettings.of(run, session.ds_config, session.bf16, model)
     if settings.whole_gradients and world.data_parallel > 1:
         lines.append(
             "note     ZeRO 1 in bf16 reduces all gradients after the backward pass; "
@@ -69,29 +63,20 @@ def opening(session: Session) -> list[str]:
     return lines + [f"note     {note}" for note in session.notes]
 
 
-def _in_one(session: Session) -> str:
-    """What is computed in one; not the head and loss of a classifier, which are small, nor of ranks that share both."""
-    text = IN_ONE[session.run.fused]
+def _fused(session: Session) -> str:
+    """What is fused; not the head and loss of a classifier, which are small, nor of ranks that share both."""
+    text = FUSED[session.decisions.fused.value]
     if session.model.classes is None and session.world.tensor_parallel == 1:
         return text
     return text.removesuffix("head and loss").rstrip("; ") or "nothing"
 
 
 def _attention_line(session: Session) -> str:
-    dtype = torch.bfloat16 if session.bf16 else torch.float32
-    blocks = session.run.attention == "blocks"
+    decisions = session.decisions
+    dtype = torch.bfloat16 if decisions.bf16 else torch.float32
+    blocks = decisions.attention.value == "blocks"
     kernels = attention_kernels(session.model, session.world.device, dtype, session.run.document_mask, blocks)
     return kernel_line(kernels)
-
-
-def _growth_line(session: Session) -> str:
-    """What asks for heads, and how far they may go."""
-    growth = session.run.growth
-    hook = next((hook for hook in session.hooks if isinstance(hook, Growth)), None)
-    when = f"at steps {', '.join(map(str, sorted(growth.schedule)))}" if growth.schedule else ""
-    when = when or (f"checked every {hook.every} steps up to {hook.last:,}" if hook else "")
-    budget = f", {growth.budget} in all" if growth.budget else ""
-    return f"growth   {growth.criterion}: at most {session.run.most_heads} heads a layer{budget}; {when}"
 
 
 def _epochs(session: Session) -> list[str]:
@@ -173,16 +158,11 @@ def _without(arguments: list[str], flags: set[str]) -> list[str]:
 
 
 def finished_already(session: Session, ds_config: str, arguments: list[str]) -> list[str]:
-    """Lines for a run that has all its steps. Draws its curves if the last session ended before it did.
-
-    For rank 0; not collective.
-    """
+    """Lines for a run that has all its steps. For rank 0; not collective."""
     step, folder = session.state.step, session.run.folder
-    picture = folder / "plots" / "training.png"
-    if not picture.is_file() and (folder / FILE_NAME).is_file():
-        draw_runs([folder], picture)
+    lines = [line for extension in extensions() for line in extension.closing(session)]
     more = continue_command(ds_config, arguments, 2 * step)
-    return [f"{folder} is already finished at step {step:,}; to go on: {more}"]
+    return [*lines, f"{folder} is already finished at step {step:,}; to go on: {more}"]
 
 
 def _mfu_line(flops: float, peak: float, source: str) -> str:
@@ -202,7 +182,9 @@ def build_metrics(session: Session) -> Metrics:
     flops = session.model.flops_per_token()
     peak = None
     if world.is_main:
-        per_device, source = peak_flops(world.device, torch.bfloat16 if session.bf16 else torch.float32)
+        per_device, source = peak_flops(
+            world.device, torch.bfloat16 if session.decisions.bf16 else torch.float32
+        )
         peak = per_device * world.size
         world.say(_mfu_line(flops, peak, source))
     return Metrics(
@@ -218,68 +200,54 @@ def build_metrics(session: Session) -> Metrics:
         config={
             "run": run.to_dict(),
             "model": session.model.to_json(),
-            "ds_config": session.ds_config,
+            "decisions": session.decisions.to_plain(),
         },
         group=group_and_seed(run.run_name)[0],
-        tags=[Path(run.model).stem, f"zero{session.state.world['stage']}", session.state.world["dtype"]],
+        tags=[
+            Path(run.model).stem,
+            f"zero{session.decisions.settings.stage}",
+            session.decisions.dtype.value,
+        ],
     )
 
 
 def closing(trainer: Trainer, ds_config: str, arguments: list[str]) -> list[str]:
     """Lines printed after the last step: results, a sample, where everything is, what to do next. Collective.
 
-    Also draws the curves into the run's folder.
-
     Returns:
         The lines on rank 0, nothing on the others. They take part in the sample alone: no rank waits in a collective
         while rank 0 draws and counts.
     """
     session, run, state = trainer.session, trainer.run, trainer.state
-    sample = "" if session.data.labelled else sample_text(session, trainer.engine)
+    sample = sample_text(session, trainer.engine) if session.data.is_text else ""
     if not session.world.is_main:
         return []
-    draw_runs([run.folder], run.folder / "plots" / "training.png")
-    result = session.validation.result if session.validation else None
+    extra = [line for extension in extensions() for line in extension.closing(session)]
     lines = [
         f"finished {state.step:,} steps, {state.tokens:,} tokens in {state.seconds:,.0f} s"
         + (f"; {state.skipped} updates skipped" if state.skipped else "")
-        + f"; {trainer.data_share:.2%} of this session's training time spent waiting for data"
-    ]
-    if isinstance(result, AccuracyResult):
-        lines += [
-            f"result   accuracy {result.accuracy:.2%}, validation loss {result.loss:.4f} nats per example",
-            f"compare  always the most frequent class: accuracy {result.most_frequent:.2%} of the same "
-            f"{result.examples:,} examples",
-        ]
-    elif result:
-        lines.append(
-            f"result   validation loss {result.loss:.4f} nats per token, {result.bpb:.4f} bits per byte"
-        )
-        others = compare_baselines(
-            session.data, session.model.context_length, run.validation.sequences, session.world.say
-        )
-        lines.append(f"compare  bits per byte of the same windows: the model {result.bpb:.4f}, {others}")
-    more = continue_command(ds_config, arguments, 2 * run.steps)
-    newest = session.store.path(state.step).name
-    lines += ["sample", *(f"  | {line}" for line in sample.splitlines())] * bool(sample)
-    lines += [
-        f"saved    {run.folder}: config.yaml, metrics.jsonl, plots/training.png, tokenizer/, "
-        f"checkpoints/{newest}",
+        + f"; {trainer.data_share:.2%} of this session's training time spent waiting for data",
+        *(line for hook in session.hooks for line in hook.closing(session)),
+        *["sample", *(f"  | {line}" for line in sample.splitlines())] * bool(sample),
+        *extra,
+        f"saved    {run.folder}: config.yaml, decisions.json, metrics.jsonl, tokenizer/, "
+        f"checkpoints/{session.store.path(state.step).name}",
         "next",
     ]
-    if not session.data.labelled:
-        lines += [
-            f"  convert   {_python('pretrain.convert', str(run.folder), '--out', f'hf/{run.run_name}')}",
-            f"  evaluate  {_python('pretrain.evaluation', str(run.folder), '--tasks', 'hellaswag,piqa')}",
-        ]
-    return [*lines, f"  continue  {more}"]
+    commands = {
+        word: _python(*command)
+        for extension in extensions()
+        for word, command in extension.next_commands(session).items()
+    }
+    commands["continue"] = continue_command(ds_config, arguments, 2 * run.steps)
+    return lines + [f"  {word:<9} {command}" for word, command in commands.items()]
 
 
 def sample_text(session: Session, engine: Any, tokens: int = 96) -> str:
     """Sample a document from the trained model without a prompt (temperature 0.8, top-p 0.95). Collective."""
     engine.eval()
     # Every length is another shape; compiling each would take longer than sampling.
-    stance = "force_eager" if session.run.compile else "default"
+    stance = "force_eager" if session.decisions.compile.value else "default"
     with torch.compiler.set_stance(stance), any_length():
         ids = generate(
             engine,

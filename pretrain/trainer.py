@@ -15,14 +15,16 @@ from pretrain.data.loader import BatchPrefetcher
 from pretrain.engine.build import build_engine, free_memory, take_apart
 from pretrain.engine.compiling import compiled_graphs
 from pretrain.engine.patches import guarded_updates
-from pretrain.growth.edit import checkpoint_of
+from pretrain.extensions import extensions
 from pretrain.metrics.session import Metrics
 from pretrain.metrics.step_log import StepLog
 from pretrain.optim.spikes import SpikeGuard, global_loss
+from pretrain.run.extension import open_checkpoint
 from pretrain.run.folder import prepare_run_folder
 from pretrain.run.hooks import Hook, HookResult
-from pretrain.runtime.control import Abandoned, Control
-from pretrain.session import Batch, Session
+from pretrain.run.session import Batch, Session
+from pretrain.runtime.control import Control
+from pretrain.runtime.signals import Stopped
 
 
 class Trainer:
@@ -67,7 +69,7 @@ class Trainer:
             BatchPrefetcher(lambda index: session.micro_batch(first_sequence, index), start=0) as batches,
             guarded_updates(self.guard),
         ):
-            stop = 0
+            stop: Stopped | None = None
             if state.pending:  # left by a session that was stopped
                 stop = self._run_hooks()
                 if not stop:
@@ -95,18 +97,18 @@ class Trainer:
             control.heartbeat("finishing the last checkpoint")
             self.store.finish()
             if stop:
-                raise control.stopped(stop)
+                raise stop
         return self.engine
 
     def _build(self) -> Any:
         """The run's folder and engine; weights, optimizer and hooks as the last session left them."""
         session, folder = self.session, self.session.resumed_from
-        prepare_run_folder(self.run, session.data, session.ds_config, session.world)
-        engine = build_engine(self.run, session.model, session.ds_config, session.world.grid)
+        prepare_run_folder(self.run, session.data, session.decisions, session.world)
+        engine = self._build_engine()
         if folder:
             if session.reshape:
-                load_resharded(engine, folder, session.world, session.world.say, checkpoint_of)
-                self._forget_changes()
+                load_resharded(engine, folder, session.world, session.world.say, open_checkpoint)
+                self._loaded()
             else:
                 self.store.load(engine, folder)
             saved = read_features(folder)
@@ -115,7 +117,20 @@ class Trainer:
         engine.train()
         return engine
 
-    def _save_and_change(self, stop: int, due: bool) -> None:
+    def _build_engine(self) -> Any:
+        """An engine of the session's model, with the weights of its seed."""
+        session, decisions = self.session, self.session.decisions
+        return build_engine(
+            self.run,
+            session.model,
+            decisions.ds_config.value,
+            session.world.grid,
+            compiled=decisions.compile.value,
+            fused=decisions.fused.value,
+            attention=decisions.attention.value,
+        )
+
+    def _save_and_change(self, stop: Stopped | None, due: bool) -> None:
         """Begin a checkpoint if one is *due*, asked for or needed; then go on with the model that a hook asked for."""
         changed = self._next_model is not None
         if stop or changed or due:
@@ -139,20 +154,19 @@ class Trainer:
             del engine  # or its memory would still be held while the next one is built
             free_memory()
             session.model, self.state.model = model, model.to_json()
-            self.engine = build_engine(self.run, model, session.ds_config, session.world.grid)
+            self.engine = self._build_engine()
             folder = self.store.path(self.state.step)
-            load_resharded(self.engine, folder, session.world, opened=checkpoint_of)
-            self._forget_changes()
+            load_resharded(self.engine, folder, session.world, opened=open_checkpoint)
+            self._loaded()
             for hook in session.hooks:
                 hook.reshaped(model)
             self.metrics.throughput.flops_per_token = model.flops_per_token()
             self.engine.train()
 
-    def _forget_changes(self) -> None:
-        """The engine holds the changed heads: nothing is pending, and the seed alone does not give its weights."""
-        if self.state.growth.get("pending"):
-            self.state.growth["pending"] = []
-            self.state.from_seed = False
+    def _loaded(self) -> None:
+        """The engine holds what the extensions made of the checkpoint."""
+        for extension in extensions():
+            extension.loaded(self.state)
 
     def _before_step(self) -> dict[str, Any]:
         """Call the hooks before the next step, and return their figures."""
@@ -202,7 +216,7 @@ class Trainer:
         self.log.add(
             state.step, loss, guard.norm if guard.reason else self.engine.get_global_grad_norm(), row
         )
-        if self.run.compile and (graphs := compiled_graphs()) != self.graphs:
+        if self.session.decisions.compile.value and (graphs := compiled_graphs()) != self.graphs:
             self.metrics.message(f"compile  step {state.step:,}: {graphs} graphs so far")
             self.graphs = graphs
         if guard.reason:
@@ -225,11 +239,11 @@ class Trainer:
             "a lower learning rate may help"
         )
 
-    def _run_hooks(self) -> int:
+    def _run_hooks(self) -> Stopped | None:
         """Run the pending hooks of this step, and take each off the list when it is done.
 
         Returns:
-            0, or the exit code of a request to stop that came in the middle; the rest stays pending.
+            A request to stop that came in the middle; the rest stays pending. Or None.
         """
         state = self.state
         hooks: dict[str, Hook] = {hook.name: hook for hook in self.session.hooks}
@@ -242,13 +256,13 @@ class Trainer:
                         self.control.interruptible(self.engine, f"{hook.name} at step {state.step}"),
                     ):
                         result = hook.run(self.engine, state)
-                except Abandoned as abandoned:
-                    return abandoned.code
+                except Stopped as stop:
+                    return stop
                 self.log.flush(result.figures)
                 self._say(result)
                 self._next_model = result.model or self._next_model
             state.pending = state.pending[1:]
-        return 0
+        return None
 
     def _save(self, asked: bool = True) -> None:
         """Begin a checkpoint of this step.

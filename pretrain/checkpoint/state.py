@@ -3,72 +3,130 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import field
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from model.errors import UserError, shown
-from model.parsing import LARGEST_INTEGER
+from model.declared import Count, FromZero, declared, from_plain, to_plain
+from model.errors import UserError
+from model.parsing import read_json
 
 FORMAT = 1
-MOST_THREADS = 1 << 16  # per rank; more mean a damaged file
 ENGINE_FOLDER = "deepspeed"
-# The output of DeepSpeed's ds_to_universal, if a user runs that.
 UNIVERSAL_FOLDER = "universal"
-# Features of the last probes, for runs that probe features.
+# Tensors that hooks keep from one session to the next, such as the features of the last probe.
 FEATURES = "features.safetensors"
 
 
-@dataclass
+@declared("records", frozen=False)
+class Record:
+    """What an extension has noted in a run: JSON that it alone writes, reads and checks."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    needed: bool = False
+    """Whether the run cannot go on without the extension. One that is not needed is carried on without it."""
+
+
+@declared("data")
+class DataIdentity:
+    """What identifies the data: a run resumes only on the same data."""
+
+    tokenizer: str = ""
+    """Hash of the tokenizer; empty if it is not known."""
+    data: list[tuple[str, str]] | None = None
+    """Content hash and share of every corpus; None for a model that was made elsewhere."""
+    validation: list[tuple[str, str]] | None = None
+    """The same of the corpora that only serve validation; None if there are none."""
+
+
+@declared("decided")
+class Decided:
+    """The decisions of pretrain/run/decisions.py that a run keeps when it is resumed."""
+
+    compile: bool
+    fused: Literal["all", "loss", "none"]
+    attention: Literal["blocks", "torch"]
+    micro_batch: Count
+    """Sequences per rank and forward pass."""
+
+
+@declared("world")
+class WorldRecord:
+    """What a checkpoint's files, and the bits of its numbers, depend on."""
+
+    ranks: Count = 1
+    tensor_parallel: Count = 1
+    stage: Count = 0
+    """ZeRO stage."""
+    dtype: str = "fp32"
+    """bf16 or fp32: what the model computes in."""
+    offload: str = "none"
+    """Device that the optimizer's state is offloaded to."""
+    partitioning: dict[str, Any] = field(default_factory=dict)
+    """Settings of zero_optimization that decide where in a rank's files a parameter lies."""
+    threads: Count = 1
+    """CPU threads per rank."""
+    device: str = "cpu"
+    versions: dict[str, str] = field(default_factory=dict)
+    code: list[str] = field(default_factory=list)
+    """Hashes of the code of all sessions so far."""
+
+
+@declared("state", frozen=False)
 class TrainingState:
     """Everything but tensors that a run continues from."""
 
-    step: int = 0
+    step: Count = 0
     """Optimizer steps attempted so far."""
-    sequences: int = 0
+    sequences: Count = 0
     """Training sequences consumed so far: where the data continues."""
-    tokens: int = 0
+    tokens: Count = 0
     """Label tokens seen by all ranks so far."""
-    seconds: float = 0.0
+    seconds: FromZero = 0.0
     """Wall-clock seconds spent training, over all sessions."""
-    skipped: int = 0
+    skipped: Count = 0
     """Updates skipped for a non-finite loss or gradient."""
-    skipped_in_a_row: int = 0
+    skipped_in_a_row: Count = 0
     """The same, since the last applied update."""
-    spikes: int = 0
+    spikes: Count = 0
     """Updates skipped for a loss or gradient norm out of line; part of skipped."""
     recent: dict[str, list[float]] = field(default_factory=dict)
     """Losses and gradient norms that the next one is compared with."""
     pending: list[str] = field(default_factory=list)
     """What was due at this step and not done (validation), because the session was stopped on request."""
-    released: dict[str, int] = field(default_factory=dict)
-    """Learning-rate rules that were released by maturity, with the step of their release."""
-    maturity: dict[str, Any] = field(default_factory=dict)
-    """What the probes of pretrain/diagnostics/maturity.py have measured so far."""
-    growth: dict[str, Any] = field(default_factory=dict)
-    """What pretrain/growth/ has measured and decided so far; empty in a run whose heads were never changed."""
+    released: dict[str, Count] = field(default_factory=dict)
+    """Learning-rate rules that an extension has released, with the step of their release."""
+    records: dict[str, Record] = field(default_factory=dict)
+    """What extensions have noted, by their name."""
     from_seed: bool = True
     """Whether the seed alone gives the weights of step 0: they were not imported, and no head was added or removed."""
     imported: bool = False
     """Whether the weights of step 0 come from another model."""
-    micro_batch: int = 0
-    """Sequences per rank and forward pass."""
     run: dict[str, Any] = field(default_factory=dict)
-    """The RunConfig."""
+    """The RunConfig, what was asked; empty for a model that was made elsewhere."""
+    decided: Decided | None = None
+    """What followed from it; None for a model that was made elsewhere."""
     model: dict[str, Any] = field(default_factory=dict)
     """The ModelConfig."""
-    data: dict[str, Any] = field(default_factory=dict)
-    """What identifies the data: corpora with hashes and weights, tokenizer hash."""
-    world: dict[str, Any] = field(default_factory=dict)
-    """World.record(), with ZeRO stage and dtype."""
+    data: DataIdentity = field(default_factory=DataIdentity)
+    world: WorldRecord | None = None
+    """The world that wrote it; None for a checkpoint that no engine wrote."""
+
+    def record(self, name: str) -> dict[str, Any]:
+        """What the extension *name* has noted; empty if nothing."""
+        return self.records[name].values if name in self.records else {}
+
+    def to_json(self) -> str:
+        """The text of state.json."""
+        return json.dumps(to_plain(self), indent=1)
 
 
 def has_engine_files(folder: Path) -> bool:
@@ -80,130 +138,14 @@ def read_state(folder: Path) -> TrainingState:
     """Read a checkpoint's TrainingState.
 
     Raises:
-        UserError: state.json cannot be read, or holds what no version of this program has written.
+        UserError: state.json cannot be read, or holds something else.
     """
     path = folder / "state.json"
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         raise UserError(
             f"checkpoint: {folder} holds no state.json; give one such as runs/NAME/checkpoints/step_000500"
-        ) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"checkpoint: {path} cannot be read ({type(error).__name__})") from None
-    if isinstance(values, dict) and "pending" not in values:  # older versions call it owed
-        values["pending"] = values.pop("owed", [])
-    _check(values, path)
-    # Older versions did not tell imported models from grown ones.
-    values.setdefault("imported", not values.get("from_seed", True))
-    return TrainingState(**values)
-
-
-def _are_numbers(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        type(item) is float or (type(item) is int and abs(item) <= LARGEST_INTEGER) for item in value
-    )
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= LARGEST_INTEGER
-
-
-def _are_drifts(value: Any) -> bool:
-    return isinstance(value, list) and all(_are_numbers(pair) and len(pair) == 2 for pair in value)
-
-
-def _are_corpora(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str) for entry in value
-    )
-
-
-def _is(*types: type) -> Callable[[Any], bool]:
-    return lambda value: type(value) in types
-
-
-def _are_lists_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and all(map(fits, value))
-
-
-def _is_pair_or_null(value: Any) -> bool:
-    return value is None or (_are_numbers(value) and len(value) == 2)
-
-
-# Checks of the keys that are read inside fields that are mappings: the valid type in words, and a test for it. Keys
-# may be missing, since older versions wrote fewer, and there may be others.
-_KEY_CHECKS: dict[str, dict[str, tuple[str, Callable[[Any], bool]]]] = {
-    "run": {
-        "seed": ("a whole number", _is(int)),
-        "data": ("text", _is(str)),
-        "data_root": ("text", _is(str)),
-        "lr_rules": ("a list", _is(list)),
-        "optimizer": ("a mapping", _is(dict)),
-        "logging": ("a mapping", _is(dict)),
-        "document_mask": ("true or false", _is(bool)),
-    },
-    "data": {
-        "tokenizer": ("a hash", _is(str)),
-        "data": ("a list of pairs of hash and weight", _are_corpora),
-    },
-    "world": {
-        "ranks": ("a number of ranks", _is_count),
-        "tensor_parallel": ("a number of ranks", _is_count),
-        "stage": ("a ZeRO stage", _is_count),
-        "dtype": ("a dtype", _is(str)),
-        "offload": ("a device or null", _is(str, type(None))),
-        "partitioning": ("a mapping", _is(dict)),
-        "threads": ("a number of threads", lambda value: _is_count(value) and 1 <= value <= MOST_THREADS),
-        "device": ("a device", _is(str)),
-        "versions": ("a mapping", _is(dict)),
-        "code": ("a list of hashes", _are_lists_of(_is(str))),
-    },
-    "growth": {
-        "start": ("a number of heads", _is_count),
-        "checks": ("a count", _is_count),
-        "calibration": ("a list of lists of numbers", _are_lists_of(_are_numbers)),
-        "thresholds": ("a list of pairs of numbers, or null", _are_lists_of(_is_pair_or_null)),
-        "wait": ("a list of counts", _are_lists_of(_is_count)),
-        "grown": ("a list of counts", _are_lists_of(_is_count)),
-        "below": ("a list of lists of counts", _are_lists_of(_are_lists_of(_is_count))),
-        "events": ("a list of mappings", _are_lists_of(_is(dict))),
-        "pending": ("a list of mappings", _are_lists_of(_is(dict))),
-    },
-    "maturity": {"probes": ("a list of pairs of step and drift", _are_drifts)},
-}
-
-
-def _check(values: Any, path: Path) -> None:
-    """Refuse values of other types than a TrainingState has."""
-    if not isinstance(values, dict):
-        raise UserError(f"checkpoint: {path} holds {shown(values)}; it must hold a JSON object")
-    defaults = asdict(TrainingState())
-    for name, value in values.items():
-        if name not in defaults:
-            raise UserError(f"checkpoint: {path} has {shown(name)}, which this version does not know")
-        default = defaults[name]
-        if type(default) in (int, float):
-            valid = type(value) in (int, type(default)) and 0 <= value <= LARGEST_INTEGER
-            what = "a number from zero"
-        else:
-            valid, what = type(value) is type(default), type(default).__name__
-        if name == "released":
-            valid = valid and all(map(_is_count, value.values()))
-            what = "a mapping from names of rules to steps"
-        elif name == "recent":
-            valid = valid and value.keys() <= {"losses", "norms"} and all(map(_are_numbers, value.values()))
-            what = "a mapping from losses and norms to lists of numbers"
-        elif name == "pending":
-            valid = valid and all(isinstance(item, str) for item in value)
-            what = "a list of names"
-        if not valid:
-            raise UserError(f"checkpoint: {name} in {path} is {shown(value)}; it must be {what}")
-        for inner, (what, fits) in _KEY_CHECKS.get(name, {}).items():
-            if inner in value and not fits(value[inner]):
-                raise UserError(
-                    f"checkpoint: {name}.{inner} in {path} is {shown(value[inner])}; it must be {what}"
-                )
+        )
+    return from_plain(TrainingState, read_json(path, "checkpoint"), f"checkpoint: {path}")
 
 
 def read_features(folder: Path) -> dict[str, Tensor]:
@@ -221,6 +163,21 @@ def read_features(folder: Path) -> dict[str, Tensor]:
         return features
 
 
+# What libraries raise over files that are damaged or were edited.
+DAMAGE: tuple[type[Exception], ...] = (
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    SafetensorError,
+    TypeError,
+    UnpicklingError,
+    ValueError,
+)
+
+
 @contextmanager
 def understood(path: Path) -> Iterator[None]:
     """Turn the errors of a damaged or edited checkpoint file into a one-line UserError. Only reading belongs inside.
@@ -234,10 +191,7 @@ def understood(path: Path) -> Iterator[None]:
         yield
     except (UserError, torch.OutOfMemoryError, torch.AcceleratorError):
         raise
-    except (
-        ArithmeticError, AttributeError, EOFError, LookupError, OSError, RuntimeError, SafetensorError, TypeError,
-        UnpicklingError, ValueError,
-    ) as error:  # fmt: skip
+    except DAMAGE as error:
         message = next(iter(str(error).strip().splitlines()), "")[:160]
         raise UserError(
             f"checkpoint: {path} does not hold what a checkpoint's file holds ({type(error).__name__}: "

@@ -10,38 +10,35 @@ step, pretrain/optim/groups.py what the optimizer's groups are. Nothing heavy is
 
 from __future__ import annotations
 
-import dataclasses
 import fnmatch
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
+from pydantic import Field
+
+from model.declared import FromZero, PositiveNumber, declared, from_plain
 from model.errors import UserError, closest, shown
-from model.parsing import is_finite
 
 if TYPE_CHECKING:
     from model.parameters import ParameterRole
 
 PARTS = ("q", "k", "v", "o", "ffn", "norm", "embedding", "output")
 LAYER_WORDS = ("all", "upper_half", "lower_half")
-RELEASES = ("hold", "maturity")
 BASE = "base"
 LATEST = 0.12
+_UPPER_QK = {"parameters": ["q", "k"], "layers": "upper_half", "scale": 0.25, "ramp": 0.01}
 
 # The intervention of arXiv 2605.10504, by name: `lr_rules: [upper_qk]`. A quarter of the rate for 4 % of the steps,
 # then back over 1 %. The second ends it when the lower half has settled (pretrain/diagnostics/maturity.py), at 12 % at
 # the latest.
 NAMED_RULES: dict[str, dict[str, Any]] = {
-    "upper_qk": {"parameters": ["q", "k"], "layers": "upper_half", "scale": 0.25, "hold": 0.04, "ramp": 0.01},
-    "upper_qk_maturity": {
-        "parameters": ["q", "k"], "layers": "upper_half", "scale": 0.25, "release": "maturity", "latest": 0.12,
-        "ramp": 0.01,
-    },
-}  # fmt: skip
+    "upper_qk": _UPPER_QK | {"hold": 0.04},
+    "upper_qk_maturity": _UPPER_QK | {"release": "maturity", "latest": LATEST},
+}
 
 
-@dataclass(frozen=True)
+@declared("lr_rules")
 class LearningRateRule:
     """One rule. Lengths below 1 are fractions of the run, others are steps.
 
@@ -49,25 +46,25 @@ class LearningRateRule:
     (here: nothing, see ``biases``) and of their weight decay (here: it slows down too, see ``decay_with_lr``).
     """
 
-    name: str
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
     """Names the optimizer groups, the logs' ``lr/NAME/decay`` and what checkpoints restore; letters, digits, _ . -"""
-    parameters: tuple[str, ...]
+    parameters: Annotated[tuple[str, ...], Field(min_length=1)]
     """q, k, v, o, ffn, norm, embedding (tokens and positions), output (an untied head), or patterns of full parameter
     names such as ``layers.*.attention.q.weight``. A part means its matrices; norm its weights and biases."""
-    layers: tuple[int | str, ...] = ("all",)
+    scale: FromZero
+    """Factor of the base learning rate while the rule holds; 0 if it freezes its parameters."""
+    layers: Annotated[tuple[int | str, ...], Field(min_length=1)] = ("all",)
     """all; upper_half (2 l >= L, l from 0) or lower_half; layers and ranges with both ends: ``6-11``, ``[0, 2, 6-11]``.
     Only all includes what lies outside the layers: embeddings, the final norm, the output head."""
-    scale: float = 1.0
-    """Factor of the base learning rate while the rule holds."""
-    hold: float | None = None
+    hold: FromZero | None = None
     """How long it holds; to the end of the run when not given. With ``release: maturity`` the shortest time."""
-    ramp: float = 0.0
+    ramp: FromZero = 0.0
     """Length over which the factor then returns to 1, in equal steps; 0 is at once."""
-    release: Literal["hold", "maturity"] = "hold"
+    release: str = "hold"
     """hold: after the hold. maturity: when the lower half of the layers has settled (diagnostics/maturity.py)."""
-    latest: float | None = None
-    """With ``release: maturity``: when the release is forced (12 % of the run; arXiv 2605.10504)."""
-    depth_decay: float = 1.0
+    latest: FromZero | None = None
+    """With another release than hold: when it is forced (12 % of the run; arXiv 2605.10504)."""
+    depth_decay: PositiveNumber = 1.0
     """Geometric decay by depth: the factor is scale x depth_decay^i in the i-th layer above the rule's lowest one."""
     freeze: bool = False
     """Do not train these parameters while the rule holds: a factor of 0, no update and no decay."""
@@ -76,6 +73,45 @@ class LearningRateRule:
     less. false: by the base learning rate, as if there were no rule. The paper does not say which it used."""
     biases: bool = False
     """Whether a part's biases (of the linear layers) follow the rule too; the paper names the projections W_Q, W_K."""
+
+    def __post_init__(self) -> None:
+        where = f"lr_rules.{self.name}"
+        if self.name == BASE:
+            raise UserError(f"lr_rules.name: {BASE!r} is what matches no rule; give another name")
+        for entry in self.parameters:
+            if entry not in PARTS and not set(entry) & set("*?[."):
+                hint = closest(entry, PARTS) or f"; valid are {', '.join(PARTS)}"
+                raise UserError(
+                    f"{where}.parameters: {shown(entry)} is unknown{hint}, or a pattern such as *.attention.q.*"
+                )
+        for layer in self.layers:
+            if not (layer in LAYER_WORDS and len(self.layers) == 1):
+                first, last = _range(layer, where)
+                if last < first:
+                    raise UserError(
+                        f"{where}.layers: {shown(layer)} ends before it begins; write {last}-{first}"
+                    )
+        self._check_factor(where)
+        if self.release == "hold" and self.latest is not None:
+            raise UserError(f"{where}.latest: it is for release: maturity; leave it out")
+        if self.release == "hold" and self.hold is None and self.ramp:
+            raise UserError(f"{where}.ramp: without a hold the rule never ends; give hold, or leave ramp out")
+
+    def _check_factor(self, where: str) -> None:
+        if not self.freeze and self.scale == 0:
+            raise UserError(
+                f"{where}.scale: 0 is not valid; give a positive number (freeze: true stops these parameters)"
+            )
+        if self.freeze and self.scale != 0:
+            raise UserError(f"{where}.scale: {self.scale:g} contradicts freeze: true; leave one of them out")
+        if self.freeze and self.depth_decay != 1:
+            raise UserError(
+                f"{where}.depth_decay: it has no effect beside freeze: true; leave one of them out"
+            )
+        if self.freeze and not self.decay_with_lr:
+            raise UserError(
+                f"{where}.decay_with_lr: false contradicts freeze: true: with a learning rate of 0 AdamW cannot decay"
+            )
 
     def layer_set(self, num_layers: int) -> frozenset[int] | None:
         """The layers that the rule selects, of *num_layers*; None is all and what lies outside of them.
@@ -90,7 +126,7 @@ class LearningRateRule:
             return frozenset(l for l in range(num_layers) if (2 * l >= num_layers) == upper)  # noqa: E741
         selected: set[int] = set()
         for entry in self.layers:
-            first, last = _range(entry)
+            first, last = _range(entry, f"lr_rules.{self.name}")
             if last >= num_layers:
                 raise UserError(
                     f"lr_rules.{self.name}.layers: layer {last} is outside the model, whose layers are "
@@ -183,118 +219,35 @@ def _parse_rule(entry: Any, index: int) -> LearningRateRule:
         raise UserError(
             f"{where}: {shown(entry)} is not a rule; write a mapping with name, parameters, layers and scale"
         )
-    known = [field.name for field in dataclasses.fields(LearningRateRule)]
-    for key in entry:
-        if key not in known:
-            hint = closest(shown(key, plain=True), known) or f"; valid keys are {', '.join(known)}"
-            raise UserError(f"{where}.{shown(key, plain=True)}: unknown key{hint}")
-    name = entry.get("name")
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_.-]+", name) or name == BASE:
+    values = {key: value for key, value in entry.items() if value is not None}
+    name = values.get("name")
+    section = f"lr_rules.{name}" if isinstance(name, str) and name.isprintable() else where
+    for key in ("parameters", "layers"):  # one in place of a list of one
+        value = values.get(key)
+        if isinstance(value, str):
+            values[key] = [part.strip() for part in value.split(",")] if key == "layers" else [value]
+        elif type(value) is int:
+            values[key] = [value]
+    if values.get("release", "hold") != "hold":
+        values.setdefault("latest", LATEST)
+    if values.get("freeze") is True:
+        values.setdefault("scale", 0.0)
+    elif "depth_decay" in values:
+        values.setdefault("scale", 1.0)
+    if "scale" not in values:
+        raise UserError(f"{section}.scale: missing; give a factor of the learning rate, or freeze: true")
+    return from_plain(LearningRateRule, values, section=section)
+
+
+def _range(entry: int | str, where: str) -> tuple[int, int]:
+    """The first and the last layer of an entry of ``layers``."""
+    if not re.fullmatch(r"[0-9]{1,9}(-[0-9]{1,9})?", str(entry)):
         raise UserError(
-            f"{where}.name: {shown(name)} is not valid; give a name of letters, digits, _ . and -, other than {BASE!r}"
+            f"{where}.layers: {shown(entry)} is not valid; give {', '.join(LAYER_WORDS)}, a layer, a range such as "
+            "6-11, or a list of them"
         )
-    return _checked(name, dict(entry))
-
-
-def _checked(name: str, values: dict[str, Any]) -> LearningRateRule:
-    where = f"lr_rules.{name}"
-    for flag in ("freeze", "decay_with_lr", "biases"):
-        if type(values.get(flag, False)) is not bool:
-            raise UserError(f"{where}.{flag}: {shown(values[flag])} is not valid; give true or false")
-    values["parameters"] = _parameters(where, values.get("parameters"))
-    values["layers"] = _layers(where, values.get("layers", "all"))
-    if values.get("release", "hold") not in list(RELEASES):
-        raise UserError(
-            f"{where}.release: {shown(values['release'])} is not valid; give one of {', '.join(RELEASES)}"
-        )
-    for length in ("hold", "ramp", "latest", "depth_decay"):
-        if values.get(length) is not None:
-            values[length] = _number(f"{where}.{length}", values[length])
-        elif length in ("ramp", "depth_decay"):
-            values.pop(length, None)
-    freeze = values.get("freeze", False)
-    values["scale"] = _scale(where, values)
-    if values.get("depth_decay", 1.0) == 0:
-        raise UserError(f"{where}.depth_decay: 0 is not valid; give a positive factor per layer")
-    if freeze and values.get("depth_decay", 1.0) != 1:
-        raise UserError(f"{where}.depth_decay: it has no effect beside freeze: true; leave one of them out")
-    if freeze and not values.get("decay_with_lr", True):
-        raise UserError(
-            f"{where}.decay_with_lr: false contradicts freeze: true: with a learning rate of 0 AdamW cannot decay"
-        )
-    maturity = values.get("release") == "maturity"
-    if maturity and values.get("latest") is None:
-        values["latest"] = LATEST
-    if not maturity and values.get("latest") is not None:
-        raise UserError(f"{where}.latest: it is for release: maturity; leave it out")
-    if not maturity and values.get("hold") is None and values.get("ramp"):
-        raise UserError(f"{where}.ramp: without a hold the rule never ends; give hold, or leave ramp out")
-    return LearningRateRule(**values)
-
-
-def _parameters(where: str, value: Any) -> tuple[str, ...]:
-    entries = [value] if isinstance(value, str) else value
-    if not isinstance(entries, list | tuple) or not entries or not all(isinstance(e, str) for e in entries):
-        raise UserError(
-            f"{where}.parameters: {shown(value)} is not valid; give a list of {', '.join(PARTS)} or name patterns"
-        )
-    for entry in entries:
-        if entry not in PARTS and not set(entry) & set("*?[."):
-            hint = closest(entry, PARTS) or f"; valid are {', '.join(PARTS)}"
-            raise UserError(
-                f"{where}.parameters: {shown(entry)} is unknown{hint}, or a pattern such as *.attention.q.*"
-            )
-    return tuple(entries)
-
-
-def _layers(where: str, value: Any) -> tuple[int | str, ...]:
-    entries = value.split(",") if isinstance(value, str) else value
-    entries = [entries] if type(entries) is int else entries
-    valid = f"give {', '.join(LAYER_WORDS)}, a layer, a range such as 6-11, or a list of them"
-    if not isinstance(entries, list | tuple) or not entries:
-        raise UserError(f"{where}.layers: {shown(value)} is not valid; {valid}")
-    layers: list[int | str] = []
-    for entry in entries:
-        entry = entry.strip() if isinstance(entry, str) else entry
-        if entry in LAYER_WORDS and len(entries) == 1:
-            return (entry,)
-        is_range = isinstance(entry, str) and re.fullmatch(r"\d{1,9}(-\d{1,9})?", entry, re.ASCII) is not None
-        if not is_range and (type(entry) is not int or not 0 <= entry < 10**9):
-            raise UserError(f"{where}.layers: {shown(entry)} is not valid; {valid}")
-        first, last = _range(entry)
-        if last < first:
-            raise UserError(f"{where}.layers: {shown(entry)} ends before it begins; write {last}-{first}")
-        layers.append(entry)
-    return tuple(layers)
-
-
-def _range(entry: int | str) -> tuple[int, int]:
     first, _, last = str(entry).partition("-")
     return int(first), int(last or first)
-
-
-def _scale(where: str, values: dict[str, Any]) -> float:
-    scale, freeze = values.get("scale"), values.get("freeze", False)
-    if scale is None:
-        if freeze:
-            return 0.0
-        if values.get("depth_decay", 1.0) != 1:
-            return 1.0
-        raise UserError(f"{where}.scale: missing; give a factor of the learning rate, or freeze: true")
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not is_finite(scale):
-        raise UserError(f"{where}.scale: {shown(scale)} is not valid; give a positive number")
-    if freeze and scale != 0:
-        raise UserError(f"{where}.scale: {scale} contradicts freeze: true; leave one of them out")
-    if not freeze and scale <= 0:
-        hint = "freeze: true stops these parameters" if scale == 0 else "learning rates are positive"
-        raise UserError(f"{where}.scale: {scale} is not valid; give a positive number ({hint})")
-    return float(scale)
-
-
-def _number(where: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not is_finite(value) or value < 0:
-        raise UserError(f"{where}: {shown(value)} is not valid; give zero or a positive number")
-    return float(value)
 
 
 def _shown(entries: Iterable[int | str]) -> str:

@@ -59,9 +59,10 @@ def run_diagnostics(arguments: Sequence[str]) -> None:
     from pretrain.engine.quiet import quiet_libraries
 
     quiet_libraries()
+    from pretrain.config.run_config import group_and_seed
     from pretrain.diagnostics.comparison import by_group, table
     from pretrain.diagnostics.figures import draw_all
-    from pretrain.diagnostics.measure import group_and_seed, measure_run
+    from pretrain.diagnostics.measure import measure_run
     from pretrain.run.differences import run_differences
 
     folders = [folder.resolve() for folder in options.runs]

@@ -25,8 +25,8 @@ from pretrain.diagnostics.weights import (
 )
 from pretrain.optim.groups import GroupRates
 from pretrain.optim.schedule import step_of_run
-from pretrain.run.context import RunContext
 from pretrain.run.hooks import Hook, HookResult
+from pretrain.run.session import Session
 
 FEATURE = "diagnostics/layer_"
 
@@ -35,7 +35,7 @@ class Diagnostics(Hook):
     """Hook that measures attention, residual writes and weights every ``diagnostics_every`` steps.
 
     Args:
-        context: the run's. With ``diagnostics_every`` 0, only W_Q and W_K at the release are kept.
+        session: the run's. With ``diagnostics_every`` 0, only W_Q and W_K at the release are kept.
 
     Raises:
         UserError: ``diagnostics.release`` is not a step of the run, or there is no held-out window to measure on (a run
@@ -44,16 +44,16 @@ class Diagnostics(Hook):
 
     name = "diagnostics"
 
-    def __init__(self, context: RunContext) -> None:
-        run = context.run
-        self.context, self.settings = context, run.diagnostics
-        self.model, self.world = context.model, context.world
-        self.dtype = torch.bfloat16 if context.bf16 else torch.float32
-        self.specs = parameter_specs(context.model)
+    def __init__(self, session: Session) -> None:
+        run = session.run
+        self.session, self.settings = session, run.diagnostics
+        self.model, self.world = session.model, session.world
+        self.dtype = torch.bfloat16 if session.decisions.bf16 else torch.float32
+        self.specs = parameter_specs(session.model)
         self._release: int | None = None
         if run.diagnostics.release is not None:
             self._release = step_of_run("diagnostics.release", run.diagnostics.release, run.steps)
-        self._rule = slowing_rule(context.rates)
+        self._rule = slowing_rule(session.rates)
         self.notes: list[str] = []
         self._probe: ForwardProbe | None = None
         if run.diagnostics_every:
@@ -71,7 +71,7 @@ class Diagnostics(Hook):
 
     def due(self, step: int) -> bool:
         """Whether to measure after this many steps."""
-        return self._probe is not None and step % self.context.run.diagnostics_every == 0
+        return self._probe is not None and step % self.session.run.diagnostics_every == 0
 
     def state(self) -> dict[str, Tensor]:
         """Tensors for the checkpoint, so that the first drift after a resume is that of an uninterrupted run."""
@@ -95,7 +95,7 @@ class Diagnostics(Hook):
         """The step whose W_Q and W_K are the reference of the second displacement, once it is known."""
         if self._release is not None or self._rule is None:
             return self._release
-        return self.context.rates.rules[self._rule].released_at(state.released.get(self._rule))
+        return self.session.rates.rules[self._rule].released_at(state.released.get(self._rule))
 
     def before_step(self, engine: Any, state: TrainingState) -> HookResult:
         """Keep W_Q and W_K in the run's folder when the step about to be attempted is the first after the slow-down.
@@ -113,7 +113,7 @@ class Diagnostics(Hook):
         for name, weight in rank_weights.full(self.world):
             if self.world.is_main:
                 tensors[name] = weight
-        path = kept_path(self.context.run.folder, state.step)
+        path = kept_path(self.session.run.folder, state.step)
         problem = write_kept(path, tensors) if self.world.is_main else None
         problem = self.world.agree(problem)
         if problem:
@@ -135,7 +135,7 @@ class Diagnostics(Hook):
         if state.from_seed:
             if self._initial is None:
                 self._initial = rank_weights.cut(
-                    initial_weights(self.model, self.specs, self.context.run.seed, self.dtype)
+                    initial_weights(self.model, self.specs, self.session.run.seed, self.dtype)
                 )
             row |= displacement_row(rank_weights.displacements(self._initial), "initial")
         at_release = self._weights_at_release(rank_weights, state)
@@ -149,9 +149,9 @@ class Diagnostics(Hook):
     # ---------------------------------------------------------------------- parts
 
     def _build_probe(self) -> ForwardProbe:
-        settings, context = self.settings, self.context
-        windows, _ = context.validation_windows(settings.sequences)
-        return ForwardProbe(self.model, windows, context.batch.micro_batch, self.world, settings.positions)
+        settings, session = self.settings, self.session
+        windows = session.validation_windows(settings.sequences)
+        return ForwardProbe(self.model, windows, session.batch.micro_batch, self.world, settings.positions)
 
     def _rank_weights(self, engine: Any) -> OwnWeights:
         return OwnWeights(engine, projections(self.model.num_layers), self.specs)
@@ -162,7 +162,7 @@ class Diagnostics(Hook):
         if step is None or state.step < step:
             return None
         if self._release_weights is None or self._release_weights[0] != step:
-            read_weight = open_kept(kept_path(self.context.run.folder, step), self.specs, rank_weights.names)
+            read_weight = open_kept(kept_path(self.session.run.folder, step), self.specs, rank_weights.names)
             if self.world.agree(None if read_weight else "missing"):
                 return None
             assert read_weight is not None

@@ -19,19 +19,30 @@ same on every rank and after a resume, and it changes no training number but the
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import field
 from typing import Any
 
 from torch import Tensor
 
 from model.config import ModelConfig
-from pretrain.checkpoint.state import TrainingState
-from pretrain.config.run_config import MaturityConfig
+from model.declared import Count, declared, from_plain, to_plain
+from pretrain.checkpoint.state import Record, TrainingState
 from pretrain.diagnostics.forward import ForwardProbe, feature_drift, lower_layers
+from pretrain.diagnostics.settings import MaturityConfig
 from pretrain.optim.schedule import length_in_steps
-from pretrain.run.context import RunContext
 from pretrain.run.hooks import Hook, HookResult
+from pretrain.run.session import Session
 
 FEATURE = "maturity/features"
+NAME = "maturity"
+
+
+@declared(NAME)
+class Probes:
+    """What the probes have measured so far: the record ``maturity``."""
+
+    probes: list[tuple[Count, float]] = field(default_factory=list)
+    """Step and drift of each, but for the first, which has none before it."""
 
 
 def settled(drifts: list[float], config: MaturityConfig) -> bool:
@@ -44,27 +55,27 @@ def settled(drifts: list[float], config: MaturityConfig) -> bool:
 class Maturity(Hook):
     """Hook that probes the lower half of the layers, and releases learning-rate rules when it has settled.
 
-    Drifts are kept in ``TrainingState.maturity`` (``probes``: pairs of step and drift), released rules in
-    ``TrainingState.released``. The features of the last probe are in the checkpoint, too.
+    Drifts are kept in the record ``maturity`` of the TrainingState, released rules in ``TrainingState.released``. The
+    features of the last probe are in the checkpoint, too.
 
     Raises:
         UserError: ``maturity.every`` is neither a fraction nor a whole number of steps; or a rule is to be released by
             maturity, and there is no held-out window to probe with.
     """
 
-    name = "maturity"
+    name = NAME
 
-    def __init__(self, context: RunContext) -> None:
-        run, model = context.run, context.model
-        self.config, self.world = run.maturity, context.world
-        self.rules = {name: rule for name, rule in context.rates.rules.items() if rule.latest is not None}
+    def __init__(self, session: Session) -> None:
+        run, model = session.run, session.model
+        self.config, self.world = run.maturity, session.world
+        self.rules = {name: rule for name, rule in session.rates.rules.items() if rule.latest is not None}
         self.every = max(1, length_in_steps("maturity.every", run.maturity.every, run.steps))
         self.layer = lower_layers(model.num_layers)[-1]
         self._probe: ForwardProbe | None = None
         if self.rules:
-            windows, _ = context.validation_windows(run.maturity.sequences)
+            windows = session.validation_windows(run.maturity.sequences)
             self._probe = ForwardProbe(
-                model, windows, context.batch.micro_batch, context.world, run.maturity.positions
+                model, windows, session.batch.micro_batch, session.world, run.maturity.positions
             )
         self._features: Tensor | None = None
 
@@ -92,12 +103,14 @@ class Maturity(Hook):
             self._features = None  # nothing left to decide
             return HookResult()
         row: dict[str, float] = {}
+        record = from_plain(Probes, state.record(NAME), "checkpoint: records in state.json", NAME)
         if state.step % self.every == 0:
             drift = self._measure(engine)
             if drift is not None:
                 row["maturity/drift"] = drift
-                state.maturity.setdefault("probes", []).append([state.step, drift])
-        drifts = [drift for _, drift in state.maturity.get("probes", [])]
+                record.probes.append((state.step, drift))
+                state.records[NAME] = Record(to_plain(record))
+        drifts = [drift for _, drift in record.probes]
         ready = bool(row) and settled(drifts, self.config)
         lines = []
         for name, rule in waiting.items():

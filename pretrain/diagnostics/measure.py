@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -17,6 +16,7 @@ from torch import Tensor
 from model.errors import UserError
 from pretrain.checkpoint.finder import checkpoint_steps
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
+from pretrain.config.run_config import group_and_seed
 from pretrain.data.blend import parse_blend
 from pretrain.data.corpus import Corpus
 from pretrain.diagnostics.forward import ForwardProbe, feature_drift, lower_layers
@@ -102,12 +102,6 @@ def measure_run(
     return RunFigures(folder.name, name, seed, [rows[step] for step in sorted(rows)], last, num_layers)
 
 
-def group_and_seed(name: str) -> tuple[str, str]:
-    """Split ``tiny-prism-tiny-s3`` into ``tiny-prism-tiny`` and ``3``; a name without a seed is its own group."""
-    match = re.fullmatch(r"(.+?)[-_]?s(\d+)", name)
-    return (match[1], match[2]) if match else (name, "")
-
-
 def _windows(source: SavedRun, data: str | None, sequences: int) -> np.ndarray:
     if data is not None:
         corpora = [(Corpus.open(folder, source.tokenizer), weight) for folder, weight in parse_blend(data)]
@@ -117,8 +111,7 @@ def _windows(source: SavedRun, data: str | None, sequences: int) -> np.ndarray:
         raise UserError(
             f"data: the corpus that {source.run_folder} was trained on is not on this machine; give --data"
         )
-    labelled = source.model.classes is not None
-    return RunData(corpora, labelled=labelled).validation_windows(source.model.context_length, sequences)[0]
+    return RunData(corpora).validation_windows(source.model.context_length, sequences)
 
 
 def _measure(
@@ -137,7 +130,7 @@ def _measure(
     checkpoint, state = source.checkpoint, source.state
     names = projections(source.model.num_layers)
     if state.from_seed and state.run:
-        dtype = torch.bfloat16 if state.world.get("dtype") == "bf16" else torch.float32
+        dtype = torch.bfloat16 if state.world and state.world.dtype == "bf16" else torch.float32
         initial = initial_weights(source.model, checkpoint.specs, state.run["seed"], dtype)
         row |= displacement_row(
             {name: displacement(checkpoint.parameter(name), initial(name)) for name in names}, "initial"

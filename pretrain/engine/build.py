@@ -11,7 +11,7 @@ import gc
 import os
 import traceback
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -19,7 +19,7 @@ from model.config import ModelConfig
 from model.errors import UserError
 from model.initialization import initialize
 from model.process_grid import ProcessGrid
-from model.transformer import Transformer
+from model.transformer import Fused, Transformer
 from pretrain.config.lr_rules import parse_rules
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.compiling import compile_network
@@ -30,12 +30,20 @@ from pretrain.engine.quiet import quiet_start, show_what_was_asked_for
 from pretrain.optim.groups import build_optimizer, parameter_groups
 
 
-def build_engine(run: RunConfig, model_config: ModelConfig, merged: dict[str, Any], grid: ProcessGrid) -> Any:
+def build_engine(
+    run: RunConfig,
+    model_config: ModelConfig,
+    merged: dict[str, Any],
+    grid: ProcessGrid,
+    *,
+    compiled: bool = False,
+    fused: Fused = "loss",
+    attention: Literal["blocks", "torch"] = "torch",
+) -> Any:
     """Build the seeded model (this rank's part of it, on a grid with t > 1), its optimizer and the engine around them.
 
     Args:
-        run: its ``compile``, ``fused`` and ``attention`` are decided; "auto" is for build_session, and counts as false,
-            loss and torch here.
+        run: what was asked; its ``compile``, ``fused`` and ``attention`` are decided elsewhere and given by themselves.
         merged: the result of merge_ds_config.
         grid: the run's process grid, world.grid.
 
@@ -60,8 +68,8 @@ def build_engine(run: RunConfig, model_config: ModelConfig, merged: dict[str, An
             model_config,
             grid,
             checkpoint_activations=run.activation_checkpointing,
-            fused="loss" if run.fused == "auto" else run.fused,
-            block_attention=run.attention == "blocks",
+            fused=fused,
+            block_attention=attention == "blocks",
         )
     if partitioned:
         initialize(
@@ -69,7 +77,7 @@ def build_engine(run: RunConfig, model_config: ModelConfig, merged: dict[str, An
         )
     else:
         initialize(network, run.seed)
-    if run.compile is True:
+    if compiled:
         compile_network(network)
     # DeepSpeed saves this with every checkpoint, for its own converter.
     network.universal_checkpoint_info = universal_info(  # type: ignore[assignment]

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from model.config import ModelConfig
 from model.errors import UserError
 from model.parameters import parameter_specs
@@ -18,7 +16,6 @@ from model.transformer import Fused
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.batch import BatchPlan
 from pretrain.engine.ds_config_check import BUCKETS, contradiction
-from pretrain.runtime.hardware import supports_bf16
 
 FP32_BYTES = 4
 SMALLEST_BUCKET, LARGEST_BUCKET = 5_000_000, 50_000_000
@@ -34,11 +31,8 @@ _SIZES = {
 }
 
 
-def resolve_bf16(run: RunConfig, ds_config: dict[str, Any], device: torch.device) -> tuple[bool, str]:
-    """Decide the compute dtype.
-
-    Returns:
-        Whether to train in bf16, and the reason in one phrase.
+def bf16_by(run: RunConfig, ds_config: dict[str, Any]) -> tuple[bool, str] | None:
+    """Whether the settings ask for bf16, and which; None if they leave it to the device.
 
     Raises:
         UserError: ``precision`` and the ds_config contradict each other.
@@ -52,9 +46,20 @@ def resolve_bf16(run: RunConfig, ds_config: dict[str, Any], device: torch.device
                 'ds_config; write "auto" there'
             )
         return enabled, "set in the ds_config" if "bf16" in ds_config else "the ds_config has no bf16 block"
-    if requested is not None:
-        return requested, f"precision: {run.precision}"
-    return supports_bf16(device)
+    return None if requested is None else (requested, f"precision: {run.precision}")
+
+
+def refuse_at_stage_3(run: RunConfig, stage: int) -> None:
+    """Refuse what ZeRO stage 3 cannot do.
+
+    Raises:
+        UserError: compile: true, since stage 3's hooks split a block into dozens of frames; fused: all, since it
+            gathers layer by layer.
+    """
+    if stage == 3 and run.compile is True:
+        raise UserError("compile: true is not valid at ZeRO stage 3; use stage 1 or 2, or leave it out")
+    if stage == 3 and run.fused == "all":
+        raise UserError("fused: all is not valid at ZeRO stage 3; give loss or none")
 
 
 @functools.lru_cache(maxsize=64)
@@ -102,7 +107,7 @@ def merge_ds_config(
         A complete DeepSpeed configuration, as saved in the run folder.
 
     Raises:
-        UserError: a value in the ds_config differs from the RunConfig's, or compile: true is given at stage 3.
+        UserError: a value in the ds_config differs from the RunConfig's.
     """
     owned = {
         "train_batch_size": (plan.sequences, "global_batch_tokens"),
@@ -124,9 +129,6 @@ def merge_ds_config(
     merged.setdefault("steps_per_print", None)
     # DeepSpeed's own meter waits for the device twice a micro-batch; ours reads the clock when figures are read anyway.
     merged.setdefault("timers", {"throughput": {"enabled": False}})
-    if run.compile is True and merged["zero_optimization"]["stage"] == 3:
-        # Stage 3's parameter hooks split a block into dozens of frames, and compiling gains nothing.
-        raise UserError("compile: true is not valid at ZeRO stage 3; use stage 1 or 2, or leave it out")
     return merged
 
 
@@ -160,7 +162,7 @@ class EngineSettings:
     persistence_threshold: int = 100_000
     """Stage 3: parameters of at most so many elements are never partitioned."""
     fused: Fused = "loss"
-    """The run's fused, decided."""
+    """Which products are fused, decided."""
     checkpointing: bool = False
     """The run's activation_checkpointing."""
     sequence_parallel: bool = False
@@ -170,12 +172,14 @@ class EngineSettings:
 
     @classmethod
     def of(
-        cls, run: RunConfig, ds_config: Mapping[str, Any], bf16: bool, model: ModelConfig
+        cls,
+        run: RunConfig,
+        ds_config: Mapping[str, Any],
+        bf16: bool,
+        model: ModelConfig,
+        fused: Fused = "loss",
     ) -> EngineSettings:
-        """Build the settings of a run and a ds_config that ds_config_check.read_ds_config accepted, merged or not.
-
-        An undecided ``fused`` counts as loss.
-        """
+        """Build the settings of a run and a ds_config that ds_config_check.read_ds_config accepted, merged or not."""
         zero = _filled_buckets(ds_config["zero_optimization"], model, run.tensor_parallel)
         stage = zero["stage"]
         compute = 2 if bf16 else FP32_BYTES
@@ -196,7 +200,7 @@ class EngineSettings:
             communication_bytes=_DTYPE_BYTES.get(str(ds_config.get("communication_data_type")), compute),
             overlap=stage == 3 if overlap is None else bool(overlap),
             all_reduce_buckets=bool(zero.get("use_multi_rank_bucket_allreduce", True)),
-            fused="loss" if run.fused == "auto" or (run.fused == "all" and stage == 3) else run.fused,
+            fused=fused,
             checkpointing=run.activation_checkpointing,
             sequence_parallel=run.sequence_parallel,
             document_mask=run.document_mask,

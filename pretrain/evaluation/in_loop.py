@@ -13,11 +13,11 @@ from lm_eval.tasks import TaskManager
 
 from model.attention import any_length
 from model.errors import UserError
-from pretrain.config.run_config import EvaluationConfig
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.evaluation.data_sets import existing_data_dir
 from pretrain.evaluation.language_model import Share, ZeroShotModel
 from pretrain.evaluation.scores import headline, load_tasks, resolve_tasks, score, task_manager
+from pretrain.evaluation.settings import EvaluationConfig
 from pretrain.runtime.world import World
 
 

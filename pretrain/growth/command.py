@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from model.config import ModelConfig
     from pretrain.config.run_config import RunConfig
-    from pretrain.growth.law import GrowthRecord, Prediction
+    from pretrain.growth.law import Prediction
+    from pretrain.growth.record import GrowthState
     from pretrain.growth.worth import HeadWorths
     from pretrain.run.saved import SavedRun
 
@@ -72,7 +73,9 @@ def run_growth(arguments: Sequence[str]) -> None:
     import torch
 
     from pretrain.growth.figures import draw_growth, draw_worths
-    from pretrain.growth.law import GrowthRecord, predict
+    from pretrain.growth.law import predict
+    from pretrain.growth.record import GrowthState
+    from pretrain.growth.settings import most_heads
     from pretrain.growth.text import law_lines, model_lines, schedule_lines, worth_lines
     from pretrain.growth.worth import measure_worths
     from pretrain.metrics.file import FILE_NAME, read_metrics
@@ -80,7 +83,7 @@ def run_growth(arguments: Sequence[str]) -> None:
 
     source = SavedRun.open(options.run, options.step)
     model, step = source.model, source.state.step
-    record = GrowthRecord.of(source.state.growth, model.num_layers)
+    record = GrowthState.of(source.state)
     inputs, labels, starts, text = held_out(source, options.sequences)
     out = _folder(options)
     run = _settings(source)
@@ -96,7 +99,7 @@ def run_growth(arguments: Sequence[str]) -> None:
         metrics = source.run_folder / FILE_NAME
         rows = [row for row in read_metrics(metrics) if row["step"] <= step] if metrics.is_file() else []
         written.append(draw_growth(record, rows, model.heads, step, out / "growth.png"))
-        stopped_by = (run.growth.criterion, run.most_heads) if run and run.growth.active else ()
+        stopped_by = (run.growth.criterion, most_heads(run)) if run and run.growth.active else ()
         print("\n".join(law_lines(predictions, *stopped_by)))
     print("\n".join(worth_lines(worths, text)))
     written.append(_write(out / "report.json", figures(source, worths, record, predictions, text)))
@@ -137,7 +140,7 @@ def held_out(source: SavedRun, sequences: int) -> tuple[np.ndarray, np.ndarray, 
     from pretrain.data.labelled import held_out_examples
     from pretrain.run.data import RunData
 
-    weights = {entry[0]: _weight(entry[1]) for entry in source.state.data.get("data", [])}
+    weights = {entry[0]: _weight(entry[1]) for entry in source.state.data.data or []}
     corpora = source.corpora()
     if not corpora:
         raise UserError(
@@ -172,7 +175,7 @@ def _weight(value: object) -> Fraction:
 def figures(
     source: SavedRun,
     worths: HeadWorths,
-    record: GrowthRecord | None,
+    record: GrowthState | None,
     predictions: Sequence[Prediction],
     text: str,
 ) -> dict[str, Any]:

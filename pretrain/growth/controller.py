@@ -2,86 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from model.errors import UserError
-from pretrain.config.growth import GrowthConfig
-from pretrain.growth.edit import Change
+from pretrain.growth.record import Change, Event, GrowthState
+from pretrain.growth.settings import GrowthConfig
 from pretrain.growth.spectrum import Extremes, extended, extremes, projected
 
 SMALLEST_SHARE = 1e-6
 """Of a layer's energy: eigenvalues below it are rounding, whatever the threshold is."""
-
-
-@dataclass
-class GrowthState:
-    """What the controller remembers; a checkpoint's ``TrainingState.growth``. Lists have an entry for each layer."""
-
-    start: int = 1
-    """Heads of a layer when growth began (the mean, for a run that had its own schedule)."""
-    checks: int = 0
-    calibration: list[list[float]] = field(default_factory=list)
-    """Γ of the checks before the thresholds were set."""
-    thresholds: list[list[float] | None] = field(default_factory=list)
-    """[θ_w, φ_g], or null before they are set."""
-    wait: list[int] = field(default_factory=list)
-    """Checks that the layer still waits after a change."""
-    grown: list[int] = field(default_factory=list)
-    """Heads that were ever added: at most d, one for each direction."""
-    below: list[list[int]] = field(default_factory=list)
-    """By head: checks in a row below φ_g."""
-    events: list[dict[str, Any]] = field(default_factory=list)
-    """All changes so far: step, layer, kind, head, heads afterwards, and the gamma and lambda_max that led to it."""
-    pending: list[dict[str, Any]] = field(default_factory=list)
-    """Changes decided at the checkpoint's step and not made yet; empty but in checkpoints written for an event."""
-
-    @classmethod
-    def begin(cls, heads: Sequence[int]) -> GrowthState:
-        """The state before the first check of a model with these heads."""
-        layers = len(heads)
-        return cls(
-            start=round(statistics.mean(heads)),
-            calibration=[[] for _ in heads],
-            thresholds=[None] * layers,
-            wait=[0] * layers,
-            grown=[0] * layers,
-            below=[[0] * count for count in heads],
-        )
-
-    @classmethod
-    def read(cls, values: Mapping[str, Any], heads: Sequence[int]) -> GrowthState:
-        """The state in a checkpoint of a model with these heads; of a run that never grew, the one before.
-
-        Raises:
-            UserError: the values are not what a version of this program has written.
-        """
-        if not values:
-            return cls.begin(heads)
-        try:
-            state = cls(**values)
-            lists = (state.calibration, state.thresholds, state.wait, state.grown, state.below)
-            fits = all(len(entries) == len(heads) for entries in lists)
-            fits = fits and [len(counts) for counts in state.below] == list(heads)
-        except TypeError:
-            fits = False
-        if not fits:
-            raise UserError(
-                "checkpoint: growth in state.json does not describe the model's heads; restore it, or continue without "
-                "growth (--growth.criterion none)"
-            )
-        return state
-
-    def to_json(self) -> dict[str, Any]:
-        """What ``read`` reads."""
-        return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True)
@@ -150,7 +84,7 @@ class Controller:
             for layer, head in self._pruned(heads, state, measures, waiting):
                 if layer not in grown:
                     self._prune(layer, head, step, heads, state, measures[layer], decision)
-        state.pending = [dataclasses.asdict(change) for change in decision.changes]
+        state.pending = list(decision.changes)
         return decision
 
     def candidates(
@@ -189,7 +123,7 @@ class Controller:
                     continue
                 grow = config.grow_share * statistics.median(seen)
             prune = config.prune_share * grow if config.prune_below is None else config.prune_below
-            state.thresholds[layer] = [grow, min(prune, grow)]
+            state.thresholds[layer] = (grow, min(prune, grow))
 
     def _count_below(self, state: GrowthState, measures: Sequence[LayerMeasure]) -> None:
         for layer, measure in enumerate(measures):
@@ -324,6 +258,7 @@ class Controller:
     def _note(self, change: Change, heads: int, step: int, state: GrowthState, measure: LayerMeasure) -> None:
         state.wait[change.layer] = self.config.dwell
         state.events.append(
-            {"step": step, **dataclasses.asdict(change), "heads": heads, "gamma": measure.gamma,
-             "lambda_max": measure.extremes.largest}
-        )  # fmt: skip
+            Event(
+                step, change.layer, change.head, change.kind, heads, measure.gamma, measure.extremes.largest
+            )
+        )

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,43 +19,17 @@ from pretrain.checkpoint.source import ParameterGroup
 from pretrain.checkpoint.state import TrainingState, read_features
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.growth.measure import Candidate
+from pretrain.growth.record import Change, GrowthState
 
-DIRECTIONS = "growth/directions/"
 NOISE = 0.1
 """Share of a usual initial weight that is added to a head along its directions. Without it all of the head's dimensions
 would be multiples of each other, and without rotary positions would stay so."""
 
 
-@dataclass(frozen=True)
-class Change:
-    """A head that is added to a layer or pruned."""
-
-    layer: int
-    head: int
-    """Index among the layer's heads: of a new one that it gets, of a pruned one that it has. Changes are made one after
-    the other."""
-    kind: str
-    """grow or prune"""
-
-    @classmethod
-    def read(cls, values: Mapping[str, Any]) -> Change:
-        """The change that a checkpoint's state describes. Raises UserError for one that no version has written."""
-        layer, head, kind = values.get("layer"), values.get("head"), values.get("kind")
-        if type(layer) is not int or type(head) is not int or kind not in ("grow", "prune"):
-            raise UserError(
-                f"checkpoint: growth.pending has {dict(values)!r:.80}, which is no change of heads"
-            )
-        return cls(layer, head, kind)
-
-    @property
-    def directions(self) -> str:
-        """Name of the pair of directions of a new head among a checkpoint's features."""
-        return f"{DIRECTIONS}layer_{self.layer}/head_{self.head}"
-
-
 def pending_changes(state: TrainingState) -> list[Change]:
     """The changes that were decided at a checkpoint's step, and are made before the next."""
-    return [Change.read(values) for values in state.growth.get("pending", [])]
+    growth = GrowthState.of(state)
+    return growth.pending if growth else []
 
 
 def changed_model(model: ModelConfig, changes: Sequence[Change]) -> ModelConfig:
@@ -188,8 +159,3 @@ class _ChangedSource:
 def has_heads(role: ParameterRole) -> bool:
     """Whether a parameter has a part for every head: q, k and v with their biases, and the weight of o."""
     return role.part in ("q", "k", "v") or (role.part == "o" and role.kind == "matrix")
-
-
-def checkpoint_of(folder: Path) -> UnshardedCheckpoint:
-    """Open a checkpoint as it is after its pending changes. Raises as UnshardedCheckpoint.open."""
-    return changed_checkpoint(UnshardedCheckpoint.open(folder))

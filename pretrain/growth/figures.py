@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from model.plotting import logarithmic, saved_figure, whole_numbers
-from pretrain.growth.law import GrowthRecord
+from pretrain.growth.record import GrowthState
 from pretrain.growth.worth import SMALL_INCREASE, SMALL_SHARE, HeadWorths
 
 LINE_STYLES = ("-", "--", "-.", ":")
@@ -19,7 +19,7 @@ Series = tuple[list[int], list[float]]
 
 
 def draw_growth(
-    record: GrowthRecord, rows: Sequence[dict[str, Any]], heads: Sequence[int], step: int, path: Path
+    record: GrowthState, rows: Sequence[dict[str, Any]], heads: Sequence[int], step: int, path: Path
 ) -> Path:
     """Draw heads per layer over training steps, with Γ, and λ_max with its threshold, of every layer beneath.
 
@@ -66,14 +66,14 @@ def _style(layer: int, layers: int) -> dict[str, Any]:
     return {"color": color, "linestyle": LINE_STYLES[layer % len(LINE_STYLES)]}
 
 
-def _heads(record: GrowthRecord, layer: int, count: int, step: int) -> Series:
+def _heads(record: GrowthState, layer: int, count: int, step: int) -> Series:
     events = record.of_layer(layer)
-    first = events[0][0] if events else count
-    steps = [0, *(event.step for _, event in events), step]
-    return steps, [first, *(event.heads for _, event in events), count]
+    first = events[0].heads_before if events else count
+    steps = [0, *(event.step for event in events), step]
+    return steps, [first, *(event.heads for event in events), count]
 
 
-def _figure_of(record: GrowthRecord, rows: Sequence[dict[str, Any]], layer: int, name: str) -> Series:
+def _figure_of(record: GrowthState, rows: Sequence[dict[str, Any]], layer: int, name: str) -> Series:
     """A figure of the layer from the checks, or from the events where there is no check."""
     key = f"growth/{name}/layer_{layer}"
     checks = [
@@ -82,7 +82,7 @@ def _figure_of(record: GrowthRecord, rows: Sequence[dict[str, Any]], layer: int,
         if type(row.get(key)) in (int, float) and math.isfinite(row[key])
     ]
     if not checks:
-        checks = [(event.step, getattr(event, name)) for _, event in record.of_layer(layer)]
+        checks = [(event.step, getattr(event, name)) for event in record.of_layer(layer)]
     return [step for step, _ in checks], [value for _, value in checks]
 
 

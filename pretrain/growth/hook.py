@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,14 +11,17 @@ from torch import Tensor
 from model.config import ModelConfig
 from model.errors import UserError
 from model.heads import format_heads
-from pretrain.checkpoint.state import TrainingState
-from pretrain.growth.controller import Controller, Decision, GrowthState, LayerMeasure
-from pretrain.growth.edit import Change, candidate, changed_model
+from pretrain.checkpoint.state import Record, TrainingState
+from pretrain.growth.controller import Controller, Decision, LayerMeasure
+from pretrain.growth.edit import candidate, changed_model
 from pretrain.growth.measure import gradient_norms, query_and_key_weights, second_moments
+from pretrain.growth.models import check_every_split
+from pretrain.growth.record import NAME, Change, GrowthState
+from pretrain.growth.settings import most_heads
 from pretrain.growth.spectrum import extremes, head_energies, residual, skew_product
 from pretrain.optim.schedule import length_in_steps
-from pretrain.run.context import RunContext
 from pretrain.run.hooks import Hook, HookResult
+from pretrain.run.session import Session
 
 MOMENT = "growth/second_moment/layer_"
 CAPTURED = "growth/captured/layer_"
@@ -32,8 +35,7 @@ class Growth(Hook):
     """Hook that adds and prunes heads.
 
     Args:
-        context: the run's.
-        micro_batch: this rank's first micro-batch after so many sequences of the run, which a check reads.
+        session: the run's. A check reads this rank's next micro-batch.
 
     Raises:
         UserError: ``growth.interval`` or ``growth.until`` is no length in the run, or an option does not go with the
@@ -42,11 +44,11 @@ class Growth(Hook):
 
     name = "growth"
 
-    def __init__(self, context: RunContext, micro_batch: Callable[[int], list[Tensor]]) -> None:
-        run = context.run
-        self.run_config, self.model, self.world = run, context.model, context.world
-        self.config, self.micro_batch = run.growth, micro_batch
-        self.controller = Controller(run.growth, run.most_heads, run.seed)
+    def __init__(self, session: Session) -> None:
+        run = session.run
+        self.session, self.model, self.world = session, session.model, session.world
+        self.config = run.growth
+        self.controller = Controller(run.growth, most_heads(run), run.seed)
         self.every = length_in_steps("growth.interval", run.growth.interval, run.steps)
         if run.growth.interval < 1:
             self.every = max(self.every, LEAST_INTERVAL[run.growth.criterion])
@@ -56,6 +58,7 @@ class Growth(Hook):
                 "growth.criterion: gradient does not go with activation_checkpointing true, which keeps no "
                 "activations; turn that off, or take another criterion"
             )
+        check_every_split(run, self.model, session.batch.micro_batch)
         layers, d = self.model.num_layers, self.model.d_model
         self._moments: list[Tensor | None] = [None] * layers
         self._captured = [torch.zeros(0, d) for _ in range(layers)]
@@ -123,7 +126,7 @@ class Growth(Hook):
         Returns:
             ``growth/…`` figures of every layer, a line for each change, and the model to go on with if there is any.
         """
-        batch = self.micro_batch(state.sequences)
+        batch = self.session.micro_batch(state.sequences, 0)
         moments = second_moments(engine, batch, self.world)
         if not all(bool(moment.isfinite().all()) for moment in moments):
             return HookResult(
@@ -131,7 +134,7 @@ class Growth(Hook):
             )
         self._average(moments)
         weights = query_and_key_weights(engine, self.model, self.world)
-        growth = GrowthState.read(state.growth, self.model.heads)
+        growth = GrowthState.read(state, self.model.heads)
         main = self.world.is_main  # rank 0 decides for all
         measures = self._measure(weights) if main else []
         heads = self.model.heads
@@ -144,7 +147,7 @@ class Growth(Hook):
             figures = self._figures(measures, norms, changed_model(self.model, decision.changes).heads)
         shared = (growth, decision, figures, self._captured, self._top)
         growth, decision, figures, self._captured, self._top = self.world.broadcast(shared)
-        state.growth, self._directions = growth.to_json(), decision.directions
+        state.records[NAME], self._directions = Record(growth.to_json(), needed=True), decision.directions
         if not decision.changes:
             return HookResult(figures)
         model = changed_model(self.model, decision.changes)
@@ -183,7 +186,7 @@ class Growth(Hook):
         self, engine: Any, batch: list[Tensor], compared: Mapping[Change, Tensor | None], step: int
     ) -> dict[int, float]:
         heads = {
-            change.layer: candidate(self.model, self.run_config.seed, step, change, directions)
+            change.layer: candidate(self.model, self.session.run.seed, step, change, directions)
             for change, directions in compared.items()
         }
         return gradient_norms(engine, batch, heads, self.world)
@@ -202,10 +205,10 @@ class Growth(Hook):
 
     def _line(self, growth: GrowthState, decision: Decision, model: ModelConfig, step: int) -> str:
         """What changes, in one line; growth.events holds the same with figures."""
-        grown = [f"{change.layer}" for change in decision.changes if change.kind == "grow"]
-        pruned = [f"{change.layer}" for change in decision.changes if change.kind == "prune"]
-        parts = [f"a head more in layer {', '.join(grown)}"] if grown else []
-        parts += [f"one less in layer {', '.join(pruned)}"] if pruned else []
+        parts = []
+        for kind, words in (("grow", "added one head to"), ("prune", "pruned one of")):
+            layers = [str(change.layer) for change in decision.changes if change.kind == kind]
+            parts += [f"{words} layer{'s' * (len(layers) > 1)} {', '.join(layers)}"] if layers else []
         return (
             f"growth   step {step:,}: {'; '.join(parts)}; heads {format_heads(model.heads)}, "
             f"{model.num_parameters():,} parameters"

@@ -5,17 +5,14 @@ from __future__ import annotations
 from model.config import ModelConfig
 from model.errors import UserError, shown
 from model.heads import format_heads
-from model.parallel_plan import head_group_sizes
-from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps
-from pretrain.checkpoint.state import TrainingState, read_state
-from pretrain.config.growth import check_head_dim
+from pretrain.checkpoint.state import TrainingState
 from pretrain.config.run_config import RunConfig
 from pretrain.growth.edit import changed_model, pending_changes
+from pretrain.growth.record import NAME
+from pretrain.growth.settings import check_head_dim
 
 
-def continued_model(
-    run_model: ModelConfig, saved: TrainingState, growing: bool
-) -> tuple[ModelConfig, ModelConfig]:
+def continued_model(run_model: ModelConfig, saved: TrainingState) -> tuple[ModelConfig, ModelConfig]:
     """The model that a checkpoint must hold, and the one that the run goes on with.
 
     A run whose heads grew keeps them, with growth or without. A run of fixed heads that goes on with growth keeps those
@@ -24,17 +21,16 @@ def continued_model(
     Args:
         run_model: what the run's configuration describes.
         saved: the checkpoint's state; of a new run one without a model.
-        growing: whether the run's growth is on.
 
     Raises:
         UserError: the checkpoint's model or its pending changes cannot be read.
     """
-    if not saved.model or not (growing or saved.growth):
+    if not saved.model:
         return run_model, run_model
     model = ModelConfig.from_json(saved.model)
     if model.num_layers != run_model.num_layers:
         return run_model, run_model  # another run, which check_resume refuses
-    if not saved.growth:
+    if not saved.record(NAME):
         if model.kv_heads not in (None, model.heads):
             return run_model, run_model  # the same: growth is not for grouped queries
         # The width of a head stays as it is, and must be written down before their number changes.
@@ -54,8 +50,8 @@ def check_kept_heads(run: RunConfig, saved: TrainingState, model: ModelConfig) -
     Raises:
         UserError: ``heads``, or one of the architecture's, asks for something else than *model* has.
     """
-    if not saved.model or not saved.run or not (run.growth.active or saved.growth):
-        return  # new, imported, or of fixed heads
+    if not saved.model or not saved.run:
+        return  # new or imported
     asked = run.fixed_model_config()
     if asked.num_layers != model.num_layers:
         return  # another run, which check_resume refuses
@@ -82,15 +78,15 @@ def _with_head_dims(model: ModelConfig) -> ModelConfig:
     return model.replace(head_dim=tuple(model.layer_head_dim(layer) for layer in range(model.num_layers)))
 
 
-def largest_model(run: RunConfig, model: ModelConfig) -> ModelConfig:
-    """RunConfig.largest_model_config, after checks of what growth needs of a model.
+def check_widths(run: RunConfig, model: ModelConfig) -> None:
+    """Refuse a model that cannot go on growing.
 
     Raises:
         UserError: the heads have another width than ``growth.head_dim``, or one that t does not divide.
     """
     growth = run.growth
     if not growth.active:
-        return model
+        return
     for layer in range(model.num_layers):
         head_dim = model.layer_head_dim(layer)
         if growth.head_dim not in (None, head_dim):
@@ -99,7 +95,6 @@ def largest_model(run: RunConfig, model: ModelConfig) -> ModelConfig:
                 "leave it out"
             )
         check_head_dim(head_dim, run.tensor_parallel)
-    return run.largest_model_config(model)
 
 
 def check_every_split(run: RunConfig, model: ModelConfig, micro_batch: int) -> None:
@@ -109,25 +104,8 @@ def check_every_split(run: RunConfig, model: ModelConfig, micro_batch: int) -> N
         UserError: it names the micro-batches that would do.
     """
     t = run.tensor_parallel
-    if run.growth.active and micro_batch % t and model.context_length % (2 * t):
+    if micro_batch % t and model.context_length % (2 * t):
         raise UserError(
             f"micro_batch: {micro_batch} sequences of {model.context_length} tokens cannot be shared by {t} ranks at "
             f"every head count of a run that grows; give a multiple of {t}, or a context_length that is one of {2 * t}"
         )
-
-
-def head_group_sizes_of(run: RunConfig) -> set[int]:
-    """How many ranks may share heads at any time of the run; see head_group_sizes."""
-    t = run.tensor_parallel
-    if t > 1 and (run.growth.active or _has_grown(run)):
-        return {size for size in range(1, t + 1) if t % size == 0}
-    return head_group_sizes(run.build_model_config(), t)
-
-
-def _has_grown(run: RunConfig) -> bool:
-    """Whether the run's newest checkpoint has heads that grew."""
-    steps = checkpoint_steps(run.folder)
-    try:
-        return bool(steps) and bool(read_state(checkpoint_path(run.folder, steps[-1])).growth)
-    except UserError:
-        return False  # damaged: said when checkpoints are verified

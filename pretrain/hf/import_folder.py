@@ -23,7 +23,7 @@ from model.errors import UserError, shown
 from model.heads import MOST_LAYERS
 from model.parameters import has_vocabulary_rows
 from model.parsing import read_json_object
-from pretrain.checkpoint.state import TrainingState
+from pretrain.checkpoint.state import DataIdentity, TrainingState
 from pretrain.checkpoint.unsharded_folder import UnshardedParameter, write_unsharded
 from pretrain.data.sentencepiece_bpe import byte_fallback_bpe
 from pretrain.data.sources.files import BuiltinCorpus
@@ -83,7 +83,7 @@ def import_folder(folder: Path, run_folder: Path) -> Imported:
     with new_folder(run_folder, 4 * model.num_parameters(), overwrite=None) as created:
         (created / "checkpoints").mkdir()
         tokenizer.save(created / "tokenizer")
-        state = TrainingState(model=model.to_json(), data={"tokenizer": tokenizer_hash(tokenizer)})
+        state = TrainingState(model=model.to_json(), data=DataIdentity(tokenizer_hash(tokenizer)))
         parameters = (
             UnshardedParameter(name, _padded(name, tensor, model))
             for name, tensor in _parameters(model, config["model_type"], tensors)

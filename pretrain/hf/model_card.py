@@ -79,12 +79,12 @@ def model_card(
         if imported
         else None,
         "license": None if license_name else "not named here; that of the imported model",
-        "data": _data(run.get("data", "builtin"), state.data["data"]) if state.data.get("data") else None,
+        "data": _data(run.get("data", "builtin"), state.data.data) if state.data.data else None,
         "steps": f"{state.step:,}" + (f" ({state.skipped} updates skipped)" if state.skipped else ""),
         "tokens": f"{state.tokens:,}",
         "documents": _DOCUMENT_MASK if run.get("document_mask") else None,
         "seed": run.get("seed"),
-        "precision": state.world.get("dtype"),
+        "precision": state.world.dtype if state.world else None,
         "train loss": _number(metrics.get("train_loss"), "nats per token"),
         "validation loss": _number(metrics.get("val_loss"), "nats per token"),
         "validation bits per byte": _number(metrics.get("val_bpb"), ""),
@@ -115,7 +115,7 @@ def model_card(
     return "\n".join(parts)
 
 
-def _data(spec: str, contents: list[list[str]]) -> str:
+def _data(spec: str, contents: list[tuple[str, str]]) -> str:
     """Names (not paths) of the corpora with their shares, and what identifies their contents."""
     weighted_names = [("Python's standard library", 1)] if spec == "builtin" else parse_blend(spec)
     names = [

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from model.heads import format_heads
 
 if TYPE_CHECKING:
-    from pretrain.plan.command import RunPlan
+    from pretrain.plan.run_plan import RunPlan
 
 GIB = 1 << 30
 PHASES = {

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from model.config import ModelConfig
 from model.parallel_plan import plan as tensor_plan
 from pretrain.engine.ds_config import EngineSettings
-from pretrain.plan.footprint import rank_parameters
-from pretrain.plan.memory import gathered_bytes, persistent_elements
+from pretrain.engine.memory.footprint import rank_parameters
+from pretrain.engine.memory.plan import gathered_bytes, persistent_elements
 
 
 @dataclass(frozen=True)

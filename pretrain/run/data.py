@@ -7,25 +7,43 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from model.errors import UserError
+from pretrain.checkpoint.state import DataIdentity
 from pretrain.config.run_config import RunConfig
 from pretrain.data.blend import parse_blend
 from pretrain.data.corpus import META_FILE, Checked, Corpus
 from pretrain.data.indexed import IndexedTokens
-from pretrain.data.labelled import LabelledSequences, classes_of
 from pretrain.data.megatron import is_prefix
 from pretrain.data.sequences import TrainingSequences, ValidationSequences
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer
-from pretrain.prepare.labelled import prepare_builtin_labelled
+from pretrain.extensions import extensions
 from pretrain.prepare.pipeline import prepare_builtin
 from pretrain.runtime.world import World
 
 Known = dict[str, Checked]
 """What rank 0 has checked, by folder."""
+
+
+class Sequences(Protocol):
+    """The endless stream of sequences that a run trains on: a function of the seed and the sequence's number."""
+
+    corpora: list[Corpus]
+
+    def epochs(self, sequences: int) -> list[float]:
+        """How often the first *sequences* sequences read each corpus."""
+
+    def inputs_and_labels(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Sequences ``first … first + count - 1``: inputs and labels, int64 [count, T] each."""
+
+    def document_offsets(self, first: int, count: int) -> np.ndarray:
+        """Where documents begin in them, as Transformer.forward takes it."""
+
+    def describe(self) -> str:
+        """What is read, a line for each corpus."""
 
 
 @dataclass(frozen=True)
@@ -35,35 +53,30 @@ class RunData:
     corpora: list[tuple[Corpus, Fraction]]
     validation: list[tuple[Corpus, Fraction]] | None = None
     """Corpora whose validation splits are used; None: those of ``corpora``."""
-    labelled: bool = False
-    """Whether the documents are examples of classes, for a classifier."""
+
+    is_text = True
+    """Whether the model learns to continue text, so that it can be sampled from."""
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that all corpora share."""
         return self.corpora[0][0].tokenizer
 
-    @property
-    def classes(self) -> list[str] | None:
-        """The names of the classes; None for language. UserError if the corpus has no labels."""
-        return classes_of(self.corpora[0][0]) if self.labelled else None
+    def model_fields(self) -> dict[str, Any]:
+        """Fields of ModelConfig that the data determine."""
+        return {"vocab_size": self.tokenizer.vocab_size}
 
-    def training_sequences(self, context_length: int, seed: int) -> TrainingSequences | LabelledSequences:
+    def training_sequences(self, context_length: int, seed: int) -> Sequences:
         """The run's endless stream of sequences."""
-        if self.labelled:
-            return LabelledSequences(self.corpora, context_length, seed)
         return TrainingSequences(self.corpora, context_length, seed)
 
-    def validation_windows(self, context_length: int, count: int) -> tuple[np.ndarray, int]:
-        """Held-out windows, shared among the corpora by weight.
+    def validation_windows(self, context_length: int, count: int) -> np.ndarray:
+        """Held-out windows, shared among the corpora by weight: token ids [n, T+1]."""
+        return np.concatenate([s.batch(0, len(s)) for s in self._validation_sets(context_length, count)])
 
-        Returns:
-            Token ids [n, T+1] and the UTF-8 bytes of all labels; 0 bytes of a labelled corpus, whose examples stand one
-            after the other in the windows.
-        """
-        sets = self._validation_sets(context_length, count)
-        label_bytes = 0 if self.labelled else sum(s.label_bytes() for s in sets)
-        return np.concatenate([s.batch(0, len(s)) for s in sets]), label_bytes
+    def validation_bytes(self, context_length: int, count: int) -> int:
+        """UTF-8 bytes of all labels in those windows."""
+        return sum(s.label_bytes() for s in self._validation_sets(context_length, count))
 
     def validation_documents(self, context_length: int, count: int) -> list[np.ndarray]:
         """For each validation window, the start of every document among its T inputs, int64; the first is 0."""
@@ -86,20 +99,18 @@ class RunData:
         """What was checked when the corpora were opened, for the other ranks."""
         return {str(corpus.folder): corpus.checked() for corpus, _ in self.all_corpora()}
 
-    def fingerprint(self) -> dict[str, Any]:
+    def identity(self) -> DataIdentity:
         """What identifies the data: a run resumes only on the same data."""
-        identity: dict[str, Any] = {
-            "tokenizer": self.corpora[0][0].meta["tokenizer"]["hash"],
-            "data": _identity(self.corpora),
-        }
-        if self.validation is not None:  # left out otherwise: runs from before the option have no such entry
-            identity["validation"] = _identity(self.validation)
-        return identity
+        return DataIdentity(
+            self.corpora[0][0].meta["tokenizer"]["hash"],
+            _shares(self.corpora),
+            None if self.validation is None else _shares(self.validation),
+        )
 
 
-def _identity(corpora: list[tuple[Corpus, Fraction]]) -> list[list[str]]:
+def _shares(corpora: list[tuple[Corpus, Fraction]]) -> list[tuple[str, str]]:
     total = sum(weight for _, weight in corpora)
-    return [[corpus.meta["content_hash"], str(weight / total)] for corpus, weight in corpora]
+    return [(corpus.meta["content_hash"], str(weight / total)) for corpus, weight in corpora]
 
 
 def open_data(run: RunConfig, report: Callable[[object], None], world: World | None = None) -> RunData:
@@ -137,9 +148,12 @@ def open_data(run: RunConfig, report: Callable[[object], None], world: World | N
 
 def _open_all(run: RunConfig, report: Callable[[object], None], known: Known) -> RunData:
     data = _open_training(run, report, known)
-    if run.validation.data is None:
-        return data
-    return dataclasses.replace(data, validation=_open_validation(run.validation.data, data.tokenizer, known))
+    if run.validation.data is not None:
+        validation = _open_validation(run.validation.data, data.tokenizer, known)
+        data = dataclasses.replace(data, validation=validation)
+    for extension in extensions():
+        data = extension.data(run, data)
+    return data
 
 
 def _open_validation(text: str, tokenizer: Tokenizer, known: Known) -> list[tuple[Corpus, Fraction]]:
@@ -161,14 +175,14 @@ def _open_validation(text: str, tokenizer: Tokenizer, known: Known) -> list[tupl
 
 
 def _builtin(run: RunConfig, report: Callable[[object], None]) -> Path:
-    """The built-in corpus of the run's task."""
-    if run.task == "classification":
-        return prepare_builtin_labelled(run.data_root, run.vocab_size, report)
+    """The built-in corpus of the run's kind."""
+    for extension in extensions():
+        if folder := extension.built_in_data(run, report):
+            return folder
     return prepare_builtin(run.data_root, run.vocab_size, report)
 
 
 def _open_training(run: RunConfig, report: Callable[[object], None], known: Known) -> RunData:
-    labelled = run.task == "classification"
     if run.data == "builtin":
         if run.tokenizer is not None:
             raise UserError(
@@ -185,14 +199,11 @@ def _open_training(run: RunConfig, report: Callable[[object], None], known: Know
                 f"data_root: the built-in corpus cannot be written to {run.data_root!r} ({error.strerror or error}); "
                 "give another folder"
             ) from None
-        return RunData(
-            [(Corpus.open(folder, checked=known.get(str(folder))), Fraction(1))], labelled=labelled
-        )
+        return RunData([(Corpus.open(folder, checked=known.get(str(folder))), Fraction(1))])
     tokenizer = load_tokenizer(run.tokenizer) if run.tokenizer is not None else None
     return RunData(
         [
             (Corpus.open(folder, tokenizer, known.get(str(Path(folder)))), weight)
             for folder, weight in parse_blend(run.data)
-        ],
-        labelled=labelled,
+        ]
     )

@@ -95,8 +95,8 @@ def _tokenizers(runs: Sequence[_ComparedRun]) -> list[str]:
     """A line for every run whose tokenizer is another than that of the first."""
     lines = []
     for run in runs[1:]:
-        hashes = [(each.state.data if each.state else {}).get("tokenizer") for each in (runs[0], run)]
-        if None in hashes or hashes[0] == hashes[1]:
+        hashes = [each.state.data.tokenizer if each.state else "" for each in (runs[0], run)]
+        if "" in hashes or hashes[0] == hashes[1]:
             continue
         try:
             one, other = (load_tokenizer(_newest(each.folder) / "tokenizer") for each in (runs[0], run))
@@ -136,7 +136,7 @@ def _windows(run: _ComparedRun) -> str | None:
 
 def _corpora(run: _ComparedRun, spec: str | None, key: str) -> str | None:
     """Names of corpora with their shares, and the beginning of their content hashes."""
-    contents = run.state.data.get(key) if run.state else None
+    contents = getattr(run.state.data, key) if run.state else None
     if not contents or spec is None:
         return None  # an imported model does not know its data
     names = ["builtin"] if spec == "builtin" else [Path(folder).name for folder, _ in parse_blend(spec)]

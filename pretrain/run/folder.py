@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
-from typing import Any
 
 from model.errors import UserError
 from pretrain.config.run_config import RunConfig
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_hash
 from pretrain.run.data import RunData
+from pretrain.run.decisions import Decisions
 from pretrain.runtime.world import World
 from pretrain.utils.files import atomic_folder, remove_leftovers, write_atomically
 
@@ -18,8 +18,8 @@ from pretrain.utils.files import atomic_folder, remove_leftovers, write_atomical
 LEFT_BY_OLDER_VERSIONS = ("latest.new", "metrics.jsonl.partial")
 
 
-def prepare_run_folder(run: RunConfig, data: RunData, ds_config: dict[str, Any], world: World) -> None:
-    """Write the run's configuration, merged ds_config and tokenizer into its folder. Collective.
+def prepare_run_folder(run: RunConfig, data: RunData, decisions: Decisions, world: World) -> None:
+    """Write the run's configuration, decisions, merged ds_config and tokenizer into its folder. Collective.
 
     Raises:
         UserError: on every rank, when the folder cannot be written.
@@ -33,7 +33,11 @@ def prepare_run_folder(run: RunConfig, data: RunData, ds_config: dict[str, Any],
             for name in LEFT_BY_OLDER_VERSIONS:
                 (run.folder / name).unlink(missing_ok=True)
             write_atomically(run.folder / "config.yaml", run.to_yaml())
-            write_atomically(run.folder / "ds_config.json", json.dumps(ds_config, indent=2) + "\n")
+            for name, content in (
+                ("decisions", decisions.to_plain()),
+                ("ds_config", decisions.ds_config.value),
+            ):
+                write_atomically(run.folder / f"{name}.json", json.dumps(content, indent=2) + "\n")
             _write_tokenizer(run.folder / "tokenizer", data.tokenizer)
         except OSError as error:
             problem = f"cannot write {error.filename} ({error.strerror})"

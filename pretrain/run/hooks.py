@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from model.config import ModelConfig
 from pretrain.checkpoint.state import TrainingState
+
+if TYPE_CHECKING:
+    from pretrain.run.session import Session
 
 
 @dataclass
@@ -21,7 +24,7 @@ class HookResult:
     lines: list[str] = field(default_factory=list)
     """Lines for the console."""
     model: ModelConfig | None = None
-    """The model to go on with, if the hook changes its shape; pretrain/growth/ has noted in the state how."""
+    """The model to go on with, if the hook changes its shape; its extension has noted in the state how."""
 
 
 class Hook:
@@ -58,6 +61,10 @@ class Hook:
     def reshaped(self, model: ModelConfig) -> None:
         """The engine holds *model* now, whose heads differ from those before. Its layers, and all widths but those of
         attention, are the same."""
+
+    def closing(self, session: Session) -> list[str]:
+        """Lines about the results of this session, after its last step. On rank 0; not collective."""
+        return []
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore what ``state`` returned; *tensors* also holds those of other hooks."""

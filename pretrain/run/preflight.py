@@ -24,7 +24,7 @@ def check_start(run: RunConfig) -> None:
     launch = check_environment()
     check_threads(run.threads)
     if run.data == "builtin":
-        _check_data_root(Path(run.data_root), "packages" if run.task == "classification" else "builtin")
+        _check_data_root(Path(run.data_root))
     else:
         for folder, _ in parse_blend(run.data):
             _check_corpus(folder)
@@ -46,14 +46,11 @@ def check_settings(run: RunConfig) -> None:
     """
     from model.parallel_plan import check_tensor_parallel
     from pretrain.optim.groups import GroupRates, run_groups  # imports torch
-    from pretrain.optim.schedule import step_of_run
 
     model = run.build_model_config()
     check_tensor_parallel(model, run.tensor_parallel, sequence_parallel=run.sequence_parallel)
     share_batch(run.global_batch_tokens, run.micro_batch, model.context_length, 1)
     GroupRates(run_groups(run, model), run)
-    if run.diagnostics.release is not None:
-        step_of_run("diagnostics.release", run.diagnostics.release, run.steps)
 
 
 def _check_corpus(folder: str) -> None:
@@ -72,9 +69,9 @@ def _check_corpus(folder: str) -> None:
     )
 
 
-def _check_data_root(root: Path, name: str) -> None:
-    """Refuse a folder into which the built-in corpus of this *name* cannot be written, unless it already holds one."""
-    if root.is_dir() and any(root.glob(f"{name}-*/meta.json")):
+def _check_data_root(root: Path) -> None:
+    """Refuse a folder into which a built-in corpus cannot be written, unless it already holds one."""
+    if root.is_dir() and any(root.glob("*-*/meta.json")):
         return
     existing = next(path for path in (root, *root.absolute().parents) if path.exists())
     if not existing.is_dir():

@@ -71,7 +71,7 @@ class SavedRun:
             raise UserError(f"tokenizer: {path} is missing; copy it from another checkpoint of the run")
         refuse_links(path)
         tokenizer = load_tokenizer(path)
-        expected = checkpoint.state.data.get("tokenizer")
+        expected = checkpoint.state.data.tokenizer
         if tokenizer.vocab_size != model.vocab_size or (expected and tokenizer_hash(tokenizer) != expected):
             raise UserError(
                 f"tokenizer: {path} ({tokenizer.vocab_size:,} entries) is not the one that the run was trained with "
@@ -102,7 +102,7 @@ class SavedRun:
 
         The same text with another tokenizer (the built-in corpus with another vocabulary) is not one of them.
         """
-        content_hashes = {entry[0] for entry in self.state.data.get("data", [])}
+        content_hashes = {content for content, _ in self.state.data.data or []}
         run = self.state.run
         if run.get("data", "builtin") == "builtin":
             pattern = "packages-*" if self.model.classes else "builtin-*"

@@ -32,7 +32,6 @@ class World:
     size: int
     local_size: int
     device: torch.device
-    threads: int
     grid: ProcessGrid = ALONE
     """This rank's place among the ranks that share a copy of the model, and the groups it shares work with."""
     timeout: timedelta = COLLECTIVE_TIMEOUT
@@ -59,13 +58,12 @@ class World:
         return self.rank == 0
 
     def record(self) -> dict[str, Any]:
-        """What bit-identical numbers depend on, as stored with every checkpoint."""
+        """What bit-identical numbers depend on, besides settings, as stored with every checkpoint."""
         import deepspeed
 
         return {
             "ranks": self.size,
             "tensor_parallel": self.tensor_parallel,
-            "threads": self.threads,
             "device": self.device.type,
             "versions": {
                 "python": platform.python_version(),
@@ -140,7 +138,7 @@ class World:
 
 def single_world(device: torch.device) -> World:
     """The world of a process that works alone, without a process group."""
-    return World(rank=0, local_rank=0, size=1, local_size=1, device=device, threads=torch.get_num_threads())
+    return World(rank=0, local_rank=0, size=1, local_size=1, device=device)
 
 
 def start_world(
@@ -218,5 +216,4 @@ def start_world(
         size=dist.get_world_size(),
         local_size=local_size,
         device=device,
-        threads=torch.get_num_threads(),
     )

@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from model.config import ModelConfig
+from model.declared import to_plain
 from model.errors import UserError, shown
 from pretrain.config.command_line import load_run_config
 from pretrain.metrics.file import FILE_NAME, read_metrics
@@ -117,8 +118,8 @@ def load_results(study: Study, folder: Path) -> list[RunResult]:
                 state,
                 rows,
                 saved.model if saved else {},
-                saved.data if saved else {},
-                saved.world if saved else {},
+                to_plain(saved.data) if saved else {},
+                to_plain(saved.world) if saved and saved.world else {},
             )
         )
     return results

@@ -18,7 +18,7 @@ from pretrain.engine.ds_config_check import read_ds_config
 from pretrain.engine.patches import prepare_deepspeed
 from pretrain.evaluation.validation import Validation
 from pretrain.plan.command import main as plan_main
-from pretrain.plan.footprint import activations, document_bytes
+from pretrain.engine.memory.footprint import activations, document_bytes
 from pretrain.prepare.pipeline import prepare
 from pretrain.run.data import open_data
 from pretrain.runtime.world import World, start_world

@@ -23,7 +23,7 @@ from pretrain.config.command_line import parse_command_line
 from pretrain.config.lr_rules import LAYER_WORDS, NAMED_RULES, PARTS, RELEASES, LearningRateRule
 from pretrain.config.run_config import RunConfig
 from pretrain.optim.groups import GroupRates, run_groups
-from pretrain.plan.micro_batch import plan_batch
+from pretrain.engine.memory.micro_batch import plan_batch
 from tests.helpers.fuzzing import fixed, seeded
 
 # Values that people and programs write by mistake, and some that are right.

@@ -10,7 +10,7 @@ from pretrain.config.command_line import parse_command_line
 from pretrain.engine.build import build_engine
 from pretrain.engine.ds_config import merge_ds_config
 from pretrain.engine.ds_config_check import read_ds_config
-from pretrain.plan.micro_batch import plan_batch
+from pretrain.engine.memory.micro_batch import plan_batch
 from tests.helpers.distributed import ROOT, run_distributed
 
 CPU = torch.device("cpu")

@@ -21,7 +21,7 @@ from pretrain.config.command_line import parse_command_line
 from pretrain.engine.ds_config import EngineSettings, merge_ds_config, resolve_bf16
 from pretrain.engine.ds_config_check import LISTED, check_ds_config, read_ds_config, simplified
 from pretrain.engine.ds_config_keys import BF16, KEYS, ZERO, Key, Section
-from pretrain.plan.micro_batch import plan_batch
+from pretrain.engine.memory.micro_batch import plan_batch
 from tests.helpers.fuzzing import fixed, seeded
 from tests.pretrain.engine.ds_configs import (
     HUGGING_FACE,

@@ -13,7 +13,7 @@ from pretrain.engine.build import build_engine
 from pretrain.engine.ds_config import merge_ds_config
 from pretrain.engine.ds_config_check import read_ds_config
 from pretrain.optim.groups import GroupRates, build_optimizer, parameter_groups, run_groups
-from pretrain.plan.micro_batch import plan_batch
+from pretrain.engine.memory.micro_batch import plan_batch
 from tests.helpers.distributed import run_distributed
 
 

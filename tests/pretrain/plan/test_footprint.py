@@ -14,7 +14,7 @@ from model.transformer import Transformer
 from pretrain.config.command_line import parse_command_line
 from pretrain.engine.ds_config import EngineSettings
 from pretrain.engine.ds_config_check import read_ds_config
-from pretrain.plan.footprint import activations, layer_activation_bytes, rank_parameters
+from pretrain.engine.memory.footprint import activations, layer_activation_bytes, rank_parameters
 
 LLAMA = block("llama", vocab_size=500, context_length=64, d_model=64, heads=(2, 4), ffn_width=176)
 GPT2 = block("gpt2", vocab_size=500, context_length=64, d_model=64, heads=(2, 4), ffn_width=256)

@@ -11,8 +11,8 @@ import pytest
 from model.config import block
 from model.presets import preset
 from pretrain.engine.ds_config import EngineSettings
-from pretrain.plan.footprint import activations, rank_parameters
-from pretrain.plan.memory import memory_plan, states
+from pretrain.engine.memory.footprint import activations, rank_parameters
+from pretrain.engine.memory.plan import memory_plan, states
 
 GIB = 1 << 30
 PRISM = preset("prism-757m")

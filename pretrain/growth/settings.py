@@ -1,17 +1,20 @@
-"""GrowthConfig: how heads are added and pruned while a model trains."""
+"""The settings of growth: how heads are added and pruned while a model trains."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import field
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from model.config import ModelConfig
+from model.declared import Count, FromZero, Positive, PositiveNumber, declared
 from model.errors import UserError
 from model.heads import HeadSchedule, format_heads, parse_heads
-from pretrain.config.ranges import from_zero, positive, ranged
+from pretrain.config.section import Section
 
 
-@dataclass(frozen=True)
+@declared("growth")
 class GrowthConfig:
     """Start with few heads, and add and drop heads while training (INCRT, arXiv 2604.10703).
 
@@ -22,40 +25,40 @@ class GrowthConfig:
     """What asks for a head. none: the heads stay as they are. incrt: the largest eigenvalue of a layer's residual
     directional energy exceeds a threshold. gradient: at every check the layer where a new head would have the largest
     gradient. random: at every check a layer by chance. schedule: given steps and head counts."""
-    start: int = positive(1)
+    start: Positive = 1
     """Heads of every layer at step 0."""
-    maximum: int | None = positive(None)
+    maximum: Positive | None = None
     """Most heads of a layer; the largest head count of the model's own schedule when not given."""
-    budget: int | None = positive(None)
+    budget: Positive | None = None
     """Most heads of all layers together; no limit when not given. Where several layers grow at once and it is too
     small for all, those that ask most (incrt) or come first get theirs."""
-    head_dim: int | None = positive(None)
+    head_dim: Positive | None = None
     """Width of every head; the smallest of the model's own schedule when not given."""
-    interval: float = positive(0.02)
+    interval: PositiveNumber = 0.02
     """Steps (or fraction of the run, and 24 steps at least; gradient: 60) between two checks."""
-    until: float = positive(0.9)
+    until: PositiveNumber = 0.9
     """Step (or fraction of the run) of the last check: a head added at the very end learns nothing."""
     layers: Literal["per_layer", "together"] = "per_layer"
     """per_layer: each layer by what it measures. together: all layers grow when the median layer asks for it, and are
     pruned when all have a head to prune; random and gradient add a head to every layer at every check."""
     new_heads: Literal["captured", "random"] = "captured"
     """q and k of a new head: along the direction that was found and its partner, or drawn as at step 0."""
-    calibration: int = positive(4)
+    calibration: Positive = 4
     """Checks from which a layer's thresholds are taken. Decisions begin with the last of them; with grow_above incrt
     decides from the first check on."""
-    grow_share: float = positive(0.1)
+    grow_share: PositiveNumber = 0.1
     """incrt: a layer grows above this share of the median of its residual energy over the calibration."""
-    prune_share: float = from_zero(0.01)
+    prune_share: FromZero = 0.01
     """incrt: a head is pruned below this share of the threshold for growth; 0 prunes none."""
-    grow_above: float | None = positive(None)
+    grow_above: PositiveNumber | None = None
     """incrt: threshold of growth for all layers, in place of grow_share."""
-    prune_below: float | None = from_zero(None)
+    prune_below: FromZero | None = None
     """incrt: threshold of pruning for all heads, in place of prune_share; the layer's threshold for growth at most."""
-    dwell: int = from_zero(1)
+    dwell: Count = 1
     """incrt: checks that a layer waits after it has grown or was pruned."""
-    patience: int = positive(5)
+    patience: Positive = 5
     """Checks in a row in which a head must be below the threshold before it is pruned."""
-    average: float = ranged(0.5, lambda value: 0 <= value < 1, "a number in [0, 1)")
+    average: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """Weight of the past in the running average of the second moment, from one check to the next."""
     schedule: dict[int, str] = field(default_factory=dict)
     """For the criterion schedule: step -> heads per layer, such as {100: 2x4, 200: "2x2,4x2"}."""
@@ -182,3 +185,33 @@ def check_head_dim(head_dim: int, tensor_parallel: int) -> None:
             f"growth.head_dim: {head_dim} is not a multiple of tensor_parallel {tensor_parallel}, which every head "
             f"count needs; give a multiple of {tensor_parallel}"
         )
+
+
+def most_heads(run: Any) -> int:
+    """Most heads of a layer that a run with growth may reach."""
+    return run.growth.maximum or max(run.fixed_model_config().heads)
+
+
+@declared()
+class GrowthSettings(Section):
+    """What growth adds to RunConfig."""
+
+    growth: GrowthConfig = field(default_factory=GrowthConfig)
+    """Heads that are added and pruned while the model trains. See docs/growth.md."""
+
+    @staticmethod
+    def check(run: Any) -> None:
+        """Refuse fields of growth that contradict each other, or the run."""
+        run.growth.check(run.heads, run.steps)
+
+    @staticmethod
+    def first_model(run: Any, model: ModelConfig) -> ModelConfig:
+        """The model with the heads that growth starts with."""
+        return run.growth.start_model(model, run.tensor_parallel) if run.growth.active else model
+
+    @staticmethod
+    def largest_model(run: Any, model: ModelConfig) -> ModelConfig:
+        """The model with the most heads in every layer."""
+        if not run.growth.active:
+            return model
+        return model.replace(heads=tuple(max(heads, most_heads(run)) for heads in model.heads))

@@ -1,6 +1,6 @@
 """Computes the parts of a run's memory by arithmetic: the parameters of a rank, and its activations.
 
-pretrain/plan/memory.py puts them together. s is the size of a compute element in bytes (bf16 2, fp32 4), t the
+pretrain/engine/memory/plan.py puts them together. s is the size of a compute element in bytes (bf16 2, fp32 4), t the
 tensor-parallel degree, B T the tokens of a micro-batch. docs/memory.md has the formulas beside measurements.
 """
 

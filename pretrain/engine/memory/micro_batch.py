@@ -9,8 +9,8 @@ from model.errors import UserError
 from model.parallel_plan import check_split
 from pretrain.engine.batch import BatchPlan, share_batch, valid_micro_batches
 from pretrain.engine.ds_config import EngineSettings
-from pretrain.plan.footprint import DeviceType, rank_parameters
-from pretrain.plan.memory import memory_plan, states
+from pretrain.engine.memory.footprint import DeviceType, rank_parameters
+from pretrain.engine.memory.plan import memory_plan, states
 
 CPU_MICRO_BATCH_TOKENS = 4096  # a larger micro-batch gains nothing on a CPU and costs memory
 # Of a device's memory that a plan may use. On a GPU the rest is for what the allocator cannot reuse and for libraries

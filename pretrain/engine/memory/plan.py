@@ -1,6 +1,6 @@
 """Predicts a rank's memory by arithmetic: states by ZeRO stage, buffers, and the peak of a step.
 
-The formulas follow what torch's autograd keeps for this model's operations (pretrain/plan/footprint.py) and what
+The formulas follow what torch's autograd keeps for this model's operations (pretrain/engine/memory/footprint.py) and what
 DeepSpeed 0.19.8 allocates (its files are named below); docs/memory.md derives them and compares them with real
 sessions. s is the size of a compute element in bytes (bf16 2, fp32 4), P the parameters that a tensor rank's part of
 the model has, N the data-parallel ranks. Nothing is allocated here and no process group is needed: the numbers are
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from model.config import ModelConfig
 from pretrain.engine.ds_config import FP32_BYTES, EngineSettings
-from pretrain.plan.footprint import Activations, DeviceType, Parameter, activations, rank_parameters
+from pretrain.engine.memory.footprint import Activations, DeviceType, Parameter, activations, rank_parameters
 
 MOMENTS = 2  # of AdamW
 # Above this many gradient elements BF16_Optimizer's groups are all-reduced one by one, without being copied into one

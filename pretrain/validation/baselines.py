@@ -44,7 +44,8 @@ def compare_baselines(
     Args:
         report: receives progress to print.
     """
-    windows, label_bytes = data.validation_windows(context_length, count)
+    windows = data.validation_windows(context_length, count)
+    label_bytes = data.validation_bytes(context_length, count)
     total = sum(weight for _, weight in data.corpora)
     found = [(token_shares(corpus, report=report), weight) for corpus, weight in data.corpora]
     shares = sum(float(weight / total) * corpus_shares.shares for corpus_shares, weight in found)

@@ -111,7 +111,3 @@ def run_plots(arguments: list[str]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit code is that of run_command."""
     return run_command(run_plots, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,83 @@
+"""The extensions of the core: the one file that names them. Nothing heavy is imported here.
+
+The core trains, saves and resumes without any of them: take a line away, and its files, and the rest works.
+pretrain/run/extension.py and pretrain/config/section.py say what an extension can bring to a run, docs/architecture.md
+how to write one.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pretrain.config.section import Section
+    from pretrain.run.extension import Extension
+
+
+@dataclass(frozen=True)
+class Listed:
+    """An extension: its files, and what it brings to a run."""
+
+    name: str
+    files: tuple[str, ...] = ()
+    """Packages and modules in pretrain/ that make it up; the package of its name when not given."""
+    settings: str | None = None
+    """``module:class`` of the fields that it adds to RunConfig, a Section."""
+    in_run: str | None = None
+    """``module:class`` of what it does in a run, an Extension."""
+    builds_on: Mapping[str, str] = field(default_factory=dict)
+    """Extensions that it imports, each with the reason."""
+
+
+EXTENSIONS = (
+    # In the order in which their hooks are called: growth comes last, since the others measure the model that the step
+    # has trained.
+    Listed(
+        "classification",
+        settings="pretrain.classification.settings:ClassificationSettings",
+        in_run="pretrain.classification.extension:Classification",
+    ),
+    Listed("hf", files=("hf", "convert.py"), in_run="pretrain.hf.extension:HuggingFace"),
+    Listed(
+        "evaluation",
+        settings="pretrain.evaluation.settings:EvaluationSettings",
+        in_run="pretrain.evaluation.extension:Evaluation",
+        builds_on={"hf": "scores exported models, too"},
+    ),
+    Listed(
+        "diagnostics",
+        settings="pretrain.diagnostics.settings:DiagnosticsSettings",
+        in_run="pretrain.diagnostics.extension:Diagnosing",
+    ),
+    Listed(
+        "growth",
+        settings="pretrain.growth.settings:GrowthSettings",
+        in_run="pretrain.growth.extension:Growing",
+    ),
+    Listed("plots", in_run="pretrain.plots.extension:Plotting"),
+    Listed("prepare"),
+    Listed("plan"),
+    Listed("generate", files=("generate.py",)),
+    Listed("study"),
+)
+
+
+def _load(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+@functools.cache
+def sections() -> tuple[type[Section], ...]:
+    """The settings of all extensions."""
+    return tuple(_load(listed.settings) for listed in EXTENSIONS if listed.settings)
+
+
+@functools.cache
+def extensions() -> tuple[Extension, ...]:
+    """What takes part in runs, in the order of the list. Imports what they need, torch among it."""
+    return tuple(_load(listed.in_run)() for listed in EXTENSIONS if listed.in_run)

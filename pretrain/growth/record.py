@@ -1,0 +1,139 @@
+"""What growth remembers from one session to the next: the record of that name in a checkpoint's TrainingState."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import field
+from typing import Any, Literal
+
+from model.config import ModelConfig
+from model.declared import Count, Positive, declared, from_plain, to_plain
+from model.errors import UserError
+from pretrain.checkpoint.state import TrainingState
+
+NAME = "growth"
+DIRECTIONS = "growth/directions/"
+
+
+@declared("growth.pending")
+class Change:
+    """A head that is added to a layer or pruned."""
+
+    layer: Count
+    head: Count
+    """Index among the layer's heads: of a new one that it gets, of a pruned one that it has. Changes are made one after
+    the other."""
+    kind: Literal["grow", "prune"]
+
+    @property
+    def directions(self) -> str:
+        """Name of the pair of directions of a new head among a checkpoint's features."""
+        return f"{DIRECTIONS}layer_{self.layer}/head_{self.head}"
+
+
+@declared("growth.events")
+class Event:
+    """A change of a layer's head count."""
+
+    step: Count
+    layer: Count
+    head: Count
+    kind: Literal["grow", "prune"]
+    heads: Count
+    """The layer's head count after the event."""
+    gamma: float
+    """The Γ that led to the event, measured with the heads before it."""
+    lambda_max: float
+    """The λ_max that led to the event."""
+
+    @property
+    def heads_before(self) -> int:
+        """The layer's head count before the event."""
+        return self.heads - 1 if self.kind == "grow" else self.heads + 1
+
+
+@declared("growth", frozen=False)
+class GrowthState:
+    """What the controller remembers. Lists have an entry for each layer."""
+
+    start: Positive = 1
+    """Heads of a layer when growth began (the mean, for a run that had its own schedule)."""
+    checks: Count = 0
+    calibration: list[list[float]] = field(default_factory=list)
+    """Γ of the checks before the thresholds were set."""
+    thresholds: list[tuple[float, float] | None] = field(default_factory=list)
+    """(θ_w, for λ_max; φ_g, for the energy of a head), or None before they are set."""
+    wait: list[Count] = field(default_factory=list)
+    """Checks that the layer still waits after a change."""
+    grown: list[Count] = field(default_factory=list)
+    """Heads that were ever added: at most d, one for each direction."""
+    below: list[list[Count]] = field(default_factory=list)
+    """By head: checks in a row below φ_g."""
+    events: list[Event] = field(default_factory=list)
+    """All changes so far, in order of step."""
+    pending: list[Change] = field(default_factory=list)
+    """Changes decided at the checkpoint's step and not made yet; empty but in checkpoints written for an event."""
+
+    @classmethod
+    def begin(cls, heads: Sequence[int]) -> GrowthState:
+        """The state before the first check of a model with these heads."""
+        layers = len(heads)
+        return cls(
+            start=round(statistics.mean(heads)),
+            calibration=[[] for _ in heads],
+            thresholds=[None] * layers,
+            wait=[0] * layers,
+            grown=[0] * layers,
+            below=[[0] * count for count in heads],
+        )
+
+    @classmethod
+    def of(cls, state: TrainingState) -> GrowthState | None:
+        """What a checkpoint's state says; None for a run whose heads never changed.
+
+        Raises:
+            UserError: the record holds something else, or does not describe its model.
+        """
+        values = state.record(NAME)
+        if not values:
+            return None
+        found = from_plain(cls, values, "checkpoint: records in state.json", NAME)
+        layers = len(ModelConfig.from_json(state.model).heads)
+        if any(event.layer >= layers for event in found.events) or len(found.thresholds) != layers:
+            raise UserError(
+                f"checkpoint: growth in state.json is not of a model of {layers} layers; restore it, or continue "
+                "without growth (--growth.criterion none)"
+            )
+        return found
+
+    @classmethod
+    def read(cls, state: TrainingState, heads: Sequence[int]) -> GrowthState:
+        """The state of a run whose model has these heads now; of a run that never grew, the one before.
+
+        Raises:
+            UserError: as ``of``, and if it is of other heads.
+        """
+        found = cls.of(state)
+        if found is None:
+            return cls.begin(heads)
+        lists = (found.calibration, found.wait, found.grown, found.below)
+        fits = all(len(entries) == len(heads) for entries in lists)
+        if not fits or [len(counts) for counts in found.below] != list(heads):
+            raise UserError(
+                "checkpoint: growth in state.json does not describe the model's heads; restore it, or continue without "
+                "growth (--growth.criterion none)"
+            )
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``of`` and ``read`` read."""
+        return to_plain(self)
+
+    def made(self) -> list[Event]:
+        """The events without those that are pending, which are not in the checkpoint's model yet."""
+        return self.events[: max(0, len(self.events) - len(self.pending))]
+
+    def of_layer(self, layer: int) -> list[Event]:
+        """The events of a layer that are made, in order."""
+        return [event for event in self.made() if event.layer == layer]

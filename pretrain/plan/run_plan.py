@@ -1,0 +1,195 @@
+"""RunPlan: a training command planned by arithmetic, without a GPU and without a process group."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from model.config import ModelConfig
+from model.errors import UserError
+from model.parallel_plan import check_tensor_parallel
+from model.process_grid import check_world
+from model.transformer import Fused
+from pretrain.checkpoint.state import TrainingState
+from pretrain.config.run_config import RunConfig
+from pretrain.engine.batch import BatchPlan, valid_micro_batches
+from pretrain.engine.ds_config import EngineSettings
+from pretrain.engine.memory.micro_batch import usable_memory
+from pretrain.engine.memory.plan import MemoryPlan, memory_plan
+from pretrain.plan.traffic import Traffic, traffic
+from pretrain.run.decisions import Decision, Facts, decide
+
+GIB = 1 << 30
+DS_CONFIGS = Path(__file__).resolve().parents[2] / "ds_configs"
+MOST_OFFERS = 4
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The nodes and GPUs that a run is planned for."""
+
+    nodes: int
+    gpus_per_node: int
+    gpu: str | None
+    """Key of GPUS, or None where only the memory is known."""
+    memory: int
+    """Bytes of one GPU."""
+    peak: float | None = None
+    """FLOP/s of one GPU in the run's precision, None if unknown."""
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks, one per GPU."""
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def usable(self) -> int:
+        """Bytes that a rank's peak may reach."""
+        return usable_memory(self.memory, "cuda")
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """Everything that the command prints about a run. Bytes are of one rank."""
+
+    run: RunConfig
+    ds_config: dict[str, Any]
+    """As it was read; settings holds what its "auto" became."""
+    model: ModelConfig
+    settings: EngineSettings
+    machine: Machine
+    batch: BatchPlan
+    memory: MemoryPlan
+    traffic: Traffic
+    mfu: float
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens per step over all ranks."""
+        return self.batch.sequences * self.model.context_length
+
+    @property
+    def flops_per_step(self) -> int:
+        """FLOPs per step over all ranks, by ModelConfig.flops_per_token; recomputation is not counted."""
+        return self.tokens_per_step * self.model.flops_per_token()
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """Seconds per step at *mfu* of the GPUs' peak; None where the peak is not known."""
+        if self.machine.peak is None:
+            return None
+        return self.flops_per_step / (self.mfu * self.machine.peak * self.machine.ranks)
+
+    @property
+    def fits(self) -> bool:
+        """Whether a rank's peak leaves the margin that pretrain.engine.memory.micro_batch requires."""
+        return self.memory.peak <= self.machine.usable
+
+
+def make_plan(run: RunConfig, ds_config: dict[str, Any], machine: Machine, mfu: float) -> RunPlan:
+    """Plan a run as pretrain.trainer would start it. Where its precision is left open, every GPU of the table has bf16.
+
+    Raises:
+        UserError: for what the trainer would refuse: sizes that do not divide, contradicting settings.
+    """
+    check_world(machine.ranks, run.tensor_parallel)
+    asked = run.build_model_config(run.vocab_size if run.data == "builtin" else None)
+    model = Decision(run.largest_model_config(asked), "as asked for")
+    facts = Facts("cuda", machine.memory, machine.ranks, bf16=(True, "the GPU computes in bf16"))
+    decisions = decide(run, ds_config, model, TrainingState(), facts)
+    batch, settings = decisions.batch.value, decisions.settings
+    sizes = (batch.data_parallel, batch.micro_batch, batch.accumulation, run.tensor_parallel)
+    return RunPlan(
+        run=run,
+        ds_config=ds_config,
+        model=model.value,
+        settings=settings,
+        machine=machine,
+        batch=batch,
+        memory=memory_plan(model.value, settings, *sizes),
+        traffic=traffic(model.value, settings, *sizes),
+        mfu=mfu,
+    )
+
+
+def what_fits(plan: RunPlan) -> list[str]:
+    """List the flags that would make the plan fit, the cheapest change first.
+
+    After a smaller micro-batch, only changes that allow a larger one than that are listed.
+    """
+    run, settings, t = plan.run, plan.settings, plan.run.tensor_parallel
+    planned = plan.batch.micro_batch
+    smaller = _largest(plan, settings, t, limit=planned - 1) or 0
+    candidates: list[tuple[str, EngineSettings, int]] = []
+    if not settings.checkpointing:
+        changed = dataclasses.replace(settings, checkpointing=True)
+        candidates.append(("--activation_checkpointing true", changed, t))
+    for name in ("zero2", "zero3", "zero2_offload", "zero3_offload"):
+        path = DS_CONFIGS / f"{name}.json"
+        contents = json.loads(path.read_text(encoding="utf-8"))
+        shipped = EngineSettings.of(run, contents, settings.bf16, plan.model, _fused(settings, contents))
+        if (shipped.stage, shipped.offload_optimizer) > (settings.stage, settings.offload_optimizer):
+            candidates.append((f"--ds_config ds_configs/{name}.json", shipped, t))
+    for degree in range(t + 1, plan.machine.ranks + 1):
+        if plan.machine.ranks % degree == 0 and _divides(plan.model, degree, run.sequence_parallel):
+            wider = dataclasses.replace(run, tensor_parallel=degree)  # "auto" buckets follow the degree
+            changed = EngineSettings.of(wider, plan.ds_config, settings.bf16, plan.model, settings.fused)
+            candidates.append((f"--tensor_parallel {degree}", changed, degree))
+    flags = [f"--micro_batch {smaller}"] if smaller else []
+    for flag, changed, degree in candidates:
+        micro_batch = _largest(plan, changed, degree, limit=planned) or 0
+        if micro_batch > smaller:
+            flags.append(flag if micro_batch == planned else f"{flag} --micro_batch {micro_batch}")
+    return flags[:MOST_OFFERS]
+
+
+def _fused(settings: EngineSettings, ds_config: dict[str, Any]) -> Fused:
+    """What stays fused with another ds_config: at stage 3 the loss at most."""
+    return (
+        "loss" if settings.fused == "all" and ds_config["zero_optimization"]["stage"] == 3 else settings.fused
+    )
+
+
+def _largest(plan: RunPlan, settings: EngineSettings, tensor_parallel: int, limit: int) -> int | None:
+    """The largest valid micro-batch of at most *limit* whose peak fits."""
+    data_parallel = plan.machine.ranks // tensor_parallel
+    if plan.batch.sequences % data_parallel:
+        return None
+    per_rank = plan.batch.sequences // data_parallel
+    for micro_batch in reversed(valid_micro_batches(per_rank, plan.model, tensor_parallel)):
+        if micro_batch <= limit:
+            memory = memory_plan(
+                plan.model, settings, data_parallel, micro_batch, per_rank // micro_batch, tensor_parallel
+            )
+            if memory.peak <= plan.machine.usable:
+                return micro_batch
+    return None
+
+
+def _divides(model: ModelConfig, degree: int, sequence_parallel: bool) -> bool:
+    try:
+        check_tensor_parallel(model, degree, sequence_parallel=sequence_parallel)
+    except UserError:
+        return False
+    return True
+
+
+def check_fits(plan: RunPlan) -> None:
+    """Refuse a plan whose peak is too large, in one line that says what would fit.
+
+    Raises:
+        UserError: it does not fit.
+    """
+    if plan.fits:
+        return
+    offers = what_fits(plan)
+    settings = f"ZeRO stage {plan.settings.stage}, t = {plan.run.tensor_parallel}"
+    advice = "; or ".join(offers) if offers else "more GPUs, or ones with more memory"
+    raise UserError(
+        f"micro_batch: {plan.batch.micro_batch} sequences of {plan.model.context_length} tokens at {settings} need "
+        f"{plan.memory.peak / GIB:.1f} GiB a GPU, and {plan.machine.usable / GIB:.1f} of its "
+        f"{plan.machine.memory / GIB:.1f} GiB are usable; what would fit: {advice}"
+    )

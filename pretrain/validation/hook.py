@@ -1,0 +1,53 @@
+"""Validation as a hook of the trainer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pretrain.checkpoint.state import TrainingState
+from pretrain.run.hooks import Hook, HookResult, every
+from pretrain.validation.baselines import compare_baselines
+from pretrain.validation.loss import Validation, ValidationResult
+
+if TYPE_CHECKING:
+    from pretrain.run.session import Session
+
+
+class ValidationHook(Hook):
+    """Loss on the run's held-out windows, every ``validation.every`` steps and at the last."""
+
+    name = "validation"
+
+    def __init__(self, session: Session) -> None:
+        run, count = session.run, session.run.validation.sequences
+        self._validation = Validation(
+            session.validation_windows(count),
+            session.validation_bytes(count),
+            session.batch.micro_batch,
+            session.world,
+            session.validation_documents(count) if run.document_mask else None,
+        )
+        self._interval, self._last = run.validation.every, run.steps
+        self.result: ValidationResult | None = None
+        """The newest result of this session."""
+
+    def due(self, step: int) -> bool:
+        """Whether *step* is a multiple of ``validation.every``, or the last."""
+        return every(self._interval, step, self._last)
+
+    def run(self, engine: Any, state: TrainingState) -> HookResult:
+        """Return ``val_loss`` in nats per token, ``val_bpb`` in bits per byte."""
+        self.result = self._validation.run(engine)
+        return HookResult({"val_loss": self.result.loss, "val_bpb": self.result.bpb})
+
+    def closing(self, session: Session) -> list[str]:
+        """The newest result, and what needs no model on the same windows."""
+        if self.result is None:
+            return []
+        others = compare_baselines(
+            session.data, session.model.context_length, session.run.validation.sequences, session.world.say
+        )
+        return [
+            f"result   validation loss {self.result.loss:.4f} nats per token, {self.result.bpb:.4f} bits per byte",
+            f"compare  bits per byte of the same windows: the model {self.result.bpb:.4f}, {others}",
+        ]
