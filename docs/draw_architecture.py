@@ -1,6 +1,6 @@
-"""Who imports whom, read from the code, and the picture of it.
+"""Who imports whom, read from the code, and the pictures of it.
 
-    python docs/draw_architecture.py        # writes docs/pictures/architecture.png
+    python docs/draw_architecture.py        # writes docs/pictures/architecture.png and extensions.png
 
 tests/test_architecture.py holds the code to what docs/architecture.md says with the functions of this file. They parse
 the files and import none of them.
@@ -22,6 +22,9 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = "docs/architecture.md"
 PICTURE = "docs/pictures/architecture.png"
+EXTENSIONS_PICTURE = "docs/pictures/extensions.png"
+LIST = "pretrain/extensions.py"
+"""The one file that names the extensions."""
 TOP = "pretrain"
 """The modules that lie in no package of pretrain/: they may import every package, and none imports them."""
 KEY = "imports"
@@ -54,15 +57,39 @@ def modules(root: Path) -> dict[str, Path]:
     return found
 
 
+class Extension(NamedTuple):
+    """An extension as the list names it."""
+
+    files: tuple[str, ...]
+    """Packages and modules in pretrain/."""
+    builds_on: tuple[str, ...]
+    """Extensions that it may import."""
+
+
+def extensions(root: Path) -> dict[str, Extension]:
+    """The extensions in the list, by name."""
+    path, found = root / LIST, {}
+    tree = parsed(path.read_text(encoding="utf-8")) if path.is_file() else ast.Module([], [])
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Listed":
+            name = ast.literal_eval(node.args[0])
+            values = {word.arg: ast.literal_eval(word.value) for word in node.keywords}
+            found[name] = Extension(values.get("files", (name,)), tuple(values.get("builds_on", ())))
+    return found
+
+
 def packages(root: Path) -> dict[str, str]:
-    """The package that each module belongs to, as the page's table names it: model, pretrain/engine, pretrain.
+    """What each module belongs to: a package of the core as the page's table names it (model, pretrain/engine, pretrain),
+    or an extension by its name.
 
     A folder inside a package is part of that package.
     """
+    owner = {file: name for name, extension in extensions(root).items() for file in extension.files}
     found = {}
     for name, path in modules(root).items():
         parts = path.relative_to(root).parts
-        found[name] = "model" if parts[0] == "model" else "/".join(parts[:2]) if len(parts) > 2 else TOP
+        package = "model" if parts[0] == "model" else "/".join(parts[:2]) if len(parts) > 2 else TOP
+        found[name] = package if parts[0] == "model" else owner.get(parts[1], package)
     return found
 
 
@@ -117,10 +144,12 @@ def stated_order(root: Path) -> list[str]:
 
 
 def package_edges(root: Path) -> Edges:
-    """Which package imports which, without those that follow from others (a -> c where a -> b -> c)."""
-    home = packages(root)
+    """Which package of the core imports which, without those that follow from others (a -> c where a -> b -> c)."""
+    home = {name: package for name, package in packages(root).items() if package not in extensions(root)}
     direct: dict[str, set[str]] = {name: set() for name in home.values()}
     for found in imports(root):
+        if not {found.importer, found.imported} <= home.keys():
+            continue
         if home[found.importer] != home[found.imported]:
             direct[home[found.importer]].add(home[found.imported])
     reached: dict[str, set[str]] = {}
@@ -137,6 +166,15 @@ def package_edges(root: Path) -> Edges:
         for other in others
         if not any(other in reach(between) for between in others - {other})
     )
+
+
+def extension_edges(root: Path) -> Edges:
+    """Which extension builds on which; one that builds on none stands on the core."""
+    return [
+        (name, other)
+        for name, extension in extensions(root).items()
+        for other in extension.builds_on or ("core",)
+    ]
 
 
 def pictured_edges(path: Path) -> Edges | None:
@@ -208,7 +246,7 @@ def draw(edges: Edges, path: Path) -> None:
     from matplotlib.path import Path as Curve
 
     places, arrows = routes(edges)
-    figure, axes = plt.subplots(figsize=(9, 10))
+    figure, axes = plt.subplots(figsize=(9, 1 + 0.9 * len(layers(edges))))
     half = 0.2  # of a box's height
     for stops in arrows:
         points = [(stops[0][0], stops[0][1] - half), *stops[1:-1], (stops[-1][0], stops[-1][1] + half)]
@@ -227,8 +265,8 @@ def draw(edges: Edges, path: Path) -> None:
             )
         )
     for name, (x, y) in places.items():
-        label = "pretrain/*.py" if name == TOP else f"{name.removeprefix('pretrain/')}/"
-        color = "#d9e8f5" if name not in ("model", TOP) else "#f5e6cc"
+        label = "pretrain/*.py" if name == TOP else name.removeprefix("pretrain/")
+        color = "#d9e8f5" if name not in ("model", TOP, "core") else "#f5e6cc"
         axes.text(
             x, y, label, ha="center", va="center", fontsize=11, zorder=2,
             bbox={"boxstyle": "round,pad=0.45", "facecolor": color, "edgecolor": "0.3"},
@@ -243,9 +281,7 @@ def draw(edges: Edges, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    found = package_edges(ROOT)
-    draw(found, ROOT / PICTURE)
-    print(
-        f"{PICTURE}: {len({name for edge in found for name in edge})} packages, {len(found)} arrows",
-        file=sys.stderr,
-    )
+    for picture, found in ((PICTURE, package_edges(ROOT)), (EXTENSIONS_PICTURE, extension_edges(ROOT))):
+        draw(found, ROOT / picture)
+        names = {name for edge in found for name in edge}
+        print(f"{picture}: {len(names)} boxes, {len(found)} arrows", file=sys.stderr)

@@ -31,6 +31,8 @@ class Listed:
     """``module:class`` of what it does in a run, an Extension."""
     builds_on: Mapping[str, str] = field(default_factory=dict)
     """Extensions that it imports, each with the reason."""
+    launcher: str | None = None
+    """The module whose process starts runs and ends with them, if it has one."""
 
 
 EXTENSIONS = (
@@ -62,7 +64,7 @@ EXTENSIONS = (
     Listed("prepare"),
     Listed("plan"),
     Listed("generate", files=("generate.py",)),
-    Listed("study"),
+    Listed("study", launcher="pretrain.study"),
 )
 
 

@@ -67,6 +67,8 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
             return
         if world.is_main:
             world.say(*opening(session))
+            for name in command.left_out:
+                world.say(f"note     recipe {run.recipe}: {name} is left out; no extension here has it")
         hang_seconds = 60 * run.interruption.hang_minutes
         with (
             build_metrics(session) as metrics,

@@ -1,4 +1,4 @@
-"""The house stays as docs/architecture.md describes it. Files are parsed, never imported.
+"""The code stays as docs/architecture.md describes it. Files are parsed, never imported.
 
 Each check is a function from a folder to a list of problems. It finds none in this repository, and the planted ones
 in small trees made for it.
@@ -18,9 +18,13 @@ from pathlib import Path
 import pytest
 
 from docs.draw_architecture import (
+    EXTENSIONS_PICTURE,
+    LIST,
     PAGE,
     PICTURE,
     draw,
+    extension_edges,
+    extensions,
     imported_names,
     imports,
     modules,
@@ -44,13 +48,56 @@ MOST_LINES = 500
 def direction(root: Path) -> list[str]:
     """Imports against the order that the page states, inside functions and for type checkers too."""
     order, home = stated_order(root), packages(root)
+    home = {name: package for name, package in home.items() if package not in extensions(root)}
     problems = [f"{PAGE}: {name}/ is not in the order of packages" for name in {*home.values()} - {*order}]
     for found in imports(root):
+        if not {found.importer, found.imported} <= home.keys() or found.imported == "pretrain.extensions":
+            continue
         importer, imported = home[found.importer], home[found.imported]
         if {importer, imported} <= {*order} and order.index(imported) > order.index(importer):
             problems.append(
                 f"{found.importer}:{found.line} imports {found.imported}: {imported} comes after {importer}"
             )
+    return problems
+
+
+def extensions_apart(root: Path) -> list[str]:
+    """The core names no extension but in the list, neither in imports nor in strings that name modules. An extension
+    imports the core, and those that the list says it builds on."""
+    listed, home = extensions(root), packages(root)
+    problems, used = [], set()
+    for found in imports(root):
+        importer, imported = home[found.importer], home[found.imported]
+        if imported not in listed or importer == imported:
+            continue
+        if importer not in listed:
+            problems.append(f"{found.importer}:{found.line} is core and imports {found.imported}")
+        elif imported not in listed[importer].builds_on:
+            problems.append(
+                f"{found.importer}:{found.line} imports {found.imported}, which {LIST} does not say"
+            )
+        used.add((importer, imported))
+    for name, path in modules(root).items():
+        if home[name] in listed or path == root / LIST:
+            continue
+        for node in ast.walk(parsed(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(text := node.value, str):
+                module = text.partition(":")[0]
+                while module and module not in home:
+                    module = module.rpartition(".")[0]
+                if re.fullmatch(r"pretrain(\.\w+)+(:\w+)?", text) and home.get(module) in listed:
+                    problems.append(f"{name}:{node.lineno} is core and names {text}")
+    for name, extension in listed.items():
+        problems += [
+            f"{LIST}: {name} does not build on {other}"
+            for other in extension.builds_on
+            if (name, other) not in used
+        ]
+        problems += [
+            f"{LIST}: {name} has no {file}"
+            for file in extension.files
+            if not (root / "pretrain" / file).exists()
+        ]
     return problems
 
 
@@ -210,12 +257,16 @@ def _libraries() -> set[str]:
 
 
 def picture(root: Path) -> list[str]:
-    """The picture shows other arrows than the script would draw."""
-    drawn, now = pictured_edges(root / PICTURE), package_edges(root)
-    if drawn == now:
-        return []
-    changed = ", ".join(f"{a} -> {b}" for a, b in sorted({*(drawn or [])} ^ {*now}))
-    return [f"{PICTURE} is out of date ({changed}); python docs/draw_architecture.py draws it again"]
+    """A picture shows other arrows than the script would draw."""
+    problems = []
+    for path, now in ((PICTURE, package_edges(root)), (EXTENSIONS_PICTURE, extension_edges(root))):
+        drawn = pictured_edges(root / path) if (root / path).is_file() else []
+        if drawn != now:
+            changed = ", ".join(f"{a} -> {b}" for a, b in sorted({*(drawn or [])} ^ {*now}))
+            problems.append(
+                f"{path} is out of date ({changed}); python docs/draw_architecture.py draws it again"
+            )
+    return problems
 
 
 PLACES = ("pretrain", "model", "tests", "docs", "benchmarks", "slurm")
@@ -286,7 +337,17 @@ def _top_level(path: Path) -> set[str]:
 
 # ---------------------------------------------------------------------- the tests
 
-CHECKS: list[Check] = [direction, cycles, network_alone, private_deepspeed, sizes, shadows, picture, mentions]
+CHECKS: list[Check] = [
+    direction,
+    extensions_apart,
+    cycles,
+    network_alone,
+    private_deepspeed,
+    sizes,
+    shadows,
+    picture,
+    mentions,
+]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -302,27 +363,32 @@ SMALL = {
     "pretrain/config/run_config.py": "from model.heads import heads\n",
     "pretrain/engine/build.py": "from deepspeed.runtime import engine\nfrom pretrain.config import run_config\n",
     "pretrain/metrics/file.py": "from pretrain.engine import build\n",
+    LIST: "Listed('extra')\nListed('more', files=('more.py',), builds_on={'extra': 'why'})\n",
+    "pretrain/extra/thing.py": "",
+    "pretrain/more.py": "from pretrain.extra import thing\n",
     "pretrain/trainer.py": "import deepspeed\nfrom pretrain.metrics.file import rows\ndeepspeed.initialize()\n",
 }
 
 
 @pytest.fixture(scope="module")
-def drawn(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The small tree's picture."""
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
+    """The small tree's pictures."""
     root = tmp_path_factory.mktemp("drawn")
     for name, text in SMALL.items():
         plant(root, name, text)
     draw(package_edges(root), root / PICTURE)
-    return (root / PICTURE).read_bytes()
+    draw(extension_edges(root), root / EXTENSIONS_PICTURE)
+    return [(root / path).read_bytes() for path in (PICTURE, EXTENSIONS_PICTURE)]
 
 
 @pytest.fixture
-def small(tmp_path: Path, drawn: bytes) -> Path:
+def small(tmp_path: Path, drawn: list[bytes]) -> Path:
     """A tree without a problem."""
     for name, text in SMALL.items():
         plant(tmp_path, name, text)
     (tmp_path / PICTURE).parent.mkdir()
-    (tmp_path / PICTURE).write_bytes(drawn)
+    for path, picture in zip((PICTURE, EXTENSIONS_PICTURE), drawn, strict=True):
+        (tmp_path / path).write_bytes(picture)
     return tmp_path
 
 
@@ -348,12 +414,21 @@ PLANTED: dict[Check, list[tuple[str, str, str | None]]] = {
         ("pretrain/config/new.py", "if TYPE_CHECKING:\n    import pretrain.engine.build", "pretrain.config.new:2"),
         ("pretrain/config/new.py", "from pretrain.trainer import Trainer", "pretrain comes after pretrain/config"),
         ("pretrain/config/inner/new.py", "import pretrain.engine.build", "pretrain.config.inner.new:1"),
-        ("pretrain/extra/new.py", "", "pretrain/extra/ is not in the order"),
+        ("pretrain/unknown/new.py", "", "pretrain/unknown/ is not in the order"),
     ],
     cycles: [
         ("model/heads.py", "import pretrain.trainer", "model.heads imports pretrain.trainer imports pretrain.metrics"),
         ("pretrain/engine/new.py", "from pretrain.engine import new, other", None),
         ("model/heads.py", "def late():\n    import pretrain.trainer", None),
+    ],
+    extensions_apart: [
+        ("pretrain/config/new.py", "import pretrain.extra.thing", "config.new:1 is core and imports pretrain.extra"),
+        ("pretrain/config/new.py", "load('pretrain.extra.thing:Thing')", "names pretrain.extra.thing:Thing"),
+        ("pretrain/config/new.py", "'run python -m pretrain.extra'", None),
+        ("pretrain/extra/new.py", "import pretrain.config.run_config", None),
+        ("pretrain/extra/new.py", "import pretrain.more", "imports pretrain.more, which pretrain/extensions.py"),
+        ("pretrain/more.py", "import pretrain.extra.thing", None),
+        ("pretrain/more.py", "", "more does not build on extra"),
     ],
     network_alone: [
         ("model/new.py", "import pretrain.config.run_config", "model.new:1 imports pretrain.config.run_config"),
@@ -390,6 +465,7 @@ PLANTED: dict[Check, list[tuple[str, str, str | None]]] = {
     ],
     picture: [
         ("pretrain/engine/build.py", "", "pretrain/engine -> pretrain/config"),
+        (LIST, "Listed('extra')", "extensions.png is out of date (more -> extra)"),
         ("pretrain/config/new.py", "from pretrain.config import run_config", None),
         ("pretrain/metrics/new.py", "from pretrain.config import run_config", None),  # by way of engine
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import typing
 from argparse import ArgumentError
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import jsonargparse
+import yaml
 
 from model.errors import UserError, closest, shown
 from model.parsing import parse_yaml, read_yaml
@@ -32,6 +34,8 @@ class CommandLine:
     """Draw the learning rates into this file instead of training."""
     print_config: bool = False
     """Print the run as a recipe instead of training."""
+    left_out: tuple[str, ...] = ()
+    """Fields of a shipped recipe whose extension is not here."""
 
 
 def parse_command_line(arguments: list[str]) -> CommandLine:
@@ -42,7 +46,7 @@ def parse_command_line(arguments: list[str]) -> CommandLine:
             is missing or is not a YAML mapping.
     """
     parser = _build_parser()
-    arguments = _resolve_recipe(list(arguments))
+    arguments, left_out = _resolve_recipe(list(arguments))
     _check_flags(arguments, parser)
     _check_values(arguments)
     try:
@@ -54,7 +58,11 @@ def parse_command_line(arguments: list[str]) -> CommandLine:
         raise UserError("plot_lr: no file given; give the name of a picture, such as lr.png")
     values = {f.name: getattr(instance, f.name) for f in dataclasses.fields(RunConfig)}
     return CommandLine(
-        RunConfig(**values), find_ds_config(instance.ds_config), instance.plot_lr, instance.print_config
+        RunConfig(**values),
+        find_ds_config(instance.ds_config),
+        instance.plot_lr,
+        instance.print_config,
+        left_out,
     )
 
 
@@ -160,8 +168,12 @@ def read_recipe(path: Path, what: str = "config") -> dict[str, Any]:
     return recipe
 
 
-def _resolve_recipe(arguments: list[str]) -> list[str]:
-    """Point --config at a file (the default recipe when absent), check its keys, and name the recipe."""
+def _resolve_recipe(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Point --config at a file (the default recipe when absent), check its keys, and name the recipe.
+
+    Returns:
+        The arguments, and fields that were left out: a shipped recipe may set those of an extension that is not here.
+    """
     name_or_path, other_arguments = DEFAULT_RECIPE, []
     remaining = iter(arguments)
     for argument in remaining:  # the last one counts, as with any flag: scripts give one, their users another
@@ -178,9 +190,15 @@ def _resolve_recipe(arguments: list[str]) -> list[str]:
             raise UserError("config: no value given; give a recipe name or a YAML file")
     path = find_recipe(name_or_path)
     recipe = read_recipe(path)
+    left_out: tuple[str, ...] = ()
+    if path.parent == RECIPES:
+        known = {f.name for f in dataclasses.fields(RunConfig)}
+        left_out = tuple(name for name in recipe if name not in known)
+        recipe = {name: value for name, value in recipe.items() if name in known}
     _check_keys(recipe, RunConfig, source=str(name_or_path))
     recipe_flag = [] if "recipe" in recipe else ["--recipe", path.stem]
-    return ["--config", str(path), *recipe_flag, *other_arguments]
+    config = yaml.safe_dump(recipe) if left_out else str(path)  # the parser takes a file or its text
+    return ["--config", config, *recipe_flag, *other_arguments], left_out
 
 
 def _check_keys(values: dict[str, Any], config_class: type, source: str, prefix: str = "") -> None:
@@ -194,7 +212,7 @@ def _check_keys(values: dict[str, Any], config_class: type, source: str, prefix:
                     or f"; valid keys are {', '.join(valid)}"
                 )
             )
-        if value is None and "None" not in str(valid[key].type):
+        if value is None and type(None) not in typing.get_args(_type(config_class, key)):
             raise UserError(
                 f"{prefix}{key}: null in {source} is not valid; give a value, or leave the key out"
             )
@@ -203,6 +221,11 @@ def _check_keys(values: dict[str, Any], config_class: type, source: str, prefix:
             if not isinstance(value, dict):
                 raise UserError(f"{prefix}{key}: {shown(value)} in {source} is not a mapping")
             _check_keys(value, nested, source, f"{prefix}{key}.")  # type: ignore[arg-type]
+
+
+def _type(config_class: type, name: str) -> Any:
+    """The declared type of a field; a union or a class."""
+    return typing.get_type_hints(config_class)[name]
 
 
 def _key_suggestion(key: str, prefix: str, valid: Iterable[str]) -> str:
@@ -238,7 +261,7 @@ def _text_fields(config_class: Any, prefix: str = "") -> Iterator[str]:
     for f in dataclasses.fields(config_class):
         if dataclasses.is_dataclass(f.default_factory):
             yield from _text_fields(f.default_factory, f"{prefix}{f.name}.")
-        elif str(f.type) in ("str", "str | None"):
+        elif _type(config_class, f.name) in (str, str | None):
             yield prefix + f.name
 
 

@@ -304,7 +304,9 @@ if TYPE_CHECKING:
         def __getattr__(self, name: str) -> Any: ...
 
 else:
-    RunConfig = declared()(type("RunConfig", (*sections(), CoreSettings), {"__doc__": "The settings of a run."}))
+    RunConfig = declared()(
+        type("RunConfig", (*sections(), CoreSettings), {"__doc__": "The settings of a run."})
+    )
     # Each class names its types in its own module, where a parser of RunConfig does not look for them.
     _types = typing.get_type_hints(RunConfig, include_extras=True)
     for _field in dataclasses.fields(RunConfig):

@@ -1,8 +1,8 @@
-"""``python -m pretrain.plots``: see pretrain/plots/curves.py."""
+"""``python -m pretrain.plots``: see pretrain/plots/command.py."""
 
 import sys
 
-from pretrain.plots.curves import main
+from pretrain.plots.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

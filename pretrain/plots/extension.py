@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pretrain.metrics.file import FILE_NAME
-from pretrain.plots.curves import draw_runs
+from pretrain.plots.command import draw_runs
 from pretrain.run.extension import Extension
 from pretrain.run.session import Session
 

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import psutil
 
+from pretrain.extensions import EXTENSIONS
 from pretrain.utils.processes import identity
 
-_COMMANDS = ("deepspeed", "torchrun", "pretrain-study")
-_MODULES = ("torch.distributed.run", "pretrain.study")
+_OURS = tuple(listed.launcher for listed in EXTENSIONS if listed.launcher)
+_COMMANDS = ("deepspeed", "torchrun", *(module.replace(".", "-") for module in _OURS))
+_MODULES = ("torch.distributed.run", *_OURS)
 
 
 def launchers() -> dict[int, str]:

@@ -115,4 +115,4 @@ def curve(folder: Path) -> list[dict[str, Any]]:
 
 def alone() -> World:
     """A world of one process, without a process group."""
-    return replace(single_world(torch.device("cpu")), threads=1)
+    return single_world(torch.device("cpu"))

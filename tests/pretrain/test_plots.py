@@ -11,7 +11,7 @@ import pytest
 from pretrain.checkpoint.state import TrainingState
 from pretrain.data.tokenizer import SentencePieceTokenizer, tokenizer_hash
 from pretrain.metrics.file import MetricsFile
-from pretrain.plots import _rows, _series, main
+from pretrain.plots.command import _rows, _series, main
 
 
 def write_run(folder, steps):

@@ -10,7 +10,7 @@ import torch
 from pretrain.config.command_line import parse_command_line
 from pretrain.data.sequences import TrainingSequences
 from pretrain.data.sources.files import TextFiles
-from pretrain.evaluation.baselines import compare_baselines
+from pretrain.validation.baselines import compare_baselines
 from pretrain.prepare.pipeline import prepare
 from pretrain.run.data import open_data
 from tests.helpers.distributed import run_distributed

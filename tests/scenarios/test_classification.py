@@ -124,7 +124,7 @@ def test_heads_grow_and_padding_is_not_measured(corpus, tmp_path, capsys, ranks,
     saved = SavedRun.open(run.folder)
     assert sum(saved.model.heads) > 4 and saved.model.classes == 2
     # The second moment of the first layer at an event, where a checkpoint was written.
-    step = saved.state.growth["events"][-1]["step"]
+    step = saved.state.record("growth")["events"][-1]["step"]
     folder = run.folder / f"checkpoints/step_{step:06d}"
     before = SavedRun.open(run.folder, step)
     sequences = LabelledSequences([(Corpus.open(corpus), 1)], 64, run.seed)

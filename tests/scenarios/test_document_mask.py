@@ -16,7 +16,7 @@ from pretrain.engine.build import build_engine
 from pretrain.engine.ds_config import EngineSettings
 from pretrain.engine.ds_config_check import read_ds_config
 from pretrain.engine.patches import prepare_deepspeed
-from pretrain.evaluation.validation import Validation
+from pretrain.validation.loss import Validation
 from pretrain.plan.command import main as plan_main
 from pretrain.engine.memory.footprint import activations, document_bytes
 from pretrain.prepare.pipeline import prepare
@@ -94,7 +94,7 @@ class Engine(torch.nn.Module):
 def test_validation_windows_have_their_documents(micro_batch):
     windows = np.arange(35).reshape(5, 7)
     starts = [np.array(s) for s in ([0], [0, 3], [0, 1, 2], [0, 5], [0, 1])]
-    world = World(0, 0, 1, 1, torch.device("cpu"), 1)
+    world = World(0, 0, 1, 1, torch.device("cpu"))
     found = run_distributed(validated, 1, windows, micro_batch, world, starts)[0]
     assert found == pytest.approx(10 / 5)
 

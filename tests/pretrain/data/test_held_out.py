@@ -13,7 +13,7 @@ T = 5
 
 
 def world(rank, ranks, tensor_parallel=1):
-    return World(rank, 0, ranks, 1, torch.device("cpu"), 1, grid=ProcessGrid(tensor_parallel=tensor_parallel))
+    return World(rank, 0, ranks, 1, torch.device("cpu"), grid=ProcessGrid(tensor_parallel=tensor_parallel))
 
 
 def windows(count):

@@ -17,7 +17,7 @@ from pretrain.data.corpus import Corpus
 from pretrain.data.indexed import IndexedTokens
 from pretrain.data.sources.files import TextFiles
 from pretrain.data.token_counts import COUNTS_FILE, stored_counts, token_shares
-from pretrain.evaluation.baselines import compare_baselines
+from pretrain.validation.baselines import compare_baselines
 from pretrain.prepare.pipeline import prepare
 from pretrain.prepare.verify import verify
 from pretrain.run.data import RunData

@@ -14,14 +14,14 @@ from pretrain.diagnostics.forward import ForwardProbe, feature_drift, lower_laye
 from pretrain.engine.build import build_engine
 from pretrain.engine.ds_config import merge_ds_config
 from pretrain.engine.ds_config_check import read_ds_config
-from pretrain.engine.patches import prepare_deepspeed
 from pretrain.engine.memory.micro_batch import plan_batch
+from pretrain.engine.patches import prepare_deepspeed
 from pretrain.runtime.world import World, start_world
 from tests.helpers.distributed import run_distributed
 from tests.helpers.training import ROOT
 from tests.pretrain.diagnostics.test_attention import by_loops
 
-ALONE = World(rank=0, local_rank=0, size=1, local_size=1, device=torch.device("cpu"), threads=1)
+ALONE = World(rank=0, local_rank=0, size=1, local_size=1, device=torch.device("cpu"))
 
 
 def small(name, **changes):

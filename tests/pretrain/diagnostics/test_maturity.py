@@ -6,8 +6,8 @@ import pytest
 
 from model.errors import UserError
 from pretrain.checkpoint.state import read_state
-from pretrain.config.run_config import MaturityConfig
 from pretrain.diagnostics.maturity import settled
+from pretrain.diagnostics.settings import MaturityConfig
 from tests.helpers.distributed import run_distributed
 from tests.helpers.shapes import newest
 from tests.helpers.training import curve, interrupted, nano_run, session
@@ -71,10 +71,10 @@ def test_forced_at_the_latest_step(small_folder, tmp_path):
     assert rates(run) == pytest.approx([0.25] * 10 + [0.625] + [1] * 5)
     state = read_state(newest(run.folder))
     assert state.released == {"slow": 10}
-    assert [step for step, _ in state.maturity["probes"]] == [2, 4, 6, 8, 10]
+    assert [step for step, _ in state.record("maturity")["probes"]] == [2, 4, 6, 8, 10]
     found = {row["step"]: row["maturity/drift"] for row in curve(run.folder) if "maturity/drift" in row}
     # The drift that is known before a step stands in that step's row.
-    assert found == {step + 1: drift for step, drift in state.maturity["probes"]}
+    assert found == {step + 1: drift for step, drift in state.record("maturity")["probes"]}
 
 
 def test_fires_when_settled_and_not_before_the_hold(small_folder, tmp_path):
@@ -84,7 +84,7 @@ def test_fires_when_settled_and_not_before_the_hold(small_folder, tmp_path):
     )
     run_distributed(session, 1, run, timeout=120)
     state = read_state(newest(run.folder))
-    probes = state.maturity["probes"]
+    probes = state.record("maturity")["probes"]
     fired = next(
         step for i, (step, _) in enumerate(probes) if settled([d for _, d in probes[: i + 1]], run.maturity)
     )
@@ -152,13 +152,13 @@ def test_every_shape_decides_alike(small_folder, tmp_path, ranks, stage, tensor_
     one, other = read_state(newest(alone.folder)), read_state(newest(shaped.folder))
     assert one.released == other.released
     for (step, drift), (same_step, same_drift) in zip(
-        one.maturity["probes"], other.maturity["probes"], strict=True
+        one.record("maturity")["probes"], other.record("maturity")["probes"], strict=True
     ):
         assert step == same_step and drift == pytest.approx(same_drift, rel=1e-3)
 
 
 def test_bad_settings(small_folder, tmp_path):
-    with pytest.raises(UserError, match=r"maturity\.settled: 1\.5 is not valid; give a share in \(0, 1\]"):
+    with pytest.raises(UserError, match=r"maturity\.settled: 1\.5 is not valid; give at most 1"):
         maturity_run(small_folder, tmp_path, "bad", "--maturity.settled", "1.5")
     with pytest.raises(UserError, match=r"maturity\.settled: 0\.0 is not valid"):
         maturity_run(small_folder, tmp_path, "bad", "--maturity.settled", "0")

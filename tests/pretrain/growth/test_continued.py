@@ -124,8 +124,8 @@ def test_a_grown_run_is_not_given_other_heads(small_folder, tmp_path, flags, ref
 
 def a_check_of_broken_activations(run):
     opened = build(run, Shape(1, 2))
-    engine = build_engine(opened.run, opened.model, opened.ds_config, opened.world.grid)
-    growth = Growth(opened, lambda seen: opened.micro_batch(seen, 0))
+    engine = build_engine(opened.run, opened.model, opened.decisions.ds_config.value, opened.world.grid)
+    growth = Growth(opened)
     measured = hook.second_moments
     hook.second_moments = lambda *given: [moment * torch.nan for moment in measured(*given)]
     try:
@@ -156,7 +156,7 @@ def test_growth_in_another_world(small_folder, tmp_path):
     )
     assert run_distributed(session, 2, run, 3, timeout=120)[0][1] is None
     expected, found = (
-        read_state(r.folder / "checkpoints/step_000011").growth["events"] for r in (whole, run)
+        read_state(r.folder / "checkpoints/step_000011").record("growth")["events"] for r in (whole, run)
     )
     assert len(expected) == 16 and heads_at(run, 11) == (5, 5, 5, 5)
     for event, other in zip(expected, found, strict=True):

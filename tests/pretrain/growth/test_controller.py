@@ -5,9 +5,11 @@ import torch
 
 from model.config import block
 from model.errors import UserError
-from pretrain.config.growth import GrowthConfig
-from pretrain.growth.controller import Controller, GrowthState, LayerMeasure
-from pretrain.growth.edit import Change, candidate, changed_model
+from pretrain.checkpoint.state import Record, TrainingState
+from pretrain.growth.controller import Controller, LayerMeasure
+from pretrain.growth.edit import candidate, changed_model
+from pretrain.growth.record import Change, GrowthState
+from pretrain.growth.settings import GrowthConfig
 from pretrain.growth.spectrum import extremes
 
 D = 12
@@ -34,7 +36,7 @@ def checks(config, layers, count, heads=(2, 2, 2), most=4, norms=None):
         found.append([(change.kind, change.layer, change.head) for change in decision.changes])
         for change in decision.changes:
             heads[change.layer] += 1 if change.kind == "grow" else -1
-        assert state.pending == [vars(change) for change in decision.changes]
+        assert state.pending == decision.changes
     return found, heads, state
 
 
@@ -145,8 +147,14 @@ def test_changes_are_made_one_after_the_other():
 
 
 def test_a_damaged_state_is_one_line():
-    values = GrowthState.begin([2, 2]).to_json()
-    assert GrowthState.read(values, [2, 2]) == GrowthState.begin([2, 2])
-    for damaged in ({**values, "below": [[0], [0, 0]]}, {**values, "wait": []}, {**values, "what": 1}):
-        with pytest.raises(UserError, match="growth in state"):
-            GrowthState.read(damaged, [2, 2])
+    values = GrowthState.begin([2, 2, 2]).to_json()
+
+    def read(values):
+        return GrowthState.read(
+            TrainingState(records={"growth": Record(values)}, model=MODEL.to_json()), [2, 2, 2]
+        )
+
+    assert read(values) == GrowthState.begin([2, 2, 2])
+    for damaged in ({**values, "below": [[0], [0, 0], [0]]}, {**values, "wait": []}, {**values, "what": 1}):
+        with pytest.raises(UserError, match="growth"):
+            read(damaged)

@@ -4,23 +4,38 @@ import math
 
 import pytest
 
+from model.declared import from_plain
 from model.errors import UserError
-from pretrain.growth.law import Event, GrowthRecord, predict, slope
+from model.presets import preset
+from pretrain.checkpoint.state import Record, TrainingState
+from pretrain.growth.law import predict, slope
+from pretrain.growth.record import Event, GrowthState
 
 
 def grown(layer, gammas, start=2, step=10, each=1):
     return [
-        {"step": step * (i + 1), "layer": layer, "kind": "grow", "heads": start + each * (i + 1),
-         "gamma": gamma, "lambda_max": 1.0}
+        {
+            "step": step * (i + 1),
+            "layer": layer,
+            "head": start + each * i,
+            "kind": "grow",
+            "heads": start + each * (i + 1),
+            "gamma": gamma,
+            "lambda_max": 1.0,
+        }
         for i, gamma in enumerate(gammas)
-    ]  # fmt: skip
+    ]
 
 
 def record(events, thresholds):
-    values = {"start": 2, "thresholds": thresholds, "events": events}
-    found = GrowthRecord.of(values, len(thresholds))
-    assert found is not None
-    return found
+    return from_plain(GrowthState, {"start": 2, "thresholds": thresholds, "events": events})
+
+
+def read(values):
+    """What is read of a checkpoint of a model of four layers."""
+    return GrowthState.of(
+        TrainingState(records={"growth": Record(values)}, model=preset("prism-nano").to_json())
+    )
 
 
 def test_an_exponential_decay_is_predicted_exactly():
@@ -54,10 +69,19 @@ def test_noise_is_fitted_by_least_squares():
 def test_heads_before_an_event_are_those_after_the_one_before():
     """A head is pruned in between: Γ was measured with 2, 3, 4 and again 3 heads."""
     events = grown(0, [16, 8])
-    events.append({"step": 25, "layer": 0, "kind": "prune", "heads": 3, "gamma": 9.0, "lambda_max": 0.0})
-    events += [{"step": 30, "layer": 0, "kind": "grow", "heads": 4, "gamma": 8.0, "lambda_max": 1.0}]
-    found = record(events[::-1], [[0.5, 0.1]])
-    assert [(before, event.gamma) for before, event in found.of_layer(0)] == [(2, 16), (3, 8), (4, 9), (3, 8)]
+    events.append(
+        {"step": 25, "layer": 0, "head": 1, "kind": "prune", "heads": 3, "gamma": 9.0, "lambda_max": 0.0}
+    )
+    events += [
+        {"step": 30, "layer": 0, "head": 3, "kind": "grow", "heads": 4, "gamma": 8.0, "lambda_max": 1.0}
+    ]
+    found = record(events, [[0.5, 0.1]])
+    assert [(event.heads_before, event.gamma) for event in found.of_layer(0)] == [
+        (2, 16),
+        (3, 8),
+        (4, 9),
+        (3, 8),
+    ]
     # Γ = 16 · 2^(-(K - 2)) with K = 2, 3, 3: reaches 0.5 at 7.
     (prediction,) = predict(found, [7])
     assert prediction.predicted == pytest.approx(7)
@@ -67,11 +91,11 @@ def test_changes_that_are_not_made_yet_are_not_counted():
     """Of a checkpoint written for an event: its model has the heads from before."""
     events = grown(0, [8, 4, 2])
     pending = [{"layer": 0, "head": 4, "kind": "grow"}]
-    values = {"start": 2, "thresholds": [[0.25, 0.1]], "events": events, "pending": pending}
-    found = GrowthRecord.of(values, 1)
-    assert [event.heads for event in found.events] == [3, 4]
-    with pytest.raises(UserError, match=r"growth\.pending in state\.json is 3"):
-        GrowthRecord.of(values | {"pending": 3}, 1)
+    values = {"start": 2, "thresholds": [[0.25, 0.1], None, None, None], "events": events, "pending": pending}
+    found = read(values)
+    assert [event.heads for event in found.made()] == [3, 4]
+    with pytest.raises(UserError, match=r"growth\.pending: 3 is not valid"):
+        read(values | {"pending": 3})
 
 
 def test_nothing_is_filled_in():
@@ -89,28 +113,28 @@ def test_nothing_is_filled_in():
 
 
 def test_a_record_is_read():
-    assert GrowthRecord.of({}, 2) is None
+    assert GrowthState.of(TrainingState()) is None
     found = record(grown(1, [4]), [None, [1, 2]])
     assert found.thresholds == [None, (1.0, 2.0)]
-    assert found.events == [Event(10, 1, "grow", 3, 4, 1.0)]
+    assert found.events == [Event(10, 1, 2, "grow", 3, 4.0, 1.0)]
+    assert from_plain(GrowthState, found.to_json()) == found
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"start": 0}, "growth.start in state.json is 0; it must be a head count"),
-        ({"start": None}, "growth.start in state.json is None"),
-        ({"thresholds": [None]}, "growth.thresholds in state.json is .* 2 entries"),
-        ({"thresholds": [None, [1]]}, "growth.thresholds in state.json is .*theta_w"),
-        ({"events": {}}, "growth.events in state.json is {}; it must be a list"),
-        ({"events": [3]}, "growth.events in state.json is 3"),
-        ({"events": [{**grown(0, [1])[0], "layer": 2}]}, "events: layer in state.json is 2; .* 0 to 1"),
-        ({"events": [{**grown(0, [1])[0], "kind": "shrink"}]}, "'shrink'; it must be grow or prune"),
-        ({"events": [{**grown(0, [1])[0], "gamma": "x"}]}, "events: gamma in state.json is 'x'"),
-        ({"events": [{**grown(0, [1])[0], "step": -1}]}, "events: step in state.json is -1"),
+        ({"start": 0}, r"growth\.start: 0 is not valid; give a number above 0"),
+        ({"thresholds": [None]}, "is not of a model of 4 layers"),
+        ({"thresholds": [None, [1], None, None]}, r"growth\.thresholds\.1.*missing"),
+        ({"events": {}}, r"growth\.events: \{\} is not valid; give a list"),
+        ({"events": [{**grown(0, [1])[0], "layer": 4}]}, "is not of a model of 4 layers"),
+        ({"events": [{**grown(0, [1])[0], "kind": "shrink"}]}, r"events\.0\.kind: 'shrink' is not valid"),
+        (
+            {"events": [{**grown(0, [1])[0], "gamma": "x"}]},
+            r"events\.0\.gamma: 'x' is not valid; give a number",
+        ),
     ],
 )
 def test_an_edited_record_is_refused(changes, message):
-    values = {"start": 2, "thresholds": [None, None], "events": []} | changes
     with pytest.raises(UserError, match=message):
-        GrowthRecord.of(values, 2)
+        read({"start": 2, "thresholds": [None] * 4, "events": []} | changes)

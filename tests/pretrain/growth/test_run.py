@@ -14,11 +14,10 @@ from pretrain.checkpoint.reshard import load_resharded
 from pretrain.checkpoint.state import read_features, read_state
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.engine.build import build_engine
-from pretrain.growth.edit import checkpoint_of
 from pretrain.growth.hook import Growth
 from pretrain.growth.measure import Candidate, gradient_norms, second_moments
+from pretrain.run.extension import open_checkpoint
 from pretrain.run.saved import SavedRun
-from pretrain.runtime.control import Abandoned
 from pretrain.runtime.signals import Stopped
 from tests.helpers.distributed import run_distributed
 from tests.helpers.shapes import VOCABULARY_ROWS, Shape, build, gathered, joined, same_bits
@@ -48,8 +47,8 @@ def growing(data, runs, *more, steps=6, **schedule):
 def loaded_after_the_event(run, shape):
     """What an engine holds that has read the newest checkpoint and made its pending changes."""
     opened = build(run, shape)
-    engine = build_engine(opened.run, opened.model, opened.ds_config, opened.world.grid)
-    load_resharded(engine, opened.resumed_from, opened.world, opened=checkpoint_of)
+    engine = build_engine(opened.run, opened.model, opened.decisions.ds_config.value, opened.world.grid)
+    load_resharded(engine, opened.resumed_from, opened.world, opened=open_checkpoint)
     return (
         gathered(engine)
         if torch.distributed.get_rank() < shape.tensor_parallel
@@ -107,7 +106,7 @@ def stopped_in_the_hook(run, step):
 
     def abandoned(self, engine, state):
         if state.step == step:
-            raise Abandoned(75)
+            raise Stopped("asked to stop", 75)
         return original(self, engine, state)
 
     Growth.run = abandoned
@@ -138,15 +137,15 @@ def test_the_function_does_not_change(small_folder, tmp_path):
     tokens = torch.randint(0, 600, (4, 64), generator=torch.Generator().manual_seed(1))
     before, after = (
         logits_of(UnshardedCheckpoint.open(folder), tokens),
-        logits_of(checkpoint_of(folder), tokens),
+        logits_of(open_checkpoint(folder), tokens),
     )
     # A product over more columns is summed in another order, so the last bit may differ.
     torch.testing.assert_close(after, before, rtol=1e-6, atol=1e-6)
     # A head whose output is zero goes without a trace.
     state = json.loads((folder / "state.json").read_text())
-    state["growth"]["pending"].append({"layer": 3, "head": 1, "kind": "prune"})
+    state["records"]["growth"]["values"]["pending"].append({"layer": 3, "head": 1, "kind": "prune"})
     (folder / "state.json").write_text(json.dumps(state))
-    pruned = checkpoint_of(folder)
+    pruned = open_checkpoint(folder)
     assert pruned.shape("layers.3.attention.q.weight")[0] == 2 * 12
     torch.testing.assert_close(logits_of(pruned, tokens), before, rtol=1e-6, atol=1e-6)
 
@@ -156,9 +155,9 @@ def test_pruning_takes_one_head_away(small_folder, tmp_path):
     run_distributed(interrupted, 1, run, 2, 1, 2)
     folder = run.folder / "checkpoints/step_000002"
     state = json.loads((folder / "state.json").read_text())
-    state["growth"]["pending"] = [{"layer": 1, "head": 1, "kind": "prune"}]
+    state["records"]["growth"]["values"]["pending"] = [{"layer": 1, "head": 1, "kind": "prune"}]
     (folder / "state.json").write_text(json.dumps(state))
-    before, after = UnshardedCheckpoint.open(folder), checkpoint_of(folder)
+    before, after = UnshardedCheckpoint.open(folder), open_checkpoint(folder)
     parts = [(f"{part}.{kind}", 0) for part in "qkv" for kind in ("weight", "bias")] + [("o.weight", 1)]
     for part, dimension in parts:
         name = f"layers.1.attention.{part}"
@@ -180,13 +179,13 @@ def test_a_run_stopped_in_a_check_makes_its_event_before_the_next_step(small_fol
 
     whole, run = run_in(tmp_path / "whole"), run_in(tmp_path / "stopped")
     assert run_distributed(session, 1, whole)[0] == ([], None)
-    events = read_state(whole.folder / "checkpoints/step_000008").growth["events"]
+    events = read_state(whole.folder / "checkpoints/step_000008").record("growth")["events"]
     step = events[0]["step"]
     assert run_distributed(stopped_in_the_hook, 1, run, step)[0] == 75
     assert read_state(run.folder / f"checkpoints/step_{step:06d}").pending == ["growth"]
     assert run_distributed(session, 1, run)[0][1] is None
     assert curve(run.folder) == curve(whole.folder)
-    assert read_state(run.folder / "checkpoints/step_000008").growth["events"] == events
+    assert read_state(run.folder / "checkpoints/step_000008").record("growth")["events"] == events
 
 
 @pytest.mark.parametrize(
@@ -225,7 +224,7 @@ def test_a_run_cut_off_at_any_step_gives_the_same_curve(small_folder, tmp_path, 
     whole = run_in(tmp_path / "whole")
     assert run_distributed(session, ranks, whole, stage, timeout=200)[0] == ([], None)
     state = read_state(whole.folder / "checkpoints/step_000014")
-    events = state.growth["events"]
+    events = state.record("growth")["events"]
     assert len(events) >= 3
     if flags[-len(PRUNING) :] == PRUNING:
         assert {event["kind"] for event in events} == {"grow", "prune"}
@@ -236,7 +235,7 @@ def test_a_run_cut_off_at_any_step_gives_the_same_curve(small_folder, tmp_path, 
         run_distributed(interrupted, ranks, broken, step, ranks, stage, timeout=200)
     assert run_distributed(session, ranks, broken, stage, timeout=200)[0][1] is None
     assert curve(broken.folder) == curve(whole.folder)
-    assert read_state(broken.folder / "checkpoints/step_000014").growth == state.growth
+    assert read_state(broken.folder / "checkpoints/step_000014").record("growth") == state.record("growth")
 
 
 def test_a_grown_run_is_an_ordinary_model(small_folder, tmp_path):
@@ -279,7 +278,7 @@ def test_a_run_of_fixed_heads_goes_on_with_growth(small_folder, tmp_path):
 def gradient_of_a_candidate(run):
     """A candidate's gradient norm, and the norm of the gradient that its output has once it is in the network."""
     opened = build(run, Shape(1, 2))
-    engine = build_engine(opened.run, opened.model, opened.ds_config, opened.world.grid)
+    engine = build_engine(opened.run, opened.model, opened.decisions.ds_config.value, opened.world.grid)
     batch, layer, d = opened.micro_batch(0, 0), 2, opened.model.d_model
     generator = torch.Generator().manual_seed(5)
     head = Candidate(*(torch.randn(16, d, generator=generator) * 0.1 for _ in range(3)))
@@ -301,7 +300,7 @@ def gradient_of_a_candidate(run):
 def moments_of_a_batch(run, ranks):
     """The second moments that growth measures, and those of the norms' outputs, in fp64, of all ranks' batches."""
     opened = build(run, Shape(ranks, 2))
-    engine = build_engine(opened.run, opened.model, opened.ds_config, opened.world.grid)
+    engine = build_engine(opened.run, opened.model, opened.decisions.ds_config.value, opened.world.grid)
     measured = second_moments(engine, opened.micro_batch(0, 0), opened.world)
     network = Transformer(opened.model).double()
     network.load_state_dict({name: weight.double() for name, weight in engine.module.state_dict().items()})
@@ -333,7 +332,7 @@ def test_the_figures_of_a_run_are_those_of_its_weights(small_folder, tmp_path):
     folder = run.folder / "checkpoints/step_000006"  # written for an event, with the weights before it
     checkpoint, features = UnshardedCheckpoint.open(folder), read_features(folder)
     row = next(row for row in curve(run.folder) if row["step"] == 6)
-    events = [event for event in checkpoint.state.growth["events"] if event["step"] == 6]
+    events = [event for event in checkpoint.state.record("growth")["events"] if event["step"] == 6]
     assert events
     for layer in range(4):
         q, k = (checkpoint.parameter(f"layers.{layer}.attention.{part}.weight").double() for part in "qk")

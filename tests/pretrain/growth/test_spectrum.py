@@ -6,8 +6,9 @@ import pytest
 import scipy.sparse.linalg
 import torch
 
-from pretrain.config.growth import GrowthConfig
-from pretrain.growth.controller import Controller, GrowthState, LayerMeasure
+from pretrain.growth.controller import Controller, LayerMeasure
+from pretrain.growth.record import GrowthState
+from pretrain.growth.settings import GrowthConfig
 from pretrain.growth.spectrum import extended, extremes, head_energies, projected, residual, skew_product
 
 

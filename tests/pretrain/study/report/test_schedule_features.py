@@ -9,7 +9,7 @@ from scipy.stats import spearmanr
 
 from model.errors import UserError
 from model.heads import parse_heads
-from pretrain.config.growth import GrowthConfig
+from pretrain.growth.settings import GrowthConfig
 from pretrain.config.run_config import RunConfig
 from pretrain.study.report.schedule_features import (
     FEATURES,

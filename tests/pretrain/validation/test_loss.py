@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from pretrain.evaluation.validation import Validation
+from pretrain.validation.loss import Validation
 from pretrain.runtime.world import World
 from tests.helpers.distributed import run_distributed
 
@@ -34,7 +34,7 @@ def windows(count):
 
 
 def validate(count, micro_batch):
-    world = World(dist.get_rank(), 0, dist.get_world_size(), 1, torch.device("cpu"), 1)
+    world = World(dist.get_rank(), 0, dist.get_world_size(), 1, torch.device("cpu"))
     engine = Engine().train()
     result = Validation(windows(count), 77, micro_batch, world).run(engine)
     assert engine.training

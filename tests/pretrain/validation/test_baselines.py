@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 
 from pretrain.data.corpus import Corpus
-from pretrain.evaluation.baselines import compare_baselines
+from pretrain.validation.baselines import compare_baselines
 from pretrain.run.data import RunData
 
 
@@ -33,7 +33,7 @@ def test_a_blend_shares_the_windows_by_weight(small, small_folder):
     once = RunData([(small, Fraction(1))])
     expected = total_bytes = 0.0
     for count in (3, 1):  # the same corpus twice: three windows of the one, one of the other
-        label_bytes = once.validation_windows(32, count)[1]
+        label_bytes = once.validation_bytes(32, count)
         expected += compare_baselines(once, 32, count).token_frequency * label_bytes
         total_bytes += label_bytes
     assert compare_baselines(blend, 32, 4).token_frequency == pytest.approx(expected / total_bytes, rel=1e-12)

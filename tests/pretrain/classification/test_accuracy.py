@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from pretrain.evaluation.accuracy import Accuracy
+from pretrain.classification.accuracy import Accuracy
 from pretrain.runtime.world import World
 from tests.helpers.distributed import run_distributed
 
@@ -40,7 +40,7 @@ def examples(count):
 
 
 def measure(count, micro_batch):
-    world = World(dist.get_rank(), 0, dist.get_world_size(), 1, torch.device("cpu"), 1)
+    world = World(dist.get_rank(), 0, dist.get_world_size(), 1, torch.device("cpu"))
     engine = Engine().train()
     result = Accuracy(*examples(count), micro_batch, world).run(engine)
     assert engine.training
