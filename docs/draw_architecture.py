@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = "docs/architecture.md"
 PICTURE = "docs/pictures/architecture.png"
 EXTENSIONS_PICTURE = "docs/pictures/extensions.png"
+OBJECTS_PICTURE = "docs/pictures/objects.png"
 LIST = "pretrain/extensions.py"
 """The one file that names the extensions."""
 TOP = "pretrain"
@@ -145,7 +146,9 @@ def stated_order(root: Path) -> list[str]:
 
 def package_edges(root: Path) -> Edges:
     """Which package of the core imports which, without those that follow from others (a -> c where a -> b -> c)."""
-    home = {name: package for name, package in packages(root).items() if package not in extensions(root)}
+    home = packages(root)
+    listed = extensions(root)
+    home = {name: home[name] for name in home if home[name] not in listed and name != "pretrain.extensions"}
     direct: dict[str, set[str]] = {name: set() for name in home.values()}
     for found in imports(root):
         if not {found.importer, found.imported} <= home.keys():
@@ -280,7 +283,61 @@ def draw(edges: Edges, path: Path) -> None:
     plt.close(figure)
 
 
+OBJECTS = {  # name, what it is: where it stands
+    ("RunConfig", "the request"): (0, 2),
+    ("ds_config", "DeepSpeed's settings"): (0, 1),
+    ("checkpoint", "what was saved"): (0, 0),
+    ("World", "ranks, facts of the machine"): (1, 0),
+    ("decide", "one pure function"): (1, 1),
+    ("Decisions", "value and reason of each"): (1, 2),
+    ("Session", "request, decisions, world,\ndata, checkpoints, state"): (2, 1),
+    ("Trainer", "engine, loop, hooks"): (3, 1),
+    ("Engine", "DeepSpeed around the network"): (3, 2),
+    ("extensions", "settings, hooks, records"): (2, 0),
+    ("run folder", "config.yaml, decisions.json,\nmetrics.jsonl, checkpoints/"): (3, 0),
+}
+FLOWS = [
+    ("RunConfig", "decide"),
+    ("ds_config", "decide"),
+    ("checkpoint", "decide"),
+    ("World", "decide"),
+    ("decide", "Decisions"),
+    ("Decisions", "Session"),
+    ("extensions", "Session"),
+    ("Session", "Trainer"),
+    ("Trainer", "Engine"),
+    ("Trainer", "run folder"),
+]
+
+
+def draw_objects(path: Path) -> None:
+    """Write the picture of the objects on the main path, and what is made from what."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(11, 4.2))
+    places = {name: (1.35 * x, y) for (name, _), (x, y) in OBJECTS.items()}
+    box = {"boxstyle": "round,pad=0.5", "facecolor": "#d9e8f5", "edgecolor": "0.3"}
+    boxes = {
+        name: axes.text(*places[name], f"{name}\n{words}", ha="center", va="center", fontsize=9, bbox=box)
+        for name, words in OBJECTS
+    }
+    figure.canvas.draw()  # places the boxes, at whose borders the arrows end
+    for begin, end in FLOWS:
+        ends = {"patchA": boxes[begin].get_bbox_patch(), "patchB": boxes[end].get_bbox_patch()}
+        style = {"arrowstyle": "-|>", "color": "0.45", "shrinkA": 2, "shrinkB": 2}
+        axes.annotate("", places[end], places[begin], arrowprops=style | ends)
+    axes.set_xlim(-0.6, 4.7)
+    axes.set_ylim(-0.5, 2.5)
+    axes.axis("off")
+    figure.savefig(path, dpi=110, bbox_inches="tight", metadata={"Software": None})
+    plt.close(figure)
+
+
 if __name__ == "__main__":
+    draw_objects(ROOT / OBJECTS_PICTURE)
     for picture, found in ((PICTURE, package_edges(ROOT)), (EXTENSIONS_PICTURE, extension_edges(ROOT))):
         draw(found, ROOT / picture)
         names = {name for edge in found for name in edge}
