@@ -37,6 +37,7 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
 
                 print("\n".join(plot_learning_rates(run, Path(command.plot_lr))))
             return
+        run.build_model_config()  # an unknown preset, or heads that do not divide, are answered now, too
         from pretrain.engine.ds_config_check import read_ds_config
 
         ds_config = read_ds_config(command.ds_config, run)

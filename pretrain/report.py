@@ -39,14 +39,16 @@ def opening(session: Session) -> list[str]:
         f"world    {where}",
         f"engine   ZeRO stage {settings.stage}; {decisions.dtype.value} ({decisions.dtype.reason})",
         f"compile  {'yes' if decisions.compile.value else 'no'} ({decisions.compile.reason})",
-        f"kernels  attention: {_attention_line(session)}; fused: {_fused(session)}",
+        f"kernels  attention: {_attention_line(session)} ({decisions.attention.reason}); "
+        f"fused: {_fused(session)} ({decisions.fused.reason})",
         f"model    {_model_line(run.model, model)}",
         *(f"data     {line}" for line in session.sequences.describe().splitlines()),
         *["data     documents are kept apart: attention and positions begin anew in each"]
         * run.document_mask,
         *(f"source   {_source(corpus)}" for corpus, _ in session.data.corpora),
         f"steps    {run.steps:,} of {session.tokens_per_step:,} tokens = {batch.sequences} sequences "
-        f"({batch.micro_batch} a micro-batch x {batch.accumulation} accumulated x {batch.data_parallel} ranks)",
+        f"({batch.micro_batch} a micro-batch x {batch.accumulation} accumulated x {batch.data_parallel} ranks; "
+        f"{decisions.batch.reason})",
         *(f"epochs   {line}" for line in _epochs(session)),
         *(line for extension in extensions() for line in extension.opening(session)),
     ]

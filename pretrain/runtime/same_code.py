@@ -12,6 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from model.errors import UserError
+from pretrain.extensions import EXTENSIONS
 from pretrain.runtime.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,12 +62,18 @@ def fingerprint() -> dict[str, str]:
 
 
 def code_hash() -> str:
-    """A short hash of the Python files of model/ and pretrain/, without the package that only looks at runs."""
+    """A short hash of the Python files of model/ and pretrain/, without extensions that take no part in runs."""
+    apart = [
+        ROOT / "pretrain" / name
+        for listed in EXTENSIONS
+        if not (listed.settings or listed.in_run)
+        for name in listed.files or (listed.name,)
+    ]
     files = [
         path
         for folder in ("model", "pretrain")
         for path in sorted((ROOT / folder).rglob("*.py"))
-        if not path.is_relative_to(ROOT / "pretrain" / "study")
+        if not any(path.is_relative_to(other) for other in apart)
     ]
     return _hash(b"".join(path.relative_to(ROOT).as_posix().encode() + path.read_bytes() for path in files))
 
