@@ -1,0 +1,45 @@
+"""The default name of a run's folder: two arms of a comparison never share one."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from model.errors import UserError
+from pretrain.config.command_line import parse_command_line
+from pretrain.config.run_config import RunConfig, group_and_seed
+
+SLOW = "{name: slow, parameters: [v], scale: 0.5}"
+
+
+def name(*flags: str) -> str:
+    return parse_command_line(["--config", "270m", *flags]).run.run_name
+
+
+def test_arms_of_a_comparison_have_folders_of_their_own() -> None:
+    arms = [
+        [],
+        ["--lr_rules", "[upper_qk]"],
+        ["--lr_rules", "[upper_qk_maturity]"],
+        ["--lr_rules", f"[upper_qk, {SLOW}]"],
+    ]
+    names = [name(*arm, "--seed", seed) for arm, seed in itertools.product(arms, ("1", "2"))]
+    assert names[:4] == [
+        "270m-gpt2-270m-s1",
+        "270m-gpt2-270m-s2",
+        "270m-gpt2-270m-upper_qk-s1",
+        "270m-gpt2-270m-upper_qk-s2",
+    ]
+    assert len({*names}) == len(names)
+    assert len({group_and_seed(each)[0] for each in names}) == len(arms), "seeds of an arm are one group"
+
+
+def test_a_name_that_is_given_stands() -> None:
+    assert name("--name", "mine", "--lr_rules", "[upper_qk]") == "mine"
+
+
+@pytest.mark.parametrize("bad", ["a/b", ".hidden", "", "x" * 300, "a\nb"])
+def test_a_name_that_is_no_folder_is_refused(bad: str) -> None:
+    with pytest.raises(UserError, match="name: "):
+        RunConfig(name=bad)
