@@ -23,8 +23,8 @@ from benchmarks.figures import MAIN_FLAGS, add_out, write  # noqa: E402
 from benchmarks.one_trainer import trainer_of  # noqa: E402 - before torch
 from model.attention import Attention  # noqa: E402
 from model.config import ModelConfig  # noqa: E402
-from model.presets import named_model  # noqa: E402
 from model.rotary import Table  # noqa: E402
+from pretrain.config.model_file import named_model  # noqa: E402
 from pretrain.growth.edit import Change, changed_model  # noqa: E402
 from pretrain.growth.hook import Growth  # noqa: E402
 from pretrain.run.folder import prepare_run_folder  # noqa: E402

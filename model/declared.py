@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import field, fields
 from typing import Annotated, Any, TypeVar, dataclass_transform
@@ -122,6 +123,12 @@ def _valid(first: Any, context: Mapping[str, Any]) -> str:
             return f"give a number {words} {context[key]:,}"
     if "le" in context:
         return f"give at most {context['le']:,}"
+    if first["type"] in ("too_short", "too_long"):
+        least = first["type"] == "too_short"
+        return f"give at {'least' if least else 'most'} {context['min_length' if least else 'max_length']:,} values"
+    if first["type"] == "literal_error":
+        names = re.findall("'([^']*)'", context["expected"])
+        return f"give one of {', '.join(names)}{closest(shown(first['input'], plain=True), names)}"
     known = {
         "int_type": "give a whole number",
         "int_from_float": "give a whole number",
@@ -133,6 +140,5 @@ def _valid(first: Any, context: Mapping[str, Any]) -> str:
         "tuple_type": "give a list",
         "dict_type": "give a mapping",
         "dataclass_type": "give a mapping",
-        "literal_error": f"give one of {str(context.get('expected', '')).replace(chr(39), '')}",
     }
     return known.get(first["type"], first["msg"][:1].lower() + first["msg"][1:])

@@ -70,9 +70,7 @@ def shown(value: Any, limit: int = 80, plain: bool = False) -> str:
     """
     try:
         text = str(value) if plain else repr(value)
-    except ValueError:  # Python does not write integers of more than 4,300 digits
-        text = f"a number of more than {value.bit_length() * 3 // 10:,} digits"
-    except RecursionError:
-        text = f"a {type(value).__name__} nested too deeply"
+    except (ValueError, RecursionError):  # thousands of digits or levels
+        text = f"a value of type {type(value).__name__} that is too long"
     text = text if text.isprintable() else repr(text)[1:-1]
     return text if len(text) <= limit else f"{text[: limit // 2]}…{text[-limit // 4 :]}"

@@ -15,8 +15,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from model.declared import LARGEST_INTEGER
 from model.errors import UserError, shown
-from model.parsing import LARGEST_INTEGER
 
 FORMAT = 1
 MOST_THREADS = 1 << 16  # per rank; more mean a damaged file

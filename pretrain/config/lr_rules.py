@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from model.errors import UserError, closest, shown
-from model.parsing import is_finite
+from pretrain.utils.parsing import is_finite
 
 if TYPE_CHECKING:
     from model.parameters import ParameterRole

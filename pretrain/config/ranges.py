@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import field
 from typing import Any
 
+from model.declared import LARGEST_INTEGER
 from model.errors import UserError, shown
-from model.parsing import LARGEST_INTEGER, is_finite
+from pretrain.utils.parsing import is_finite
 
 
 def ranged(default: Any, is_valid: Callable[[Any], bool], words: str) -> Any:

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from model.plotting import logarithmic, saved_figure, whole_numbers
 from pretrain.diagnostics.comparison import (
     BY_LAYER,
     TITLES,
@@ -19,6 +18,7 @@ from pretrain.diagnostics.comparison import (
     over_training,
 )
 from pretrain.diagnostics.measure import RunFigures
+from pretrain.utils.plotting import logarithmic, saved_figure, whole_numbers
 
 Groups = dict[str, list[RunFigures]]
 BESIDE = {1: 3, 2: 2, 3: 2}  # measures beside one another in curves.png, by the number of groups

@@ -19,8 +19,6 @@ from torch import Tensor, nn
 from model.attention import Attention
 from model.collectives import all_gather
 from model.config import ModelConfig
-from model.exchange import BatchForm
-from model.rotary import rotate, rotate_spans
 from model.transformer import Block, Transformer
 from pretrain.data.held_out import HeldOutBatches
 from pretrain.diagnostics.attention import HEAD_MEASURES, head_sums
@@ -170,24 +168,13 @@ class _Recorder:
     def _add_head_sums(self, layer: int, attention: Attention, output: Tensor) -> None:
         self._add_energy(layer, 1, output)
         query, key = self.projections.pop("q"), self.projections.pop("k")  # [B, T, own columns]
-        _, table, mask = self.projections.pop("inputs")[:3]
-        present, spans, first = self.present, None, 0
-        length = key.shape[1]
-        exchange = attention.exchange
+        given = self.projections.pop("inputs")[1:]
+        heads, _ = attention.whole_heads(query, key, key, *given)
+        exchange, first = attention.exchange, 0
         if exchange is not None:
-            form = exchange.form(*query.shape[:2])
-            query, key, _ = form.scatter(query, key, key)
-            spans = form.spans
-            if isinstance(form, BatchForm):
-                present = present.chunk(exchange.ranks)[exchange.index]
             first = self.network.grid.tensor_rank // exchange.ranks * attention.heads
-        query = query.unflatten(2, (attention.heads, attention.head_dim))  # [B, rows, h, d_h]
-        key = key.unflatten(2, (attention.kv_heads, attention.head_dim))  # [B, T, kv, d_h]
-        if table is not None:
-            whole = spans is None or spans == [(0, length)]
-            query = rotate(query, table) if whole else rotate_spans(query, table, spans or [])
-            key = rotate(key, table)
-        sums = head_sums(query, key, scale=attention.scale, mask=mask, spans=spans, present=present.tolist())
+        present = self.present[heads.sequences].tolist()
+        sums = head_sums(heads, scale=attention.scale, present=present)
         self.head_sums[layer][first : first + attention.heads] += sums
 
     def _record_features(self, layer: int, hidden: Tensor) -> None:

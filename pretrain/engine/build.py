@@ -61,7 +61,7 @@ def build_engine(run: RunConfig, model_config: ModelConfig, merged: dict[str, An
             grid,
             checkpoint_activations=run.activation_checkpointing,
             fused="loss" if run.fused == "auto" else run.fused,
-            block_attention=run.attention == "blocks",
+            attention="torch" if run.attention == "auto" else run.attention,
         )
     if partitioned:
         initialize(

@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from model.plotting import logarithmic, saved_figure, whole_numbers
 from pretrain.growth.law import GrowthRecord
 from pretrain.growth.worth import SMALL_INCREASE, SMALL_SHARE, HeadWorths
+from pretrain.utils.plotting import logarithmic, saved_figure, whole_numbers
 
 LINE_STYLES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")

@@ -7,9 +7,9 @@ from statistics import correlation, median
 
 from model.config import ModelConfig
 from model.heads import ascending, descending, format_heads, uniform
-from model.tables import aligned
 from pretrain.growth.law import Prediction
 from pretrain.growth.worth import SMALL_INCREASE, SMALL_SHARE, HeadWorths
+from pretrain.utils.tables import aligned
 
 SURE = 2.0
 """Worths of fewer standard errors than this are not told from zero."""

@@ -10,14 +10,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from model.attention import local_mask
-from model.documents import PackedDocuments
+from model.attention import BlockInputs
 from model.errors import UserError
 from model.head_loss import loss_and_residual, token_chunks
 from model.loss import IGNORED_LABEL
@@ -201,42 +200,15 @@ class Ablation:
             batches.append(losses)
         return torch.cat(batches, dim=1)
 
-    def _enter(self, tokens: Tensor, rows: range) -> tuple[Tensor, list[tuple[Any, ...]]]:
-        """Tokens [B, T] -> what enters the first layer [B, T, d], and every block's table, mask and offsets.
-
-        As Transformer.forward, which cannot begin at a layer.
-        """
-        network, config, length = self.network, self.config, self.length
-        hidden = network.token_embedding(tokens)
-        documents = None
-        if self.document_starts is not None:
-            packed = torch.from_numpy(pack_documents([self.document_starts[row] for row in rows], length))
-            documents = PackedDocuments(packed.to(self.device), len(tokens), length, hidden.dtype)
-        if network.position_embedding is not None:
-            positions = documents.positions if documents else torch.arange(length, device=self.device)
-            hidden = hidden + network.position_embedding(positions)
-        masks: dict[int | None, Tensor | None] = {}
-        inputs: list[tuple[Any, ...]] = []
-        for layer in range(config.num_layers):
-            table = offsets = None
-            if network.rotary is not None:
-                head_dim = config.layer_head_dim(layer)
-                table = network.rotary.get(head_dim, length, self.device, hidden.dtype)
-                table = documents.table(head_dim, table) if documents else table
-            window = config.layer_window(layer)
-            if documents is None:
-                if window not in masks:
-                    masks[window] = local_mask(length, window, self.device)
-                mask = masks[window]
-            elif self._block(layer).attention.takes_offsets(hidden, len(tokens), length):
-                mask, offsets = None, documents.offsets
-            else:
-                mask = documents.mask(window)
-            inputs.append((table, mask, offsets))
-        return hidden, inputs
+    def _enter(self, tokens: Tensor, rows: range) -> tuple[Tensor, list[BlockInputs]]:
+        """What enters the first layer, and what each layer gets besides, of the windows *rows*."""
+        if self.document_starts is None:
+            return self.network.enter(tokens)
+        offsets = pack_documents([self.document_starts[row] for row in rows], self.length)
+        return self.network.enter(tokens, torch.from_numpy(offsets).to(self.device))
 
     def _run(
-        self, hidden: Tensor, inputs: Sequence[tuple[Any, ...]], first: int, last: int | None = None
+        self, hidden: Tensor, inputs: Sequence[BlockInputs], first: int, last: int | None = None
     ) -> Tensor:
         """Hidden [B, T, d] through the layers from *first* to before *last*, or to the end."""
         for layer in range(first, self.config.num_layers if last is None else last):

@@ -146,13 +146,13 @@ SHAPE = {"vocab_size": 260, "context_length": 140, "d_model": 48, "ffn_width": 6
 )
 def test_a_model_equals_that_of_torchs_kernels(config):
     found = {}
-    for blocks in (False, True):
-        network = Transformer(config, block_attention=blocks)
+    for attention in ("torch", "blocks"):
+        network = Transformer(config, attention=attention)
         initialize(network, 0)
         network.double()
         tokens = torch.randint(0, 260, (2, 141), generator=torch.Generator().manual_seed(1))
         loss = network(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
         loss.backward()
-        found[blocks] = {name: p.grad for name, p in network.named_parameters()} | {"loss": loss.detach()}
-    for name, expected in found[False].items():
-        torch.testing.assert_close(found[True][name], expected, rtol=1e-9, atol=1e-12)
+        found[attention] = {name: p.grad for name, p in network.named_parameters()} | {"loss": loss.detach()}
+    for name, expected in found["torch"].items():
+        torch.testing.assert_close(found["blocks"][name], expected, rtol=1e-9, atol=1e-12)

@@ -35,7 +35,10 @@ class Outer:
     ("make", "line"),
     [
         (lambda: Inner(start=0), "growth.start: 0 is not valid; give a number above 0"),
-        (lambda: dataclasses.replace(Inner(), start=0), "growth.start: 0 is not valid; give a number above 0"),
+        (
+            lambda: dataclasses.replace(Inner(), start=0),
+            "growth.start: 0 is not valid; give a number above 0",
+        ),
         (lambda: Inner(start=True), "growth.start: True is not valid; give a whole number"),
         (lambda: Inner(start=7), "growth.start: 7 is odd; give 8"),
         (lambda: Outer(step=1), "step: unknown; did you mean 'steps'?"),  # type: ignore[call-arg]
@@ -43,7 +46,10 @@ class Outer:
         (lambda: from_plain(Outer, {"growth": {"start": 0}}, "file"), "file: growth.start: 0 is not valid"),
         (lambda: from_plain(Outer, {"growth": {"start": 7}}, "file"), "file: growth.start: 7 is odd; give 8"),
         (lambda: from_plain(Outer, {"growth": 3}, "file"), "file: growth: 3 is not valid; give a mapping"),
-        (lambda: from_plain(Outer, {"growth": {"kind": "three"}}), "growth.kind: 'three' is not valid; give one"),
+        (
+            lambda: from_plain(Outer, {"growth": {"kind": "three"}}),
+            "growth.kind: 'three' is not valid; give one",
+        ),
         (lambda: from_plain(Outer, [], "file"), "file: value: [] is not valid"),
     ],
 )

@@ -1,6 +1,4 @@
-"""The plan's arithmetic against the design's formulas, its refusals, and what it prints and draws."""
-
-import json
+"""The plan's arithmetic against the design's formulas, and its refusals."""
 
 import pytest
 
@@ -14,9 +12,7 @@ from model.parallel_plan import (
     plan,
     split_multiple,
 )
-from model.parallel_plan.__main__ import main
 from model.presets import preset
-from model.tables import plan_table
 
 
 def test_groups():
@@ -94,51 +90,3 @@ def test_micro_batches_that_cannot_be_split_are_refused():
         "micro_batch: 8 sequences of 9 tokens cannot be shared by the 6 ranks that split the heads of layer 0; "
         "micro_batch must be a multiple of 6 (nearest: 6 or 12), or context_length one of 12"
     )
-
-
-def test_it_is_printed_and_drawn(tmp_path, capsys):
-    picture = tmp_path / "plan.png"
-    arguments = ["--model", "prism-124m", "--tensor_parallel", "4", "--plot", str(picture)]
-    assert main(arguments) == 0
-    printed = capsys.readouterr().out
-    assert plan_table(plan(preset("prism-124m"), 4, 8)) in printed
-    assert "60.00, 6.7 % on top" in printed and picture.stat().st_size > 10_000
-    assert main([*arguments[:4], "--accumulation", "2", "--micro_batch", "3"]) == 0
-    assert "step of 2 x 3 sequences" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--model", "prism-124", "--tensor_parallel", "4"], "did you mean 'prism-124m'"),
-        (["--model", "prism-124m", "--tensor_parallel", "5"], "nearest valid: 4 or 8"),
-        (["--model", "prism-124m", "--tensor_parallel", "4", "--micro_batch", "0"], "micro_batch: 0"),
-        (
-            ["--model", "prism-124m", "--tensor_parallel", "4", "--plot", "/dev/null/x.png"],
-            "--plot: cannot write",
-        ),
-    ],
-)
-def test_bad_input_is_one_line(arguments, message, capsys):
-    assert main(arguments) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
-
-
-def test_a_model_of_ones_own_is_read_from_a_file(tmp_path, capsys):
-    file = tmp_path / "model.json"
-    file.write_text(json.dumps(preset("prism-nano").replace(heads="1,2,4,4").to_json()))
-    assert main(["--model", str(file), "--tensor_parallel", "2"]) == 0
-    own = capsys.readouterr().out
-    assert main(["--model", "prism-nano", "--heads", "1,2,4,4", "--tensor_parallel", "2"]) == 0
-    assert capsys.readouterr().out == own
-    for text, said in (
-        ("[[", "is not valid JSON"),
-        ("5", "error: model"),
-        ("[" * 100_000, "is not valid JSON"),
-    ):
-        file.write_text(text)
-        assert main(["--model", str(file), "--tensor_parallel", "2"]) == 2
-        assert said in capsys.readouterr().err
-    assert main(["--model", str(tmp_path / "none.json"), "--tensor_parallel", "2"]) == 2
-    assert "cannot read" in capsys.readouterr().err

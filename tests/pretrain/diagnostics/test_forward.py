@@ -71,11 +71,11 @@ def direct(config, network, tokens):
             q, k = rotated(q, config.rope_base), rotated(k, config.rope_base)
         window = config.layer_window(layer) or config.context_length
         scale = d_h**-0.5 if config.attention_scale == "sqrt_head_dim" else 1.0
-        visible = lambda b, t, s, window=window: t - window < s <= t  # noqa: E731
+        visible = lambda t, s, window=window: t - window < s <= t  # noqa: E731
         sums = by_loops(q, k, scale, visible, range(config.context_length), [True] * len(tokens))
         heads.append(sums[:, :4] / sums[:, 4:])
         T = config.context_length
-        seen = torch.tensor([[visible(0, t, s) for s in range(T)] for t in range(T)])
+        seen = torch.tensor([[visible(t, s) for s in range(T)] for t in range(T)])
         logits = torch.einsum("bthc,bshc->bhts", q, k.repeat_interleave(h // kv, 2)) * scale
         A = logits.masked_fill(~seen, -torch.inf).softmax(-1)
         output = torch.einsum("bhts,bshc->bthc", A, v.repeat_interleave(h // kv, 2)).flatten(2)

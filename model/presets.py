@@ -1,6 +1,6 @@
 """Named model configs: those of the papers, their controls, and tiny ones for laptops and tests.
 
-``python -m model.presets`` lists them; ``python -m model.presets NAME --plot heads.png`` draws a schedule.
+``python -m pretrain.presets`` lists them; with NAME and ``--plot heads.png`` it draws a schedule.
 """
 
 from __future__ import annotations
@@ -8,13 +8,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from model.config import ModelConfig, block, divisors
 from model.errors import UserError, closest
 from model.heads import ascending, descending, parse_heads, shuffled, uniform
-from model.parsing import read_json
 
 GPT2_VOCABULARY = 50257
 
@@ -63,9 +61,8 @@ PROGRESSIONS = {
 MATCHED_270M = {"d_model": 960, "heads": uniform(15, 20)}
 MATCHED_700M = {"d_model": 1536, "heads": uniform(24, 22)}
 # The same comparison where a run takes a minute or two on two CPU cores: 1.5M parameters outside the embedding.
-MATCHED_MINI: dict[str, Any] = {
-    "vocab_size": 2048, "context_length": 128, "d_model": 144, "heads": uniform(6, 6),
-}  # fmt: skip
+MINI_SIZES = {"vocab_size": 2048, "context_length": 128, "d_model": 144}
+MATCHED_MINI: dict[str, Any] = {**MINI_SIZES, "heads": uniform(6, 6)}
 
 TINY: dict[str, Any] = {"vocab_size": 4096, "context_length": 256, "d_model": 192}
 TINY_PRISM = parse_heads("3,6x2,12x3")
@@ -207,13 +204,6 @@ def preset_names() -> list[str]:
 def preset(name: str) -> ModelConfig:
     """The config of that name; raises UserError, naming the closest one, if there is none."""
     if name not in _PRESETS:
-        hint = closest(name, _PRESETS) or "; `python -m model.presets` lists them"
+        hint = closest(name, _PRESETS) or "; `python -m pretrain.presets` lists them"
         raise UserError(f"model: no preset {name!r}{hint}")
     return _PRESETS[name]
-
-
-def named_model(name: str) -> ModelConfig:
-    """A preset, or the configuration in a ``.json`` file. Raises UserError for an unknown name and a bad file."""
-    if not name.endswith(".json"):
-        return preset(name)
-    return ModelConfig.from_json(read_json(Path(name), "model"))

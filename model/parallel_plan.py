@@ -1,6 +1,6 @@
 """Plans tensor parallelism layer by layer: groups of ranks, form of the exchange, bytes. Needs no torch.
 
-``python -m model.parallel_plan --model prism-124m --tensor_parallel 4`` prints the plan; ``--plot plan.png`` draws it.
+``python -m pretrain.presets exchange --model prism-124m --tensor_parallel 4`` prints the plan.
 Models and sizes that do not fit are refused here, before anything is allocated.
 """
 
@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from model.config import ModelConfig
+from model.config import ModelConfig, divisors, nearest
 from model.errors import UserError
 
 FormName = Literal["none", "batch", "query"]
@@ -75,7 +75,7 @@ def check_tensor_parallel(
             common_divisor = math.gcd(*(width for _, width in widths))
             raise UserError(
                 f"tensor_parallel: {tensor_parallel} does not divide {name} {width}; nearest valid: "
-                f"{_nearest_divisors(common_divisor, tensor_parallel)}"
+                f"{nearest(tensor_parallel, divisors(common_divisor))}"
             )
 
 
@@ -104,13 +104,6 @@ def check_split(config: ModelConfig, tensor_parallel: int, micro_batch: int) -> 
         _, ranks = head_groups(config.layer_kv_heads(layer), tensor_parallel)
         if micro_batch % ranks and config.context_length % (2 * ranks):
             raise _cannot_split(micro_batch, config.context_length, layer, ranks, multiple)
-
-
-def _nearest_divisors(number: int, degree: int) -> str:
-    divisors = [d for d in range(1, number + 1) if number % d == 0]
-    below = [d for d in divisors if d < degree]
-    above = [d for d in divisors if d > degree]
-    return " or ".join(str(d) for d in [*below[-1:], *above[:1]])
 
 
 # ---------------------------------------------------------------------- plan

@@ -1,7 +1,7 @@
 """Reads JSON, YAML and numbers that users write: returns a value or raises a one-line UserError, always quickly.
 
-Libraries raise exceptions of many kinds (for a number of 4,400 digits, brackets nested a thousand deep, a tag with an
-invalid value), or never return. Here each is a UserError, and what is read is small enough to work with.
+Libraries raise exceptions of many kinds (for brackets nested a thousand deep, a tag with an invalid value), or never
+return. Here each is a UserError, and what is read is small enough to work with.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ from typing import Any
 
 import yaml
 
+from model.declared import LARGEST_INTEGER
 from model.errors import UserError, shown
 
 LARGEST_FILE = 64 << 20
 """In bytes; a configuration has a few thousand, the index of a large model's files a few million."""
-LARGEST_INTEGER = 2**63 - 1
-DIGITS = 40
-"""Longest whole number that is read; turning thousands of digits into a number takes seconds."""
 MOST_LEVELS = 50
 """Deepest nesting of lists and mappings."""
 MOST_VALUES = 1_000_000
@@ -73,9 +71,7 @@ def read_json_object(path: Path, what: str, hint: str = "") -> dict[str, Any]:
 def parse_json(text: str | bytes, where: str) -> Any:
     """The value of *text* as JSON; error messages begin with *where*. Raises as read_json does."""
     try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_int=_whole)
-    except _Refused as error:
-        raise UserError(f"{where} {error}") from None
+        value = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where} is not valid JSON ({_reason(error)})") from None
     check_values(value, where)
@@ -181,23 +177,13 @@ class _ShallowLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-class _Refused(ValueError):
-    """JSON that Python accepts and this module does not."""
-
-
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping: dict[str, Any] = {}
     for key, value in pairs:
         if key in mapping:
-            raise _Refused(f"gives {shown(key)} twice")
+            raise ValueError(f"it gives {shown(key)} twice in one object")
         mapping[key] = value
     return mapping
-
-
-def _whole(digits: str) -> int:
-    if len(digits) > DIGITS:
-        raise _Refused(f"holds a number of {len(digits):,} digits; at most {DIGITS} are read")
-    return int(digits)
 
 
 def _name(path: Path) -> str:
