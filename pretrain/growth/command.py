@@ -73,7 +73,7 @@ def run_growth(arguments: Sequence[str]) -> None:
 
     from pretrain.growth.figures import draw_growth, draw_worths
     from pretrain.growth.law import GrowthRecord, predict
-    from pretrain.growth.text import law_lines, model_lines, schedule_lines, worth_lines
+    from pretrain.growth.text import law_lines, schedule_lines, worth_lines
     from pretrain.growth.worth import measure_worths
     from pretrain.metrics.file import FILE_NAME, read_metrics
     from pretrain.run.saved import SavedRun
@@ -84,7 +84,7 @@ def run_growth(arguments: Sequence[str]) -> None:
     inputs, labels, starts, text = held_out(source, options.sequences)
     out = _folder(options)
     run = _settings(source)
-    lines = model_lines(options.run.name, step, model)
+    lines = [f"model     {options.run.name}, step {step:,}: {model.summary()}"]
     lines += schedule_lines(model.heads, other_schedules(model, run))
     print("\n".join(lines), flush=True)
     network = source.load_model().to("cuda" if torch.cuda.is_available() else "cpu")

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from model.config import block
 from model.heads import format_heads
 from pretrain.growth import command, figures, text
 from pretrain.growth.command import main
@@ -119,10 +118,6 @@ def test_lines():
     assert lines[0] == "schedule  2,5,4: 11 heads, 3.67 a layer, correlation with depth +0.65"
     assert "uniform 4x3 (11 heads do not spread evenly); ascending 2,4,5; descending 5,4,2" in lines[1]
     assert lines[2] == "          prism-x 1,2,3: 6 heads"
-    model = block(
-        "llama", vocab_size=260, context_length=64, d_model=48, ffn_width=128, heads=(4, 8), kv_heads=(2, 4)
-    )
-    assert "2 layers, heads 4,8, KV heads 2,4, d_model 48" in text.model_lines("a", 3, model)[0]
     record = GrowthRecord.of({"start": 2, "thresholds": [[0.25, 1]], "events": grown(0, [8, 4, 2])}, 1)
     assert record is not None
     found = predict(record, [7])
