@@ -130,7 +130,7 @@ class Attention(nn.Module):
             form = self.exchange.form(batch, length, packed=packed)
             query, key, value = form.scatter(query, key, value)
             spans = None if form.spans == [(0, length)] else form.spans
-            first, last = form.rows(batch)
+            first, last = form.sequences
             sequences = slice(first, last)
             if packed:
                 table = table and (table[0][sequences], table[1][sequences])

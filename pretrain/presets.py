@@ -94,7 +94,9 @@ def run_exchange(arguments: list[str]) -> None:
 
 def preset_table(names: Sequence[str]) -> str:
     """An aligned text table of presets: sizes, schedule, exact parameters, training FLOPs per token."""
-    rows = [("name", "layers", "d_model", "heads", "head dims", "parameters", "padded", "FLOPs/token")]
+    rows: list[tuple[str, ...]] = [
+        ("name", "layers", "d_model", "heads", "head dims", "parameters", "padded", "FLOPs/token")
+    ]
     for name in names:
         config = preset(name)
         head_dims = format_heads(config.layer_head_dim(layer) for layer in range(config.num_layers))
@@ -110,7 +112,7 @@ def plan_table(found: ParallelPlan, accumulation: int = 1) -> str:
     def mebibytes(number: int) -> str:
         return f"{number * accumulation / 2**20:,.2f}"
 
-    rows = [
+    rows: list[tuple[str, ...]] = [
         ("layer", "heads", "kv", "head dim", "groups", "ranks a head group", "form", "exchange", "all-reduce")
     ]
     for layer in found.layers:
@@ -163,8 +165,8 @@ def draw_plan(found: ParallelPlan, title: str, path: str) -> None:
         for form, (label, color) in FORMS.items():
             layers = [layer for layer in found.layers if layer.form == form]
             if layers:
-                numbers, heads = zip(*((layer.layer, layer.heads) for layer in layers), strict=True)
-                heads_axis.bar(numbers, heads, color=color, label=label)
+                heads = [layer.heads for layer in layers]
+                heads_axis.bar([layer.layer for layer in layers], heads, color=color, label=label)
         for layer in found.layers:
             text, place = f"{layer.groups}x{layer.ranks}", (layer.layer, layer.heads)
             heads_axis.annotate(text, place, ha="center", va="bottom", fontsize=8)

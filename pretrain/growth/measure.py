@@ -149,7 +149,7 @@ def _head_output(network: Transformer, layer: int, given: tuple[Any, ...], head:
     if inputs.table is not None:
         query, key = rotate(query, inputs.table), rotate(key, inputs.table)
     if inputs.offsets is not None:  # a kernel keeps packed documents apart; here a mask does
-        documents = PackedDocuments(inputs.offsets, *hidden.shape[:2], hidden.dtype)
+        documents = PackedDocuments(inputs.offsets, len(hidden), hidden.shape[1], hidden.dtype)
         mask = documents.mask(attention.window)
     return attend(Heads(query, key, value, mask), attention.scale, attention.window).flatten(2)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from model.config import ModelConfig, block
 from model.errors import UserError
-from model.exchange import BatchForm, HeadExchange, QueryForm, WholeHeads
+from model.exchange import BatchForm, Form, HeadExchange, QueryForm
 from model.parallel_plan import plan
 from model.presets import preset, preset_names
 from tests.helpers.distributed import run_distributed
@@ -212,7 +212,7 @@ def whole_heads():
 
 
 def test_heads_that_divide_are_not_exchanged():
-    assert run_distributed(whole_heads, 2) == [WholeHeads] * 2
+    assert run_distributed(whole_heads, 2) == [Form] * 2
 
 
 def sampled(sequence_parallel):
