@@ -155,7 +155,7 @@ def _measure(
 def _release_weights(source: SavedRun, names: list[str]) -> Callable[[str], Tensor] | None:
     """W_Q and W_K at the release, if that is no later than the checkpoint."""
     files = (source.run_folder / "release").glob("step_*.safetensors")
-    steps = [int(path.stem[5:]) for path in files if path.stem[5:].isascii() and path.stem[5:].isdigit()]
+    steps = [int(path.stem[5:]) for path in files if path.stem[5:].isdecimal()]
     past_steps = [step for step in steps if step <= source.state.step]
     if not past_steps:
         return None

@@ -105,14 +105,12 @@ class OwnWeights:
         *full* is only called for parameters of which this rank has a piece.
         """
         count, rank = self.tensor_parallel, self.tensor_rank
-        cut_pieces: Pieces = {}
+        found: Pieces = {name: [] for name in self._pieces}
         for name, pieces in self._pieces.items():
-            cut_pieces[name] = []
-            if not pieces:
-                continue
-            shard = shard_of(full(name), self.specs[name], count, rank, self.shapes[name]).flatten()
-            cut_pieces[name] = [shard[piece.start : piece.start + piece.numel].clone() for _, piece in pieces]
-        return cut_pieces
+            if pieces:
+                shard = shard_of(full(name), self.specs[name], count, rank, self.shapes[name]).flatten()
+                found[name] = [shard[piece.start : piece.start + piece.numel].clone() for _, piece in pieces]
+        return found
 
     def displacements(self, reference: Pieces) -> dict[str, float]:
         """Displacement λ of every parameter from a reference, of which every rank has its pieces. Collective."""

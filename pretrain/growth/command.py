@@ -18,6 +18,7 @@ from model.presets import preset, preset_names
 from pretrain.config.command_line import CommandParser as Parser
 from pretrain.config.command_line import load_run_config
 from pretrain.utils.files import write_atomically
+from pretrain.utils.parsing import parse_fraction
 from pretrain.utils.progress import ProgressLine
 
 if TYPE_CHECKING:
@@ -99,8 +100,9 @@ def run_growth(arguments: Sequence[str]) -> None:
         stopped_by = (run.growth.criterion, run.most_heads) if run and run.growth.active else ()
         print("\n".join(law_lines(predictions, *stopped_by)))
     print("\n".join(worth_lines(worths, text)))
-    written.append(_write(out / "report.json", figures(source, worths, record, predictions, text)))
-    print("wrote " + ", ".join(map(str, written)))
+    report = _known(figures(source, worths, record, predictions, text))
+    write_atomically(out / "report.json", json.dumps(report, indent=1) + "\n")
+    print("wrote " + ", ".join(map(str, [*written, out / "report.json"])))
 
 
 def _settings(source: SavedRun) -> RunConfig | None:
@@ -160,10 +162,9 @@ def held_out(source: SavedRun, sequences: int) -> tuple[np.ndarray, np.ndarray, 
 
 def _weight(value: object) -> Fraction:
     """A corpus's share of the training data, as the checkpoint says."""
-    with suppress(ValueError, ZeroDivisionError):
-        weight = Fraction(str(value))
-        if weight > 0:
-            return weight
+    weight = parse_fraction(str(value))
+    if weight is not None and weight > 0:
+        return weight
     raise UserError(
         f"checkpoint: data in state.json has the weight {shown(value)}; it must be a number above zero"
     )
@@ -208,14 +209,6 @@ def _folder(options: argparse.Namespace) -> Path:
     except OSError as error:
         raise UserError(f"out: cannot write {str(out)!r} ({error.strerror}); give a folder") from None
     return out
-
-
-def _write(path: Path, values: dict[str, Any]) -> Path:
-    try:
-        write_atomically(path, json.dumps(_known(values), indent=1) + "\n")
-    except OSError as error:
-        raise UserError(f"out: cannot write {str(path)!r} ({error.strerror}); give a folder") from None
-    return path
 
 
 def _known(value: Any) -> Any:

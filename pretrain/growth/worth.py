@@ -117,10 +117,9 @@ def measure_worths(
             f"loss: that of the whole model on held-out text is {whole.mean().item()}, so no head has a worth; give an "
             "earlier step"
         )
-    worths = dict(zip(heads, differences.mean(1).tolist(), strict=True))
+    worths = differences.mean(1)
     deviations = differences.std(1) if len(whole) > 1 else torch.full((len(heads),), math.nan)
-    errors = dict(zip(heads, (deviations / math.sqrt(len(whole))).tolist(), strict=True))
-    order = sorted(heads, key=lambda head: (worths[head], head))
+    order = [head for _, head in sorted(zip(worths.tolist(), heads, strict=True))]
     first = ablation.passes(single)
     reduced = ablation.losses(
         [frozenset(order[:count]) for count in counts], lambda done, _: report(first, done)
@@ -135,13 +134,13 @@ def measure_worths(
         windows=len(inputs),
         tokens=int((labels != IGNORED_LABEL).sum()),
         worths=_by_layer(worths, network.config.heads),
-        errors=_by_layer(errors, network.config.heads),
+        errors=_by_layer(deviations / math.sqrt(len(whole)), network.config.heads),
         curve=curve,
     )
 
 
-def _by_layer(values: dict[Head, float], heads: Sequence[int]) -> list[list[float]]:
-    return [[values[layer, head] for head in range(count)] for layer, count in enumerate(heads)]
+def _by_layer(values: Tensor, heads: Sequence[int]) -> list[list[float]]:
+    return [part.tolist() for part in values.split(list(heads))]
 
 
 class Ablation:

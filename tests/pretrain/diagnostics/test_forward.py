@@ -150,10 +150,8 @@ def look_in_engine(
     """The figures of a freshly built engine; also that a second pass finds the same and leaves the mode alone."""
     prepare_deepspeed()
     world = start_world(None, False, tensor_parallel, sequence_parallel)
-    run = parse_command_line(
-        ["--model", "prism-nano", "--precision", precision, "--compile", str(compiled).lower(),
-         "--architecture", json.dumps({"context_length": 16})]
-    ).run  # fmt: skip
+    flags = ["--model", "prism-nano", "--precision", precision, "--compile", str(compiled).lower()]
+    run = parse_command_line([*flags, "--architecture.context_length", "16"]).run
     config = run.build_model_config(300)
     plan = plan_batch(16 * 12, micro_batch, config, world.data_parallel, 1 << 30, "cpu", tensor_parallel)
     ds_config = read_ds_config(str(ROOT / f"ds_configs/zero{stage}.json"))

@@ -18,10 +18,8 @@ from tests.pretrain.growth.test_law import grown
 @pytest.fixture(scope="module")
 def run(small_folder, tmp_path_factory):
     """A run with a schedule that does not grow."""
-    made = nano_run(
-        small_folder, tmp_path_factory.mktemp("runs"), "--steps", "2", "--validation.sequences", "6",
-        "--model", "prism-nano",
-    )  # fmt: skip
+    flags = ("--steps", "2", "--validation.sequences", "6", "--model", "prism-nano")
+    made = nano_run(small_folder, tmp_path_factory.mktemp("runs"), *flags)
     assert run_distributed(session, 1, made, timeout=120)[0][1] is None
     return made.folder
 
@@ -37,19 +35,15 @@ def test_a_run_that_does_not_grow(run, tmp_path, capsys):
     assert (report["step"], report["windows"], report["growth"], report["predictions"]) == (2, 6, None, [])
     assert report["removal"][-1]["removed"] == sum(report["heads"])
     assert (out / "worths.png").stat().st_size > 10_000 and not (out / "growth.png").exists()
-    for expected in (
-        "step 2", "ascending", "worth of each head", "the largest share tried", "on 6 windows", "wrote",
-    ):  # fmt: skip
-        assert expected in printed
+    said = ("step 2", "ascending", "worth of each head", "the largest share tried", "on 6 windows", "wrote")
+    assert all(expected in printed for expected in said)
     assert "predicted" not in printed
 
 
 def test_a_grown_run(small_folder, tmp_path, capsys):
     schedule = json.dumps({1: "2x4", 2: "3x4", 3: "4,3,3,3"})
-    run = nano_run(
-        small_folder, tmp_path, "--steps", "4", "--growth.criterion", "schedule", "--growth.schedule", schedule,
-        "--validation.every", "0",
-    )  # fmt: skip
+    flags = ("--steps", "4", "--growth.criterion", "schedule", "--validation.every", "0")
+    run = nano_run(small_folder, tmp_path, *flags, "--growth.schedule", schedule)
     assert run_distributed(session, 1, run, timeout=120)[0][1] is None
     assert main(["report", str(run.folder), "--sequences", "2"]) == 0
     printed = capsys.readouterr().out
