@@ -20,17 +20,19 @@ from model.process_grid import ProcessGrid
 from model.rotary import Table, rotate, rotate_spans
 
 Kernel = Literal["torch", "blocks"]
-"""What computes attention: torch's kernels, or model/block_attention.py, but for documents that are kept apart."""
+"""What computes attention: torch's kernels, or model/block_attention.py, but for documents that are kept
+apart."""
 
 
 class BlockInputs(NamedTuple):
     """What a block of the network gets besides the hidden states; Transformer.enter makes them."""
 
     table: Table | None = None
-    """Rotary table of the head dim, PackedDocuments.table if documents are packed; None without rotary positions."""
+    """Rotary table of the head dim, PackedDocuments.table if documents are packed; None without rotary
+    positions."""
     mask: Tensor | None = None
-    """Bool [T, T], true where a query (row) sees a key (column), or None for plain causal attention. Of packed
-    documents [B, 1, T, T], added to the logits, or None with offsets."""
+    """Bool [T, T], true where a query (row) sees a key (column), or None for plain causal attention. Of
+    packed documents [B, 1, T, T], added to the logits, or None with offsets."""
     offsets: Tensor | None = None
     """Of packed documents where Attention.takes_offsets, int32 [documents + 1]."""
 
@@ -94,7 +96,8 @@ class Attention(nn.Module):
         self.o = row_linear(width, config.d_model, config.attention_bias != "none", grid)
 
     def takes_offsets(self, hidden: Tensor, batch: int, length: int) -> bool:
-        """Whether packed documents [B, T] are kept apart by offsets, not by a mask (see model/documents.py)."""
+        """Whether packed documents [B, T] are kept apart by offsets, not by a mask (see
+        model/documents.py)."""
         if not has_varlen_kernel(hidden, self.head_dim):
             return False
         return self.exchange is None or self.exchange.form(batch, length, packed=True).spans == [(0, length)]
@@ -121,7 +124,8 @@ class Attention(nn.Module):
         mask: Tensor | None,
         offsets: Tensor | None = None,
     ) -> tuple[Heads, Form | None]:
-        """This rank's columns [B, T, …] of q, k and v -> whole heads; at t > 1 the form that takes outputs back."""
+        """This rank's columns [B, T, …] of q, k and v -> whole heads; at t > 1 the form that takes outputs
+        back."""
         form: Form | None = None
         spans, sequences = None, slice(None)
         if self.exchange is not None:
@@ -150,7 +154,8 @@ def attend(heads: Heads, scale: float | None, window: int | None, attention: Ker
 
     Args:
         scale: factor on the logits; None is 1/sqrt(d_h).
-        window: how many positions a query sees, its own included; None is all up to its own. The mask says so, too.
+        window: how many positions a query sees, its own included; None is all up to its own. The mask says
+            so, too.
         attention: what computes it.
     """
     if heads.offsets is not None:
@@ -216,13 +221,15 @@ def _attend_span(
 ) -> Tensor:
     """Query rows of positions [start, stop) against the keys that they see."""
     start, stop = span
-    # A multiple of 8, since the memory-efficient kernel wants its mask aligned; the mask hides what is too early.
+    # A multiple of 8, since the memory-efficient kernel wants its mask aligned; the mask hides what is too
+    # early.
     first = 0 if window is None or mask is None else max(0, start + 1 - window) // 8 * 8
     key, value = key[:, :, first:stop], value[:, :, first:stop]
     if mask is not None:
         return _sdpa(query, key, value, mask[..., start:stop, first:stop], scale)
     if start == 0 or query.is_cuda:
-        # Flash and memory-efficient kernels know this alignment; SDPA's is_causal aligns rectangles upper-left.
+        # Flash and memory-efficient kernels know this alignment; SDPA's is_causal aligns rectangles
+        # upper-left.
         groups = query.shape[1] // key.shape[1]  # these kernels take no grouped queries
         bias = causal_lower_right(stop - start, stop - first)
         return _sdpa(query, _repeated(key, groups), _repeated(value, groups), bias, scale)
@@ -255,5 +262,6 @@ def local_mask(length: int, window: int | None, device: torch.device) -> Tensor 
 
 
 def any_length() -> AbstractContextManager[None]:
-    """For sampling and scoring, whose batches come in ever new lengths: cuDNN's kernel would plan for each of them."""
+    """For sampling and scoring, whose batches come in ever new lengths: cuDNN's kernel would plan for each of
+    them."""
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])

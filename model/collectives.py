@@ -1,8 +1,8 @@
 """Differentiable collectives, for any backend (gloo, NCCL) and any dtype.
 
-megatron-core's mappings are not used: some allocate on the current CUDA device even if the tensor is elsewhere,
-and its all-reduce returns a non-contiguous tensor unreduced. Nothing here modifies its argument, since autograd may
-pass one gradient tensor to two consumers.
+megatron-core's mappings are not used: some allocate on the current CUDA device even if the tensor is
+elsewhere, and its all-reduce returns a non-contiguous tensor unreduced. Nothing here modifies its argument,
+since autograd may pass one gradient tensor to two consumers.
 
 Every function takes a tensor and a process group, and has its transpose as its backward pass:
 copy <-> sum, all-gather <-> sum-scatter, all-to-all <-> itself.
@@ -42,8 +42,8 @@ def _gather(tensor: Tensor, group: Any) -> Tensor:
 
 
 def _add_and_scatter(tensor: Tensor, group: Any) -> Tensor:
-    """A reduce-scatter made of an all-to-all and a sum: the same bytes travel, the additions have one fixed order,
-    and bf16 terms are added in fp32 and rounded once."""
+    """A reduce-scatter made of an all-to-all and a sum: the same bytes travel, the additions have one fixed
+    order, and bf16 terms are added in fp32 and rounded once."""
     received = _exchange(tensor, group)
     sum_dtype = torch.float32 if tensor.dtype in (torch.bfloat16, torch.float16) else tensor.dtype
     return received.sum(dim=0, dtype=sum_dtype).to(tensor.dtype)

@@ -25,7 +25,8 @@ AttentionScale = Literal["sqrt_head_dim", "none"]
 VOCABULARY_MULTIPLE = 128
 
 LARGEST_SIZE = 2**31 - 1
-"""Limit of any width, count or length: matrix products take no larger ones, and divisors are found quickly."""
+"""Limit of any width, count or length: matrix products take no larger ones, and divisors are found
+quickly."""
 
 
 def _as_tuple(value: Any) -> Any:
@@ -85,14 +86,15 @@ class ModelConfig:
     attention_scale: AttentionScale = "sqrt_head_dim"
     """Factor on the attention logits: 1/sqrt(d_h(l)) of the layer, or none (GPT-Neo)."""
     local_window: Windows | None = None
-    """Per layer, how many positions a query sees, itself included; None (one layer, or all) means no limit."""
+    """Per layer, how many positions a query sees, itself included; None (one layer, or all) means no
+    limit."""
     tie_embeddings: bool = True
     """Whether the output head is the token embedding."""
     init_std: PositiveNumber = 0.02
     """Standard deviation of the weights at the start; residual projections get init_std / sqrt(2L)."""
     classes: Annotated[int, Field(ge=2, le=LARGEST_SIZE)] | None = None
-    """Classes of a sequence classifier: its head, [classes, d], takes the place of the output head. None: a language
-    model."""
+    """Classes of a sequence classifier: its head, [classes, d], takes the place of the output head. None: a
+    language model."""
 
     def __post_init__(self) -> None:
         for name in ("kv_heads", "head_dim", "local_window"):
@@ -264,7 +266,8 @@ class ModelConfig:
     def from_json(cls, values: Mapping[str, Any], where: str = "") -> ModelConfig:
         """Build a config from a dict; schedules of integers may also be written ``"3x2,6x2"``.
 
-        Raises UserError, which begins with *where*, for unknown or missing keys and for values that are not valid.
+        Raises UserError, which begins with *where*, for unknown or missing keys and for values that are not
+        valid.
         """
         return from_plain(cls, values, where)
 
@@ -305,7 +308,8 @@ GPTNEO_WINDOW = 256
 
 
 def block(name: str, **fields: Any) -> ModelConfig:
-    """A config with the switches of a block kind (gpt2, llama, gptneo); *fields* set the rest and override them.
+    """A config with the switches of a block kind (gpt2, llama, gptneo); *fields* set the rest and override
+    them.
 
     gptneo alternates global layers and layers with a window of 256, the first one global.
     Raises UserError for an unknown kind, unknown or missing fields, and values that are not valid.

@@ -1,7 +1,7 @@
 """Declared data: pydantic dataclasses whose types and ranges are checked however an object is made.
 
-``declared`` makes one; ``from_plain`` reads one from what JSON or YAML held; ``explained`` is the single place that
-turns pydantic's ValidationError into the one line that a user sees.
+``declared`` makes one; ``from_plain`` reads one from what JSON or YAML held; ``explained`` is the single
+place that turns pydantic's ValidationError into the one line that a user sees.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass_transform(field_specifiers=(field,))
 def declared(section: str = "", frozen: bool = True) -> Callable[[type[C]], type[C]]:
-    """Decorate a class of annotated fields: a dataclass that raises UserError for a value outside its declaration.
+    """Decorate a class of annotated fields: a dataclass that raises UserError for a value outside its
+    declaration.
 
     Args:
         section: the name under which users know the object, the beginning of its fields' names in messages.
@@ -67,7 +68,8 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def from_plain(kind: type[C], values: Any, where: str = "") -> C:
-    """An object of a declared class, or of any type that pydantic knows, from plain lists, mappings and numbers.
+    """An object of a declared class, or of any type that pydantic knows, from plain lists, mappings and
+    numbers.
 
     Args:
         where: the beginning of messages, such as "checkpoint: runs/a/…/state.json".
@@ -124,8 +126,9 @@ def _valid(first: Any, context: Mapping[str, Any]) -> str:
     if "le" in context:
         return f"give at most {context['le']:,}"
     if first["type"] in ("too_short", "too_long"):
-        least = first["type"] == "too_short"
-        return f"give at {'least' if least else 'most'} {context['min_length' if least else 'max_length']:,} values"
+        bound = context.get("max_length", context.get("min_length"))
+        most = "least" if first["type"] == "too_short" else "most"
+        return f"give at {most} {bound:,} value{'s' * (bound > 1)}"
     if first["type"] == "literal_error":
         names = re.findall("'([^']*)'", context["expected"])
         return f"give one of {', '.join(names)}{closest(shown(first['input'], plain=True), names)}"

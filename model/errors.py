@@ -32,8 +32,8 @@ def run_command(
         interrupted: printed after Ctrl-C.
 
     Returns:
-        The exit code: 0; 2 for bad input, and for files that cannot be read or written; 130 after Ctrl-C; 141 when
-        the reader of the output has closed it (``| head``).
+        The exit code: 0; 2 for bad input, and for files that cannot be read or written; 130 after Ctrl-C; 141
+        when the reader of the output has closed it (``| head``).
     """
     try:
         command(list(sys.argv[1:] if arguments is None else arguments))
@@ -64,7 +64,8 @@ def closest(name: str, valid: Iterable[str]) -> str:
 
 
 def shown(value: Any, limit: int = 80, plain: bool = False) -> str:
-    """Return *value* as a message quotes it: its repr, or its str if *plain*; the middle of a long one is left out.
+    """Return *value* as a message quotes it: its repr, or its str if *plain*; the middle of a long one is
+    left out.
 
     Line ends and control characters are written as in a repr in any case.
     """

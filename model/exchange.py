@@ -1,15 +1,17 @@
 """Tensor-parallel attention for any head count: even columns, exchanged into whole heads and back.
 
-Every rank holds A_l/t columns of q (and its share of k and v) for any h_l. With g = gcd(kv heads, t) groups of
-r = t/g neighbours, a group's columns are whole key/value heads and the query heads that go with them. Inside a group:
+Every rank holds A_l/t columns of q (and its share of k and v) for any h_l. With g = gcd(kv heads, t) groups
+of r = t/g neighbours, a group's columns are whole key/value heads and the query heads that go with them.
+Inside a group:
 
 - batch form (r divides B): each rank attends for B/r sequences; one all-to-all before attention, one after;
-- query form (2r divides T): each rank attends for two chunks of T/2r query positions, the i-th and the (2r-1-i)-th,
-  so that causal work is the same for all ("zigzag"); q and output are exchanged, k and v gathered.
+- query form (2r divides T): each rank attends for two chunks of T/2r query positions, the i-th and the
+  (2r-1-i)-th, so that causal work is the same for all ("zigzag"); q and output are exchanged, k and v
+  gathered.
 
 Rotary positions are applied by the caller after ``scatter``, on whole heads. Bytes sent are computed in
-model/parallel_plan. The idea of exchanging heads for sequences is DeepSpeed-Ulysses' (arXiv 2309.14509), the zigzag
-order that of ring attention implementations; neither splits a head.
+model/parallel_plan. The idea of exchanging heads for sequences is DeepSpeed-Ulysses' (arXiv 2309.14509), the
+zigzag order that of ring attention implementations; neither splits a head.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ Span = tuple[int, int]
 class Form:
     """How columns are exchanged for whole heads: c_q and c_k columns per rank, r times as many per group.
 
-    As it is here for r = 1, where the rank's columns are whole heads already; the forms below are for more ranks.
+    As it is here for r = 1, where the rank's columns are whole heads already; the forms below are for more
+    ranks.
     """
 
     ranks: int
@@ -58,7 +61,8 @@ class Form:
         return 0, self.batch
 
     def scatter(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """This rank's columns [B, T, c_q or c_k] -> the group's: this rank's query rows, and keys and values."""
+        """This rank's columns [B, T, c_q or c_k] -> the group's: this rank's query rows, and keys and
+        values."""
         return query, key, value
 
     def gather(self, output: Tensor) -> Tensor:
@@ -87,8 +91,8 @@ class HeadExchange:
         """The form for B sequences of T positions.
 
         Raises:
-            UserError: neither form can split them, and gradients are enabled or the sequences are packed documents.
-                Else, without gradients (sampling), the batch is padded instead.
+            UserError: neither form can split them, and gradients are enabled or the sequences are packed
+                documents. Else, without gradients (sampling), the batch is padded instead.
         """
         if self.ranks == 1:
             form = Form
@@ -100,7 +104,8 @@ class HeadExchange:
 
 
 class BatchForm(Form):
-    """B/r sequences per rank. A batch that r does not divide is padded with empty sequences (sampling only)."""
+    """B/r sequences per rank. A batch that r does not divide is padded with empty sequences (sampling
+    only)."""
 
     @property
     def sequences(self) -> Span:

@@ -19,7 +19,8 @@ def parse_heads(text: str) -> HeadSchedule:
     """Read a head schedule: comma-separated terms ``h`` (one layer) or ``hxN`` (N layers of h heads).
 
     ``"3x2,6,12"`` is ``(3, 3, 6, 12)``. Blanks around terms are ignored.
-    Raises UserError for anything else: an empty term, a non-number, a number below 1, more than MOST_LAYERS layers.
+    Raises UserError for anything else: an empty term, a non-number, a number below 1, more than MOST_LAYERS
+    layers.
     """
     schedule: list[int] = []
     for term in text.split(","):

@@ -60,7 +60,8 @@ PROGRESSIONS = {
 # feed-forward (8/3 d) exactly as large as the plain one (4 d), so the matched blocks differ in kind only.
 MATCHED_270M = {"d_model": 960, "heads": uniform(15, 20)}
 MATCHED_700M = {"d_model": 1536, "heads": uniform(24, 22)}
-# The same comparison where a run takes a minute or two on two CPU cores: 1.5M parameters outside the embedding.
+# The same comparison where a run takes a minute or two on two CPU cores: 1.5M parameters outside the
+# embedding.
 MINI_SIZES = {"vocab_size": 2048, "context_length": 128, "d_model": 144}
 MATCHED_MINI: dict[str, Any] = {**MINI_SIZES, "heads": uniform(6, 6)}
 
@@ -90,9 +91,9 @@ def _scale_presets() -> dict[str, ModelConfig]:
         for size, scale in SCALES.items():
             presets[f"{kind}-{size}"] = build(size, parse_heads(getattr(scale, kind)))
     presets.update({name: build("124m", parse_heads(heads)) for name, heads in ABLATION.items()})
-    # The controls that the paper leaves out: the same multiset in other orders, and a uniform schedule whose number
-    # of heads is, of those that divide d_model, the closest to the ascending one's mean: 8 for 8.83 at 124m. At the
-    # larger scales (13.5 and 14.25) that is the paper's own baseline of 16.
+    # The controls that the paper leaves out: the same multiset in other orders, and a uniform schedule whose
+    # number of heads is, of those that divide d_model, the closest to the ascending one's mean: 8 for 8.83 at
+    # 124m. At the larger scales (13.5 and 14.25) that is the paper's own baseline of 16.
     for size, scale in SCALES.items():
         multiset = parse_heads(scale.prism)
         mean = sum(multiset) / len(multiset)
@@ -166,7 +167,8 @@ def _progression_presets() -> dict[str, ModelConfig]:
 
 
 def _tiny_presets() -> dict[str, ModelConfig]:
-    """Small enough to train on two CPU cores (tiny, and micro: prism-micro is the default run) or in a test (nano).
+    """Small enough to train on two CPU cores (tiny, and micro: prism-micro is the default run) or in a test
+    (nano).
 
     The vocabulary sizes are placeholders; a run replaces them by its tokenizer's.
     """

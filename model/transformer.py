@@ -25,11 +25,13 @@ from model.process_grid import ALONE, ProcessGrid
 from model.rotary import RotaryTables, Table, table_rows
 
 Fused = Literal["all", "loss", "none"]
-"""What is computed in one: all (q, k and v; gate and up; the output head and the loss), the last only, or nothing."""
+"""What is computed in one: all (q, k and v; gate and up; the output head and the loss), the last only, or
+nothing."""
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + ffn(norm(x)). *joint* and *attention* are those of Attention and FeedForward."""
+    """x + attention(norm(x)), then x + ffn(norm(x)). *joint* and *attention* are those of Attention and
+    FeedForward."""
 
     def __init__(
         self,
@@ -59,8 +61,9 @@ class Transformer(nn.Module):
     Its weights are torch's defaults until model.initialization.initialize sets them.
     checkpoint_activations keeps only each block's input and runs the block again in the backward pass.
     attention says what computes attention, see Kernel.
-    fused changes no more than rounding. At t > 1 the loss has its own form, and at ZeRO stage 3 "all" is not possible.
-    On a *grid* with t > 1 this is the part of the model that its rank holds; without one the model is whole.
+    fused changes no more than rounding. At t > 1 the loss has its own form, and at ZeRO stage 3 "all" is not
+    possible. On a *grid* with t > 1 this is the part of the model that its rank holds; without one the model
+    is whole.
 
     Raises UserError if t does not divide the widths of the model.
     """
@@ -101,8 +104,8 @@ class Transformer(nn.Module):
         if config.classes is not None:
             if grid.sequence_parallel:
                 raise UserError(
-                    "sequence_parallel: does not go with a sequence classifier, whose head reads one position of each "
-                    "sequence; leave it out"
+                    "sequence_parallel: does not go with a sequence classifier, whose head reads one "
+                    "position of each sequence; leave it out"
                 )
             self.classifier = nn.Linear(config.d_model, config.classes, bias=False)
         elif not config.tie_embeddings:
@@ -115,11 +118,13 @@ class Transformer(nn.Module):
 
         labels [B, T] int64: the token that follows each position (already shifted by the caller), -100 where
         nothing is to be predicted. T may be at most context_length; UserError otherwise.
-        A sequence classifier has logits [B, T, classes], and its labels are classes: one a sequence, at its last token.
+        A sequence classifier has logits [B, T, classes], and its labels are classes: one a sequence, at its
+        last token.
 
-        document_offsets int32 [documents + 1]: where documents begin when the B rows are laid end to end, then B·T.
-        Each row begins a document. No position then attends to another document, and positions count from 0 in each of
-        them: the logits are those of every document run by itself. None: each row is one document.
+        document_offsets int32 [documents + 1]: where documents begin when the B rows are laid end to end,
+        then B·T. Each row begins a document. No position then attends to another document, and positions
+        count from 0 in each of them: the logits are those of every document run by itself. None: each row is
+        one document.
         """
         length = tokens.shape[1]
         if length > self.config.context_length:
@@ -151,9 +156,11 @@ class Transformer(nn.Module):
     def enter(
         self, tokens: Tensor, document_offsets: Tensor | None = None
     ) -> tuple[Tensor, list[BlockInputs]]:
-        """Tokens [B, T] -> what enters the first block [B, T, d], and what each block gets besides the hidden states.
+        """Tokens [B, T] -> what enters the first block [B, T, d], and what each block gets besides the hidden
+        states.
 
-        T and document_offsets as in forward. With sequence parallelism the hidden states are this rank's part of T.
+        T and document_offsets as in forward. With sequence parallelism the hidden states are this rank's part
+        of T.
         """
         batch, length = tokens.shape
         hidden = self.token_embedding(tokens)
@@ -189,7 +196,8 @@ class Transformer(nn.Module):
         return table_rows(self.rotary.get(head_dim, stop, hidden.device, hidden.dtype), start, stop)
 
     def loss_of(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """The last block's output [B, T, d] and labels [B, T] -> mean loss in nats: final norm, head, cross entropy."""
+        """The last block's output [B, T, d] and labels [B, T] -> mean loss in nats: final norm, head, cross
+        entropy."""
         vocab_size = self.config.vocab_size
         if self.classifier is not None:
             return cross_entropy(

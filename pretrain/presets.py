@@ -1,4 +1,5 @@
-"""``python -m pretrain.presets``: list the model presets; show, draw or print one; how tensor parallelism spreads it.
+"""``python -m pretrain.presets``: list the model presets; show, draw or print one; how tensor parallelism
+spreads it.
 
 python -m pretrain.presets                                              # all
 python -m pretrain.presets prism-124m --plot heads.png                  # draw a head schedule
@@ -61,7 +62,8 @@ def run_presets(arguments: list[str]) -> None:
 
 
 def run_exchange(arguments: list[str]) -> None:
-    """Print, and draw if asked, how tensor parallelism spreads a model. Raises UserError as run_presets does."""
+    """Print, and draw if asked, how tensor parallelism spreads a model. Raises UserError as run_presets
+    does."""
     parser = argparse.ArgumentParser(
         prog="python -m pretrain.presets exchange",
         description="How tensor parallelism spreads a model's heads.",

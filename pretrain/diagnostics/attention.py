@@ -23,16 +23,16 @@ def head_sums(
 ) -> Tensor:
     """Sum each head's attention measures over the queries of the second half of each sequence.
 
-    With A the causal softmax over the keys s that query t sees, l its logits and T the sequence's length, for the
-    0-based positions t >= floor(T/2) (the Prism paper's floor(T/2) + 1 … T counts from 1):
+    With A the causal softmax over the keys s that query t sees, l its logits and T the sequence's length, for
+    the 0-based positions t >= floor(T/2) (the Prism paper's floor(T/2) + 1 … T counts from 1):
 
     - attention_distance: sum_s A[t, s] |t - s| (arXiv 2606.27449, eq. 1), in tokens;
     - attention_entropy: - sum_s A[t, s] ln A[t, s], in nats (ln of the number of visible keys when uniform);
     - max_probability: max_s A[t, s];
     - logit_spread: standard deviation of l[t, s] over the visible keys, after the attention scale.
 
-    Computed in fp32 (fp64 for fp64 inputs), summed in fp64. Memory: a few temporaries of *chunk_elements*, or of one
-    row of all heads where that is more.
+    Computed in fp32 (fp64 for fp64 inputs), summed in fp64. Memory: a few temporaries of *chunk_elements*, or
+    of one row of all heads where that is more.
 
     Args:
         found: queries and keys as the model attends with them; of a mask, that of a window, [T, T].

@@ -130,7 +130,8 @@ def _bands(values: Sequence[dict[int, float]]) -> dict[int, Band]:
 
 
 def table(groups: dict[str, list[RunFigures]]) -> list[str]:
-    """Format the measures by layer at the last checkpoint, mean over seeds: a block of lines for each group."""
+    """Format the measures by layer at the last checkpoint, mean over seeds: a block of lines for each
+    group."""
     lines = []
     for name, runs in groups.items():
         seeds = f"{len(runs)} seeds" if len(runs) > 1 else "1 run"

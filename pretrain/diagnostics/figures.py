@@ -58,10 +58,11 @@ def draw_all(
 
 
 def draw_curves(groups: Groups, path: Path, notes: Sequence[str] = ()) -> Path:
-    """Draw measures over training: a panel per group of runs, a line per layer (dark: low, bright: high), seeds' mean.
+    """Draw measures over training: a panel per group of runs, a line per layer (dark: low, bright: high),
+    seeds' mean.
 
-    The last measures have a line for each optimizer group. Groups of runs are side by side, on one scale. A row has so
-    many measures that the picture is not much longer than wide.
+    The last measures have a line for each optimizer group. Groups of runs are side by side, on one scale. A
+    row has so many measures that the picture is not much longer than wide.
     """
     from matplotlib import colormaps
 
@@ -110,7 +111,8 @@ def _curves_by_group(axis: Any, runs: Sequence[RunFigures], measure: str) -> Non
 
 
 def draw_layers(groups: Groups, path: Path, notes: Sequence[str] = ()) -> Path:
-    """Draw bars by layer at the last checkpoint, with the standard deviation over seeds; dots are single heads.
+    """Draw bars by layer at the last checkpoint, with the standard deviation over seeds; dots are single
+    heads.
 
     Logarithmic axes have points in place of bars, since a bar has no zero to begin at.
     """
@@ -146,7 +148,8 @@ def draw_layers(groups: Groups, path: Path, notes: Sequence[str] = ()) -> Path:
 
 
 def draw_difference(groups: Groups, baseline: str, path: Path, notes: Sequence[str] = ()) -> Path:
-    """Draw group − baseline by layer at the last checkpoint, over pairs of seeds: mean ± one standard deviation.
+    """Draw group − baseline by layer at the last checkpoint, over pairs of seeds: mean ± one standard
+    deviation.
 
     For attention distance this is the figure of arXiv 2606.27449: ΔD_l of a schedule against the uniform one.
     """
@@ -165,7 +168,8 @@ def draw_difference(groups: Groups, baseline: str, path: Path, notes: Sequence[s
 def draw_difference_over_training(
     groups: Groups, baseline: str, path: Path, notes: Sequence[str] = (), loss: str = "val_loss"
 ) -> Path | None:
-    """Draw group − baseline over training: losses, and the measures averaged over the upper half of the layers.
+    """Draw group − baseline over training: losses, and the measures averaged over the upper half of the
+    layers.
 
     Returns None when the metrics of the runs have no step in common.
     """
@@ -206,7 +210,8 @@ def _draw_differences(
 
 
 def _with_upper_half(run: RunFigures) -> RunFigures:
-    """The run with ``upper/MEASURE``, the mean over the layers l with 2 l >= L, in every row that has the measure."""
+    """The run with ``upper/MEASURE``, the mean over the layers l with 2 l >= L, in every row that has the
+    measure."""
     upper = [layer for layer in range(run.num_layers) if 2 * layer >= run.num_layers]
     rows = []
     for row in run.rows:
@@ -252,7 +257,8 @@ def _step_axis(axis: Any) -> None:
 
 
 def _legend(figure: Any, axis: Any, ncols: int, explained: Sequence[tuple[str, str]] = ()) -> None:
-    """Explain the lines of *axis* and the band around them; *explained*: pairs of text and matplotlib style."""
+    """Explain the lines of *axis* and the band around them; *explained*: pairs of text and matplotlib
+    style."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

@@ -46,7 +46,8 @@ class RunFigures:
     """The name without its seed: runs of one group are repetitions."""
     seed: str
     rows: list[dict[str, Any]]
-    """In order of step: the rows of its metrics.jsonl, with the figures of the checkpoints measured now merged in."""
+    """In order of step: the rows of its metrics.jsonl, with the figures of the checkpoints measured now
+    merged in."""
     last: dict[str, Any]
     """The figures of the last checkpoint that was measured."""
     num_layers: int
@@ -103,7 +104,8 @@ def measure_run(
 
 
 def group_and_seed(name: str) -> tuple[str, str]:
-    """Split ``tiny-prism-tiny-s3`` into ``tiny-prism-tiny`` and ``3``; a name without a seed is its own group."""
+    """Split ``tiny-prism-tiny-s3`` into ``tiny-prism-tiny`` and ``3``; a name without a seed is its own
+    group."""
     match = re.fullmatch(r"(.+?)[-_]?s(\d+)", name)
     return (match[1], match[2]) if match else (name, "")
 
@@ -163,7 +165,8 @@ def _release_weights(source: SavedRun, names: list[str]) -> Callable[[str], Tens
 
 
 def _updates(checkpoint: UnshardedCheckpoint) -> dict[str, Any]:
-    """Effective learning rate and relative update of every group, as pretrain.diagnostics.weights.update_sizes."""
+    """Effective learning rate and relative update of every group, as
+    pretrain.diagnostics.weights.update_sizes."""
     row = {}
     for name, group in checkpoint.groups.items():
         moved = whole = count = 0.0

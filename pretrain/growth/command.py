@@ -1,4 +1,5 @@
-"""``python -m pretrain.growth report runs/NAME``: what every head is worth, and how a grown run's heads came about."""
+"""``python -m pretrain.growth report runs/NAME``: what every head is worth, and how a grown run's heads came
+about."""
 
 from __future__ import annotations
 
@@ -113,7 +114,8 @@ def _settings(source: SavedRun) -> RunConfig | None:
 
 
 def other_schedules(model: ModelConfig, run: RunConfig | None) -> dict[str, HeadSchedule]:
-    """By name, schedules to see the model's beside: Prism's for its depth and width, and that of the run's settings."""
+    """By name, schedules to see the model's beside: Prism's for its depth and width, and that of the run's
+    settings."""
     found = {
         name: preset(name).heads
         for name in preset_names()
@@ -130,8 +132,8 @@ def held_out(source: SavedRun, sequences: int) -> tuple[np.ndarray, np.ndarray, 
     """Held-out windows (or examples) of the run's corpora, shared among them by weight as in its validation.
 
     Returns:
-        Inputs and labels [n, T] each; where documents begin in each, if the model was trained with a document mask; the
-        corpora's names.
+        Inputs and labels [n, T] each; where documents begin in each, if the model was trained with a document
+        mask; the corpora's names.
 
     Raises:
         UserError: no corpus of the run is on this machine.

@@ -1,4 +1,5 @@
-"""Pictures of a growth report: how heads grew, and what each is worth. Layers differ in line style, not in hue only."""
+"""Pictures of a growth report: how heads grew, and what each is worth. Layers differ in line style, not in
+hue only."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ def draw_growth(
 
 
 def _style(layer: int, layers: int) -> dict[str, Any]:
-    """Colours from dark to bright, so that they differ in greyscale; neighbours have other line styles, too."""
+    """Colours from dark to bright, so that they differ in greyscale; neighbours have other line styles,
+    too."""
     from matplotlib import colormaps
 
     color = colormaps["viridis"](0.85 * layer / max(1, layers - 1))
@@ -89,8 +91,8 @@ def _figure_of(record: GrowthRecord, rows: Sequence[dict[str, Any]], layer: int,
 def draw_worths(found: HeadWorths, path: Path) -> Path:
     """Draw every head's worth by layer, and the loss increase as heads are removed, smallest worth first.
 
-    Where values differ by more than a factor of ten, the y axis is linear around zero and logarithmic beyond: worths
-    may be negative.
+    Where values differ by more than a factor of ten, the y axis is linear around zero and logarithmic beyond:
+    worths may be negative.
 
     Raises:
         UserError: the file cannot be written.

@@ -1,6 +1,7 @@
 """Measures every layer of a network in training: what enters its attention, and what a new head would learn.
 
-The network reads the micro-batch that every rank takes next, with its own forward pass. No training number changes.
+The network reads the micro-batch that every rank takes next, with its own forward pass. No training number
+changes.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Candidate(NamedTuple):
 
 
 def second_moments(engine: Any, batch: list[Tensor], world: World) -> list[Tensor]:
-    """E[x xᵀ] by layer, fp32 [d, d]: x the normalised vectors that enter its attention, a mean over all ranks' tokens.
+    """E[x xᵀ] by layer, fp32 [d, d]: x the normalised vectors that enter its attention, a mean over all
+    ranks' tokens.
 
     Collective. *batch* is this rank's micro-batch, as Transformer.forward takes it.
     """
@@ -70,7 +72,8 @@ def second_moments(engine: Any, batch: list[Tensor], world: World) -> list[Tenso
 
 @contextmanager
 def _without_head(engine: Any) -> Iterator[None]:
-    """Leave head and loss out of forward passes: a fifth of a small model's check, and more with a large vocabulary.
+    """Leave head and loss out of forward passes: a fifth of a small model's check, and more with a large
+    vocabulary.
 
     At ZeRO stage 3, which gathers ahead by the order of the pass before, they stay.
     """
@@ -94,11 +97,12 @@ def query_and_key_weights(engine: Any, config: ModelConfig, world: World) -> dic
 def gradient_norms(
     engine: Any, batch: list[Tensor], candidates: Mapping[int, Candidate], world: World
 ) -> dict[int, float]:
-    """‖∂loss/∂W_o‖_F that a candidate head of each layer would get at once; its output projection is zero. Collective.
+    """‖∂loss/∂W_o‖_F that a candidate head of each layer would get at once; its output projection is zero.
+    Collective.
 
-    In the manner of GradMax (arXiv 2201.05125): with the output projection at zero, nothing else of the head has a
-    gradient, and this one is Σ_t g_t o_tᵀ with g_t the loss's gradient in the attention's output at position t and o_t
-    the head's output there. Of the loss of *batch*, a mean over all ranks.
+    In the manner of GradMax (arXiv 2201.05125): with the output projection at zero, nothing else of the head
+    has a gradient, and this one is Σ_t g_t o_tᵀ with g_t the loss's gradient in the attention's output at
+    position t and o_t the head's output there. Of the loss of *batch*, a mean over all ranks.
     """
     network: Transformer = engine.module
     inputs: dict[int, tuple[Any, ...]] = {}

@@ -11,7 +11,7 @@ from pretrain.growth.worth import SMALL_INCREASE, SMALL_SHARE, HeadWorths
 from pretrain.utils.tables import aligned
 
 SURE = 2.0
-"""Worths of fewer standard errors than this are not told from zero."""
+"""Worths of fewer standard errors than this are indistinguishable from zero."""
 
 
 def direction(heads: Sequence[int]) -> float | None:
@@ -20,7 +20,8 @@ def direction(heads: Sequence[int]) -> float | None:
 
 
 def schedule_lines(heads: Sequence[int], others: Mapping[str, Sequence[int]]) -> list[str]:
-    """The schedule *heads*, beside the uniform one of as many heads, the two sorted ones, and *others* by name."""
+    """The schedule *heads*, beside the uniform one of as many heads, the two sorted ones, and *others* by
+    name."""
     mean = sum(heads) / len(heads)
     even = uniform(round(mean), len(heads))
     exactly = "" if sum(even) == sum(heads) else f" ({sum(heads)} heads do not spread evenly)"
@@ -88,10 +89,12 @@ def worth_lines(found: HeadWorths, text: str) -> list[str]:
         for point in found.curve
     ]
     return [
-        f"loss      {found.loss:.4f} nats per {found.per} on {found.windows} windows ({found.tokens:,} labels): {text}",
+        f"loss      {found.loss:.4f} nats per {found.per} on {found.windows} windows "
+        f"({found.tokens:,} labels): {text}",
         f"worth of each head, in nats per {found.per}: the loss without it minus the loss of the whole model",
         *aligned(rows),
-        f"small: below {SMALL_SHARE:.0%} of the largest worth; unsure: within {SURE:g} standard errors of zero",
+        f"small: below {SMALL_SHARE:.0%} of the largest worth; "
+        f"unsure: within {SURE:g} standard errors of zero",
         "heads removed together, smallest worth first, without training again:",
         *aligned(rest),
         f"the largest share tried that costs at most {SMALL_INCREASE:.0%} of loss: {best.share:.0%} "

@@ -1,7 +1,9 @@
-"""What every head is worth: how much the held-out loss rises when the head's output is removed, nothing else changed.
+"""What every head is worth: how much the held-out loss rises when the head's output is removed, nothing else
+changed.
 
-A removed head's columns of the o projection's input are zero. The bias of that projection stays. The model is not
-trained again after a removal, so other heads cannot take over: what is found removable is so as the model stands.
+A removed head's columns of the o projection's input are zero. The bias of that projection stays. The model is
+not trained again after a removal, so other heads cannot take over: what is found removable is so as the model
+stands.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ class RemovalPoint:
 
 @dataclass(frozen=True)
 class HeadWorths:
-    """Worth of every head, in nats per token (or example): the loss without it minus the loss of the whole model."""
+    """Worth of every head, in nats per token (or example): the loss without it minus the loss of the whole
+    model."""
 
     loss: float
     """Loss of the whole model on the same windows, nats per token."""
@@ -93,7 +96,8 @@ def measure_worths(
     Args:
         network: whole (t = 1), in evaluation mode.
         inputs, labels: as Transformer.forward takes them, int64 [n, T] each.
-        document_starts: where documents begin among each window's inputs, for models trained with a document mask.
+        document_starts: where documents begin among each window's inputs, for models trained with a document
+            mask.
         points: of the removal curve, besides the whole model.
         progress: called after every pass over a batch of windows.
 
@@ -114,8 +118,8 @@ def measure_worths(
     whole, differences = losses[0], losses[1:] - losses[0]  # [n], [heads, n]
     if not whole.isfinite().all():
         raise UserError(
-            f"loss: that of the whole model on held-out text is {whole.mean().item()}, so no head has a worth; give an "
-            "earlier step"
+            f"loss: that of the whole model on held-out text is {whole.mean().item()}, so no head has a "
+            "worth; give an earlier step"
         )
     worths = differences.mean(1)
     deviations = differences.std(1) if len(whole) > 1 else torch.full((len(heads),), math.nan)
@@ -146,8 +150,9 @@ def _by_layer(values: Tensor, heads: Sequence[int]) -> list[list[float]]:
 class Ablation:
     """Computes the loss of a network on fixed windows without some of its heads.
 
-    What enters a layer does not depend on the heads of that layer and those above it. So each batch runs through the
-    whole network once, and for every set of heads through the layers from the lowest one of the set.
+    What enters a layer does not depend on the heads of that layer and those above it. So each batch runs
+    through the whole network once, and for every set of heads through the layers from the lowest one of the
+    set.
 
     Args: as measure_worths.
     """
@@ -175,8 +180,8 @@ class Ablation:
     def losses(self, sets: Sequence[Iterable[Head]], progress: Progress | None = None) -> Tensor:
         """The loss of each window without each set of heads, fp64 [sets, n] on the CPU, nats per token.
 
-        Every set is computed by the same operations on tensors of the same shapes, so a head that adds nothing makes a
-        difference of exactly zero.
+        Every set is computed by the same operations on tensors of the same shapes, so a head that adds
+        nothing makes a difference of exactly zero.
         """
         removed = [sorted(set(heads)) for heads in sets]
         lowest = [heads[0][0] if heads else self.config.num_layers for heads in removed]

@@ -1,7 +1,8 @@
-"""Reads JSON, YAML and numbers that users write: returns a value or raises a one-line UserError, always quickly.
+"""Reads JSON, YAML and numbers that users write: returns a value or raises a one-line UserError, always
+quickly.
 
-Libraries raise exceptions of many kinds (for brackets nested a thousand deep, a tag with an invalid value), or never
-return. Here each is a UserError, and what is read is small enough to work with.
+Libraries raise exceptions of many kinds (for brackets nested a thousand deep, a tag with an invalid value),
+or never return. Here each is a UserError, and what is read is small enough to work with.
 """
 
 from __future__ import annotations
@@ -51,11 +52,12 @@ def read_text(path: Path, what: str, hint: str = "") -> str:
 
 
 def read_json(path: Path, what: str, hint: str = "") -> Any:
-    """The contents of a JSON file, which is named in messages as *what*; *hint* is added where it cannot be read.
+    """The contents of a JSON file, which is named in messages as *what*; *hint* is added where it cannot be
+    read.
 
     Raises:
-        UserError: no file, not a regular file, larger than LARGEST_FILE, not UTF-8 (a byte order mark is skipped), not
-            JSON, a key given twice, or numbers or nesting beyond the limits above.
+        UserError: no file, not a regular file, larger than LARGEST_FILE, not UTF-8 (a byte order mark is
+            skipped), not JSON, a key given twice, or numbers or nesting beyond the limits above.
     """
     return parse_json(read_text(path, what, hint), f"{what}: {_name(path)}")
 
@@ -117,27 +119,30 @@ def check_values(value: Any, where: str) -> None:
             pending += [(inner, key, level + 1) for inner in item]
         elif not is_finite(item):
             raise UserError(
-                f"{where}{': ' + key[1:] if key else ''}: {shown(item)} is not valid; give a finite number of at "
-                f"most {LARGEST_INTEGER:.1e}"
+                f"{where}{': ' + key[1:] if key else ''}: {shown(item)} is not valid; give a finite number "
+                f"of at most {LARGEST_INTEGER:.1e}"
             )
 
 
 def shown_json(value: Any) -> str:
-    """A value for an error message: one line, short whatever it holds, true, false and null as JSON spells them."""
+    """A value for an error message: one line, short whatever it holds, true, false and null as JSON spells
+    them."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return _short.repr(value)
 
 
 def is_finite(value: Any) -> bool:
-    """Whether arithmetic can use *value*: no NaN, infinity or overlong integer. Values that are not numbers pass."""
+    """Whether arithmetic can use *value*: no NaN, infinity or overlong integer. Values that are not numbers
+    pass."""
     if isinstance(value, int):
         return abs(value) <= LARGEST_INTEGER
     return not isinstance(value, float) or abs(value) < float("inf")
 
 
 def parse_fraction(text: str) -> Fraction | None:
-    """The exact value of ``0.3`` or ``1/3``; None for other text, and for numbers far out of any useful range.
+    """The exact value of ``0.3`` or ``1/3``; None for other text, and for numbers far out of any useful
+    range.
 
     Fraction itself expands the exponent of 1e-99999999, which never ends.
     """
@@ -167,7 +172,8 @@ class _ShallowLoader(yaml.SafeLoader):
             self.level -= 1
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        """Construct a mapping, and refuse a key that it gives twice: YAML's own loader keeps the last value."""
+        """Construct a mapping, and refuse a key that it gives twice: YAML's own loader keeps the last
+        value."""
         given: set[tuple[str, str]] = set()
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge"):

@@ -1,4 +1,5 @@
-"""Helpers for tests of tensor parallelism: the same model at t = 1 and on the ranks of a worker pool, compared."""
+"""Helpers for tests of tensor parallelism: the same model at t = 1 and on the ranks of a worker pool,
+compared."""
 
 from __future__ import annotations
 
@@ -103,7 +104,8 @@ def differences(
     checkpoint_activations: bool = False,
     sequence_parallel: bool = False,
 ) -> dict[str, float]:
-    """On every rank of the pool (t ranks): largest differences from t = 1 in fp64, relative to the largest value.
+    """On every rank of the pool (t ranks): largest differences from t = 1 in fp64, relative to the largest
+    value.
 
     Keys: logits, loss, and every parameter's name for its gradient.
     """
@@ -159,7 +161,8 @@ def relative(found: Tensor, expected: Tensor, scale: Tensor | None = None) -> fl
 
 
 def scaled_down(config: ModelConfig, tensor_parallel: int) -> ModelConfig:
-    """The same schedule and switches at a size for tests: repeated layers once, the smallest widths that t divides."""
+    """The same schedule and switches at a size for tests: repeated layers once, the smallest widths that t
+    divides."""
     runs = [
         layer
         for layer in range(config.num_layers)
@@ -191,8 +194,8 @@ def _kind(config: ModelConfig, layer: int) -> tuple[int, int, int | None]:
 class Sent:
     """Counts what this rank sends through torch.distributed, by collective, while it is entered.
 
-    Bytes of a ring: an all-reduce of n bytes sends 2 n (r-1)/r, an all-to-all n (r-1)/r, an all-gather its input to
-    r-1 others.
+    Bytes of a ring: an all-reduce of n bytes sends 2 n (r-1)/r, an all-to-all n (r-1)/r, an all-gather its
+    input to r-1 others.
     """
 
     def __init__(self) -> None:

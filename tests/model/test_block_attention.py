@@ -1,4 +1,5 @@
-"""Attention by products over blocks of queries, against torch's own in fp64; whole models against its kernels."""
+"""Attention by products over blocks of queries, against torch's own in fp64; whole models against its
+kernels."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ from model.config import block
 from model.initialization import initialize
 from model.transformer import Transformer
 
-# B, h, queries, positions, d_h, window: several blocks and chunks of heads, the last of each smaller; one position; the
-# last queries alone, as tensor-parallel ranks that share heads have them; windows within and across blocks.
+# B, h, queries, positions, d_h, window: several blocks and chunks of heads, the last of each smaller; one
+# position; the last queries alone, as tensor-parallel ranks that share heads have them; windows within and
+# across blocks.
 SHAPES = {
     "whole": (2, 3, 300, 300, 16, None),
     "short": (1, 2, 5, 5, 8, None),

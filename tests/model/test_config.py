@@ -75,8 +75,8 @@ def test_what_is_not_a_mapping():
 def test_summary():
     config = llama(heads="2,4x2", kv_heads="1x3", head_dim="8x3", local_window=(None, 8, 8), classes=3)
     assert config.summary() == (
-        f"{config.num_parameters():,} parameters, 3 layers, heads 2,4x2, 3 classes, KV heads 1x3, head dim 8x3, "
-        "attention windows all,8,8, d_model 48, context 64"
+        f"{config.num_parameters():,} parameters, 3 layers, heads 2,4x2, 3 classes, KV heads 1x3, "
+        "head dim 8x3, attention windows all,8,8, d_model 48, context 64"
     )
     assert "KV" not in llama().summary() and "windows" not in llama().summary()
 

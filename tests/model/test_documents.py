@@ -1,4 +1,5 @@
-"""Packed documents with a mask against each document run by itself, in fp64; the kernel's offsets against the mask."""
+"""Packed documents with a mask against each document run by itself, in fp64; the kernel's offsets against the
+mask."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ from tests.model.parallel import build, compared, example, relative, shared_grid
 
 TOLERANCE = 1e-12
 SHAPE = {"vocab_size": 260, "context_length": 24, "ffn_width": 48, "d_model": 48}
-# Every head count its own head dim and, at t > 1, its own way of being shared; grouped queries; windows that end inside
-# documents and beyond them; no scale; learned positions.
+# Every head count its own head dim and, at t > 1, its own way of being shared; grouped queries; windows that
+# end inside documents and beyond them; no scale; learned positions.
 GROUPED = block("llama", **SHAPE, heads=(3, 4, 6, 2, 1), kv_heads=(3, 2, 3, 2, 1), tie_embeddings=False)
 WINDOWS = block("gptneo", **SHAPE, heads=(3, 4, 6, 2, 1), local_window=(5, None, 1, 9, 3))
 ROPE_WINDOWS = block("llama", **SHAPE, heads=(4, 2), local_window=(4, 30), attention_scale="none")
@@ -32,7 +33,8 @@ LENGTHS = [[1, 7, 11, 5], [24], [12, 12], [3, 1, 1, 19], [23, 1], [6] * 4, [9, 2
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """These tensors are too small to share, and threads that wait for each other are slow on a busy machine."""
+    """These tensors are too small to share, and threads that wait for each other are slow on a busy
+    machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -46,7 +48,8 @@ def offsets(rows):
 
 
 def one_by_one(model, tokens, labels, rows):
-    """Logits [B, T, V] and mean loss of the documents run by themselves, each as a batch of one from position 0."""
+    """Logits [B, T, V] and mean loss of the documents run by themselves, each as a batch of one from position
+    0."""
     logits = []
     for row, lengths in zip(tokens, rows, strict=True):
         logits.append(torch.cat([model(part[None])[0] for part in row.split(lengths)]))
@@ -268,8 +271,9 @@ def test_a_graph_serves_every_number_of_documents(monkeypatch):
 def test_on_a_gpu(config, dtype):
     """bf16 takes the kernel in layers whose head dim it has.
 
-    Rounding to bf16 alone moves the largest logit by up to 3e-2, so what counts is how much further from fp64 on the
-    CPU the packed documents are than the same documents one by one; a forgotten mask is five times as far at least.
+    Rounding to bf16 alone moves the largest logit by up to 3e-2, so what counts is how much further from fp64
+    on the CPU the packed documents are than the same documents one by one; a forgotten mask is five times as
+    far at least.
     """
     model = build(config, dtype).to(GPU)
     tokens, labels = example(config, len(LENGTHS), 24)
@@ -318,7 +322,8 @@ def assert_same_on_ranks(tensor_parallel, cases):
     "tensor_parallel", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
 )
 def test_real_ranks_equal_documents_one_by_one(tensor_parallel):
-    """Batch form (as many rows as ranks), query form (one row), both with the kernel's offsets where it may run."""
+    """Batch form (as many rows as ranks), query form (one row), both with the kernel's offsets where it may
+    run."""
     rows = LENGTHS[:tensor_parallel]
     cases = [
         (GROUPED, rows, {"offsets_too": True}),

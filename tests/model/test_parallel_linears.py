@@ -1,4 +1,5 @@
-"""The parallel layers: the same names, the same model whatever t, clean state dicts, marks that DeepSpeed reads."""
+"""The parallel layers: the same names, the same model whatever t, clean state dicts, marks that DeepSpeed
+reads."""
 
 import pytest
 import torch

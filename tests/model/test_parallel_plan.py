@@ -40,7 +40,8 @@ def test_plan_of_a_published_model():
     # Forward and backward: 4 B T (A/t) (r-1)/r elements each way.
     assert found.layers[0].exchange_bytes == 2 * 4 * tokens * 192 * 3 // 4 * bf16
     assert found.layers[2].exchange_bytes == 2 * 4 * tokens * 192 // 2 * bf16
-    # Four all-reduces of B T d a layer, two outside the layers, and three fp32 numbers per token for the loss.
+    # Four all-reduces of B T d a layer, two outside the layers, and three fp32 numbers per token for the
+    # loss.
     ring = 2 * 3 / 4
     assert found.layers[5].all_reduce_bytes == 4 * ring * tokens * 768 * bf16
     assert found.all_reduce_bytes == ring * tokens * ((4 * 12 + 2) * 768 * bf16 + 3 * 4)
@@ -87,6 +88,6 @@ def test_micro_batches_that_cannot_be_split_are_refused():
     with pytest.raises(UserError) as caught:
         check_split(config, 6, 8)
     assert str(caught.value) == (
-        "micro_batch: 8 sequences of 9 tokens cannot be shared by the 6 ranks that split the heads of layer 0; "
-        "micro_batch must be a multiple of 6 (nearest: 6 or 12), or context_length one of 12"
+        "micro_batch: 8 sequences of 9 tokens cannot be shared by the 6 ranks that split the heads of "
+        "layer 0; micro_batch must be a multiple of 6 (nearest: 6 or 12), or context_length one of 12"
     )

@@ -63,8 +63,8 @@ def copy_weights(mine, theirs, names, layers, transposed=()):
 
 
 def assert_equal_to(reference, model, names, transposed=(), done=()):
-    """The logits with the same weights, of which *done* are copied; fp32, at most 1e-5 apart: rounding, at logits that
-    are a few units large."""
+    """The logits with the same weights, of which *done* are copied; fp32, at most 1e-5 apart: rounding, at
+    logits that are a few units large."""
     mine = {name: parameter for name, parameter in parameters(model).items() if name not in done}
     copy_weights(mine, parameters(reference), names, model.config.num_layers, transposed)
     tokens = some_tokens()

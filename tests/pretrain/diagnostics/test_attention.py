@@ -1,4 +1,5 @@
-"""Measures of attention against loops over every query and key in float64, and against answers known beforehand."""
+"""Measures of attention against loops over every query and key in float64, and against answers known
+beforehand."""
 
 import math
 
@@ -21,7 +22,8 @@ def means(query, key, **options):
 
 
 def by_loops(query, key, scale, visible, positions, present):
-    """Sums over the queries of the second half, one query, head and sequence at a time (arXiv 2606.27449, eq. 1)."""
+    """Sums over the queries of the second half, one query, head and sequence at a time (arXiv 2606.27449, eq.
+    1)."""
     B, _, heads, head_dim = query.shape
     length, kv_heads = key.shape[1], key.shape[2]
     sums = torch.zeros(heads, 5, dtype=torch.float64)

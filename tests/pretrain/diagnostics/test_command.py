@@ -1,4 +1,5 @@
-"""python -m pretrain.diagnostics: the figures of finished runs are those that the runs measured, and are drawn."""
+"""python -m pretrain.diagnostics: the figures of finished runs are those that the runs measured, and are
+drawn."""
 
 import dataclasses
 import json
@@ -140,7 +141,8 @@ def test_names():
 
 @pytest.mark.slow
 def test_the_same_text_with_another_vocabulary_is_not_the_runs_data(runs, small_folder, tmp_path):
-    """The folders of the built-in corpus differ in their tokenizer only; ids of a larger one would not fit."""
+    """The folders of the built-in corpus differ in their tokenizer only; ids of a larger one would not
+    fit."""
     from pretrain.run.saved import SavedRun
 
     source = SavedRun.open(runs[0])

@@ -1,4 +1,5 @@
-"""What a probe measures against the same figures worked out by layer in float64, and through engines of any shape."""
+"""What a probe measures against the same figures worked out by layer in float64, and through engines of any
+shape."""
 
 import json
 
@@ -147,7 +148,8 @@ def hooks(network):
 def look_in_engine(
     stage, tensor_parallel=1, micro_batch=2, sequence_parallel=False, precision="fp32", compiled=False
 ):
-    """The figures of a freshly built engine; also that a second pass finds the same and leaves the mode alone."""
+    """The figures of a freshly built engine; also that a second pass finds the same and leaves the mode
+    alone."""
     prepare_deepspeed()
     world = start_world(None, False, tensor_parallel, sequence_parallel)
     flags = ["--model", "prism-nano", "--precision", precision, "--compile", str(compiled).lower()]

@@ -90,7 +90,8 @@ def test_without_the_corpus(run, monkeypatch, capsys):
 
 
 def test_the_growth_picture_shows_checks_or_events(tmp_path):
-    """Γ from the rows of checks where there are some, else from the events; what is not finite is left out."""
+    """Γ from the rows of checks where there are some, else from the events; what is not finite is left
+    out."""
     values = {"start": 2, "thresholds": [[0.25, 0.1], None], "events": grown(0, [8, 4, 2])}
     record = GrowthRecord.of(values, 2)
     assert record is not None
