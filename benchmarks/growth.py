@@ -21,10 +21,10 @@ sys.path[0] = str(ROOT)
 
 from benchmarks.figures import MAIN_FLAGS, add_out, write  # noqa: E402
 from benchmarks.one_trainer import trainer_of  # noqa: E402 - before torch
-from model.attention import Attention  # noqa: E402
+from model.attention import Attention, attend  # noqa: E402
 from model.config import ModelConfig  # noqa: E402
-from model.presets import named_model  # noqa: E402
 from model.rotary import Table  # noqa: E402
+from pretrain.config.model_file import named_model  # noqa: E402
 from pretrain.growth.edit import Change, changed_model  # noqa: E402
 from pretrain.growth.hook import Growth  # noqa: E402
 from pretrain.run.folder import prepare_run_folder  # noqa: E402
@@ -118,9 +118,9 @@ def use_first_heads(attention: Attention, count: int) -> None:
         hidden: Tensor, table: Table | None, mask: Tensor | None, offsets: Tensor | None = None
     ) -> Tensor:
         query, key, value = (F.linear(hidden, getattr(attention, part).weight[:width]) for part in "qkv")
-        return F.linear(
-            attention._attend(query, key, value, table, mask, offsets), attention.o.weight[:, :width]
-        )
+        heads, _ = attention.whole_heads(query, key, value, table, mask, offsets)
+        output = attend(heads, attention.scale, attention.window, attention.attention).flatten(2)
+        return F.linear(output, attention.o.weight[:, :width])
 
     attention.forward = forward  # type: ignore[method-assign]
 

@@ -38,8 +38,8 @@ import model.transformer  # noqa: E402
 from model.config import ModelConfig  # noqa: E402
 from model.feedforward import FeedForward  # noqa: E402
 from model.linears import joint_columns  # noqa: E402
-from model.presets import named_model  # noqa: E402
 from model.transformer import Fused, Transformer  # noqa: E402
+from pretrain.config.model_file import named_model  # noqa: E402
 
 # NVIDIA's data sheet of the H100 SXM: dense bf16 products and memory.
 PEAK_FLOPS, BANDWIDTH = 989e12, 3.35e12

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,10 +14,46 @@ from torch.nn.attention.bias import causal_lower_right
 from model.block_attention import block_attention
 from model.config import ModelConfig
 from model.documents import has_varlen_kernel, of_rows, varlen_attention
-from model.exchange import HeadExchange, Span
+from model.exchange import Form, HeadExchange, Span
 from model.linears import column_linear, enter_columns, joint_columns, row_linear
 from model.process_grid import ProcessGrid
 from model.rotary import Table, rotate, rotate_spans
+
+Kernel = Literal["torch", "blocks"]
+"""What computes attention: torch's kernels, or model/block_attention.py, but for documents that are kept
+apart."""
+
+
+class BlockInputs(NamedTuple):
+    """What a block of the network gets besides the hidden states; Transformer.enter makes them."""
+
+    table: Table | None = None
+    """Rotary table of the head dim, PackedDocuments.table if documents are packed; None without rotary
+    positions."""
+    mask: Tensor | None = None
+    """Bool [T, T], true where a query (row) sees a key (column), or None for plain causal attention. Of
+    packed documents [B, 1, T, T], added to the logits, or None with offsets."""
+    offsets: Tensor | None = None
+    """Of packed documents where Attention.takes_offsets, int32 [documents + 1]."""
+
+
+class Heads(NamedTuple):
+    """Whole heads of the sequences and queries that a rank attends for, rotated where the model rotates."""
+
+    query: Tensor
+    """[B, rows, h, d_h]"""
+    key: Tensor
+    """[B, T, kv, d_h]; query head i goes with key head i // (h / kv)."""
+    value: Tensor
+    """As the key."""
+    mask: Tensor | None = None
+    """As in BlockInputs, of these sequences."""
+    offsets: Tensor | None = None
+    """As in BlockInputs, of these sequences."""
+    spans: list[Span] | None = None
+    """Positions [start, stop) that the rows stand for, chunk after chunk; None is all T."""
+    sequences: slice = slice(None)
+    """Which sequences of the micro-batch these are."""
 
 
 class Attention(nn.Module):
@@ -25,16 +62,20 @@ class Attention(nn.Module):
     q, k, v and o are separate modules because q and k may need their own learning rate (arXiv 2605.10504).
     With tensor parallelism each rank has an equal part of the columns; see model/exchange.py for the heads.
     *joint* multiplies by q, k and v at once in training; otherwise their modules run, which hooks can watch.
-    *blocks* takes model/block_attention.py in place of torch's kernels, but for documents that are kept apart.
     """
 
     def __init__(
-        self, config: ModelConfig, layer: int, grid: ProcessGrid, joint: bool = False, blocks: bool = False
+        self,
+        config: ModelConfig,
+        layer: int,
+        grid: ProcessGrid,
+        joint: bool = False,
+        attention: Kernel = "torch",
     ) -> None:
         super().__init__()
         self.grid = grid
         self.joint = joint
-        self.blocks = blocks
+        self.attention = attention
         self.exchange: HeadExchange | None = None
         # Heads that this rank computes at a time: those of its group of ranks, all of them at t = 1.
         self.heads = config.heads[layer]
@@ -55,7 +96,8 @@ class Attention(nn.Module):
         self.o = row_linear(width, config.d_model, config.attention_bias != "none", grid)
 
     def takes_offsets(self, hidden: Tensor, batch: int, length: int) -> bool:
-        """Whether packed documents [B, T] are kept apart by offsets, not by a mask (see model/documents.py)."""
+        """Whether packed documents [B, T] are kept apart by offsets, not by a mask (see
+        model/documents.py)."""
         if not has_varlen_kernel(hidden, self.head_dim):
             return False
         return self.exchange is None or self.exchange.form(batch, length, packed=True).spans == [(0, length)]
@@ -63,112 +105,135 @@ class Attention(nn.Module):
     def forward(
         self, hidden: Tensor, table: Table | None, mask: Tensor | None, offsets: Tensor | None = None
     ) -> Tensor:
-        """Hidden [B, T, d] -> [B, T, d].
-
-        table: the rotary table of this head dim, or None without rotary positions; PackedDocuments.table if packed.
-        mask: [T, T] bool, true where a query (row) sees a key (column), or None for plain causal attention; of packed
-            documents [B, 1, T, T], added to the logits, or None with offsets.
-        offsets: of packed documents where takes_offsets, int32 [documents + 1].
-        """
+        """Hidden [B, T, d] -> [B, T, d]; what else is given as BlockInputs says."""
         hidden = enter_columns(hidden, self.grid)
         if self.joint and self.training:  # [B, T, this rank's columns]
             query, key, value = joint_columns(hidden, (self.q, self.k, self.v))
         else:
             query, key, value = self.q(hidden), self.k(hidden), self.v(hidden)
-        if self.exchange is None:
-            return self.o(self._attend(query, key, value, table, mask, offsets))
-        batch, length = query.shape[:2]
-        packed = offsets is not None or (mask is not None and mask.ndim == 4)
-        form = self.exchange.form(batch, length, packed=packed)
-        query, key, value = form.scatter(query, key, value)
-        if packed:
-            first, last = form.rows(batch)
-            table = table and (table[0][first:last], table[1][first:last])
-            mask = None if mask is None else mask[first:last]
-            offsets = None if offsets is None else of_rows(offsets, first, last, length)
-        return self.o(form.gather(self._attend(query, key, value, table, mask, offsets, form.spans)))
+        heads, form = self.whole_heads(query, key, value, table, mask, offsets)
+        output = attend(heads, self.scale, self.window, self.attention).flatten(2)  # [B, rows, A]
+        return self.o(output if form is None else form.gather(output))
 
-    def _attend(
+    def whole_heads(
         self,
         query: Tensor,
         key: Tensor,
         value: Tensor,
         table: Table | None,
         mask: Tensor | None,
-        offsets: Tensor | None,
-        spans: list[Span] | None = None,
-    ) -> Tensor:
-        """Attention on whole heads: query [B, rows, A] -> [B, rows, A]; key and value [B, T, kv width].
-
-        spans: the query positions that the rows stand for, chunk after chunk; None means all T.
-        """
-        length = key.shape[1]
+        offsets: Tensor | None = None,
+    ) -> tuple[Heads, Form | None]:
+        """This rank's columns [B, T, …] of q, k and v -> whole heads; at t > 1 the form that takes outputs
+        back."""
+        form: Form | None = None
+        spans, sequences = None, slice(None)
+        if self.exchange is not None:
+            batch, length = query.shape[:2]
+            packed = offsets is not None or (mask is not None and mask.ndim == 4)
+            form = self.exchange.form(batch, length, packed=packed)
+            query, key, value = form.scatter(query, key, value)
+            spans = None if form.spans == [(0, length)] else form.spans
+            first, last = form.sequences
+            sequences = slice(first, last)
+            if packed:
+                table = table and (table[0][sequences], table[1][sequences])
+                mask = None if mask is None else mask[sequences]
+                offsets = None if offsets is None else of_rows(offsets, first, last, length)
         query = query.unflatten(2, (self.heads, self.head_dim))  # [B, rows, h, d_h]
         key = key.unflatten(2, (self.kv_heads, self.head_dim))  # [B, T, kv, d_h]
         value = value.unflatten(2, (self.kv_heads, self.head_dim))  # [B, T, kv, d_h]
-        all_queries = spans is None or spans == [(0, length)]
         if table is not None:
-            query = rotate(query, table) if all_queries else rotate_spans(query, table, spans or [])
+            query = rotate(query, table) if spans is None else rotate_spans(query, table, spans)
             key = rotate(key, table)
-        if offsets is not None:
-            return varlen_attention(query, key, value, offsets, self.scale, self.window).flatten(2)
-        # [B, h, rows, d_h], as SDPA expects it
-        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-        in_blocks = self.blocks and (mask is None or mask.ndim == 2)
-        masked_or_wide = mask is not None or not flash_takes(query.dtype.itemsize, self.head_dim)
-        if self.kv_heads != self.heads and (in_blocks or (query.is_cuda and masked_or_wide)):
-            # Only flash takes grouped queries, and without a mask; SDPA's fallback allocates B·h·T·T logits.
-            key, value = self._repeated(key), self._repeated(value)
-        if all_queries and in_blocks:
-            output = block_attention(query, key, value, self.scale, self.window)
-        elif all_queries:
-            output = F.scaled_dot_product_attention(
-                query,
-                key,
-                value,
-                attn_mask=mask,
-                is_causal=mask is None,
-                scale=self.scale,
-                enable_gqa=key.shape[1] != query.shape[1],
-            )
-        else:
-            sizes = [stop - start for start, stop in spans or []]
-            output = torch.cat(
-                [
-                    self._attend_span(part, key, value, mask, span)
-                    for part, span in zip(query.split(sizes, dim=2), spans or [], strict=True)
-                ],
-                dim=2,
-            )
-        return output.transpose(1, 2).flatten(2)  # [B, h, rows, d_h] -> [B, rows, A]
+        return Heads(query, key, value, mask, offsets, spans, sequences), form
 
-    def _repeated(self, heads: Tensor) -> Tensor:
-        """Keys or values [B, kv, T, d_h] -> [B, h, T, d_h], each repeated for all query heads that share it."""
-        return heads.repeat_interleave(self.heads // self.kv_heads, dim=1)
 
-    def _attend_span(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, span: Span
-    ) -> Tensor:
-        """Query rows of positions [start, stop) against the keys that they see."""
-        start, stop = span
-        if self.blocks and (mask is None or mask.ndim == 2):
-            return block_attention(query, key[:, :, :stop], value[:, :, :stop], self.scale, self.window)
-        # A multiple of 8, since the memory-efficient kernel wants its mask aligned; the mask hides what is too early.
-        first = 0 if self.window is None or mask is None else max(0, start + 1 - self.window) // 8 * 8
-        key, value = key[:, :, first:stop], value[:, :, first:stop]
-        if mask is not None:
-            bias = mask[..., start:stop, first:stop]
-        elif start == 0 or query.is_cuda:
-            # Flash and memory-efficient kernels know this alignment; SDPA's is_causal aligns rectangles upper-left.
-            bias = causal_lower_right(stop - start, stop - first)
-            if self.kv_heads != self.heads:  # these kernels take no grouped queries
-                key, value = self._repeated(key), self._repeated(value)
-        else:
-            positions = torch.arange(stop, device=query.device)
-            bias = positions[start:, None] >= positions
-        return F.scaled_dot_product_attention(
-            query, key, value, attn_mask=bias, scale=self.scale, enable_gqa=key.shape[1] != query.shape[1]
-        )
+def attend(heads: Heads, scale: float | None, window: int | None, attention: Kernel = "torch") -> Tensor:
+    """Attention of whole heads -> [B, rows, h, d_h].
+
+    Args:
+        scale: factor on the logits; None is 1/sqrt(d_h).
+        window: how many positions a query sees, its own included; None is all up to its own. The mask says
+            so, too.
+        attention: what computes it.
+    """
+    if heads.offsets is not None:
+        return varlen_attention(heads.query, heads.key, heads.value, heads.offsets, scale, window)
+    # [B, h, rows, d_h], as SDPA expects it
+    query, key, value = (part.transpose(1, 2) for part in heads[:3])
+    mask, groups = heads.mask, query.shape[1] // key.shape[1]
+    in_blocks = attention == "blocks" and (mask is None or mask.ndim == 2)
+    masked_or_wide = mask is not None or not flash_takes(query.dtype.itemsize, query.shape[-1])
+    if in_blocks or (query.is_cuda and masked_or_wide):
+        # Only flash takes grouped queries, and without a mask; SDPA's fallback allocates B·h·T·T logits.
+        key, value = _repeated(key, groups), _repeated(value, groups)
+    if in_blocks:
+        parts = [
+            block_attention(part, key[:, :, :stop], value[:, :, :stop], scale, window)
+            for part, (_, stop) in _parts(query, heads.spans)
+        ]
+    elif heads.spans is None:
+        parts = [_sdpa(query, key, value, mask, scale, is_causal=mask is None)]
+    else:
+        parts = [
+            _attend_span(part, key, value, mask, span, scale, window)
+            for part, span in _parts(query, heads.spans)
+        ]
+    output = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+    return output.transpose(1, 2)  # [B, h, rows, d_h] -> [B, rows, h, d_h]
+
+
+def _parts(query: Tensor, spans: list[Span] | None) -> list[tuple[Tensor, Span]]:
+    """The rows of each span, with it; of all positions where there are none."""
+    spans = spans or [(0, query.shape[2])]
+    return list(zip(query.split([stop - start for start, stop in spans], dim=2), spans, strict=True))
+
+
+def _sdpa(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+    is_causal: bool = False,
+) -> Tensor:
+    """torch's attention, with key heads that several query heads may share."""
+    grouped = key.shape[1] != query.shape[1]
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=grouped
+    )
+
+
+def _repeated(heads: Tensor, groups: int) -> Tensor:
+    """Keys or values [B, kv, T, d_h] -> [B, h, T, d_h], each repeated for all query heads that share it."""
+    return heads if groups == 1 else heads.repeat_interleave(groups, dim=1)
+
+
+def _attend_span(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    span: Span,
+    scale: float | None,
+    window: int | None,
+) -> Tensor:
+    """Query rows of positions [start, stop) against the keys that they see."""
+    start, stop = span
+    # A multiple of 8, since the memory-efficient kernel wants its mask aligned; the mask hides what is too
+    # early.
+    first = 0 if window is None or mask is None else max(0, start + 1 - window) // 8 * 8
+    key, value = key[:, :, first:stop], value[:, :, first:stop]
+    if mask is not None:
+        return _sdpa(query, key, value, mask[..., start:stop, first:stop], scale)
+    if start == 0 or query.is_cuda:
+        # Flash and memory-efficient kernels know this alignment; SDPA's is_causal aligns rectangles
+        # upper-left.
+        groups = query.shape[1] // key.shape[1]  # these kernels take no grouped queries
+        bias = causal_lower_right(stop - start, stop - first)
+        return _sdpa(query, _repeated(key, groups), _repeated(value, groups), bias, scale)
+    return _sdpa(query, key, value, seen(span, (0, stop), None, query.device), scale)
 
 
 def flash_takes(element_bytes: int, head_dim: int) -> bool:
@@ -176,18 +241,27 @@ def flash_takes(element_bytes: int, head_dim: int) -> bool:
     return element_bytes == 2 and head_dim <= 256
 
 
+def seen(queries: Span, keys: Span, window: int | None, device: torch.device) -> Tensor:
+    """Which keys (columns) each query (row) sees, both given by positions [start, stop): bool.
+
+    window: how many positions a query sees, its own included (GPT-Neo); None is all up to its own.
+    """
+    distance = torch.arange(*queries, device=device)[:, None] - torch.arange(*keys, device=device)
+    visible = distance >= 0
+    return visible if window is None else visible & (distance < window)
+
+
 def local_mask(length: int, window: int | None, device: torch.device) -> Tensor | None:
-    """Mask [length, length] of a causal window of *window* positions, the query's own included (GPT-Neo).
+    """What is seen of *length* positions through a window, bool [length, length].
 
     None when the window hides nothing, so that SDPA can take its causal path without a mask (flash on GPUs).
     """
     if window is None or window >= length:
         return None
-    positions = torch.arange(length, device=device)
-    distance = positions[:, None] - positions[None, :]  # [query, key]
-    return (distance >= 0) & (distance < window)
+    return seen((0, length), (0, length), window, device)
 
 
 def any_length() -> AbstractContextManager[None]:
-    """For sampling and scoring, whose batches come in ever new lengths: cuDNN's kernel would plan for each of them."""
+    """For sampling and scoring, whose batches come in ever new lengths: cuDNN's kernel would plan for each of
+    them."""
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])

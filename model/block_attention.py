@@ -1,9 +1,10 @@
 """Causal attention by batched products, a block of queries at a time: the fast form in bf16 on a CPU.
 
-torch's flash kernel for CPUs multiplies small tiles; batched products reach the rate of large ones. What is hidden from
-a block of queries is left out, but for its last square. The backward pass makes the softmax again, so that what is kept
-is q, k and v, as with flash. Logits and shares are rounded to the inputs' dtype, where flash keeps fp32; sums over keys
-are made in fp32 by either. docs/performance.md has the times, tests/model/test_block_attention.py the errors.
+torch's flash kernel for CPUs multiplies small tiles; batched products reach the rate of large ones. What is
+hidden from a block of queries is left out, but for its last square. The backward pass makes the softmax
+again, so that what is kept is q, k and v, as with flash. Logits and shares are rounded to the inputs' dtype,
+where flash keeps fp32; sums over keys are made in fp32 by either. docs/performance.md has the times,
+tests/model/test_block_attention.py the errors.
 
 Both passes are operators of torch, so that torch.compile takes them as they are.
 """
@@ -21,7 +22,8 @@ from torch import Tensor
 ROWS = 128
 """Queries of a block."""
 ELEMENTS = 2**20
-"""Logits made at a time, or those of HEADS heads: with their softmax and its gradient they stay in a cache."""
+"""Logits made at a time, or those of HEADS heads: with their softmax and its gradient they stay in a
+cache."""
 HEADS = 8
 """So many heads at least, since every operator has to wake the threads that sleep."""
 
@@ -122,7 +124,8 @@ def _chunks(query: Tensor, key: Tensor) -> Iterator[slice]:
 
 
 def _blocks(rows: int, positions: int, window: int) -> Iterator[tuple[slice, slice]]:
-    """Rows of queries, and the positions of the keys that one of them sees; the last rows are the last positions."""
+    """Rows of queries, and the positions of the keys that one of them sees; the last rows are the last
+    positions."""
     earlier = positions - rows
     for first in range(0, rows, ROWS):
         last = min(first + ROWS, rows)
@@ -130,7 +133,8 @@ def _blocks(rows: int, positions: int, window: int) -> Iterator[tuple[slice, sli
 
 
 def _add(total: Tensor, part: Tensor, keys: slice, begins: bool) -> None:
-    """Add part [heads, keys, d_h] to those positions of the total [heads, T, d_h], or begin the total with it."""
+    """Add part [heads, keys, d_h] to those positions of the total [heads, T, d_h], or begin the total with
+    it."""
     if begins:
         total[:, : keys.start] = 0
         total[:, keys] = part
@@ -152,7 +156,8 @@ def _shares(scaled: Tensor, key: Tensor, window: int) -> Tensor:
 
 @functools.lru_cache(maxsize=64)  # made by five small operators, for every block of every layer
 def _hidden(rows: int, keys: int, window: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[rows, keys]: 0 for a key that a query sees, -inf for one that it does not; the last positions are the same."""
+    """[rows, keys]: 0 for a key that a query sees, -inf for one that it does not; the last positions are the
+    same."""
     positions = torch.arange(keys, device=device)
     behind = positions[keys - rows :, None] - positions  # from the key to the query
     hidden = (behind < 0) | (behind >= window)

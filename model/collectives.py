@@ -1,53 +1,23 @@
 """Differentiable collectives, for any backend (gloo, NCCL) and any dtype.
 
-megatron-core's mappings are not used: some allocate on the current CUDA device even if the tensor is elsewhere,
-and its all-reduce returns a non-contiguous tensor unreduced. Nothing here modifies its argument, since autograd may
-pass one gradient tensor to two consumers.
+megatron-core's mappings are not used: some allocate on the current CUDA device even if the tensor is
+elsewhere, and its all-reduce returns a non-contiguous tensor unreduced. Nothing here modifies its argument,
+since autograd may pass one gradient tensor to two consumers.
 
-Every function has its transpose as its backward pass:
+Every function takes a tensor and a process group, and has its transpose as its backward pass:
 copy <-> sum, all-gather <-> sum-scatter, all-to-all <-> itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-
-def copy_to_ranks(tensor: Tensor, group: Any) -> Tensor:
-    """Pass a replicated tensor into work that differs by rank; its gradient is summed over the group's ranks."""
-    return _Copy.apply(tensor, group)
-
-
-def sum_over_ranks(tensor: Tensor, group: Any) -> Tensor:
-    """Sum of the ranks' tensors, on every rank; each rank gets the sum's gradient."""
-    return _Sum.apply(tensor, group)
-
-
-def all_to_all(tensor: Tensor, group: Any) -> Tensor:
-    """[r, ...] -> [r, ...]: rank i's row j becomes rank j's row i."""
-    return _AllToAll.apply(tensor, group)
-
-
-def all_gather(tensor: Tensor, group: Any) -> Tensor:
-    """[...] -> [r, ...]: row i is rank i's tensor; a rank's gradient is summed over all ranks that used it."""
-    return _AllGather.apply(tensor, group)
-
-
-def sum_scatter(tensor: Tensor, group: Any) -> Tensor:
-    """[r, ...] -> [...]: on rank i, the sum of all ranks' rows i (a reduce-scatter)."""
-    return _SumScatter.apply(tensor, group)
-
-
-def gather_last(tensor: Tensor, group: Any) -> Tensor:
-    """[..., c] -> [..., r c]: all ranks' columns in rank order, for work that every rank repeats.
-
-    Its gradient is the same on all ranks, so each takes its own columns of it; nothing is summed.
-    """
-    return _GatherLast.apply(tensor, group)
+Collective = Callable[[Tensor, Any], Tensor]
 
 
 def _all_reduce(tensor: Tensor, group: Any) -> Tensor:
@@ -72,74 +42,53 @@ def _gather(tensor: Tensor, group: Any) -> Tensor:
 
 
 def _add_and_scatter(tensor: Tensor, group: Any) -> Tensor:
-    """A reduce-scatter made of an all-to-all and a sum: the same bytes travel, the additions have one fixed order,
-    and bf16 terms are added in fp32 and rounded once."""
+    """A reduce-scatter made of an all-to-all and a sum: the same bytes travel, the additions have one fixed
+    order, and bf16 terms are added in fp32 and rounded once."""
     received = _exchange(tensor, group)
     sum_dtype = torch.float32 if tensor.dtype in (torch.bfloat16, torch.float16) else tensor.dtype
     return received.sum(dim=0, dtype=sum_dtype).to(tensor.dtype)
 
 
-class _Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _all_reduce(gradients[0], ctx.group), None
+def _gather_columns(tensor: Tensor, group: Any) -> Tensor:
+    return _gather(tensor, group).movedim(0, -2).flatten(-2)
 
 
-class _Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: Any) -> Tensor:
-        return _all_reduce(tensor, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0], None
+def _own_columns(tensor: Tensor, group: Any) -> Tensor:
+    return tensor.chunk(dist.get_world_size(group), dim=-1)[dist.get_rank(group)].contiguous()
 
 
-class _AllToAll(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        return _exchange(tensor, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _exchange(gradients[0], ctx.group), None
+def _itself(tensor: Tensor, group: Any) -> Tensor:
+    return tensor.view_as(tensor)
 
 
-class _AllGather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        return _gather(tensor, group)
+def _differentiable(ahead: Collective, back: Collective) -> Collective:
+    """The collective *ahead* with *back* as its backward pass."""
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _add_and_scatter(gradients[0], ctx.group), None
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, tensor: Tensor, group: Any) -> Tensor:
+            ctx.group = group
+            return ahead(tensor, group)
 
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+            return back(gradients[0], ctx.group), None
 
-class _SumScatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        return _add_and_scatter(tensor, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _gather(gradients[0], ctx.group), None
+    return Function.apply
 
 
-class _GatherLast(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        return _gather(tensor, group).movedim(0, -2).flatten(-2)
+copy_to_ranks = _differentiable(_itself, _all_reduce)
+"""Pass a replicated tensor into work that differs by rank; its gradient is summed over the group's ranks."""
+sum_over_ranks = _differentiable(_all_reduce, _itself)
+"""Sum of the ranks' tensors, on every rank; each rank gets the sum's gradient."""
+all_to_all = _differentiable(_exchange, _exchange)
+"""[r, ...] -> [r, ...]: rank i's row j becomes rank j's row i."""
+all_gather = _differentiable(_gather, _add_and_scatter)
+"""[...] -> [r, ...]: row i is rank i's tensor; a rank's gradient is summed over all ranks that used it."""
+sum_scatter = _differentiable(_add_and_scatter, _gather)
+"""[r, ...] -> [...]: on rank i, the sum of all ranks' rows i (a reduce-scatter)."""
+gather_last = _differentiable(_gather_columns, _own_columns)
+"""[..., c] -> [..., r c]: all ranks' columns in rank order, for work that every rank repeats.
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        parts = gradients[0].chunk(dist.get_world_size(ctx.group), dim=-1)
-        return parts[dist.get_rank(ctx.group)].contiguous(), None
+Its gradient is the same on all ranks, so each takes its own columns of it; nothing is summed.
+"""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from model.errors import UserError, closest, shown
+from pydantic import BeforeValidator, Field
+
+from model.declared import PositiveNumber, declared, from_plain, to_plain
+from model.errors import UserError, closest
 from model.heads import MOST_LAYERS, format_heads, parse_heads
 
 FeedForwardKind = Literal["swiglu", "mlp"]
@@ -22,43 +24,46 @@ AttentionScale = Literal["sqrt_head_dim", "none"]
 # padded size for every tensor-parallel degree t that is a power of two up to 128.
 VOCABULARY_MULTIPLE = 128
 
-_LITERALS: dict[str, tuple[str, ...]] = {
-    "ffn": get_args(FeedForwardKind),
-    "activation": get_args(Activation),
-    "norm": get_args(NormKind),
-    "attention_bias": get_args(AttentionBias),
-    "positions": get_args(Positions),
-    "attention_scale": get_args(AttentionScale),
-}
-_POSITIVE_INTEGERS = ("vocab_size", "context_length", "d_model", "ffn_width")
-_POSITIVE_NUMBERS = ("norm_eps", "rope_base", "init_std")
 LARGEST_SIZE = 2**31 - 1
-"""Limit of any width, count or length: matrix products take no larger ones, and divisors are found quickly."""
-LARGEST_NUMBER = 1e30
-_BOOLEANS = ("norm_bias", "ffn_bias", "tie_embeddings")
-_SCHEDULES = ("heads", "kv_heads", "head_dim", "local_window")
+"""Limit of any width, count or length: matrix products take no larger ones, and divisors are found
+quickly."""
 
 
-@dataclass(frozen=True)
+def _as_tuple(value: Any) -> Any:
+    """A schedule as its field keeps it: JSON has lists, and users may write 3x2,6x2."""
+    if isinstance(value, str):
+        return parse_heads(value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+Size = Annotated[int, Field(gt=0, le=LARGEST_SIZE)]
+Schedule = Annotated[
+    tuple[Size, ...], BeforeValidator(_as_tuple), Field(min_length=1, max_length=MOST_LAYERS)
+]
+"""One value per layer."""
+Windows = Annotated[tuple[Size | None, ...], BeforeValidator(_as_tuple)]
+
+
+@declared()
 class ModelConfig:
     """A decoder language model. Layer l has h_l = heads[l] query heads; T is context_length, d is d_model.
 
     Raises UserError, naming the field and the nearest valid value, when the switches contradict each other.
     """
 
-    vocab_size: int
+    vocab_size: Size
     """Number of real tokens; embedding rows are padded beyond it (see padded_vocab_size)."""
-    context_length: int
+    context_length: Size
     """T: the longest sequence the model accepts, in tokens."""
-    d_model: int
+    d_model: Size
     """d: width of the residual stream."""
-    heads: tuple[int, ...]
+    heads: Schedule
     """The head schedule, one query-head count per layer; its length is the number of layers."""
-    ffn_width: int
+    ffn_width: Size
     """Inner width of the feed-forward network."""
-    kv_heads: tuple[int, ...] | None = None
+    kv_heads: Schedule | None = None
     """Key/value heads per layer, each dividing that layer's heads; None is as many as heads (MHA)."""
-    head_dim: tuple[int, ...] | None = None
+    head_dim: Schedule | None = None
     """Width of one head per layer; None is d / h_l, so parameters and FLOPs do not depend on the schedule."""
     ffn: FeedForwardKind = "swiglu"
     """swiglu: down(activation(gate(x)) * up(x)); mlp: down(activation(up(x)))."""
@@ -66,7 +71,7 @@ class ModelConfig:
     """Nonlinearity of the feed-forward network; gelu_tanh is GPT-2's approximation."""
     norm: NormKind = "rmsnorm"
     """Kind of every norm. The Prism paper does not name one; LLaMA's is our choice."""
-    norm_eps: float = 1e-5
+    norm_eps: PositiveNumber = 1e-5
     """Added to the variance (mean square for rmsnorm) before the root."""
     norm_bias: bool = False
     """Whether norms have a bias next to their weight (either kind)."""
@@ -76,108 +81,54 @@ class ModelConfig:
     """Whether the feed-forward projections have biases."""
     positions: Positions = "rope"
     """rope: rotate q and k (RoFormer, arXiv 2104.09864); learned: add an embedding of the position."""
-    rope_base: float = 10000.0
+    rope_base: PositiveNumber = 10000.0
     """Base of the rotary wavelengths; unused with learned positions. Not given by the Prism paper."""
     attention_scale: AttentionScale = "sqrt_head_dim"
     """Factor on the attention logits: 1/sqrt(d_h(l)) of the layer, or none (GPT-Neo)."""
-    local_window: tuple[int | None, ...] | None = None
-    """Per layer, how many positions a query sees, itself included; None (one layer, or all) means no limit."""
+    local_window: Windows | None = None
+    """Per layer, how many positions a query sees, itself included; None (one layer, or all) means no
+    limit."""
     tie_embeddings: bool = True
     """Whether the output head is the token embedding."""
-    init_std: float = 0.02
+    init_std: PositiveNumber = 0.02
     """Standard deviation of the weights at the start; residual projections get init_std / sqrt(2L)."""
-    classes: int | None = None
-    """Classes of a sequence classifier: its head, [classes, d], takes the place of the output head. None: a language
-    model."""
+    classes: Annotated[int, Field(ge=2, le=LARGEST_SIZE)] | None = None
+    """Classes of a sequence classifier: its head, [classes, d], takes the place of the output head. None: a
+    language model."""
 
     def __post_init__(self) -> None:
-        for name in _SCHEDULES:  # lists from JSON become tuples, so that a config can be hashed
-            value = getattr(self, name)
-            if isinstance(value, list):
-                object.__setattr__(self, name, tuple(value))
-        self._check_scalars()
-        self._check_schedules()
-        self._check_heads()
-
-    # ------------------------------------------------------------------ validation
-
-    def _check_scalars(self) -> None:
-        for name in _POSITIVE_INTEGERS:
-            value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= LARGEST_SIZE:
-                raise UserError(
-                    f"{name}: {shown(value)} is not valid; it must be a positive integer{_at_most(value)}"
-                )
-        for name in _POSITIVE_NUMBERS:
-            value = getattr(self, name)
-            if type(value) not in (int, float) or not 0 < value <= LARGEST_NUMBER:
-                raise UserError(f"{name}: {shown(value)} is not valid; it must be a positive number")
-        for name in _BOOLEANS:
-            value = getattr(self, name)
-            if type(value) is not bool:
-                raise UserError(f"{name}: {shown(value)} is not valid; it must be true or false")
-        for name, valid in _LITERALS.items():
-            value = getattr(self, name)
-            if value not in valid:
-                raise UserError(
-                    f"{name}: {shown(value)} is not valid; it must be one of {', '.join(valid)}"
-                    f"{closest(shown(value, plain=True), valid)}"
-                )
-
-        if self.classes is not None and (
-            type(self.classes) is not int or not 2 <= self.classes <= LARGEST_SIZE
-        ):
-            raise UserError(
-                f"classes: {shown(self.classes)} is not valid; it must be an integer of at least 2"
-            )
-
-    def _check_schedules(self) -> None:
-        if not isinstance(self.heads, tuple) or not self.heads:
-            raise UserError(f"heads: {shown(self.heads)} is not a schedule; give one head count per layer")
-        if self.num_layers > MOST_LAYERS:
-            raise UserError(f"heads: {self.num_layers:,} layers are too many; give at most {MOST_LAYERS:,}")
-        for name in _SCHEDULES:
+        for name in ("kv_heads", "head_dim", "local_window"):
             schedule = getattr(self, name)
-            if schedule is None and name != "heads":
-                continue
-            if not isinstance(schedule, tuple):
-                raise UserError(f"{name}: {shown(schedule)} is not a schedule; give one value per layer")
-            if len(schedule) != self.num_layers:
+            if schedule is not None and len(schedule) != self.num_layers:
                 raise UserError(
                     f"{name}: {len(schedule)} layers given, but heads has {self.num_layers}; "
                     f"{name} must have {self.num_layers} values"
                 )
-            for layer, value in enumerate(schedule):
-                if name == "local_window" and value is None:
-                    continue
-                if type(value) is not int or not 1 <= value <= LARGEST_SIZE:
-                    raise UserError(
-                        f"{name}: layer {layer} has {shown(value)}; it must be a positive integer{_at_most(value)}"
-                    )
+        self._check_heads()
 
     def _check_heads(self) -> None:
         for layer, heads in enumerate(self.heads):
             if self.head_dim is None and self.d_model % heads:
                 raise UserError(
                     f"heads: layer {layer} has {heads} heads, which do not divide d_model {self.d_model}; "
-                    f"nearest valid: {_nearest(heads, self._valid_head_counts())}"
+                    f"nearest valid: {nearest(heads, self._valid_head_counts())}"
                 )
             head_dim = self.layer_head_dim(layer)
             if self.positions == "rope" and head_dim % 2:
                 if self.head_dim is not None:
                     raise UserError(
                         f"head_dim: layer {layer} has {head_dim}; positions 'rope' needs an even head dim; "
-                        f"nearest valid: {_nearest(head_dim, [head_dim - 1, head_dim + 1])}"
+                        f"nearest valid: {nearest(head_dim, [head_dim - 1, head_dim + 1])}"
                     )
                 raise UserError(
                     f"heads: layer {layer} has {heads} heads, so head dim {head_dim}; positions 'rope' needs "
-                    f"an even one; nearest valid: {_nearest(heads, self._valid_head_counts())}"
+                    f"an even one; nearest valid: {nearest(heads, self._valid_head_counts())}"
                 )
             kv_heads = self.layer_kv_heads(layer)
             if heads % kv_heads:
                 raise UserError(
                     f"kv_heads: layer {layer} has {kv_heads} key/value heads, which do not divide its "
-                    f"{heads} heads; nearest valid: {_nearest(kv_heads, divisors(heads))}"
+                    f"{heads} heads; nearest valid: {nearest(kv_heads, divisors(heads))}"
                 )
 
     def _valid_head_counts(self) -> list[int]:
@@ -223,10 +174,6 @@ class ModelConfig:
 
         The rows beyond vocab_size are zero, take no part in the softmax and are not exported.
         """
-        if type(tensor_parallel) is not int or tensor_parallel < 1:
-            raise UserError(
-                f"tensor_parallel: {tensor_parallel!r} is not valid; it must be a positive integer"
-            )
         multiple = math.lcm(VOCABULARY_MULTIPLE, tensor_parallel)
         return -(-self.vocab_size // multiple) * multiple
 
@@ -290,36 +237,39 @@ class ModelConfig:
 
     # ------------------------------------------------------------------ other forms
 
+    def summary(self) -> str:
+        """The model in one line: parameters, layers, heads, what else its layers differ in, widths."""
+        parts = [f"{self.num_parameters():,} parameters", f"{self.num_layers} layers"]
+        parts.append(f"heads {format_heads(self.heads)}")
+        if self.classes is not None:
+            parts.append(f"{self.classes} classes")
+        if self.kv_heads is not None:
+            parts.append(f"KV heads {format_heads(self.kv_heads)}")
+        if self.head_dim is not None:
+            parts.append(f"head dim {format_heads(self.head_dim)}")
+        if any(self.local_window or ()):
+            windows = ",".join(str(window or "all") for window in self.local_window or ())
+            parts.append(f"attention windows {windows}")
+        return f"{', '.join(parts)}, d_model {self.d_model}, context {self.context_length}"
+
     def to_json(self) -> dict[str, Any]:
         """A plain dict (lists, numbers, strings, None) that json.dumps takes and from_json reads back.
 
-        A language model has no entry classes, so that versions without that field read it.
+        A language model has no entry classes.
         """
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        values: dict[str, Any] = to_plain(self)
         if self.classes is None:
             del values["classes"]
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        return values
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> ModelConfig:
+    def from_json(cls, values: Mapping[str, Any], where: str = "") -> ModelConfig:
         """Build a config from a dict; schedules of integers may also be written ``"3x2,6x2"``.
 
-        Raises UserError for unknown or missing keys and for values that are not valid.
+        Raises UserError, which begins with *where*, for unknown or missing keys and for values that are not
+        valid.
         """
-        if not isinstance(values, Mapping):
-            raise UserError(
-                f"model config: {shown(values)} is not a configuration; it must be a mapping (a JSON object) of fields"
-            )
-        fields = dataclasses.fields(cls)
-        _refuse_unknown(values)
-        missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in values]
-        if missing:
-            raise UserError(f"model config: missing {', '.join(missing)}")
-        arguments = dict(values)
-        for name in ("heads", "kv_heads", "head_dim"):
-            if isinstance(arguments.get(name), str):
-                arguments[name] = parse_heads(arguments[name])
-        return cls(**arguments)
+        return from_plain(cls, values, where)
 
     def replace(self, **changes: Any) -> ModelConfig:
         """A copy with some fields changed; UserError for unknown fields and values that are not valid."""
@@ -335,33 +285,31 @@ class ModelConfig:
         return lines
 
 
-# Values of the switches that make a block kind; sizes, heads and vocabulary stay free.
+GPT2: dict[str, Any] = {
+    "ffn": "mlp",
+    "activation": "gelu_tanh",
+    "norm": "layernorm",
+    "norm_bias": True,
+    "attention_bias": "all",
+    "ffn_bias": True,
+    "positions": "learned",
+}
 BLOCKS: dict[str, dict[str, Any]] = {
     # GPT-2 (Radford et al. 2019), as in transformers' GPT2LMHeadModel.
-    "gpt2": {
-        "ffn": "mlp", "activation": "gelu_tanh", "norm": "layernorm", "norm_bias": True,
-        "attention_bias": "all", "ffn_bias": True, "positions": "learned",
-        "attention_scale": "sqrt_head_dim", "tie_embeddings": True,
-    },
-    # LLaMA (arXiv 2302.13971); the original does not tie embeddings, the Prism presets do.
-    "llama": {
-        "ffn": "swiglu", "activation": "silu", "norm": "rmsnorm", "norm_bias": False,
-        "attention_bias": "none", "ffn_bias": False, "positions": "rope",
-        "attention_scale": "sqrt_head_dim", "tie_embeddings": True,
-    },
+    "gpt2": GPT2,
+    # LLaMA (arXiv 2302.13971): the defaults; the original does not tie embeddings, the Prism presets do.
+    "llama": {},
     # GPT-Neo, as in transformers: no scale, bias on the output projection; block() alternates windows.
-    "gptneo": {
-        "ffn": "mlp", "activation": "gelu_tanh", "norm": "layernorm", "norm_bias": True,
-        "attention_bias": "output", "ffn_bias": True, "positions": "learned",
-        "attention_scale": "none", "tie_embeddings": True,
-    },
-}  # fmt: skip
+    "gptneo": GPT2 | {"attention_bias": "output", "attention_scale": "none"},
+}
+"""Switches that make a block kind, where they are not ModelConfig's defaults; sizes and heads stay free."""
 
 GPTNEO_WINDOW = 256
 
 
 def block(name: str, **fields: Any) -> ModelConfig:
-    """A config with the switches of a block kind (gpt2, llama, gptneo); *fields* set the rest and override them.
+    """A config with the switches of a block kind (gpt2, llama, gptneo); *fields* set the rest and override
+    them.
 
     gptneo alternates global layers and layers with a window of 256, the first one global.
     Raises UserError for an unknown kind, unknown or missing fields, and values that are not valid.
@@ -370,7 +318,6 @@ def block(name: str, **fields: Any) -> ModelConfig:
         raise UserError(
             f"block: {name!r} is unknown; it must be one of {', '.join(BLOCKS)}{closest(name, BLOCKS)}"
         )
-    _refuse_unknown(fields)
     values = {**BLOCKS[name], **fields}
     heads = values.get("heads")
     if name == "gptneo" and "local_window" not in fields and isinstance(heads, Sequence):
@@ -379,29 +326,18 @@ def block(name: str, **fields: Any) -> ModelConfig:
     return ModelConfig.from_json(values)
 
 
-def _refuse_unknown(values: Mapping[str, Any]) -> None:
-    names = [field.name for field in dataclasses.fields(ModelConfig)]
-    for key in values:
-        if key not in names:
-            raise UserError(f"model config: unknown key {shown(key)}{closest(shown(key, plain=True), names)}")
-
-
 def divisors(number: int) -> list[int]:
     """All divisors, ascending; found in sqrt(number) trials, so that it is quick for any size of a model."""
     small = [count for count in range(1, math.isqrt(number) + 1) if number % count == 0]
     return small + [number // count for count in reversed(small) if count * count != number]
 
 
-def _at_most(value: Any) -> str:
-    return f" of at most {LARGEST_SIZE:,}" if type(value) is int and value > LARGEST_SIZE else ""
-
-
-def _nearest(value: int, valid: Sequence[int]) -> str:
+def nearest(value: int, valid: Sequence[int]) -> str:
     """The valid positive values next to *value* from below and above, as text."""
     below = [count for count in valid if 1 <= count <= value]
     above = [count for count in valid if count > value]
-    nearest = ([max(below)] if below else []) + ([min(above)] if above else [])
-    return " or ".join(str(count) for count in nearest) or "none"
+    found = ([max(below)] if below else []) + ([min(above)] if above else [])
+    return " or ".join(map(str, found)) or "none"
 
 
 def _show(value: Any) -> str:

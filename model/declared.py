@@ -1,13 +1,14 @@
 """Declared data: pydantic dataclasses whose types and ranges are checked however an object is made.
 
-``declared`` makes one; ``from_plain`` reads one from what JSON or YAML held; ``explained`` is the single place that
-turns pydantic's ValidationError into the one line that a user sees.
+``declared`` makes one; ``from_plain`` reads one from what JSON or YAML held; ``explained`` is the single
+place that turns pydantic's ValidationError into the one line that a user sees.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import field, fields
 from typing import Annotated, Any, TypeVar, dataclass_transform
@@ -31,7 +32,8 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass_transform(field_specifiers=(field,))
 def declared(section: str = "", frozen: bool = True) -> Callable[[type[C]], type[C]]:
-    """Decorate a class of annotated fields: a dataclass that raises UserError for a value outside its declaration.
+    """Decorate a class of annotated fields: a dataclass that raises UserError for a value outside its
+    declaration.
 
     Args:
         section: the name under which users know the object, the beginning of its fields' names in messages.
@@ -123,6 +125,13 @@ def _valid(first: Any, context: Mapping[str, Any]) -> str:
             return f"give a number {words} {_number(context[key])}"
     if "le" in context:
         return f"give at most {_number(context['le'])}"
+    if first["type"] in ("too_short", "too_long"):
+        bound = context.get("max_length", context.get("min_length"))
+        most = "least" if first["type"] == "too_short" else "most"
+        return f"give at {most} {bound:,} value{'s' * (bound > 1)}"
+    if first["type"] == "literal_error":
+        names = re.findall("'([^']*)'", context["expected"])
+        return f"give one of {', '.join(names)}{closest(shown(first['input'], plain=True), names)}"
     known = {
         "int_type": "give a whole number",
         "int_from_float": "give a whole number",
@@ -134,7 +143,6 @@ def _valid(first: Any, context: Mapping[str, Any]) -> str:
         "tuple_type": "give a list",
         "dict_type": "give a mapping",
         "dataclass_type": "give a mapping",
-        "literal_error": f"give one of {str(context.get('expected', '')).replace(chr(39), '')}",
     }
     return known.get(first["type"], first["msg"][:1].lower() + first["msg"][1:])
 

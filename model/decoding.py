@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.attention import Attention
+from model.attention import Attention, seen
 from model.errors import UserError
-from model.rotary import Table, rotate
+from model.rotary import Table
 from model.transformer import Block, Transformer
 
 
@@ -56,55 +56,33 @@ class CachedDecoder:
             hidden = hidden + network.position_embedding(torch.arange(start, end, device=tokens.device))
         for layer, module in enumerate(network.layers):
             block = cast(Block, module)
-            table = None
-            if network.rotary is not None:
-                head_dim = config.layer_head_dim(layer)
-                cosines, sines = network.rotary.get(head_dim, end, hidden.device, hidden.dtype)
-                table = (cosines[start:], sines[start:])
             normed = block.attention_norm(hidden)
+            table = network.table(layer, hidden, start, end)
             hidden = hidden + self._attend(block.attention, normed, table, self._cache[layer])
             hidden = hidden + block.ffn(block.ffn_norm(hidden))
         self.length = end
-        last_hidden = network.final_norm(hidden[:, -1:])
-        if network.output is not None:
-            logits = network.output(last_hidden)
-        else:
-            logits = network.token_embedding(last_hidden, as_output=True)
-        return logits[:, 0, : config.vocab_size]
+        return network.logits_of(hidden[:, -1:])[:, 0, : config.vocab_size]
 
     def _attend(
         self, attention: Attention, hidden: Tensor, table: Table | None, cache: tuple[Tensor, Tensor]
     ) -> Tensor:
         """One layer's attention of the new positions [B, n, d] to all positions so far -> [B, n, d]."""
-        batch, count = hidden.shape[:2]
-        query = attention.q(hidden).view(batch, count, attention.heads, attention.head_dim)
-        key = attention.k(hidden).view(batch, count, attention.kv_heads, attention.head_dim)
-        value = attention.v(hidden).view(batch, count, attention.kv_heads, attention.head_dim)
-        if table is not None:
-            query, key = rotate(query, table), rotate(key, table)
+        columns = (attention.q(hidden), attention.k(hidden), attention.v(hidden))
+        (query, key, value, *_), _ = attention.whole_heads(*columns, table, None)
+        count = hidden.shape[1]
         start, end = self.length, self.length + count
         keys, values = cache
         keys[:, :, start:end] = key.transpose(1, 2)
         values[:, :, start:end] = value.transpose(1, 2)
-        # In a windowed layer, keys that no new position sees are not read.
+        # In a windowed layer, keys that no new position sees are not read. One new position sees all others.
         first = 0 if attention.window is None else max(0, start + 1 - attention.window)
+        mask = None if count == 1 else seen((start, end), (first, end), attention.window, hidden.device)
         output = F.scaled_dot_product_attention(
             query.transpose(1, 2),  # [B, h, n, d_h]
             keys[:, :, first:end],
             values[:, :, first:end],
-            attn_mask=_mask(start, end, first, attention.window, hidden.device),
+            attn_mask=mask,
             scale=attention.scale,
             enable_gqa=attention.kv_heads != attention.heads,
         )
-        # [B, h, n, d_h] -> [B, n, A]
-        return attention.o(output.transpose(1, 2).reshape(batch, count, attention.heads * attention.head_dim))
-
-
-def _mask(start: int, end: int, first: int, window: int | None, device: torch.device) -> Tensor | None:
-    """Mask [new positions, cached positions from *first*], true where seen; None when all is seen."""
-    if end - start == 1:
-        return None
-    queries = torch.arange(start, end, device=device)
-    distance = queries[:, None] - torch.arange(first, end, device=device)[None, :]
-    seen = distance >= 0
-    return seen if window is None else seen & (distance < window)
+        return attention.o(output.transpose(1, 2).flatten(2))  # [B, h, n, d_h] -> [B, n, A]

@@ -1,13 +1,14 @@
 """Keeps documents that are packed into the rows of a micro-batch apart in attention.
 
-They are given as offsets, int32 [documents + 1]: the start of each in the B rows of T tokens laid end to end, then B·T.
-Variable-length attention kernels call this cu_seqlens. Every row begins a document. A position attends only to its
-document, up to itself, and is counted from the document's beginning.
+They are given as offsets, int32 [documents + 1]: the start of each in the B rows of T tokens laid end to end,
+then B·T. Variable-length attention kernels call this cu_seqlens. Every row begins a document. A position
+attends only to its document, up to itself, and is counted from the document's beginning.
 
-Two ways to attend, chosen for each layer. Flash attention's variable-length kernel takes the offsets directly (CUDA,
-bf16 or fp16, a torch whose varlen_attn supports windows and scales). Elsewhere scaled_dot_product_attention takes a
-mask [B, 1, T, T], which is made once per micro-batch and shared by all heads and layers of one window. It is additive,
-in the compute dtype: from a boolean mask SDPA would make such a one for every layer, kept for the backward pass.
+Two ways to attend, chosen for each layer. Flash attention's variable-length kernel takes the offsets directly
+(CUDA, bf16 or fp16, a torch whose varlen_attn supports windows and scales). Elsewhere
+scaled_dot_product_attention takes a mask [B, 1, T, T], which is made once per micro-batch and shared by all
+heads and layers of one window. It is additive, in the compute dtype: from a boolean mask SDPA would make such
+a one for every layer, kept for the backward pass.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ VARLEN_OPTIONS = varlen_options(varlen_attn)
 
 
 class PackedDocuments:
-    """Positions, rotary tables and masks of one micro-batch's documents, each made once and used by all layers.
+    """Positions, rotary tables and masks of one micro-batch's documents, each made once and used by all
+    layers.
 
     Args:
         offsets: int32 [documents + 1], on the device of the hidden states.
@@ -66,7 +68,8 @@ class PackedDocuments:
         return (tokens - self.offsets[document]).view(self.batch, self.length)
 
     def table(self, head_dim: int, table: Table) -> Table:
-        """Cosines and sines [B, T, 1, d_h / 2] of the positions, from the *table* [T, 1, d_h / 2] of that head dim."""
+        """Cosines and sines [B, T, 1, d_h / 2] of the positions, from the *table* [T, 1, d_h / 2] of that
+        head dim."""
         if head_dim not in self._tables:
             cosines, sines = table
             self._tables[head_dim] = (cosines[self.positions], sines[self.positions])
@@ -97,12 +100,14 @@ def widened(offsets: Tensor, length: int, added: int) -> Tensor:
 
 
 def of_rows(offsets: Tensor, first: int, last: int, length: int) -> Tensor:
-    """Offsets of rows ``first … last - 1`` alone; documents of other rows stay as empty ones, so the size is fixed."""
+    """Offsets of rows ``first … last - 1`` alone; documents of other rows stay as empty ones, so the size is
+    fixed."""
     return offsets.clamp(first * length, last * length) - first * length
 
 
 def has_varlen_kernel(hidden: Tensor, head_dim: int) -> bool:
-    """Whether flash attention's variable-length kernel supports these hidden states and heads (Ampere or newer)."""
+    """Whether flash attention's variable-length kernel supports these hidden states and heads (Ampere or
+    newer)."""
     return (
         hidden.is_cuda
         and hidden.dtype in (torch.bfloat16, torch.float16)
@@ -112,7 +117,8 @@ def has_varlen_kernel(hidden: Tensor, head_dim: int) -> bool:
 
 
 def varlen_head_dim(head_dim: int) -> bool:
-    """Whether the kernel supports *head_dim* (aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp)."""
+    """Whether the kernel supports *head_dim*
+    (aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp)."""
     return head_dim % 8 == 0 and head_dim <= 256
 
 

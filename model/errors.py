@@ -32,8 +32,8 @@ def run_command(
         interrupted: printed after Ctrl-C.
 
     Returns:
-        The exit code: 0; 2 for bad input, and for files that cannot be read or written; 130 after Ctrl-C; 141 when
-        the reader of the output has closed it (``| head``).
+        The exit code: 0; 2 for bad input, and for files that cannot be read or written; 130 after Ctrl-C; 141
+        when the reader of the output has closed it (``| head``).
     """
     try:
         command(list(sys.argv[1:] if arguments is None else arguments))
@@ -64,15 +64,14 @@ def closest(name: str, valid: Iterable[str]) -> str:
 
 
 def shown(value: Any, limit: int = 80, plain: bool = False) -> str:
-    """Return *value* as a message quotes it: its repr, or its str if *plain*; the middle of a long one is left out.
+    """Return *value* as a message quotes it: its repr, or its str if *plain*; the middle of a long one is
+    left out.
 
     Line ends and control characters are written as in a repr in any case.
     """
     try:
         text = str(value) if plain else repr(value)
-    except ValueError:  # Python does not write integers of more than 4,300 digits
-        text = f"a number of more than {value.bit_length() * 3 // 10:,} digits"
-    except RecursionError:
-        text = f"a {type(value).__name__} nested too deeply"
+    except (ValueError, RecursionError):  # thousands of digits or levels
+        text = f"a value of type {type(value).__name__} that is too long"
     text = text if text.isprintable() else repr(text)[1:-1]
     return text if len(text) <= limit else f"{text[: limit // 2]}…{text[-limit // 4 :]}"

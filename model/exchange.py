@@ -1,21 +1,23 @@
 """Tensor-parallel attention for any head count: even columns, exchanged into whole heads and back.
 
-Every rank holds A_l/t columns of q (and its share of k and v) for any h_l. With g = gcd(kv heads, t) groups of
-r = t/g neighbours, a group's columns are whole key/value heads and the query heads that go with them. Inside a group:
+Every rank holds A_l/t columns of q (and its share of k and v) for any h_l. With g = gcd(kv heads, t) groups
+of r = t/g neighbours, a group's columns are whole key/value heads and the query heads that go with them.
+Inside a group:
 
 - batch form (r divides B): each rank attends for B/r sequences; one all-to-all before attention, one after;
-- query form (2r divides T): each rank attends for two chunks of T/2r query positions, the i-th and the (2r-1-i)-th,
-  so that causal work is the same for all ("zigzag"); q and output are exchanged, k and v gathered.
+- query form (2r divides T): each rank attends for two chunks of T/2r query positions, the i-th and the
+  (2r-1-i)-th, so that causal work is the same for all ("zigzag"); q and output are exchanged, k and v
+  gathered.
 
 Rotary positions are applied by the caller after ``scatter``, on whole heads. Bytes sent are computed in
-model/parallel_plan. The idea of exchanging heads for sequences is DeepSpeed-Ulysses' (arXiv 2309.14509), the zigzag
-order that of ring attention implementations; neither splits a head.
+model/parallel_plan. The idea of exchanging heads for sequences is DeepSpeed-Ulysses' (arXiv 2309.14509), the
+zigzag order that of ring attention implementations; neither splits a head.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,27 +25,49 @@ from torch import Tensor
 
 from model.collectives import all_gather, all_to_all
 from model.config import ModelConfig
-from model.parallel_plan import choose_form, head_groups
+from model.parallel_plan import FormName, choose_form, head_groups
 from model.process_grid import ProcessGrid
 
 Span = tuple[int, int]
 
 
-class Form(Protocol):
-    """One way to exchange columns for whole heads. Widths: c_q and c_k columns per rank, r times as many per group."""
+@dataclass
+class Form:
+    """How columns are exchanged for whole heads: c_q and c_k columns per rank, r times as many per group.
+
+    As it is here for r = 1, where the rank's columns are whole heads already; the forms below are for more
+    ranks.
+    """
+
+    ranks: int
+    """r"""
+    index: int
+    """Which rank of its group this is."""
+    group: Any
+    """The process group."""
+    batch: int
+    """B"""
+    length: int
+    """T"""
 
     @property
     def spans(self) -> list[Span]:
         """Query positions [start, stop) that this rank attends for, in the order of its rows."""
+        return [(0, self.length)]
 
-    def rows(self, batch: int) -> tuple[int, int]:
+    @property
+    def sequences(self) -> Span:
         """First and last + 1 of the B sequences that this rank attends for."""
+        return 0, self.batch
 
     def scatter(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """This rank's columns [B, T, c_q or c_k] -> the group's: this rank's query rows, and keys and values."""
+        """This rank's columns [B, T, c_q or c_k] -> the group's: this rank's query rows, and keys and
+        values."""
+        return query, key, value
 
     def gather(self, output: Tensor) -> Tensor:
         """Attention output on this rank's query rows, the group's columns -> its columns [B, T, c_q]."""
+        return output
 
 
 class HeadExchange:
@@ -67,62 +91,26 @@ class HeadExchange:
         """The form for B sequences of T positions.
 
         Raises:
-            UserError: neither form can split them, and gradients are enabled or the sequences are packed documents.
-                Else, without gradients (sampling), the batch is padded instead.
+            UserError: neither form can split them, and gradients are enabled or the sequences are packed
+                documents. Else, without gradients (sampling), the batch is padded instead.
         """
         if self.ranks == 1:
-            return WholeHeads(length)
-        if torch.is_grad_enabled() or packed:
-            kind = choose_form(self.ranks, batch, length, self.layer)
+            form = Form
+        elif torch.is_grad_enabled() or packed:
+            form = FORMS[choose_form(self.ranks, batch, length, self.layer)]
         else:
-            kind = "query" if batch % self.ranks and length % (2 * self.ranks) == 0 else "batch"
-        if kind == "query":
-            return QueryForm(self.ranks, self.index, self.process_group, length)
-        return BatchForm(self.ranks, self.index, self.process_group, batch, length)
+            form = QueryForm if batch % self.ranks and length % (2 * self.ranks) == 0 else BatchForm
+        return form(self.ranks, self.index, self.process_group, batch, length)
 
 
-@dataclass
-class WholeHeads:
-    """r = 1: the rank's columns are whole heads already."""
-
-    length: int
+class BatchForm(Form):
+    """B/r sequences per rank. A batch that r does not divide is padded with empty sequences (sampling
+    only)."""
 
     @property
-    def spans(self) -> list[Span]:
-        """All positions."""
-        return [(0, self.length)]
-
-    def rows(self, batch: int) -> tuple[int, int]:
-        """All sequences."""
-        return 0, batch
-
-    def scatter(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The tensors themselves."""
-        return query, key, value
-
-    def gather(self, output: Tensor) -> Tensor:
-        """The tensor itself."""
-        return output
-
-
-@dataclass
-class BatchForm:
-    """B/r sequences per rank. A batch that r does not divide is padded with empty sequences (sampling only)."""
-
-    ranks: int
-    index: int
-    group: Any
-    batch: int
-    length: int
-
-    @property
-    def spans(self) -> list[Span]:
-        """All positions."""
-        return [(0, self.length)]
-
-    def rows(self, batch: int) -> tuple[int, int]:
+    def sequences(self) -> Span:
         """The index-th of r equal parts."""
-        return self.index * batch // self.ranks, (self.index + 1) * batch // self.ranks
+        return self.index * self.batch // self.ranks, (self.index + 1) * self.batch // self.ranks
 
     def scatter(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[B, T, c] -> [B/r, T, r c] of q, k and v, in one all-to-all."""
@@ -143,14 +131,8 @@ class BatchForm:
         return all_to_all(columns, self.group).flatten(0, 1)[: self.batch]
 
 
-@dataclass
-class QueryForm:
+class QueryForm(Form):
     """2T/2r query positions per rank, against all keys and values."""
-
-    ranks: int
-    index: int
-    group: Any
-    length: int
 
     @property
     def spans(self) -> list[Span]:
@@ -158,10 +140,6 @@ class QueryForm:
         size = self.length // (2 * self.ranks)
         chunks = (self.index, 2 * self.ranks - 1 - self.index)
         return [(chunk * size, (chunk + 1) * size) for chunk in chunks]
-
-    def rows(self, batch: int) -> tuple[int, int]:
-        """All sequences."""
-        return 0, batch
 
     def scatter(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[B, T, c_q] -> [B, T/r, r c_q]; k and v [B, T, c_k] -> [B, T, r c_k] each."""
@@ -179,3 +157,6 @@ class QueryForm:
         rows = all_to_all(columns, self.group).transpose(0, 1)  # [B, r, T/r, c_q]: rows of each rank
         front, back = rows.chunk(2, dim=2)  # [B, r, T/2r, c_q] each
         return torch.cat((front, back.flip(1)), dim=1).flatten(1, 2)
+
+
+FORMS: dict[FormName, type[Form]] = {"none": Form, "batch": BatchForm, "query": QueryForm}

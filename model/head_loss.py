@@ -1,8 +1,9 @@
 """Output head and mean cross entropy in one, a chunk of tokens at a time: all logits never exist at once.
 
-The forward pass makes each chunk's logits, their loss, and in place of them its gradient, and from that at once both
-gradients of the head's product, as liger-kernel and cut-cross-entropy do on GPUs. So the logits are read once, and what
-waits for the backward pass is a gradient as large as the hidden state and one as large as the weight.
+The forward pass makes each chunk's logits, their loss, and in place of them its gradient, and from that at
+once both gradients of the head's product, as liger-kernel and cut-cross-entropy do on GPUs. So the logits are
+read once, and what waits for the backward pass is a gradient as large as the hidden state and one as large as
+the weight.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from torch import Tensor
 from model.loss import IGNORED_LABEL, row_chunks
 
 CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**27}
-"""Logits made at a time, by device type: 8 MiB of bf16 on a CPU, so that they stay in its cache; 256 MiB on a GPU."""
+"""Logits made at a time, by device type: 8 MiB of bf16 on a CPU, so that they stay in its cache; 256 MiB on a
+GPU."""
 PRODUCT_TOKENS = {"cpu": 1024, "cuda": 6144}
-"""Tokens whose gradients are multiplied together, or those of one chunk, by device type. Every such product is added to
-the gradient of the whole weight, so it should not be small; docs/performance.md has the times."""
+"""Tokens whose gradients are multiplied together, or those of one chunk, by device type. Every such product
+is added to the gradient of the whole weight, so it should not be small; docs/performance.md has the times."""
 
 Step = Callable[[Tensor, Tensor, int, bool], Tensor]
 
@@ -37,8 +39,8 @@ def head_cross_entropy(
         step: loss_and_residual, or what torch.compile made of it.
 
     Returns:
-        A scalar, computed in fp32 (fp64 for fp64); 0 if no token counts. It equals model.loss.cross_entropy of the
-        logits but for rounding: gradients are summed chunk by chunk, in fp32.
+        A scalar, computed in fp32 (fp64 for fp64); 0 if no token counts. It equals model.loss.cross_entropy
+        of the logits but for rounding: gradients are summed chunk by chunk, in fp32.
     """
     wanted = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     return _HeadCrossEntropy.apply(
@@ -101,7 +103,8 @@ def add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
 
 
 def loss_and_residual(logits: Tensor, targets: Tensor, vocab_size: int, wanted: bool) -> Tensor:
-    """The losses [n] of logits [n, columns], in fp32; if *wanted*, logits become softmax(logits) - onehot(target).
+    """The losses [n] of logits [n, columns], in fp32; if *wanted*, logits become softmax(logits) -
+    onehot(target).
 
     The logits may be overwritten anyhow. torch.compile makes one kernel of it.
     """
@@ -114,7 +117,8 @@ def loss_and_residual(logits: Tensor, targets: Tensor, vocab_size: int, wanted: 
         return logits.to(wide).logsumexp(dim=1) - label_logits.squeeze(1)
     largest, position = logits.max(dim=1, keepdim=True)
     probabilities = torch.softmax(logits, dim=1, dtype=wide)
-    # log-sum-exp = largest - log(its probability), which is at least 1 / columns: one pass over the logits less.
+    # log-sum-exp = largest - log(its probability), which is at least 1 / columns: one pass over the logits
+    # less.
     losses = largest.to(wide) - probabilities.gather(1, position).log() - label_logits
     probabilities.scatter_add_(1, targets[:, None], probabilities.new_full((1, 1), -1).expand_as(losses))
     logits.copy_(probabilities)
@@ -133,7 +137,8 @@ def _in_one_kernel(logits: Tensor, targets: Tensor, vocab_size: int, wanted: boo
 
 
 def token_chunks(tokens: int, columns: int, device_type: str) -> list[slice]:
-    """The chunks that the loss of *tokens* is made in, each with at most CHUNK_ELEMENTS logits, or one token."""
+    """The chunks that the loss of *tokens* is made in, each with at most CHUNK_ELEMENTS logits, or one
+    token."""
     return row_chunks(tokens, columns, CHUNK_ELEMENTS, device_type)
 
 

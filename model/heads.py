@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterable
 from itertools import groupby
 
@@ -11,31 +12,28 @@ from model.errors import UserError, shown
 HeadSchedule = tuple[int, ...]
 
 MOST_LAYERS = 10_000
-MOST_DIGITS = 10
+_TERM = re.compile(r"\s*([1-9]\d{0,9})\s*(?:x\s*([1-9]\d{0,9})\s*)?", re.ASCII)
 
 
 def parse_heads(text: str) -> HeadSchedule:
     """Read a head schedule: comma-separated terms ``h`` (one layer) or ``hxN`` (N layers of h heads).
 
     ``"3x2,6,12"`` is ``(3, 3, 6, 12)``. Blanks around terms are ignored.
-    Raises UserError for anything else: an empty term, a non-number, a number below 1, more than MOST_LAYERS layers.
+    Raises UserError for anything else: an empty term, a non-number, a number below 1, more than MOST_LAYERS
+    layers.
     """
     schedule: list[int] = []
     for term in text.split(","):
-        heads, times, layers = term.strip().partition("x")
-        counts = [heads.strip(), layers.strip()] if times else [heads.strip(), "1"]
-        # isascii: str.isdigit accepts superscripts and other digits that int() refuses or that users do not mean
-        if not all(
-            count.isascii() and count.isdigit() and len(count) <= MOST_DIGITS and int(count) >= 1
-            for count in counts
-        ):
+        found = _TERM.fullmatch(term)
+        if not found:
             raise UserError(
                 f"heads: {shown(term.strip())} in {shown(text)} is not a head count; "
                 "write h or hxN with positive integers, for example 3x2,6x2,8x2,12x6"
             )
-        if len(schedule) + int(counts[1]) > MOST_LAYERS:
+        heads, layers = int(found[1]), int(found[2] or 1)
+        if len(schedule) + layers > MOST_LAYERS:
             raise UserError(f"heads: {shown(text)} has more than {MOST_LAYERS:,} layers; give at most that")
-        schedule += [int(counts[0])] * int(counts[1])
+        schedule += [heads] * layers
     return tuple(schedule)
 
 

@@ -1,10 +1,10 @@
 """Factories for the layers that hold matrices: the only place that chooses their classes.
 
 Every matrix of the network is a column-parallel linear (its outputs can be split over ranks), a row-parallel
-linear (its inputs can) or the token embedding; the callers name which, and these functions build it: torch's own
-classes at t = 1, megatron-core's parallel ones, with the same parameter names, on a process grid with t > 1.
-megatron-core is imported only then. The grid has no default: a layer without one would be whole in a sharded
-model.
+linear (its inputs can) or the token embedding; the callers name which, and these functions build it: torch's
+own classes at t = 1, megatron-core's parallel ones, with the same parameter names, on a process grid with t >
+1. megatron-core is imported only then. The grid has no default: a layer without one would be whole in a
+sharded model.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def row_linear(in_features: int, out_features: int, bias: bool, grid: ProcessGri
 
 
 def output_head(d_model: int, rows: int, grid: ProcessGrid) -> nn.Module:
-    """The output head of a model that is not tied, *rows* being the padded vocabulary: a column_linear at t > 1."""
+    """The output head of a model that is not tied, *rows* being the padded vocabulary: a column_linear at t >
+    1."""
     if grid.tensor_parallel > 1:
         return column_linear(d_model, rows, bias=False, grid=grid)
     return OutputHead(d_model, rows, bias=False)
@@ -108,7 +109,8 @@ def enter_columns(hidden: Tensor, grid: ProcessGrid) -> Tensor:
 def joint_columns(hidden: Tensor, layers: Sequence[nn.Module]) -> tuple[Tensor, ...]:
     """The outputs of several column_linear layers of one input [B, T, d], as views of one product.
 
-    The layers keep their parameters. Not at ZeRO stage 3, which needs each layer's own forward pass (see above).
+    The layers keep their parameters. Not at ZeRO stage 3, which needs each layer's own forward pass (see
+    above).
     """
     weights = [layer.weight for layer in layers]
     biases = [layer.bias for layer in layers]
@@ -118,7 +120,8 @@ def joint_columns(hidden: Tensor, layers: Sequence[nn.Module]) -> tuple[Tensor, 
 
 
 def shard_dim(parameter: nn.Parameter) -> int | None:
-    """The dimension along which the tensor group's ranks hold equal parts of a parameter; None if each has it all."""
+    """The dimension along which the tensor group's ranks hold equal parts of a parameter; None if each has it
+    all."""
     if getattr(parameter, "tensor_model_parallel", False):
         return int(parameter.partition_dim)  # type: ignore[attr-defined]
     return None

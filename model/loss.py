@@ -14,8 +14,8 @@ from model.process_grid import ProcessGrid
 
 IGNORED_LABEL = -100
 
-# Logits are converted to fp32 this many elements at a time, by device type. On a GPU (64 MiB) that saves 1.6 GB
-# of fp32 logits in the forward pass, and as much for their gradient, at a vocabulary of 50,304 and 8
+# Logits are converted to fp32 this many elements at a time, by device type. On a GPU (64 MiB) that saves 1.6
+# GB of fp32 logits in the forward pass, and as much for their gradient, at a vocabulary of 50,304 and 8
 # sequences of 1,024 bf16 tokens. On a CPU it also keeps a chunk in the cache, but every chunk waits for all
 # threads ten times: docs/performance.md has the times from 2^16 to 2^24. The bits do not depend on it.
 CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**24}
@@ -67,7 +67,8 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def parallel_cross_entropy(logits: Tensor, labels: Tensor, vocab_size: int, grid: ProcessGrid) -> Tensor:
-    """cross_entropy of logits whose columns are spread over the tensor group, t > 1; the same on all its ranks.
+    """cross_entropy of logits whose columns are spread over the tensor group, t > 1; the same on all its
+    ranks.
 
     logits: [..., columns / t], this rank's contiguous part; labels and vocab_size are those of the whole
     vocabulary. The logits are not written to and never leave their rank: what is all-reduced per token is the
@@ -78,7 +79,8 @@ def parallel_cross_entropy(logits: Tensor, labels: Tensor, vocab_size: int, grid
 
 
 class _ParallelCrossEntropy(torch.autograd.Function):
-    """As _CrossEntropy. A rank may hold padded columns only: its part of the sums is zero, its gradient too."""
+    """As _CrossEntropy. A rank may hold padded columns only: its part of the sums is zero, its gradient
+    too."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, vocab_size: int, grid: ProcessGrid) -> Tensor:
@@ -128,7 +130,8 @@ def _chunks(logits: Tensor) -> list[slice]:
 
 
 def row_chunks(rows: int, columns: int, limits: Mapping[str, int], device_type: str) -> list[slice]:
-    """Slices of the *rows* of a matrix, as equal as they can be, of at most so many elements, or one row, each.
+    """Slices of the *rows* of a matrix, as equal as they can be, of at most so many elements, or one row,
+    each.
 
     limits: that number by device type; other devices than those have a GPU's.
     """

@@ -1,12 +1,12 @@
 """megatron-core's tensor-parallel layers, with collectives that run on any backend. Imported at t > 1 only.
 
-megatron-core's classes make the shards and mark them for DeepSpeed and Megatron tools (``tensor_model_parallel``,
-``partition_dim``). The forward passes are ours, because megatron's need CUDA for some collectives and sum the gradients
-of q, k and v one by one: here one ``enter`` serves all three.
+megatron-core's classes make the shards and mark them for DeepSpeed and Megatron tools
+(``tensor_model_parallel``, ``partition_dim``). The forward passes are ours, because megatron's need CUDA for
+some collectives and sum the gradients of q, k and v one by one: here one ``enter`` serves all three.
 
-A hidden state outside these layers is [B, T, d] and equal on all ranks of the tensor group; with sequence parallelism
-it is [B, T/t, d], each rank's part of the positions (arXiv 2205.05198, section 4.2.2), and the all-reduces become
-all-gathers and reduce-scatters, which together move as many bytes.
+A hidden state outside these layers is [B, T, d] and equal on all ranks of the tensor group; with sequence
+parallelism it is [B, T/t, d], each rank's part of the positions (arXiv 2205.05198, section 4.2.2), and the
+all-reduces become all-gathers and reduce-scatters, which together move as many bytes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def leave(partial: Tensor, grid: ProcessGrid) -> Tensor:
 def shared(parameter: Tensor, grid: ProcessGrid) -> Tensor:
     """A replicated parameter, for use on hidden states: its gradient is made equal on all ranks.
 
-    With whole hidden states it is equal already; with sequence parallelism each rank has only a part of the gradient.
+    With whole hidden states it is equal already; with sequence parallelism each rank has only a part of the
+    gradient.
     """
     return copy_to_ranks(parameter, grid.tensor_group) if grid.sequence_parallel else parameter
 
@@ -75,7 +76,8 @@ class ColumnLinear(ColumnParallelLinear):
 
 
 class RowLinear(RowParallelLinear):
-    """Columns of the weight [out, in/t]; the bias [out] is whole on every rank and added once, after the sum."""
+    """Columns of the weight [out, in/t]; the bias [out] is whole on every rank and added once, after the
+    sum."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool, grid: ProcessGrid) -> None:
         super().__init__(
@@ -85,7 +87,8 @@ class RowLinear(RowParallelLinear):
         _prepare(self, weight_dim=1, bias_sharded=False)
 
     def forward(self, columns: Tensor) -> Tensor:
-        """This rank's columns [B, T, in/t] -> hidden state [B, T, out] (a part of T with sequence parallelism)."""
+        """This rank's columns [B, T, in/t] -> hidden state [B, T, out] (a part of T with sequence
+        parallelism)."""
         hidden = leave(F.linear(columns, self.weight), self.grid)
         return hidden if self.bias is None else hidden + shared(self.bias, self.grid)
 
@@ -99,7 +102,8 @@ class TokenEmbedding(VocabParallelEmbedding):
         _prepare(self, weight_dim=0, bias_sharded=False)
 
     def forward(self, input: Tensor, as_output: bool = False) -> Tensor:
-        """Token ids [B, T] -> hidden state; with as_output, [B, T, d] from ``enter`` -> this rank's logits."""
+        """Token ids [B, T] -> hidden state; with as_output, [B, T, d] from ``enter`` -> this rank's
+        logits."""
         if as_output:
             return F.linear(input, self.weight)  # [B, T, rows/t]
         local = input - self.vocab_start_index
@@ -126,7 +130,8 @@ def _common(grid: ProcessGrid) -> dict[str, Any]:
     return {
         "config": ModelParallelConfig(
             tensor_model_parallel_size=grid.tensor_parallel,
-            # "CPU" means: allocate with plain torch.empty, which zero.Init and torch.device contexts can redirect.
+            # "CPU" means: allocate with plain torch.empty, which zero.Init and torch.device contexts can
+            # redirect.
             use_cpu_initialization=True,
             perform_initialization=False,
             gradient_accumulation_fusion=False,
@@ -140,8 +145,8 @@ def _common(grid: ProcessGrid) -> dict[str, Any]:
 def _prepare(module: nn.Module, weight_dim: int, bias_sharded: bool) -> None:
     """Mark which parameters are shards, and keep megatron's ``_extra_state: None`` out of state dicts.
 
-    Without the marks DeepSpeed leaves the shards of ranks > 0 out of the gradient norm; its universal checkpoint
-    converter crashes on the extra entries.
+    Without the marks DeepSpeed leaves the shards of ranks > 0 out of the gradient norm; its universal
+    checkpoint converter crashes on the extra entries.
     """
     set_tensor_model_parallel_attributes(module.weight, True, weight_dim, 1)
     bias = getattr(module, "bias", None)

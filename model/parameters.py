@@ -1,7 +1,7 @@
 """The role of every parameter, decided by the module that owns it, its shape, and how it is sharded.
 
-The role never comes from the shape: under ZeRO-3 every parameter is flat, so "decay what has two dimensions" would
-decay nothing.
+The role never comes from the shape: under ZeRO-3 every parameter is flat, so "decay what has two dimensions"
+would decay nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class ParameterSpec:
     shard_dimension: int | None
     """The dimension that tensor parallelism cuts; None: every rank has all of it."""
     vocabulary: bool
-    """Whether dimension 0 is the padded vocabulary, whose number of zero rows at the end depends on the world."""
+    """Whether dimension 0 is the padded vocabulary, whose number of zero rows at the end depends on the
+    world."""
 
 
 def parameter_specs(config: ModelConfig) -> dict[str, ParameterSpec]:
@@ -115,7 +116,8 @@ def shard_dimension(name: str, role: ParameterRole) -> int | None:
 
 
 def has_vocabulary_rows(name: str) -> bool:
-    """Whether a parameter has one row per (padded) vocabulary entry: the token embedding, and an untied head."""
+    """Whether a parameter has one row per (padded) vocabulary entry: the token embedding, and an untied
+    head."""
     return name in ("token_embedding.weight", "output.weight")
 
 

@@ -1,11 +1,11 @@
 """The tensor x data grid of processes.
 
-Ranks are laid out tensor first: the t ranks of a tensor group are neighbours (r = data_rank * t + tensor_rank), so
-that on a cluster they share a node. At t = 1 there is nothing to lay out.
+Ranks are laid out tensor first: the t ranks of a tensor group are neighbours (r = data_rank * t +
+tensor_rank), so that on a cluster they share a node. At t = 1 there is nothing to lay out.
 
 A grid is passed to the model, to DeepSpeed (pretrain/engine/mpu.py) and to the run's World; it is not global.
-megatron-core's parallel_state is not used: it would be one grid for the whole process, which layers could find by
-themselves, and it makes 17 groups where two are needed at t = 2 (on 512 ranks at t = 8 some 3,000).
+megatron-core's parallel_state is not used: it would be one grid for the whole process, which layers could
+find by themselves, and it makes 17 groups where two are needed at t = 2 (on 512 ranks at t = 8 some 3,000).
 """
 
 from __future__ import annotations
@@ -75,8 +75,9 @@ def start_grid(
         tensor_parallel: t, a divisor of the number of ranks.
         sequence_parallel: see ProcessGrid; without effect at t = 1.
         timeout: longest time that a collective of one of the groups may take.
-        head_group_sizes: which head groups a model needs (model.parallel_plan.head_group_sizes); None makes those of
-            every divisor of t. On 512 ranks at t = 8 that is 384 groups, each of which all ranks take part in making.
+        head_group_sizes: which head groups a model needs (model.parallel_plan.head_group_sizes); None makes
+            those of every divisor of t. On 512 ranks at t = 8 that is 384 groups, each of which all ranks
+            take part in making.
 
     Raises:
         UserError: t does not divide the number of ranks.
@@ -94,8 +95,9 @@ def start_grid(
                 [range(first, first + ranks) for first in range(0, size, ranks)], timeout
             )
     data_group = _make_group_of_this_rank([range(first, size, t) for first in range(t)], timeout)
-    # A rank has a group as soon as it is connected itself. If it went on to fail and leave, a slower one that is still
-    # connecting would report that in place of the error. This is a barrier, for which NCCL need not be told a device.
+    # A rank has a group as soon as it is connected itself. If it went on to fail and leave, a slower one that
+    # is still connecting would report that in place of the error. This is a barrier, for which NCCL need not
+    # be told a device.
     dist.all_gather_object([None] * size, None)
     return ProcessGrid(
         tensor_parallel=t,

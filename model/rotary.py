@@ -75,8 +75,9 @@ def rotate_plainly(heads: Tensor, table: Table) -> Tensor:
 def rotate_by_swapping(heads: Tensor, table: Table) -> Tensor:
     """What rotate_plainly computes, to the bit, without joining halves: x·cos + swapped(x)·(∓sin).
 
-    For GPUs: triton can then write the gradients of q and k to where those of a joint product are expected; else they
-    would be copied. Compiled for a CPU it is up to five times as slow where half a head is less than a vector register.
+    For GPUs: triton can then write the gradients of q and k to where those of a joint product are expected;
+    else they would be copied. Compiled for a CPU it is up to five times as slow where half a head is less
+    than a vector register.
     """
     cosines, sines = table
     halves = heads.unflatten(-1, (2, -1))  # [B, T, h, 2, d_h / 2]
@@ -88,7 +89,8 @@ def rotate_by_swapping(heads: Tensor, table: Table) -> Tensor:
 
 
 class _Rotation(torch.autograd.Function):
-    """rotate_plainly in six kernels, none of which joins halves; its gradient is the rotation by the opposite angle."""
+    """rotate_plainly in six kernels, none of which joins halves; its gradient is the rotation by the opposite
+    angle."""
 
     @staticmethod
     def forward(ctx: Any, heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
@@ -107,7 +109,8 @@ def _rotated(heads: Tensor, cosines: Tensor, sines: Tensor, sign: int) -> Tensor
     first, second = heads.chunk(2, dim=-1)
     rotated = torch.empty(heads.shape, dtype=cosines.dtype, device=heads.device)
     left, right = rotated.chunk(2, dim=-1)
-    # Not addcmul_: it rounds once where the formula rounds twice, and the bits would differ from rotate_plainly's.
+    # Not addcmul_: it rounds once where the formula rounds twice, and the bits would differ from
+    # rotate_plainly's.
     torch.mul(first, cosines, out=left).sub_(second * sines, alpha=sign)
     torch.mul(second, cosines, out=right).add_(first * sines, alpha=sign)
     return rotated.to(heads.dtype)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from model.attention import Attention, local_mask
+from model.attention import Attention, BlockInputs, Kernel, local_mask
 from model.collectives import gather_last
 from model.config import ModelConfig
 from model.documents import PackedDocuments, widened
@@ -22,28 +22,35 @@ from model.loss import IGNORED_LABEL, cross_entropy, parallel_cross_entropy
 from model.norms import build_norm
 from model.parallel_plan import check_tensor_parallel
 from model.process_grid import ALONE, ProcessGrid
-from model.rotary import RotaryTables, Table
+from model.rotary import RotaryTables, Table, table_rows
 
 Fused = Literal["all", "loss", "none"]
-"""What is computed in one: all (q, k and v; gate and up; the output head and the loss), the last only, or nothing."""
+"""What is computed in one: all (q, k and v; gate and up; the output head and the loss), the last only, or
+nothing."""
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + ffn(norm(x)). *joint* is Attention's and FeedForward's, *blocks* Attention's."""
+    """x + attention(norm(x)), then x + ffn(norm(x)). *joint* and *attention* are those of Attention and
+    FeedForward."""
 
     def __init__(
-        self, config: ModelConfig, layer: int, grid: ProcessGrid, joint: bool = False, blocks: bool = False
+        self,
+        config: ModelConfig,
+        layer: int,
+        grid: ProcessGrid,
+        joint: bool = False,
+        attention: Kernel = "torch",
     ) -> None:
         super().__init__()
         self.attention_norm = build_norm(config, grid)
-        self.attention = Attention(config, layer, grid, joint, blocks)
+        self.attention = Attention(config, layer, grid, joint, attention)
         self.ffn_norm = build_norm(config, grid)
         self.ffn = FeedForward(config, grid, joint)
 
     def forward(
         self, hidden: Tensor, table: Table | None, mask: Tensor | None, offsets: Tensor | None = None
     ) -> Tensor:
-        """Hidden [B, T, d] -> [B, T, d]; table, mask and offsets as in Attention.forward."""
+        """Hidden [B, T, d] -> [B, T, d]; what else is given as BlockInputs says."""
         hidden = hidden + self.attention(self.attention_norm(hidden), table, mask, offsets)
         return hidden + self.ffn(self.ffn_norm(hidden))
 
@@ -53,9 +60,10 @@ class Transformer(nn.Module):
 
     Its weights are torch's defaults until model.initialization.initialize sets them.
     checkpoint_activations keeps only each block's input and runs the block again in the backward pass.
-    block_attention is Attention's *blocks*.
-    fused changes no more than rounding. At t > 1 the loss has its own form, and at ZeRO stage 3 "all" is not possible.
-    On a *grid* with t > 1 this is the part of the model that its rank holds; without one the model is whole.
+    attention says what computes attention, see Kernel.
+    fused changes no more than rounding. At t > 1 the loss has its own form, and at ZeRO stage 3 "all" is not
+    possible. On a *grid* with t > 1 this is the part of the model that its rank holds; without one the model
+    is whole.
 
     Raises UserError if t does not divide the widths of the model.
     """
@@ -67,7 +75,7 @@ class Transformer(nn.Module):
         *,
         checkpoint_activations: bool = False,
         fused: Fused = "loss",
-        block_attention: bool = False,
+        attention: Kernel = "torch",
     ) -> None:
         super().__init__()
         self.config = config
@@ -86,7 +94,7 @@ class Transformer(nn.Module):
         else:
             self.rotary = RotaryTables(config.context_length, config.rope_base)
         self.layers = nn.ModuleList(
-            Block(config, layer, grid, joint=fused == "all", blocks=block_attention)
+            Block(config, layer, grid, joint=fused == "all", attention=attention)
             for layer in range(config.num_layers)
         )
         self.final_norm = build_norm(config, grid)
@@ -96,8 +104,8 @@ class Transformer(nn.Module):
         if config.classes is not None:
             if grid.sequence_parallel:
                 raise UserError(
-                    "sequence_parallel: does not go with a sequence classifier, whose head reads one position of each "
-                    "sequence; leave it out"
+                    "sequence_parallel: does not go with a sequence classifier, whose head reads one "
+                    "position of each sequence; leave it out"
                 )
             self.classifier = nn.Linear(config.d_model, config.classes, bias=False)
         elif not config.tie_embeddings:
@@ -110,13 +118,15 @@ class Transformer(nn.Module):
 
         labels [B, T] int64: the token that follows each position (already shifted by the caller), -100 where
         nothing is to be predicted. T may be at most context_length; UserError otherwise.
-        A sequence classifier has logits [B, T, classes], and its labels are classes: one a sequence, at its last token.
+        A sequence classifier has logits [B, T, classes], and its labels are classes: one a sequence, at its
+        last token.
 
-        document_offsets int32 [documents + 1]: where documents begin when the B rows are laid end to end, then B·T.
-        Each row begins a document. No position then attends to another document, and positions count from 0 in each of
-        them: the logits are those of every document run by itself. None: each row is one document.
+        document_offsets int32 [documents + 1]: where documents begin when the B rows are laid end to end,
+        then B·T. Each row begins a document. No position then attends to another document, and positions
+        count from 0 in each of them: the logits are those of every document run by itself. None: each row is
+        one document.
         """
-        batch, length = tokens.shape
+        length = tokens.shape[1]
         if length > self.config.context_length:
             raise UserError(f"tokens: {length} positions exceed context_length {self.config.context_length}")
         if self.grid.sequence_parallel and length % self.grid.tensor_parallel:
@@ -128,65 +138,81 @@ class Transformer(nn.Module):
             if labels is not None:
                 return self.forward(tokens, F.pad(labels, padding, value=IGNORED_LABEL), document_offsets)
             return self.forward(tokens, None, document_offsets)[:, :length]
-        hidden = self.token_embedding(tokens)  # [B, T, d]
+        hidden, inputs = self.enter(tokens, document_offsets)
+        for block, given in zip(self.layers, inputs, strict=True):
+            if self.checkpoint_activations and torch.is_grad_enabled():
+                hidden = cast(Tensor, checkpoint(block, hidden, *given, use_reentrant=False))
+            else:
+                hidden = block(hidden, *given)
+        if labels is not None:
+            return self.loss_of(hidden, labels)
+        if self.classifier is not None:
+            return cast(Tensor, self.classifier(self.final_norm(hidden)))
+        logits = self.logits_of(hidden)
+        if self.grid.tensor_parallel > 1:
+            logits = gather_last(logits, self.grid.tensor_group)
+        return logits[..., : self.config.vocab_size]
+
+    def enter(
+        self, tokens: Tensor, document_offsets: Tensor | None = None
+    ) -> tuple[Tensor, list[BlockInputs]]:
+        """Tokens [B, T] -> what enters the first block [B, T, d], and what each block gets besides the hidden
+        states.
+
+        T and document_offsets as in forward. With sequence parallelism the hidden states are this rank's part
+        of T.
+        """
+        batch, length = tokens.shape
+        hidden = self.token_embedding(tokens)
         documents = None
         if document_offsets is not None:
             documents = PackedDocuments(document_offsets, batch, length, hidden.dtype)
         if self.position_embedding is not None:
             positions = documents.positions if documents else torch.arange(length, device=tokens.device)
             hidden = hidden + self.position_embedding(positions)
-        hidden = self._run_layers(hidden, length, documents)
-        if labels is not None:
-            return self.loss_of(hidden, labels)
-        if self.classifier is not None:
-            return cast(Tensor, self.classifier(self.final_norm(hidden)))
-        logits = self._logits(hidden)
-        if self.grid.tensor_parallel > 1:
-            logits = gather_last(logits, self.grid.tensor_group)
-        return logits[..., : self.config.vocab_size]
+        masks: dict[int | None, Tensor | None] = {}  # layers with the same window share one
+        inputs = []
+        for layer, block in enumerate(self.layers):
+            window, mask, offsets = self.config.layer_window(layer), None, None
+            table = self.table(layer, hidden, 0, length)
+            if documents is None:
+                if window not in masks:
+                    masks[window] = local_mask(length, window, hidden.device)
+                mask = masks[window]
+            else:
+                table = table and documents.table(self.config.layer_head_dim(layer), table)
+                if cast(Block, block).attention.takes_offsets(hidden, batch, length):
+                    offsets = documents.offsets
+                else:
+                    mask = documents.mask(window)
+            inputs.append(BlockInputs(table, mask, offsets))
+        return hidden, inputs
+
+    def table(self, layer: int, hidden: Tensor, start: int, stop: int) -> Table | None:
+        """The layer's rotary table of positions [start, stop) for these hidden states, or None."""
+        if self.rotary is None:
+            return None
+        head_dim = self.config.layer_head_dim(layer)
+        return table_rows(self.rotary.get(head_dim, stop, hidden.device, hidden.dtype), start, stop)
 
     def loss_of(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """The last block's output [B, T, d] and labels [B, T] -> mean loss in nats: final norm, head, cross entropy."""
+        """The last block's output [B, T, d] and labels [B, T] -> mean loss in nats: final norm, head, cross
+        entropy."""
         vocab_size = self.config.vocab_size
         if self.classifier is not None:
             return cross_entropy(
                 self.classifier(self.final_norm(hidden)), labels, self.classifier.out_features
             )
         if self.grid.tensor_parallel > 1:
-            return parallel_cross_entropy(self._logits(hidden), labels, vocab_size, self.grid)
+            return parallel_cross_entropy(self.logits_of(hidden), labels, vocab_size, self.grid)
         if self.fused == "none":
-            return cross_entropy(self._logits(hidden), labels, vocab_size)
+            return cross_entropy(self.logits_of(hidden), labels, vocab_size)
         loss = partial(head_cross_entropy, labels=labels, vocab_size=vocab_size, step=self.loss_and_residual)
         return cast(Tensor, (self.output or self.token_embedding)(self.final_norm(hidden), loss=loss))
 
-    def _logits(self, hidden: Tensor) -> Tensor:
+    def logits_of(self, hidden: Tensor) -> Tensor:
         """The last block's output [B, T, d] -> this rank's logits [B, T, padded vocabulary / t]."""
         hidden = enter_columns(self.final_norm(hidden), self.grid)
         if self.output is not None:
             return cast(Tensor, self.output(hidden))
         return cast(Tensor, self.token_embedding(hidden, as_output=True))
-
-    def _run_layers(self, hidden: Tensor, length: int, documents: PackedDocuments | None) -> Tensor:
-        device = hidden.device
-        # Layers with the same window share one mask.
-        masks: dict[int | None, Tensor | None] = {}
-        if documents is None:
-            windows = {self.config.layer_window(layer) for layer in range(self.config.num_layers)}
-            masks = {window: local_mask(length, window, device) for window in windows}
-        for layer, module in enumerate(self.layers):
-            block = cast(Block, module)
-            window = self.config.layer_window(layer)
-            mask, table, offsets = masks.get(window), None, None
-            if self.rotary is not None:
-                head_dim = self.config.layer_head_dim(layer)
-                table = self.rotary.get(head_dim, length, device, hidden.dtype)
-                table = table if documents is None else documents.table(head_dim, table)
-            if documents is not None and block.attention.takes_offsets(hidden, documents.batch, length):
-                offsets = documents.offsets
-            elif documents is not None:
-                mask = documents.mask(window)
-            if self.checkpoint_activations and torch.is_grad_enabled():
-                hidden = cast(Tensor, checkpoint(block, hidden, table, mask, offsets, use_reentrant=False))
-            else:
-                hidden = block(hidden, table, mask, offsets)
-        return hidden

@@ -61,6 +61,7 @@ EXTENSIONS = (
         in_run="pretrain.growth.extension:Growing",
     ),
     Listed("plots", in_run="pretrain.plots.extension:Plotting"),
+    Listed("presets", files=("presets.py",)),
     Listed("prepare"),
     Listed("plan"),
     Listed("generate", files=("generate.py",)),

@@ -11,7 +11,6 @@ import torch
 
 from model.attention import any_length
 from model.config import ModelConfig
-from model.heads import format_heads
 from pretrain.config.run_config import group_and_seed
 from pretrain.data.corpus import Corpus
 from pretrain.engine.kernels import attention_kernels, kernel_line
@@ -76,8 +75,9 @@ def _fused(session: Session) -> str:
 def _attention_line(session: Session) -> str:
     decisions = session.decisions
     dtype = torch.bfloat16 if decisions.bf16 else torch.float32
-    blocks = decisions.attention.value == "blocks"
-    kernels = attention_kernels(session.model, session.world.device, dtype, session.run.document_mask, blocks)
+    kernels = attention_kernels(
+        session.model, session.world.device, dtype, session.run.document_mask, decisions.attention.value
+    )
     return kernel_line(kernels)
 
 
@@ -94,18 +94,7 @@ def _epochs(session: Session) -> list[str]:
 
 def _model_line(name: str, model: ModelConfig) -> str:
     """What is trained, in one line."""
-    parts = [f"{model.num_parameters():,} parameters", f"{model.num_layers} layers"]
-    parts.append(f"heads {format_heads(model.heads)}")
-    if model.classes is not None:
-        parts.append(f"{model.classes} classes")
-    if model.kv_heads is not None:
-        parts.append(f"KV heads {format_heads(model.kv_heads)}")
-    if model.head_dim is not None:
-        parts.append(f"head dim {format_heads(model.head_dim)}")
-    windows = [model.layer_window(layer) for layer in range(model.num_layers)]
-    if any(windows):
-        parts.append(f"attention windows {','.join(str(window or 'all') for window in windows)}")
-    return f"{name}: {', '.join(parts)}, d_model {model.d_model}, context {model.context_length}"
+    return f"{name}: {model.summary()}"
 
 
 def _source(corpus: Corpus) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from model.declared import Count, FromZero, declared, from_plain, to_plain
 from model.errors import UserError
-from model.parsing import read_json
+from pretrain.utils.parsing import read_json
 
 FORMAT = 1
 ENGINE_FOLDER = "deepspeed"

@@ -16,9 +16,9 @@ import jsonargparse
 import yaml
 
 from model.errors import UserError, closest, shown
-from model.parsing import parse_yaml, read_yaml
 from pretrain.config.names import OTHER_NAMES, suggestion
 from pretrain.config.run_config import DEFAULT_RECIPE, RunConfig
+from pretrain.utils.parsing import parse_yaml, read_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "pretrain" / "recipes"

@@ -22,10 +22,10 @@ from model.config import ModelConfig
 from model.declared import Count, FromZero, Positive, PositiveNumber, Share, declared
 from model.errors import UserError
 from model.heads import parse_heads
-from model.parsing import read_json_object
-from model.presets import named_model
 from pretrain.config.lr_rules import parse_rules
+from pretrain.config.model_file import named_model
 from pretrain.extensions import sections
+from pretrain.utils.parsing import read_json_object
 
 DEFAULT_RECIPE = "micro"
 MOST_BATCH_TOKENS = 10**12
@@ -130,7 +130,7 @@ class CoreSettings:
     """
 
     model: str = "prism-micro"
-    """Preset (python -m model.presets lists them), the path of a JSON file holding a ModelConfig, or a run's folder,
+    """Preset (python -m pretrain.presets lists them), the path of a JSON file holding a ModelConfig, or a run's folder,
     whose newest checkpoint's model is trained again from the start."""
     heads: str | None = None
     """Head schedule in place of the preset's, such as 3x2,6x2,8x2,12x6; one head count per layer."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from model.errors import UserError, shown
-from model.parsing import parse_fraction
+from pretrain.utils.parsing import parse_fraction
 
 _TOLERANCE = Fraction(1, 10**6)  # "0.333333" three times is meant as thirds
 

@@ -7,45 +7,42 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from model.attention import Heads
+
 HEAD_MEASURES = ("attention_distance", "attention_entropy", "max_probability", "logit_spread")
 """Measures per head; ``head_sums`` defines them."""
 CHUNK_ELEMENTS = 1 << 22  # of one temporary: 16 MiB in fp32, of which a chunk needs about five
 
 
 def head_sums(
-    query: Tensor,
-    key: Tensor,
+    found: Heads,
     *,
     scale: float | None = None,
-    mask: Tensor | None = None,
-    spans: Sequence[tuple[int, int]] | None = None,
     present: Sequence[bool] | None = None,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> Tensor:
     """Sum each head's attention measures over the queries of the second half of each sequence.
 
-    With A the causal softmax over the keys s that query t sees, l its logits and T the sequence's length, for the
-    0-based positions t >= floor(T/2) (the Prism paper's floor(T/2) + 1 … T counts from 1):
+    With A the causal softmax over the keys s that query t sees, l its logits and T the sequence's length, for
+    the 0-based positions t >= floor(T/2) (the Prism paper's floor(T/2) + 1 … T counts from 1):
 
     - attention_distance: sum_s A[t, s] |t - s| (arXiv 2606.27449, eq. 1), in tokens;
     - attention_entropy: - sum_s A[t, s] ln A[t, s], in nats (ln of the number of visible keys when uniform);
     - max_probability: max_s A[t, s];
     - logit_spread: standard deviation of l[t, s] over the visible keys, after the attention scale.
 
-    Computed in fp32 (fp64 for fp64 inputs), summed in fp64. Memory: a few temporaries of *chunk_elements*, or of one
-    row of all heads where that is more.
+    Computed in fp32 (fp64 for fp64 inputs), summed in fp64. Memory: a few temporaries of *chunk_elements*, or
+    of one row of all heads where that is more.
 
     Args:
-        query: [B, rows, h, d_h], rotated where the model rotates.
-        key: [B, T, kv, d_h]; head i uses key head i // (h / kv).
+        found: queries and keys as the model attends with them; of a mask, that of a window, [T, T].
         scale: factor on the logits; None is 1/sqrt(d_h).
-        mask: True where a query (row) sees a key (column), [T, T], or [B, 1, T, T] by sequence; None is causal.
-        spans: positions [start, stop) that the rows stand for, chunk after chunk; None is all T in one.
         present: which sequences count; None is all.
 
     Returns:
         fp64 [h, 5]: the four sums in the order of HEAD_MEASURES, and the number of queries.
     """
+    query, key, _, mask, _, spans, _ = found
     B, _, heads, head_dim = query.shape
     length, kv_heads = key.shape[1], key.shape[2]
     wide = torch.promote_types(query.dtype, torch.float32)
@@ -59,14 +56,13 @@ def head_sums(
         if present is not None and not present[sequence]:
             continue
         keys = key[sequence].to(wide).permute(1, 2, 0)  # [kv, d_h, T]
-        visible = mask if mask is None or mask.ndim == 2 else mask[min(sequence, len(mask) - 1), 0]
         for rows in counted.split(size):
             at = positions[rows]
             queries = query[sequence, rows].to(wide).transpose(0, 1)  # [h, rows, d_h]
             grouped = queries.reshape(kv_heads, -1, head_dim)  # [kv, (h / kv) rows, d_h]
             logits = torch.bmm(grouped, keys).view(heads, len(rows), length).mul_(factor)
             columns = torch.arange(length, device=device)
-            seen = columns <= at[:, None] if visible is None else visible[at]  # [rows, T]
+            seen = columns <= at[:, None] if mask is None else mask[at]  # [rows, T]
             distance = (at[:, None] - columns).abs().to(wide)
             sums += _chunk(logits, seen, distance)
     return sums

@@ -1,7 +1,8 @@
-"""``python -m pretrain.diagnostics runs/A runs/B … [--data DATA] [--out DIR]``: measure runs, compare and draw them.
+"""``python -m pretrain.diagnostics runs/A runs/B … [--data DATA] [--out DIR]``: measure runs, compare and
+draw them.
 
-Runs whose names differ in the seed only (``NAME-s1``, ``NAME-s2``) are repetitions of one group. Differences are those
-of each group to the baseline (the first), run by run with the same seed.
+Runs whose names differ in the seed only (``NAME-s1``, ``NAME-s2``) are repetitions of one group. Differences
+are those of each group to the baseline (the first), run by run with the same seed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def build_parser() -> Parser:
     """Build the parser of the command line."""
     parser = Parser(
         prog="python -m pretrain.diagnostics",
-        description="Attention, residual writes and displacement of weights, by layer and head, of finished runs.",
+        description="Attention, residual writes and displacement of weights of finished runs, by layer.",
         epilog="Runs whose names differ in the seed only (NAME-s1, NAME-s2) are repetitions of one group.",
         allow_abbrev=False,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,9 +69,7 @@ def layer_values(row: dict[str, Any], measure: str) -> dict[int, float]:
 
 def layer_bands(rows: Sequence[dict[str, Any]], measure: str) -> dict[int, Band]:
     """A measure by layer over the seeds, for the layers that all of them have."""
-    values = [layer_values(row, measure) for row in rows]
-    layers = sorted(set.intersection(*(set(by_layer) for by_layer in values))) if values else []
-    return {layer: Band.of(by_layer[layer] for by_layer in values) for layer in layers}
+    return _bands([layer_values(row, measure) for row in rows])
 
 
 def paired(
@@ -94,40 +92,46 @@ def differences(group: Sequence[RunFigures], baseline: Sequence[RunFigures], mea
             f"runs: {group[0].name} has {group[0].num_layers} layers, {baseline[0].name} has "
             f"{baseline[0].num_layers}; a difference by layer needs models of one depth"
         )
-    by_pair = []
-    for run, baseline_run in paired(group, baseline):
-        of_run, of_baseline = layer_values(run.last, measure), layer_values(baseline_run.last, measure)
-        by_pair.append(
-            {layer: of_run[layer] - of_baseline[layer] for layer in of_run.keys() & of_baseline.keys()}
-        )
-    layers = sorted(set.intersection(*(set(values) for values in by_pair))) if by_pair else []
-    return {layer: Band.of(values[layer] for values in by_pair) for layer in layers}
+    return _paired_bands(group, baseline, lambda run: layer_values(run.last, measure))
 
 
 def over_training(runs: Sequence[RunFigures], key: str) -> dict[int, Band]:
     """A figure of the metrics by step over the seeds, for the steps that all of them have."""
-    values = [{row["step"]: row[key] for row in run.rows if key in row} for run in runs]
-    steps = sorted(set.intersection(*(set(by_step) for by_step in values))) if values else []
-    return {step: Band.of(by_step[step] for by_step in values) for step in steps}
+    return _bands([_by_step(run, key) for run in runs])
 
 
 def difference_over_training(
     group: Sequence[RunFigures], baseline: Sequence[RunFigures], key: str
 ) -> dict[int, Band]:
     """group − baseline of a figure of the metrics by step, over the pairs of seeds."""
-    by_pair = []
-    for run, baseline_run in paired(group, baseline):
-        of_run = {row["step"]: row[key] for row in run.rows if key in row}
-        of_baseline = {row["step"]: row[key] for row in baseline_run.rows if key in row}
-        by_pair.append(
-            {step: of_run[step] - of_baseline[step] for step in of_run.keys() & of_baseline.keys()}
-        )
-    steps = sorted(set.intersection(*(set(values) for values in by_pair))) if by_pair else []
-    return {step: Band.of(values[step] for values in by_pair) for step in steps}
+    return _paired_bands(group, baseline, lambda run: _by_step(run, key))
+
+
+def _by_step(run: RunFigures, key: str) -> dict[int, float]:
+    return {row["step"]: row[key] for row in run.rows if key in row}
+
+
+def _paired_bands(
+    group: Sequence[RunFigures],
+    baseline: Sequence[RunFigures],
+    values_of: Callable[[RunFigures], dict[int, float]],
+) -> dict[int, Band]:
+    """The differences of pairs of runs, at the layers or steps that both have."""
+    pairs = [(values_of(run), values_of(other)) for run, other in paired(group, baseline)]
+    return _bands(
+        [{at: ours[at] - theirs[at] for at in ours.keys() & theirs.keys()} for ours, theirs in pairs]
+    )
+
+
+def _bands(values: Sequence[dict[int, float]]) -> dict[int, Band]:
+    """Over several runs, at the layers or steps that all of them have, in order."""
+    places = sorted(set.intersection(*map(set, values))) if values else []
+    return {at: Band.of(by_place[at] for by_place in values) for at in places}
 
 
 def table(groups: dict[str, list[RunFigures]]) -> list[str]:
-    """Format the measures by layer at the last checkpoint, mean over seeds: a block of lines for each group."""
+    """Format the measures by layer at the last checkpoint, mean over seeds: a block of lines for each
+    group."""
     lines = []
     for name, runs in groups.items():
         seeds = f"{len(runs)} seeds" if len(runs) > 1 else "1 run"

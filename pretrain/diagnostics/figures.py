@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from model.plotting import logarithmic, saved_figure, whole_numbers
 from pretrain.diagnostics.comparison import (
     BY_LAYER,
     TITLES,
@@ -19,6 +19,7 @@ from pretrain.diagnostics.comparison import (
     over_training,
 )
 from pretrain.diagnostics.measure import RunFigures
+from pretrain.utils.plotting import logarithmic, saved_figure, whole_numbers
 
 Groups = dict[str, list[RunFigures]]
 BESIDE = {1: 3, 2: 2, 3: 2}  # measures beside one another in curves.png, by the number of groups
@@ -57,10 +58,11 @@ def draw_all(
 
 
 def draw_curves(groups: Groups, path: Path, notes: Sequence[str] = ()) -> Path:
-    """Draw measures over training: a panel per group of runs, a line per layer (dark: low, bright: high), seeds' mean.
+    """Draw measures over training: a panel per group of runs, a line per layer (dark: low, bright: high),
+    seeds' mean.
 
-    The last measures have a line for each optimizer group. Groups of runs are side by side, on one scale. A row has so
-    many measures that the picture is not much longer than wide.
+    The last measures have a line for each optimizer group. Groups of runs are side by side, on one scale. A
+    row has so many measures that the picture is not much longer than wide.
     """
     from matplotlib import colormaps
 
@@ -109,17 +111,17 @@ def _curves_by_group(axis: Any, runs: Sequence[RunFigures], measure: str) -> Non
 
 
 def draw_layers(groups: Groups, path: Path, notes: Sequence[str] = ()) -> Path:
-    """Draw bars by layer at the last checkpoint, with the standard deviation over seeds; dots are single heads.
+    """Draw bars by layer at the last checkpoint, with the standard deviation over seeds; dots are single
+    heads.
 
     Logarithmic axes have points in place of bars, since a bar has no zero to begin at.
     """
     measures = [
         m for m in BY_LAYER if any(layer_bands([r.last for r in runs], m) for runs in groups.values())
     ]
-    with _figure(path, math.ceil(len(measures) / 3), 3, 2.6, notes=notes) as (figure, axes):
-        panels = [axis for row in axes for axis in row]
+    width = 0.8 / len(groups)
+    with _panels(path, len(measures), notes) as (figure, panels):
         for axis, measure in zip(panels, measures, strict=False):
-            width = 0.8 / len(groups)
             for index, (name, runs) in enumerate(groups.items()):
                 bands = layer_bands([run.last for run in runs], measure)
                 places = [layer - 0.4 + (index + 0.5) * width for layer in bands]
@@ -138,8 +140,6 @@ def draw_layers(groups: Groups, path: Path, notes: Sequence[str] = ()) -> Path:
                 logarithmic(axis)
             axis.set_title(TITLES[measure], fontsize="small")
             _layer_axis(axis)
-        for axis in panels[len(measures) :]:
-            axis.set_axis_off()
         explained = [("dots: single heads of the first seed", "k.")]
         if any(len(runs) > 1 for runs in groups.values()):
             explained.append(("lines: ± one standard deviation over the seeds", "k|"))
@@ -148,64 +148,70 @@ def draw_layers(groups: Groups, path: Path, notes: Sequence[str] = ()) -> Path:
 
 
 def draw_difference(groups: Groups, baseline: str, path: Path, notes: Sequence[str] = ()) -> Path:
-    """Draw group − baseline by layer at the last checkpoint, over pairs of seeds: mean ± one standard deviation.
+    """Draw group − baseline by layer at the last checkpoint, over pairs of seeds: mean ± one standard
+    deviation.
 
     For attention distance this is the figure of arXiv 2606.27449: ΔD_l of a schedule against the uniform one.
     """
-    others = {name: runs for name, runs in groups.items() if name != baseline}
-    by_layer = {
-        measure: {name: differences(runs, groups[baseline], measure) for name, runs in others.items()}
+    found: dict[str, dict[str, dict[int, Band]]] = {
+        "Δ " + TITLES[measure]: {
+            name: differences(runs, groups[baseline], measure)
+            for name, runs in groups.items()
+            if name != baseline
+        }
         for measure in BY_LAYER
     }
-    measures = [measure for measure in BY_LAYER if any(by_layer[measure].values())]
-    with _figure(path, math.ceil(len(measures) / 3), 3, 2.6, notes=notes) as (figure, axes):
-        panels = [axis for row in axes for axis in row]
-        for axis, measure in zip(panels, measures, strict=False):
-            axis.axhline(0, color="gray", linewidth=0.8)
-            for index, (name, bands) in enumerate(by_layer[measure].items()):
-                _line(axis, bands, color=f"C{index}", label=f"{name} − {baseline}", marker="o")
-            axis.set_title("Δ " + TITLES[measure], fontsize="small")
-            _layer_axis(axis)
-        for axis in panels[len(measures) :]:
-            axis.set_axis_off()
-        _legend(figure, panels[0], ncols=2)
+    _draw_differences(found, baseline, path, notes, _layer_axis, marker="o")
     return path
 
 
 def draw_difference_over_training(
     groups: Groups, baseline: str, path: Path, notes: Sequence[str] = (), loss: str = "val_loss"
 ) -> Path | None:
-    """Draw group − baseline over training: losses, and the measures averaged over the upper half of the layers.
+    """Draw group − baseline over training: losses, and the measures averaged over the upper half of the
+    layers.
 
     Returns None when the metrics of the runs have no step in common.
     """
-    others = {name: runs for name, runs in groups.items() if name != baseline}
-    keys = [loss, *(f"upper/{measure}" for measure in BY_LAYER if measure != "feature_drift")]
-    drawn: dict[str, dict[str, dict[int, Band]]] = {}
+    titles = {loss: LOSSES[loss]}
+    titles |= {f"upper/{m}": TITLES[m] + ", upper half" for m in BY_LAYER if m != "feature_drift"}
     upper = {name: [_with_upper_half(run) for run in runs] for name, runs in groups.items()}
-    for key in keys:
-        bands = {name: difference_over_training(upper[name], upper[baseline], key) for name in others}
-        if any(bands.values()):
-            drawn[key] = bands
-    if not drawn:  # nothing was measured while the runs trained
+    before = upper.pop(baseline)
+    found = {
+        "Δ " + title: {name: difference_over_training(runs, before, key) for name, runs in upper.items()}
+        for key, title in titles.items()
+    }
+    if not any(
+        any(bands.values()) for bands in found.values()
+    ):  # nothing was measured while the runs trained
         return None
-    with _figure(path, math.ceil(len(drawn) / 3), 3, 2.6, notes=notes) as (figure, axes):
-        panels = [axis for row in axes for axis in row]
-        for axis, (key, by_name) in zip(panels, drawn.items(), strict=False):
-            axis.axhline(0, color="gray", linewidth=0.8)
-            for index, (name, by_step) in enumerate(by_name.items()):
-                _line(axis, by_step, color=f"C{index}", label=f"{name} − {baseline}")
-            title = LOSSES.get(key) or TITLES[key.removeprefix("upper/")] + ", upper half"
-            axis.set_title("Δ " + title, fontsize="small")
-            _step_axis(axis)
-        for axis in panels[len(drawn) :]:
-            axis.set_axis_off()
-        _legend(figure, panels[0], ncols=2)
+    _draw_differences(found, baseline, path, notes, _step_axis)
     return path
 
 
+def _draw_differences(
+    found: dict[str, dict[str, dict[int, Band]]],
+    baseline: str,
+    path: Path,
+    notes: Sequence[str],
+    scale: Callable[[Any], None],
+    **style: Any,
+) -> None:
+    """Draw a panel for each title that has bands, in it a line for each group, around zero."""
+    drawn = {title: by_group for title, by_group in found.items() if any(by_group.values())}
+    with _panels(path, len(drawn), notes) as (figure, panels):
+        for axis, (title, by_group) in zip(panels, drawn.items(), strict=False):
+            axis.axhline(0, color="gray", linewidth=0.8)
+            for index, (name, bands) in enumerate(by_group.items()):
+                _line(axis, bands, color=f"C{index}", label=f"{name} − {baseline}", **style)
+            axis.set_title(title, fontsize="small")
+            scale(axis)
+        _legend(figure, panels[0], ncols=2)
+
+
 def _with_upper_half(run: RunFigures) -> RunFigures:
-    """The run with ``upper/MEASURE``, the mean over the layers l with 2 l >= L, in every row that has the measure."""
+    """The run with ``upper/MEASURE``, the mean over the layers l with 2 l >= L, in every row that has the
+    measure."""
     upper = [layer for layer in range(run.num_layers) if 2 * layer >= run.num_layers]
     rows = []
     for row in run.rows:
@@ -215,7 +221,7 @@ def _with_upper_half(run: RunFigures) -> RunFigures:
             if all(value is not None for value in values):
                 more[f"upper/{measure}"] = sum(v for v in values if v is not None) / len(values)
         rows.append({**row, **more})
-    return RunFigures(run.name, run.group, run.seed, rows, run.last, run.num_layers)
+    return replace(run, rows=rows)
 
 
 def _has_measure(rows: Sequence[dict[str, Any]], measure: str) -> bool:
@@ -251,7 +257,8 @@ def _step_axis(axis: Any) -> None:
 
 
 def _legend(figure: Any, axis: Any, ncols: int, explained: Sequence[tuple[str, str]] = ()) -> None:
-    """Explain the lines of *axis* and the band around them; *explained*: pairs of text and matplotlib style."""
+    """Explain the lines of *axis* and the band around them; *explained*: pairs of text and matplotlib
+    style."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -265,6 +272,15 @@ def _legend(figure: Any, axis: Any, ncols: int, explained: Sequence[tuple[str, s
         handles.append(Line2D([], [], color=style[0], marker=style[1], linestyle="none"))
         labels.append(text)
     figure.legend(handles, labels, loc="outside lower center", ncols=ncols, fontsize="small")
+
+
+@contextmanager
+def _panels(path: Path, count: int, notes: Sequence[str]) -> Iterator[tuple[Any, list[Any]]]:
+    """So many axes, three beside one another; what is left of the grid is blank."""
+    with _figure(path, math.ceil(count / 3), 3, 2.6, notes=notes) as (figure, axes):
+        yield figure, list(axes.flat)
+        for axis in axes.flat[count:]:
+            axis.set_axis_off()
 
 
 def _figure(

@@ -1,7 +1,8 @@
 """Measures a network while it reads fixed windows: attention, residual writes, features.
 
-The network runs its ordinary forward pass, in evaluation mode and without gradients; hooks read the activations. So it
-works for any DeepSpeed engine or plain module that holds the network: any ZeRO stage, any tensor-parallel degree.
+The network runs its ordinary forward pass, in evaluation mode and without gradients; hooks read the
+activations. So it works for any DeepSpeed engine or plain module that holds the network: any ZeRO stage, any
+tensor-parallel degree.
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ from torch import Tensor, nn
 from model.attention import Attention
 from model.collectives import all_gather
 from model.config import ModelConfig
-from model.exchange import BatchForm
-from model.rotary import rotate, rotate_spans
 from model.transformer import Block, Transformer
 from pretrain.data.held_out import HeldOutBatches
 from pretrain.diagnostics.attention import HEAD_MEASURES, head_sums
@@ -37,15 +36,17 @@ class ProbeResult:
     heads: list[Tensor]
     """By layer: fp64 [h_l, 4], the means of HEAD_MEASURES over the counted queries of all windows."""
     layers: Tensor
-    """fp64 [L, 3], LAYER_MEASURES. With X the stream that enters a layer, a what its attention adds and f what its
-    feed-forward network adds, ‖·‖² summed over all positions: attention_write ‖a‖²/‖X‖², ffn_write ‖f‖²/‖X + a‖²,
-    path_energy (sum of ‖a‖² + ‖f‖² of the layers below)/‖X‖². The last is how we read R_P/‖X‖²_F of arXiv 2605.10504,
-    which does not define it: energy of the residual writes on the path into the layer."""
+    """fp64 [L, 3], LAYER_MEASURES. With X the stream that enters a layer, a what its attention adds and f
+    what its feed-forward network adds, ‖·‖² summed over all positions: attention_write ‖a‖²/‖X‖², ffn_write
+    ‖f‖²/‖X + a‖², path_energy (sum of ‖a‖² + ‖f‖² of the layers below)/‖X‖². The last is how we read
+    R_P/‖X‖²_F of arXiv 2605.10504, which does not define it: energy of the residual writes on the path into
+    the layer."""
     features: dict[int, Tensor]
     """By requested layer: fp32 [windows, positions, d] on the CPU, see ``normalised``."""
 
     def row(self) -> dict[str, Any]:
-        """Return the figures by their metrics keys: by layer (mean over its heads), and lists by layer and head."""
+        """Return the figures by their metrics keys: by layer (mean over its heads), and lists by layer and
+        head."""
         figures: dict[str, Any] = {}
         for index, measure in enumerate(HEAD_MEASURES):
             for layer, heads in enumerate(self.heads):
@@ -64,7 +65,8 @@ class ForwardProbe:
     Args:
         config: the model.
         windows: token ids [n, T+1].
-        micro_batch: sequences per rank and forward pass; with tensor parallelism one that its ranks can split.
+        micro_batch: sequences per rank and forward pass; with tensor parallelism one that its ranks can
+            split.
         world: the ranks that share the work.
         positions: how many positions of each window are kept as features, spread evenly.
     """
@@ -82,8 +84,8 @@ class ForwardProbe:
     def run(self, engine: Any, features: Sequence[int] = (), attention: bool = True) -> ProbeResult:
         """Run the windows through the network. Collective; weights and training numbers do not change.
 
-        As in validation, every rank makes the same number of passes: a rank that has run out of windows repeats the
-        first and does not count it.
+        As in validation, every rank makes the same number of passes: a rank that has run out of windows
+        repeats the first and does not count it.
 
         Args:
             engine: a DeepSpeed engine, or the network itself.
@@ -148,7 +150,8 @@ class _Recorder:
         self._before(block, lambda inputs: self._add_energy(layer, 0, inputs[0]))
         self._after(attention.q, lambda output: self.projections.update(q=output))
         self._after(attention.k, lambda output: self.projections.update(k=output))
-        # Read from the inputs, so that the positions and masks measured are those that the network gives its layers.
+        # Read from the inputs, so that the positions and masks measured are those that the network gives its
+        # layers.
         self._before(attention, lambda inputs: self.projections.update(inputs=inputs))
         self._after(attention, lambda output: self._add_head_sums(layer, attention, output))
         self._before(block.ffn_norm, lambda inputs: self._add_energy(layer, 2, inputs[0]))
@@ -163,31 +166,21 @@ class _Recorder:
         self._hooks.callback(handle.remove)
 
     def _add_energy(self, layer: int, which: int, hidden: Tensor) -> None:
-        """Add ‖hidden‖² of the sequences that count; hidden [B, T, d], with sequence parallelism a part of T."""
+        """Add ‖hidden‖² of the sequences that count; hidden [B, T, d], with sequence parallelism a part of
+        T."""
         norms = torch.linalg.vector_norm(hidden, dim=(1, 2), dtype=torch.float64)
         self.energies[layer, which] += (norms.square() * self.present.to(norms.device)).sum()
 
     def _add_head_sums(self, layer: int, attention: Attention, output: Tensor) -> None:
         self._add_energy(layer, 1, output)
         query, key = self.projections.pop("q"), self.projections.pop("k")  # [B, T, own columns]
-        _, table, mask = self.projections.pop("inputs")[:3]
-        present, spans, first = self.present, None, 0
-        length = key.shape[1]
-        exchange = attention.exchange
+        given = self.projections.pop("inputs")[1:]
+        heads, _ = attention.whole_heads(query, key, key, *given)
+        exchange, first = attention.exchange, 0
         if exchange is not None:
-            form = exchange.form(*query.shape[:2])
-            query, key, _ = form.scatter(query, key, key)
-            spans = form.spans
-            if isinstance(form, BatchForm):
-                present = present.chunk(exchange.ranks)[exchange.index]
             first = self.network.grid.tensor_rank // exchange.ranks * attention.heads
-        query = query.unflatten(2, (attention.heads, attention.head_dim))  # [B, rows, h, d_h]
-        key = key.unflatten(2, (attention.kv_heads, attention.head_dim))  # [B, T, kv, d_h]
-        if table is not None:
-            whole = spans is None or spans == [(0, length)]
-            query = rotate(query, table) if whole else rotate_spans(query, table, spans or [])
-            key = rotate(key, table)
-        sums = head_sums(query, key, scale=attention.scale, mask=mask, spans=spans, present=present.tolist())
+        present = self.present[heads.sequences].tolist()
+        sums = head_sums(heads, scale=attention.scale, present=present)
         self.head_sums[layer][first : first + attention.heads] += sums
 
     def _record_features(self, layer: int, hidden: Tensor) -> None:
@@ -204,7 +197,8 @@ class _Recorder:
         if self.attention and world.size > 1:
             grid = self.network.grid
             if grid.tensor_parallel > 1 and not grid.sequence_parallel and grid.tensor_rank:
-                self.energies.zero_()  # hidden states are whole on every rank of a tensor group: count them once
+                # Hidden states are whole on every rank of a tensor group: count them once.
+                self.energies.zero_()
             dist.all_reduce(self.energies)
             for sums in self.head_sums:
                 dist.all_reduce(sums)
@@ -217,14 +211,16 @@ class _Recorder:
 
 
 def eager(network: Transformer) -> AbstractContextManager[Any]:
-    """Run compiled blocks uncompiled: they ignore hooks added later, and must not be compiled anew for them."""
+    """Run compiled blocks uncompiled: they ignore hooks added later, and must not be compiled anew for
+    them."""
     if any(getattr(block, "_compiled_call_impl", None) is not None for block in network.layers):
         return torch.compiler.set_stance("force_eager")
     return nullcontext()
 
 
 def normalised(hidden: Tensor, config: ModelConfig) -> Tensor:
-    """Normalise hidden states [..., d] as the norms of the layers above do: rms 1 (centred first for a layernorm)."""
+    """Normalise hidden states [..., d] as the norms of the layers above do: rms 1 (centred first for a
+    layernorm)."""
     wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
     if config.norm == "layernorm":
         wide = wide - wide.mean(-1, keepdim=True)
@@ -232,7 +228,8 @@ def normalised(hidden: Tensor, config: ModelConfig) -> Tensor:
 
 
 def feature_drift(features: Tensor, before: Tensor) -> float:
-    """‖F - F'‖_F / ‖F'‖_F, normalised features of the same tokens at two times: 0 unmoved, √2 unrelated, 2 opposite."""
+    """‖F - F'‖_F / ‖F'‖_F, normalised features of the same tokens at two times: 0 unmoved, √2 unrelated, 2
+    opposite."""
     difference = torch.linalg.vector_norm(features - before, dtype=torch.float64)
     return (difference / torch.linalg.vector_norm(before, dtype=torch.float64)).item()
 

@@ -46,7 +46,8 @@ class RunFigures:
     """The name without its seed: runs of one group are repetitions."""
     seed: str
     rows: list[dict[str, Any]]
-    """In order of step: the rows of its metrics.jsonl, with the figures of the checkpoints measured now merged in."""
+    """In order of step: the rows of its metrics.jsonl, with the figures of the checkpoints measured now
+    merged in."""
     last: dict[str, Any]
     """The figures of the last checkpoint that was measured."""
     num_layers: int
@@ -148,7 +149,7 @@ def _measure(
 def _release_weights(source: SavedRun, names: list[str]) -> Callable[[str], Tensor] | None:
     """W_Q and W_K at the release, if that is no later than the checkpoint."""
     files = (source.run_folder / "release").glob("step_*.safetensors")
-    steps = [int(path.stem[5:]) for path in files if path.stem[5:].isascii() and path.stem[5:].isdigit()]
+    steps = [int(path.stem[5:]) for path in files if path.stem[5:].isdecimal()]
     past_steps = [step for step in steps if step <= source.state.step]
     if not past_steps:
         return None
@@ -156,7 +157,8 @@ def _release_weights(source: SavedRun, names: list[str]) -> Callable[[str], Tens
 
 
 def _updates(checkpoint: UnshardedCheckpoint) -> dict[str, Any]:
-    """Effective learning rate and relative update of every group, as pretrain.diagnostics.weights.update_sizes."""
+    """Effective learning rate and relative update of every group, as
+    pretrain.diagnostics.weights.update_sizes."""
     row = {}
     for name, group in checkpoint.groups.items():
         moved = whole = count = 0.0

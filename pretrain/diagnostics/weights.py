@@ -1,7 +1,7 @@
 """Measures how far weights have moved, in all and in the last update, on the optimizer's own fp32 masters.
 
-Every rank measures the pieces that it owns (ZeRO partitions of its tensor-parallel shard) and the sums are added up, so
-nothing is gathered, at any stage and degree.
+Every rank measures the pieces that it owns (ZeRO partitions of its tensor-parallel shard) and the sums are
+added up, so nothing is gathered, at any stage and degree.
 """
 
 from __future__ import annotations
@@ -53,10 +53,11 @@ def displacement(weight: Tensor, reference: Tensor) -> float:
 def initial_weights(
     model: ModelConfig, specs: dict[str, ParameterSpec], seed: int, dtype: torch.dtype
 ) -> Callable[[str], Tensor]:
-    """Return a function from a parameter's name to its value at step 0: fp32, full shape, drawn again from the seed.
+    """Return a function from a parameter's name to its value at step 0: fp32, full shape, drawn again from
+    the seed.
 
-    Drawing it again is cheaper than keeping it. The optimizer's masters begin as copies of the weights that the model
-    computes with, so in bf16 (*dtype*) they begin rounded.
+    Drawing it again is cheaper than keeping it. The optimizer's masters begin as copies of the weights that
+    the model computes with, so in bf16 (*dtype*) they begin rounded.
     """
 
     def initial(name: str) -> Tensor:
@@ -100,22 +101,22 @@ class OwnWeights:
         }
 
     def cut(self, full: Callable[[str], Tensor]) -> Pieces:
-        """Cut this rank's pieces out of other tensors of the same parameters, which *full* returns in full shape.
+        """Cut this rank's pieces out of other tensors of the same parameters, which *full* returns in full
+        shape.
 
         *full* is only called for parameters of which this rank has a piece.
         """
         count, rank = self.tensor_parallel, self.tensor_rank
-        cut_pieces: Pieces = {}
+        found: Pieces = {name: [] for name in self._pieces}
         for name, pieces in self._pieces.items():
-            cut_pieces[name] = []
-            if not pieces:
-                continue
-            shard = shard_of(full(name), self.specs[name], count, rank, self.shapes[name]).flatten()
-            cut_pieces[name] = [shard[piece.start : piece.start + piece.numel].clone() for _, piece in pieces]
-        return cut_pieces
+            if pieces:
+                shard = shard_of(full(name), self.specs[name], count, rank, self.shapes[name]).flatten()
+                found[name] = [shard[piece.start : piece.start + piece.numel].clone() for _, piece in pieces]
+        return found
 
     def displacements(self, reference: Pieces) -> dict[str, float]:
-        """Displacement λ of every parameter from a reference, of which every rank has its pieces. Collective."""
+        """Displacement λ of every parameter from a reference, of which every rank has its pieces.
+        Collective."""
         sums = torch.zeros(len(self.names), 2, dtype=torch.float64)
         for index, (name, pieces) in enumerate(self.now().items()):
             for piece, before in zip(pieces, reference[name], strict=True):
@@ -143,11 +144,12 @@ class OwnWeights:
 def update_sizes(engine: Any, specs: dict[str, ParameterSpec]) -> dict[str, tuple[float, float]]:
     """How far the last update moved each optimizer group. Collective.
 
-    AdamW's step is lr · u with u = m̂ / (sqrt(v̂) + eps), weight decay apart (Loshchilov & Hutter 2019, algorithm 2).
+    AdamW's step is lr · u with u = m̂ / (sqrt(v̂) + eps), weight decay apart (Loshchilov & Hutter 2019,
+    algorithm 2).
 
     Returns:
-        Group name -> effective learning rate lr · rms(u), by which a weight of the group moved on average, and the
-        relative update lr · ‖u‖ / ‖W‖. Groups that have not been stepped are left out.
+        Group name -> effective learning rate lr · rms(u), by which a weight of the group moved on average,
+        and the relative update lr · ‖u‖ / ‖W‖. Groups that have not been stepped are left out.
     """
     adam, (tensor_parallel, _) = inner_optimizer(engine), tensor_place(engine)
     groups = [group["name"] for group in adam.param_groups]
@@ -216,7 +218,8 @@ def write_kept(path: Path, tensors: dict[str, Tensor]) -> str | None:
 def open_kept(
     path: Path, specs: dict[str, ParameterSpec], names: Iterable[str]
 ) -> Callable[[str], Tensor] | None:
-    """Return a function that reads one kept weight, fp32 in full shape; None if the file is missing or does not fit."""
+    """Return a function that reads one kept weight, fp32 in full shape; None if the file is missing or does
+    not fit."""
     try:
         with safe_open(path, framework="pt") as file:
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118

@@ -69,7 +69,7 @@ def build_engine(
             grid,
             checkpoint_activations=run.activation_checkpointing,
             fused=fused,
-            block_attention=attention == "blocks",
+            attention=attention,
         )
     if partitioned:
         initialize(

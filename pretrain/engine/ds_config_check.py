@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from model.errors import UserError, closest
-from model.parsing import read_json_object, shown_json
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.ds_config_keys import ALIASES, KEYS, Key, Off, Section
+from pretrain.utils.parsing import read_json_object, shown_json
 
 OWNED = (
     "train_batch_size",

@@ -18,8 +18,8 @@ from lm_eval.tasks import TaskManager
 from tqdm import tqdm
 
 from model.errors import UserError, closest
-from model.tables import aligned
 from pretrain.evaluation.data_sets import local_data_sets, saving_data_sets
+from pretrain.utils.tables import aligned
 
 SEED = 1234
 # The six tasks of the Prism paper (arXiv 2606.27449).

@@ -1,4 +1,5 @@
-"""``python -m pretrain.growth report runs/NAME``: what every head is worth, and how a grown run's heads came about."""
+"""``python -m pretrain.growth report runs/NAME``: what every head is worth, and how a grown run's heads came
+about."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from model.presets import preset, preset_names
 from pretrain.config.command_line import CommandParser as Parser
 from pretrain.config.command_line import load_run_config
 from pretrain.utils.files import write_atomically
+from pretrain.utils.parsing import parse_fraction
 from pretrain.utils.progress import ProgressLine
 
 if TYPE_CHECKING:
@@ -76,7 +78,7 @@ def run_growth(arguments: Sequence[str]) -> None:
     from pretrain.growth.law import predict
     from pretrain.growth.record import GrowthState
     from pretrain.growth.settings import most_heads
-    from pretrain.growth.text import law_lines, model_lines, schedule_lines, worth_lines
+    from pretrain.growth.text import law_lines, schedule_lines, worth_lines
     from pretrain.growth.worth import measure_worths
     from pretrain.metrics.file import FILE_NAME, read_metrics
     from pretrain.run.saved import SavedRun
@@ -87,7 +89,7 @@ def run_growth(arguments: Sequence[str]) -> None:
     inputs, labels, starts, text = held_out(source, options.sequences)
     out = _folder(options)
     run = _settings(source)
-    lines = model_lines(options.run.name, step, model)
+    lines = [f"model     {options.run.name}, step {step:,}: {model.summary()}"]
     lines += schedule_lines(model.heads, other_schedules(model, run))
     print("\n".join(lines), flush=True)
     network = source.load_model().to("cuda" if torch.cuda.is_available() else "cpu")
@@ -102,8 +104,9 @@ def run_growth(arguments: Sequence[str]) -> None:
         stopped_by = (run.growth.criterion, most_heads(run)) if run and run.growth.active else ()
         print("\n".join(law_lines(predictions, *stopped_by)))
     print("\n".join(worth_lines(worths, text)))
-    written.append(_write(out / "report.json", figures(source, worths, record, predictions, text)))
-    print("wrote " + ", ".join(map(str, written)))
+    report = _known(figures(source, worths, record, predictions, text))
+    write_atomically(out / "report.json", json.dumps(report, indent=1) + "\n")
+    print("wrote " + ", ".join(map(str, [*written, out / "report.json"])))
 
 
 def _settings(source: SavedRun) -> RunConfig | None:
@@ -114,7 +117,8 @@ def _settings(source: SavedRun) -> RunConfig | None:
 
 
 def other_schedules(model: ModelConfig, run: RunConfig | None) -> dict[str, HeadSchedule]:
-    """By name, schedules to see the model's beside: Prism's for its depth and width, and that of the run's settings."""
+    """By name, schedules to see the model's beside: Prism's for its depth and width, and that of the run's
+    settings."""
     found = {
         name: preset(name).heads
         for name in preset_names()
@@ -131,8 +135,8 @@ def held_out(source: SavedRun, sequences: int) -> tuple[np.ndarray, np.ndarray, 
     """Held-out windows (or examples) of the run's corpora, shared among them by weight as in its validation.
 
     Returns:
-        Inputs and labels [n, T] each; where documents begin in each, if the model was trained with a document mask; the
-        corpora's names.
+        Inputs and labels [n, T] each; where documents begin in each, if the model was trained with a document
+        mask; the corpora's names.
 
     Raises:
         UserError: no corpus of the run is on this machine.
@@ -163,10 +167,9 @@ def held_out(source: SavedRun, sequences: int) -> tuple[np.ndarray, np.ndarray, 
 
 def _weight(value: object) -> Fraction:
     """A corpus's share of the training data, as the checkpoint says."""
-    with suppress(ValueError, ZeroDivisionError):
-        weight = Fraction(str(value))
-        if weight > 0:
-            return weight
+    weight = parse_fraction(str(value))
+    if weight is not None and weight > 0:
+        return weight
     raise UserError(
         f"checkpoint: data in state.json has the weight {shown(value)}; it must be a number above zero"
     )
@@ -211,14 +214,6 @@ def _folder(options: argparse.Namespace) -> Path:
     except OSError as error:
         raise UserError(f"out: cannot write {str(out)!r} ({error.strerror}); give a folder") from None
     return out
-
-
-def _write(path: Path, values: dict[str, Any]) -> Path:
-    try:
-        write_atomically(path, json.dumps(_known(values), indent=1) + "\n")
-    except OSError as error:
-        raise UserError(f"out: cannot write {str(path)!r} ({error.strerror}); give a folder") from None
-    return path
 
 
 def _known(value: Any) -> Any:

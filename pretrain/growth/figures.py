@@ -1,4 +1,5 @@
-"""Pictures of a growth report: how heads grew, and what each is worth. Layers differ in line style, not in hue only."""
+"""Pictures of a growth report: how heads grew, and what each is worth. Layers differ in line style, not in
+hue only."""
 
 from __future__ import annotations
 
@@ -8,9 +9,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from model.plotting import logarithmic, saved_figure, whole_numbers
 from pretrain.growth.record import GrowthState
 from pretrain.growth.worth import SMALL_INCREASE, SMALL_SHARE, HeadWorths
+from pretrain.utils.plotting import logarithmic, saved_figure, whole_numbers
 
 LINE_STYLES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -59,7 +60,8 @@ def draw_growth(
 
 
 def _style(layer: int, layers: int) -> dict[str, Any]:
-    """Colours from dark to bright, so that they differ in greyscale; neighbours have other line styles, too."""
+    """Colours from dark to bright, so that they differ in greyscale; neighbours have other line styles,
+    too."""
     from matplotlib import colormaps
 
     color = colormaps["viridis"](0.85 * layer / max(1, layers - 1))
@@ -89,8 +91,8 @@ def _figure_of(record: GrowthState, rows: Sequence[dict[str, Any]], layer: int, 
 def draw_worths(found: HeadWorths, path: Path) -> Path:
     """Draw every head's worth by layer, and the loss increase as heads are removed, smallest worth first.
 
-    Where values differ by more than a factor of ten, the y axis is linear around zero and logarithmic beyond: worths
-    may be negative.
+    Where values differ by more than a factor of ten, the y axis is linear around zero and logarithmic beyond:
+    worths may be negative.
 
     Raises:
         UserError: the file cannot be written.
@@ -98,14 +100,11 @@ def draw_worths(found: HeadWorths, path: Path) -> Path:
     with saved_figure(path, "out", 1, 2, size=(11, 4.5), dpi=120) as (_, (strip, curve)):
         for layer, worths in enumerate(found.worths):
             places = [layer + 0.5 * (head + 0.5) / len(worths) - 0.25 for head in range(len(worths))]
-            strip.errorbar(
-                places, worths, _finite(found.errors[layer]), fmt="o", markersize=3.5, color="black",
-                ecolor="0.6", linewidth=0.8, label="a head, ± one standard error" if not layer else None,
-            )  # fmt: skip
-            strip.hlines(
-                median(worths), layer - 0.35, layer + 0.35, color="0.4", linewidth=2,
-                label="median of the layer" if not layer else None,
-            )  # fmt: skip
+            label = {"label": "a head, ± one standard error"} if not layer else {}
+            style = {"fmt": "o", "markersize": 3.5, "color": "black", "ecolor": "0.6", "linewidth": 0.8}
+            strip.errorbar(places, worths, _finite(found.errors[layer]), **style, **label)
+            label = {"label": "median of the layer"} if not layer else {}
+            strip.hlines(median(worths), layer - 0.35, layer + 0.35, color="0.4", linewidth=2, **label)
         every = [worth for worths in found.worths for worth in worths]
         _symmetric(strip, SMALL_SHARE * max(every), every)
         strip.axhline(0, color="0.6", linewidth=0.7)
@@ -113,15 +112,13 @@ def draw_worths(found: HeadWorths, path: Path) -> Path:
         whole_numbers(strip.xaxis)
         strip.set_ylabel(f"worth (nats per {found.per})\nloss without the head − loss with it")
         strip.legend(fontsize="small", loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False)
-        curve.plot(
-            [100 * point.share for point in found.curve],
-            [100 * point.increase for point in found.curve],
-            "ko-", markersize=4, label="loss without them",
-        )  # fmt: skip
-        curve.axhline(
-            100 * SMALL_INCREASE, color="0.4", linestyle="--", label=f"{SMALL_INCREASE:.0%} more loss"
+        shares, increases = (
+            [100 * getattr(point, name) for point in found.curve] for name in ("share", "increase")
         )
-        _symmetric(curve, 100 * SMALL_INCREASE, [100 * point.increase for point in found.curve])
+        curve.plot(shares, increases, "ko-", markersize=4, label="loss without them")
+        bound = {"color": "0.4", "linestyle": "--", "label": f"{SMALL_INCREASE:.0%} more loss"}
+        curve.axhline(100 * SMALL_INCREASE, **bound)
+        _symmetric(curve, 100 * SMALL_INCREASE, increases)
         curve.set_xlabel("heads removed, smallest worth first (% of all)")
         curve.set_ylabel("increase of the held-out loss (%)")
         curve.set_xlim(0, 100)

@@ -1,6 +1,7 @@
 """Measures every layer of a network in training: what enters its attention, and what a new head would learn.
 
-The network reads the micro-batch that every rank takes next, with its own forward pass. No training number changes.
+The network reads the micro-batch that every rank takes next, with its own forward pass. No training number
+changes.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 
-from model.attention import Attention
+from model.attention import Attention, BlockInputs, Heads, attend
 from model.collectives import all_gather
 from model.config import ModelConfig
+from model.documents import PackedDocuments
 from model.loss import IGNORED_LABEL
 from model.parameters import parameter_specs
 from model.rotary import rotate
@@ -35,7 +36,8 @@ class Candidate(NamedTuple):
 
 
 def second_moments(engine: Any, batch: list[Tensor], world: World) -> list[Tensor]:
-    """E[x xᵀ] by layer, fp32 [d, d]: x the normalised vectors that enter its attention, a mean over all ranks' tokens.
+    """E[x xᵀ] by layer, fp32 [d, d]: x the normalised vectors that enter its attention, a mean over all
+    ranks' tokens.
 
     Collective. *batch* is this rank's micro-batch, as Transformer.forward takes it.
     """
@@ -70,7 +72,8 @@ def second_moments(engine: Any, batch: list[Tensor], world: World) -> list[Tenso
 
 @contextmanager
 def _without_head(engine: Any) -> Iterator[None]:
-    """Leave head and loss out of forward passes: a fifth of a small model's check, and more with a large vocabulary.
+    """Leave head and loss out of forward passes: a fifth of a small model's check, and more with a large
+    vocabulary.
 
     At ZeRO stage 3, which gathers ahead by the order of the pass before, they stay.
     """
@@ -94,11 +97,12 @@ def query_and_key_weights(engine: Any, config: ModelConfig, world: World) -> dic
 def gradient_norms(
     engine: Any, batch: list[Tensor], candidates: Mapping[int, Candidate], world: World
 ) -> dict[int, float]:
-    """‖∂loss/∂W_o‖_F that a candidate head of each layer would get at once; its output projection is zero. Collective.
+    """‖∂loss/∂W_o‖_F that a candidate head of each layer would get at once; its output projection is zero.
+    Collective.
 
-    In the manner of GradMax (arXiv 2201.05125): with the output projection at zero, nothing else of the head has a
-    gradient, and this one is Σ_t g_t o_tᵀ with g_t the loss's gradient in the attention's output at position t and o_t
-    the head's output there. Of the loss of *batch*, a mean over all ranks.
+    In the manner of GradMax (arXiv 2201.05125): with the output projection at zero, nothing else of the head
+    has a gradient, and this one is Σ_t g_t o_tᵀ with g_t the loss's gradient in the attention's output at
+    position t and o_t the head's output there. Of the loss of *batch*, a mean over all ranks.
     """
     network: Transformer = engine.module
     inputs: dict[int, tuple[Any, ...]] = {}
@@ -141,29 +145,17 @@ def _attention(network: Transformer, layer: int) -> Attention:
 
 def _head_output(network: Transformer, layer: int, given: tuple[Any, ...], head: Candidate) -> Tensor:
     """The output [B, T, d_h] of a head on what an attention module was *given* (see Attention.forward)."""
-    hidden, table, mask = given[:3]
-    offsets = given[3] if len(given) > 3 else None
+    hidden, inputs = given[0], BlockInputs(*given[1:])
+    attention, mask = _attention(network, layer), inputs.mask
     if network.grid.sequence_parallel:
         hidden = _whole(hidden, network)
-    rows = [(hidden @ weight.to(hidden).T)[:, :, None] for weight in head]  # [B, T, 1, d_h]
-    if table is not None:
-        rows[:2] = [rotate(part, table) for part in rows[:2]]
-    if offsets is not None:  # a kernel keeps packed documents apart; here a mask does
-        mask = _document_mask(offsets, *hidden.shape[:2])
-    scale = _attention(network, layer).scale
-    query, key, value = (part.transpose(1, 2) for part in rows)
-    attended = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale
-    )
-    return attended.squeeze(1)
-
-
-def _document_mask(offsets: Tensor, batch: int, length: int) -> Tensor:
-    """Which keys (last) each query sees: those of its document up to itself; bool [B, 1, T, T]."""
-    places = torch.arange(batch * length, device=offsets.device)
-    documents = torch.searchsorted(offsets.to(places), places, right=True).view(batch, length)
-    same = documents[:, :, None] == documents[:, None, :]
-    return (same & torch.ones(length, length, dtype=torch.bool, device=offsets.device).tril())[:, None]
+    query, key, value = ((hidden @ weight.to(hidden).T)[:, :, None] for weight in head)  # [B, T, 1, d_h]
+    if inputs.table is not None:
+        query, key = rotate(query, inputs.table), rotate(key, inputs.table)
+    if inputs.offsets is not None:  # a kernel keeps packed documents apart; here a mask does
+        documents = PackedDocuments(inputs.offsets, len(hidden), hidden.shape[1], hidden.dtype)
+        mask = documents.mask(attention.window)
+    return attend(Heads(query, key, value, mask), attention.scale, attention.window).flatten(2)
 
 
 def _whole(hidden: Tensor, network: Transformer) -> Tensor:

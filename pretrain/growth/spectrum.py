@@ -1,12 +1,12 @@
 """The residual directional energy of a layer, its extreme eigenpairs, and the directions already captured.
 
-arXiv 2604.10703. With x the normalised vectors that enter a layer's attention, C = E[x xᵀ] (per token, so that
-thresholds depend neither on the batch nor on its length), and M_a the skew part of Σ_h W_Q,h W_K,hᵀ:
+arXiv 2604.10703. With x the normalised vectors that enter a layer's attention, C = E[x xᵀ] (per token, so
+that thresholds depend neither on the batch nor on its length), and M_a the skew part of Σ_h W_Q,h W_K,hᵀ:
 
     A_res = P sym(C M_a) P,   P = I − Q Qᵀ,   sym(B) = (B + Bᵀ)/2
 
-Q holds the captured directions. C is symmetric and M_a skew, so sym(C M_a) = ½ [C, M_a] has trace zero, is zero where C
-is isotropic, and its norm is at most ½ (λ_max − λ_min)(C) · ‖M_a‖.
+Q holds the captured directions. C is symmetric and M_a skew, so sym(C M_a) = ½ [C, M_a] has trace zero, is
+zero where C is isotropic, and its norm is at most ½ (λ_max − λ_min)(C) · ‖M_a‖.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 ATTEMPTS = ((1e-4, 20), (1e-2, 64))
-"""Relative accuracy of the eigenvalues, and vectors of the Lanczos basis; the second where the first does not converge,
-because many eigenvalues are nearly equal."""
+"""Relative accuracy of the eigenvalues, and vectors of the Lanczos basis; the second where the first does not
+converge, because many eigenvalues are nearly equal."""
 
 
 class Extremes(NamedTuple):
@@ -55,11 +55,13 @@ def projected(matrix: Tensor, captured: Tensor) -> Tensor:
 
 
 def extremes(matrix: Tensor, start: Tensor | None = None) -> Extremes:
-    """The extreme eigenpairs of a symmetric matrix [d, d], from products with vectors only (ARPACK's Lanczos).
+    """The extreme eigenpairs of a symmetric matrix [d, d], from products with vectors only (ARPACK's
+    Lanczos).
 
     Args:
         matrix: on any device.
-        start: a vector [d] to begin with, such as the eigenvector of the last check; equal starts give equal bits.
+        start: a vector [d] to begin with, such as the eigenvector of the last check; equal starts give equal
+            bits.
     """
     from scipy.sparse.linalg import ArpackError, eigsh  # runs that do not grow need none of it
 
@@ -75,7 +77,8 @@ def extremes(matrix: Tensor, start: Tensor | None = None) -> Extremes:
         first = np.ones(size) if start is None or not bool(start.any()) else start.double().cpu().numpy()
         # The start must not be an eigenvector itself, or the basis is one vector long.
         first = first / np.linalg.norm(first) + np.cos(np.arange(size)) / math.sqrt(size)
-        # What a restart draws must follow from nothing but the matrix, too; older versions of scipy fix it themselves.
+        # What a restart draws must follow from nothing but the matrix, too; older versions of scipy fix it
+        # themselves.
         seeded: dict[str, Any] = {"rng": 0} if "rng" in inspect.signature(eigsh).parameters else {}
         for tolerance, basis in ATTEMPTS:
             with contextlib.suppress(ArpackError):  # among them that it has not converged
@@ -115,8 +118,8 @@ def extended(captured: Tensor, direction: Tensor) -> Tensor:
 def head_energies(second_moment: Tensor, query: Tensor, key: Tensor, head_dim: int) -> list[float]:
     """‖C M_a,h‖_F of every head, of q and k weights [A, d] in blocks of *head_dim* rows.
 
-    C M_a,h = ½ (C q k − C k q) with q [d, d_h] and k [d_h, d] has rank 2 d_h at most, so that its norm follows from
-    matrices of that size.
+    C M_a,h = ½ (C q k − C k q) with q [d, d_h] and k [d_h, d] has rank 2 d_h at most, so that its norm
+    follows from matrices of that size.
     """
     energies = []
     for q, k in zip(query.split(head_dim), key.split(head_dim), strict=True):

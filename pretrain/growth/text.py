@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import correlation, median
 
-from model.config import ModelConfig
 from model.heads import ascending, descending, format_heads, uniform
-from model.tables import aligned
 from pretrain.growth.law import Prediction
 from pretrain.growth.worth import SMALL_INCREASE, SMALL_SHARE, HeadWorths
+from pretrain.utils.tables import aligned
 
 SURE = 2.0
-"""Worths of fewer standard errors than this are not told from zero."""
+"""Worths of fewer standard errors than this are indistinguishable from zero."""
 
 
 def direction(heads: Sequence[int]) -> float | None:
@@ -20,19 +19,9 @@ def direction(heads: Sequence[int]) -> float | None:
     return None if len(set(heads)) < 2 else correlation(range(len(heads)), heads)
 
 
-def model_lines(name: str, step: int, model: ModelConfig) -> list[str]:
-    """What the report is about."""
-    parts = [f"{model.num_parameters():,} parameters", f"{model.num_layers} layers"]
-    parts.append(f"heads {format_heads(model.heads)}")
-    if model.kv_heads is not None:
-        parts.append(f"KV heads {format_heads(model.kv_heads)}")
-    if model.head_dim is not None:
-        parts.append(f"head dim {format_heads(model.head_dim)}")
-    return [f"model     {name}, step {step:,}: {', '.join(parts)}, d_model {model.d_model}"]
-
-
 def schedule_lines(heads: Sequence[int], others: Mapping[str, Sequence[int]]) -> list[str]:
-    """The schedule *heads*, beside the uniform one of as many heads, the two sorted ones, and *others* by name."""
+    """The schedule *heads*, beside the uniform one of as many heads, the two sorted ones, and *others* by
+    name."""
     mean = sum(heads) / len(heads)
     even = uniform(round(mean), len(heads))
     exactly = "" if sum(even) == sum(heads) else f" ({sum(heads)} heads do not spread evenly)"
@@ -57,26 +46,12 @@ def law_lines(
     """
     rows = [("layer", "grown", "fitted", "κ²", "predicted", "observed", "error", "")]
     for found in predictions:
-        error = found.relative_error
-        figures = ("-", "-", "-", "-")
+        error, fit = found.relative_error, ("-", "-", "-", "-")
         if found.predicted is not None and found.kappa_squared is not None and error is not None:
-            figures = (
-                str(found.fitted), f"{found.kappa_squared:.3g}", f"{found.predicted:.1f}", f"{error:+.0%}"
-            )  # fmt: skip
-        fitted, kappa, predicted, relative = figures
+            fit = (str(found.fitted), f"{found.kappa_squared:.3g}", f"{found.predicted:.1f}", f"{error:+.0%}")
         why_not = f"no prediction: {found.why_not}" if found.why_not else ""
-        rows.append(
-            (
-                str(found.layer),
-                str(found.events),
-                fitted,
-                kappa,
-                predicted,
-                str(found.observed),
-                relative,
-                why_not,
-            )
-        )
+        counts = (str(found.layer), str(found.events))
+        rows.append((*counts, *fit[:3], str(found.observed), fit[3], why_not))
     return [
         "head counts predicted as K_0 + κ² ln(Γ(0) / θ_w), κ² from the first growth events of each layer:",
         *aligned(rows, left={7}),
@@ -114,10 +89,12 @@ def worth_lines(found: HeadWorths, text: str) -> list[str]:
         for point in found.curve
     ]
     return [
-        f"loss      {found.loss:.4f} nats per {found.per} on {found.windows} windows ({found.tokens:,} labels): {text}",
+        f"loss      {found.loss:.4f} nats per {found.per} on {found.windows} windows "
+        f"({found.tokens:,} labels): {text}",
         f"worth of each head, in nats per {found.per}: the loss without it minus the loss of the whole model",
         *aligned(rows),
-        f"small: below {SMALL_SHARE:.0%} of the largest worth; unsure: within {SURE:g} standard errors of zero",
+        f"small: below {SMALL_SHARE:.0%} of the largest worth; "
+        f"unsure: within {SURE:g} standard errors of zero",
         "heads removed together, smallest worth first, without training again:",
         *aligned(rest),
         f"the largest share tried that costs at most {SMALL_INCREASE:.0%} of loss: {best.share:.0%} "

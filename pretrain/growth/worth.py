@@ -1,7 +1,9 @@
-"""What every head is worth: how much the held-out loss rises when the head's output is removed, nothing else changed.
+"""What every head is worth: how much the held-out loss rises when the head's output is removed, nothing else
+changed.
 
-A removed head's columns of the o projection's input are zero. The bias of that projection stays. The model is not
-trained again after a removal, so other heads cannot take over: what is found removable is so as the model stands.
+A removed head's columns of the o projection's input are zero. The bias of that projection stays. The model is
+not trained again after a removal, so other heads cannot take over: what is found removable is so as the model
+stands.
 """
 
 from __future__ import annotations
@@ -10,14 +12,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from model.attention import local_mask
-from model.documents import PackedDocuments
+from model.attention import BlockInputs
 from model.errors import UserError
 from model.head_loss import loss_and_residual, token_chunks
 from model.loss import IGNORED_LABEL
@@ -55,7 +56,8 @@ class RemovalPoint:
 
 @dataclass(frozen=True)
 class HeadWorths:
-    """Worth of every head, in nats per token (or example): the loss without it minus the loss of the whole model."""
+    """Worth of every head, in nats per token (or example): the loss without it minus the loss of the whole
+    model."""
 
     loss: float
     """Loss of the whole model on the same windows, nats per token."""
@@ -94,7 +96,8 @@ def measure_worths(
     Args:
         network: whole (t = 1), in evaluation mode.
         inputs, labels: as Transformer.forward takes them, int64 [n, T] each.
-        document_starts: where documents begin among each window's inputs, for models trained with a document mask.
+        document_starts: where documents begin among each window's inputs, for models trained with a document
+            mask.
         points: of the removal curve, besides the whole model.
         progress: called after every pass over a batch of windows.
 
@@ -115,13 +118,12 @@ def measure_worths(
     whole, differences = losses[0], losses[1:] - losses[0]  # [n], [heads, n]
     if not whole.isfinite().all():
         raise UserError(
-            f"loss: that of the whole model on held-out text is {whole.mean().item()}, so no head has a worth; give an "
-            "earlier step"
+            f"loss: that of the whole model on held-out text is {whole.mean().item()}, so no head has a "
+            "worth; give an earlier step"
         )
-    worths = dict(zip(heads, differences.mean(1).tolist(), strict=True))
+    worths = differences.mean(1)
     deviations = differences.std(1) if len(whole) > 1 else torch.full((len(heads),), math.nan)
-    errors = dict(zip(heads, (deviations / math.sqrt(len(whole))).tolist(), strict=True))
-    order = sorted(heads, key=lambda head: (worths[head], head))
+    order = [head for _, head in sorted(zip(worths.tolist(), heads, strict=True))]
     first = ablation.passes(single)
     reduced = ablation.losses(
         [frozenset(order[:count]) for count in counts], lambda done, _: report(first, done)
@@ -136,20 +138,21 @@ def measure_worths(
         windows=len(inputs),
         tokens=int((labels != IGNORED_LABEL).sum()),
         worths=_by_layer(worths, network.config.heads),
-        errors=_by_layer(errors, network.config.heads),
+        errors=_by_layer(deviations / math.sqrt(len(whole)), network.config.heads),
         curve=curve,
     )
 
 
-def _by_layer(values: dict[Head, float], heads: Sequence[int]) -> list[list[float]]:
-    return [[values[layer, head] for head in range(count)] for layer, count in enumerate(heads)]
+def _by_layer(values: Tensor, heads: Sequence[int]) -> list[list[float]]:
+    return [part.tolist() for part in values.split(list(heads))]
 
 
 class Ablation:
     """Computes the loss of a network on fixed windows without some of its heads.
 
-    What enters a layer does not depend on the heads of that layer and those above it. So each batch runs through the
-    whole network once, and for every set of heads through the layers from the lowest one of the set.
+    What enters a layer does not depend on the heads of that layer and those above it. So each batch runs
+    through the whole network once, and for every set of heads through the layers from the lowest one of the
+    set.
 
     Args: as measure_worths.
     """
@@ -177,8 +180,8 @@ class Ablation:
     def losses(self, sets: Sequence[Iterable[Head]], progress: Progress | None = None) -> Tensor:
         """The loss of each window without each set of heads, fp64 [sets, n] on the CPU, nats per token.
 
-        Every set is computed by the same operations on tensors of the same shapes, so a head that adds nothing makes a
-        difference of exactly zero.
+        Every set is computed by the same operations on tensors of the same shapes, so a head that adds
+        nothing makes a difference of exactly zero.
         """
         removed = [sorted(set(heads)) for heads in sets]
         lowest = [heads[0][0] if heads else self.config.num_layers for heads in removed]
@@ -201,42 +204,15 @@ class Ablation:
             batches.append(losses)
         return torch.cat(batches, dim=1)
 
-    def _enter(self, tokens: Tensor, rows: range) -> tuple[Tensor, list[tuple[Any, ...]]]:
-        """Tokens [B, T] -> what enters the first layer [B, T, d], and every block's table, mask and offsets.
-
-        As Transformer.forward, which cannot begin at a layer.
-        """
-        network, config, length = self.network, self.config, self.length
-        hidden = network.token_embedding(tokens)
-        documents = None
-        if self.document_starts is not None:
-            packed = torch.from_numpy(pack_documents([self.document_starts[row] for row in rows], length))
-            documents = PackedDocuments(packed.to(self.device), len(tokens), length, hidden.dtype)
-        if network.position_embedding is not None:
-            positions = documents.positions if documents else torch.arange(length, device=self.device)
-            hidden = hidden + network.position_embedding(positions)
-        masks: dict[int | None, Tensor | None] = {}
-        inputs: list[tuple[Any, ...]] = []
-        for layer in range(config.num_layers):
-            table = offsets = None
-            if network.rotary is not None:
-                head_dim = config.layer_head_dim(layer)
-                table = network.rotary.get(head_dim, length, self.device, hidden.dtype)
-                table = documents.table(head_dim, table) if documents else table
-            window = config.layer_window(layer)
-            if documents is None:
-                if window not in masks:
-                    masks[window] = local_mask(length, window, self.device)
-                mask = masks[window]
-            elif self._block(layer).attention.takes_offsets(hidden, len(tokens), length):
-                mask, offsets = None, documents.offsets
-            else:
-                mask = documents.mask(window)
-            inputs.append((table, mask, offsets))
-        return hidden, inputs
+    def _enter(self, tokens: Tensor, rows: range) -> tuple[Tensor, list[BlockInputs]]:
+        """What enters the first layer, and what each layer gets besides, of the windows *rows*."""
+        if self.document_starts is None:
+            return self.network.enter(tokens)
+        offsets = pack_documents([self.document_starts[row] for row in rows], self.length)
+        return self.network.enter(tokens, torch.from_numpy(offsets).to(self.device))
 
     def _run(
-        self, hidden: Tensor, inputs: Sequence[tuple[Any, ...]], first: int, last: int | None = None
+        self, hidden: Tensor, inputs: Sequence[BlockInputs], first: int, last: int | None = None
     ) -> Tensor:
         """Hidden [B, T, d] through the layers from *first* to before *last*, or to the end."""
         for layer in range(first, self.config.num_layers if last is None else last):

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from model.errors import UserError
-from model.parsing import read_json_object
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer
 from pretrain.hf.tokenizer_files import ORIGINAL_FOLDER
+from pretrain.utils.parsing import read_json_object
 
 SUPPORTED = ("head_schedule", "llama", "gpt2")
 

@@ -22,7 +22,6 @@ from model.config import ModelConfig, block
 from model.errors import UserError, shown
 from model.heads import MOST_LAYERS
 from model.parameters import has_vocabulary_rows
-from model.parsing import read_json_object
 from pretrain.checkpoint.state import DataIdentity, TrainingState
 from pretrain.checkpoint.unsharded_folder import UnshardedParameter, write_unsharded
 from pretrain.data.sentencepiece_bpe import byte_fallback_bpe
@@ -34,6 +33,7 @@ from pretrain.hf.formats import ACTIVATIONS, gpt2_sources, llama_name, parameter
 from pretrain.hf.new_folder import new_folder
 from pretrain.run.saved import SavedRun
 from pretrain.utils.files import write_atomically
+from pretrain.utils.parsing import read_json_object
 
 # transformers' names of the three activations; gelu_new and gelu_pytorch_tanh are one formula.
 _ACTIVATIONS = {their_name: our_name for our_name, their_name in ACTIVATIONS.items()} | {

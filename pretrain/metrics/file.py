@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from model.parsing import LARGEST_INTEGER
+from model.declared import LARGEST_INTEGER
 from pretrain.utils.files import read_tail, write_atomically
 
 FILE_NAME = "metrics.jsonl"

@@ -6,10 +6,10 @@ import math
 from pathlib import Path
 
 from model.parameters import parameter_specs
-from model.plotting import saved_figure
-from model.tables import aligned
 from pretrain.config.run_config import RunConfig
 from pretrain.optim.groups import Group, GroupRates, run_groups
+from pretrain.utils.plotting import saved_figure
+from pretrain.utils.tables import aligned
 
 
 def plot_learning_rates(run: RunConfig, out: Path) -> list[str]:

@@ -100,7 +100,7 @@ def _traffic_lines(plan: RunPlan) -> list[str]:
         (
             "head exchange",
             traffic.head_exchange,
-            "among tensor-parallel ranks; python -m model.parallel_plan has layers",
+            "among tensor-parallel ranks; python -m pretrain.presets exchange has layers",
         ),
     ]
     if traffic.host:

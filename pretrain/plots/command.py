@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from model.errors import UserError, run_command
-from model.plotting import count_axis, logarithmic, saved_figure
 from pretrain.metrics.file import FILE_NAME, read_metrics
 from pretrain.run.differences import run_differences
+from pretrain.utils.plotting import count_axis, logarithmic, saved_figure
 
 
 def draw_runs(folders: list[Path], out: Path) -> Path:

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from model.errors import UserError
-from model.plotting import saved_figure
 from pretrain.data.indexed import IndexedWriter, bin_path, idx_path, token_dtype
 from pretrain.data.sources.source import no_documents
 from pretrain.data.token_counts import write_counts
 from pretrain.prepare.parts import Part
 from pretrain.prepare.split import Split
 from pretrain.utils.files import file_entry
+from pretrain.utils.plotting import saved_figure
 
 SPLITS = ("training", "validation")
 _PARTITION = 1 << 22  # digests compared at a time, about 150 MB

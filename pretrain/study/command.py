@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from model.errors import INTERRUPTED, UserError, run_command, shown
-from model.tables import aligned
 from pretrain.config.command_line import CommandParser as Parser
 from pretrain.config.run_config import is_folder_name
 from pretrain.runtime.signals import STOPPED
@@ -44,6 +43,7 @@ from pretrain.study.scheduler import (
 from pretrain.study.slurm import run_of_task, sbatch_commands, submit
 from pretrain.study.study_file import Study, find_study, parse_study, read_study, study_names
 from pretrain.utils.progress import ProgressLine
+from pretrain.utils.tables import aligned
 
 SOME_FAILED = 1
 

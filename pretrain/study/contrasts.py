@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from model.errors import UserError, closest, shown
-from model.parsing import shown_json
+from pretrain.utils.parsing import shown_json
 
 SIDES = ("plus", "minus")
 Name = tuple[str, str]

@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 import yaml
 
 from model.errors import UserError, closest, shown
-from model.parsing import parse_yaml, read_text, shown_json
 from pretrain.config.command_line import find_recipe, parse_command_line, read_recipe
 from pretrain.config.run_config import DEFAULT_RECIPE, RunConfig, is_folder_name
 from pretrain.study.contrasts import Contrast, full_name, parse_contrasts
+from pretrain.utils.parsing import parse_yaml, read_text, shown_json
 
 STUDIES = Path(__file__).resolve().parents[1] / "studies"
 MEASURES = ("val_loss", "val_bpb", "val_accuracy", "train_loss")

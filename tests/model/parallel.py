@@ -1,4 +1,5 @@
-"""Helpers for tests of tensor parallelism: the same model at t = 1 and on the ranks of a worker pool, compared."""
+"""Helpers for tests of tensor parallelism: the same model at t = 1 and on the ranks of a worker pool,
+compared."""
 
 from __future__ import annotations
 
@@ -73,15 +74,19 @@ def whole(config: ModelConfig, batch: int, length: int) -> Whole:
     """Logits, loss and every gradient of the unsplit model."""
     tokens, labels = example(config, batch, length)
     model = build(config, torch.float64)
-    loss = model(tokens, labels)
+    return whole_of(model, model(tokens), model(tokens, labels))
+
+
+def whole_of(model: Transformer, logits: Tensor, loss: Tensor) -> Whole:
+    """What an unsplit model says, given its logits and loss."""
+    model.zero_grad()
     loss.backward()
-    with torch.no_grad():
-        logits = model(tokens)
-    gradients = {}
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
-        gradients[name] = parameter.grad
-    return Whole(logits, loss.detach(), gradients)
+    gradients = {
+        name: parameter.grad.clone()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+    return Whole(logits.detach(), loss.detach(), gradients)
 
 
 @functools.cache
@@ -99,18 +104,25 @@ def differences(
     checkpoint_activations: bool = False,
     sequence_parallel: bool = False,
 ) -> dict[str, float]:
-    """On every rank of the pool (t ranks): largest differences from t = 1 in fp64, relative to the largest value.
+    """On every rank of the pool (t ranks): largest differences from t = 1 in fp64, relative to the largest
+    value.
 
     Keys: logits, loss, and every parameter's name for its gradient.
     """
-    tokens, labels = example(config, batch, length)
     grid = shared_grid(sequence_parallel)
     model = build(config, torch.float64, grid, checkpoint_activations=checkpoint_activations)
-    found = model(tokens, labels)
+    return compared(model, expected, *example(config, batch, length))
+
+
+def compared(
+    model: Transformer, expected: Whole, tokens: Tensor, labels: Tensor, offsets: Tensor | None = None
+) -> dict[str, float]:
+    """differences of this rank's model; offsets as Transformer.forward takes them."""
+    model.zero_grad()
+    found = model(tokens, labels, offsets)
     found.backward()
     with torch.no_grad():
-        found_logits = model(tokens)
-
+        found_logits = model(tokens, None, offsets)
     result = {"logits": relative(found_logits, expected.logits), "loss": relative(found, expected.loss)}
     # Some gradients are zero but for rounding (a bias on the keys moves all logits of a query alike).
     floor = 1e-3 * max(gradient.abs().max() for gradient in expected.gradients.values())
@@ -118,7 +130,7 @@ def differences(
         gradient = expected.gradients[name]
         assert parameter.grad is not None, name
         if shard_dim(parameter) == 0 and name in ("token_embedding.weight", "output.weight"):
-            rows = config.padded_vocab_size(model.grid.tensor_parallel)  # t = 3 pads to more rows
+            rows = model.config.padded_vocab_size(model.grid.tensor_parallel)  # t = 3 pads to more rows
             gradient = torch.nn.functional.pad(gradient, (0, 0, 0, rows - gradient.shape[0]))
         result[name] = relative(
             parameter.grad, own_part(model, parameter, gradient), gradient.abs().max().clamp(min=floor)
@@ -149,7 +161,8 @@ def relative(found: Tensor, expected: Tensor, scale: Tensor | None = None) -> fl
 
 
 def scaled_down(config: ModelConfig, tensor_parallel: int) -> ModelConfig:
-    """The same schedule and switches at a size for tests: repeated layers once, the smallest widths that t divides."""
+    """The same schedule and switches at a size for tests: repeated layers once, the smallest widths that t
+    divides."""
     runs = [
         layer
         for layer in range(config.num_layers)
@@ -181,8 +194,8 @@ def _kind(config: ModelConfig, layer: int) -> tuple[int, int, int | None]:
 class Sent:
     """Counts what this rank sends through torch.distributed, by collective, while it is entered.
 
-    Bytes of a ring: an all-reduce of n bytes sends 2 n (r-1)/r, an all-to-all n (r-1)/r, an all-gather its input to
-    r-1 others.
+    Bytes of a ring: an all-reduce of n bytes sends 2 n (r-1)/r, an all-to-all n (r-1)/r, an all-gather its
+    input to r-1 others.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,5 @@
-"""Attention by products over blocks of queries, against torch's own in fp64; whole models against its kernels."""
+"""Attention by products over blocks of queries, against torch's own in fp64; whole models against its
+kernels."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ from model.config import block
 from model.initialization import initialize
 from model.transformer import Transformer
 
-# B, h, queries, positions, d_h, window: several blocks and chunks of heads, the last of each smaller; one position; the
-# last queries alone, as tensor-parallel ranks that share heads have them; windows within and across blocks.
+# B, h, queries, positions, d_h, window: several blocks and chunks of heads, the last of each smaller; one
+# position; the last queries alone, as tensor-parallel ranks that share heads have them; windows within and
+# across blocks.
 SHAPES = {
     "whole": (2, 3, 300, 300, 16, None),
     "short": (1, 2, 5, 5, 8, None),
@@ -146,13 +148,13 @@ SHAPE = {"vocab_size": 260, "context_length": 140, "d_model": 48, "ffn_width": 6
 )
 def test_a_model_equals_that_of_torchs_kernels(config):
     found = {}
-    for blocks in (False, True):
-        network = Transformer(config, block_attention=blocks)
+    for attention in ("torch", "blocks"):
+        network = Transformer(config, attention=attention)
         initialize(network, 0)
         network.double()
         tokens = torch.randint(0, 260, (2, 141), generator=torch.Generator().manual_seed(1))
         loss = network(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
         loss.backward()
-        found[blocks] = {name: p.grad for name, p in network.named_parameters()} | {"loss": loss.detach()}
-    for name, expected in found[False].items():
-        torch.testing.assert_close(found[True][name], expected, rtol=1e-9, atol=1e-12)
+        found[attention] = {name: p.grad for name, p in network.named_parameters()} | {"loss": loss.detach()}
+    for name, expected in found["torch"].items():
+        torch.testing.assert_close(found["blocks"][name], expected, rtol=1e-9, atol=1e-12)

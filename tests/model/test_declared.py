@@ -1,4 +1,5 @@
-"""Declared data: checked however it is made, and refused in one line that names the field, the value and what is valid."""
+"""Declared data: checked however it is made, and refused in one line that names the field, the value and what
+is valid."""
 
 from __future__ import annotations
 

@@ -55,10 +55,10 @@ def test_arguments_are_the_process_own_unless_given(monkeypatch):
 
 
 def test_a_reader_that_goes_away_is_no_failure():
-    """``python -m model.presets | head -1``"""
+    """``python -m pretrain.presets | head -1``"""
     reader, writer = os.pipe()
     process = subprocess.Popen(
-        [sys.executable, "-m", "model.presets"], cwd=ROOT, stdout=writer, stderr=subprocess.PIPE
+        [sys.executable, "-m", "pretrain.presets"], cwd=ROOT, stdout=writer, stderr=subprocess.PIPE
     )
     os.close(reader)  # before it has started to print
     os.close(writer)

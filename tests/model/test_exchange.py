@@ -1,4 +1,5 @@
-"""Any head schedule on any number of ranks equals the unsplit model: forward, loss and every gradient, in fp64."""
+"""Any head schedule on any number of ranks equals the unsplit model: forward, loss and every gradient, in
+fp64."""
 
 from __future__ import annotations
 
@@ -9,14 +10,15 @@ from hypothesis import strategies as st
 
 from model.config import ModelConfig, block
 from model.errors import UserError
-from model.exchange import BatchForm, HeadExchange, QueryForm, WholeHeads
+from model.exchange import BatchForm, Form, HeadExchange, QueryForm
 from model.parallel_plan import plan
 from model.presets import preset, preset_names
 from tests.helpers.distributed import run_distributed
 from tests.helpers.fuzzing import fixed, seeded
 from tests.model.parallel import Sent, build, example, many_differences, scaled_down, shared_grid
 
-# Everything is compared relative to its own largest value; see tests/model/parallel.py for gradients that are zero.
+# Everything is compared relative to its own largest value; see tests/model/parallel.py for gradients that are
+# zero.
 TOLERANCE = 1e-12
 SHAPE = {"vocab_size": 260, "context_length": 24, "ffn_width": 48}
 # Whole heads, groups and heads cut in every way, grouped queries, one head; windows that end inside chunks.
@@ -52,7 +54,8 @@ def test_equals_one_rank(tensor_parallel, batch_form):
 
 @pytest.mark.parametrize("tensor_parallel", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_sequence_parallel_norms_equal_one_rank(tensor_parallel):
-    # 22 positions are not a multiple of 4 (padded); 4 sequences take the batch form, 1 (at 24) the query form.
+    # 22 positions are not a multiple of 4 (padded); 4 sequences take the batch form, 1 (at 24) the query
+    # form.
     cases = [
         (config, batch, length, {"checkpoint_activations": checkpointing, "sequence_parallel": True})
         for config, batch, length, checkpointing in (
@@ -71,8 +74,8 @@ DEGREES = (2, 3, 4, 5)
 
 
 def small_presets() -> list[tuple[str, ModelConfig, int]]:
-    """Every preset's schedule and block, once where presets are alike at this size, with the smallest t of DEGREES at
-    which a layer's heads are exchanged."""
+    """Every preset's schedule and block, once where presets are alike at this size, with the smallest t of
+    DEGREES at which a layer's heads are exchanged."""
     seen: dict[ModelConfig, tuple[str, int]] = {}
     for name in preset_names():
         config = preset(name)
@@ -202,8 +205,8 @@ def test_which_form_is_chosen():
         assert spans == [(3 * rank, 3 * rank + 3), (21 - 3 * rank, 24 - 3 * rank)]  # zigzag
         assert padded is BatchForm
         assert message == (
-            "micro_batch: 2 sequences of 12 tokens cannot be shared by the 4 ranks that split the heads of layer 0; "
-            "micro_batch must be a multiple of 4 (nearest: 4), or context_length one of 8"
+            "micro_batch: 2 sequences of 12 tokens cannot be shared by the 4 ranks that split the heads of "
+            "layer 0; micro_batch must be a multiple of 4 (nearest: 4), or context_length one of 8"
         )
 
 
@@ -212,7 +215,7 @@ def whole_heads():
 
 
 def test_heads_that_divide_are_not_exchanged():
-    assert run_distributed(whole_heads, 2) == [WholeHeads] * 2
+    assert run_distributed(whole_heads, 2) == [Form] * 2
 
 
 def sampled(sequence_parallel):

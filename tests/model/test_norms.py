@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from model.config import block
 from model.norms import LayerNorm, RMSNorm, build_norm
+from model.presets import preset
 from model.process_grid import ALONE
 
 
@@ -18,11 +18,8 @@ def reference(kind, x, weight, bias, eps):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_norm_against_its_formula_in_fp64(kind, with_bias, dtype):
     torch.manual_seed(0)
-    norm = build_norm(
-        block("llama", vocab_size=5, context_length=5, d_model=48, ffn_width=8, heads=(1,), norm=kind,
-              norm_bias=with_bias, norm_eps=1e-3),
-        ALONE,
-    )  # fmt: skip
+    config = preset("prism-nano").replace(norm=kind, norm_bias=with_bias, norm_eps=1e-3)
+    norm = build_norm(config, ALONE)
     assert isinstance(norm, RMSNorm if kind == "rmsnorm" else LayerNorm)
     with torch.no_grad():
         for parameter in norm.parameters():

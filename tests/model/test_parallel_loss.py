@@ -51,8 +51,8 @@ def compare(dtype, vocab_size, ignored=5, poison=None, chunk=None):
 def test_equals_the_loss_of_whole_logits(dtype, vocab_size, tensor_parallel):
     results = run_distributed(compare, tensor_parallel, dtype, vocab_size, chunk=2 * COLUMNS)
     assert len({found["loss"] for found in results}) == 1  # bit-identical on all ranks
-    # The gradient's entries are at most 3/31. Logits of about 100 are exact to 4e-6 in fp32, and so is, relatively,
-    # the softmax; bf16 rounds the gradient once, as it does for whole logits.
+    # The gradient's entries are at most 3/31. Logits of about 100 are exact to 4e-6 in fp32, and so is,
+    # relatively, the softmax; bf16 rounds the gradient once, as it does for whole logits.
     tolerance = {torch.float64: 1e-14, torch.float32: 1e-6, torch.bfloat16: 3 / 31 * 2**-8}[dtype]
     for found in results:
         assert found["loss"] == pytest.approx(

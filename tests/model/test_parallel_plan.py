@@ -1,6 +1,4 @@
-"""The plan's arithmetic against the design's formulas, its refusals, and what it prints and draws."""
-
-import json
+"""The plan's arithmetic against the design's formulas, and its refusals."""
 
 import pytest
 
@@ -14,9 +12,7 @@ from model.parallel_plan import (
     plan,
     split_multiple,
 )
-from model.parallel_plan.__main__ import main
 from model.presets import preset
-from model.tables import plan_table
 
 
 def test_groups():
@@ -44,7 +40,8 @@ def test_plan_of_a_published_model():
     # Forward and backward: 4 B T (A/t) (r-1)/r elements each way.
     assert found.layers[0].exchange_bytes == 2 * 4 * tokens * 192 * 3 // 4 * bf16
     assert found.layers[2].exchange_bytes == 2 * 4 * tokens * 192 // 2 * bf16
-    # Four all-reduces of B T d a layer, two outside the layers, and three fp32 numbers per token for the loss.
+    # Four all-reduces of B T d a layer, two outside the layers, and three fp32 numbers per token for the
+    # loss.
     ring = 2 * 3 / 4
     assert found.layers[5].all_reduce_bytes == 4 * ring * tokens * 768 * bf16
     assert found.all_reduce_bytes == ring * tokens * ((4 * 12 + 2) * 768 * bf16 + 3 * 4)
@@ -91,54 +88,6 @@ def test_micro_batches_that_cannot_be_split_are_refused():
     with pytest.raises(UserError) as caught:
         check_split(config, 6, 8)
     assert str(caught.value) == (
-        "micro_batch: 8 sequences of 9 tokens cannot be shared by the 6 ranks that split the heads of layer 0; "
-        "micro_batch must be a multiple of 6 (nearest: 6 or 12), or context_length one of 12"
+        "micro_batch: 8 sequences of 9 tokens cannot be shared by the 6 ranks that split the heads of "
+        "layer 0; micro_batch must be a multiple of 6 (nearest: 6 or 12), or context_length one of 12"
     )
-
-
-def test_it_is_printed_and_drawn(tmp_path, capsys):
-    picture = tmp_path / "plan.png"
-    arguments = ["--model", "prism-124m", "--tensor_parallel", "4", "--plot", str(picture)]
-    assert main(arguments) == 0
-    printed = capsys.readouterr().out
-    assert plan_table(plan(preset("prism-124m"), 4, 8)) in printed
-    assert "60.00, 6.7 % on top" in printed and picture.stat().st_size > 10_000
-    assert main([*arguments[:4], "--accumulation", "2", "--micro_batch", "3"]) == 0
-    assert "step of 2 x 3 sequences" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--model", "prism-124", "--tensor_parallel", "4"], "did you mean 'prism-124m'"),
-        (["--model", "prism-124m", "--tensor_parallel", "5"], "nearest valid: 4 or 8"),
-        (["--model", "prism-124m", "--tensor_parallel", "4", "--micro_batch", "0"], "micro_batch: 0"),
-        (
-            ["--model", "prism-124m", "--tensor_parallel", "4", "--plot", "/dev/null/x.png"],
-            "--plot: cannot write",
-        ),
-    ],
-)
-def test_bad_input_is_one_line(arguments, message, capsys):
-    assert main(arguments) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
-
-
-def test_a_model_of_ones_own_is_read_from_a_file(tmp_path, capsys):
-    file = tmp_path / "model.json"
-    file.write_text(json.dumps(preset("prism-nano").replace(heads="1,2,4,4").to_json()))
-    assert main(["--model", str(file), "--tensor_parallel", "2"]) == 0
-    own = capsys.readouterr().out
-    assert main(["--model", "prism-nano", "--heads", "1,2,4,4", "--tensor_parallel", "2"]) == 0
-    assert capsys.readouterr().out == own
-    for text, said in (
-        ("[[", "is not valid JSON"),
-        ("5", "error: model"),
-        ("[" * 100_000, "is not valid JSON"),
-    ):
-        file.write_text(text)
-        assert main(["--model", str(file), "--tensor_parallel", "2"]) == 2
-        assert said in capsys.readouterr().err
-    assert main(["--model", str(tmp_path / "none.json"), "--tensor_parallel", "2"]) == 2
-    assert "cannot read" in capsys.readouterr().err

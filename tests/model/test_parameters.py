@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from model.config import block
 from model.parameters import ParameterRole, parameter_roles, parameter_specs
 from model.presets import preset
 from model.transformer import Transformer
@@ -25,10 +24,7 @@ def expected_role(name):
     return ParameterRole("matrix" if own == "weight" else "bias", part, number)
 
 
-EVERYTHING = block(
-    "llama", vocab_size=260, context_length=64, d_model=48, ffn_width=128, heads=(2, 3), norm_bias=True,
-    attention_bias="all", ffn_bias=True, positions="learned", tie_embeddings=False,
-)  # fmt: skip
+EVERYTHING = preset("gpt2-nano").replace(ffn="swiglu", heads=(2, 3), tie_embeddings=False)
 
 
 @pytest.mark.parametrize("config", [preset("prism-nano"), preset("gpt2-nano"), EVERYTHING])
@@ -46,8 +42,8 @@ def test_parameter_names_are_the_published_ones():
         model = Transformer(EVERYTHING)
     names = ["token_embedding.weight", "position_embedding.weight"]
     for layer in range(2):
-        for module in ["attention_norm", *(f"attention.{x}" for x in "qkvo"), "ffn_norm",
-                       *(f"ffn.{x}" for x in ("gate", "up", "down"))]:  # fmt: skip
+        parts = [*(f"attention.{x}" for x in "qkvo"), "ffn_norm", "ffn.gate", "ffn.up", "ffn.down"]
+        for module in ["attention_norm", *parts]:
             names += [f"layers.{layer}.{module}.weight", f"layers.{layer}.{module}.bias"]
     names += ["final_norm.weight", "final_norm.bias", "output.weight"]
     assert [name for name, _ in model.named_parameters()] == names == list(model.state_dict())

@@ -1,13 +1,8 @@
-import json
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from model.errors import UserError
 from model.presets import ABLATION, preset, preset_names
-from model.presets.__main__ import main
 from model.transformer import Transformer
 
 ROWS, PADDED_ROWS = 50_257, 50_304
@@ -122,40 +117,3 @@ def test_counts_agree_with_the_network_that_is_built(name):
 def test_unknown_preset_names_the_closest():
     with pytest.raises(UserError, match=r"model: no preset 'prism-124'; did you mean 'prism-124m'\?"):
         preset("prism-124")
-
-
-def run(*arguments):
-    command = [sys.executable, "-m", "model.presets", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
-def test_command_lists_presets_and_ends_with_2_on_a_bad_name():
-    result = run()
-    assert result.returncode == 0
-    lines = result.stdout.splitlines()
-    assert len(lines) == 1 + len(preset_names())
-    row = next(line for line in lines if line.startswith("prism-124m ")).split()
-    expected = ["prism-124m", "12", "768", "3x2,6x2,8x2,12x6", "256x2,128x2,96x2,64x6"]
-    assert row == [*expected, "123,551,232", "123,587,328", "854,438,400"]
-    result = run("prims-124m")
-    assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr == "error: model: no preset 'prims-124m'; did you mean 'prism-124m'?\n"
-
-
-def test_command_plots_and_prints_json(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    image = tmp_path / "heads.png"
-    assert main(["prism-124m", "--plot", str(image)]) == 0
-    assert image.read_bytes().startswith(b"\x89PNG")
-    capsys.readouterr()
-    assert main(["prism-nano", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == preset("prism-nano").to_json()
-
-
-def test_command_refuses_files_it_cannot_write_and_options_without_a_name(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    assert main(["--json"]) == 2
-    assert main(["prism-nano", "--plot", "/dev/null/folder.png"]) == 2
-    assert main(["prism-nano", "--plot", str(tmp_path / "heads.nonsense")]) == 2
-    errors = capsys.readouterr().err.splitlines()
-    assert len(errors) == 3 and all(line.startswith("error: ") for line in errors)

@@ -52,7 +52,8 @@ def test_head_groups_of_every_divisor():
 
 
 def several_grids():
-    """A model on each of four grids, all alive at once, and one without a grid; the tensor size of each part."""
+    """A model on each of four grids, all alive at once, and one without a grid; the tensor size of each
+    part."""
     tokens = torch.arange(16).view(4, 4)
     grids = [start_grid(2), start_grid(4), start_grid(2, sequence_parallel=True), start_grid(1)]
     models = [Transformer(preset("prism-nano"), grid).double() for grid in grids]

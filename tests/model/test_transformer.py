@@ -45,16 +45,6 @@ def parameters(model):
     return dict(model.named_parameters())
 
 
-def assert_same_logits(model, reference, tokens):
-    """fp32, at most 1e-5 apart: rounding, at logits that are a few units large."""
-    reference.eval()
-    with torch.no_grad():
-        expected, output = reference(tokens).logits, model(tokens)
-    assert output.shape == expected.shape == (*tokens.shape, 260)
-    assert expected.std() > 0.5  # the comparison is about something
-    assert (output - expected).abs().max().item() <= 1e-5
-
-
 def copy_weights(mine, theirs, names, layers, transposed=()):
     """Copy between dicts of parameters by pairs (name here, name there), {l} standing for the layer.
 
@@ -70,6 +60,20 @@ def copy_weights(mine, theirs, names, layers, transposed=()):
             value = mine[here].T if there.endswith(transposed) else mine[here]
             target = theirs[there]
             target.copy_(value[: target.shape[0]])  # without padded rows
+
+
+def assert_equal_to(reference, model, names, transposed=(), done=()):
+    """The logits with the same weights, of which *done* are copied; fp32, at most 1e-5 apart: rounding, at
+    logits that are a few units large."""
+    mine = {name: parameter for name, parameter in parameters(model).items() if name not in done}
+    copy_weights(mine, parameters(reference), names, model.config.num_layers, transposed)
+    tokens = some_tokens()
+    reference.eval()
+    with torch.no_grad():
+        expected, output = reference(tokens).logits, model(tokens)
+    assert output.shape == expected.shape == (*tokens.shape, 260)
+    assert expected.std() > 0.5  # the comparison is about something
+    assert (output - expected).abs().max().item() <= 1e-5
 
 
 def with_biases(names, modules):
@@ -95,99 +99,87 @@ LLAMA_NAMES = {
 }
 
 
+GPT_NAMES = {
+    "token_embedding.weight": "transformer.wte.weight",
+    "position_embedding.weight": "transformer.wpe.weight",
+    "layers.{l}.attention_norm.weight": "transformer.h.{l}.ln_1.weight",
+    "layers.{l}.attention.o.weight": "transformer.h.{l}.attn.c_proj.weight",
+    "layers.{l}.ffn_norm.weight": "transformer.h.{l}.ln_2.weight",
+    "layers.{l}.ffn.up.weight": "transformer.h.{l}.mlp.c_fc.weight",
+    "layers.{l}.ffn.down.weight": "transformer.h.{l}.mlp.c_proj.weight",
+    "final_norm.weight": "transformer.ln_f.weight",
+}
+NEO_NAMES = {
+    **GPT_NAMES,
+    **{
+        f"layers.{{l}}.attention.{x}.weight": f"transformer.h.{{l}}.attn.attention.{there}_proj.weight"
+        for x, there in (*((x, x) for x in "qkv"), ("o", "out"))
+    },
+}
+LLAMA_SIZES = {"vocab_size": 260, "hidden_size": 48, "intermediate_size": 128, "max_position_embeddings": 96}
+
+
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("biases", [False, True])
 def test_llama_block_against_transformers(tied, kv_heads, biases):
+    bias = {"attention_bias": "all" if biases else "none", "ffn_bias": biases}
+    heads = {"heads": (4,) * 3, "kv_heads": (kv_heads,) * 3}
     config = block(
-        "llama", **SIZES, **LARGE, heads=(4,) * 3, kv_heads=(kv_heads,) * 3, tie_embeddings=tied,
-        norm_eps=1e-6, rope_base=5000.0, attention_bias="all" if biases else "none", ffn_bias=biases,
-    )  # fmt: skip
-    reference = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=260, hidden_size=48, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
-            num_key_value_heads=kv_heads, max_position_embeddings=96, rms_norm_eps=1e-6,
-            rope_parameters={"rope_type": "default", "rope_theta": 5000.0}, tie_word_embeddings=tied,
-            attention_bias=biases, mlp_bias=biases,
-        )
-    )  # fmt: skip
-    model = build(config)
+        "llama", **SIZES, **LARGE, **heads, **bias, tie_embeddings=tied, norm_eps=1e-6, rope_base=5000.0
+    )
+    theirs = LlamaConfig(
+        **LLAMA_SIZES,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=kv_heads,
+        rms_norm_eps=1e-6,
+        rope_parameters={"rope_type": "default", "rope_theta": 5000.0},
+        tie_word_embeddings=tied,
+        attention_bias=biases,
+        mlp_bias=biases,
+    )
     names = LLAMA_NAMES if tied else {**LLAMA_NAMES, "output.weight": "lm_head.weight"}
     if biases:
         names = with_biases(names, ["q", "k", "v", "o", "gate", "up", "down"])
-    copy_weights(parameters(model), parameters(reference), names, layers=3)
-    assert_same_logits(model, reference, some_tokens())
+    assert_equal_to(LlamaForCausalLM(theirs), build(config), names)
 
 
 @pytest.mark.parametrize("head_dim", [8, 20])
 def test_llama_block_with_a_given_head_dim_against_transformers(head_dim):
     config = block("llama", **SIZES, **LARGE, heads=(6,) * 2, head_dim=(head_dim,) * 2)
-    reference = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=260, hidden_size=48, intermediate_size=128, num_hidden_layers=2, num_attention_heads=6,
-            num_key_value_heads=6, head_dim=head_dim, max_position_embeddings=96, rms_norm_eps=1e-5,
-            tie_word_embeddings=True,
-        )
-    )  # fmt: skip
-    model = build(config)
-    copy_weights(parameters(model), parameters(reference), LLAMA_NAMES, layers=2)
-    assert_same_logits(model, reference, some_tokens())
+    shape = {"num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 6, "head_dim": head_dim}
+    theirs = LlamaConfig(**LLAMA_SIZES, **shape, rms_norm_eps=1e-5, tie_word_embeddings=True)
+    assert_equal_to(LlamaForCausalLM(theirs), build(config), LLAMA_NAMES)
 
 
 def test_gpt2_block_against_transformers():
-    config = block("gpt2", **SIZES, **LARGE, heads=(4,) * 3)
-    reference = GPT2LMHeadModel(
-        GPT2Config(vocab_size=260, n_positions=96, n_embd=48, n_layer=3, n_head=4, n_inner=128,
-                   layer_norm_epsilon=1e-5)
-    )  # fmt: skip
-    model = build(config)
-    names = {
-        "token_embedding.weight": "transformer.wte.weight",
-        "position_embedding.weight": "transformer.wpe.weight",
-        "layers.{l}.attention_norm.weight": "transformer.h.{l}.ln_1.weight",
-        "layers.{l}.attention.o.weight": "transformer.h.{l}.attn.c_proj.weight",
-        "layers.{l}.ffn_norm.weight": "transformer.h.{l}.ln_2.weight",
-        "layers.{l}.ffn.up.weight": "transformer.h.{l}.mlp.c_fc.weight",
-        "layers.{l}.ffn.down.weight": "transformer.h.{l}.mlp.c_proj.weight",
-        "final_norm.weight": "transformer.ln_f.weight",
-    }
-    names = with_biases(names, ["norm", "o", "up", "down"])
-    mine, theirs = parameters(model), parameters(reference)
-    with torch.no_grad():  # GPT-2 keeps q, k and v in one matrix, [d, 3d]; the rest goes by name
+    model = build(block("gpt2", **SIZES, **LARGE, heads=(4,) * 3))
+    shape = {"n_positions": 96, "n_embd": 48, "n_layer": 3, "n_head": 4, "n_inner": 128}
+    reference = GPT2LMHeadModel(GPT2Config(vocab_size=260, **shape, layer_norm_epsilon=1e-5))
+    joint = {}  # GPT-2 keeps q, k and v in one matrix, [d, 3d]; the rest goes by name
+    theirs = parameters(reference)
+    with torch.no_grad():
         for layer in range(3):
             for own in ("weight", "bias"):
-                joined = torch.cat([mine.pop(f"layers.{layer}.attention.{x}.{own}") for x in "qkv"])
-                target = theirs[f"transformer.h.{layer}.attn.c_attn.{own}"]
-                target.copy_(joined.T if own == "weight" else joined)
-    copy_weights(mine, theirs, names, layers=3, transposed=("c_proj.weight", "c_fc.weight"))
-    assert_same_logits(model, reference, some_tokens())
+                parts = [f"layers.{layer}.attention.{x}.{own}" for x in "qkv"]
+                joined = torch.cat([parameters(model)[part] for part in parts])
+                theirs[f"transformer.h.{layer}.attn.c_attn.{own}"].copy_(
+                    joined.T if own == "weight" else joined
+                )
+                joint.update(dict.fromkeys(parts))
+    names = with_biases(GPT_NAMES, ["norm", "o", "up", "down"])
+    assert_equal_to(reference, model, names, transposed=("c_proj.weight", "c_fc.weight"), done=joint)
 
 
 def test_gptneo_block_against_transformers():
     # Windows of 20 within 96 positions: without them, or one too wide, the logits differ.
     config = block("gptneo", **SIZES, **LARGE, heads=(4,) * 4, local_window=(None, 20, None, 20))
-    reference = GPTNeoForCausalLM(
-        GPTNeoConfig(vocab_size=260, max_position_embeddings=96, hidden_size=48, num_layers=4, num_heads=4,
-                     intermediate_size=128, attention_types=[[["global", "local"], 2]], window_size=20)
-    )  # fmt: skip
-    model = build(config)
-    names = {
-        "token_embedding.weight": "transformer.wte.weight",
-        "position_embedding.weight": "transformer.wpe.weight",
-        "layers.{l}.attention_norm.weight": "transformer.h.{l}.ln_1.weight",
-        **{
-            f"layers.{{l}}.attention.{x}.weight": f"transformer.h.{{l}}.attn.attention.{x}_proj.weight"
-            for x in "qkv"
-        },
-        "layers.{l}.attention.o.weight": "transformer.h.{l}.attn.attention.out_proj.weight",
-        "layers.{l}.ffn_norm.weight": "transformer.h.{l}.ln_2.weight",
-        "layers.{l}.ffn.up.weight": "transformer.h.{l}.mlp.c_fc.weight",
-        "layers.{l}.ffn.down.weight": "transformer.h.{l}.mlp.c_proj.weight",
-        "final_norm.weight": "transformer.ln_f.weight",
-    }
-    names = with_biases(names, ["norm", "o", "up", "down"])
-    copy_weights(parameters(model), parameters(reference), names, layers=4)
-    assert_same_logits(model, reference, some_tokens())
+    shape = {"hidden_size": 48, "num_layers": 4, "num_heads": 4, "intermediate_size": 128}
+    windows = {"attention_types": [[["global", "local"], 2]], "window_size": 20}
+    theirs = GPTNeoConfig(vocab_size=260, max_position_embeddings=96, **shape, **windows)
+    names = with_biases(NEO_NAMES, ["norm", "o", "up", "down"])
+    assert_equal_to(GPTNeoForCausalLM(theirs), build(config), names)
 
 
 def plain_logits(config, weights, tokens):
@@ -251,6 +243,14 @@ def plain_logits(config, weights, tokens):
     return torch.stack(rows)
 
 
+MIXTURE = {
+    "norm": "rmsnorm",
+    "ffn": "swiglu",
+    "activation": "silu",
+    "positions": "rope",
+    "rope_base": 100.0,
+    "norm_eps": 1e-3,
+}
 PER_LAYER = {
     "prism": block("llama", **SIZES, **LARGE, heads=(1, 2, 3, 8, 24)),
     "descending": block("llama", **SIZES, **LARGE, heads=(24, 8, 2)),
@@ -259,12 +259,9 @@ PER_LAYER = {
     "gptneo": block(
         "gptneo", **SIZES, **LARGE, heads=(3, 6, 16), local_window=(7, None, 1), tie_embeddings=False
     ),
-    "mixture": block(
-        "gpt2", **SIZES, **LARGE, heads=(2, 3, 4), norm="rmsnorm", ffn="swiglu", activation="silu",
-        positions="rope", local_window=(None, 9, 200), rope_base=100.0, norm_eps=1e-3,
-    ),
+    "mixture": block("gpt2", **SIZES, **LARGE, heads=(2, 3, 4), local_window=(None, 9, 200), **MIXTURE),
     "gelu": block("gpt2", **SIZES, **LARGE, heads=(16, 3), activation="gelu"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", list(PER_LAYER))

@@ -173,8 +173,8 @@ STARTS: dict[str, tuple[list[str], str]] = {
     "d_model of 1e9": (["--architecture.d_model", "1000000007"], "do not divide d_model"),
     "100,000 layers": (["--heads", "3x100000"], "10,000 layers"),
     # 21
-    "model 5": (["--model", "JSON:5"], "model config: 5"),
-    "model null": (["--model", "JSON:null"], "model config: None"),
+    "model 5": (["--model", "JSON:5"], "value: 5 is not valid; give a mapping"),
+    "model null": (["--model", "JSON:null"], "value: None is not valid; give a mapping"),
     "model nested": (["--model", "JSON:" + "[" * 1000], "model: "),
     "YAML nested": (["--config", "YAML:" + "{a: " * 1000], "nested"),
     "!!int": (["--config", "YAML:steps: !!int 'abc'"], "not valid YAML"),

@@ -9,9 +9,9 @@ import torch
 from model.config import ModelConfig
 from model.presets import preset
 from pretrain import report
+from pretrain.classification.accuracy import AccuracyResult
 from pretrain.engine.ds_config_check import read_ds_config
 from pretrain.engine.patches import prepare_deepspeed
-from pretrain.classification.accuracy import AccuracyResult
 from pretrain.metrics.file import MetricsFile
 from pretrain.report import continue_command
 from pretrain.run.data import open_data

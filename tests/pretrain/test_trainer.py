@@ -10,9 +10,9 @@ import torch
 from pretrain.config.command_line import parse_command_line
 from pretrain.data.sequences import TrainingSequences
 from pretrain.data.sources.files import TextFiles
-from pretrain.validation.baselines import compare_baselines
 from pretrain.prepare.pipeline import prepare
 from pretrain.run.data import open_data
+from pretrain.validation.baselines import compare_baselines
 from tests.helpers.distributed import run_distributed
 from tests.helpers.training import ROOT, curve, nano_run, session
 

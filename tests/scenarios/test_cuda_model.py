@@ -52,15 +52,15 @@ def test_loss_and_gradients_equal_fp64_on_the_cpu(kind, device):
         assert (found[name] - value).abs().max() <= 1e-4 * value.abs().max().clamp(min=floor), name
 
 
-class OneRanksRows:
+class OneRanksRows(QueryForm):
     """Stands for a head exchange in query form: rank *index* of *ranks* attends, the other rows are zero."""
 
     def __init__(self, ranks: int, index: int, length: int) -> None:
-        self.spans = QueryForm(ranks, index, None, length).spans
+        super().__init__(ranks, index, None, 1, length)
         self.rows = torch.cat([torch.arange(start, stop) for start, stop in self.spans])
-        self.length = length
 
     def form(self, batch: int, length: int, *, packed: bool = False) -> OneRanksRows:
+        self.batch = batch
         return self
 
     def scatter(self, query, key, value):

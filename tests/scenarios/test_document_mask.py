@@ -15,14 +15,14 @@ from pretrain.data.sources.files import TextFiles
 from pretrain.engine.build import build_engine
 from pretrain.engine.ds_config import EngineSettings
 from pretrain.engine.ds_config_check import read_ds_config
-from pretrain.engine.patches import prepare_deepspeed
-from pretrain.validation.loss import Validation
-from pretrain.plan.command import main as plan_main
 from pretrain.engine.memory.footprint import activations, document_bytes
+from pretrain.engine.patches import prepare_deepspeed
+from pretrain.plan.command import main as plan_main
 from pretrain.prepare.pipeline import prepare
 from pretrain.run.data import open_data
 from pretrain.runtime.world import World, start_world
 from pretrain.session import build_session
+from pretrain.validation.loss import Validation
 from tests.helpers.distributed import run_distributed
 from tests.helpers.small_corpus import small_paths
 from tests.helpers.training import ROOT, curve, interrupted, nano_run, session

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from model.tables import aligned
 from pretrain.study.power.plan import PowerReport
 from pretrain.study.statistics import MOST_PAIRS
+from pretrain.utils.tables import aligned
 from pretrain.utils.text import human_seconds
 
 

@@ -8,7 +8,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from model.plotting import count_axis, saved_figure
 from pretrain.study.report.panels import (
     DPI,
     SINGLE,
@@ -40,6 +39,7 @@ from pretrain.study.report.summaries import (
     total_heads,
 )
 from pretrain.study.statistics import Interval, mean_of
+from pretrain.utils.plotting import count_axis, saved_figure
 from pretrain.utils.text import human_number
 
 GROWING = {"linestyle": "none", "markerfacecolor": "none", "markersize": 7}

@@ -6,7 +6,6 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
 
-from model.plotting import whole_numbers
 from pretrain.study.report.panels import (
     comparison_panels,
     counted,
@@ -18,6 +17,7 @@ from pretrain.study.report.panels import (
 )
 from pretrain.study.report.summaries import History, Summary, View, head_history
 from pretrain.study.statistics import mean_of
+from pretrain.utils.plotting import whole_numbers
 
 SPREAD = 0.4
 """Heads by which the lines of a panel lie apart in all, so that equal layers do not hide one another."""

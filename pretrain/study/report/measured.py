@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from model.plotting import saved_figure
 from pretrain.study.paired import values_of
 from pretrain.study.report.panels import (
     DPI,
@@ -30,6 +29,7 @@ from pretrain.study.report.summaries import (
     score_keys,
 )
 from pretrain.study.statistics import mean_of, sd_of
+from pretrain.utils.plotting import saved_figure
 
 
 def draw_distances(view: View, path: Path) -> str:

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from model.plotting import saved_figure, whole_numbers
 from pretrain.study.report.summaries import Summary, View
 from pretrain.study.statistics import mean_of, sd_of
+from pretrain.utils.plotting import saved_figure, whole_numbers
 
 DPI = 110
 LINE_STYLES = ("--", "-.", ":", "-")

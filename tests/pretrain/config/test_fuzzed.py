@@ -22,8 +22,8 @@ from model.presets import preset
 from pretrain.config.command_line import parse_command_line
 from pretrain.config.lr_rules import LAYER_WORDS, NAMED_RULES, PARTS, RELEASES, LearningRateRule
 from pretrain.config.run_config import RunConfig
-from pretrain.optim.groups import GroupRates, run_groups
 from pretrain.engine.memory.micro_batch import plan_batch
+from pretrain.optim.groups import GroupRates, run_groups
 from tests.helpers.fuzzing import fixed, seeded
 
 # Values that people and programs write by mistake, and some that are right.

@@ -17,11 +17,11 @@ from pretrain.data.corpus import Corpus
 from pretrain.data.indexed import IndexedTokens
 from pretrain.data.sources.files import TextFiles
 from pretrain.data.token_counts import COUNTS_FILE, stored_counts, token_shares
-from pretrain.validation.baselines import compare_baselines
 from pretrain.prepare.pipeline import prepare
 from pretrain.prepare.verify import verify
 from pretrain.run.data import RunData
 from pretrain.utils.files import file_entry
+from pretrain.validation.baselines import compare_baselines
 from tests.helpers.small_corpus import small_paths
 
 

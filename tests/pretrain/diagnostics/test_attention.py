@@ -1,4 +1,5 @@
-"""Measures of attention against loops over every query and key in float64, and against answers known beforehand."""
+"""Measures of attention against loops over every query and key in float64, and against answers known
+beforehand."""
 
 import math
 
@@ -6,18 +7,23 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from model.attention import local_mask
+from model.attention import Heads, local_mask
 from pretrain.diagnostics.attention import HEAD_MEASURES, head_sums
 
 
-def means(*arguments, **options):
+def sums_of(query, key, mask=None, spans=None, **options):
+    return head_sums(Heads(query, key, key, mask, spans=spans), **options)
+
+
+def means(query, key, **options):
     """[h, 4] means over the queries."""
-    sums = head_sums(*arguments, **options)
+    sums = sums_of(query, key, **options)
     return sums[:, :4] / sums[:, 4:]
 
 
 def by_loops(query, key, scale, visible, positions, present):
-    """Sums over the queries of the second half, one query, head and sequence at a time (arXiv 2606.27449, eq. 1)."""
+    """Sums over the queries of the second half, one query, head and sequence at a time (arXiv 2606.27449, eq.
+    1)."""
     B, _, heads, head_dim = query.shape
     length, kv_heads = key.shape[1], key.shape[2]
     sums = torch.zeros(heads, 5, dtype=torch.float64)
@@ -27,7 +33,7 @@ def by_loops(query, key, scale, visible, positions, present):
                 # Eq. 1 counts positions from 1: floor(T/2) + 1 … T.
                 if t + 1 <= length // 2 or not present[b]:
                     continue
-                keys = [s for s in range(length) if visible(b, t, s)]
+                keys = [s for s in range(length) if visible(t, s)]
                 logits = [
                     scale
                     * sum(
@@ -52,7 +58,7 @@ def by_loops(query, key, scale, visible, positions, present):
     return sums
 
 
-def causal(b, t, s):
+def causal(t, s):
     return s <= t
 
 
@@ -68,7 +74,7 @@ def random_heads(batch, length, heads, kv_heads, head_dim, seed=0):
 def test_equals_loops(length, heads, kv_heads, chunk_elements):
     query, key = random_heads(2, length, heads, kv_heads, 6)
     expected = by_loops(query, key, 6**-0.5, causal, range(length), [True, True])
-    found = head_sums(query, key, chunk_elements=chunk_elements)
+    found = sums_of(query, key, chunk_elements=chunk_elements)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     assert found[0, 4] == 2 * (length - length // 2)
 
@@ -77,28 +83,18 @@ def test_scale_window_spans_and_absent_sequences():
     query, key = random_heads(3, 8, 2, 2, 4)
     present = [True, False, True]
     mask = local_mask(8, 3, query.device)
-    expected = by_loops(query, key, 1.0, lambda b, t, s: t - 3 < s <= t, range(8), present)
-    found = head_sums(query, key, scale=1.0, mask=mask, present=present)
+    expected = by_loops(query, key, 1.0, lambda t, s: t - 3 < s <= t, range(8), present)
+    found = sums_of(query, key, scale=1.0, mask=mask, present=present)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     # The rows of two spans, as a rank of the query form has them; the other rank has the rest.
-    whole = head_sums(query, key)
+    whole = sums_of(query, key)
     parts = []
     for spans in ([(0, 2), (6, 8)], [(2, 4), (4, 6)]):
         rows = torch.cat([query[:, slice(*span)] for span in spans], dim=1)
         positions = [t for span in spans for t in range(*span)]
-        parts.append(head_sums(rows, key, spans=spans))
+        parts.append(sums_of(rows, key, spans=spans))
         torch.testing.assert_close(parts[-1], by_loops(rows, key, 0.5, causal, positions, [True] * 3))
     torch.testing.assert_close(sum(parts), whole)
-
-
-def test_a_mask_by_sequence():
-    """Documents that do not see each other: [B, 1, T, T]."""
-    query, key = random_heads(2, 8, 2, 2, 4)
-    starts = [3, 5]  # where the second document of each sequence begins
-    sees = lambda b, t, s: s <= t and (s < starts[b]) == (t < starts[b])  # noqa: E731
-    mask = torch.tensor([[[[sees(b, t, s) for s in range(8)] for t in range(8)]] for b in range(2)])
-    expected = by_loops(query, key, 0.5, sees, range(8), [True, True])
-    torch.testing.assert_close(head_sums(query, key, mask=mask), expected, rtol=1e-12, atol=1e-12)
 
 
 T = 64
@@ -150,6 +146,6 @@ def test_never_all_rows_at_once():
     heads, length = 4, 512
     query, key = random_heads(2, length, heads, heads, 8)
     with Largest() as largest:
-        head_sums(query, key, chunk_elements=1 << 14)
+        sums_of(query, key, chunk_elements=1 << 14)
     assert largest.elements <= max(1 << 14, query.numel())
     assert largest.elements < heads * length * length / 32

@@ -1,4 +1,5 @@
-"""python -m pretrain.diagnostics: the figures of finished runs are those that the runs measured, and are drawn."""
+"""python -m pretrain.diagnostics: the figures of finished runs are those that the runs measured, and are
+drawn."""
 
 import dataclasses
 import json
@@ -25,11 +26,17 @@ def runs(small_folder, tmp_path_factory):
     made = []
     for name, rules, ranks, stage in (("control", [], 1, 2), ("rule", [RULE], 2, 3)):
         for seed in (1, 2):
-            run = nano_run(
-                small_folder, folder, "--name", f"{name}-s{seed}", "--seed", str(seed), "--steps", "6",
-                "--diagnostics_every", "3", "--diagnostics.sequences", "6", "--checkpoint.every", "3",
-                "--lr_rules", json.dumps(rules), "--diagnostics.release", "2", "--tensor_parallel", str(ranks),
-            )  # fmt: skip
+            flags = ["--steps", "6", "--diagnostics_every", "3", "--diagnostics.sequences", "6"]
+            flags += [
+                "--checkpoint.every",
+                "3",
+                "--diagnostics.release",
+                "2",
+                "--lr_rules",
+                json.dumps(rules),
+            ]
+            flags += ["--name", f"{name}-s{seed}", "--seed", str(seed), "--tensor_parallel", str(ranks)]
+            run = nano_run(small_folder, folder, *flags)
             run_distributed(session, ranks, run, stage, timeout=120)
             made.append(run.folder)
     return made
@@ -134,7 +141,8 @@ def test_names():
 
 @pytest.mark.slow
 def test_the_same_text_with_another_vocabulary_is_not_the_runs_data(runs, small_folder, tmp_path):
-    """The folders of the built-in corpus differ in their tokenizer only; ids of a larger one would not fit."""
+    """The folders of the built-in corpus differ in their tokenizer only; ids of a larger one would not
+    fit."""
     from pretrain.run.saved import SavedRun
 
     source = SavedRun.open(runs[0])

@@ -1,4 +1,5 @@
-"""What a probe measures against the same figures worked out by layer in float64, and through engines of any shape."""
+"""What a probe measures against the same figures worked out by layer in float64, and through engines of any
+shape."""
 
 import json
 
@@ -71,11 +72,11 @@ def direct(config, network, tokens):
             q, k = rotated(q, config.rope_base), rotated(k, config.rope_base)
         window = config.layer_window(layer) or config.context_length
         scale = d_h**-0.5 if config.attention_scale == "sqrt_head_dim" else 1.0
-        visible = lambda b, t, s, window=window: t - window < s <= t  # noqa: E731
+        visible = lambda t, s, window=window: t - window < s <= t  # noqa: E731
         sums = by_loops(q, k, scale, visible, range(config.context_length), [True] * len(tokens))
         heads.append(sums[:, :4] / sums[:, 4:])
         T = config.context_length
-        seen = torch.tensor([[visible(0, t, s) for s in range(T)] for t in range(T)])
+        seen = torch.tensor([[visible(t, s) for s in range(T)] for t in range(T)])
         logits = torch.einsum("bthc,bshc->bhts", q, k.repeat_interleave(h // kv, 2)) * scale
         A = logits.masked_fill(~seen, -torch.inf).softmax(-1)
         output = torch.einsum("bhts,bshc->bthc", A, v.repeat_interleave(h // kv, 2)).flatten(2)
@@ -147,13 +148,12 @@ def hooks(network):
 def look_in_engine(
     stage, tensor_parallel=1, micro_batch=2, sequence_parallel=False, precision="fp32", compiled=False
 ):
-    """The figures of a freshly built engine; also that a second pass finds the same and leaves the mode alone."""
+    """The figures of a freshly built engine; also that a second pass finds the same and leaves the mode
+    alone."""
     prepare_deepspeed()
     world = start_world(None, False, tensor_parallel, sequence_parallel)
-    run = parse_command_line(
-        ["--model", "prism-nano", "--precision", precision, "--compile", str(compiled).lower(),
-         "--architecture", json.dumps({"context_length": 16})]
-    ).run  # fmt: skip
+    flags = ["--model", "prism-nano", "--precision", precision, "--compile", str(compiled).lower()]
+    run = parse_command_line([*flags, "--architecture.context_length", "16"]).run
     config = run.build_model_config(300)
     plan = plan_batch(16 * 12, micro_batch, config, world.data_parallel, 1 << 30, "cpu", tensor_parallel)
     ds_config = read_ds_config(str(ROOT / f"ds_configs/zero{stage}.json"))

@@ -18,8 +18,8 @@ from pretrain.engine.batch import BatchPlan
 from pretrain.engine.build import build_engine
 from pretrain.engine.ds_config import EngineSettings, auto_bucket, merge_ds_config
 from pretrain.engine.ds_config_check import BUCKETS, read_ds_config
-from pretrain.engine.patches import prepare_deepspeed
 from pretrain.engine.memory.micro_batch import plan_batch
+from pretrain.engine.patches import prepare_deepspeed
 from tests.helpers.distributed import ROOT, run_distributed
 from tests.pretrain.engine.ds_configs import SHIPPED, shipped
 

@@ -18,9 +18,9 @@ from pretrain.config.command_line import parse_command_line
 from pretrain.engine.build import build_engine, refusals_of_deepspeed
 from pretrain.engine.ds_config import merge_ds_config, resolve_bf16
 from pretrain.engine.ds_config_check import check_ds_config, simplified
+from pretrain.engine.memory.micro_batch import plan_batch
 from pretrain.engine.patches import prepare_deepspeed
 from pretrain.engine.quiet import quiet_start
-from pretrain.engine.memory.micro_batch import plan_batch
 from tests.helpers.distributed import run_distributed
 from tests.pretrain.engine.ds_configs import FUZZ, ROOT, accepted_ds_configs, merged, shipped
 

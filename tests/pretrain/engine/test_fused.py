@@ -120,5 +120,5 @@ def test_the_kernels_of_a_cpu():
     windowed = preset("gptneo-tiny")
     assert attention_kernels(windowed, cpu, torch.bfloat16, True) == {"flash": [16]}
     in_blocks = {"products over blocks of queries": [16]}
-    assert attention_kernels(windowed, cpu, torch.bfloat16, False, blocks=True) == in_blocks
-    assert attention_kernels(windowed, cpu, torch.bfloat16, True, blocks=True) == {"flash": [16]}, "documents"
+    assert attention_kernels(windowed, cpu, torch.bfloat16, False, "blocks") == in_blocks
+    assert attention_kernels(windowed, cpu, torch.bfloat16, True, "blocks") == {"flash": [16]}, "documents"

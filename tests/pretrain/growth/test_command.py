@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from model.config import block
 from model.heads import format_heads
 from pretrain.growth import command, figures, text
 from pretrain.growth.command import main
@@ -19,10 +18,8 @@ from tests.pretrain.growth.test_law import grown
 @pytest.fixture(scope="module")
 def run(small_folder, tmp_path_factory):
     """A run with a schedule that does not grow."""
-    made = nano_run(
-        small_folder, tmp_path_factory.mktemp("runs"), "--steps", "2", "--validation.sequences", "6",
-        "--model", "prism-nano",
-    )  # fmt: skip
+    flags = ("--steps", "2", "--validation.sequences", "6", "--model", "prism-nano")
+    made = nano_run(small_folder, tmp_path_factory.mktemp("runs"), *flags)
     assert run_distributed(session, 1, made, timeout=120)[0][1] is None
     return made.folder
 
@@ -38,19 +35,15 @@ def test_a_run_that_does_not_grow(run, tmp_path, capsys):
     assert (report["step"], report["windows"], report["growth"], report["predictions"]) == (2, 6, None, [])
     assert report["removal"][-1]["removed"] == sum(report["heads"])
     assert (out / "worths.png").stat().st_size > 10_000 and not (out / "growth.png").exists()
-    for expected in (
-        "step 2", "ascending", "worth of each head", "the largest share tried", "on 6 windows", "wrote",
-    ):  # fmt: skip
-        assert expected in printed
+    said = ("step 2", "ascending", "worth of each head", "the largest share tried", "on 6 windows", "wrote")
+    assert all(expected in printed for expected in said)
     assert "predicted" not in printed
 
 
 def test_a_grown_run(small_folder, tmp_path, capsys):
     schedule = json.dumps({1: "2x4", 2: "3x4", 3: "4,3,3,3"})
-    run = nano_run(
-        small_folder, tmp_path, "--steps", "4", "--growth.criterion", "schedule", "--growth.schedule", schedule,
-        "--validation.every", "0",
-    )  # fmt: skip
+    flags = ("--steps", "4", "--growth.criterion", "schedule", "--validation.every", "0")
+    run = nano_run(small_folder, tmp_path, *flags, "--growth.schedule", schedule)
     assert run_distributed(session, 1, run, timeout=120)[0][1] is None
     assert main(["report", str(run.folder), "--sequences", "2"]) == 0
     printed = capsys.readouterr().out
@@ -97,7 +90,8 @@ def test_without_the_corpus(run, monkeypatch, capsys):
 
 
 def test_the_growth_picture_shows_checks_or_events(tmp_path):
-    """Γ from the rows of checks where there are some, else from the events; what is not finite is left out."""
+    """Γ from the rows of checks where there are some, else from the events; what is not finite is left
+    out."""
     values = {"start": 2, "thresholds": [[0.25, 0.1], None], "events": grown(0, [8, 4, 2])}
     record = GrowthRecord.of(values, 2)
     assert record is not None
@@ -119,10 +113,6 @@ def test_lines():
     assert lines[0] == "schedule  2,5,4: 11 heads, 3.67 a layer, correlation with depth +0.65"
     assert "uniform 4x3 (11 heads do not spread evenly); ascending 2,4,5; descending 5,4,2" in lines[1]
     assert lines[2] == "          prism-x 1,2,3: 6 heads"
-    model = block(
-        "llama", vocab_size=260, context_length=64, d_model=48, ffn_width=128, heads=(4, 8), kv_heads=(2, 4)
-    )
-    assert "2 layers, heads 4,8, KV heads 2,4, d_model 48" in text.model_lines("a", 3, model)[0]
     record = GrowthRecord.of({"start": 2, "thresholds": [[0.25, 1]], "events": grown(0, [8, 4, 2])}, 1)
     assert record is not None
     found = predict(record, [7])

@@ -141,7 +141,8 @@ def test_head_energies_are_the_norms_of_their_matrices():
 
 
 def grown_heads(config, energy, most, start=1):
-    """Heads and captured directions of a layer after 50 checks in which C and M_a stay, so that only P changes."""
+    """Heads and captured directions of a layer after 50 checks in which C and M_a stay, so that only P
+    changes."""
     controller, state = Controller(config, most, seed=1), GrowthState.begin([start])
     captured, heads = [torch.zeros(0, len(energy))], start
     for step in range(50):
@@ -155,10 +156,11 @@ def grown_heads(config, energy, most, start=1):
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("above", [0, 1, 5, 9])
 def test_exactly_as_many_heads_as_eigenvalues_above_the_threshold(above, seed):
-    """C and W_Q, W_K fixed, so that only the projector changes: a head for each of *above* eigenvalues, and no more.
+    """C and W_Q, W_K fixed, so that only the projector changes: a head for each of *above* eigenvalues, and
+    no more.
 
-    In a plane of two eigenvectors of C with eigenvalues a and b, a head with q = u and k = m v has ½ [C, M_a] with the
-    eigenvalues ± m (a − b) / 4.
+    In a plane of two eigenvectors of C with eigenvalues a and b, a head with q = u and k = m v has ½ [C, M_a]
+    with the eigenvalues ± m (a − b) / 4.
     """
     d, threshold, planes = 24, 1.0, 12
     basis = torch.linalg.qr(torch.randn(d, d, generator=torch.Generator().manual_seed(seed)).double()).Q

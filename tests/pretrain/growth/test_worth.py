@@ -1,4 +1,5 @@
-"""Worths against two whole models, one of them with zeros in the head's columns of o, and plain cross entropy."""
+"""Worths against two whole models, one of them with zeros in the head's columns of o, and plain cross
+entropy."""
 
 import copy
 import math

@@ -12,8 +12,8 @@ from pretrain.config.run_config import OptimizerConfig
 from pretrain.engine.build import build_engine
 from pretrain.engine.ds_config import merge_ds_config
 from pretrain.engine.ds_config_check import read_ds_config
-from pretrain.optim.groups import GroupRates, build_optimizer, parameter_groups, run_groups
 from pretrain.engine.memory.micro_batch import plan_batch
+from pretrain.optim.groups import GroupRates, build_optimizer, parameter_groups, run_groups
 from tests.helpers.distributed import run_distributed
 
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from pretrain.run.context import RunContext
 
 from model.errors import UserError
 from model.presets import preset
@@ -22,7 +23,6 @@ from pretrain.data.sources.files import TextFiles
 from pretrain.data.tokenizer import load_tokenizer
 from pretrain.engine.patches import prepare_deepspeed
 from pretrain.prepare.pipeline import prepare
-from pretrain.run.context import RunContext
 from pretrain.run.data import open_data
 from pretrain.run.resume import check_resume
 from pretrain.runtime.world import start_world

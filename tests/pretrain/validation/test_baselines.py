@@ -8,8 +8,8 @@ from fractions import Fraction
 import pytest
 
 from pretrain.data.corpus import Corpus
-from pretrain.validation.baselines import compare_baselines
 from pretrain.run.data import RunData
+from pretrain.validation.baselines import compare_baselines
 
 
 def test_both_are_of_the_windows_that_the_model_is_validated_on(small):

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from pretrain.validation.loss import Validation
 from pretrain.runtime.world import World
+from pretrain.validation.loss import Validation
 from tests.helpers.distributed import run_distributed
 
 VOCABULARY = 11

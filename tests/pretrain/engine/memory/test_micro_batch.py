@@ -6,8 +6,8 @@ from model.errors import UserError
 from model.presets import preset
 from pretrain.engine.batch import BatchPlan
 from pretrain.engine.ds_config import EngineSettings
-from pretrain.engine.memory.plan import memory_plan
 from pretrain.engine.memory.micro_batch import plan_batch, usable_memory
+from pretrain.engine.memory.plan import memory_plan
 
 GIB = 1 << 30
 MODEL = preset("prism-124m")

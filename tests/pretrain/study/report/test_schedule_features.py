@@ -9,8 +9,8 @@ from scipy.stats import spearmanr
 
 from model.errors import UserError
 from model.heads import parse_heads
-from pretrain.growth.settings import GrowthConfig
 from pretrain.config.run_config import RunConfig
+from pretrain.growth.settings import GrowthConfig
 from pretrain.study.report.schedule_features import (
     FEATURES,
     beside_heads,

@@ -1,4 +1,4 @@
-from model.tables import aligned
+from pretrain.utils.tables import aligned
 
 
 def test_columns_are_aligned_and_lines_have_no_spaces_at_the_end():

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from model.errors import UserError
-from model.plotting import _short_count, saved_figure
+from pretrain.utils.plotting import _short_count, saved_figure
 
 
 def test_a_figure_is_written_at_the_end_of_the_block(tmp_path):
@@ -61,7 +61,7 @@ def test_an_error_while_drawing_leaves_no_file(tmp_path):
 
 def test_no_display_and_no_pyplot_is_needed(tmp_path):
     code = (
-        "import sys; from pathlib import Path; from model.plotting import saved_figure\n"
+        "import sys; from pathlib import Path; from pretrain.utils.plotting import saved_figure\n"
         "with saved_figure(Path(sys.argv[1]), 'out', size=(1, 1), dpi=50): pass\n"
         "assert 'matplotlib.pyplot' not in sys.modules and 'torch' not in sys.modules"
     )

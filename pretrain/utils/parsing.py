@@ -1,7 +1,8 @@
-"""Reads JSON, YAML and numbers that users write: returns a value or raises a one-line UserError, always quickly.
+"""Reads JSON, YAML and numbers that users write: returns a value or raises a one-line UserError, always
+quickly.
 
-Libraries raise exceptions of many kinds (for a number of 4,400 digits, brackets nested a thousand deep, a tag with an
-invalid value), or never return. Here each is a UserError, and what is read is small enough to work with.
+Libraries raise exceptions of many kinds (for brackets nested a thousand deep, a tag with an invalid value),
+or never return. Here each is a UserError, and what is read is small enough to work with.
 """
 
 from __future__ import annotations
@@ -16,13 +17,11 @@ from typing import Any
 
 import yaml
 
+from model.declared import LARGEST_INTEGER
 from model.errors import UserError, shown
 
 LARGEST_FILE = 64 << 20
 """In bytes; a configuration has a few thousand, the index of a large model's files a few million."""
-LARGEST_INTEGER = 2**63 - 1
-DIGITS = 40
-"""Longest whole number that is read; turning thousands of digits into a number takes seconds."""
 MOST_LEVELS = 50
 """Deepest nesting of lists and mappings."""
 MOST_VALUES = 1_000_000
@@ -53,11 +52,12 @@ def read_text(path: Path, what: str, hint: str = "") -> str:
 
 
 def read_json(path: Path, what: str, hint: str = "") -> Any:
-    """The contents of a JSON file, which is named in messages as *what*; *hint* is added where it cannot be read.
+    """The contents of a JSON file, which is named in messages as *what*; *hint* is added where it cannot be
+    read.
 
     Raises:
-        UserError: no file, not a regular file, larger than LARGEST_FILE, not UTF-8 (a byte order mark is skipped), not
-            JSON, a key given twice, or numbers or nesting beyond the limits above.
+        UserError: no file, not a regular file, larger than LARGEST_FILE, not UTF-8 (a byte order mark is
+            skipped), not JSON, a key given twice, or numbers or nesting beyond the limits above.
     """
     return parse_json(read_text(path, what, hint), f"{what}: {_name(path)}")
 
@@ -73,9 +73,7 @@ def read_json_object(path: Path, what: str, hint: str = "") -> dict[str, Any]:
 def parse_json(text: str | bytes, where: str) -> Any:
     """The value of *text* as JSON; error messages begin with *where*. Raises as read_json does."""
     try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_int=_whole)
-    except _Refused as error:
-        raise UserError(f"{where} {error}") from None
+        value = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where} is not valid JSON ({_reason(error)})") from None
     check_values(value, where)
@@ -121,27 +119,30 @@ def check_values(value: Any, where: str) -> None:
             pending += [(inner, key, level + 1) for inner in item]
         elif not is_finite(item):
             raise UserError(
-                f"{where}{': ' + key[1:] if key else ''}: {shown(item)} is not valid; give a finite number of at "
-                f"most {LARGEST_INTEGER:.1e}"
+                f"{where}{': ' + key[1:] if key else ''}: {shown(item)} is not valid; give a finite number "
+                f"of at most {LARGEST_INTEGER:.1e}"
             )
 
 
 def shown_json(value: Any) -> str:
-    """A value for an error message: one line, short whatever it holds, true, false and null as JSON spells them."""
+    """A value for an error message: one line, short whatever it holds, true, false and null as JSON spells
+    them."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return _short.repr(value)
 
 
 def is_finite(value: Any) -> bool:
-    """Whether arithmetic can use *value*: no NaN, infinity or overlong integer. Values that are not numbers pass."""
+    """Whether arithmetic can use *value*: no NaN, infinity or overlong integer. Values that are not numbers
+    pass."""
     if isinstance(value, int):
         return abs(value) <= LARGEST_INTEGER
     return not isinstance(value, float) or abs(value) < float("inf")
 
 
 def parse_fraction(text: str) -> Fraction | None:
-    """The exact value of ``0.3`` or ``1/3``; None for other text, and for numbers far out of any useful range.
+    """The exact value of ``0.3`` or ``1/3``; None for other text, and for numbers far out of any useful
+    range.
 
     Fraction itself expands the exponent of 1e-99999999, which never ends.
     """
@@ -171,7 +172,8 @@ class _ShallowLoader(yaml.SafeLoader):
             self.level -= 1
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        """Construct a mapping, and refuse a key that it gives twice: YAML's own loader keeps the last value."""
+        """Construct a mapping, and refuse a key that it gives twice: YAML's own loader keeps the last
+        value."""
         given: set[tuple[str, str]] = set()
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge"):
@@ -181,23 +183,13 @@ class _ShallowLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-class _Refused(ValueError):
-    """JSON that Python accepts and this module does not."""
-
-
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping: dict[str, Any] = {}
     for key, value in pairs:
         if key in mapping:
-            raise _Refused(f"gives {shown(key)} twice")
+            raise ValueError(f"it gives {shown(key)} twice in one object")
         mapping[key] = value
     return mapping
-
-
-def _whole(digits: str) -> int:
-    if len(digits) > DIGITS:
-        raise _Refused(f"holds a number of {len(digits):,} digits; at most {DIGITS} are read")
-    return int(digits)
 
 
 def _name(path: Path) -> str:

@@ -29,7 +29,8 @@ def saved_figure(
         setting: the option that gave the path, the start of the message.
         size: width and height in inches.
         notes: what the reader must know, in red above the axes.
-        subplots: passed on to ``Figure.subplots``; with ``squeeze=False`` the axes are always an array [rows, columns].
+        subplots: passed on to ``Figure.subplots``; with ``squeeze=False`` the axes are always an array [rows,
+            columns].
 
     Raises:
         UserError: the file cannot be written, or its ending is not a format that matplotlib knows.
@@ -55,7 +56,8 @@ def saved_figure(
 
 
 def count_axis(axis: Any) -> None:
-    """Set the ticks of a matplotlib Axis (``axes.xaxis``) that counts tokens: 100k and 1.5B, not their zeros."""
+    """Set the ticks of a matplotlib Axis (``axes.xaxis``) that counts tokens: 100k and 1.5B, not their
+    zeros."""
     axis.set_major_formatter(lambda value, _: _short_count(value))
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.errors import UserError, shown
-from model.parsing import (
+from pretrain.utils.parsing import (
     MOST_LEVELS,
     check_values,
     parse_fraction,
@@ -19,27 +19,20 @@ from model.parsing import (
     read_yaml,
 )
 
-LONG = ["1" * 400, "9" * 4400, "1e999", "-1e999", "NaN", "Infinity"]
-
-
-@pytest.mark.parametrize("number", LONG)
-def test_json_numbers_nobody_can_use(number):
-    with pytest.raises(UserError, match=r"^model: m\.json") as caught:
-        parse_json(f'{{"sizes": [{{"d_model": {number}}}]}}', "model: m.json")
-    line = str(caught.value)
-    assert "\n" not in line and len(line) < 300
-    assert "sizes.d_model" in line or "digits" in line
+TOO_LARGE = ["1" * 400, "9" * 4400]
 
 
 @pytest.mark.parametrize(
-    "number", ["1" * 400, "9" * 4400, ".inf", "-.inf", ".nan", "1.0e+999", "0x" + "f" * 400]
+    ("parse", "number"),
+    [(parse_json, number) for number in (*TOO_LARGE, "1e999", "-1e999", "NaN", "Infinity")]
+    + [
+        (parse_yaml, number) for number in (*TOO_LARGE, ".inf", "-.inf", ".nan", "1.0e+999", "0x" + "f" * 400)
+    ],
 )
-def test_yaml_numbers_nobody_can_use(number):
-    with pytest.raises(UserError, match="recipe") as caught:
-        parse_yaml(f"optimizer: {{learning_rate: {number}}}", "recipe")
-    line = str(caught.value)
-    assert "\n" not in line and len(line) < 300
-    assert "optimizer.learning_rate" in line or "digits" in line
+def test_numbers_nobody_can_use(parse, number):
+    with pytest.raises(UserError, match=r"^recipe.*(sizes\.d_model|digits)") as caught:
+        parse(f'{{"sizes": [{{"d_model": {number}}}]}}', "recipe")
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize("text", ["[" * 1000, '{"a":' * 1000, "[" * 1000 + "]" * 1000, "[" * 100_000])
@@ -57,11 +50,21 @@ def test_as_deep_as_a_configuration_may_be():
     assert parse_json("[" * depth + "]" * depth, "x") == parse_yaml("[" * depth + "]" * depth, "x")
 
 
+WRONG_TAGS = ["!!int 'abc'", "!!float 'x'", "!!bool 'z'", "!!timestamp 'abc'", "!!binary a"]
+
+
 @pytest.mark.parametrize(
     "text",
-    ["!!int 'abc'", "!!float 'x'", "!!bool 'z'", "!!timestamp 'abc'", "2026-13-45", "!!python/object:os.system {}",
-     "&a [*a]", "? [a]\n: b", "? {a: b}\n: c", "\x01", "!!binary a", "<<: 5"],
-)  # fmt: skip
+    [
+        *WRONG_TAGS,
+        "!!python/object:os.system {}",
+        "2026-13-45",
+        "&a [*a]",
+        "? [a]\n: b",
+        "? {a: b}\n: c",
+        "\x01",
+    ],
+)
 def test_yaml_that_makes_no_sense(text):
     for written in (text, f"steps: {text}"):
         try:
@@ -103,14 +106,13 @@ def test_files(tmp_path):
         read_json_object(path, "model")
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("0.3", Fraction(3, 10)), (" 1/3 ", Fraction(1, 3)), ("2", Fraction(2)), ("1e-3", Fraction(1, 1000)),
-     ("1e-99999999", None), ("1e99999999", None), ("1e999", None), ("1/0", None), ("9" * 400, None), ("x", None),
-     ("1e" + "9" * 30, None), ("nan", None), ("", None)],
-)  # fmt: skip
-def test_fractions(text, value):
-    assert parse_fraction(text) == value
+NO_FRACTIONS = ("1e-99999999", "1e99999999", "1e999", "1/0", "9" * 400, "x", "1e" + "9" * 30, "nan", "")
+FRACTIONS = {"0.3": Fraction(3, 10), " 1/3 ": Fraction(1, 3), "2": Fraction(2), "1e-3": Fraction(1, 1000)}
+
+
+def test_fractions():
+    for text, value in {**FRACTIONS, **dict.fromkeys(NO_FRACTIONS)}.items():
+        assert parse_fraction(text) == value
 
 
 @settings(derandomize=True, max_examples=200)
@@ -130,5 +132,5 @@ def test_values_that_are_fine():
 def test_shown_is_short():
     assert shown(5) == "5" and shown("a") == "'a'" and shown("a", plain=True) == "a"
     assert len(shown("x" * 10_000)) <= 80 and "…" in shown("x" * 10_000)
-    assert "digits" in shown(10**5000)
+    assert "too long" in shown(10**5000)
     assert shown("a\n\x1b[31mb é", plain=True) == "a\\n\\x1b[31mb é"

@@ -1,6 +1,6 @@
 """Named model configs: those of the papers, their controls, and tiny ones for laptops and tests.
 
-``python -m model.presets`` lists them; ``python -m model.presets NAME --plot heads.png`` draws a schedule.
+``python -m pretrain.presets`` lists them; with NAME and ``--plot heads.png`` it draws a schedule.
 """
 
 from __future__ import annotations
@@ -8,13 +8,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from model.config import ModelConfig, block, divisors
 from model.errors import UserError, closest
 from model.heads import ascending, descending, parse_heads, shuffled, uniform
-from model.parsing import read_json
 
 GPT2_VOCABULARY = 50257
 
@@ -62,10 +60,10 @@ PROGRESSIONS = {
 # feed-forward (8/3 d) exactly as large as the plain one (4 d), so the matched blocks differ in kind only.
 MATCHED_270M = {"d_model": 960, "heads": uniform(15, 20)}
 MATCHED_700M = {"d_model": 1536, "heads": uniform(24, 22)}
-# The same comparison where a run takes a minute or two on two CPU cores: 1.5M parameters outside the embedding.
-MATCHED_MINI: dict[str, Any] = {
-    "vocab_size": 2048, "context_length": 128, "d_model": 144, "heads": uniform(6, 6),
-}  # fmt: skip
+# The same comparison where a run takes a minute or two on two CPU cores: 1.5M parameters outside the
+# embedding.
+MINI_SIZES = {"vocab_size": 2048, "context_length": 128, "d_model": 144}
+MATCHED_MINI: dict[str, Any] = {**MINI_SIZES, "heads": uniform(6, 6)}
 
 TINY: dict[str, Any] = {"vocab_size": 4096, "context_length": 256, "d_model": 192}
 TINY_PRISM = parse_heads("3,6x2,12x3")
@@ -93,9 +91,9 @@ def _scale_presets() -> dict[str, ModelConfig]:
         for size, scale in SCALES.items():
             presets[f"{kind}-{size}"] = build(size, parse_heads(getattr(scale, kind)))
     presets.update({name: build("124m", parse_heads(heads)) for name, heads in ABLATION.items()})
-    # The controls that the paper leaves out: the same multiset in other orders, and a uniform schedule whose number
-    # of heads is, of those that divide d_model, the closest to the ascending one's mean: 8 for 8.83 at 124m. At the
-    # larger scales (13.5 and 14.25) that is the paper's own baseline of 16.
+    # The controls that the paper leaves out: the same multiset in other orders, and a uniform schedule whose
+    # number of heads is, of those that divide d_model, the closest to the ascending one's mean: 8 for 8.83 at
+    # 124m. At the larger scales (13.5 and 14.25) that is the paper's own baseline of 16.
     for size, scale in SCALES.items():
         multiset = parse_heads(scale.prism)
         mean = sum(multiset) / len(multiset)
@@ -169,7 +167,8 @@ def _progression_presets() -> dict[str, ModelConfig]:
 
 
 def _tiny_presets() -> dict[str, ModelConfig]:
-    """Small enough to train on two CPU cores (tiny, and micro: prism-micro is the default run) or in a test (nano).
+    """Small enough to train on two CPU cores (tiny, and micro: prism-micro is the default run) or in a test
+    (nano).
 
     The vocabulary sizes are placeholders; a run replaces them by its tokenizer's.
     """
@@ -207,13 +206,6 @@ def preset_names() -> list[str]:
 def preset(name: str) -> ModelConfig:
     """The config of that name; raises UserError, naming the closest one, if there is none."""
     if name not in _PRESETS:
-        hint = closest(name, _PRESETS) or "; `python -m model.presets` lists them"
+        hint = closest(name, _PRESETS) or "; `python -m pretrain.presets` lists them"
         raise UserError(f"model: no preset {name!r}{hint}")
     return _PRESETS[name]
-
-
-def named_model(name: str) -> ModelConfig:
-    """A preset, or the configuration in a ``.json`` file. Raises UserError for an unknown name and a bad file."""
-    if not name.endswith(".json"):
-        return preset(name)
-    return ModelConfig.from_json(read_json(Path(name), "model"))

@@ -1,6 +1,6 @@
 """Plans tensor parallelism layer by layer: groups of ranks, form of the exchange, bytes. Needs no torch.
 
-``python -m model.parallel_plan --model prism-124m --tensor_parallel 4`` prints the plan; ``--plot plan.png`` draws it.
+``python -m pretrain.presets exchange --model prism-124m --tensor_parallel 4`` prints the plan.
 Models and sizes that do not fit are refused here, before anything is allocated.
 """
 
@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from model.config import ModelConfig
+from model.config import ModelConfig, divisors, nearest
 from model.errors import UserError
 
 FormName = Literal["none", "batch", "query"]
@@ -45,8 +45,8 @@ def choose_form(ranks: int, batch: int, length: int, layer: int) -> FormName:
 def _cannot_split(batch: int, length: int, layer: int, ranks: int, multiple: int) -> UserError:
     lower, upper = batch // multiple * multiple, (batch // multiple + 1) * multiple
     return UserError(
-        f"micro_batch: {batch} sequences of {length} tokens cannot be shared by the {ranks} ranks that split the "
-        f"heads of layer {layer}; micro_batch must be a multiple of {multiple} (nearest: "
+        f"micro_batch: {batch} sequences of {length} tokens cannot be shared by the {ranks} ranks that split "
+        f"the heads of layer {layer}; micro_batch must be a multiple of {multiple} (nearest: "
         f"{f'{lower} or ' if lower else ''}{upper}), or context_length one of {2 * ranks}"
     )
 
@@ -75,12 +75,13 @@ def check_tensor_parallel(
             common_divisor = math.gcd(*(width for _, width in widths))
             raise UserError(
                 f"tensor_parallel: {tensor_parallel} does not divide {name} {width}; nearest valid: "
-                f"{_nearest_divisors(common_divisor, tensor_parallel)}"
+                f"{nearest(tensor_parallel, divisors(common_divisor))}"
             )
 
 
 def split_multiple(config: ModelConfig, tensor_parallel: int) -> int:
-    """The number that a micro-batch of full sequences must be a multiple of, so that every layer's ranks can split it.
+    """The number that a micro-batch of full sequences must be a multiple of, so that every layer's ranks can
+    split it.
 
     1 where all layers have whole heads or can use the query form.
     """
@@ -96,7 +97,8 @@ def head_group_sizes(config: ModelConfig, tensor_parallel: int) -> set[int]:
 
 
 def check_split(config: ModelConfig, tensor_parallel: int, micro_batch: int) -> None:
-    """Refuse a micro-batch that some layer's ranks can split in neither form; UserError names the valid ones."""
+    """Refuse a micro-batch that some layer's ranks can split in neither form; UserError names the valid
+    ones."""
     multiple = split_multiple(config, tensor_parallel)
     if micro_batch % multiple == 0:
         return
@@ -106,19 +108,13 @@ def check_split(config: ModelConfig, tensor_parallel: int, micro_batch: int) -> 
             raise _cannot_split(micro_batch, config.context_length, layer, ranks, multiple)
 
 
-def _nearest_divisors(number: int, degree: int) -> str:
-    divisors = [d for d in range(1, number + 1) if number % d == 0]
-    below = [d for d in divisors if d < degree]
-    above = [d for d in divisors if d > degree]
-    return " or ".join(str(d) for d in [*below[-1:], *above[:1]])
-
-
 # ---------------------------------------------------------------------- plan
 
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """One layer's plan. Bytes are those that one rank sends in the forward and backward pass of one micro-batch."""
+    """One layer's plan. Bytes are those that one rank sends in the forward and backward pass of one
+    micro-batch."""
 
     layer: int
     heads: int
@@ -132,7 +128,8 @@ class LayerPlan:
     exchange_bytes: int
     """For the head exchange."""
     all_reduce_bytes: int
-    """For the sums after o and down and, backward, before q, k, v and gate, up: what any tensor parallelism sends."""
+    """For the sums after o and down and, backward, before q, k, v and gate, up: what any tensor parallelism
+    sends."""
 
 
 @dataclass(frozen=True)
@@ -160,8 +157,9 @@ class ParallelPlan:
 def plan(config: ModelConfig, tensor_parallel: int, micro_batch: int, dtype: str = "bf16") -> ParallelPlan:
     """Plan a micro-batch of full sequences.
 
-    Bytes are counted as a ring sends them: an all-reduce of n bytes sends 2 n (t-1)/t per rank, an all-gather to n
-    bytes and an all-to-all of n bytes n (r-1)/r. Activation checkpointing, which repeats the forward pass, is left out.
+    Bytes are counted as a ring sends them: an all-reduce of n bytes sends 2 n (t-1)/t per rank, an all-gather
+    to n bytes and an all-to-all of n bytes n (r-1)/r. Activation checkpointing, which repeats the forward
+    pass, is left out.
 
     Raises:
         UserError: t does not divide the model, or the micro-batch cannot be split.
@@ -190,7 +188,8 @@ def plan(config: ModelConfig, tensor_parallel: int, micro_batch: int, dtype: str
                 all_reduce_bytes=4 * hidden,
             )
         )
-    # Embedding forward, output head backward; the largest, the sum and the label's logit of each token (fp64 at fp64).
+    # Embedding forward, output head backward; the largest, the sum and the label's logit of each token (fp64
+    # at fp64).
     outside = 2 * hidden + _ring(3 * tokens * max(4, size), t)
     return ParallelPlan(t, micro_batch, config.context_length, tuple(layers), outside if t > 1 else 0)
 

@@ -1,0 +1,194 @@
+"""``python -m pretrain.presets``: list the model presets; show, draw or print one; how tensor parallelism
+spreads it.
+
+python -m pretrain.presets                                              # all
+python -m pretrain.presets prism-124m --plot heads.png                  # draw a head schedule
+python -m pretrain.presets exchange --model prism-124m --tensor_parallel 4      # what is exchanged, by layer
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from model.errors import UserError, run_command
+from model.heads import format_heads
+from model.parallel_plan import DTYPE_BYTES, ParallelPlan, plan
+from model.presets import preset, preset_names
+from pretrain.config.model_file import named_model
+from pretrain.utils.plotting import saved_figure
+from pretrain.utils.tables import aligned
+
+FORMS = {
+    "none": ("whole heads", "tab:gray"),
+    "batch": ("batch form", "tab:blue"),
+    "query": ("query form", "tab:orange"),
+}
+"""Label and colour of each form in which ranks share heads."""
+
+
+def run_presets(arguments: list[str]) -> None:
+    """List presets, or show one, or (``exchange``) how tensor parallelism spreads one.
+
+    Raises:
+        UserError: an unknown preset, a degree that does not divide it, or a file that cannot be written.
+    """
+    if arguments[:1] == ["exchange"]:
+        return run_exchange(arguments[1:])
+    parser = argparse.ArgumentParser(
+        prog="python -m pretrain.presets",
+        description="List the model presets.",
+        epilog="python -m pretrain.presets exchange --help: how tensor parallelism spreads a model's heads",
+    )
+    parser.add_argument("name", nargs="?", help="show this preset only")
+    parser.add_argument(
+        "--plot", metavar="FILE", help="draw the preset's head schedule, for example heads.png"
+    )
+    parser.add_argument("--json", action="store_true", help="print the preset's config as JSON")
+    options = parser.parse_args(arguments)
+    if options.name is None and (options.plot or options.json):
+        raise UserError("name: --plot and --json need the name of a preset")
+    if options.json:
+        print(json.dumps(preset(options.name).to_json(), indent=2))
+    else:
+        print(preset_table([options.name] if options.name is not None else preset_names()))
+    if options.plot:
+        draw_preset(options.name, options.plot)
+        if not options.json:
+            print(f"wrote {options.plot}")
+
+
+def run_exchange(arguments: list[str]) -> None:
+    """Print, and draw if asked, how tensor parallelism spreads a model. Raises UserError as run_presets
+    does."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pretrain.presets exchange",
+        description="How tensor parallelism spreads a model's heads.",
+    )
+    parser.add_argument(
+        "--model",
+        required=True,
+        help="preset (python -m pretrain.presets lists them), or a .json file of its fields",
+    )
+    parser.add_argument("--heads", help="head schedule in place of the preset's, such as 3x2,6x2,8x2,12x6")
+    parser.add_argument("--tensor_parallel", type=int, required=True, help="t: ranks that share the model")
+    parser.add_argument("--micro_batch", type=int, default=8, help="B: sequences per rank and pass (8)")
+    parser.add_argument("--accumulation", type=int, default=1, help="micro-batches per step (1)")
+    parser.add_argument("--dtype", choices=sorted(DTYPE_BYTES), default="bf16", help="of activations (bf16)")
+    parser.add_argument("--plot", metavar="FILE", help="draw the plan, for example plan.png")
+    options = parser.parse_args(arguments)
+    for name in ("micro_batch", "accumulation"):
+        if getattr(options, name) < 1:
+            raise UserError(f"{name}: {getattr(options, name)} is not valid; give a positive number")
+    config = named_model(options.model)
+    if options.heads is not None:
+        config = config.replace(heads=options.heads)
+    found = plan(config, options.tensor_parallel, options.micro_batch, options.dtype)
+    print(plan_table(found, options.accumulation))
+    if options.plot:
+        title = f"{options.model} at t = {options.tensor_parallel}, micro-batch {options.micro_batch}"
+        draw_plan(found, title, options.plot)
+        print(f"wrote {options.plot}")
+
+
+def preset_table(names: Sequence[str]) -> str:
+    """An aligned text table of presets: sizes, schedule, exact parameters, training FLOPs per token."""
+    rows: list[tuple[str, ...]] = [
+        ("name", "layers", "d_model", "heads", "head dims", "parameters", "padded", "FLOPs/token")
+    ]
+    for name in names:
+        config = preset(name)
+        head_dims = format_heads(config.layer_head_dim(layer) for layer in range(config.num_layers))
+        shape = (str(config.num_layers), str(config.d_model), format_heads(config.heads), head_dims)
+        counts = (config.num_parameters(), config.num_parameters(padded=True), config.flops_per_token())
+        rows.append((name, *shape, *(f"{count:,}" for count in counts)))
+    return "\n".join(aligned(rows, left={0, 3, 4}))
+
+
+def plan_table(found: ParallelPlan, accumulation: int = 1) -> str:
+    """The plan as an aligned table and its totals, in MiB per rank and optimizer step."""
+
+    def mebibytes(number: int) -> str:
+        return f"{number * accumulation / 2**20:,.2f}"
+
+    rows: list[tuple[str, ...]] = [
+        ("layer", "heads", "kv", "head dim", "groups", "ranks a head group", "form", "exchange", "all-reduce")
+    ]
+    for layer in found.layers:
+        shape = (layer.layer, layer.heads, layer.kv_heads, layer.head_dim, layer.groups, layer.ranks)
+        form = "-" if layer.form == "none" else layer.form
+        rows.append(
+            (*map(str, shape), form, mebibytes(layer.exchange_bytes), mebibytes(layer.all_reduce_bytes))
+        )
+    all_reduce = found.all_reduce_bytes
+    share = f", {100 * found.exchange_bytes / all_reduce:.1f} % on top" if all_reduce else ""
+    return "\n".join(
+        [
+            *aligned(rows),
+            f"sent by each rank per step of {accumulation} x {found.micro_batch} sequences of "
+            f"{found.context_length} tokens at t = {found.tensor_parallel}, forward and backward, in MiB:",
+            f"  all-reduces that tensor parallelism costs anyway  {mebibytes(all_reduce)}"
+            f"  (outside the layers {mebibytes(found.outside_bytes)})",
+            f"  head exchange                                     {mebibytes(found.exchange_bytes)}{share}",
+        ]
+    )
+
+
+def draw_preset(name: str, path: str) -> None:
+    """Draw the preset's heads per layer (bars) and head dim (line); the suffix of *path* is the format.
+
+    Raises UserError if the file cannot be written.
+    """
+    config = preset(name)
+    layers = range(config.num_layers)
+    with saved_figure(Path(path), "--plot", size=(8, 4), dpi=150) as (figure, heads_axis):
+        heads_axis.bar(layers, config.heads, color="tab:blue", label="heads")
+        heads_axis.set(xlabel="layer", ylabel="heads", title=f"{name}: {format_heads(config.heads)}")
+        heads_axis.set_xticks(layers)
+        head_dim_axis = heads_axis.twinx()
+        head_dims = [config.layer_head_dim(layer) for layer in layers]
+        head_dim_axis.plot(layers, head_dims, color="tab:orange", marker="o", label="head dim")
+        head_dim_axis.set_ylabel("head dim")
+        head_dim_axis.set_ylim(bottom=0)
+        # Above the axes: inside, a legend would cover bars for one schedule or another.
+        figure.legend(loc="outside lower center", ncols=2)
+
+
+def draw_plan(found: ParallelPlan, title: str, path: str) -> None:
+    """Draw heads per layer, coloured by form, over the bytes that each layer sends.
+
+    Raises UserError if the file cannot be written.
+    """
+    with saved_figure(Path(path), "--plot", rows=2, size=(8, 6), dpi=150, sharex=True) as (_, axes):
+        heads_axis, bytes_axis = axes
+        for form, (label, color) in FORMS.items():
+            layers = [layer for layer in found.layers if layer.form == form]
+            if layers:
+                heads = [layer.heads for layer in layers]
+                heads_axis.bar([layer.layer for layer in layers], heads, color=color, label=label)
+        for layer in found.layers:
+            text, place = f"{layer.groups}x{layer.ranks}", (layer.layer, layer.heads)
+            heads_axis.annotate(text, place, ha="center", va="bottom", fontsize=8)
+        heads_axis.set(ylabel="heads (groups x ranks)", title=title)
+        heads_axis.margins(y=0.15)
+        numbers = [layer.layer for layer in found.layers]
+        all_reduces = [layer.all_reduce_bytes / 2**20 for layer in found.layers]
+        exchange = [layer.exchange_bytes / 2**20 for layer in found.layers]
+        bytes_axis.bar(numbers, all_reduces, color="tab:gray", label="all-reduces")
+        bytes_axis.bar(numbers, exchange, bottom=all_reduces, color="tab:red", label="head exchange")
+        bytes_axis.set(xlabel="layer", ylabel="MiB sent per rank and micro-batch")
+        bytes_axis.set_xticks(numbers)
+        for axis in axes:  # beside the bars, which fill the axes
+            axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; its exit code is that of run_command."""
+    return run_command(run_presets, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""``python -m pretrain.presets``: what it lists, plans, draws and refuses."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from model.parallel_plan import plan
+from model.presets import preset, preset_names
+from pretrain.presets import main, plan_table
+
+
+def run(*arguments):
+    command = [sys.executable, "-m", "pretrain.presets", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_command_lists_presets_and_ends_with_2_on_a_bad_name():
+    result = run()
+    assert result.returncode == 0
+    lines = result.stdout.splitlines()
+    assert len(lines) == 1 + len(preset_names())
+    row = next(line for line in lines if line.startswith("prism-124m ")).split()
+    expected = ["prism-124m", "12", "768", "3x2,6x2,8x2,12x6", "256x2,128x2,96x2,64x6"]
+    assert row == [*expected, "123,551,232", "123,587,328", "854,438,400"]
+    result = run("prims-124m")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == "error: model: no preset 'prims-124m'; did you mean 'prism-124m'?\n"
+
+
+def test_command_plots_and_prints_json(tmp_path, capsys):
+    image = tmp_path / "heads.png"
+    assert main(["prism-124m", "--plot", str(image)]) == 0
+    assert image.read_bytes().startswith(b"\x89PNG")
+    capsys.readouterr()
+    assert main(["prism-nano", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == preset("prism-nano").to_json()
+
+
+def test_command_refuses_files_it_cannot_write_and_options_without_a_name(tmp_path, capsys):
+    assert main(["--json"]) == 2
+    assert main(["prism-nano", "--plot", "/dev/null/folder.png"]) == 2
+    assert main(["prism-nano", "--plot", str(tmp_path / "heads.nonsense")]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 3 and all(line.startswith("error: ") for line in errors)
+
+
+def test_it_is_printed_and_drawn(tmp_path, capsys):
+    picture = tmp_path / "plan.png"
+    arguments = ["exchange", "--model", "prism-124m", "--tensor_parallel", "4", "--plot", str(picture)]
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert plan_table(plan(preset("prism-124m"), 4, 8)) in printed
+    assert "60.00, 6.7 % on top" in printed and picture.stat().st_size > 10_000
+    assert main([*arguments[:5], "--accumulation", "2", "--micro_batch", "3"]) == 0
+    assert "step of 2 x 3 sequences" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "prism-124", "--tensor_parallel", "4"], "did you mean 'prism-124m'"),
+        (["--model", "prism-124m", "--tensor_parallel", "5"], "nearest valid: 4 or 8"),
+        (["--model", "prism-124m", "--tensor_parallel", "4", "--micro_batch", "0"], "micro_batch: 0"),
+        (
+            ["--model", "prism-124m", "--tensor_parallel", "4", "--plot", "/dev/null/x.png"],
+            "--plot: cannot write",
+        ),
+    ],
+)
+def test_bad_input_is_one_line(arguments, message, capsys):
+    assert main(["exchange", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_a_model_of_ones_own_is_read_from_a_file(tmp_path, capsys):
+    file = tmp_path / "model.json"
+    file.write_text(json.dumps(preset("prism-nano").replace(heads="1,2,4,4").to_json()))
+    assert main(["exchange", "--model", str(file), "--tensor_parallel", "2"]) == 0
+    own = capsys.readouterr().out
+    assert main(["exchange", "--model", "prism-nano", "--heads", "1,2,4,4", "--tensor_parallel", "2"]) == 0
+    assert capsys.readouterr().out == own
+    for text, said in (
+        ("[[", "is not valid JSON"),
+        ("5", "error: model"),
+        ("[" * 100_000, "is not valid JSON"),
+    ):
+        file.write_text(text)
+        assert main(["exchange", "--model", str(file), "--tensor_parallel", "2"]) == 2
+        assert said in capsys.readouterr().err
+    assert main(["exchange", "--model", str(tmp_path / "none.json"), "--tensor_parallel", "2"]) == 2
+    assert "cannot read" in capsys.readouterr().err
