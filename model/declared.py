@@ -112,14 +112,17 @@ def explained(
         return UserError(f"{beginning}{name}: unknown{hint}")
     if first["type"] in ("missing", "missing_argument"):
         return UserError(f"{beginning}{name}: missing")
-    return UserError(f"{beginning}{name}: {shown(first['input'])} is not valid; {_valid(first, context)}")
+    return UserError(f"{beginning}{name}: {shown(first['input'])} is not valid; {valid_in_words(first)}")
 
 
-def _valid(first: Any, context: Mapping[str, Any]) -> str:
-    """What would be valid, in words."""
+def valid_in_words(error: Any) -> str:
+    """What would be valid, in words, where pydantic found *error*, one entry of ``ValidationError.errors()``."""
+    context: Mapping[str, Any] = error.get("ctx") or {}
     for key, words in (("gt", "above"), ("ge", "from"), ("lt", "below")):
         if key in context:
             return f"give a number {words} {context[key]:,}"
+    if "multiple_of" in context:
+        return f"give a multiple of {context['multiple_of']:,}"
     if "le" in context:
         return f"give at most {context['le']:,}"
     known = {
@@ -133,6 +136,7 @@ def _valid(first: Any, context: Mapping[str, Any]) -> str:
         "tuple_type": "give a list",
         "dict_type": "give a mapping",
         "dataclass_type": "give a mapping",
+        "model_type": "give a mapping",
         "literal_error": f"give one of {str(context.get('expected', '')).replace(chr(39), '')}",
     }
-    return known.get(first["type"], first["msg"][:1].lower() + first["msg"][1:])
+    return known.get(error["type"], error["msg"][:1].lower() + error["msg"][1:])

@@ -59,18 +59,23 @@ def test_auto_is_filled_from_the_run():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"scheduler": {"type": "WarmupLR"}}, "has a 'scheduler' block"),
-        ({"optimizer": {"type": "Adam"}}, "has a 'optimizer' block"),
+        (
+            {"scheduler": {"type": "WarmupLR"}},
+            "scheduler is {'type': 'WarmupLR'}; the run's --schedule.* settings own that",
+        ),
+        (
+            {"optimizer": {"type": "Adam"}},
+            "optimizer is {'type': 'Adam'}; the run's --optimizer.* settings own that",
+        ),
         ({"zero_optimization": {"stage": 0}}, "zero_optimization.stage is 0"),
-        ({"zero_optimization": None}, "zero_optimization.stage is missing"),
+        ({"zero_optimization": None}, "zero_optimization.stage is null"),
         ({"zero_optimization": 2}, "zero_optimization is 2"),
-        ({"fp16": {"enabled": True}}, "enables fp16"),
+        ({"fp16": {"enabled": True}}, "fp16 is {'enabled': True}; it is not supported"),
         ({"train_batch_size": 7}, "train_batch_size is 7, but the run's global_batch_tokens makes it 32"),
         (
             {"gradient_clipping": 2.0},
             "gradient_clipping is 2.0, but the run's optimizer.gradient_clipping makes it 1.0",
         ),
-        ({"zero_optimization": {"stage": 2, "overlap_com": True}}, "zero_optimization.overlap_com"),
         (
             {"zero_optimization": {"stage": 2, "reduce_bucket_size": "big"}},
             "zero_optimization.reduce_bucket_size is 'big'",
@@ -85,16 +90,6 @@ def test_contradictions_are_refused(tmp_path, changes, message):
         resolve_bf16(run, config, CPU)
         merge_ds_config(config, run, BatchPlan(32, 4, 8, 1), False, MODEL)
     assert message in str(caught.value) and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"), [("{", "is not valid JSON"), ("[1]", r"holds \[1\]; it must"), (None, "cannot read")]
-)
-def test_unreadable_file(tmp_path, text, message):
-    if text is not None:
-        (tmp_path / "x.json").write_text(text)
-    with pytest.raises(UserError, match=message):
-        read_ds_config(str(tmp_path / "x.json"))
 
 
 def test_precision_and_bf16():

@@ -17,7 +17,7 @@ from model.process_grid import ALONE
 from pretrain.config.command_line import parse_command_line
 from pretrain.engine.build import build_engine, refusals_of_deepspeed
 from pretrain.engine.ds_config import merge_ds_config, resolve_bf16
-from pretrain.engine.ds_config_check import check_ds_config, simplified
+from pretrain.engine.ds_config_check import check_ds_config, check_sections, simplified
 from pretrain.engine.patches import prepare_deepspeed
 from pretrain.engine.quiet import quiet_start
 from pretrain.plan.micro_batch import plan_batch
@@ -43,6 +43,8 @@ def build(config, folder):
     if check_ds_config(config, run):
         return "refused by the check"
     config = simplified(config)
+    if check_sections(config):
+        return "refused by the check"
     try:
         bf16 = resolve_bf16(run, config, CPU)[0]
         engine = build_engine(run, model, merge_ds_config(config, run, plan, bf16, model), ALONE)
@@ -118,7 +120,7 @@ def curve(name, changes, steps=2):
     model = run.build_model_config(300)
     plan = plan_batch(512, 2, model, world, 1 << 30, "cpu")
     config = merged(shipped(name), changes)
-    assert not check_ds_config(config, run).texts
+    assert not check_ds_config(config, run)
     engine = build_engine(
         run, model, merge_ds_config(simplified(config), run, plan, name == "zero1", model), ALONE
     )
