@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from pretrain.checkpoint.manifest import MANIFEST, verify
 
-MOST_DIGITS = 12  # of a step
+STEP = re.compile(r"step_([0-9]{6,12})")
 
 
 def checkpoint_steps(run_folder: Path) -> list[int]:
@@ -23,11 +24,7 @@ def checkpoint_steps(run_folder: Path) -> list[int]:
             folders = [entry.name for entry in entries if entry.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    names = [name.removeprefix("step_") for name in folders if name.startswith("step_")]
-    # isascii: isdigit accepts "²", which is not a number
-    return sorted(
-        int(name) for name in names if name.isascii() and name.isdigit() and len(name) <= MOST_DIGITS
-    )
+    return sorted(int(found[1]) for found in map(STEP.fullmatch, folders) if found)
 
 
 def checkpoint_path(run_folder: Path, step: int) -> Path:

@@ -85,15 +85,11 @@ def check_readable(folder: Path, world: World, opened: Open = UnshardedCheckpoin
     Raises:
         UserError: on every rank, when files are missing or do not fit the model that the checkpoint describes.
     """
-    problem = None
-    if world.is_main:
-        try:
-            opened(folder)
-        except UserError as error:
-            problem = str(error)
-    problem = world.agree(problem)
-    if problem:
-        raise UserError(problem)
+
+    def check() -> None:
+        opened(folder)
+
+    world.once(check)
 
 
 def _restore(engine: Any, checkpoint: UnshardedCheckpoint, report: Report) -> TrainingState:

@@ -21,8 +21,6 @@ from model.parsing import LARGEST_INTEGER
 FORMAT = 1
 MOST_THREADS = 1 << 16  # per rank; more mean a damaged file
 ENGINE_FOLDER = "deepspeed"
-# The output of DeepSpeed's ds_to_universal, if a user runs that.
-UNIVERSAL_FOLDER = "universal"
 # Features of the last probes, for runs that probe features.
 FEATURES = "features.safetensors"
 

@@ -21,15 +21,8 @@ from torch import Tensor
 
 from model.errors import UserError
 from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps, claimed, newest_valid
-from pretrain.checkpoint.manifest import MANIFEST, verify
-from pretrain.checkpoint.state import (
-    ENGINE_FOLDER,
-    FEATURES,
-    FORMAT,
-    TrainingState,
-    read_state,
-    understood,
-)
+from pretrain.checkpoint.manifest import verify, write_manifest
+from pretrain.checkpoint.state import ENGINE_FOLDER, FEATURES, TrainingState, read_state, understood
 from pretrain.checkpoint.writer import RecordingCheckpointEngine
 from pretrain.config.run_config import CheckpointConfig
 from pretrain.engine.build import in_a_collective
@@ -191,18 +184,9 @@ class CheckpointStore:
             raise
         if path is None:
             raise UserError(f"checkpoint: DeepSpeed found nothing to load in {folder}")
-        self._load_random_state(folder / ENGINE_FOLDER)
-
-    def _load_random_state(self, folder: Path) -> None:
-        path = folder / RANDOM_STATES
-        if path.is_file():
-            with understood(path):
-                restore_random_state(torch.load(path, weights_only=True)[self.world.rank])
-            return
-        # One file per rank, as older versions wrote it.
-        path = folder / f"random_rank_{self.world.rank:05d}.pt"
-        with understood(path):
-            restore_random_state(torch.load(path, weights_only=True))
+        random_states = folder / ENGINE_FOLDER / RANDOM_STATES
+        with understood(random_states):
+            restore_random_state(torch.load(random_states, weights_only=True)[self.world.rank])
 
     def _prepare(self, partial: Path, tokenizer_folder: Path) -> str | None:
         try:
@@ -221,16 +205,14 @@ class CheckpointStore:
         partial, target = checkpoint.partial, checkpoint.target
         try:
             write_atomically(partial / "state.json", checkpoint.state)
-            files = {f"{ENGINE_FOLDER}/{name}": entry for part in written for name, entry in part.items()}
             if checkpoint.features:
                 save_file(checkpoint.features, partial / FEATURES)
                 sync(partial / FEATURES)
-            rank_0_files = [partial / "state.json", partial / FEATURES]
-            for path in [*rank_0_files, *sorted((partial / "tokenizer").rglob("*"))]:
+            files = {f"{ENGINE_FOLDER}/{name}": entry for part in written for name, entry in part.items()}
+            for path in sorted([*partial.glob("*"), *(partial / "tokenizer").rglob("*")]):
                 if path.is_file():
                     files[path.relative_to(partial).as_posix()] = file_entry(path)
-            manifest = json.dumps({"format": FORMAT, "files": files}, indent=1)
-            write_atomically(partial / MANIFEST, manifest)
+            write_manifest(partial, files)
             sync_tree(partial / "tokenizer")
             sync(partial / ENGINE_FOLDER)  # every rank has synced its own files in there
             sync(partial)

@@ -14,9 +14,6 @@ from pretrain.run.data import RunData
 from pretrain.runtime.world import World
 from pretrain.utils.files import atomic_folder, remove_leftovers, write_atomically
 
-# Half-written files of killed sessions, under the names that were once used.
-LEFT_BY_OLDER_VERSIONS = ("latest.new", "metrics.jsonl.partial")
-
 
 def prepare_run_folder(run: RunConfig, data: RunData, ds_config: dict[str, Any], world: World) -> None:
     """Write the run's configuration, merged ds_config and tokenizer into its folder. Collective.
@@ -24,22 +21,22 @@ def prepare_run_folder(run: RunConfig, data: RunData, ds_config: dict[str, Any],
     Raises:
         UserError: on every rank, when the folder cannot be written.
     """
-    problem = None
-    if world.is_main:
+
+    def prepare() -> None:
         try:
             for name in ("checkpoints", "plots"):
                 (run.folder / name).mkdir(parents=True, exist_ok=True)
             remove_leftovers(run.folder)
-            for name in LEFT_BY_OLDER_VERSIONS:
-                (run.folder / name).unlink(missing_ok=True)
             write_atomically(run.folder / "config.yaml", run.to_yaml())
             write_atomically(run.folder / "ds_config.json", json.dumps(ds_config, indent=2) + "\n")
             _write_tokenizer(run.folder / "tokenizer", data.tokenizer)
         except OSError as error:
-            problem = f"cannot write {error.filename} ({error.strerror})"
-    problem = world.agree(problem)
-    if problem:
-        raise UserError(f"runs_dir: {problem}; give a folder that can be written with --runs_dir")
+            raise UserError(
+                f"runs_dir: cannot write {error.filename} ({error.strerror}); give a folder that can be written "
+                "with --runs_dir"
+            ) from None
+
+    world.once(prepare)
 
 
 def _write_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:

@@ -15,7 +15,7 @@ from model.errors import UserError
 from model.transformer import Transformer
 from pretrain.checkpoint.finder import Hold, checkpoint_path, checkpoint_steps, newest_valid
 from pretrain.checkpoint.manifest import verify
-from pretrain.checkpoint.state import UNIVERSAL_FOLDER, TrainingState
+from pretrain.checkpoint.state import TrainingState
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.data.blend import parse_blend
 from pretrain.data.corpus import Corpus
@@ -219,11 +219,6 @@ def find_checkpoint(
     Raises:
         UserError: there is no valid one.
     """
-    if (folder / "zero" / "optimizer_state.pt").is_file():
-        raise UserError(
-            f"run: {str(folder)!r} is what DeepSpeed's ds_to_universal wrote; move it into the checkpoint that it was "
-            f"made from, as step_XXXXXX/{UNIVERSAL_FOLDER}, and give the run's folder, such as runs/NAME"
-        )
     if not is_run(folder):
         what = "is not a run's folder (it has no checkpoints)" if folder.is_dir() else "does not exist"
         raise UserError(f"run: {str(folder)!r} {what}; give one such as runs/NAME")

@@ -13,12 +13,25 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any
 
+import psutil
 import xxhash
+from pydantic import AfterValidator
 
 CHUNK_BYTES = 1 << 22
+
+
+def _inside(name: str) -> str:
+    path = PurePosixPath(name)
+    if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name:
+        raise ValueError("give a name inside the folder, without ..")
+    return name
+
+
+InnerPath = Annotated[str, AfterValidator(_inside)]
+"""The type of a file's name that an untrusted file gives: relative to a folder, and not out of it."""
 
 
 def file_entry(path: Path) -> dict[str, Any]:
@@ -106,24 +119,14 @@ def put_file(partial: Path, path: Path) -> None:
 
 def remove_leftovers(folder: Path) -> None:
     """Remove unfinished files and folders in *folder* that ended processes of this machine left behind."""
-    pattern = re.compile(r"\." + re.escape(os.uname().nodename) + r"-(\d+)(\.\w+)?$")
+    pattern = re.compile(rf"\..+\.{re.escape(os.uname().nodename)}-(\d+)")
     for path in folder.iterdir() if folder.is_dir() else ():
-        match = pattern.search(path.name)
-        if match and not _is_alive(int(match[1])):
+        match = pattern.fullmatch(path.name)
+        if match and not psutil.pid_exists(int(match[1])):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 # ---------------------------------------------------------------------- folders

@@ -163,7 +163,7 @@ def drop_engine(folder):
         (edit_state(norm_bias=False), "does not fit the model it describes: has unknown"),
         (edit_state(heads=[3, 5, 9, 9, 9]), "lacks layers.4.attention.k.bias and 17 more"),
         (drop_state, "holds no state.json"),
-        (drop_engine, "has no deepspeed, canonical or universal folder"),
+        (drop_engine, "has no deepspeed or canonical folder"),
     ],
 )
 def test_unreadable_checkpoints(source, tmp_path, damage, said):
@@ -293,8 +293,12 @@ NAME = "layers.1.attention.o.bias"
     [
         (lambda f: damage_index(f, lambda i: i["parameters"].pop(NAME)), f"lacks {NAME}"),
         (lambda f: (f / "canonical" / f"{NAME}.safetensors").unlink(), f"which holds {NAME}, is missing"),
-        (lambda f: damage_index(f, lambda i: i.update(format=9)), "has format 9"),
-        (lambda f: (f / "canonical" / "index.json").write_text("{"), "cannot be read"),
+        (lambda f: damage_index(f, lambda i: i.update(format=9)), "format: 9 is not valid"),
+        (
+            lambda f: damage_index(f, lambda i: i["parameters"][NAME].update(file="../../x")),
+            "give a name inside the folder",
+        ),
+        (lambda f: (f / "canonical" / "index.json").write_text("{"), "is not valid JSON"),
         (edit_state(heads=[3, 5, 9]), "has unknown layers.3"),
     ],
 )
