@@ -13,7 +13,6 @@ ZeRO stage, dtype, data-parallel and tensor-parallel size (deepspeed_files.py), 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from torch import Tensor
@@ -22,15 +21,9 @@ from model.config import ModelConfig
 from model.errors import UserError
 from model.parameters import ParameterSpec, parameter_specs
 from pretrain.checkpoint.deepspeed_files import MASTERS, MOMENTS, ShardedSource
-from pretrain.checkpoint.progress import Report
 from pretrain.checkpoint.source import AdamState, Source
-from pretrain.checkpoint.state import ENGINE_FOLDER, FEATURES, TrainingState, read_state, understood
-from pretrain.checkpoint.unsharded_folder import (
-    CANONICAL_FOLDER,
-    FolderSource,
-    UnshardedParameter,
-    write_unsharded,
-)
+from pretrain.checkpoint.state import ENGINE_FOLDER, TrainingState, read_state, understood
+from pretrain.checkpoint.unsharded_folder import CANONICAL_FOLDER, FolderSource
 
 
 class UnshardedCheckpoint:
@@ -115,21 +108,3 @@ def _check_names(folder: Path, stored: set[str], expected: set[str]) -> None:
             problems.append(f"{word} {min(names)}{more}")
     if problems:
         raise UserError(f"checkpoint: {folder} does not fit the model it describes: {'; '.join(problems)}")
-
-
-def save_unsharded(checkpoint: UnshardedCheckpoint, target: Path, report: Report = lambda line: None) -> Path:
-    """Write any checkpoint unsharded. Raises as write_unsharded and reading do."""
-    return write_unsharded(
-        target,
-        checkpoint.state,
-        checkpoint.groups.values(),
-        _parameters(checkpoint),
-        checkpoint.folder / "tokenizer",
-        report,
-        checkpoint.folder / FEATURES,
-    )
-
-
-def _parameters(checkpoint: UnshardedCheckpoint) -> Iterator[UnshardedParameter]:
-    for name in checkpoint.names():
-        yield UnshardedParameter(name, checkpoint.parameter(name), **checkpoint.optimizer_state(name))

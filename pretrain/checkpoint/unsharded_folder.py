@@ -14,7 +14,6 @@ any other checkpoint; that is how models made elsewhere (imported, grown) enter 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,9 +31,8 @@ from model.parameters import ParameterSpec, parameter_specs
 from model.parsing import read_json
 from pretrain.checkpoint.deepspeed_files import MASTERS, MOMENTS
 from pretrain.checkpoint.manifest import write_manifest
-from pretrain.checkpoint.progress import Progress, Report
 from pretrain.checkpoint.source import ParameterGroup
-from pretrain.checkpoint.state import FEATURES, TrainingState
+from pretrain.checkpoint.state import TrainingState
 from pretrain.utils.files import InnerPath, atomic_folder, copy_folder, file_entry, write_atomically
 
 CANONICAL_FOLDER = "canonical"  # the name that run folders have had from the beginning
@@ -88,8 +86,6 @@ def write_unsharded(
     groups: Iterable[ParameterGroup],
     parameters: Iterable[UnshardedParameter],
     tokenizer_folder: Path,
-    report: Report = lambda line: None,
-    features: Path | None = None,
 ) -> Path:
     """Write an unsharded checkpoint, with one parameter in memory at a time.
 
@@ -99,8 +95,6 @@ def write_unsharded(
         groups: the optimizer's groups; none leaves the hyperparameters to the run that continues from it.
         parameters: every parameter of the model, in any order.
         tokenizer_folder: copied into the checkpoint.
-        report: receives progress to print.
-        features: a file of probed features to copy along, if there is one.
 
     Returns:
         *target*.
@@ -110,21 +104,17 @@ def write_unsharded(
             Nothing is left behind then, and an existing *target* stays.
     """
     specs = parameter_specs(ModelConfig.from_json(state.model))
-    progress = Progress(f"writing {target.name}", {name: s.shape for name, s in specs.items()}, report)
     try:
         with atomic_folder(target) as partial:
             folder = partial / CANONICAL_FOLDER
             folder.mkdir()
             copy_folder(tokenizer_folder, partial / "tokenizer")
-            if features is not None and features.is_file():
-                shutil.copyfile(features, partial / FEATURES)
             entries: dict[str, ParameterEntry] = {}
             for parameter in parameters:
                 tensors = _checked(parameter, specs)
                 path = folder / f"{parameter.name}.safetensors"
                 save_file(tensors, path)
                 entries[parameter.name] = ParameterEntry(path.name, parameter.step)
-                progress.add(parameter.name)
             missing = [name for name in specs if name not in entries]
             if missing:
                 raise UserError(f"checkpoint: {len(missing)} parameters were not given, {missing[0]} first")
