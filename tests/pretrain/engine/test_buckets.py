@@ -5,23 +5,20 @@ And the precision in which they are reduced.
 
 import json
 import math
+from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from model.presets import preset
-from model.process_grid import ALONE
 from pretrain.config.command_line import parse_command_line
 from pretrain.engine import ds_config as ds_config_module
 from pretrain.engine.batch import BatchPlan
-from pretrain.engine.build import build_engine
 from pretrain.engine.ds_config import EngineSettings, auto_bucket, merge_ds_config
 from pretrain.engine.ds_config_check import BUCKETS, read_ds_config
-from pretrain.engine.patches import prepare_deepspeed
-from pretrain.plan.micro_batch import plan_batch
 from tests.helpers.distributed import ROOT, run_distributed
 from tests.pretrain.engine.ds_configs import SHIPPED, shipped
+from tests.pretrain.engine.engines import batches, nano_engine, set_rate
 
 SMALL = 1000
 """Smaller than every matrix of the nano models, larger than their norms."""
@@ -77,7 +74,7 @@ def test_numbers_in_a_ds_config_stay():
     assert EngineSettings.of(run, config, True, model).reduce_bucket == 2_000_000
 
 
-def reductions(stage, precision, bucket, model="prism-nano", steps=3, least=20_000, **changes):
+def reductions(stage, precision, bucket, steps=3, least=20_000, **changes):
     """Train; return losses and gradient norms, the elements of each reduction of the last backward pass, and dtypes.
 
     bucket: elements, or "auto" for buckets of at least *least* elements, since a nano model is smaller than any.
@@ -85,18 +82,11 @@ def reductions(stage, precision, bucket, model="prism-nano", steps=3, least=20_0
     import deepspeed
     from deepspeed.runtime.zero import stage3
 
-    prepare_deepspeed()
-    deepspeed.init_distributed("gloo")  # stage 3 asks it for the number of ranks before there is an engine
-    run = parse_command_line(["--model", model, "--global_batch_tokens", "512", "--precision", precision]).run
-    config = run.build_model_config(300)
-    plan = plan_batch(512, 2, config, dist.get_world_size(), 1 << 30, "cpu")
     settings = shipped(f"zero{stage}") | changes
     for key in BUCKETS:
         if key in settings["zero_optimization"]:
             settings["zero_optimization"][key] = bucket
-    smallest, ds_config_module.SMALLEST_BUCKET = ds_config_module.SMALLEST_BUCKET, least
-    auto_bucket.cache_clear()
-    sizes, dtypes = [], set()
+    sizes, dtypes, numbers = [], set(), []
 
     def noting(original):
         def noted(reduced, *arguments, **options):
@@ -107,35 +97,26 @@ def reductions(stage, precision, bucket, model="prism-nano", steps=3, least=20_0
 
         return noted
 
-    originals = deepspeed.comm.all_reduce, stage3.reduce_scatter_coalesced
-    try:
-        merged = merge_ds_config(settings, run, plan, precision == "bf16", config)
-        engine = build_engine(run, config, merged, ALONE)
-        data = torch.randint(
-            0,
-            300,
-            (steps, plan.sequences, config.context_length + 1),
-            generator=torch.Generator().manual_seed(5),
-        )
-        numbers = []
-        for step in range(steps):
-            for group in engine.optimizer.param_groups:
-                group["lr"] = 3e-4
-            for micro in range(plan.accumulation):
-                rows = data[step, (micro * dist.get_world_size() + dist.get_rank()) * 2 :][:2]
-                loss = engine(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
-                sizes.clear()
-                deepspeed.comm.all_reduce, stage3.reduce_scatter_coalesced = map(noting, originals)
+    auto_bucket.cache_clear()
+    with mock.patch.object(ds_config_module, "SMALLEST_BUCKET", least):
+        engine, config, plan = nano_engine(settings, precision=precision)
+    auto_bucket.cache_clear()
+    for micro_batches in batches(config, plan, steps):
+        set_rate(engine)
+        for inputs, labels in micro_batches:
+            loss = engine(inputs, labels)
+            sizes.clear()
+            with (
+                mock.patch.object(deepspeed.comm, "all_reduce", noting(deepspeed.comm.all_reduce)),
+                mock.patch.object(
+                    stage3, "reduce_scatter_coalesced", noting(stage3.reduce_scatter_coalesced)
+                ),
+            ):
                 engine.backward(loss)
-                deepspeed.comm.all_reduce, stage3.reduce_scatter_coalesced = originals
-                engine.step()
-                numbers.append(loss.item())
-            numbers.append(float(engine.get_global_grad_norm()))
-        engine.destroy()
-    finally:
-        deepspeed.comm.all_reduce, stage3.reduce_scatter_coalesced = originals
-        ds_config_module.SMALLEST_BUCKET = smallest
-        auto_bucket.cache_clear()
+            engine.step()
+            numbers.append(loss.item())
+        numbers.append(float(engine.get_global_grad_norm()))
+    engine.destroy()
     return numbers, list(sizes), dtypes
 
 

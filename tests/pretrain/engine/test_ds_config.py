@@ -59,28 +59,11 @@ def test_auto_is_filled_from_the_run():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"scheduler": {"type": "WarmupLR"}},
-            "scheduler is {'type': 'WarmupLR'}; the run's --schedule.* settings own that",
-        ),
-        (
-            {"optimizer": {"type": "Adam"}},
-            "optimizer is {'type': 'Adam'}; the run's --optimizer.* settings own that",
-        ),
-        ({"zero_optimization": {"stage": 0}}, "zero_optimization.stage is 0"),
-        ({"zero_optimization": None}, "zero_optimization.stage is null"),
-        ({"zero_optimization": 2}, "zero_optimization is 2"),
-        ({"fp16": {"enabled": True}}, "fp16 is {'enabled': True}; it is not supported"),
         ({"train_batch_size": 7}, "train_batch_size is 7, but the run's global_batch_tokens makes it 32"),
         (
             {"gradient_clipping": 2.0},
             "gradient_clipping is 2.0, but the run's optimizer.gradient_clipping makes it 1.0",
         ),
-        (
-            {"zero_optimization": {"stage": 2, "reduce_bucket_size": "big"}},
-            "zero_optimization.reduce_bucket_size is 'big'",
-        ),
-        ({"bf16": {"enabled": "yes"}}, "bf16.enabled is 'yes'"),
     ],
 )
 def test_contradictions_are_refused(tmp_path, changes, message):
