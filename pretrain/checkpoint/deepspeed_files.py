@@ -28,7 +28,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class _Inert:
-    """Placeholder for a DeepSpeed class in a pickle: stores any arguments and state, does nothing with them."""
+    """Stands for a DeepSpeed class in a pickle: stores any arguments and state, does nothing with them."""
 
     def __init__(self, *arguments: Any) -> None:
         self.arguments = arguments
@@ -80,7 +80,7 @@ class FlatGroup:
 
 
 class ShardedSource:
-    """The ZeRO files of one checkpoint: a Source of tensors joined over data-parallel and tensor-parallel ranks.
+    """The ZeRO files of one checkpoint: a Source of tensors joined over all ranks.
 
     Args:
         folder: the checkpoint's ``deepspeed`` folder.
@@ -255,8 +255,8 @@ class ShardedSource:
                 fits = expected <= actual * self.data_parallel
             if not fits:
                 raise UserError(
-                    f"checkpoint: flat tensors of {actual} elements on {self.data_parallel} ranks in {self.folder} "
-                    f"are not those of its parameters, which make {expected}"
+                    f"checkpoint: flat tensors of {actual} elements on {self.data_parallel} ranks in "
+                    f"{self.folder} are not those of its parameters, which make {expected}"
                 )
             if not self._sliced:
                 pieces |= contiguous_pieces(index, numels, paddings[index] if paddings else None, actual)

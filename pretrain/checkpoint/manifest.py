@@ -1,4 +1,4 @@
-"""A checkpoint's manifest: the size and hash of every file, written last and compared before anything is loaded."""
+"""A checkpoint's manifest: the size and hash of every file, compared before anything is loaded."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Writes checkpoints atomically, verifies them before they are loaded, and prunes old ones.
 
-A checkpoint is a folder ``checkpoints/step_000500`` that holds ``deepspeed/`` (the engine's own files, some for each
-rank, and every rank's random state), ``tokenizer/``, ``state.json`` (TrainingState), ``manifest.json`` (size and hash
-of every file), and in runs that probe their features ``features.safetensors`` (those of the last probe). It is written
-under a hidden name, synced, and renamed when every rank has finished; ``latest`` is then replaced in one step.
+A checkpoint is a folder ``checkpoints/step_000500`` that holds ``deepspeed/`` (the engine's own files, some
+for each rank, and every rank's random state), ``tokenizer/``, ``state.json`` (TrainingState),
+``manifest.json`` (size and hash of every file), and in runs that probe their features
+``features.safetensors`` (those of the last probe). It is written under a hidden name, synced, and renamed
+when every rank has finished; ``latest`` is then replaced in one step.
 """
 
 from __future__ import annotations
@@ -85,12 +86,14 @@ class CheckpointStore:
         background: bool = True,
         prune: bool = True,
     ) -> None:
-        """Start to write a checkpoint; ``finish`` makes it valid. One that is still being written is finished first.
+        """Start to write a checkpoint, after the one before; ``finish`` makes it valid.
 
         Args:
-            features: of the last probes, to compare the next with; equal on all ranks (see ``read_features``).
+            features: of the last probes, to compare the next with; equal on all ranks (see
+                ``read_features``).
             prune: whether ``finish`` deletes older checkpoints that the configuration does not keep.
-            background: return as soon as the tensors are copied to the host's memory, and write them during training.
+            background: return as soon as the tensors are copied to the host's memory, and write them during
+                training.
 
         Raises:
             UserError: on every rank alike, when any rank could not write; older checkpoints are untouched.
@@ -125,7 +128,8 @@ class CheckpointStore:
         return self._under_way is not None
 
     def finish(self) -> None:
-        """Wait until every rank has written its files, then put the checkpoint in its place and prune older ones.
+        """Wait until every rank has written its files, then put the checkpoint in its place and prune older
+        ones.
 
         Raises:
             UserError: as begin.
@@ -146,7 +150,8 @@ class CheckpointStore:
         """Find the newest checkpoint whose files all have the size and hash they were written with.
 
         Returns:
-            Its folder, its state and a line about each newer one that was passed over; None when there is none.
+            Its folder, its state and a line about each newer one that was passed over; None when there is
+            none.
 
         Raises:
             UserError: there are checkpoints, but none is valid.

@@ -1,8 +1,9 @@
 """Reads a ds_config and checks it, and reports all its mistakes in one line.
 
-``read_ds_config`` says within a second what is wrong with its own settings and those that DeepSpeed has no class for;
-``check_with_deepspeed`` says the rest from DeepSpeed's classes, whose import takes seconds. DeepSpeed itself ignores
-unknown names at the top level, turns "false" into true, and crashes over other mistakes after the ranks have met.
+``read_ds_config`` says within a second what is wrong with its own settings and those that DeepSpeed has no
+class for; ``check_with_deepspeed`` says the rest from DeepSpeed's classes, whose import takes seconds.
+DeepSpeed itself ignores unknown names at the top level, turns "false" into true, and crashes over other
+mistakes after the ranks have met.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ def read_ds_config(path: str, run: RunConfig | None = None) -> dict[str, Any]:
         run: the run that the ds_config must not contradict, as far as can be checked before the ranks meet.
 
     Returns:
-        The ds_config without keys that are off or "auto", except those that merge_ds_config fills in. A key that
-        DeepSpeed knows by two names has the current one.
+        The ds_config without keys that are off or "auto", except those that merge_ds_config fills in. A key
+        that DeepSpeed knows by two names has the current one.
 
     Raises:
         UserError: the file cannot be read (read_json_object), or it has mistakes, which one message lists.
@@ -123,7 +124,8 @@ def check_ds_config(config: Mapping[str, Any], run: RunConfig | None = None) -> 
 
 
 def check_sections(config: Mapping[str, Any]) -> list[str]:
-    """List the mistakes that DeepSpeed's own classes find in what read_ds_config returned. Imports DeepSpeed."""
+    """List the mistakes that DeepSpeed's own classes find in what read_ds_config returned. Imports
+    DeepSpeed."""
     sections = deepspeed_sections()
     given = _given(config)
     return _mistakes(sections, {name: given[name] for name in sections.model_fields if name in given})

@@ -1,8 +1,10 @@
-"""Declares what a ds_config may hold, as far as DeepSpeed 0.19.8 has no class that says it, or this stack is stricter.
+"""Declares what a ds_config may hold, as far as DeepSpeed 0.19.8 has no class that says it, or this stack is
+stricter.
 
-DeepSpeed reads the top level and a few blocks by hand: their names and types are here, and a test compares the names
-with its source. Names and types inside its other blocks are those of its own classes (see deepspeed_sections); here are
-only the settings of those that the run refuses, each with what to write instead.
+DeepSpeed reads the top level and a few blocks by hand: their names and types are here, and a test compares
+the names with its source. Names and types inside its other blocks are those of its own classes (see
+deepspeed_sections); here are only the settings of those that the run refuses, each with what to write
+instead.
 """
 
 from __future__ import annotations
@@ -26,16 +28,16 @@ _NOT_SUPPORTED = """
     data_efficiency dataloader_drop_last datastates_ckpt disable_allgather expert_parallel pipeline
     use_data_before_expert_parallelism vocabulary_size weight_quantization
 
-    compression_training curriculum_learning eigenvalue elasticity graph_harvesting nebula progressive_layer_drop
-    quantize_training sparse_attention sparse_gradients
+    compression_training curriculum_learning eigenvalue elasticity graph_harvesting nebula
+    progressive_layer_drop quantize_training sparse_attention sparse_gradients
 
     aio.use_gds checkpoint.use_node_local_storage checkpoint.writer
-    zero_optimization.legacy_stage1 zero_optimization.leaf_module zero_optimization.mics_hierarchical_params_gather
-    zero_optimization.mics_shard_size zero_optimization.offload_optimizer.super_offload
-    zero_optimization.pipeline_loading_checkpoint zero_optimization.save_muon_momentum_buffer_in_memory
-    zero_optimization.zenflow zero_optimization.zero_quantized_gradients
-    zero_optimization.zero_quantized_nontrainable_weights zero_optimization.zero_quantized_weights
-    zero_optimization.zeropp_loco_param
+    zero_optimization.leaf_module zero_optimization.legacy_stage1
+    zero_optimization.mics_hierarchical_params_gather zero_optimization.mics_shard_size
+    zero_optimization.offload_optimizer.super_offload zero_optimization.pipeline_loading_checkpoint
+    zero_optimization.save_muon_momentum_buffer_in_memory zero_optimization.zenflow
+    zero_optimization.zero_quantized_gradients zero_optimization.zero_quantized_nontrainable_weights
+    zero_optimization.zero_quantized_weights zero_optimization.zeropp_loco_param
 """
 
 REFUSED = {
@@ -57,7 +59,7 @@ REFUSED = {
     "checkpoint.load_universal": "a run continues on other shapes by itself; leave it out",
     "bf16.bf16_master_weights_and_grads": _MASTER,
     "bf16.bf16_optimizer_states": _MASTER,
-    "zero_optimization.elastic_checkpoint": "a run continues on other numbers of ranks without it; leave it out",
+    "zero_optimization.elastic_checkpoint": "runs continue on other ranks without it; leave it out",
     "zero_optimization.cpu_offload": 'write "offload_optimizer": {"device": "cpu"}',
     "zero_optimization.cpu_offload_param": 'write "offload_param": {"device": "cpu"}',
     "zero_optimization.cpu_offload_use_pin_memory": 'write "offload_optimizer": {"pin_memory": true}',
@@ -117,7 +119,8 @@ def _off(instead: str) -> Any:
 
 
 def _owned(name: str, settings: str) -> Any:
-    """The type of a block that must not be there: the message has the flags to write, with the block's values."""
+    """The type of a block that must not be there: the message has the flags to write, with the block's
+    values."""
 
     def check(value: Any) -> Any:
         params = value.get("params") if isinstance(value, dict) else None
@@ -163,7 +166,8 @@ def block(names: Mapping[str, Any], prefix: str = "", extra: Literal["allow", "f
     fields = {name: kind if isinstance(kind, tuple) else (kind, None) for name, kind in names.items()}
     fields |= {name: (kind, None) for name, kind in refused.items()}
     config = ConfigDict(strict=True, extra=extra, allow_inf_nan=False)
-    return create_model(prefix.rstrip(".") or "ds_config", __config__=config, **fields)
+    made: Any = create_model  # whose overloads do not know a mapping of fields
+    return made(prefix.rstrip(".") or "ds_config", __config__=config, **fields)
 
 
 def _partly(name: str, names: Mapping[str, Any]) -> Any:
@@ -264,8 +268,8 @@ DS_CONFIG: type[BaseModel] = block(
 def deepspeed_sections() -> type[BaseModel]:
     """The class of the blocks that DeepSpeed has classes for. Imports DeepSpeed.
 
-    Its names, types and ranges are those of DeepSpeed's, but values are not converted ("false" is no switch), and
-    renamed settings are not warned about.
+    Its names, types and ranges are those of DeepSpeed's, but values are not converted ("false" is no switch),
+    and renamed settings are not warned about.
     """
     from deepspeed.comm.config import CommsLoggerConfig
     from deepspeed.monitor.config import CSVConfig, TensorBoardConfig
@@ -290,10 +294,10 @@ def _strict(section: type[BaseModel]) -> Any:
     fields = {}
     for name, field in section.model_fields.items():
         inner = model_in(field.annotation)
-        kind = _strict(inner) if inner else Whole if field.annotation is int else field.annotation
+        kind: Any = _strict(inner) if inner else Whole if field.annotation is int else field.annotation
         for constraint in field.metadata:
             kind = Annotated[kind, constraint]
-        fields[name] = (kind | None if inner else kind, Field(None, alias=field.alias))
+        fields[name] = (kind, Field(None, alias=field.alias))
     config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
     return create_model(section.__name__, __config__=config, **fields)  # type: ignore[call-overload]
 

@@ -32,8 +32,8 @@ def prepare_run_folder(run: RunConfig, data: RunData, ds_config: dict[str, Any],
             _write_tokenizer(run.folder / "tokenizer", data.tokenizer)
         except OSError as error:
             raise UserError(
-                f"runs_dir: cannot write {error.filename} ({error.strerror}); give a folder that can be written "
-                "with --runs_dir"
+                f"runs_dir: cannot write {error.filename} ({error.strerror}); give a folder that can be "
+                "written with --runs_dir"
             ) from None
 
     world.once(prepare)
@@ -42,7 +42,8 @@ def prepare_run_folder(run: RunConfig, data: RunData, ds_config: dict[str, Any],
 def _write_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
     """Write the data's tokenizer, unless the folder holds it: checkpoints refer to it by its hash.
 
-    An imported model may have another one that gives the same ids (see check_resume); its checkpoint keeps that one.
+    An imported model may have another one that gives the same ids (see check_resume); its checkpoint keeps
+    that one.
     """
     with contextlib.suppress(UserError):
         if folder.exists() and tokenizer_hash(load_tokenizer(folder)) == tokenizer_hash(tokenizer):

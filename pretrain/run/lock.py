@@ -22,7 +22,8 @@ from pretrain.utils.processes import identity
 
 NAME = ".running.json"
 BEAT_SECONDS = 15.0
-# A file system that is slow for minutes is ordinary; a job can afford to wait this long for another's heartbeat.
+# A file system that is slow for minutes is ordinary; a job can afford to wait this long for another's
+# heartbeat.
 SILENT_SECONDS = 300.0
 # The kernel's number of the host's own process numbering (PROC_PID_INIT_INO of include/linux/proc_ns.h).
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC
@@ -46,8 +47,9 @@ class Mark:
 class RunLock:
     """Marks a run folder as in use by this job, with a heartbeat every BEAT_SECONDS. Held by the main rank.
 
-    The holder is dead when its process has ended (same host), its SLURM job is not running (any host), or it has sent
-    no heartbeat for SILENT_SECONDS. An earlier start of the same SLURM job, before a requeue, is dead by definition.
+    The holder is dead when its process has ended (same host), its SLURM job is not running (any host), or it
+    has sent no heartbeat for SILENT_SECONDS. An earlier start of the same SLURM job, before a requeue, is
+    dead by definition.
 
     Args:
         folder: the run's folder; created if needed.
@@ -74,8 +76,8 @@ class RunLock:
             self._take()
         except OSError as error:
             raise UserError(
-                f"{parent_option}: cannot write {error.filename} ({error.strerror}); give a folder that can be "
-                f"written with --{parent_option}"
+                f"{parent_option}: cannot write {error.filename} ({error.strerror}); give a folder that can "
+                f"be written with --{parent_option}"
             ) from None
         self._thread = threading.Thread(target=self._beat, name="run lock", daemon=True)
         self._thread.start()
@@ -177,7 +179,8 @@ class RunLocks:
 
 
 def _host() -> str:
-    """Names where process numbers mean the same: this host, or a container of it that numbers its own processes."""
+    """Names where process numbers mean the same: this host, or a container of it that numbers its own
+    processes."""
     with contextlib.suppress(OSError):
         namespace = Path("/proc/self/ns/pid").stat().st_ino
         if namespace != INITIAL_PID_NAMESPACE:

@@ -56,8 +56,8 @@ class SavedRun:
             report: receives a line for each damaged checkpoint that is passed over.
 
         Raises:
-            UserError: no run, no such step, a checkpoint with missing or damaged files, a tokenizer that is not the
-                one the model was trained with.
+            UserError: no run, no such step, a checkpoint with missing or damaged files, a tokenizer that is
+                not the one the model was trained with.
         """
         return with_saved_run(folder, step, lambda run: run, report)
 
@@ -74,8 +74,8 @@ class SavedRun:
         expected = checkpoint.state.data.get("tokenizer")
         if tokenizer.vocab_size != model.vocab_size or (expected and tokenizer_hash(tokenizer) != expected):
             raise UserError(
-                f"tokenizer: {path} ({tokenizer.vocab_size:,} entries) is not the one that the run was trained with "
-                f"({model.vocab_size:,} entries, hash {str(expected)[:12]}); put that one there"
+                f"tokenizer: {path} ({tokenizer.vocab_size:,} entries) is not the one that the run was trained "
+                f"with ({model.vocab_size:,} entries, hash {str(expected)[:12]}); put that one there"
             )
         return cls(folder, checkpoint, model, tokenizer, hold)
 
@@ -83,8 +83,8 @@ class SavedRun:
         """Raise UserError if the run trained a sequence classifier, which cannot be used as *what* says."""
         if self.model.classes is not None:
             raise UserError(
-                f"run: {str(self.run_folder)!r} holds a classifier of {self.model.classes} classes, which cannot be "
-                f"{what}; give a run of --task language"
+                f"run: {str(self.run_folder)!r} holds a classifier of {self.model.classes} classes, which "
+                f"cannot be {what}; give a run of --task language"
             )
 
     def load_model(self) -> Transformer:
@@ -159,7 +159,8 @@ def with_saved_run(
     use: Callable[[SavedRun], T],
     report: Callable[[str], object] = print,
 ) -> T:
-    """Open a run (see SavedRun.open) and pass it to *use*, again with the next checkpoint if the first is pruned.
+    """Open a run (see SavedRun.open) and pass it to *use*, again with the next checkpoint if the first is
+    pruned.
 
     A run that is training prunes checkpoints. One that is held stays, but not every file system has locks.
 
@@ -185,13 +186,14 @@ def with_saved_run(
                 raise
         report_once(f"checkpoint {path_and_hold[0].name} was pruned while it was read; taking the next one")
     raise UserError(
-        f"checkpoint: {ATTEMPTS} of {str(folder)!r} were pruned while they were read; wait for the run's end, or let "
-        "it keep more (--checkpoint.keep_last)"
+        f"checkpoint: {ATTEMPTS} of {str(folder)!r} were pruned while they were read; wait for the run's end, or "
+        "let it keep more (--checkpoint.keep_last)"
     )
 
 
 def refuse_links(folder: Path) -> None:
-    """Refuse links that leave the checkpoint: an untrusted run could copy files of this machine into an export.
+    """Refuse links that leave the checkpoint: an untrusted run could copy files of this machine into an
+    export.
 
     Raises:
         UserError: it names the link.
@@ -200,7 +202,8 @@ def refuse_links(folder: Path) -> None:
     for path in (folder, *folder.rglob("*")):
         if path.is_symlink() and not path.resolve().is_relative_to(inside):
             raise UserError(
-                f"tokenizer: {path} is a symbolic link to a file outside the checkpoint; put the file itself there"
+                f"tokenizer: {path} is a symbolic link to a file outside the checkpoint; put the file itself "
+                "there"
             )
 
 
@@ -228,7 +231,8 @@ def find_checkpoint(
     if step is not None and step not in steps:
         nearest = min(steps, key=lambda existing_step: abs(existing_step - step))
         raise UserError(
-            f"step: no checkpoint of step {step} in {str(folder)!r}; nearest: {nearest} (there are {_listed(steps)})"
+            f"step: no checkpoint of step {step} in {str(folder)!r}; nearest: {nearest} (there are "
+            f"{_listed(steps)})"
         )
     problems: list[str] = []
     pruned: list[Path] = []
@@ -251,7 +255,8 @@ def find_checkpoint(
     if newest is None:
         which = "every checkpoint" if step is None else checkpoint_path(folder, step).name
         raise UserError(
-            f"checkpoint: {which} of {str(folder)!r} is damaged ({problems[-1]}); restore it or give another --step"
+            f"checkpoint: {which} of {str(folder)!r} is damaged ({problems[-1]}); restore it or give "
+            "another --step"
         )
     return newest, holds[0]
 

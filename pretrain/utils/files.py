@@ -1,8 +1,8 @@
 """Writes files and folders atomically: a crash leaves the old one or the new one. Also hashes files.
 
-Unfinished ones lie beside their final place under a hidden name: ``.NAME.HOST-PID``, which no other process uses, or
-``.writing_NAME`` for folders that only one process at a time may write. Whatever is put in
-place has been synced: its contents, and the entry in the folder around it.
+Unfinished ones lie beside their final place under a hidden name: ``.NAME.HOST-PID``, which no other process
+uses, or ``.writing_NAME`` for folders that only one process at a time may write. Whatever is put in place has
+been synced: its contents, and the entry in the folder around it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def file_entry(path: Path) -> dict[str, Any]:
 
 
 def update_from_file(digest: Any, path: Path) -> int:
-    """Add a file's contents to a digest (of hashlib or xxhash), a chunk in memory at a time; returns their bytes."""
+    """Add a file's contents to a digest (of hashlib or xxhash), a chunk in memory at a time; returns their
+    bytes."""
     size = 0
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):
@@ -87,14 +88,16 @@ def own_path(path: Path) -> Path:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file atomically: a crash leaves the old content or all of *content*. Text is written as UTF-8."""
+    """Write a file atomically: a crash leaves the old content or all of *content*. Text is written as
+    UTF-8."""
     with atomic_file(path) as partial:
         partial.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a path to write a file at; it becomes *path* at the end of the block, and is removed after an error.
+    """Yield a path to write a file at; it becomes *path* at the end of the block, and is removed after an
+    error.
 
     An OSError about the hidden path, or one without a path (a full disk), is raised as one about *path*.
     """
@@ -136,7 +139,8 @@ def copy_folder(source: str | Path, target: Path) -> None:
     """Copy a folder with its content to *target*, which does not exist yet.
 
     Raises:
-        OSError: of the first file that could not be copied; shutil's own lists all of them as tuples, without a number.
+        OSError: of the first file that could not be copied; shutil's own lists all of them as tuples, without
+            a number.
     """
     errors: list[OSError] = []
 
@@ -155,12 +159,13 @@ def copy_folder(source: str | Path, target: Path) -> None:
 
 @contextmanager
 def atomic_folder(target: Path, partial: Path | None = None, replace: bool = True) -> Iterator[Path]:
-    """Yield an empty folder to fill; it becomes *target* at the end of the block, and is removed after an error.
+    """Yield an empty folder to fill; it becomes *target* at the end of the block, and is removed after an
+    error.
 
     Args:
-        partial: its path until then, on the same file system; ``.writing_NAME`` by default. An existing one was left
-            by a write that was interrupted, and is removed: give ``own_path(target)`` if several processes may
-            write at once.
+        partial: its path until then, on the same file system; ``.writing_NAME`` by default. An existing one
+            was left by a write that was interrupted, and is removed: give ``own_path(target)`` if several
+            processes may write at once.
         replace: whether a *target* that holds something is replaced.
 
     Raises:
@@ -183,7 +188,8 @@ def atomic_folder(target: Path, partial: Path | None = None, replace: bool = Tru
 
 
 def put_folder(partial: Path, target: Path) -> None:
-    """Rename a synced folder to *target*. An existing *target* is set aside for that moment (see restore_folder)."""
+    """Rename a synced folder to *target*. An existing *target* is set aside for that moment (see
+    restore_folder)."""
     restore_folder(target)
     if target.exists():
         target.rename(_aside(target))

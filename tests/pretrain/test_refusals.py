@@ -1,5 +1,5 @@
-"""Every kind of bad input with which a run can be started: one line and exit code 2, before the ranks meet, and
-nothing that was saved is touched. What each check says in detail is tested beside it."""
+"""Every kind of bad input with which a run can be started: one line and exit code 2, before the ranks meet,
+and nothing that was saved is touched. What each check says in detail is tested beside it."""
 
 from __future__ import annotations
 

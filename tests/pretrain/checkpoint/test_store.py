@@ -180,7 +180,8 @@ class Unwritable:
 
 
 def session_on_full_disk(run, rank, room, steps):
-    """A session in which *rank* cannot write more than *room* bytes per checkpoint file once past *steps* steps."""
+    """A session in which *rank* cannot write more than *room* bytes per checkpoint file once past *steps*
+    steps."""
     from pretrain.checkpoint import store as checkpoint
 
     original = checkpoint.RecordingCheckpointEngine._write

@@ -18,7 +18,8 @@ from pretrain.engine.universal_info import universal_info
 from tests.helpers.exports import trained
 from tests.helpers.shapes import newest
 
-# ranks, ZeRO stage, tensor-parallel degree, precision. In bf16 with fp32 gradients stage 1 is another optimizer class.
+# ranks, ZeRO stage, tensor-parallel degree, precision. In bf16 with fp32 gradients stage 1 is another
+# optimizer class.
 WORLDS = {
     "zero2": (2, 2, 1, "fp32"),
     "zero3": (2, 3, 1, "fp32"),
@@ -44,7 +45,8 @@ def assert_same_bits(universal: Path, checkpoint: UnshardedCheckpoint) -> None:
     for name in checkpoint.names():
         for key in ("fp32", "exp_avg", "exp_avg_sq"):
             content = torch.load(universal / "zero" / name / f"{key}.pt", weights_only=False)
-            # Stage 3 without tensor parallelism leaves flat tensors, the others have a dictionary around them.
+            # Stage 3 without tensor parallelism leaves flat tensors, the others have a dictionary around
+            # them.
             found = (content["param"] if isinstance(content, dict) else content).flatten()
             expected = checkpoint.tensor(name, key).flatten()
             if checkpoint.specs[name].vocabulary:  # without the rows that pad the vocabulary
@@ -94,7 +96,8 @@ def test_deepspeeds_command_as_the_docs_give_it(small_folder, tmp_path):
 
 
 def test_every_parameter_is_joined_the_way_it_is_cut():
-    """By hand: which parameters are copies, which are cut along their inputs, and that a pattern is a whole name."""
+    """By hand: which parameters are copies, which are cut along their inputs, and that a pattern is a whole
+    name."""
     model = ModelConfig(
         vocab_size=300,
         context_length=16,

@@ -35,6 +35,8 @@ from tests.helpers.shapes import (
 )
 from tests.helpers.training import session
 
+PATH = {"PYTHONPATH": str(ROOT)}
+
 
 @pytest.fixture(scope="module")
 def source(small_folder, tmp_path_factory):
@@ -80,10 +82,8 @@ def test_needs_no_process_group_and_no_deepspeed_code(source, tmp_path):
         "print(float(total), torch.distributed.is_initialized(), 'RANK' in __import__('os').environ)\n"
     )
     environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
-    result = subprocess.run(
-        [sys.executable, str(script), str(source.checkpoint)],
-        capture_output=True, text=True, cwd=ROOT, env=environment | {"PYTHONPATH": str(ROOT)}, check=True,
-    )  # fmt: skip
+    command, environment = [sys.executable, str(script), str(source.checkpoint)], environment | PATH
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=True)
     total, *rest = result.stdout.split()[-3:]
     expected = sum(t["fp32"].double().sum() for t in source.reference["parameters"].values())
     assert float(total) == pytest.approx(float(expected), rel=1e-12) and rest == ["False", "False"]
@@ -203,10 +203,8 @@ def test_killed_while_writing(source, tmp_path):
         ")\n"
         "save_unsharded(checkpoint, Path(sys.argv[2]))\n"
     )
-    result = subprocess.run(
-        [sys.executable, str(script), str(source.checkpoint), str(target)],
-        capture_output=True, text=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    command = [sys.executable, str(script), str(source.checkpoint), str(target)]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=os.environ | PATH)
     assert result.returncode == -9, result.stderr
     assert not target.exists() and (tmp_path / f".writing_{target.name}").is_dir()
     save_unsharded(UnshardedCheckpoint.open(source.checkpoint), target)
@@ -319,7 +317,8 @@ def test_unreadable_tensors(written, tmp_path):
         checkpoint.parameter(NAME)
 
 
-# ---------------------------------------------------------------- a run that continues from a canonical folder
+# ---------------------------------------------------------------- a run that continues from a canonical
+# folder
 
 
 def as_run(source, folder, tmp_path):

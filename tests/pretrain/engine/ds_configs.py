@@ -1,4 +1,5 @@
-"""ds_configs as people and chance write them: those of the libraries' documentation, and hypothesis strategies."""
+"""ds_configs as people and chance write them: those of the libraries' documentation, and hypothesis
+strategies."""
 
 from __future__ import annotations
 
@@ -120,7 +121,8 @@ def _placed(config: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
 
 @st.composite
 def ds_configs(draw: st.DrawFn) -> dict[str, Any]:
-    """A shipped ds_config with one to five edits: any value at a known key, an unknown key anywhere, a key dropped."""
+    """A shipped ds_config with one to five edits: any value at a known key, an unknown key anywhere, a key
+    dropped."""
     config = shipped(draw(st.sampled_from(SHIPPED)))
     for _ in range(draw(st.integers(1, 5))):
         kind = draw(st.integers(0, 9))
@@ -136,7 +138,8 @@ def ds_configs(draw: st.DrawFn) -> dict[str, Any]:
     return config
 
 
-# memory_breakdown collects the garbage dozens of times a step. Where the optimizer is, the shipped ds_config says.
+# memory_breakdown collects the garbage dozens of times a step. Where the optimizer is, the shipped ds_config
+# says.
 LEFT_OUT = [
     *((name,) for name in OWNED),
     ("zero_optimization", "stage"),

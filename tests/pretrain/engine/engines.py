@@ -48,7 +48,8 @@ def nano_engine(
 
 
 def batches(config: ModelConfig, plan: BatchPlan, steps: int) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """For each step, this rank's micro-batches of inputs and labels: together the same on any number of ranks."""
+    """For each step, this rank's micro-batches of inputs and labels: together the same on any number of
+    ranks."""
     shape = (steps, plan.sequences, config.context_length + 1)
     data = torch.randint(0, VOCABULARY, shape, generator=torch.Generator().manual_seed(5))
     for step in data:

@@ -1,4 +1,5 @@
-"""Buckets: the size that "auto" becomes, what DeepSpeed reduces with it, and that no size changes the numbers.
+"""Buckets: the size that "auto" becomes, what DeepSpeed reduces with it, and that no size changes the
+numbers.
 
 And the precision in which they are reduced.
 """
@@ -75,9 +76,11 @@ def test_numbers_in_a_ds_config_stay():
 
 
 def reductions(stage, precision, bucket, steps=3, least=20_000, **changes):
-    """Train; return losses and gradient norms, the elements of each reduction of the last backward pass, and dtypes.
+    """Train; return losses and gradient norms, the elements of each reduction of the last backward pass, and
+    dtypes.
 
-    bucket: elements, or "auto" for buckets of at least *least* elements, since a nano model is smaller than any.
+    bucket: elements, or "auto" for buckets of at least *least* elements, since a nano model is smaller than
+        any.
     """
     import deepspeed
     from deepspeed.runtime.zero import stage3
@@ -148,8 +151,8 @@ def test_an_automatic_bucket_reduces_block_by_block(stage):
     embedding = model.padded_vocab_size(1) * width
     found = run_distributed(reductions, 2, stage, "fp32", "auto", timeout=60)
     for _, sizes, _ in found:
-        # The last block with the final norm, block by block, and the tied embedding, whose gradient comes last.
-        # That one is larger than a bucket, and is reduced in as many parts as ranks own of it.
+        # The last block with the final norm, block by block, and the tied embedding, whose gradient comes
+        # last. That one is larger than a bucket, and is reduced in as many parts as ranks own of it.
         assert sizes[: model.num_layers] == [block + width, *[block] * (model.num_layers - 1)]
         assert sum(sizes[model.num_layers :]) == embedding and len(sizes) <= model.num_layers + 2
 

@@ -1,4 +1,5 @@
-"""Engines: every stage and number of ranks trains the same model, sums gradients in fp32, skips the same updates."""
+"""Engines: every stage and number of ranks trains the same model, sums gradients in fp32, skips the same
+updates."""
 
 import pytest
 import torch
@@ -74,7 +75,8 @@ def test_offloading_on_two_ranks_in_bf16(stage):
 
 
 def distances(ds_config, accumulation):
-    """How far the engine's gradient in bf16 is from one summed in fp32, and how far one summed in bf16 is, relative."""
+    """How far the engine's gradient in bf16 is from one summed in fp32, and how far one summed in bf16 is,
+    relative."""
     from deepspeed.utils import safe_get_full_grad
 
     engine, config, plan = nano_engine(

@@ -1,4 +1,5 @@
-"""What the check of ds_configs takes builds an engine that trains; what DeepSpeed refuses all the same is one line."""
+"""What the check of ds_configs takes builds an engine that trains; what DeepSpeed refuses all the same is one
+line."""
 
 import contextlib
 import io
@@ -91,8 +92,8 @@ def test_what_is_taken_builds_an_engine_at_length(tmp_path):
     fuzz()
     offloaded = sum((zero.get("offload_optimizer") or {}).get("device") == "cpu" for zero in trained)
     print(
-        f"{len(trained) + refused} configurations: {len(trained)} trained, {offloaded} of them with an offloaded "
-        f"optimizer, {refused} refused by the check"
+        f"{len(trained) + refused} configurations: {len(trained)} trained, {offloaded} of them with an "
+        f"offloaded optimizer, {refused} refused by the check"
     )
     assert refused < len(trained) and offloaded
 

@@ -1,4 +1,5 @@
-"""ds_configs as people have them: all that is wrong is said in one line, and what is taken builds an engine."""
+"""ds_configs as people have them: all that is wrong is said in one line, and what is taken builds an
+engine."""
 
 import contextlib
 import functools
@@ -326,7 +327,8 @@ def test_the_command_says_it_at_once(tmp_path):
 
 @functools.cache
 def default_run():
-    """The default run, its model and its plan, made once: parsing a command line takes longer than a check."""
+    """The default run, its model and its plan, made once: parsing a command line takes longer than a
+    check."""
     run = parse_command_line([]).run
     model = run.build_model_config(300)
     return run, model, plan_batch(run.global_batch_tokens, 2, model, 1, 1 << 30, "cpu")

@@ -80,7 +80,9 @@ def checkpoint(run_folder: Path, step: int) -> Path:
     partial.mkdir(parents=True)
     (partial / "state.json").write_text("{}")
     files = {"state.json": file_entry(partial / "state.json")}
-    (partial / "manifest.json").write_text(json.dumps({"format": 1, "files": files}))  # not synced: many a second
+    (partial / "manifest.json").write_text(
+        json.dumps({"format": 1, "files": files})
+    )  # not synced: many a second
     return partial.rename(checkpoint_path(run_folder, step))
 
 
