@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -34,8 +33,6 @@ class World:
     ranks: int
     stage: int
     tensor_parallel: int = 1
-    universal: bool = False
-    """Whether DeepSpeed's converter works on the checkpoint first."""
     format: str = "native"
 
 
@@ -45,7 +42,6 @@ WORLDS = {
     "zero3": World("ZeRO-3, 2 ranks", 2, 3),
     "zero1_tensor": World("ZeRO-1, 2 tensor-parallel ranks", 2, 1, 2),
     "zero3_tensor": World("ZeRO-3, 2 x 2 tensor-parallel ranks", 4, 3, 2),
-    "universal": World("universal, made of ZeRO-2", 2, 2, universal=True),
     "padded": World("ZeRO-2, 2 ranks, to --format llama", 2, 2, format="llama"),
 }
 
@@ -71,14 +67,7 @@ def train(world: World, name: str, folder: Path, options: argparse.Namespace) ->
     ]
     if sum(process.wait() != 0 for process in processes):
         raise SystemExit(f"{world.words}: the training failed")
-    run = folder / name
-    if world.universal:
-        step = run / "checkpoints" / (run / "latest").read_text().strip()
-        command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal"]
-        command += ["--input_folder", str(step / "deepspeed"), "--output_folder", str(step / "universal")]
-        subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        shutil.rmtree(step / "deepspeed")
-    return run
+    return folder / name
 
 
 def measure(run: Path, world: World, out: Path) -> dict[str, int]:

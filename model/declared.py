@@ -115,23 +115,26 @@ def explained(
         return UserError(f"{beginning}{name}: unknown{hint}")
     if first["type"] in ("missing", "missing_argument"):
         return UserError(f"{beginning}{name}: missing")
-    return UserError(f"{beginning}{name}: {shown(first['input'])} is not valid; {_valid(first, context)}")
+    return UserError(f"{beginning}{name}: {shown(first['input'])} is not valid; {valid_in_words(first)}")
 
 
-def _valid(first: Any, context: Mapping[str, Any]) -> str:
-    """What would be valid, in words."""
+def valid_in_words(error: Any) -> str:
+    """What would be valid, in words, where pydantic found *error*, one entry of ``ValidationError.errors()``."""
+    context: Mapping[str, Any] = error.get("ctx") or {}
     for key, words in (("gt", "above"), ("ge", "from"), ("lt", "below")):
         if key in context:
             return f"give a number {words} {_number(context[key])}"
+    if "multiple_of" in context:
+        return f"give a multiple of {context['multiple_of']:,}"
     if "le" in context:
         return f"give at most {_number(context['le'])}"
-    if first["type"] in ("too_short", "too_long"):
+    if error["type"] in ("too_short", "too_long"):
         bound = context.get("max_length", context.get("min_length"))
-        most = "least" if first["type"] == "too_short" else "most"
+        most = "least" if error["type"] == "too_short" else "most"
         return f"give at {most} {bound:,} value{'s' * (bound > 1)}"
-    if first["type"] == "literal_error":
+    if error["type"] == "literal_error":
         names = re.findall("'([^']*)'", context["expected"])
-        return f"give one of {', '.join(names)}{closest(shown(first['input'], plain=True), names)}"
+        return f"give one of {', '.join(names)}{closest(shown(error['input'], plain=True), names)}"
     known = {
         "int_type": "give a whole number",
         "int_from_float": "give a whole number",
@@ -143,8 +146,9 @@ def _valid(first: Any, context: Mapping[str, Any]) -> str:
         "tuple_type": "give a list",
         "dict_type": "give a mapping",
         "dataclass_type": "give a mapping",
+        "model_type": "give a mapping",
     }
-    return known.get(first["type"], first["msg"][:1].lower() + first["msg"][1:])
+    return known.get(error["type"], error["msg"][:1].lower() + error["msg"][1:])
 
 
 def _number(value: float) -> str:

@@ -38,7 +38,7 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
                 print("\n".join(plot_learning_rates(run, Path(command.plot_lr))))
             return
         run.build_model_config()  # an unknown preset, or heads that do not divide, are answered now, too
-        from pretrain.engine.ds_config_check import read_ds_config
+        from pretrain.engine.ds_config_check import check_with_deepspeed, read_ds_config
 
         ds_config = read_ds_config(command.ds_config, run)
         from pretrain.run.preflight import check_settings, check_start  # imports torch
@@ -54,6 +54,7 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
         from pretrain.engine.quiet import quiet_deepspeed
 
         quiet_deepspeed()
+        check_with_deepspeed(command.ds_config, ds_config)
         from pretrain.report import build_metrics, closing, finished_already, opening
         from pretrain.runtime.control import Control
         from pretrain.runtime.watchdog import Watchdog

@@ -17,12 +17,7 @@ from torch import Tensor
 
 from model.errors import UserError, shown
 from model.parameters import ParameterSpec
-from pretrain.checkpoint.source import (
-    ParameterGroup,
-    hyperparameters,
-    padding_error,
-    without_padding,
-)
+from pretrain.checkpoint.source import ParameterGroup
 from pretrain.engine.layout import Piece, contiguous_pieces, slice_length, sliced_pieces
 
 # Pages of a mapped file count as this process's memory until it is unmapped: reopen after this many bytes.
@@ -33,7 +28,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class _Inert:
-    """Placeholder for a DeepSpeed class in a pickle: stores any arguments and state, does nothing with them."""
+    """Stands for a DeepSpeed class in a pickle: stores any arguments and state, does nothing with them."""
 
     def __init__(self, *arguments: Any) -> None:
         self.arguments = arguments
@@ -84,81 +79,59 @@ class FlatGroup:
     """Its parameters in order, with their shapes on one tensor-parallel rank."""
 
 
-class DeepSpeedShards:
-    """The ZeRO files of one checkpoint.
+class ShardedSource:
+    """The ZeRO files of one checkpoint: a Source of tensors joined over all ranks.
 
     Args:
         folder: the checkpoint's ``deepspeed`` folder.
+        specs: the parameters of the checkpoint's model.
 
     Raises:
-        UserError: a file is missing or damaged, or written in a way that is not supported.
+        UserError: a file is missing or damaged, or is of another model.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, specs: dict[str, ParameterSpec]) -> None:
+        self.folder, self.specs = folder, specs
         self._files: dict[Path, Any] = {}
         self._touched = 0
-        model_states = self._model_states(0)
+        model_states = self._model_states()
         self.data_parallel, self.tensor_parallel = (
             self._ranks(model_states, key) for key in ("dp_world_size", "mp_world_size")
         )
         self._check_files()
-        optimizer = self._optimizer(0, 0)
-        self.stage = _stage(optimizer)
-        self.group_settings: list[dict[str, Any]] = self._base(optimizer)["param_groups"]
         # ZeRO files of another tensor-parallel rank have the same layout: all shards have equal shapes.
-        self.flats = self._flat_groups(model_states["param_shapes"])
-        self.pieces = self._locate(optimizer)
+        optimizer = self._optimizer(0, 0)
+        self._sliced = "fp32_flat_groups" in optimizer  # at stage 3
+        settings = self._adam(0, 0)["param_groups"]
+        self._flats = self._flat_groups(model_states["param_shapes"], settings)
+        self._pieces = self._locate(optimizer)
+        self.groups = {group["name"]: self._group(index, group) for index, group in enumerate(settings)}
+        for name in self._pieces:
+            if name in specs:
+                self._check_shape(name)
 
     def names(self) -> list[str]:
-        """Names of the parameters, in the order of the groups."""
-        return list(self.pieces)
+        return list(self._pieces)
 
-    def shard_shape(self, name: str) -> tuple[int, ...]:
-        """A parameter's shape on one tensor-parallel rank."""
-        return self.flats[self.pieces[name][0].flat].parameters[name]
-
-    def group_parameters(self, group: int) -> list[str]:
-        """Names of a group's parameters, in order."""
-        return [name for flat in self.flats if flat.group == group for name in flat.parameters]
-
-    def read(self, name: str, key: str, tensor_rank: int) -> Tensor:
-        """One tensor of a parameter as a tensor-parallel rank had it: fp32, of shard_shape(name), a copy.
-
-        Args:
-            key: MASTERS or one of MOMENTS. Moments of an optimizer that never stepped are zero.
-        """
-        shape = self.shard_shape(name)
-        out = torch.empty(math.prod(shape), dtype=torch.float32)
-        for piece in self.pieces[name]:
-            flat = self._flat(piece, key, tensor_rank)
-            part = out[piece.start : piece.start + piece.numel]
-            if flat is None:
-                part.zero_()
-                continue
-            if flat.dtype != torch.float32:
-                raise UserError(f"checkpoint: {key} of {name} is {flat.dtype} in {self.folder}, not fp32")
-            source = flat[piece.offset : piece.offset + piece.numel]
-            if source.numel() != piece.numel:
-                raise UserError(
-                    f"checkpoint: {key} of {name} is cut short on rank {piece.rank} in {self.folder}"
-                )
-            part.copy_(source)
-            self._touched += source.nbytes
-        if self._touched > RELEASE_AFTER:
-            self.release()
-        return out.view(shape)
+    def tensor(self, name: str, key: str) -> Tensor:
+        dimension, rows = self.specs[name].shard_dimension, self.specs[name].shape[0]
+        if dimension is None or self.tensor_parallel == 1:
+            whole = self._read(name, key, 0)
+        else:
+            whole = torch.empty(self._joined_shape(name))
+            for rank in range(self.tensor_parallel):  # copied straight into its place: never two full copies
+                part = self._read(name, key, rank)
+                length = part.shape[dimension]
+                whole.narrow(dimension, rank * length, length).copy_(part)
+        if whole[rows:].any():  # only vocabularies are longer, and the added rows are padding
+            raise UserError(f"checkpoint: padded vocabulary rows of {name} are not zero in {self.folder}")
+        return whole[:rows]
 
     def step(self, name: str) -> int:
-        """Updates that Adam has applied to a parameter.
-
-        Raises:
-            UserError: the ranks do not agree.
-        """
         steps = {
-            int(state.get("step", 0))
+            int(self._adam_state(piece, tensor_rank).get("step", 0))
             for tensor_rank in range(self.tensor_parallel)
-            for state in [self._adam_state(piece, tensor_rank) for piece in self.pieces[name]]
+            for piece in self._pieces[name]
         }
         if len(steps) != 1:
             raise UserError(
@@ -171,31 +144,49 @@ class DeepSpeedShards:
         self._files.clear()
         self._touched = 0
 
+    def _read(self, name: str, key: str, tensor_rank: int) -> Tensor:
+        """A tensor of a parameter as a tensor-parallel rank had it: fp32, of its shape there, a copy.
+
+        Moments of an optimizer that never stepped are zero.
+        """
+        shape = self._shard_shape(name)
+        out = torch.zeros(math.prod(shape))
+        for piece in self._pieces[name]:
+            flat = self._flat(piece, key, tensor_rank)
+            if flat is None:
+                continue
+            if flat.dtype != torch.float32:
+                raise UserError(f"checkpoint: {key} of {name} is {flat.dtype} in {self.folder}, not fp32")
+            source = flat[piece.offset : piece.offset + piece.numel]
+            if source.numel() != piece.numel:
+                raise UserError(
+                    f"checkpoint: {key} of {name} is cut short on rank {piece.rank} in {self.folder}"
+                )
+            out[piece.start : piece.start + piece.numel].copy_(source)
+            self._touched += source.nbytes
+        if self._touched > RELEASE_AFTER:
+            self.release()
+        return out.view(shape)
+
     def _flat(self, piece: Piece, key: str, tensor_rank: int) -> Tensor | None:
         """The flat tensor that a piece lies in; None for moments that do not exist yet."""
         if key == MASTERS:
-            return _masters(self._optimizer(tensor_rank, piece.rank))[piece.flat]
+            return self._masters(self._optimizer(tensor_rank, piece.rank))[piece.flat]
         return self._adam_state(piece, tensor_rank).get(key)
 
-    def _adam_state(self, piece: Piece, tensor_rank: int) -> dict[str, Any]:
-        base = self._base(self._optimizer(tensor_rank, piece.rank))
-        return base["state"].get(self.flats[piece.flat].state, {})
+    def _masters(self, optimizer: dict[str, Any]) -> list[Tensor]:
+        return optimizer["fp32_flat_groups" if self._sliced else "single_partition_of_fp32_groups"]
 
-    def _base(self, optimizer: dict[str, Any]) -> dict[str, Any]:
+    def _adam(self, tensor_rank: int, rank: int) -> dict[str, Any]:
         """State dict of the Adam inside the ZeRO optimizer."""
-        base = optimizer["optimizer_state_dict" if self.stage == 3 else "base_optimizer_state"]
-        if not isinstance(base, dict):
-            raise UserError(
-                f"checkpoint: {self.folder} was written with elastic_checkpoint, which is not read; "
-                "write it with zero_optimization.elastic_checkpoint false"
-            )
-        return base
+        optimizer = self._optimizer(tensor_rank, rank)
+        return optimizer["optimizer_state_dict" if self._sliced else "base_optimizer_state"]
 
-    def _model_states(self, tensor_rank: int) -> dict[str, Any]:
-        names = (
-            f"mp_rank_{tensor_rank:02d}_model_states.pt",
-            f"zero_pp_rank_0_mp_rank_{tensor_rank:02d}_model_states.pt",
-        )
+    def _adam_state(self, piece: Piece, tensor_rank: int) -> dict[str, Any]:
+        return self._adam(tensor_rank, piece.rank)["state"].get(self._flats[piece.flat].state, {})
+
+    def _model_states(self) -> dict[str, Any]:
+        names = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
         for name in names:
             if (self.folder / name).is_file():
                 return load_safely(self.folder / name)
@@ -234,14 +225,10 @@ class DeepSpeedShards:
                 f"data-parallel x {self.tensor_parallel} tensor-parallel ranks, one file each"
             )
 
-    def _flat_groups(self, shapes: list[dict[str, Any]]) -> list[FlatGroup]:
+    def _flat_groups(self, shapes: list[dict[str, Any]], settings: list[dict[str, Any]]) -> list[FlatGroup]:
         # Adam numbers its tensors through all groups; each is one flat tensor, in the order of param_shapes.
-        numbers = [
-            (index, number) for index, group in enumerate(self.group_settings) for number in group["params"]
-        ]
-        if len(numbers) != len(shapes) or (
-            self.stage == 3 and numbers != sorted(numbers, key=lambda n: n[1])
-        ):
+        numbers = [(index, number) for index, group in enumerate(settings) for number in group["params"]]
+        if len(numbers) != len(shapes) or (self._sliced and numbers != sorted(numbers, key=lambda n: n[1])):
             raise UserError(
                 f"checkpoint: {self.folder} has {len(shapes)} groups of parameters, Adam has {len(numbers)}"
             )
@@ -254,105 +241,51 @@ class DeepSpeedShards:
         """Find the pieces of flat tensors that every parameter consists of."""
         pieces: dict[str, list[Piece]] = {}
         paddings = optimizer.get("param_alignment_paddings")
-        for index, flat in enumerate(self.flats):
+        for index, flat in enumerate(self._flats):
             numels = [(name, math.prod(shape)) for name, shape in flat.parameters.items()]
-            if self.stage == 3:
+            actual = self._masters(optimizer)[index].numel()
+            if self._sliced:
                 expected = sum(slice_length(numel, self.data_parallel) for _, numel in numels)
-                actual = _masters(optimizer)[index].numel()
-                if expected != actual:
-                    raise UserError(
-                        f"checkpoint: a flat tensor in {self.folder} has {actual} elements where its "
-                        f"parameters make {expected}; weights swapped to NVMe are not read"
-                    )
+                fits = expected == actual
                 pieces |= sliced_pieces(index, numels, self.data_parallel)
             else:
                 # Masters are stored without the padding at the end, moments with it, and only the last ranks
                 # are padded: the first rank's part has its full length unless no other rank has elements.
-                partition = _masters(optimizer)[index].numel()
-                if (expected := sum(numel for _, numel in numels)) > partition * self.data_parallel:
-                    raise UserError(
-                        f"checkpoint: flat tensors of {self.data_parallel} x {partition} elements in {self.folder} "
-                        f"cannot hold their parameters, which make {expected}"
-                    )
-                pieces |= contiguous_pieces(index, numels, paddings[index] if paddings else None, partition)
+                expected = sum(numel for _, numel in numels)
+                fits = expected <= actual * self.data_parallel
+            if not fits:
+                raise UserError(
+                    f"checkpoint: flat tensors of {actual} elements on {self.data_parallel} ranks in "
+                    f"{self.folder} are not those of its parameters, which make {expected}"
+                )
+            if not self._sliced:
+                pieces |= contiguous_pieces(index, numels, paddings[index] if paddings else None, actual)
         return pieces
 
+    def _group(self, index: int, settings: dict[str, Any]) -> ParameterGroup:
+        """Adam's group of an index, with its hyperparameters."""
+        parameters = [name for flat in self._flats if flat.group == index for name in flat.parameters]
+        no_settings = ("name", "params", "parameter_names")
+        hyperparameters = {key: value for key, value in settings.items() if key not in no_settings}
+        return ParameterGroup(settings["name"], parameters, hyperparameters)
 
-def _stage(optimizer: dict[str, Any]) -> int:
-    if "fp32_flat_groups" in optimizer:
-        return 3
-    if "single_partition_of_fp32_groups" not in optimizer:
-        raise UserError(
-            "checkpoint: the optimizer file holds no fp32 weights; was it written by ZeRO 1, 2 or 3?"
-        )
-    # The files of stages 1 and 2 are alike; BF16_Optimizer, which does not say, is stage 1.
-    stage = optimizer.get("zero_stage")
-    return stage.arguments[0] if isinstance(stage, _Inert) else 1
+    def _shard_shape(self, name: str) -> tuple[int, ...]:
+        """A parameter's shape on one tensor-parallel rank."""
+        return self._flats[self._pieces[name][0].flat].parameters[name]
 
-
-def _masters(optimizer: dict[str, Any]) -> list[Tensor]:
-    if "fp32_flat_groups" in optimizer:
-        return optimizer["fp32_flat_groups"]
-    return optimizer["single_partition_of_fp32_groups"]
-
-
-class ShardedSource:
-    """Tensors from DeepSpeed's files, joined over data-parallel and tensor-parallel ranks."""
-
-    def __init__(self, folder: Path, specs: dict[str, ParameterSpec]) -> None:
-        self.folder, self.specs = folder, specs
-        self.shards = DeepSpeedShards(folder)
-        self.groups = {
-            settings["name"]: ParameterGroup(
-                settings["name"],
-                self.shards.group_parameters(index),
-                hyperparameters(settings),
-            )
-            for index, settings in enumerate(self.shards.group_settings)
-        }
-        for name in self.shards.names():
-            if name in specs:
-                self._check_shape(name)
-
-    def names(self) -> list[str]:
-        return self.shards.names()
-
-    def tensor(self, name: str, key: str) -> Tensor:
-        spec = self.specs[name]
-        ranks = self.shards.tensor_parallel
-        if spec.shard_dimension is None or ranks == 1:
-            return without_padding(self.shards.read(name, key, 0), spec, name, self.folder)
-        whole = torch.empty(spec.shape)
-        start = 0
-        for rank in range(ranks):  # copied straight into its place: never two full copies
-            part = self.shards.read(name, key, rank)
-            length = part.shape[spec.shard_dimension]
-            real_length = min(length, max(0, spec.shape[spec.shard_dimension] - start))
-            whole.narrow(
-                spec.shard_dimension, min(start, spec.shape[spec.shard_dimension]), real_length
-            ).copy_(part.narrow(spec.shard_dimension, 0, real_length))
-            if (
-                real_length < length
-                and part.narrow(spec.shard_dimension, real_length, length - real_length).any()
-            ):
-                raise padding_error(name, self.folder)
-            start += length
-        return whole
-
-    def step(self, name: str) -> int:
-        return self.shards.step(name)
-
-    def release(self) -> None:
-        self.shards.release()
+    def _joined_shape(self, name: str) -> list[int]:
+        """A parameter's shape over all tensor-parallel ranks, padded vocabulary rows included."""
+        shape = list(self._shard_shape(name))
+        dimension = self.specs[name].shard_dimension
+        if dimension is not None:
+            shape[dimension] *= self.tensor_parallel
+        return shape
 
     def _check_shape(self, name: str) -> None:
-        spec = self.specs[name]
-        joined = list(self.shards.shard_shape(name))
-        if spec.shard_dimension is not None:
-            joined[spec.shard_dimension] *= self.shards.tensor_parallel
-        fits = tuple(joined) == spec.shape
+        spec, joined = self.specs[name], self._joined_shape(name)
+        fits = joined == list(spec.shape)
         if spec.vocabulary:
-            fits = joined[0] >= spec.shape[0] and tuple(joined[1:]) == spec.shape[1:]
+            fits = joined[0] >= spec.shape[0] and joined[1:] == list(spec.shape[1:])
         if not fits:
             raise UserError(
                 f"checkpoint: {name} has shape {joined} in {self.folder}, its model says {list(spec.shape)}; "

@@ -1,9 +1,10 @@
-"""Lists a run's checkpoints, finds the newest valid one, and keeps one that is being read from being pruned."""
+"""Lists a run's checkpoints, finds the newest valid one, and keeps one that is read from being pruned."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -11,23 +12,19 @@ from pathlib import Path
 
 from pretrain.checkpoint.manifest import MANIFEST, verify
 
-MOST_DIGITS = 12  # of a step
+STEP = re.compile(r"step_([0-9]{6,12})")
 
 
 def checkpoint_steps(run_folder: Path) -> list[int]:
     """Steps that have a finished checkpoint in a run's folder, ascending."""
     try:
-        # scandir tells folders from files as they were listed. Checking each of them afterwards would miss those that a
-        # run has pruned meanwhile: every checkpoint of a run that keeps only one.
+        # scandir tells folders from files as they were listed. Checking each of them afterwards would miss
+        # those that a run has pruned meanwhile: every checkpoint of a run that keeps only one.
         with os.scandir(_checkpoints_folder(run_folder)) as entries:
             folders = [entry.name for entry in entries if entry.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    names = [name.removeprefix("step_") for name in folders if name.startswith("step_")]
-    # isascii: isdigit accepts "²", which is not a number
-    return sorted(
-        int(name) for name in names if name.isascii() and name.isdigit() and len(name) <= MOST_DIGITS
-    )
+    return sorted(int(found[1]) for found in map(STEP.fullmatch, folders) if found)
 
 
 def checkpoint_path(run_folder: Path, step: int) -> Path:
@@ -44,7 +41,8 @@ def newest_valid(
     """The checkpoint of the highest of *steps* that is valid; None when none is.
 
     Args:
-        problem_of: returns what is wrong with a checkpoint, or None. Ranks that share the work agree inside it.
+        problem_of: returns what is wrong with a checkpoint, or None. Ranks that share the work agree inside
+            it.
         passed_over: receives each newer checkpoint and what is wrong with it, as soon as that is known.
     """
     for step in sorted(steps, reverse=True):
@@ -59,8 +57,8 @@ def newest_valid(
 class Hold:
     """Keeps a checkpoint from being pruned for as long as this object lives, where the file system has locks.
 
-    A run that is training prunes checkpoints even while another process reads them. Without a hold, a reader would have
-    to finish before the next checkpoints are written.
+    A run that is training prunes checkpoints even while another process reads them. Without a hold, a reader
+    would have to finish before the next checkpoints are written.
     """
 
     def __init__(self, folder: Path) -> None:

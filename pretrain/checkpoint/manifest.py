@@ -1,14 +1,48 @@
-"""Verifies a checkpoint against its manifest: the size and hash of every file."""
+"""A checkpoint's manifest: the size and hash of every file, compared before anything is loaded."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pretrain.checkpoint.state import ENGINE_FOLDER, FORMAT, UNIVERSAL_FOLDER
-from pretrain.utils.files import file_entry
+from model.parsing import read_json
+from pydantic import Field
+
+from model.declared import Count, declared, from_plain, to_plain
+from model.errors import UserError
+from pretrain.utils.files import InnerPath, file_entry, write_atomically
 
 MANIFEST = "manifest.json"
+
+
+@declared()
+class Entry:
+    """What file_entry returns."""
+
+    bytes: Count
+    xxh3_128: str
+
+
+@declared()
+class Manifest:
+    """The contents of a manifest."""
+
+    files: Annotated[dict[InnerPath, Entry], Field(min_length=1)]
+    """By name, relative to the checkpoint."""
+    format: Literal[1] = 1
+    """Of the checkpoint."""
+
+
+def write_manifest(folder: Path, files: Mapping[str, Any]) -> None:
+    """Write a checkpoint's manifest.
+
+    Args:
+        files: what file_entry returned, by the file's name.
+    """
+    content = to_plain(from_plain(Manifest, {"files": dict(files)}))
+    write_atomically(folder / MANIFEST, json.dumps(content, indent=1))
 
 
 def verify(folder: Path, part: int = 0, parts: int = 1) -> str | None:
@@ -22,25 +56,19 @@ def verify(folder: Path, part: int = 0, parts: int = 1) -> str | None:
         None when it is valid, else what is wrong.
     """
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        if manifest["format"] != FORMAT:
-            return f"its format is {manifest['format']}, this version reads {FORMAT}"
-        # DeepSpeed's converter may have made universal/ from deepspeed/, which may then be deleted.
-        converted = not (folder / ENGINE_FOLDER).is_dir() and (folder / UNIVERSAL_FOLDER).is_dir()
-        files = {
-            name: entry
-            for name, entry in manifest["files"].items()
-            if not (converted and name.startswith(f"{ENGINE_FOLDER}/"))
-        }
-        for name, entry in sorted(files.items())[part::parts]:
-            path = folder / name
-            size = path.stat().st_size
-            if size != entry["bytes"]:
-                return f"{name} has {size} bytes, {entry['bytes']} were written"
-            if file_entry(path) != entry:
+        if not (folder / MANIFEST).is_file():
+            return f"{MANIFEST} is missing"
+        manifest = from_plain(Manifest, read_json(folder / MANIFEST, "manifest"), MANIFEST)
+        for name, entry in sorted(manifest.files.items())[part::parts]:
+            size = (folder / name).stat().st_size
+            if size != entry.bytes:
+                return f"{name} has {size} bytes, {entry.bytes} were written"
+            if file_entry(folder / name) != to_plain(entry):
                 return f"{name} does not have the contents that were written"
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"{MANIFEST} cannot be read ({type(error).__name__})"
+    except UserError as error:
+        return str(error)
+    except OSError as error:
+        return f"{error.filename} cannot be read ({error.strerror})"
     return None

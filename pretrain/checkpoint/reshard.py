@@ -2,8 +2,8 @@
 
 Shape: data-parallel and tensor-parallel ranks, ZeRO stage, offloading, dtype. Every rank reads its own pieces
 of the unsharded tensors straight from the checkpoint's files and writes them into its optimizer's flat
-tensors. So there is no converted copy on disk to wait for, to interrupt or to clean up, and no collective that
-could time out while a rank reads.
+tensors. So there is no converted copy on disk to wait for, to interrupt or to clean up, and no collective
+that could time out while a rank reads.
 """
 
 from __future__ import annotations
@@ -83,17 +83,14 @@ def check_readable(folder: Path, world: World, opened: Open = UnshardedCheckpoin
     """Check that load_resharded can read a checkpoint, before anything is built. Collective.
 
     Raises:
-        UserError: on every rank, when files are missing or do not fit the model that the checkpoint describes.
+        UserError: on every rank, when files are missing or do not fit the model that the checkpoint
+            describes.
     """
-    problem = None
-    if world.is_main:
-        try:
-            opened(folder)
-        except UserError as error:
-            problem = str(error)
-    problem = world.agree(problem)
-    if problem:
-        raise UserError(problem)
+
+    def check() -> None:
+        opened(folder)
+
+    world.once(check)
 
 
 def _restore(engine: Any, checkpoint: UnshardedCheckpoint, report: Report) -> TrainingState:
@@ -122,8 +119,8 @@ def _restore(engine: Any, checkpoint: UnshardedCheckpoint, report: Report) -> Tr
             "step": _step_like(adam, flat.master, steps.pop()),
             **{key: targets[key] for key in MOMENTS},
         }
-        # The groups need not be the same ones (other learning-rate rules): moments belong to parameters, and a group
-        # that the checkpoint does not know keeps the run's own settings.
+        # The groups need not be the same ones (other learning-rate rules): moments belong to parameters, and
+        # a group that the checkpoint does not know keeps the run's own settings.
         saved_group = checkpoint.groups.get(flat.group["name"])
         if saved_group:
             flat.group.update({key: v for key, v in saved_group.settings.items() if key not in OF_THE_CODE})

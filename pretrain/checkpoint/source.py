@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
 from torch import Tensor
-
-from model.errors import UserError
-from model.parameters import ParameterSpec
 
 
 class AdamState(TypedDict):
@@ -46,22 +42,3 @@ class Source(Protocol):
 
     def release(self) -> None:
         """Unmap the files that reading has mapped into memory."""
-
-
-def without_padding(whole: Tensor, spec: ParameterSpec, name: str, folder: Path) -> Tensor:
-    """The tensor without the vocabulary rows that its world added as padding."""
-    rows = spec.shape[0]
-    if not spec.vocabulary or whole.shape[0] <= rows:
-        return whole
-    if whole[rows:].any():
-        raise padding_error(name, folder)
-    return whole[:rows].clone()
-
-
-def padding_error(name: str, folder: Path) -> UserError:
-    return UserError(f"checkpoint: padded vocabulary rows of {name} are not zero in {folder}")
-
-
-def hyperparameters(settings: dict[str, Any]) -> dict[str, Any]:
-    """A group's hyperparameters, without its name and parameters."""
-    return {key: settings[key] for key in settings if key not in ("name", "params", "parameter_names")}

@@ -1,9 +1,10 @@
 """Writes checkpoints atomically, verifies them before they are loaded, and prunes old ones.
 
-A checkpoint is a folder ``checkpoints/step_000500`` that holds ``deepspeed/`` (the engine's own files, some for each
-rank, and every rank's random state), ``tokenizer/``, ``state.json`` (TrainingState), ``manifest.json`` (size and hash
-of every file), and in runs that probe their features ``features.safetensors`` (those of the last probe). It is written
-under a hidden name, synced, and renamed when every rank has finished; ``latest`` is then replaced in one step.
+A checkpoint is a folder ``checkpoints/step_000500`` that holds ``deepspeed/`` (the engine's own files, some
+for each rank, and every rank's random state), ``tokenizer/``, ``state.json`` (TrainingState),
+``manifest.json`` (size and hash of every file), and in runs that probe their features
+``features.safetensors`` (those of the last probe). It is written under a hidden name, synced, and renamed
+when every rank has finished; ``latest`` is then replaced in one step.
 """
 
 from __future__ import annotations
@@ -21,15 +22,8 @@ from torch import Tensor
 
 from model.errors import UserError
 from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps, claimed, newest_valid
-from pretrain.checkpoint.manifest import MANIFEST, verify
-from pretrain.checkpoint.state import (
-    ENGINE_FOLDER,
-    FEATURES,
-    FORMAT,
-    TrainingState,
-    read_state,
-    understood,
-)
+from pretrain.checkpoint.manifest import verify, write_manifest
+from pretrain.checkpoint.state import ENGINE_FOLDER, FEATURES, TrainingState, read_state, understood
 from pretrain.checkpoint.writer import RecordingCheckpointEngine
 from pretrain.config.run_config import CheckpointConfig
 from pretrain.engine.build import in_a_collective
@@ -92,12 +86,14 @@ class CheckpointStore:
         background: bool = True,
         prune: bool = True,
     ) -> None:
-        """Start to write a checkpoint; ``finish`` makes it valid. One that is still being written is finished first.
+        """Start to write a checkpoint, after the one before; ``finish`` makes it valid.
 
         Args:
-            features: of the last probes, to compare the next with; equal on all ranks (see ``read_features``).
+            features: of the last probes, to compare the next with; equal on all ranks (see
+                ``read_features``).
             prune: whether ``finish`` deletes older checkpoints that the configuration does not keep.
-            background: return as soon as the tensors are copied to the host's memory, and write them during training.
+            background: return as soon as the tensors are copied to the host's memory, and write them during
+                training.
 
         Raises:
             UserError: on every rank alike, when any rank could not write; older checkpoints are untouched.
@@ -132,7 +128,8 @@ class CheckpointStore:
         return self._under_way is not None
 
     def finish(self) -> None:
-        """Wait until every rank has written its files, then put the checkpoint in its place and prune older ones.
+        """Wait until every rank has written its files, then put the checkpoint in its place and prune older
+        ones.
 
         Raises:
             UserError: as begin.
@@ -153,7 +150,8 @@ class CheckpointStore:
         """Find the newest checkpoint whose files all have the size and hash they were written with.
 
         Returns:
-            Its folder, its state and a line about each newer one that was passed over; None when there is none.
+            Its folder, its state and a line about each newer one that was passed over; None when there is
+            none.
 
         Raises:
             UserError: there are checkpoints, but none is valid.
@@ -191,18 +189,9 @@ class CheckpointStore:
             raise
         if path is None:
             raise UserError(f"checkpoint: DeepSpeed found nothing to load in {folder}")
-        self._load_random_state(folder / ENGINE_FOLDER)
-
-    def _load_random_state(self, folder: Path) -> None:
-        path = folder / RANDOM_STATES
-        if path.is_file():
-            with understood(path):
-                restore_random_state(torch.load(path, weights_only=True)[self.world.rank])
-            return
-        # One file per rank, as older versions wrote it.
-        path = folder / f"random_rank_{self.world.rank:05d}.pt"
-        with understood(path):
-            restore_random_state(torch.load(path, weights_only=True))
+        random_states = folder / ENGINE_FOLDER / RANDOM_STATES
+        with understood(random_states):
+            restore_random_state(torch.load(random_states, weights_only=True)[self.world.rank])
 
     def _prepare(self, partial: Path, tokenizer_folder: Path) -> str | None:
         try:
@@ -221,16 +210,14 @@ class CheckpointStore:
         partial, target = checkpoint.partial, checkpoint.target
         try:
             write_atomically(partial / "state.json", checkpoint.state)
-            files = {f"{ENGINE_FOLDER}/{name}": entry for part in written for name, entry in part.items()}
             if checkpoint.features:
                 save_file(checkpoint.features, partial / FEATURES)
                 sync(partial / FEATURES)
-            rank_0_files = [partial / "state.json", partial / FEATURES]
-            for path in [*rank_0_files, *sorted((partial / "tokenizer").rglob("*"))]:
+            files = {f"{ENGINE_FOLDER}/{name}": entry for part in written for name, entry in part.items()}
+            for path in sorted([*partial.glob("*"), *(partial / "tokenizer").rglob("*")]):
                 if path.is_file():
                     files[path.relative_to(partial).as_posix()] = file_entry(path)
-            manifest = json.dumps({"format": FORMAT, "files": files}, indent=1)
-            write_atomically(partial / MANIFEST, manifest)
+            write_manifest(partial, files)
             sync_tree(partial / "tokenizer")
             sync(partial / ENGINE_FOLDER)  # every rank has synced its own files in there
             sync(partial)

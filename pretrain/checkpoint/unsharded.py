@@ -7,13 +7,12 @@
 
 Resharding and conversion to other formats both use it. It needs no process group,
 no GPU and no model in memory, and holds about one parameter at a time. It reads ``deepspeed/`` folders of any
-ZeRO stage, dtype, data-parallel and tensor-parallel size (deepspeed_files.py), what DeepSpeed's own converter made
-of them (``universal/``, universal.py), and ``canonical/`` folders (unsharded_folder.py, which writes them, too).
+ZeRO stage, dtype, data-parallel and tensor-parallel size (deepspeed_files.py), and ``canonical/`` folders
+(unsharded_folder.py, which writes them, too).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from torch import Tensor
@@ -22,26 +21,9 @@ from model.config import ModelConfig
 from model.errors import UserError
 from model.parameters import ParameterSpec, parameter_specs
 from pretrain.checkpoint.deepspeed_files import MASTERS, MOMENTS, ShardedSource
-from pretrain.checkpoint.progress import Report
-from pretrain.checkpoint.source import (
-    AdamState,
-    Source,
-)
-from pretrain.checkpoint.state import (
-    ENGINE_FOLDER,
-    FEATURES,
-    UNIVERSAL_FOLDER,
-    TrainingState,
-    read_state,
-    understood,
-)
-from pretrain.checkpoint.universal import UniversalSource
-from pretrain.checkpoint.unsharded_folder import (
-    CANONICAL_FOLDER,
-    FolderSource,
-    UnshardedParameter,
-    write_unsharded,
-)
+from pretrain.checkpoint.source import AdamState, Source
+from pretrain.checkpoint.state import ENGINE_FOLDER, TrainingState, read_state, understood
+from pretrain.checkpoint.unsharded_folder import CANONICAL_FOLDER, FolderSource
 
 
 class UnshardedCheckpoint:
@@ -68,17 +50,14 @@ class UnshardedCheckpoint:
         Sizes and hashes are not checked here; pretrain.checkpoint.manifest.verify does that.
 
         Raises:
-            UserError: the folder is not a checkpoint, files are missing or damaged, or do not fit their model.
+            UserError: the folder is not a checkpoint, files are missing or damaged, or do not fit their
+                model.
         """
         folder = Path(folder)
         state = read_state(folder)
-        try:
-            config = ModelConfig.from_json(state.model)
-        except (TypeError, KeyError) as error:
-            raise UserError(f"checkpoint: {folder}/state.json describes no model ({error})") from None
-        specs = parameter_specs(config)
         with understood(folder):
-            source = _source(folder, specs, config.vocab_size)
+            specs = parameter_specs(ModelConfig.from_json(state.model))
+            source = _source(folder, specs)
         _check_names(folder, set(source.names()), set(specs))
         return cls(folder, state, source, specs)
 
@@ -114,16 +93,12 @@ class UnshardedCheckpoint:
         self._source.release()
 
 
-def _source(folder: Path, specs: dict[str, ParameterSpec], vocab_size: int) -> Source:
+def _source(folder: Path, specs: dict[str, ParameterSpec]) -> Source:
     if (folder / ENGINE_FOLDER).is_dir():
         return ShardedSource(folder / ENGINE_FOLDER, specs)
     if (folder / CANONICAL_FOLDER).is_dir():
         return FolderSource(folder / CANONICAL_FOLDER, specs)
-    if (folder / UNIVERSAL_FOLDER).is_dir():
-        return UniversalSource(folder / UNIVERSAL_FOLDER, specs, vocab_size)
-    raise UserError(
-        f"checkpoint: {folder} has no {ENGINE_FOLDER}, {CANONICAL_FOLDER} or {UNIVERSAL_FOLDER} folder"
-    )
+    raise UserError(f"checkpoint: {folder} has no {ENGINE_FOLDER} or {CANONICAL_FOLDER} folder")
 
 
 def _check_names(folder: Path, stored: set[str], expected: set[str]) -> None:
@@ -134,21 +109,3 @@ def _check_names(folder: Path, stored: set[str], expected: set[str]) -> None:
             problems.append(f"{word} {min(names)}{more}")
     if problems:
         raise UserError(f"checkpoint: {folder} does not fit the model it describes: {'; '.join(problems)}")
-
-
-def save_unsharded(checkpoint: UnshardedCheckpoint, target: Path, report: Report = lambda line: None) -> Path:
-    """Write any checkpoint unsharded. Raises as write_unsharded and reading do."""
-    return write_unsharded(
-        target,
-        checkpoint.state,
-        checkpoint.groups.values(),
-        _parameters(checkpoint),
-        checkpoint.folder / "tokenizer",
-        report,
-        checkpoint.folder / FEATURES,
-    )
-
-
-def _parameters(checkpoint: UnshardedCheckpoint) -> Iterator[UnshardedParameter]:
-    for name in checkpoint.names():
-        yield UnshardedParameter(name, checkpoint.parameter(name), **checkpoint.optimizer_state(name))

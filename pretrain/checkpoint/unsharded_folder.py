@@ -14,30 +14,55 @@ any other checkpoint; that is how models made elsewhere (imported, grown) enter 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from model.parsing import read_json
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from model.config import ModelConfig
+from model.declared import Count, declared, from_plain, to_plain
 from model.errors import UserError
 from model.parameters import ParameterSpec, parameter_specs
 from pretrain.checkpoint.deepspeed_files import MASTERS, MOMENTS
-from pretrain.checkpoint.manifest import MANIFEST
-from pretrain.checkpoint.progress import Progress, Report
+from pretrain.checkpoint.manifest import write_manifest
 from pretrain.checkpoint.source import ParameterGroup
-from pretrain.checkpoint.state import FEATURES, FORMAT, TrainingState
-from pretrain.utils.files import atomic_folder, copy_folder, file_entry, write_atomically
+from pretrain.checkpoint.state import TrainingState
+from pretrain.utils.files import InnerPath, atomic_folder, copy_folder, file_entry, write_atomically
 
 CANONICAL_FOLDER = "canonical"  # the name that run folders have had from the beginning
 INDEX = "index.json"
-INDEX_FORMAT = 1
+
+
+@declared()
+class ParameterEntry:
+    """Where a parameter is."""
+
+    file: InnerPath
+    step: Count = 0
+    """Updates that Adam has applied."""
+
+
+@declared()
+class GroupEntry:
+    """An optimizer group."""
+
+    parameters: list[str]
+    settings: dict[str, Any]
+
+
+@declared()
+class Index:
+    """The contents of INDEX."""
+
+    parameters: dict[str, ParameterEntry]
+    groups: dict[str, GroupEntry]
+    format: Literal[1] = 1
 
 
 @dataclass(frozen=True)
@@ -61,8 +86,6 @@ def write_unsharded(
     groups: Iterable[ParameterGroup],
     parameters: Iterable[UnshardedParameter],
     tokenizer_folder: Path,
-    report: Report = lambda line: None,
-    features: Path | None = None,
 ) -> Path:
     """Write an unsharded checkpoint, with one parameter in memory at a time.
 
@@ -72,8 +95,6 @@ def write_unsharded(
         groups: the optimizer's groups; none leaves the hyperparameters to the run that continues from it.
         parameters: every parameter of the model, in any order.
         tokenizer_folder: copied into the checkpoint.
-        report: receives progress to print.
-        features: a file of probed features to copy along, if there is one.
 
     Returns:
         *target*.
@@ -83,31 +104,25 @@ def write_unsharded(
             Nothing is left behind then, and an existing *target* stays.
     """
     specs = parameter_specs(ModelConfig.from_json(state.model))
-    progress = Progress(f"writing {target.name}", {name: s.shape for name, s in specs.items()}, report)
     try:
         with atomic_folder(target) as partial:
             folder = partial / CANONICAL_FOLDER
             folder.mkdir()
             copy_folder(tokenizer_folder, partial / "tokenizer")
-            if features is not None and features.is_file():
-                shutil.copyfile(features, partial / FEATURES)
-            entries: dict[str, Any] = {}
+            entries: dict[str, ParameterEntry] = {}
             for parameter in parameters:
                 tensors = _checked(parameter, specs)
                 path = folder / f"{parameter.name}.safetensors"
                 save_file(tensors, path)
-                entries[parameter.name] = {"file": path.name, "step": parameter.step}
-                progress.add(parameter.name)
+                entries[parameter.name] = ParameterEntry(path.name, parameter.step)
             missing = [name for name in specs if name not in entries]
             if missing:
                 raise UserError(f"checkpoint: {len(missing)} parameters were not given, {missing[0]} first")
-            index = {
-                "format": INDEX_FORMAT,
-                "parameters": entries,
-                "groups": {g.name: {"parameters": g.parameters, "settings": g.settings} for g in groups},
-            }
-            write_atomically(folder / INDEX, json.dumps(index, indent=1))
-            _add_state_and_manifest(partial, state)
+            index = Index(entries, {g.name: GroupEntry(g.parameters, g.settings) for g in groups})
+            write_atomically(folder / INDEX, json.dumps(to_plain(index), indent=1))
+            write_atomically(partial / "state.json", json.dumps(asdict(state), indent=1))
+            files = [path for path in sorted(partial.rglob("*")) if path.is_file()]
+            write_manifest(partial, {f.relative_to(partial).as_posix(): file_entry(f) for f in files})
     except OSError as error:
         raise UserError(
             f"checkpoint: cannot write {error.filename or target}: {error.strerror or error}"
@@ -131,47 +146,27 @@ def _checked(parameter: UnshardedParameter, specs: dict[str, ParameterSpec]) -> 
     return {key: tensor.detach().contiguous() for key, tensor in tensors.items()}
 
 
-def _add_state_and_manifest(folder: Path, state: TrainingState) -> None:
-    write_atomically(folder / "state.json", json.dumps(asdict(state), indent=1))
-    files = {
-        path.relative_to(folder).as_posix(): file_entry(path)
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-    write_atomically(folder / MANIFEST, json.dumps({"format": FORMAT, "files": files}, indent=1))
-
-
 class FolderSource:
     """Tensors from a ``canonical`` folder."""
 
     def __init__(self, folder: Path, specs: dict[str, ParameterSpec]) -> None:
         self.folder, self.specs = folder, specs
         path = folder / INDEX
-        try:
-            index = json.loads(path.read_text(encoding="utf-8"))
-            if index["format"] != INDEX_FORMAT:
-                raise UserError(
-                    f"checkpoint: {path} has format {index['format']}, this version reads {INDEX_FORMAT}"
-                )
-            self.steps: dict[str, int] = {name: entry["step"] for name, entry in index["parameters"].items()}
-            self.files: dict[str, str] = {name: entry["file"] for name, entry in index["parameters"].items()}
-            self.groups = {
-                name: ParameterGroup(name, group["parameters"], _tuples(group["settings"]))
-                for name, group in index["groups"].items()
-            }
-        except UserError:
-            raise
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"checkpoint: {path} cannot be read ({type(error).__name__}: {error})") from None
-        for name in specs:
-            if name in self.files and not (folder / self.files[name]).is_file():
-                raise UserError(f"checkpoint: {folder / self.files[name]}, which holds {name}, is missing")
+        index = from_plain(Index, read_json(path, "checkpoint"), f"checkpoint: {path}")
+        self._entries = index.parameters
+        self.groups = {
+            name: ParameterGroup(name, group.parameters, _tuples(group.settings))
+            for name, group in index.groups.items()
+        }
+        for name, entry in index.parameters.items():
+            if not (folder / entry.file).is_file():
+                raise UserError(f"checkpoint: {folder / entry.file}, which holds {name}, is missing")
 
     def names(self) -> list[str]:
-        return list(self.files)
+        return list(self._entries)
 
     def tensor(self, name: str, key: str) -> Tensor:
-        path = self.folder / self.files[name]
+        path = self.folder / self._entries[name].file
         try:
             with safe_open(path, framework="pt") as file:
                 if key in file.keys():  # noqa: SIM118 - a safetensors file, not a dict
@@ -190,7 +185,7 @@ class FolderSource:
         return tensor
 
     def step(self, name: str) -> int:
-        return self.steps[name]
+        return self._entries[name].step
 
     def release(self) -> None:
         """Nothing stays mapped between reads."""

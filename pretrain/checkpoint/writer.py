@@ -19,7 +19,8 @@ from torch import Tensor
 class _HashingFile:
     """A file that hashes what passes through and keeps the first error instead of raising it.
 
-    torch.save must not see the error: an exception half-way through would leave the other ranks in a collective.
+    torch.save must not see the error: an exception half-way through would leave the other ranks in a
+    collective.
     """
 
     def __init__(self, path: Path) -> None:
@@ -61,11 +62,12 @@ class _HashingFile:
 
 
 class RecordingCheckpointEngine(TorchCheckpointEngine):
-    """DeepSpeed's checkpoint engine, which also syncs and hashes every file and remembers what it could not write.
+    """DeepSpeed's checkpoint engine, which also syncs and hashes every file and remembers what it could not
+    write.
 
     Args:
-        background: ``save`` only copies the tensors to the host's memory; ``start`` then writes them in a thread,
-            while the training goes on. Needs as much memory as the rank's files take.
+        background: ``save`` only copies the tensors to the host's memory; ``start`` then writes them in a
+            thread, while the training goes on. Needs as much memory as the rank's files take.
     """
 
     def __init__(self, background: bool = False) -> None:

@@ -49,19 +49,6 @@ def bf16_by(run: RunConfig, ds_config: dict[str, Any]) -> tuple[bool, str] | Non
     return None if requested is None else (requested, f"precision: {run.precision}")
 
 
-def refuse_at_stage_3(run: RunConfig, stage: int) -> None:
-    """Refuse what ZeRO stage 3 cannot do.
-
-    Raises:
-        UserError: compile: true, since stage 3's hooks split a block into dozens of frames; fused: all, since it
-            gathers layer by layer.
-    """
-    if stage == 3 and run.compile is True:
-        raise UserError("compile: true is not valid at ZeRO stage 3; use stage 1 or 2, or leave it out")
-    if stage == 3 and run.fused == "all":
-        raise UserError("fused: all is not valid at ZeRO stage 3; give loss or none")
-
-
 @functools.lru_cache(maxsize=64)
 def auto_bucket(model: ModelConfig, tensor_parallel: int = 1) -> int:
     """Elements of a bucket whose size is "auto": about SMALLEST_BUCKET of a rank's parameters, cut by blocks.

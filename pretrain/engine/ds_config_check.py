@@ -1,20 +1,25 @@
-"""Reads and checks a ds_config before torch or DeepSpeed are imported, and reports all its mistakes in one line.
+"""Reads a ds_config and checks it, and reports all its mistakes in one line.
 
-The valid values of each key are in pretrain/engine/ds_config_keys.py. DeepSpeed itself ignores unknown names at the top
-level, turns "false" into true, and crashes over most other mistakes after 10 to 20 seconds.
+``read_ds_config`` says within a second what is wrong with its own settings and those that DeepSpeed has no
+class for; ``check_with_deepspeed`` says the rest from DeepSpeed's classes, whose import takes seconds.
+DeepSpeed itself ignores unknown names at the top level, turns "false" into true, and crashes over other
+mistakes after the ranks have met.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+import json
+from collections.abc import Container, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from model.errors import UserError, closest
+from pydantic import BaseModel, ValidationError
+
+from model.declared import valid_in_words
+from model.errors import UserError, closest, shown
 from pretrain.config.run_config import RunConfig
-from pretrain.engine.ds_config_keys import ALIASES, KEYS, Key, Off, Section
+from pretrain.engine.ds_config_schema import DS_CONFIG, REFUSED, deepspeed_sections, setting_paths
 from pretrain.utils.parsing import read_json_object, shown_json
 
 OWNED = (
@@ -26,256 +31,156 @@ OWNED = (
 """Keys whose value the run decides; "auto" stays in them until merge_ds_config fills in the run's value."""
 BUCKETS = ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size")
 """Keys of zero_optimization in which "auto" stays until it is filled in from the model's shapes."""
+AUTOMATIC = {*OWNED, "bf16.enabled", *(f"zero_optimization.{key}" for key in BUCKETS)}
+_STAGE_3_NAMES = """
+    allgather_sequential gather_16bit_weights_on_model_save max_live_parameters max_reuse_distance
+    model_persistence_threshold module_granularity_threshold param_persistence_threshold prefetch_bucket_size
+    use_all_reduce_for_fetch_params
+"""
+STAGE_3 = _STAGE_3_NAMES.split()
+"""Settings of zero_optimization that DeepSpeed also accepts without their ``stage3_``."""
+CURRENT_NAMES = {
+    "bfloat16": "bf16",
+    "zero_optimization.stage3_gather_fp16_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save",
+    **{f"zero_optimization.{name}": f"stage3_{name}" for name in STAGE_3},
+}
 LISTED = 25
 """The most mistakes that a message lists; further ones are only counted."""
 HINT = "; ds_configs/ holds zero1, zero2, zero3, zero2_offload and zero3_offload"
-# A parameter of DeepSpeed's optimizers and schedulers -> the run's flag for it.
-_FLAGS = {
-    "optimizer": {
-        "lr": "--optimizer.learning_rate",
-        "betas": "--optimizer.betas",
-        "eps": "--optimizer.eps",
-        "weight_decay": "--optimizer.weight_decay",
-    },
-    "scheduler": {
-        "warmup_max_lr": "--optimizer.learning_rate",
-        "warmup_num_steps": "--schedule.warmup",
-        "total_num_steps": "--steps",
-    },
-}
-_OWNERS = {"optimizer": "--optimizer.*", "scheduler": "--schedule.*"}
 
 
 def read_ds_config(path: str, run: RunConfig | None = None) -> dict[str, Any]:
-    """Read a ds_config and refuse what this stack does not support.
+    """Read a ds_config and refuse what this stack does not support. Nothing heavy is imported.
 
     Args:
         run: the run that the ds_config must not contradict, as far as can be checked before the ranks meet.
 
     Returns:
-        The ds_config without keys that are off or "auto", except those that merge_ds_config fills in. A key that
-        DeepSpeed knows by two names has the current one.
+        The ds_config without keys that are off or "auto", except those that merge_ds_config fills in. A key
+        that DeepSpeed knows by two names has the current one.
 
     Raises:
         UserError: the file cannot be read (read_json_object), or it has mistakes, which one message lists.
     """
     config = read_json_object(Path(path), "ds_config", HINT)
-    problems = check_ds_config(config, run)
-    if problems:
-        where = path if path.isprintable() else repr(path)
-        raise UserError(f"ds_config: {where}{_listed(problems)}")
+    _refuse(path, check_ds_config(config, run))
     return simplified(config)
 
 
-def _listed(problems: Problems) -> str:
-    texts = problems.texts
-    if len(texts) == 1:
-        return f": {texts[0]}"
-    remainder = f"; and {problems.count - len(texts):,} more" if problems.count > len(texts) else ""
-    return (
-        f" has {problems.count:,} mistakes: "
-        + "; ".join(f"({number}) {text}" for number, text in enumerate(texts, 1))
-        + remainder
-    )
+def check_with_deepspeed(path: str, config: Mapping[str, Any]) -> None:
+    """Check names, types and ranges in the blocks that DeepSpeed has classes for. Imports DeepSpeed.
+
+    Args:
+        path: the file, for messages.
+        config: what read_ds_config returned.
+
+    Raises:
+        UserError: one message lists all mistakes.
+    """
+    _refuse(path, check_sections(config))
 
 
-class Problems:
-    """The mistakes in a ds_config; texts are made for the first LISTED only."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.count = 0
-
-    def __bool__(self) -> bool:
-        return bool(self.count)
-
-    def add(self, text: str | Callable[[], str]) -> None:
-        """Note one mistake; a function is called only if its text will be shown."""
-        self.count += 1
-        if len(self.texts) < LISTED:
-            self.texts.append(text if isinstance(text, str) else text())
-
-
-def check_ds_config(config: Mapping[str, Any], run: RunConfig | None = None) -> Problems:
-    """Find everything in a ds_config that is unknown, out of range, contradictory or not supported."""
-    problems = Problems()
-    _check_section("", config, Section(KEYS), problems)
-    zero = config.get("zero_optimization")
-    if "zero_optimization" not in config or (isinstance(zero, dict) and "stage" not in zero):
-        problems.add("zero_optimization.stage is missing; valid stages are 1, 2 and 3")
-    if isinstance(zero, dict):
-        _check_zero(zero, problems)
-    for name in ("bf16", "bfloat16"):
-        block = config.get(name)
-        if isinstance(block, dict) and "enabled" not in block:
-            problems.add(f'{name}.enabled is missing; valid are true, false and "auto"')
-    if "bf16" in config and "bfloat16" in config:
-        problems.add("bfloat16 is the old name of bf16, and both are there; leave bfloat16 out")
-    tensorboard = config.get("tensorboard")
-    if isinstance(tensorboard, dict) and tensorboard.get("enabled") is True and not find_spec("tensorboard"):
-        problems.add(
-            "tensorboard.enabled needs the package tensorboard, which is not installed; write false, or use "
-            "csv_monitor or --logging.wandb"
-        )
-    comms = config.get("comms_logger")
-    if isinstance(comms, dict) and comms.get("enabled") is True and comms.get("verbose") is not True:
-        problems.add("comms_logger.verbose is not true, and its summary is printed nowhere; write true")
-    if run is not None:
-        _check_run(config, run, problems)
-    return problems
-
-
-def _check_section(name: str, block: Mapping[str, Any], section: Section, problems: Problems) -> None:
-    for key, value in block.items():
-        known = section.keys.get(key)
-        path = _joined(name, key)
-        if known is None:
-            problems.add(partial(_unknown, key, path, section.keys))
-        elif isinstance(known, Key):
-            _check_key(path, value, known, problems)
-        elif isinstance(known, Off):
-            _check_off(path, value, known, problems)
-        elif isinstance(value, dict):
-            _check_section(path, value, known, problems)
-        elif not (value is None and known.null):
-            problems.add(f"{path} is {shown_json(value)}; it must be a JSON object" + " or null" * known.null)
-
-
-def _check_key(path: str, value: Any, key: Key, problems: Problems) -> None:
-    if (value == "auto" and path != "zero_optimization.stage") or (value is None and key.null):
+def _refuse(path: str, mistakes: list[str]) -> None:
+    if not mistakes:
         return
-    if not key.kind.accepts(value):
-        if path == "zero_optimization.stage":
-            problems.add(f"{path} is {shown_json(value)}; valid stages are {key.kind.valid}")
-            return
-        problems.add(
-            f"{path} is {shown_json(value)}; valid is {key.kind.valid}" + " or null" * key.null + ' or "auto"'
-        )
-    elif key.only is not None and value not in key.only:
-        problems.add(f"{path} is {shown_json(value)}; {key.instead}")
+    where = f"ds_config: {path if path.isprintable() else repr(path)}"
+    if len(mistakes) == 1:
+        raise UserError(f"{where}: {mistakes[0]}")
+    listed = "; ".join(f"({number}) {text}" for number, text in enumerate(mistakes[:LISTED], 1))
+    more = f"; and {len(mistakes) - LISTED:,} more" if len(mistakes) > LISTED else ""
+    raise UserError(f"{where} has {len(mistakes):,} mistakes: {listed}{more}")
 
 
-def _check_off(path: str, value: Any, off: Off, problems: Problems) -> None:
-    if not isinstance(value, dict):
-        if off.names in ("", "*"):  # not a block, now or in an earlier DeepSpeed
-            if _switches_on(value):
-                problems.add(f"{path} is {shown_json(value)}; {off.instead}")
-            return
-        if not (value is None and off.switch == "" and path.startswith("zero_optimization.")):
-            problems.add(f"{path} is {shown_json(value)}; it must be a JSON object")
-        return
-    names = off.names.split()
-    for key in value:
-        if off.names != "*" and key not in names:
-            problems.add(partial(_unknown, key, _joined(path, key), names))
-    if path in _OWNERS:
-        problems.add(_owned_block(path, value))
-    elif off.switch in value or (off.switch and off.names != "*"):
-        on = value.get(off.switch, False)
-        if on is not False and on != "auto" and not (off.switch == "autotp_size" and on in (0, 1)):
-            problems.add(
-                f"enables {path}{'' if on is True else f' ({off.switch} is {shown_json(on)})'}; {off.instead}"
-            )
-    elif switched_on := [
-        key for key in value if _switches_on(value[key]) and (off.names == "*" or key in names)
-    ]:
-        what = f"{_joined('', switched_on[0])} is {shown_json(value[switched_on[0]])}"
-        problems.add(f"has a {path!r} block ({what}); {off.instead}")
+def check_ds_config(config: Mapping[str, Any], run: RunConfig | None = None) -> list[str]:
+    """List everything in a ds_config that is unknown, out of range, contradictory or not supported.
 
-
-def _switches_on(value: Any) -> bool:
-    """Whether a value in an unsupported block switches something on."""
-    return value != "auto" and bool(value)
-
-
-def _owned_block(name: str, block: Mapping[str, Any]) -> str:
-    """The message about an optimizer or scheduler block: the flags to write instead, with the block's values."""
-    params = block.get("params")
-    flags = _FLAGS[name]
-    values = params if isinstance(params, dict) else {}
-    written = [
-        f"{flag} {_flag_value(values[key])}" for key, flag in flags.items() if _numeric(values.get(key))
+    Of the blocks that DeepSpeed has classes for only what is stricter here; check_sections checks the rest.
+    """
+    mistakes = [
+        f"{old} and {CURRENT_NAMES[old]} are the same; leave {old.rpartition('.')[2]} out"
+        for old in CURRENT_NAMES
+        if _value(config, old) is not None and _value(config, _current(old)) is not None
     ]
-    return (
-        f"has a {name!r} block, but the run's {_OWNERS[name]} settings own that; leave it out and write "
-        + (" ".join(written) if written else f"{_OWNERS[name]} flags or the recipe")
-    )
-
-
-def _numeric(value: Any) -> bool:
-    """Whether a value can be written in a command unchanged: a number or a list of two."""
-    if isinstance(value, list):
-        return len(value) == 2 and all(_numeric(item) and not isinstance(item, list) for item in value)
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _flag_value(value: Any) -> str:
-    return shown_json(value).replace(" ", "")
-
-
-def _unknown(key: str, path: str, names: Any) -> str:
-    valid_paths = [
-        f"{block_path}.{key}" if block_path else key
-        for block_path, keys in _blocks_by_path().items()
-        if key in keys
-    ]
-    hint = closest(key, names)
-    if valid_paths:
-        hint = f"; did you mean {valid_paths[0]!r}?"
-    return f"{path} is unknown to DeepSpeed{hint}"
-
-
-def _blocks_by_path() -> dict[str, dict[str, Any]]:
-    """Blocks whose keys users write one level too high or too low, by path."""
-    zero = KEYS["zero_optimization"]
-    assert isinstance(zero, Section)
-    return {"": KEYS, "zero_optimization": zero.keys}
-
-
-def _joined(path: str, key: str) -> str:
-    key = key if key.isidentifier() and key.isascii() and len(key) <= 80 else shown_json(key)
-    return f"{path}.{key}" if path else key
-
-
-def _check_zero(zero: Mapping[str, Any], problems: Problems) -> None:
-    stage = zero.get("stage")
-    offload = zero.get("offload_param")
-    if stage in (1, 2) and isinstance(offload, dict) and offload.get("device") == "cpu":
-        problems.add(
+    config = _with_current_names(config)
+    given = _given(config, kept={"zero_optimization.stage"})
+    mistakes += _mistakes(DS_CONFIG, {"zero_optimization": {}} | given)
+    if isinstance(given.get("bf16"), dict) and _value(config, "bf16.enabled") is None:
+        mistakes.append('bf16.enabled is missing; give true, false or "auto"')
+    zero = given.get("zero_optimization")
+    stage = _value(given, "zero_optimization.stage")
+    if stage in (1, 2) and _value(given, "zero_optimization.offload_param.device") == "cpu":
+        mistakes.append(
             f"zero_optimization.offload_param is for stage 3, and the stage is {stage}; leave it out, or use "
             "ds_configs/zero3_offload.json"
         )
-    for other, name in ALIASES.items():
-        if other in zero and name in zero:
-            problems.add(f"zero_optimization.{other} and {name} are the same; leave {other} out")
+    if _value(given, "tensorboard.enabled") is True and not find_spec("tensorboard"):
+        mistakes.append(
+            "tensorboard.enabled needs the package tensorboard, which is not installed; write false, or use "
+            "csv_monitor or --logging.wandb"
+        )
+    if _value(given, "comms_logger.enabled") is True and _value(given, "comms_logger.verbose") is not True:
+        mistakes.append("comms_logger.verbose is not true, and its summary is printed nowhere; write true")
+    return mistakes + (_contradictions(given, run) if run is not None and isinstance(zero, dict) else [])
 
 
-def _check_run(config: Mapping[str, Any], run: RunConfig, problems: Problems) -> None:
-    """Check what can be compared with the run before the number of ranks and the micro-batch are known."""
+def check_sections(config: Mapping[str, Any]) -> list[str]:
+    """List the mistakes that DeepSpeed's own classes find in what read_ds_config returned. Imports
+    DeepSpeed."""
+    sections = deepspeed_sections()
+    given = _given(config)
+    return _mistakes(sections, {name: given[name] for name in sections.model_fields if name in given})
+
+
+def _mistakes(kind: type[BaseModel], given: Mapping[str, Any]) -> list[str]:
+    try:
+        # As JSON, in which a name may stand for the member of an enumeration.
+        kind.model_validate_json(json.dumps(given))
+    except ValidationError as error:
+        paths = [*setting_paths(kind), *(setting_paths(DS_CONFIG) if kind is not DS_CONFIG else ())]
+        # Hints take milliseconds each, and only the first mistakes are listed.
+        return [
+            _line(found, paths if index < LISTED else [])
+            for index, found in enumerate(error.errors(include_url=False))
+        ]
+    return []
+
+
+def _line(error: Any, paths: list[str]) -> str:
+    path = ".".join(shown(part, plain=True) for part in error["loc"])
+    if error["type"] != "extra_forbidden":
+        return f"{path or 'the file'} is {shown_json(error['input'])}; {valid_in_words(error)}"
+    elsewhere = [known for known in paths if known.rpartition(".")[2] == error["loc"][-1]]
+    return f"{path} is unknown to DeepSpeed{closest(path, elsewhere or paths)}"
+
+
+def _contradictions(given: Mapping[str, Any], run: RunConfig) -> list[str]:
+    """What can be compared with the run before the number of ranks and the micro-batch are known."""
+    mistakes = []
     known = {"gradient_clipping": (run.optimizer.gradient_clipping, "optimizer.gradient_clipping")}
     if run.micro_batch is not None:
         known["train_micro_batch_size_per_gpu"] = (run.micro_batch, "micro_batch")
     for key, (value, owner) in known.items():
-        configured = config.get(key, "auto")
-        if _valid(key, configured) and configured not in ("auto", value):
-            problems.add(contradiction(key, configured, value, owner))
-    for name in ("bf16", "bfloat16"):
-        block = config.get(name)
-        enabled = block.get("enabled") if isinstance(block, dict) else None
-        if isinstance(enabled, bool) and run.precision != "auto" and enabled != (run.precision == "bf16"):
-            problems.add(
-                f'{name}.enabled is {shown_json(enabled)}, but the run\'s precision is {run.precision}; write "auto"'
-            )
-    zero = config.get("zero_optimization")
-    if run.compile is True and isinstance(zero, dict) and zero.get("stage") == 3:
-        problems.add("zero_optimization.stage is 3, where compile: true is not valid; use stage 1 or 2")
-    if run.fused == "all" and isinstance(zero, dict) and zero.get("stage") == 3:
-        problems.add("zero_optimization.stage is 3, where fused: all is not valid; give --fused loss or none")
+        if type(given.get(key)) in (int, float) and given[key] != value:
+            mistakes.append(contradiction(key, given[key], value, owner))
+    enabled = _value(given, "bf16.enabled")
+    if isinstance(enabled, bool) and run.precision != "auto" and enabled != (run.precision == "bf16"):
+        mistakes.append(
+            f"bf16.enabled is {shown_json(enabled)}, but the run's precision is {run.precision}; "
+            'write "auto"'
+        )
+    if _value(given, "zero_optimization.stage") == 3:
+        mistakes += [f"zero_optimization.stage is 3, where {text}" for text in not_at_stage_3(run)]
+    return mistakes
 
 
-def _valid(name: str, value: Any) -> bool:
-    key = KEYS[name]
-    return isinstance(key, Key) and key.kind.accepts(value)
+def not_at_stage_3(run: RunConfig) -> list[str]:
+    """What a run asks for that ZeRO stage 3 cannot do: its hooks split a compiled block into dozens of frames, and it
+    gathers weights layer by layer."""
+    asked = {
+        "compile: true is not valid; use stage 1 or 2, or leave it out": run.compile is True,
+        "fused: all is not valid; give --fused loss or none": run.fused == "all",
+    }
+    return [text for text, given in asked.items() if given]
 
 
 def contradiction(key: str, found: Any, value: Any, owner: str) -> str:
@@ -285,24 +190,47 @@ def contradiction(key: str, found: Any, value: Any, owner: str) -> str:
 
 def simplified(config: Mapping[str, Any]) -> dict[str, Any]:
     """Drop what is off, null or "auto" from a checked ds_config, except what merge_ds_config fills in."""
-    renamed = {"bf16" if key == "bfloat16" else key: value for key, value in config.items()}
-    return _simplified(renamed, Section(KEYS), "")
+    return _given(_with_current_names(config), kept=AUTOMATIC, dropped=REFUSED)
 
 
-def _simplified(block: Mapping[str, Any], section: Section, path: str) -> dict[str, Any]:
-    result: dict[str, Any] = {}
+def _given(
+    block: Mapping[str, Any], kept: Container[str] = (), dropped: Container[str] = (), prefix: str = ""
+) -> dict[str, Any]:
+    """A block without null and "auto", which mean off or DeepSpeed's default.
+
+    Args:
+        kept: settings whose "auto" stays.
+        dropped: settings to leave out. What REFUSED names stays as it is otherwise.
+    """
+    result = {}
     for key, value in block.items():
-        known = section.keys[key]
-        name = ALIASES.get(key, key) if path == "zero_optimization" else key
-        if path == "zero_optimization" and key.startswith("cpu_offload"):
-            continue  # false, but beside offload_optimizer DeepSpeed refuses even that
-        if isinstance(known, Section) and value is not None:
-            result[key] = _simplified(value, known, key)
-        elif isinstance(known, Key) and (
-            (value is not None and value != "auto")
-            or key in OWNED
-            or (path, key) == ("bf16", "enabled")
-            or (path == "zero_optimization" and value == "auto" and name in BUCKETS)
-        ):
-            result[name] = value
+        path = f"{prefix}{key}"
+        if isinstance(value, dict) and path not in REFUSED:
+            value = _given(value, kept, dropped, f"{path}.")
+        if value is not None and path not in dropped and (value != "auto" or path in kept):
+            result[key] = value
     return result
+
+
+def _with_current_names(config: Mapping[str, Any]) -> dict[str, Any]:
+    result = _renamed(config, "")
+    if isinstance(zero := result.get("zero_optimization"), dict):
+        result["zero_optimization"] = _renamed(zero, "zero_optimization.")
+    return result
+
+
+def _renamed(block: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {CURRENT_NAMES.get(f"{prefix}{key}", key): value for key, value in block.items()}
+
+
+def _current(path: str) -> str:
+    block = path.rpartition(".")[0]
+    return f"{block}.{CURRENT_NAMES[path]}" if block else CURRENT_NAMES[path]
+
+
+def _value(config: Mapping[str, Any], path: str) -> Any:
+    """The value at a path such as zero_optimization.stage; None where there is none."""
+    value: Any = config
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value

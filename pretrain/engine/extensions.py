@@ -1,7 +1,8 @@
 """Removes the lock that a killed compilation of a DeepSpeed extension leaves behind.
 
-torch keeps a file ``lock`` in an extension's folder while it compiles there. A process that finds one waits until it
-goes, for ever and without a message. Here a lock names its holder, and one that no process holds is removed.
+torch keeps a file ``lock`` in an extension's folder while it compiles there. A process that finds one waits
+until it goes, for ever and without a message. Here a lock names its holder, and one that no process holds is
+removed.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from torch.utils.file_baton import FileBaton
 SAY_SECONDS = 5.0
 RELEASE_SECONDS = 0.2  # torch closes the file first and removes it then
 STILL_SECONDS = 300.0
-"""A lock of another machine, or of a program that did not sign it, counts as abandoned when nothing in its folder has
-changed for this long: an extension is a few files of a minute or less each."""
+"""A lock of another machine, or of a program that did not sign it, counts as abandoned when nothing in its
+folder has changed for this long: an extension is a few files of a minute or less each."""
 
 
 class SignedBaton(FileBaton):
@@ -40,8 +41,8 @@ class SignedBaton(FileBaton):
 def prepare_extension(name: str) -> None:
     """Clear the lock of an extension that all ranks are about to load, and to compile if need be. Collective.
 
-    While another process compiles it this waits, and reports that once. One rank of each machine removes an abandoned
-    lock before any rank begins, so that no lock of this session is removed.
+    While another process compiles it this waits, and reports that once. One rank of each machine removes an
+    abandoned lock before any rank begins, so that no lock of this session is removed.
     """
     cpp_extension.FileBaton = SignedBaton  # type: ignore[misc]
     if os.environ.get("LOCAL_RANK", "0") == "0":
@@ -86,7 +87,8 @@ def _why_abandoned(lock: Path) -> str | None:
 
 
 def _in_use(lock: Path) -> bool:
-    """Whether a process of this machine has the lock open, or compiles in its folder (a parent may have died)."""
+    """Whether a process of this machine has the lock open, or compiles in its folder (a parent may have
+    died)."""
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             if process.cwd() == str(lock.parent.resolve()):

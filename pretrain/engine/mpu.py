@@ -12,8 +12,8 @@ from model.process_grid import ProcessGrid
 class ModelParallelUnit:
     """A process grid with the methods that DeepSpeed calls on an ``mpu``.
 
-    It has no ``initialize_sequence_parallel`` on purpose: DeepSpeed takes an mpu that has it for Ulysses sequence
-    parallelism, and ignores its groups.
+    It has no ``initialize_sequence_parallel`` on purpose: DeepSpeed takes an mpu that has it for Ulysses
+    sequence parallelism, and ignores its groups.
     """
 
     def __init__(self, grid: ProcessGrid) -> None:

@@ -1,6 +1,7 @@
 """Patches DeepSpeed for a session, with switches and hooks that it has no setting for.
 
-DeepSpeed's objects are read in pretrain.engine.layout; a checkpoint's writer and loader are in pretrain.checkpoint.
+DeepSpeed's objects are read in pretrain.engine.layout; a checkpoint's writer and loader are in
+pretrain.checkpoint.
 """
 
 from __future__ import annotations
@@ -18,17 +19,20 @@ from pretrain.optim.spikes import SpikeGuard
 def prepare_deepspeed() -> None:
     """Prepare DeepSpeed for a process group. Call it before pretrain.runtime.world.start_world.
 
-    Without it the group works too, but on CPUs every machine compiles an extension first, which takes a minute.
+    Without it the group works too, but on CPUs every machine compiles an extension first, which takes a
+    minute.
     """
     quiet_deepspeed()
     import deepspeed
     from deepspeed.accelerator import cuda_accelerator, get_accelerator
 
     if get_accelerator().device_name() == "cpu":  # to ask for the extensions of a GPU runs nvcc for each
-        # A shared-memory all-reduce for inference on CPUs, which training never calls; DeepSpeed would compile it now.
+        # A shared-memory all-reduce for inference on CPUs, which training never calls; DeepSpeed would
+        # compile it now.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     elif not _are_numbers(os.environ.get("CUDA_VISIBLE_DEVICES", "")):
-        # By this library DeepSpeed asks for a device's free memory, by number only; without it, it asks torch.
+        # By this library DeepSpeed asks for a device's free memory, by number only; without it, it asks
+        # torch.
         cuda_accelerator.pynvml = None
 
 
@@ -38,10 +42,11 @@ def _are_numbers(devices: str) -> bool:
 
 
 def forget_stage_3_modules() -> None:
-    """Empty what DeepSpeed's stage 3 keeps for the whole process, which would hold the model of an engine that is gone.
+    """Empty what DeepSpeed's stage 3 keeps for the whole process, which would hold the model of an engine
+    that is gone.
 
-    These are the stack of modules in their forward pass, whose first entry it never takes away, and the caches of its
-    coordinators' methods. No engine at stage 3 may be in use.
+    These are the stack of modules in their forward pass, whose first entry it never takes away, and the
+    caches of its coordinators' methods. No engine at stage 3 may be in use.
     """
     offload = sys.modules.get("deepspeed.runtime.zero.parameter_offload")
     coordinator = sys.modules.get("deepspeed.runtime.zero.partitioned_param_coordinator")
@@ -56,10 +61,11 @@ def forget_stage_3_modules() -> None:
 
 @contextlib.contextmanager
 def guarded_updates(guard: SpikeGuard) -> Iterator[None]:
-    """Let *guard* reject gradient norms of DeepSpeed's optimizers in this block; one that never skips is not asked.
+    """Let *guard* reject gradient norms of DeepSpeed's optimizers in this block; one that never skips is not
+    asked.
 
-    The optimizers compute the global norm, the same on all ranks, and leave out the update if it is rejected. So at
-    every stage a spike is treated like a non-finite gradient.
+    The optimizers compute the global norm, the same on all ranks, and leave out the update if it is rejected.
+    So at every stage a spike is treated like a non-finite gradient.
     """
     if guard.sigmas <= 0:
         yield

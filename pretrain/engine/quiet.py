@@ -1,4 +1,5 @@
-"""Keeps what DeepSpeed and transformers print about themselves out of the output; warnings and errors stay."""
+"""Keeps what DeepSpeed and transformers print about themselves out of the output; warnings and errors
+stay."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ _guessed = False
 
 
 def environment_elsewhere() -> dict[str, str]:
-    """The environment for a command that may run on another machine, such as sbatch from a node without GPUs."""
+    """The environment for a command that may run on another machine, such as sbatch from a node without
+    GPUs."""
     return {name: value for name, value in os.environ.items() if name != "DS_ACCELERATOR" or not _guessed}
 
 
@@ -33,7 +35,8 @@ def quiet_libraries() -> None:
 
 
 def quiet_deepspeed() -> None:
-    """Keep DeepSpeed's informational lines out of the log; warnings and errors stay. Call it before DeepSpeed loads."""
+    """Keep DeepSpeed's informational lines out of the log; warnings and errors stay. Call it before DeepSpeed
+    loads."""
     global _guessed
     if not torch.cuda.is_available() and "DS_ACCELERATOR" not in os.environ:
         os.environ["DS_ACCELERATOR"] = "cpu"  # else it warns on every rank that it had to guess
@@ -45,7 +48,8 @@ def quiet_deepspeed() -> None:
 
 @contextlib.contextmanager
 def quiet_start(wanted: bool = False) -> Iterator[None]:
-    """Drop what DeepSpeed prints about its memory while an engine starts (its stage 1 with bf16 cannot be told not to).
+    """Drop what DeepSpeed prints about its memory while an engine starts (its stage 1 with bf16 cannot be
+    told not to).
 
     Warnings and errors go through its logger, which keeps the output it was made with, and stay.
 
@@ -57,7 +61,8 @@ def quiet_start(wanted: bool = False) -> Iterator[None]:
 
 
 def show_what_was_asked_for(ds_config: Mapping[str, Any]) -> None:
-    """Let DeepSpeed print informational lines if the ds_config asks for some. Call it once the engine is built."""
+    """Let DeepSpeed print informational lines if the ds_config asks for some. Call it once the engine is
+    built."""
     requested = ds_config.get("wall_clock_breakdown") or ds_config.get("steps_per_print")
     requested = requested or any(
         ds_config.get(block, {}).get("enabled") for block in ("comms_logger", "flops_profiler")

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 def universal_info(specs: Mapping[str, ParameterSpec], vocab_size: int) -> dict[str, Any]:
     """Describe how each parameter's tensor-parallel parts are joined, as DeepSpeed's converter reads it.
 
-    The converter matches patterns from a name's start, and refuses one that matches nothing. Parameters without a
-    pattern are joined along dimension 0; of vocabularies it keeps the first *vocab_size* rows.
+    The converter matches patterns from a name's start, and refuses one that matches nothing. Parameters
+    without a pattern are joined along dimension 0; of vocabularies it keeps the first *vocab_size* rows.
     """
     from deepspeed.checkpoint import constants
 

@@ -113,12 +113,13 @@ def run_plan(arguments: list[str]) -> None:
     Raises:
         UserError: bad input, or a plan that does not fit.
     """
-    from pretrain.engine.ds_config_check import read_ds_config
+    from pretrain.engine.ds_config_check import check_with_deepspeed, read_ds_config
     from pretrain.engine.quiet import quiet_deepspeed
 
     options, run, path = read_arguments(arguments)
     ds_config = read_ds_config(path, run)
     quiet_deepspeed()
+    check_with_deepspeed(path, ds_config)
     import torch
 
     from pretrain.plan.report import describe, to_json

@@ -14,9 +14,6 @@ from pretrain.run.decisions import Decisions
 from pretrain.runtime.world import World
 from pretrain.utils.files import atomic_folder, remove_leftovers, write_atomically
 
-# Half-written files of killed sessions, under the names that were once used.
-LEFT_BY_OLDER_VERSIONS = ("latest.new", "metrics.jsonl.partial")
-
 
 def prepare_run_folder(run: RunConfig, data: RunData, decisions: Decisions, world: World) -> None:
     """Write the run's configuration, decisions, merged ds_config and tokenizer into its folder. Collective.
@@ -24,14 +21,12 @@ def prepare_run_folder(run: RunConfig, data: RunData, decisions: Decisions, worl
     Raises:
         UserError: on every rank, when the folder cannot be written.
     """
-    problem = None
-    if world.is_main:
+
+    def prepare() -> None:
         try:
             for name in ("checkpoints", "plots"):
                 (run.folder / name).mkdir(parents=True, exist_ok=True)
             remove_leftovers(run.folder)
-            for name in LEFT_BY_OLDER_VERSIONS:
-                (run.folder / name).unlink(missing_ok=True)
             write_atomically(run.folder / "config.yaml", run.to_yaml())
             for name, content in (
                 ("decisions", decisions.to_plain()),
@@ -40,16 +35,19 @@ def prepare_run_folder(run: RunConfig, data: RunData, decisions: Decisions, worl
                 write_atomically(run.folder / f"{name}.json", json.dumps(content, indent=2) + "\n")
             _write_tokenizer(run.folder / "tokenizer", data.tokenizer)
         except OSError as error:
-            problem = f"cannot write {error.filename} ({error.strerror})"
-    problem = world.agree(problem)
-    if problem:
-        raise UserError(f"runs_dir: {problem}; give a folder that can be written with --runs_dir")
+            raise UserError(
+                f"runs_dir: cannot write {error.filename} ({error.strerror}); give a folder that can be "
+                "written with --runs_dir"
+            ) from None
+
+    world.once(prepare)
 
 
 def _write_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
     """Write the data's tokenizer, unless the folder holds it: checkpoints refer to it by its hash.
 
-    An imported model may have another one that gives the same ids (see check_resume); its checkpoint keeps that one.
+    An imported model may have another one that gives the same ids (see check_resume); its checkpoint keeps
+    that one.
     """
     with contextlib.suppress(UserError):
         if folder.exists() and tokenizer_hash(load_tokenizer(folder)) == tokenizer_hash(tokenizer):

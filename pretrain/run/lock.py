@@ -13,10 +13,8 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import psutil
-
+from model.declared import Positive, declared, from_plain, to_plain
 from model.errors import UserError
 from pretrain.runtime.world import World
 from pretrain.utils.files import write_atomically
@@ -24,17 +22,34 @@ from pretrain.utils.processes import identity
 
 NAME = ".running.json"
 BEAT_SECONDS = 15.0
-# A file system that is slow for minutes is ordinary; a job can afford to wait this long for another's heartbeat.
+# A file system that is slow for minutes is ordinary; a job can afford to wait this long for another's
+# heartbeat.
 SILENT_SECONDS = 300.0
 # The kernel's number of the host's own process numbering (PROC_PID_INIT_INO of include/linux/proc_ns.h).
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC
 
 
+@declared()
+class Mark:
+    """The job that uses a folder, as NAME keeps it."""
+
+    host: str
+    """Where its process numbers mean the same (see _host)."""
+    pid: Positive
+    process: str | None
+    """What tells the process from others that have its number later."""
+    job: str | None
+    """Its SLURM job."""
+    restart: str
+    """How often SLURM has started that job anew."""
+
+
 class RunLock:
     """Marks a run folder as in use by this job, with a heartbeat every BEAT_SECONDS. Held by the main rank.
 
-    The holder is dead when its process has ended (same host), its SLURM job is not running (any host), or it has sent
-    no heartbeat for SILENT_SECONDS. An earlier start of the same SLURM job, before a requeue, is dead by definition.
+    The holder is dead when its process has ended (same host), its SLURM job is not running (any host), or it
+    has sent no heartbeat for SILENT_SECONDS. An earlier start of the same SLURM job, before a requeue, is
+    dead by definition.
 
     Args:
         folder: the run's folder; created if needed.
@@ -48,22 +63,21 @@ class RunLock:
     def __init__(self, folder: Path, option: str = "name", parent_option: str = "runs_dir") -> None:
         self.path = folder / NAME
         self._option = option
-        self._this_job: dict[str, Any] = {
-            "host": _host(),
-            "pid": os.getpid(),
-            "started": psutil.Process().create_time(),  # for older versions
-            "process": identity(os.getpid()),
-            "job": os.environ.get("SLURM_JOB_ID"),
-            "restart": os.environ.get("SLURM_RESTART_COUNT", "0"),
-        }
+        self._this_job = Mark(
+            _host(),
+            os.getpid(),
+            identity(os.getpid()),
+            os.environ.get("SLURM_JOB_ID"),
+            os.environ.get("SLURM_RESTART_COUNT", "0"),
+        )
         self._stop = threading.Event()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._take()
         except OSError as error:
             raise UserError(
-                f"{parent_option}: cannot write {error.filename} ({error.strerror}); give a folder that can be "
-                f"written with --{parent_option}"
+                f"{parent_option}: cannot write {error.filename} ({error.strerror}); give a folder that can "
+                f"be written with --{parent_option}"
             ) from None
         self._thread = threading.Thread(target=self._beat, name="run lock", daemon=True)
         self._thread.start()
@@ -78,41 +92,31 @@ class RunLock:
 
     def _take(self) -> None:
         with _one_process_at_a_time(self.path.with_name(f"{NAME}.lock")):
-            holder = self._holder()
-            if holder is not None:
-                self._refuse_if_alive(holder)
-            write_atomically(self.path, json.dumps(self._this_job))
+            self._refuse_if_alive()
+            write_atomically(self.path, json.dumps(to_plain(self._this_job)))
 
-    def _holder(self) -> dict[str, Any] | None:
+    def _holder(self) -> Mark | None:
+        """The job that has marked the folder; None where there is no mark, or none that can be read."""
         try:
-            mark = json.loads(self.path.read_text())
-        except FileNotFoundError:
+            return from_plain(Mark, json.loads(self.path.read_text()))
+        except (FileNotFoundError, ValueError, RecursionError):
             return None
-        except ValueError:
-            return {}
-        return mark if isinstance(mark, dict) else {}
 
-    def _refuse_if_alive(self, holder: dict[str, Any]) -> None:
+    def _refuse_if_alive(self) -> None:
         try:
             silence = time.time() - self.path.stat().st_mtime
         except FileNotFoundError:
             return
-        job = holder.get("job")
-        alive: bool | None = None
-        if job and job == self._this_job["job"] and holder.get("restart") != self._this_job["restart"]:
-            alive = False
-        if alive is None and holder.get("host") == self._this_job["host"]:
-            alive = _process_lives(holder)
-        if alive is None and job and job != self._this_job["job"]:
-            alive = _job_lives(job)
+        holder = self._holder()
+        alive = _lives(holder, self._this_job) if holder else None
         if alive is None:
             alive = silence < SILENT_SECONDS
         if alive:
-            holder_name = f"process {holder.get('pid')} on {holder.get('host')}" + (
-                f", SLURM job {job}" if job else ""
-            )
+            name = f"process {holder.pid} on {holder.host}" if holder else "another job"
+            if holder and holder.job:
+                name += f", SLURM job {holder.job}"
             raise UserError(
-                f"{self._option}: {self.path.parent} is in use by {holder_name} (last heartbeat "
+                f"{self._option}: {self.path.parent} is in use by {name} (last heartbeat "
                 f"{max(silence, 0):.0f} s ago); wait for it, stop it, or give another --{self._option}"
             )
 
@@ -159,15 +163,12 @@ class RunLocks:
         Raises:
             UserError: see RunLock.
         """
-        problem = None
-        if self.world.is_main and self._lock is None:
-            try:
+
+        def take() -> None:
+            if self._lock is None:
                 self._lock = RunLock(self.folder)
-            except UserError as error:
-                problem = str(error)
-        problem = self.world.agree(problem)
-        if problem:
-            raise UserError(problem)
+
+        self.world.once(take)
 
     def __enter__(self) -> RunLocks:
         return self
@@ -178,7 +179,8 @@ class RunLocks:
 
 
 def _host() -> str:
-    """Names where process numbers mean the same: this host, or a container of it that numbers its own processes."""
+    """Names where process numbers mean the same: this host, or a container of it that numbers its own
+    processes."""
     with contextlib.suppress(OSError):
         namespace = Path("/proc/self/ns/pid").stat().st_ino
         if namespace != INITIAL_PID_NAMESPACE:
@@ -186,19 +188,14 @@ def _host() -> str:
     return socket.gethostname()
 
 
-def _process_lives(holder: dict[str, Any]) -> bool:
-    try:
-        current_identity = identity(int(holder["pid"]))
-        if current_identity is None or "process" in holder:
-            return current_identity is not None and current_identity == holder["process"]
-        # An older version's mark gives the start by the system clock: correct unless the clock was set since.
-        process = psutil.Process(int(holder["pid"]))
-        same_start = abs(process.create_time() - float(holder["started"])) < 2
-        return same_start and process.status() != psutil.STATUS_ZOMBIE
-    except (psutil.NoSuchProcess, KeyError, TypeError, ValueError):
+def _lives(holder: Mark, this_job: Mark) -> bool | None:
+    """Whether the job that marked a folder still runs; None if that cannot be told from here."""
+    if holder.job and holder.job == this_job.job and holder.restart != this_job.restart:
         return False
-    except psutil.AccessDenied:
-        return True
+    if holder.host == this_job.host:
+        process = identity(holder.pid)
+        return process is not None and process == holder.process
+    return _job_lives(holder.job) if holder.job and holder.job != this_job.job else None
 
 
 def _job_lives(job: str) -> bool | None:

@@ -15,7 +15,7 @@ from model.errors import UserError
 from model.transformer import Transformer
 from pretrain.checkpoint.finder import Hold, checkpoint_path, checkpoint_steps, newest_valid
 from pretrain.checkpoint.manifest import verify
-from pretrain.checkpoint.state import UNIVERSAL_FOLDER, TrainingState
+from pretrain.checkpoint.state import TrainingState
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.data.blend import parse_blend
 from pretrain.data.corpus import Corpus
@@ -56,8 +56,8 @@ class SavedRun:
             report: receives a line for each damaged checkpoint that is passed over.
 
         Raises:
-            UserError: no run, no such step, a checkpoint with missing or damaged files, a tokenizer that is not the
-                one the model was trained with.
+            UserError: no run, no such step, a checkpoint with missing or damaged files, a tokenizer that is
+                not the one the model was trained with.
         """
         return with_saved_run(folder, step, lambda run: run, report)
 
@@ -74,8 +74,8 @@ class SavedRun:
         expected = checkpoint.state.data.tokenizer
         if tokenizer.vocab_size != model.vocab_size or (expected and tokenizer_hash(tokenizer) != expected):
             raise UserError(
-                f"tokenizer: {path} ({tokenizer.vocab_size:,} entries) is not the one that the run was trained with "
-                f"({model.vocab_size:,} entries, hash {str(expected)[:12]}); put that one there"
+                f"tokenizer: {path} ({tokenizer.vocab_size:,} entries) is not the one that the run was trained "
+                f"with ({model.vocab_size:,} entries, hash {str(expected)[:12]}); put that one there"
             )
         return cls(folder, checkpoint, model, tokenizer, hold)
 
@@ -83,8 +83,8 @@ class SavedRun:
         """Raise UserError if the run trained a sequence classifier, which cannot be used as *what* says."""
         if self.model.classes is not None:
             raise UserError(
-                f"run: {str(self.run_folder)!r} holds a classifier of {self.model.classes} classes, which cannot be "
-                f"{what}; give a run of --task language"
+                f"run: {str(self.run_folder)!r} holds a classifier of {self.model.classes} classes, which "
+                f"cannot be {what}; give a run of --task language"
             )
 
     def load_model(self) -> Transformer:
@@ -159,7 +159,8 @@ def with_saved_run(
     use: Callable[[SavedRun], T],
     report: Callable[[str], object] = print,
 ) -> T:
-    """Open a run (see SavedRun.open) and pass it to *use*, again with the next checkpoint if the first is pruned.
+    """Open a run (see SavedRun.open) and pass it to *use*, again with the next checkpoint if the first is
+    pruned.
 
     A run that is training prunes checkpoints. One that is held stays, but not every file system has locks.
 
@@ -185,13 +186,14 @@ def with_saved_run(
                 raise
         report_once(f"checkpoint {path_and_hold[0].name} was pruned while it was read; taking the next one")
     raise UserError(
-        f"checkpoint: {ATTEMPTS} of {str(folder)!r} were pruned while they were read; wait for the run's end, or let "
-        "it keep more (--checkpoint.keep_last)"
+        f"checkpoint: {ATTEMPTS} of {str(folder)!r} were pruned while they were read; wait for the run's end, or "
+        "let it keep more (--checkpoint.keep_last)"
     )
 
 
 def refuse_links(folder: Path) -> None:
-    """Refuse links that leave the checkpoint: an untrusted run could copy files of this machine into an export.
+    """Refuse links that leave the checkpoint: an untrusted run could copy files of this machine into an
+    export.
 
     Raises:
         UserError: it names the link.
@@ -200,7 +202,8 @@ def refuse_links(folder: Path) -> None:
     for path in (folder, *folder.rglob("*")):
         if path.is_symlink() and not path.resolve().is_relative_to(inside):
             raise UserError(
-                f"tokenizer: {path} is a symbolic link to a file outside the checkpoint; put the file itself there"
+                f"tokenizer: {path} is a symbolic link to a file outside the checkpoint; put the file itself "
+                "there"
             )
 
 
@@ -219,11 +222,6 @@ def find_checkpoint(
     Raises:
         UserError: there is no valid one.
     """
-    if (folder / "zero" / "optimizer_state.pt").is_file():
-        raise UserError(
-            f"run: {str(folder)!r} is what DeepSpeed's ds_to_universal wrote; move it into the checkpoint that it was "
-            f"made from, as step_XXXXXX/{UNIVERSAL_FOLDER}, and give the run's folder, such as runs/NAME"
-        )
     if not is_run(folder):
         what = "is not a run's folder (it has no checkpoints)" if folder.is_dir() else "does not exist"
         raise UserError(f"run: {str(folder)!r} {what}; give one such as runs/NAME")
@@ -233,7 +231,8 @@ def find_checkpoint(
     if step is not None and step not in steps:
         nearest = min(steps, key=lambda existing_step: abs(existing_step - step))
         raise UserError(
-            f"step: no checkpoint of step {step} in {str(folder)!r}; nearest: {nearest} (there are {_listed(steps)})"
+            f"step: no checkpoint of step {step} in {str(folder)!r}; nearest: {nearest} (there are "
+            f"{_listed(steps)})"
         )
     problems: list[str] = []
     pruned: list[Path] = []
@@ -256,7 +255,8 @@ def find_checkpoint(
     if newest is None:
         which = "every checkpoint" if step is None else checkpoint_path(folder, step).name
         raise UserError(
-            f"checkpoint: {which} of {str(folder)!r} is damaged ({problems[-1]}); restore it or give another --step"
+            f"checkpoint: {which} of {str(folder)!r} is damaged ({problems[-1]}); restore it or give "
+            "another --step"
         )
     return newest, holds[0]
 

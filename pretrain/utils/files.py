@@ -1,8 +1,8 @@
 """Writes files and folders atomically: a crash leaves the old one or the new one. Also hashes files.
 
-Unfinished ones lie beside their final place under a hidden name: ``.NAME.HOST-PID``, which no other process uses, or
-``.writing_NAME`` for folders that only one process at a time may write. Whatever is put in
-place has been synced: its contents, and the entry in the folder around it.
+Unfinished ones lie beside their final place under a hidden name: ``.NAME.HOST-PID``, which no other process
+uses, or ``.writing_NAME`` for folders that only one process at a time may write. Whatever is put in place has
+been synced: its contents, and the entry in the folder around it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,25 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any
 
+import psutil
 import xxhash
+from pydantic import AfterValidator
 
 CHUNK_BYTES = 1 << 22
+
+
+def _inside(name: str) -> str:
+    path = PurePosixPath(name)
+    if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name:
+        raise ValueError("give a name inside the folder, without ..")
+    return name
+
+
+InnerPath = Annotated[str, AfterValidator(_inside)]
+"""The type of a file's name that an untrusted file gives: relative to a folder, and not out of it."""
 
 
 def file_entry(path: Path) -> dict[str, Any]:
@@ -29,7 +42,8 @@ def file_entry(path: Path) -> dict[str, Any]:
 
 
 def update_from_file(digest: Any, path: Path) -> int:
-    """Add a file's contents to a digest (of hashlib or xxhash), a chunk in memory at a time; returns their bytes."""
+    """Add a file's contents to a digest (of hashlib or xxhash), a chunk in memory at a time; returns their
+    bytes."""
     size = 0
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):
@@ -74,14 +88,16 @@ def own_path(path: Path) -> Path:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file atomically: a crash leaves the old content or all of *content*. Text is written as UTF-8."""
+    """Write a file atomically: a crash leaves the old content or all of *content*. Text is written as
+    UTF-8."""
     with atomic_file(path) as partial:
         partial.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a path to write a file at; it becomes *path* at the end of the block, and is removed after an error.
+    """Yield a path to write a file at; it becomes *path* at the end of the block, and is removed after an
+    error.
 
     An OSError about the hidden path, or one without a path (a full disk), is raised as one about *path*.
     """
@@ -106,24 +122,14 @@ def put_file(partial: Path, path: Path) -> None:
 
 def remove_leftovers(folder: Path) -> None:
     """Remove unfinished files and folders in *folder* that ended processes of this machine left behind."""
-    pattern = re.compile(r"\." + re.escape(os.uname().nodename) + r"-(\d+)(\.\w+)?$")
+    pattern = re.compile(rf"\..+\.{re.escape(os.uname().nodename)}-(\d+)")
     for path in folder.iterdir() if folder.is_dir() else ():
-        match = pattern.search(path.name)
-        if match and not _is_alive(int(match[1])):
+        match = pattern.fullmatch(path.name)
+        if match and not psutil.pid_exists(int(match[1])):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 # ---------------------------------------------------------------------- folders
@@ -133,7 +139,8 @@ def copy_folder(source: str | Path, target: Path) -> None:
     """Copy a folder with its content to *target*, which does not exist yet.
 
     Raises:
-        OSError: of the first file that could not be copied; shutil's own lists all of them as tuples, without a number.
+        OSError: of the first file that could not be copied; shutil's own lists all of them as tuples, without
+            a number.
     """
     errors: list[OSError] = []
 
@@ -152,12 +159,13 @@ def copy_folder(source: str | Path, target: Path) -> None:
 
 @contextmanager
 def atomic_folder(target: Path, partial: Path | None = None, replace: bool = True) -> Iterator[Path]:
-    """Yield an empty folder to fill; it becomes *target* at the end of the block, and is removed after an error.
+    """Yield an empty folder to fill; it becomes *target* at the end of the block, and is removed after an
+    error.
 
     Args:
-        partial: its path until then, on the same file system; ``.writing_NAME`` by default. An existing one was left
-            by a write that was interrupted, and is removed: give ``own_path(target)`` if several processes may
-            write at once.
+        partial: its path until then, on the same file system; ``.writing_NAME`` by default. An existing one
+            was left by a write that was interrupted, and is removed: give ``own_path(target)`` if several
+            processes may write at once.
         replace: whether a *target* that holds something is replaced.
 
     Raises:
@@ -180,7 +188,8 @@ def atomic_folder(target: Path, partial: Path | None = None, replace: bool = Tru
 
 
 def put_folder(partial: Path, target: Path) -> None:
-    """Rename a synced folder to *target*. An existing *target* is set aside for that moment (see restore_folder)."""
+    """Rename a synced folder to *target*. An existing *target* is set aside for that moment (see
+    restore_folder)."""
     restore_folder(target)
     if target.exists():
         target.rename(_aside(target))

@@ -10,10 +10,11 @@ _PROC = Path("/proc")
 
 
 def identity(process: int) -> str | None:
-    """A string that identifies a running process among all that had its number; None if there is none (or a zombie).
+    """A string that identifies a running process among all that had its number; None if there is none (or a
+    zombie).
 
-    On Linux the boot and the clock ticks from boot to the process's start: neither moves when the clock is set, as
-    psutil's start time does. Elsewhere psutil's start time.
+    On Linux the boot and the clock ticks from boot to the process's start: neither moves when the clock is
+    set, as psutil's start time does. Elsewhere psutil's start time.
     """
     try:
         # The second field is the program's name in parentheses, which may hold anything.

@@ -1,5 +1,5 @@
-"""Every kind of bad input with which a run can be started: one line and exit code 2, before the ranks meet, and
-nothing that was saved is touched. What each check says in detail is tested beside it."""
+"""Every kind of bad input with which a run can be started: one line and exit code 2, before the ranks meet,
+and nothing that was saved is touched. What each check says in detail is tested beside it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ def program() -> ModuleType:
         import pretrain.engine.quiet
         import pretrain.main
         import pretrain.run.preflight
-    pretrain.main.parse_command_line([])  # what it imports is no part of a refusal's time
+        from pretrain.engine.ds_config_schema import deepspeed_sections
+    # What these import is no part of a refusal's time.
+    pretrain.main.parse_command_line([])
+    deepspeed_sections()
     return pretrain.main
 
 
@@ -70,6 +73,7 @@ def refusal(
     folder: Path,
     arguments: list[str],
     environment: dict[str, str] | None = None,
+    next_step: str = "pretrain.engine.quiet.quiet_deepspeed",
 ) -> str:
     """The line that ends a start with these arguments."""
     before = everything(folder)
@@ -78,7 +82,7 @@ def refusal(
     began = time.perf_counter()
     with (
         mock.patch.dict(os.environ, clean | (environment or {}), clear=True),
-        mock.patch("pretrain.engine.quiet.quiet_deepspeed", past_the_checks),
+        mock.patch(next_step, past_the_checks),
         pytest.raises(SystemExit) as ended,
     ):
         try:
@@ -98,13 +102,14 @@ def zero(**changes: Any) -> dict[str, Any]:
 
 
 DS_CONFIGS: dict[str, tuple[Any, str]] = {
-    # 13: ignored in silence before
     "misspelt key": ({"gradient_cliping": 1.0}, "gradient_cliping"),
     "misspelt block": ({"zero_optimisation": {"stage": 1}}, "zero_optimisation"),
     "unknown key": ({"zz": 1}, "zz is unknown"),
-    "activation_checkpointing": ({"activation_checkpointing": {"cpu_checkpointing": True}}, "cpu_checkpointing"),
-    "bfloat16 beside bf16": ({"bfloat16": {"enabled": True}}, "bfloat16 is the old name"),
-    # 14: tracebacks before
+    "activation_checkpointing": (
+        {"activation_checkpointing": {"cpu_checkpointing": True}},
+        "--activation_checkpointing true",
+    ),
+    "bfloat16 beside bf16": ({"bfloat16": {"enabled": True}}, "leave bfloat16 out"),
     "bf16 true": ({"bf16": True}, "bf16 is true"),
     "bf16 5": ({"bf16": 5}, "bf16 is 5"),
     "offload_optimizer cpu": (zero(offload_optimizer="cpu"), "offload_optimizer is 'cpu'"),
@@ -120,32 +125,58 @@ DS_CONFIGS: dict[str, tuple[Any, str]] = {
     "timers": ({"timers": 1}, "timers is 1"),
     "tensorboard 1": ({"tensorboard": 1}, "tensorboard is 1"),
     "tensorboard enabled": ({"tensorboard": {"enabled": True}}, "needs the package tensorboard"),
-    "activation_checkpointing x": ({"activation_checkpointing": "x"}, "activation_checkpointing is 'x'"),
+    "activation_checkpointing x": (
+        {"activation_checkpointing": "x"},
+        "activation_checkpointing is 'x'",
+    ),
     "checkpoint": ({"checkpoint": [1]}, "checkpoint is [1]"),
-    "hybrid_engine": ({"hybrid_engine": {"enable": 1}}, "hybrid_engine.enable"),
+    "hybrid_engine": ({"hybrid_engine": {"enable": 1}}, "python -m pretrain.generate"),
     "autotp_size": ({"tensor_parallel": {"autotp_size": 2}}, "--tensor_parallel"),
-    "zero_quantized_weights with hpz": (zero(zero_quantized_weights=True, zero_hpz_partition_size=2), "2 mistakes"),
+    "zero_quantized_weights with hpz": (
+        zero(zero_quantized_weights=True, zero_hpz_partition_size=2),
+        "2 mistakes",
+    ),
     "NVMe": (zero(offload_optimizer={"device": "nvme", "nvme_path": "/x"}), "device is 'nvme'"),
-    # 15: several at once
     "all at once": ({"gradient_cliping": 1, "bf16": 5, "optimizer": {"type": "Adam"}}, "3 mistakes"),
     "no object": (None, "holds null"),
-}  # fmt: skip
+}
+INSIDE_DEEPSPEEDS_BLOCKS: dict[str, tuple[Any, str]] = {
+    "misspelt in a block": (zero(overlap_com=True), "zero_optimization.overlap_com is unknown"),
+    "no switch": (zero(overlap_comm="false"), "overlap_comm is 'false'"),
+    "out of range": (zero(stage3_max_live_parameters=-1), "give a number from 0"),
+    "several": ({**zero(overlap_com=True), "csv_monitor": {"job_name": 5}}, "2 mistakes"),
+}
+
+
+def ds_config_line(
+    program: ModuleType, capsys: pytest.CaptureFixture[str], files: Path, changes: Any, **options: Any
+) -> str:
+    """The line that ends a start with a changed ds_config."""
+    path = files / "ds.json"
+    path.write_text(json.dumps(None if changes is None else merged(shipped(), changes)))
+    # The data's folder is checked before DeepSpeed is imported.
+    return refusal(
+        program, capsys, files, ["--ds_config", str(path), "--data_root", str(files / "data")], **options
+    )
 
 
 @pytest.mark.parametrize("kind", DS_CONFIGS)
 def test_ds_configs(program, files, capsys, monkeypatch, kind):
     monkeypatch.setattr("pretrain.engine.ds_config_check.find_spec", lambda package: None)
     changes, said = DS_CONFIGS[kind]
-    path = files / "ds.json"
-    path.write_text(json.dumps(None if changes is None else merged(shipped(), changes)))
-    assert said in refusal(program, capsys, files, ["--ds_config", str(path)])
+    assert said in ds_config_line(program, capsys, files, changes)
+
+
+@pytest.mark.parametrize("kind", INSIDE_DEEPSPEEDS_BLOCKS)
+def test_ds_configs_that_deepspeeds_classes_refuse(program, files, capsys, kind):
+    """These answers may wait for DeepSpeed's import, not for the ranks."""
+    changes, said = INSIDE_DEEPSPEEDS_BLOCKS[kind]
+    assert said in ds_config_line(program, capsys, files, changes, next_step="pretrain.session.open_session")
 
 
 STARTS: dict[str, tuple[list[str], str]] = {
-    # 17
     "recipe as a flag": (["--recipe", "../../x"], "--recipe"),
     "recipe in YAML": (["--config", "YAML:recipe: ../../x"], "recipe: '../../x'"),
-    # 19
     "data_root a file": (["--data_root", "{tmp}/file"], "data_root: "),
     "data_root in a file": (["--data_root", "{tmp}/file/data"], "data_root: "),
     "recipe's name long": (["--config", "x" * 300], "config: no recipe or file"),
@@ -158,7 +189,6 @@ STARTS: dict[str, tuple[list[str], str]] = {
     "threads -1": (["--threads", "-1"], "threads: -1"),
     "threads 100000": (["--threads", "100000"], "threads: 100000"),
     "threads 1e14": (["--threads", "1e14"], "threads"),
-    # 20
     "400 digits in a rule": (["--lr_rules", f"[{{name: a, parameters: [q], scale: {LONG}}}]"], "lr_rules"),
     "4,400 digits in a rule": (
         ["--lr_rules", f"[{{name: a, parameters: [q], scale: {LONGER}}}]"],
@@ -178,9 +208,7 @@ STARTS: dict[str, tuple[list[str], str]] = {
     "model nested": (["--model", "JSON:" + "[" * 1000], "model: "),
     "YAML nested": (["--config", "YAML:" + "{a: " * 1000], "nested"),
     "!!int": (["--config", "YAML:steps: !!int 'abc'"], "not valid YAML"),
-    # 23
     "plot_lr empty": (["--plot_lr", ""], "plot_lr: no file given"),
-    # 25
     "--lr": (["--lr", "1"], "--optimizer.learning_rate"),
     "--batch_size": (["--batch_size", "1"], "--global_batch_tokens"),
     "data x.bin": (["--data", "{tmp}/x.bin"], "give the prefix"),

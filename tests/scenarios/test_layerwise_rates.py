@@ -244,7 +244,7 @@ def test_other_rules_regroup_what_was_saved(small_folder, tmp_path, shape):
 
 
 def test_the_canonical_form_keeps_every_groups_settings(small_folder, tmp_path):
-    from pretrain.checkpoint.unsharded import save_unsharded
+    from tests.helpers.shapes import save_unsharded
 
     rules = [SLOW | {"decay_with_lr": False}]
     run = nano_run(

@@ -25,11 +25,13 @@ from tests.helpers.distributed import run_distributed
 from tests.helpers.fuzzing import fixed, seeded
 from tests.helpers.training import nano_run, session
 
-junk = st.sampled_from(
-    [None, True, -1, 0, 7, 10**12, 10**30, float("nan"), 1e300, "", "x", b"x", [], [None], {}, {"x": 1}, (), (1, 2),
-     torch.zeros(3), torch.zeros(2, 2, dtype=torch.bfloat16), torch.zeros(0), torch.zeros(5, dtype=torch.int64),
-     torch.tensor(float("nan"))]
-)  # fmt: skip
+NUMBERS = [None, True, -1, 0, 7, 10**12, 10**30, float("nan"), 1e300]
+OTHERS = ["", "x", b"x", [], [None], {}, {"x": 1}, (), (1, 2)]
+TENSORS = [
+    *(torch.zeros(3), torch.zeros(2, 2, dtype=torch.bfloat16), torch.zeros(0)),
+    *(torch.zeros(5, dtype=torch.int64), torch.tensor(float("nan"))),
+]
+junk = st.sampled_from([*NUMBERS, *OTHERS, *TENSORS])
 _GONE = object()
 
 

@@ -18,7 +18,6 @@ def test_steps_are_those_of_finished_checkpoints_in_order_of_number(tmp_path):
         ".replaced_step_000005",
         "step_000005.canonical",
         "step_x",
-        "step_²",
         "step_",
         f"step_{'9' * 200}",
     ):

@@ -29,10 +29,23 @@ def test_damage_is_found_and_named(finished, tmp_path, how, said):
     assert shares.count(None) == 2  # every file is read by one of the ranks
 
 
-def test_a_damaged_manifest_is_said(finished, tmp_path):
-    checkpoint = tmp_path / "step_000012"
-    shutil.copytree(finished.folder / "checkpoints" / "step_000012", checkpoint)
-    (checkpoint / "manifest.json").write_text("{")
-    assert verify(checkpoint) == "manifest.json cannot be read (JSONDecodeError)"
-    (checkpoint / "manifest.json").write_text('{"format": 0}')
-    assert verify(checkpoint).startswith("its format is 0, this version reads ")
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "is not valid JSON"),
+        (
+            '{"format": 2, "files": {"a": {"bytes": 1, "xxh3_128": ""}}}',
+            "format: 2 is not valid; give one of 1",
+        ),
+        ('{"format": 1, "files": {}}', "files: {} is not valid"),
+        ('{"format": 1, "files": {"a": {"bytes": -1, "xxh3_128": ""}}}', "-1 is not valid"),
+        *(
+            (json.dumps({"format": 1, "files": {name: {"bytes": 1, "xxh3_128": ""}}}), "inside the folder")
+            for name in ("/etc/hostname", "../step_000001/state.json", "a/../../b", "", ".", "a\0b")
+        ),
+    ],
+)
+def test_a_damaged_manifest_is_said_and_leads_out_of_no_folder(tmp_path, content, said):
+    (tmp_path / "manifest.json").write_text(content)
+    problem = verify(tmp_path)
+    assert problem is not None and said in problem and problem.isprintable()

@@ -1,4 +1,5 @@
-"""Any shape of the world saved, any other loaded: the same bits, and the run goes on as if nothing had changed."""
+"""Any shape of the world saved, any other loaded: the same bits, and the run goes on as if nothing had
+changed."""
 
 import json
 import shutil
@@ -142,7 +143,8 @@ def test_tensor_parallel(saved, tmp_path, source, target):
     check_loaded(saved(source), target, tmp_path)
 
 
-# Degrees that do not divide the odd model's widths, with data parallelism beside them: the small preset instead.
+# Degrees that do not divide the odd model's widths, with data parallelism beside them: the small preset
+# instead.
 GRIDS = [
     Shape(2, 2),
     tensor_parallel(2, 2, 1),
@@ -214,8 +216,8 @@ def test_layouts_of_one_stage(saved, tmp_path, layout):
 
 @pytest.mark.slow
 def test_round_robin_layout(saved, tmp_path):
-    """DeepSpeed 0.19.8 gathers other parameters' elements then (it ignores the order), so the reference is a run
-    without: the order of the flat tensor is no matter of numbers, but for the rounding of sums."""
+    """DeepSpeed 0.19.8 gathers other parameters' elements then (it ignores the order), so the reference is a
+    run without: the order of the flat tensor is no matter of numbers, but for the rounding of sums."""
     robin, plain = saved(Shape(2, 2, "fp32", (("round_robin_gradients", True),))), saved(Shape(2, 2))
     found, expected = contents(robin.checkpoint), contents(plain.checkpoint)
     for name, tensors in found.items():
@@ -253,8 +255,8 @@ def test_offloaded(saved, tmp_path, offloaded):
 CHAIN = [(1, 1, 1), (2, 1, 2), (1, 1, 3), (2, 2, 1), (2, 1, 3), (2, 2, 2), (1, 1, 1)]
 
 
-# Losses are means over tokens; a norm is a root of squares, in which rounding does not cancel, and Adam spreads it.
-# Within ten steps norms were seen 5.3e-5 (fp32) and 5.5e-2 (bf16) apart: docs/numbers.md.
+# Losses are means over tokens; a norm is a root of squares, in which rounding does not cancel, and Adam
+# spreads it. Within ten steps norms were seen 5.3e-5 (fp32) and 5.5e-2 (bf16) apart: docs/numbers.md.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "loss_tolerance", "norm_tolerance"), [("fp32", 1e-6, 1e-4), ("bf16", 1e-3, 6e-2)]

@@ -72,7 +72,7 @@ class _NoTensors:
         return folder, {}
 
 
-def numbers_drawn(folder: Path, as_before: bool) -> tuple[list[float], list[float], list[str]]:
+def numbers_drawn(folder: Path) -> tuple[list[float], list[float], list[str]]:
     """What this rank draws after it has saved, and after it has loaded; the names of the engine's files."""
     prepare_deepspeed()
     world = start_world(None, False)
@@ -87,19 +87,12 @@ def numbers_drawn(folder: Path, as_before: bool) -> tuple[list[float], list[floa
     files = store.path(3) / "deepspeed"
     names = sorted(path.name for path in files.iterdir())
     world.agree(None)
-    if as_before:  # older versions wrote a file for each rank
-        state = torch.load(files / "random_states.pt")[world.rank]
-        torch.save(state, files / f"random_rank_{world.rank:05d}.pt")
-        world.agree(None)
-        (files / "random_states.pt").unlink(missing_ok=True)
-        world.agree(None)
     store.load(_NoTensors(), store.path(3))
     return drawn, torch.rand(4).tolist(), names
 
 
-@pytest.mark.parametrize("as_before", [False, True])
-def test_every_rank_draws_on_from_where_it_was(tmp_path, as_before):
-    (first, again, files), (other, other_again, _) = run_distributed(numbers_drawn, 2, tmp_path, as_before)
+def test_every_rank_draws_on_from_where_it_was(tmp_path):
+    (first, again, files), (other, other_again, _) = run_distributed(numbers_drawn, 2, tmp_path)
     assert first == again and other == other_again and first != other
     assert files == ["random_states.pt"], "one file, however many ranks there are"
 
@@ -148,7 +141,7 @@ def test_no_valid_checkpoint_is_refused(small_folder, tmp_path):
     run_distributed(session, 1, run, timeout=120)
     (run.folder / "checkpoints/step_000002/manifest.json").write_text("{")
     _, error = run_distributed(session, 1, run, timeout=120)[0]
-    assert error.startswith("checkpoints: no valid one in") and "manifest.json cannot be read" in error
+    assert error.startswith("checkpoints: no valid one in") and "is not valid JSON" in error
 
 
 @pytest.mark.parametrize(
@@ -187,7 +180,8 @@ class Unwritable:
 
 
 def session_on_full_disk(run, rank, room, steps):
-    """A session in which *rank* cannot write more than *room* bytes per checkpoint file once past *steps* steps."""
+    """A session in which *rank* cannot write more than *room* bytes per checkpoint file once past *steps*
+    steps."""
     from pretrain.checkpoint import store as checkpoint
 
     original = checkpoint.RecordingCheckpointEngine._write

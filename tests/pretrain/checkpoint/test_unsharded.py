@@ -19,7 +19,7 @@ from model.parameters import parameter_specs
 from pretrain.checkpoint.deepspeed_files import load_safely
 from pretrain.checkpoint.manifest import verify
 from pretrain.checkpoint.state import TrainingState
-from pretrain.checkpoint.unsharded import UnshardedCheckpoint, save_unsharded
+from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.checkpoint.unsharded_folder import UnshardedParameter, write_unsharded
 from tests.helpers.distributed import ROOT, run_distributed
 from tests.helpers.shapes import (
@@ -29,10 +29,13 @@ from tests.helpers.shapes import (
     differences,
     load_and_gather,
     newest,
+    save_unsharded,
     shape_run,
     train,
 )
 from tests.helpers.training import session
+
+PATH = {"PYTHONPATH": str(ROOT)}
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +82,8 @@ def test_needs_no_process_group_and_no_deepspeed_code(source, tmp_path):
         "print(float(total), torch.distributed.is_initialized(), 'RANK' in __import__('os').environ)\n"
     )
     environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
-    result = subprocess.run(
-        [sys.executable, str(script), str(source.checkpoint)],
-        capture_output=True, text=True, cwd=ROOT, env=environment | {"PYTHONPATH": str(ROOT)}, check=True,
-    )  # fmt: skip
+    command, environment = [sys.executable, str(script), str(source.checkpoint)], environment | PATH
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=True)
     total, *rest = result.stdout.split()[-3:]
     expected = sum(t["fp32"].double().sum() for t in source.reference["parameters"].values())
     assert float(total) == pytest.approx(float(expected), rel=1e-12) and rest == ["False", "False"]
@@ -163,7 +164,7 @@ def drop_engine(folder):
         (edit_state(norm_bias=False), "does not fit the model it describes: has unknown"),
         (edit_state(heads=[3, 5, 9, 9, 9]), "lacks layers.4.attention.k.bias and 17 more"),
         (drop_state, "holds no state.json"),
-        (drop_engine, "has no deepspeed, canonical or universal folder"),
+        (drop_engine, "has no deepspeed or canonical folder"),
     ],
 )
 def test_unreadable_checkpoints(source, tmp_path, damage, said):
@@ -187,14 +188,6 @@ def test_written_equals_read(source, written):
     assert sorted(path.name for path in written.parent.iterdir()) == [written.name]
 
 
-def test_progress_is_reported(source, tmp_path):
-    lines = []
-    save_unsharded(UnshardedCheckpoint.open(source.checkpoint), tmp_path / "step_000003", lines.append)
-    count = len(UnshardedCheckpoint.open(source.checkpoint).names())
-    assert lines[0].startswith(f"writing step_000003: 1 of {count} parameters")
-    assert lines[-1].startswith(f"writing step_000003: {count} of {count} parameters")
-
-
 def test_killed_while_writing(source, tmp_path):
     """A process that dies half-way leaves no checkpoint, and the next write starts afresh."""
     target = tmp_path / "step_000003.canonical"
@@ -202,17 +195,16 @@ def test_killed_while_writing(source, tmp_path):
     script.write_text(
         "import os, signal, sys\nfrom pathlib import Path\n"
         "from pretrain.checkpoint.unsharded import UnshardedCheckpoint\n"
-        "from pretrain.checkpoint.unsharded import save_unsharded\n"
-        "def report(line):\n"
-        "    print(line, flush=True)\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "import pretrain.checkpoint.progress\npretrain.checkpoint.progress.EVERY_SECONDS = 0\n"
-        "save_unsharded(UnshardedCheckpoint.open(Path(sys.argv[1])), Path(sys.argv[2]), report)\n"
+        "from tests.helpers.shapes import save_unsharded\n"
+        "checkpoint = UnshardedCheckpoint.open(Path(sys.argv[1]))\n"
+        "last, read = checkpoint.names()[-1], checkpoint.parameter\n"
+        "checkpoint.parameter = lambda name: (\n"
+        "    os.kill(os.getpid(), signal.SIGKILL) if name == last else read(name)\n"
+        ")\n"
+        "save_unsharded(checkpoint, Path(sys.argv[2]))\n"
     )
-    result = subprocess.run(
-        [sys.executable, str(script), str(source.checkpoint), str(target)],
-        capture_output=True, text=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    command = [sys.executable, str(script), str(source.checkpoint), str(target)]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=os.environ | PATH)
     assert result.returncode == -9, result.stderr
     assert not target.exists() and (tmp_path / f".writing_{target.name}").is_dir()
     save_unsharded(UnshardedCheckpoint.open(source.checkpoint), target)
@@ -293,8 +285,12 @@ NAME = "layers.1.attention.o.bias"
     [
         (lambda f: damage_index(f, lambda i: i["parameters"].pop(NAME)), f"lacks {NAME}"),
         (lambda f: (f / "canonical" / f"{NAME}.safetensors").unlink(), f"which holds {NAME}, is missing"),
-        (lambda f: damage_index(f, lambda i: i.update(format=9)), "has format 9"),
-        (lambda f: (f / "canonical" / "index.json").write_text("{"), "cannot be read"),
+        (lambda f: damage_index(f, lambda i: i.update(format=9)), "format: 9 is not valid"),
+        (
+            lambda f: damage_index(f, lambda i: i["parameters"][NAME].update(file="../../x")),
+            "give a name inside the folder",
+        ),
+        (lambda f: (f / "canonical" / "index.json").write_text("{"), "is not valid JSON"),
         (edit_state(heads=[3, 5, 9]), "has unknown layers.3"),
     ],
 )
@@ -321,7 +317,8 @@ def test_unreadable_tensors(written, tmp_path):
         checkpoint.parameter(NAME)
 
 
-# ---------------------------------------------------------------- a run that continues from a canonical folder
+# ---------------------------------------------------------------- a run that continues from a canonical
+# folder
 
 
 def as_run(source, folder, tmp_path):

@@ -1,4 +1,5 @@
-"""Checkpoints written beside the training: the same bytes as at once, whole or not at all, errors in front."""
+"""Checkpoints written beside the training: the same bytes as at once, whole or not at all, errors in
+front."""
 
 from __future__ import annotations
 

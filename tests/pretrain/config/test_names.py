@@ -13,17 +13,29 @@ FLAGS = [option for action in _build_parser()._actions for option in action.opti
 
 @pytest.mark.parametrize(
     ("given", "meant"),
-    [("--lr", "--optimizer.learning_rate"), ("--learning_rate", "--optimizer.learning_rate"),
-     ("--learning-rate", "--optimizer.learning_rate"), ("--batch_size", "--global_batch_tokens"),
-     ("--max_steps", "--steps"), ("--epochs", "--steps"), ("--output_dir", "--runs_dir"),
-     ("--weight_decay", "--optimizer.weight_decay"), ("--warmup", "--schedule.warmup"),
-     ("--warmup_steps", "--schedule.warmup"), ("--grad_clip", "--optimizer.gradient_clipping"),
-     ("--eval_every", "--validation.every"), ("--save_every", "--checkpoint.every"),
-     ("--wandb_project", "--logging.wandb_project"), ("--num_layers", "--architecture '{heads: "),
-     ("--keep_last", "--checkpoint.keep_last"), ("--gradient_cliping", "--optimizer.gradient_clipping"),
-     ("--hang_minutes", "--interruption.hang_minutes"), ("--stesp", "--steps"), ("--optimiser.eps", "--optimizer.eps"),
-     ("--optimizer.learning_rat", "--optimizer.learning_rate")],
-)  # fmt: skip
+    [
+        ("--lr", "--optimizer.learning_rate"),
+        ("--learning_rate", "--optimizer.learning_rate"),
+        ("--learning-rate", "--optimizer.learning_rate"),
+        ("--batch_size", "--global_batch_tokens"),
+        ("--max_steps", "--steps"),
+        ("--num_train_epochs", "--steps"),
+        ("--output_dir", "--runs_dir"),
+        ("--weight_decay", "--optimizer.weight_decay"),
+        ("--warmup", "--schedule.warmup"),
+        ("--warmup_steps", "--schedule.warmup"),
+        ("--clip_grad", "--optimizer.gradient_clipping"),
+        ("--eval_interval", "--validation.every"),
+        ("--wandb_project", "--logging.wandb_project"),
+        ("--num_layers", "--architecture '{heads: "),
+        ("--keep_last", "--checkpoint.keep_last"),
+        ("--gradient_cliping", "--optimizer.gradient_clipping"),
+        ("--hang_minutes", "--interruption.hang_minutes"),
+        ("--stesp", "--steps"),
+        ("--optimiser.eps", "--optimizer.eps"),
+        ("--optimizer.learning_rat", "--optimizer.learning_rate"),
+    ],
+)
 def test_flags(given, meant):
     with pytest.raises(UserError) as caught:
         parse_command_line([given, "1"])

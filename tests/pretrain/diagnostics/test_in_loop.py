@@ -170,7 +170,7 @@ def test_after_a_resume_the_figures_go_on(small_folder, tmp_path, first, second)
 
 def test_weights_made_elsewhere_have_no_displacement_from_a_seed(small_folder, tmp_path):
     from pretrain.checkpoint.state import DataIdentity, TrainingState
-    from pretrain.checkpoint.unsharded import save_unsharded
+    from tests.helpers.shapes import save_unsharded
 
     run = measured_run(small_folder, tmp_path, "origin", 0)
     run_distributed(session, 1, run, timeout=120)

@@ -134,7 +134,8 @@ def test_a_break_changes_nothing(small_folder, tmp_path, settled_share, stop):
 )
 def test_every_shape_decides_alike(small_folder, tmp_path, ranks, stage, tensor_parallel):
     """And so does a run that is continued in another shape, or from the canonical form."""
-    from pretrain.checkpoint.unsharded import UnshardedCheckpoint, save_unsharded
+    from pretrain.checkpoint.unsharded import UnshardedCheckpoint
+    from tests.helpers.shapes import save_unsharded
 
     more = ("--maturity.settled", "1.0", "--maturity.patience", "1", "--checkpoint.every", "3")
     alone = maturity_run(small_folder, tmp_path, "alone", *more)

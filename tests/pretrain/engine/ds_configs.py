@@ -1,8 +1,10 @@
-"""ds_configs as people and chance write them: those of the libraries' documentation, and hypothesis strategies."""
+"""ds_configs as people and chance write them: those of the libraries' documentation, and hypothesis
+strategies."""
 
 from __future__ import annotations
 
 import copy
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,14 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
-from pretrain.engine.ds_config_check import OWNED
-from pretrain.engine.ds_config_keys import ALIASES, KEYS, Key, Off, Section
+from pretrain.engine.ds_config_check import (
+    CURRENT_NAMES,
+    OWNED,
+    check_ds_config,
+    check_sections,
+    simplified,
+)
+from pretrain.engine.ds_config_schema import DS_CONFIG, deepspeed_sections, setting_paths
 
 ROOT = Path(__file__).resolve().parents[3]
 FUZZ = settings(
@@ -81,35 +89,24 @@ HUGGING_FACE = {
 }
 
 
-def _paths(
-    section: Section, prefix: tuple[str, ...] = ()
-) -> list[tuple[tuple[str, ...], Key | Section | Off]]:
-    found: list[tuple[tuple[str, ...], Key | Section | Off]] = []
-    for name, known in section.keys.items():
-        found.append(((*prefix, name), known))
-        if isinstance(known, Section):
-            found += _paths(known, (*prefix, name))
-        elif isinstance(known, Off):
-            found += [((*prefix, name, inner), known) for inner in known.names.split() if inner != "*"]
-    return found
+@functools.cache
+def setting_names() -> list[tuple[str, ...]]:
+    """The paths of all settings that are known, ours and DeepSpeed's. Imports DeepSpeed."""
+    paths = {*setting_paths(DS_CONFIG), *setting_paths(deepspeed_sections()), *CURRENT_NAMES}
+    return [tuple(path.split(".")) for path in sorted(paths)]
 
 
-PATHS = _paths(Section(KEYS))
 VALUES: list[Any] = [
-    None, True, False, 0, 1, 2, 3, -1, 4, 7, 1000, 10**6, 10**9, 10**20, 10**400, 5e8, 1e14, 0.5, 1.0, -0.5, 1e-320,
-    float("nan"), float("inf"), "auto", "", "true", "false", "cpu", "none", "nvme", "fp32", "bf16", "fp16", "int8",
-    "sum", "mean", "info", "Warn", "5e8", "a\nb", "\0", "\ud800", [], ["a"], [1], [[]], {}, {"enabled": True},
-    {"a": {}}, {"device": "cpu"},
-]  # fmt: skip
+    *(None, True, False, 0, 1, 2, 3, -1, 4, 7, 50, 1000, 10**6, 10**7, 10**9, 2**33, 10**20, 10**400),
+    *(5e8, 1e14, 0.5, 1.0, -0.5, 1e-320, float("nan"), float("inf")),
+    *("auto", "", "true", "false", "cpu", "none", "nvme", "fp32", "bf16", "fp16", "int8", "sum", "mean"),
+    *("info", "Warn", "5e8", "a\nb", "\0", "\ud800"),
+    *([], ["a"], [1], [[]], {}, {"enabled": True}, {"a": {}}, {"device": "cpu"}),
+]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
     max_leaves=6,
-)
-NAMES = st.one_of(
-    st.sampled_from([path[-1] for path, _ in PATHS]),
-    st.sampled_from([path[-1] for path, _ in PATHS]).map(lambda name: name[:-2] + name[-1:]),
-    st.text(max_size=10),
 )
 
 
@@ -124,36 +121,46 @@ def _placed(config: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
 
 @st.composite
 def ds_configs(draw: st.DrawFn) -> dict[str, Any]:
-    """A shipped ds_config with one to five edits: any value at a known key, an unknown key anywhere, a key dropped."""
+    """A shipped ds_config with one to five edits: any value at a known key, an unknown key anywhere, a key
+    dropped."""
     config = shipped(draw(st.sampled_from(SHIPPED)))
     for _ in range(draw(st.integers(1, 5))):
         kind = draw(st.integers(0, 9))
         if kind < 6:
-            path, _ = draw(st.sampled_from(PATHS))
-            _placed(config, path, draw(st.sampled_from(VALUES) | JSON))
+            _placed(config, draw(st.sampled_from(setting_names())), draw(st.sampled_from(VALUES) | JSON))
         elif kind < 8:
-            path, _ = draw(st.sampled_from(PATHS))
-            _placed(config, (*path[:-1], draw(NAMES)), draw(st.sampled_from(VALUES) | JSON))
+            path = draw(st.sampled_from(setting_names()))
+            name = draw(st.sampled_from([path[-1], path[-1][:-2] + path[-1][-1:]]) | st.text(max_size=10))
+            inside = draw(st.sampled_from(setting_names()))[:-1]
+            _placed(config, (*inside, name), draw(st.sampled_from(VALUES) | JSON))
         elif config:
             config.pop(draw(st.sampled_from(sorted(config))), None)
     return config
 
 
-def _taken(known: Key) -> list[Any]:
-    values = [value for value in [*VALUES, 50, 10**7, 2**33] if known.kind.accepts(value)]
-    if known.only is not None:
-        values = [value for value in values if value in known.only]
-    return values + ["auto"] + [None] * known.null
-
-
-# memory_breakdown collects the garbage dozens of times a step. Where the optimizer is, the shipped ds_config says.
+# memory_breakdown collects the garbage dozens of times a step. Where the optimizer is, the shipped ds_config
+# says.
 LEFT_OUT = [
     *((name,) for name in OWNED),
     ("zero_optimization", "stage"),
     ("memory_breakdown",),
     ("zero_optimization", "offload_optimizer", "device"),
 ]
-TAKEN = [(path, _taken(known)) for path, known in PATHS if isinstance(known, Key) and path not in LEFT_OUT]
+
+
+@functools.cache
+def _taken() -> list[tuple[tuple[str, ...], list[Any]]]:
+    """The values that are valid for each setting, in a ds_config of stage 3."""
+    base = merged(shipped("zero3"), {"comms_logger": {"verbose": True}})
+
+    def is_taken(path: tuple[str, ...], value: Any) -> bool:
+        config = copy.deepcopy(base)
+        _placed(config, path, value)
+        return not check_ds_config(config) and not check_sections(simplified(config))
+
+    plain = [value for value in VALUES if not isinstance(value, dict) and str(value).isprintable()]
+    taken = [(path, [value for value in plain if is_taken(path, value)]) for path in setting_names()]
+    return [(path, values) for path, values in taken if values and path not in LEFT_OUT]
 
 
 @st.composite
@@ -163,19 +170,17 @@ def accepted_ds_configs(draw: st.DrawFn, offload: bool = False) -> dict[str, Any
     offload: those with an offloaded optimizer too, which is compiled at its first use.
     """
     config = shipped(draw(st.sampled_from(SHIPPED if offload else ["zero1", "zero2", "zero3"])))
-    for path, values in draw(st.lists(st.sampled_from(TAKEN), min_size=2, max_size=12)):
+    for path, values in draw(st.lists(st.sampled_from(_taken()), min_size=2, max_size=12)):
         _placed(config, path, draw(st.sampled_from(values)))
     config.pop("tensorboard", None)  # its package is not installed
     if config["zero_optimization"]["stage"] < 3:
         config["zero_optimization"].pop("offload_param", None)
-    for name in ("bf16", "bfloat16"):
-        if name in config:
-            config[name].setdefault("enabled", False)
-    if "bfloat16" in config:
-        config["bf16"] = config.pop("bfloat16")
-    if "comms_logger" in config:
+    config.pop("bfloat16", None)
+    if isinstance(config.get("bf16"), dict) and config["bf16"].get("enabled") is None:
+        config["bf16"]["enabled"] = False
+    if isinstance(config.get("comms_logger"), dict):
         config["comms_logger"]["verbose"] = True
-    for other, name in ALIASES.items():
+    for other, name in CURRENT_NAMES.items():
         if name in config["zero_optimization"]:
-            config["zero_optimization"].pop(other, None)
+            config["zero_optimization"].pop(other.rpartition(".")[2], None)
     return config

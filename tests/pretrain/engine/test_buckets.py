@@ -1,27 +1,25 @@
-"""Buckets: the size that "auto" becomes, what DeepSpeed reduces with it, and that no size changes the numbers.
+"""Buckets: the size that "auto" becomes, what DeepSpeed reduces with it, and that no size changes the
+numbers.
 
 And the precision in which they are reduced.
 """
 
 import json
 import math
+from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from model.presets import preset
-from model.process_grid import ALONE
 from pretrain.config.command_line import parse_command_line
 from pretrain.engine import ds_config as ds_config_module
 from pretrain.engine.batch import BatchPlan
-from pretrain.engine.build import build_engine
 from pretrain.engine.ds_config import EngineSettings, auto_bucket, merge_ds_config
 from pretrain.engine.ds_config_check import BUCKETS, read_ds_config
-from pretrain.engine.memory.micro_batch import plan_batch
-from pretrain.engine.patches import prepare_deepspeed
 from tests.helpers.distributed import ROOT, run_distributed
 from tests.pretrain.engine.ds_configs import SHIPPED, shipped
+from tests.pretrain.engine.engines import batches, nano_engine, set_rate
 
 SMALL = 1000
 """Smaller than every matrix of the nano models, larger than their norms."""
@@ -77,26 +75,21 @@ def test_numbers_in_a_ds_config_stay():
     assert EngineSettings.of(run, config, True, model).reduce_bucket == 2_000_000
 
 
-def reductions(stage, precision, bucket, model="prism-nano", steps=3, least=20_000, **changes):
-    """Train; return losses and gradient norms, the elements of each reduction of the last backward pass, and dtypes.
+def reductions(stage, precision, bucket, steps=3, least=20_000, **changes):
+    """Train; return losses and gradient norms, the elements of each reduction of the last backward pass, and
+    dtypes.
 
-    bucket: elements, or "auto" for buckets of at least *least* elements, since a nano model is smaller than any.
+    bucket: elements, or "auto" for buckets of at least *least* elements, since a nano model is smaller than
+        any.
     """
     import deepspeed
     from deepspeed.runtime.zero import stage3
 
-    prepare_deepspeed()
-    deepspeed.init_distributed("gloo")  # stage 3 asks it for the number of ranks before there is an engine
-    run = parse_command_line(["--model", model, "--global_batch_tokens", "512", "--precision", precision]).run
-    config = run.build_model_config(300)
-    plan = plan_batch(512, 2, config, dist.get_world_size(), 1 << 30, "cpu")
     settings = shipped(f"zero{stage}") | changes
     for key in BUCKETS:
         if key in settings["zero_optimization"]:
             settings["zero_optimization"][key] = bucket
-    smallest, ds_config_module.SMALLEST_BUCKET = ds_config_module.SMALLEST_BUCKET, least
-    auto_bucket.cache_clear()
-    sizes, dtypes = [], set()
+    sizes, dtypes, numbers = [], set(), []
 
     def noting(original):
         def noted(reduced, *arguments, **options):
@@ -107,35 +100,26 @@ def reductions(stage, precision, bucket, model="prism-nano", steps=3, least=20_0
 
         return noted
 
-    originals = deepspeed.comm.all_reduce, stage3.reduce_scatter_coalesced
-    try:
-        merged = merge_ds_config(settings, run, plan, precision == "bf16", config)
-        engine = build_engine(run, config, merged, ALONE)
-        data = torch.randint(
-            0,
-            300,
-            (steps, plan.sequences, config.context_length + 1),
-            generator=torch.Generator().manual_seed(5),
-        )
-        numbers = []
-        for step in range(steps):
-            for group in engine.optimizer.param_groups:
-                group["lr"] = 3e-4
-            for micro in range(plan.accumulation):
-                rows = data[step, (micro * dist.get_world_size() + dist.get_rank()) * 2 :][:2]
-                loss = engine(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
-                sizes.clear()
-                deepspeed.comm.all_reduce, stage3.reduce_scatter_coalesced = map(noting, originals)
+    auto_bucket.cache_clear()
+    with mock.patch.object(ds_config_module, "SMALLEST_BUCKET", least):
+        engine, config, plan = nano_engine(settings, precision=precision)
+    auto_bucket.cache_clear()
+    for micro_batches in batches(config, plan, steps):
+        set_rate(engine)
+        for inputs, labels in micro_batches:
+            loss = engine(inputs, labels)
+            sizes.clear()
+            with (
+                mock.patch.object(deepspeed.comm, "all_reduce", noting(deepspeed.comm.all_reduce)),
+                mock.patch.object(
+                    stage3, "reduce_scatter_coalesced", noting(stage3.reduce_scatter_coalesced)
+                ),
+            ):
                 engine.backward(loss)
-                deepspeed.comm.all_reduce, stage3.reduce_scatter_coalesced = originals
-                engine.step()
-                numbers.append(loss.item())
-            numbers.append(float(engine.get_global_grad_norm()))
-        engine.destroy()
-    finally:
-        deepspeed.comm.all_reduce, stage3.reduce_scatter_coalesced = originals
-        ds_config_module.SMALLEST_BUCKET = smallest
-        auto_bucket.cache_clear()
+            engine.step()
+            numbers.append(loss.item())
+        numbers.append(float(engine.get_global_grad_norm()))
+    engine.destroy()
     return numbers, list(sizes), dtypes
 
 
@@ -167,8 +151,8 @@ def test_an_automatic_bucket_reduces_block_by_block(stage):
     embedding = model.padded_vocab_size(1) * width
     found = run_distributed(reductions, 2, stage, "fp32", "auto", timeout=60)
     for _, sizes, _ in found:
-        # The last block with the final norm, block by block, and the tied embedding, whose gradient comes last.
-        # That one is larger than a bucket, and is reduced in as many parts as ranks own of it.
+        # The last block with the final norm, block by block, and the tied embedding, whose gradient comes
+        # last. That one is larger than a bucket, and is reduced in as many parts as ranks own of it.
         assert sizes[: model.num_layers] == [block + width, *[block] * (model.num_layers - 1)]
         assert sum(sizes[model.num_layers :]) == embedding and len(sizes) <= model.num_layers + 2
 

@@ -1,56 +1,27 @@
-"""Engines: every stage and number of ranks trains the same model, sums gradients in fp32, skips the same updates."""
+"""Engines: every stage and number of ranks trains the same model, sums gradients in fp32, skips the same
+updates."""
 
 import pytest
 import torch
 
 from model.initialization import initialize
-from model.process_grid import ALONE
 from model.transformer import Transformer
-from pretrain.config.command_line import parse_command_line
-from pretrain.engine.build import build_engine
-from pretrain.engine.ds_config import merge_ds_config
-from pretrain.engine.ds_config_check import read_ds_config
-from pretrain.engine.memory.micro_batch import plan_batch
-from tests.helpers.distributed import ROOT, run_distributed
-
-CPU = torch.device("cpu")
+from tests.helpers.distributed import run_distributed
+from tests.pretrain.engine.ds_configs import shipped
+from tests.pretrain.engine.engines import batches, nano_engine, set_rate
 
 
-def curve(ds_config, precision, steps=6, poison_at=None, model="prism-nano", clip=1.0):
-    """Losses (mean over ranks), gradient norms, skipped updates, and the final weights' sums."""
-    world = torch.distributed.get_world_size()
-    rank = torch.distributed.get_rank()
-    run = parse_command_line(
-        [
-            "--model",
-            model,
-            "--global_batch_tokens",
-            "512",
-            "--precision",
-            precision,
-            "--optimizer.gradient_clipping",
-            str(clip),
-        ]
-    ).run
-    config = run.build_model_config(300)
-    plan = plan_batch(512, 2, config, world, 1 << 30, "cpu")
-    merged = merge_ds_config(
-        read_ds_config(str(ROOT / f"ds_configs/{ds_config}.json")), run, plan, precision == "bf16", config
-    )
-    engine = build_engine(run, config, merged, ALONE)
-    generator = torch.Generator().manual_seed(5)
-    T = config.context_length
-    data = torch.randint(0, 300, (steps, plan.sequences, T + 1), generator=generator)
+def curve(ds_config, precision, steps=6, poison_at=None):
+    """Losses (mean over ranks), gradient norms, and skipped updates."""
+    engine, config, plan = nano_engine(shipped(ds_config), precision=precision)
+    world, last = torch.distributed.get_world_size(), torch.distributed.get_world_size() - 1
     losses, norms = [], []
-    for step in range(steps):
-        for group in engine.optimizer.param_groups:
-            group["lr"] = 3e-4
+    for step, micro_batches in enumerate(batches(config, plan, steps)):
+        set_rate(engine)
         total = torch.zeros(())
-        for micro in range(plan.accumulation):
-            first = (micro * world + rank) * plan.micro_batch
-            rows = data[step, first : first + plan.micro_batch]
-            loss = engine(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
-            if step == poison_at and rank == world - 1 and micro == 0:
+        for micro, (inputs, labels) in enumerate(micro_batches):
+            loss = engine(inputs, labels)
+            if step == poison_at and torch.distributed.get_rank() == last and micro == 0:
                 loss = loss * float("nan")
             engine.backward(loss)
             engine.step()
@@ -104,28 +75,19 @@ def test_offloading_on_two_ranks_in_bf16(stage):
 
 
 def distances(ds_config, accumulation):
-    """How far the engine's gradient in bf16 is from one summed in fp32, and how far one summed in bf16 is, relative."""
+    """How far the engine's gradient in bf16 is from one summed in fp32, and how far one summed in bf16 is,
+    relative."""
     from deepspeed.utils import safe_get_full_grad
 
-    run = parse_command_line(
-        ["--model", "prism-nano", "--global_batch_tokens", str(64 * accumulation), "--precision", "bf16"]
-    ).run
-    config = run.build_model_config(300)
-    plan = plan_batch(64 * accumulation, 1, config, 1, 1 << 30, "cpu")
+    engine, config, plan = nano_engine(
+        shipped(ds_config), precision="bf16", tokens=64 * accumulation, micro_batch=1
+    )
     assert plan.accumulation == accumulation
-    merged = merge_ds_config(
-        read_ds_config(str(ROOT / f"ds_configs/{ds_config}.json")), run, plan, True, config
-    )
-    engine = build_engine(run, config, merged, ALONE)
     network = Transformer(config)
-    initialize(network, run.seed)
+    initialize(network, seed=1)
     network.bfloat16()
-    data = torch.randint(
-        0, 300, (accumulation, config.context_length + 1), generator=torch.Generator().manual_seed(5)
-    )
     in_fp32, in_bf16 = {}, {}
-    for micro, row in enumerate(data[:, None]):
-        tokens, labels = row[:, :-1].contiguous(), row[:, 1:].contiguous()
+    for micro, (tokens, labels) in enumerate(next(batches(config, plan, 1))):
         engine.backward(engine(tokens, labels))
         if micro < accumulation - 1:
             engine.step()

@@ -1,4 +1,5 @@
-"""An engine is let go before the next one is built: heads that grow must not keep the memory of every model before."""
+"""An engine is let go before the next one is built: heads that grow must not keep the memory of every model
+before."""
 
 import weakref
 
@@ -9,13 +10,14 @@ from tests.helpers.distributed import run_distributed
 from tests.helpers.training import nano_run, session
 
 GROWING = (
-    "--growth.criterion", "schedule", "--growth.schedule", '{1: 2x4, 2: "3x4", 3: "4x4"}', "--growth.head_dim", "16",
-    "--growth.maximum", "4", "--steps", "4", "--validation.every", "0",
-)  # fmt: skip
+    *("--growth.criterion", "schedule", "--growth.schedule", '{1: 2x4, 2: "3x4", 3: "4x4"}'),
+    *("--growth.head_dim", "16", "--growth.maximum", "4", "--steps", "4", "--validation.every", "0"),
+)
 
 
 def left_alive(run, stage):
-    """What is still there of earlier engines when another one is built: parameters, modules and optimizers."""
+    """What is still there of earlier engines when another one is built: parameters, modules and
+    optimizers."""
     parts, alive, original = [], [], trainer.build_engine
 
     def built(*given):

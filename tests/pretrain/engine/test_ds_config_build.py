@@ -1,4 +1,5 @@
-"""What the check of ds_configs takes builds an engine that trains; what DeepSpeed refuses all the same is one line."""
+"""What the check of ds_configs takes builds an engine that trains; what DeepSpeed refuses all the same is one
+line."""
 
 import contextlib
 import io
@@ -13,18 +14,12 @@ import torch
 from hypothesis import Phase, given, seed, settings
 
 from model.errors import UserError
-from model.process_grid import ALONE
-from pretrain.config.command_line import parse_command_line
-from pretrain.engine.build import build_engine, refusals_of_deepspeed
-from pretrain.engine.ds_config import merge_ds_config, resolve_bf16
-from pretrain.engine.ds_config_check import check_ds_config, simplified
-from pretrain.engine.memory.micro_batch import plan_batch
-from pretrain.engine.patches import prepare_deepspeed
+from pretrain.engine.build import refusals_of_deepspeed
+from pretrain.engine.ds_config_check import check_ds_config, check_sections, simplified
 from pretrain.engine.quiet import quiet_start
 from tests.helpers.distributed import run_distributed
 from tests.pretrain.engine.ds_configs import FUZZ, ROOT, accepted_ds_configs, merged, shipped
-
-CPU = torch.device("cpu")
+from tests.pretrain.engine.engines import batches, nano_engine
 
 
 def zero(**changes):
@@ -32,31 +27,27 @@ def zero(**changes):
 
 
 def build(config, folder):
-    """Build an engine on one rank and take one step: "refused", or the loss and the gradient's norm."""
-    run = parse_command_line(["--model", "prism-nano", "--global_batch_tokens", "512"]).run
-    model = run.build_model_config(300)
-    plan = plan_batch(512, 512 // model.context_length, model, 1, 1 << 30, "cpu")
+    """Build an engine on one rank and take two steps: "refused", or the last loss and the gradient's norm."""
     if isinstance(config.get("csv_monitor"), dict):
         config["csv_monitor"]["output_path"] = folder
     if isinstance(config.get("flops_profiler"), dict):
         config["flops_profiler"]["output_file"] = f"{folder}/flops.txt"
-    if check_ds_config(config, run):
+    if check_ds_config(config) or check_sections(simplified(config)):
         return "refused by the check"
     config = simplified(config)
+    precision = "bf16" if config.get("bf16", {}).get("enabled") is True else "fp32"
     try:
-        bf16 = resolve_bf16(run, config, CPU)[0]
-        engine = build_engine(run, model, merge_ds_config(config, run, plan, bf16, model), ALONE)
+        engine, model, plan = nano_engine(config, precision=precision)
     except UserError as error:
         assert str(error).isprintable()
         return f"refused: {error}"
     try:
-        rows = torch.randint(
-            0, 300, (2, model.context_length + 1), generator=torch.Generator().manual_seed(1)
-        )
-        for _ in range(2 * plan.accumulation):  # a second step, since profilers speak at the end of one
-            loss = engine(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
-            engine.backward(loss)
-            engine.step()
+        # A second step, since profilers speak at the end of one.
+        for micro_batches in batches(model, plan, 2):
+            for inputs, labels in micro_batches:
+                loss = engine(inputs, labels)
+                engine.backward(loss)
+                engine.step()
         return loss.item(), float(engine.get_global_grad_norm())
     finally:
         from deepspeed.utils import set_log_level_from_string
@@ -101,35 +92,21 @@ def test_what_is_taken_builds_an_engine_at_length(tmp_path):
     fuzz()
     offloaded = sum((zero.get("offload_optimizer") or {}).get("device") == "cpu" for zero in trained)
     print(
-        f"{len(trained) + refused} configurations: {len(trained)} trained, {offloaded} of them with an offloaded "
-        f"optimizer, {refused} refused by the check"
+        f"{len(trained) + refused} configurations: {len(trained)} trained, {offloaded} of them with an "
+        f"offloaded optimizer, {refused} refused by the check"
     )
     assert refused < len(trained) and offloaded
 
 
 def curve(name, changes, steps=2):
     """Losses and gradient norms of a few steps on this rank's share of the same batches."""
-    import deepspeed
-
-    prepare_deepspeed()
-    deepspeed.init_distributed("gloo")  # stage 3 asks it for the number of ranks before there is an engine
-    world, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
-    run = parse_command_line(["--model", "prism-nano", "--global_batch_tokens", "512"]).run
-    model = run.build_model_config(300)
-    plan = plan_batch(512, 2, model, world, 1 << 30, "cpu")
     config = merged(shipped(name), changes)
-    assert not check_ds_config(config, run).texts
-    engine = build_engine(
-        run, model, merge_ds_config(simplified(config), run, plan, name == "zero1", model), ALONE
-    )
-    data = torch.randint(
-        0, 300, (steps, plan.sequences, model.context_length + 1), generator=torch.Generator().manual_seed(5)
-    )
+    assert not check_ds_config(config) and not check_sections(simplified(config))
+    engine, model, plan = nano_engine(simplified(config), precision="bf16" if name == "zero1" else "fp32")
     numbers = []
-    for step in range(steps):
-        for micro in range(plan.accumulation):
-            rows = data[step, (micro * world + rank) * 2 :][:2]
-            loss = engine(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
+    for micro_batches in batches(model, plan, steps):
+        for inputs, labels in micro_batches:
+            loss = engine(inputs, labels)
             engine.backward(loss)
             engine.step()
             numbers.append(loss.item())
@@ -219,11 +196,8 @@ def test_a_traceback_can_be_asked_for(monkeypatch):
 
 def start():
     """What building a stage-1 engine in bf16 prints."""
-    run = parse_command_line(["--model", "prism-nano", "--global_batch_tokens", "512"]).run
-    model = run.build_model_config(300)
-    taken = merge_ds_config(shipped("zero1"), run, plan_batch(512, 2, model, 1, 1 << 30, "cpu"), True, model)
     with contextlib.redirect_stdout(io.StringIO()) as output:
-        build_engine(run, model, taken, ALONE).destroy()
+        nano_engine(shipped("zero1"), precision="bf16")[0].destroy()
     return output.getvalue()
 
 

@@ -40,9 +40,8 @@ def waiting(lock):
 
 
 def test_a_lock_of_a_killed_process_goes_and_one_of_a_living_process_stays(lock, capsys):
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(lock)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as holder:  # fmt: skip
+    command, pipe = [sys.executable, "-c", HOLDER, str(lock)], subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
         thread = waiting(lock)
         thread.join(1.0)

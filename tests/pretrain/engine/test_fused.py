@@ -2,68 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
-from model.errors import UserError
 from model.presets import preset
-from pretrain.engine.compiling import decide_attention, decide_fused
-from pretrain.engine.ds_config import EngineSettings
 from pretrain.engine.kernels import attention_kernels, kernel_line
 from tests.helpers.distributed import run_distributed
 from tests.helpers.training import curve, nano_run, session
 
 NANO = preset("prism-nano")
-
-
-def test_what_auto_decides():
-    assert decide_fused("auto", 2, "cuda", True) == "all"
-    assert decide_fused("auto", 2, "cuda", False) == "loss", (
-        "without a compiler their gradients would be copied"
-    )
-    assert decide_fused("auto", 3, "cuda", True) == "loss"
-    assert decide_fused("auto", 2, "cpu", True) == "loss"
-    assert [decide_fused(asked, 2, "cpu", False) for asked in ("all", "loss", "none")] == [
-        "all",
-        "loss",
-        "none",
-    ]
-    with pytest.raises(UserError, match="fused: all is not valid at ZeRO stage 3"):
-        decide_fused("all", 3, "cpu", False)
-
-
-def test_a_run_goes_on_as_it_began():
-    assert decide_fused("auto", 2, "cpu", False, {"fused": "all"}) == "all"
-    assert decide_fused("auto", 2, "cuda", True, {"fused": "loss"}) == "loss"
-    assert decide_fused("auto", 2, "cuda", True, {"steps": 3}) == "none", "it began before the setting"
-    assert decide_fused("auto", 3, "cuda", True, {"fused": "all"}) == "loss"
-    assert decide_fused("none", 2, "cpu", False, {"fused": "all"}) == "none", "the user decides first"
-
-
-def test_how_attention_is_computed():
-    auto = {
-        (device, bf16): decide_attention("auto", device, bf16, 512, {})
-        for device in ("cpu", "cuda") for bf16 in (False, True)
-    }  # fmt: skip
-    assert [key for key, found in auto.items() if found == "blocks"] == [("cpu", True)]
-    assert decide_attention("auto", "cpu", True, 513, {}) == "torch"
-    assert decide_attention("auto", "cpu", True, 512, {"steps": 3}) == "torch", "it began before the setting"
-    assert decide_attention("auto", "cpu", False, 512, {"attention": "blocks"}) == "blocks"
-    assert decide_attention("auto", "cuda", True, 512, {"attention": "blocks"}) == "torch"
-    assert decide_attention("blocks", "cuda", True, 512, {"attention": "torch"}) == "blocks", (
-        "the user decides first"
-    )
-
-
-def test_the_planner_counts_what_stage_3_cannot_fuse_as_separate(small_folder, tmp_path):
-    run = replace(nano_run(small_folder, tmp_path), fused="all")
-    found = {
-        stage: EngineSettings.of(run, {"zero_optimization": {"stage": stage}}, False, NANO).fused
-        for stage in (2, 3)
-    }
-    assert found == {2: "all", 3: "loss"}
 
 
 @pytest.mark.parametrize(

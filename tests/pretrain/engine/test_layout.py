@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,10 +36,8 @@ def put_together(pieces, ranks_flats, numels):
 def test_contiguous(sizes, ranks, alignment, padded):
     parameters = values(sizes)
     paddings = [(-size) % 8 if padded else 0 for size in sizes]
-    flat = torch.cat([
-        torch.cat([part, torch.zeros(padding, dtype=torch.int64)])
-        for part, padding in zip(parameters.values(), paddings, strict=True)
-    ])  # fmt: skip
+    padded_parts = [F.pad(part, (0, p)) for part, p in zip(parameters.values(), paddings, strict=True)]
+    flat = torch.cat(padded_parts)
     whole = torch.cat([flat, torch.zeros((-len(flat)) % (alignment * ranks), dtype=torch.int64)])
     flats = whole.chunk(ranks)
     named = [(name, len(part)) for name, part in parameters.items()]

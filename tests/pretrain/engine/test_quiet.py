@@ -1,4 +1,5 @@
-"""Commands that keep DeepSpeed quiet still use the GPUs that are there, and say nothing of this machine elsewhere."""
+"""Commands that keep DeepSpeed quiet still use the GPUs that are there, and say nothing of this machine
+elsewhere."""
 
 import os
 import subprocess

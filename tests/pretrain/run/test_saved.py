@@ -1,4 +1,5 @@
 import itertools
+import json
 import math
 import shutil
 import threading
@@ -15,6 +16,7 @@ from pretrain.checkpoint.state import TrainingState
 from pretrain.checkpoint.store import CheckpointStore, remove
 from pretrain.config.run_config import CheckpointConfig
 from pretrain.run.saved import SavedRun, find_checkpoint, refuse_links, with_saved_run
+from pretrain.utils.files import file_entry
 from tests.helpers.training import alone
 
 
@@ -37,9 +39,8 @@ def test_last_metrics_are_the_newest_at_or_before_the_step(tmp_path):
 
 
 def test_damaged_checkpoints_are_named_and_passed_over_or_refused(tmp_path):
-    for step in (2, 4):
-        (tmp_path / "checkpoints" / f"step_{step:06d}").mkdir(parents=True)
-    (tmp_path / "checkpoints" / "step_000002" / "manifest.json").write_text('{"format": 1, "files": {}}')
+    checkpoint(tmp_path, 2)
+    checkpoint_path(tmp_path, 4).mkdir()
     lines: list[str] = []
     found = find_checkpoint(tmp_path, None, lines.append)
     assert found is not None and found[0].name == "step_000002"
@@ -74,10 +75,14 @@ def test_a_link_out_of_the_checkpoint_is_not_followed(tmp_path):
 
 
 def checkpoint(run_folder: Path, step: int) -> Path:
-    """A checkpoint of no files, as a run puts it in its place."""
+    """A checkpoint of one file, as a run puts it in its place."""
     partial = run_folder / "checkpoints" / f".writing_step_{step:06d}"
     partial.mkdir(parents=True)
-    (partial / "manifest.json").write_text('{"format": 1, "files": {}}')
+    (partial / "state.json").write_text("{}")
+    files = {"state.json": file_entry(partial / "state.json")}
+    (partial / "manifest.json").write_text(
+        json.dumps({"format": 1, "files": files})
+    )  # not synced: many a second
     return partial.rename(checkpoint_path(run_folder, step))
 
 

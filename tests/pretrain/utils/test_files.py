@@ -99,15 +99,10 @@ def test_leftovers_of_killed_processes_are_removed_and_those_of_living_ones_are_
     ours.write_text("half")
     elsewhere = tmp_path / ".c.another-host-1"
     elsewhere.write_text("half")
-    # As older versions named them.
-    host, gone = os.uname().nodename, subprocess.Popen(["true"])
-    gone.wait()
-    for name in (f"a-0000.{host}-{gone.pid}.bin", f"manifest.json.{host}-{gone.pid}"):
-        (tmp_path / name).write_text("half")
-    (tmp_path / f"a-{host}-12").write_text("no leftover: no dot before the host")
-    assert len(names(tmp_path)) == 6
+    (tmp_path / f"a-{os.uname().nodename}-12").write_text("no leftover: no dot before the host")
+    assert len(names(tmp_path)) == 4
     remove_leftovers(tmp_path)
-    assert names(tmp_path) == sorted([ours.name, elsewhere.name, f"a-{host}-12"])
+    assert names(tmp_path) == sorted([ours.name, elsewhere.name, f"a-{os.uname().nodename}-12"])
     remove_leftovers(tmp_path / "missing")
 
 
