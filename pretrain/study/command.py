@@ -43,7 +43,6 @@ from pretrain.study.scheduler import (
 )
 from pretrain.study.slurm import run_of_task, sbatch_commands, submit
 from pretrain.study.study_file import Study, find_study, parse_study, read_study, study_names
-from pretrain.utils.progress import ProgressLine
 
 SOME_FAILED = 1
 
@@ -72,22 +71,15 @@ def build_parser() -> Parser:
     power.add_argument(
         "--pilot",
         type=Path,
-        action="append",
-        default=[],
         metavar="FOLDER",
-        help="a study's folder with finished runs, to take the spread and the speed from; may be repeated",
+        help="a study's folder with finished runs, to take the spread and the speed from",
     )
-    power.add_argument("--sd", type=float, help="standard deviation of paired differences, without pilots")
+    power.add_argument(
+        "--sd", type=float, help="standard deviation of paired differences, in place of a pilot's"
+    )
     power.add_argument("--effect", type=float, help="difference to be found (default: the study's)")
     power.add_argument("--power", type=float, default=0.8, help="probability to find it (default: 0.8)")
     power.add_argument("--parallel", type=int, default=1, metavar="N", help="runs at a time (default: 1)")
-    power.add_argument(
-        "--windows",
-        type=int,
-        default=0,
-        metavar="N",
-        help="also measure N held-out windows one by one, to tell what a larger validation set gains",
-    )
     _command(commands, "report", "tables and figures of what is finished, into FOLDER/report")
     task = _command(commands, "task", "the arguments of one run, for slurm/study.sh")
     task.add_argument("number", metavar="N", help="number of the run, from 0; 'only' in a study of one run")
@@ -288,32 +280,14 @@ def _task(study: Study, folder: Path, number: str, ranks: int | None) -> None:
 
 
 def _power(study: Study, options: argparse.Namespace) -> None:
-    for name in ("parallel", "windows"):
-        if getattr(options, name) < (name == "parallel"):
-            raise UserError(f"{name}: {getattr(options, name)} is not valid; give a positive number")
-    if options.windows:
-        from pretrain.engine.quiet import quiet_libraries
+    from pretrain.study.power import Pilot, Question, power_lines
 
-        quiet_libraries()
-    from pretrain.study.power.plan import power_report
-    from pretrain.study.power.text import report_lines
-
-    pilots = []
-    for path in options.pilot:
-        pilot = study_of(path)
-        pilots.append((path, load_results(pilot, path)))
-    with ProgressLine("windows read", "window") as progress:
-        report = power_report(
-            study,
-            pilots,
-            sd=options.sd,
-            effect=options.effect,
-            target_power=options.power,
-            parallel=options.parallel,
-            windows=options.windows,
-            progress=progress,
-        )
-    print("\n".join(report_lines(report)))
+    question = Question(options.sd, options.effect, options.power, options.parallel)
+    pilot = None
+    if options.pilot is not None:
+        planned = study_of(options.pilot)
+        pilot = Pilot(options.pilot, planned, load_results(planned, options.pilot))
+    print("\n".join(power_lines(study, question, pilot)))
 
 
 def _report(study: Study, folder: Path) -> None:
