@@ -282,7 +282,7 @@ def _task(study: Study, folder: Path, number: str, ranks: int | None) -> None:
 def _power(study: Study, options: argparse.Namespace) -> None:
     from pretrain.study.power import Pilot, Question, power_lines
 
-    question = Question(options.sd, options.effect, options.power, options.parallel)
+    question = Question(sd=options.sd, effect=options.effect, power=options.power, parallel=options.parallel)
     pilot = None
     if options.pilot is not None:
         planned = study_of(options.pilot)

@@ -56,21 +56,27 @@ def different_tokenizers(runs: Sequence[RunResult]) -> str:
 
 def differences_between(runs: Sequence[RunResult]) -> list[str]:
     """What a reader should know before comparing runs with one another, a sentence each, without its full stop."""
-    notes = []
-    begun = [run for run in runs if run.rows]
-    for what, value in _OF_THE_VALIDATION:
-        found = _by(begun, value)
-        if len(found) > 1:
-            each = " and ".join(f"{key} ({some_names(names)})" for key, names in found.items())
-            notes.append(f"{what} {each}")
-    for what, value in _OF_THE_RUN:
-        found = _by(_known(runs), value)
-        if len(found) > 1:
-            notes.append(f"{what}: {_listed(found)}")
-    # On a GPU the number of threads changes no figure.
-    found = _by([run for run in _known(runs) if run.world.get("device") == "cpu"], _threads)
-    if len(found) > 1:
-        notes.append(f"the runs had several numbers of CPU threads a rank: {_listed(found)}")
+    begun, known = [run for run in runs if run.rows], _known(runs)
+    on_cpus = [run for run in known if run.world.get("device") == "cpu"]  # on GPUs threads change no figure
+    looked_at: tuple[tuple[str, list[RunResult], Callable[[RunResult], object]], ...] = (
+        ("the runs are validated on windows of several lengths", begun, _window),
+        ("the documents of a window are kept apart in some runs", begun, _mask),
+        (
+            "the runs are of several versions of the code",
+            known,
+            lambda run: ", ".join(run.world.get("code", [])),
+        ),
+        ("the runs are of several kinds of device", known, lambda run: run.world.get("device")),
+        ("the runs are of several dtypes", known, lambda run: run.world.get("dtype")),
+        (
+            "the runs are of several versions of torch",
+            known,
+            lambda run: run.world.get("versions", {}).get("torch"),
+        ),
+        ("the runs had several numbers of ranks", known, lambda run: run.world.get("ranks")),
+        ("the runs had different CPU thread counts", on_cpus, lambda run: run.world.get("threads")),
+    )
+    notes = [f"{what}: {found}" for what, among, value in looked_at if (found := _listed(_by(among, value)))]
     lost = [run.folder.name for run in runs if run.state == "finished" and not run.data]
     if lost:
         notes.append(
@@ -101,7 +107,7 @@ def _listed(found: dict[str, list[str]]) -> str:
 
 def _validation_text(run: RunResult) -> str:
     """The hashes and weights of the corpora whose held-out text a run was measured on, and how many windows."""
-    corpora = run.data.get("validation") or run.data.get("data", [])
+    corpora = run.data.get("validation") or run.data["data"]
     listed = ", ".join(f"{content[:8]} x {weight}" for content, weight in corpora)
     return f"{run.planned.run.validation.sequences} windows of {listed}"
 
@@ -112,23 +118,3 @@ def _window(run: RunResult) -> str:
 
 def _mask(run: RunResult) -> str:
     return "kept apart" if run.planned.run.document_mask else "not kept apart"
-
-
-def _threads(run: RunResult) -> object:
-    return run.world.get("threads", "unknown")
-
-
-_OF_THE_VALIDATION: tuple[tuple[str, Callable[[RunResult], object]], ...] = (
-    ("the runs are validated on windows of", _window),
-    ("the runs are validated with a window's documents", _mask),
-)
-_OF_THE_RUN: tuple[tuple[str, Callable[[RunResult], object]], ...] = (
-    (
-        "the runs are of several versions of the code",
-        lambda run: ", ".join(run.world.get("code", ["unknown"])),
-    ),
-    ("the runs are of several kinds of device", lambda run: run.world.get("device")),
-    ("the runs are of several dtypes", lambda run: run.world.get("dtype")),
-    ("the runs are of several versions of torch", lambda run: run.world.get("versions", {}).get("torch")),
-    ("the runs had several numbers of ranks", lambda run: run.world.get("ranks", "unknown")),
-)
