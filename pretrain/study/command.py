@@ -37,7 +37,6 @@ from pretrain.study.scheduler import (
     Scheduler,
     check_runs,
     ds_config_path,
-    planned_flops,
     slots,
     write_study,
 )
@@ -145,18 +144,15 @@ def _open(name: str, out: Path | None) -> tuple[Study, Path]:
 
 
 def _run(study: Study, folder: Path, options: argparse.Namespace) -> int:
-    from pretrain.engine.quiet import quiet_libraries
     from pretrain.runtime.hardware import available_cores
+    from pretrain.study.pairing import pairing_lines
 
     if options.parallel is not None and options.parallel < 1:
         raise UserError(f"parallel: {options.parallel} is not valid; give a positive number")
     if options.sbatch and not options.slurm:
         raise UserError("sbatch: options of sbatch without --slurm; give both or neither")
-    quiet_libraries()
     check_settings(study, folder)
     todo = unfinished(study, folder)
-    from pretrain.study.pairing import pairing_lines
-
     print("\n".join(_opening(study, folder, todo, pairing_lines(study))), flush=True)
     if not todo:
         print(f"next     {_python('report', folder)}")
@@ -220,7 +216,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _opening(study: Study, folder: Path, todo: Sequence[int], pairs: Sequence[str]) -> list[str]:
-    flops = sum(planned_flops(study.runs[number]) for number in todo)
+    flops = sum(study.runs[number].flops for number in todo)
     sized = f"; sized for {study.hours:g} h on {study.machine}" if study.hours and study.machine else ""
     return [
         f"study    {study.name}: {study.title}",
@@ -243,7 +239,7 @@ def _studies() -> list[str]:
     rows = [("study", "runs", "FLOPs", "sized for", "title")]
     for name in study_names():
         study = read_study(find_study(name))
-        flops = sum(map(planned_flops, study.runs))
+        flops = sum(planned.flops for planned in study.runs)
         sized = f"{study.hours:g} h on {study.machine}" if study.hours else study.machine
         rows.append((name, str(len(study.runs)), f"{flops:.1e}", sized, study.title))
     return aligned(rows, left={0, 3, 4})

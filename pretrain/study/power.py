@@ -17,7 +17,6 @@ from model.tables import aligned
 from pretrain.study.contrasts import full_name
 from pretrain.study.paired import differences, in_common, runs_of, values_of
 from pretrain.study.results import RunResult
-from pretrain.study.scheduler import planned_flops
 from pretrain.study.statistics import (
     MOST_PAIRS,
     detectable_effect,
@@ -184,9 +183,9 @@ def study_costs(study: Study, pilot: Pilot | None, parallel: int) -> Costs:
 
     Runs of the pilot that grow are left out: they take fewer FLOPs than planned.
     """
-    flops = tuple(planned_flops(planned) for planned in study.runs)
+    flops = tuple(planned.flops for planned in study.runs)
     rates = [
-        planned_flops(run.planned) * row["step"] / run.steps / row["seconds"]
+        run.planned.flops * row["step"] / run.steps / row["seconds"]
         for run in (pilot.results if pilot else ())
         if not run.planned.run.growth.active
         for row in [row for row in run.rows if row.get("seconds", 0) > 0][-1:]
@@ -214,8 +213,8 @@ def machine_rate() -> tuple[float, str, bool]:
 def carry_over_notes(study: Study, pilot: Pilot) -> list[str]:
     """Why a pilot's spread and speed may not be those of the study's runs, a sentence each, without its full stop."""
     notes = []
-    theirs = [planned_flops(run.planned) for run in pilot.results if run.rows]
-    ours = [planned_flops(planned) for planned in study.runs]
+    theirs = [run.planned.flops for run in pilot.results if run.rows]
+    ours = [planned.flops for planned in study.runs]
     if theirs and (max(ours) > SIZES_APART * max(theirs) or SIZES_APART * min(ours) < min(theirs)):
         notes.append(
             f"its runs take {_range(theirs)} FLOPs, those of {study.name} {_range(ours)}: spread and speed may not "

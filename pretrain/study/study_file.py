@@ -6,6 +6,7 @@ import dataclasses
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -122,6 +123,13 @@ class PlannedRun:
     def name(self) -> str:
         """Name of the run's folder, in the study's folder."""
         return self.run.run_name
+
+    @cached_property
+    def flops(self) -> float:
+        """Training FLOPs of the whole run, 6 N_matmul + 12 Σ min(T, window) A per token; with growth the most it may
+        take."""
+        model = self.run.largest_model_config(self.run.build_model_config())
+        return float(model.flops_per_token() * self.run.steps * self.run.global_batch_tokens)
 
 
 @dataclass(frozen=True)

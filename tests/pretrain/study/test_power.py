@@ -12,7 +12,6 @@ from model.errors import UserError
 from pretrain.study import power
 from pretrain.study.power import Pilot, Question, pilot_spread, power_lines, study_costs
 from pretrain.study.results import RunResult
-from pretrain.study.scheduler import planned_flops
 from pretrain.study.study_file import parse_study
 
 TEXT = """
@@ -128,10 +127,10 @@ comparisons:
 def test_hours_from_the_pilots_speed(pilot):
     planned = pilot.study.runs[0]
     per_token = planned.run.build_model_config().flops_per_token()
-    assert planned_flops(planned) == per_token * 50 * planned.run.global_batch_tokens
+    assert planned.flops == per_token * 50 * planned.run.global_batch_tokens
     costs = study_costs(pilot.study, pilot, parallel=2)
-    total = sum(map(planned_flops, pilot.study.runs))
-    rate = np.median([planned_flops(run) / 30 for run in pilot.study.runs])
+    total = sum(run.flops for run in pilot.study.runs)
+    rate = np.median([run.flops / 30 for run in pilot.study.runs])
     assert (
         costs.rate == pytest.approx(rate) and costs.source == f"median of the runs in {pilot.folder} on cpu"
     )
@@ -177,7 +176,7 @@ def test_growth_is_an_upper_bound(pilot):
     )
     (line,) = [line for line in asked(pilot, growing) if line.startswith("cost")]
     assert line.endswith("; runs grow, so this is an upper bound: the largest model they may become")
-    fixed, grown = (planned_flops(planned) for planned in parse_study(growing, "s", pilot.folder).runs[:2])
+    fixed, grown = (planned.flops for planned in parse_study(growing, "s", pilot.folder).runs[:2])
     assert fixed == grown
 
 
@@ -193,7 +192,7 @@ def test_the_lines(pilot):
         "paired t-test at 5 %",
         "finds    with the 3 seeds of pilot: 0.0421 or more",
     ]
-    total = sum(map(planned_flops, pilot.study.runs))  # 12 runs of 30 s
+    total = sum(run.flops for run in pilot.study.runs)  # 12 runs of 30 s
     assert [line.split() for line in lines[5:8]] == [
         ["3", "0.0421", f"{total:.2e}", "6m00s", "this", "study"],
         ["6", "0.0185", f"{2 * total:.2e}", "12m00s", "finds", "the", "effect"],

@@ -17,7 +17,7 @@ from model.errors import UserError
 from pretrain.study import scheduler
 from pretrain.study.ranks import rank_lines
 from pretrain.study.results import check_settings, run_state
-from pretrain.study.scheduler import Scheduler, Slot, planned_flops, run_command_line, slots, write_study
+from pretrain.study.scheduler import Scheduler, Slot, run_command_line, slots, write_study
 from pretrain.study.study_file import parse_study
 from tests.helpers.launch import ROOT
 
@@ -293,7 +293,7 @@ def test_a_run_of_other_settings_is_not_taken_for_this_studys(study, stand_in, t
 def test_work_is_counted_in_flops(study):
     run = study.runs[0].run
     model = run.build_model_config()
-    assert planned_flops(study.runs[0]) == model.flops_per_token() * 5 * run.global_batch_tokens
+    assert study.runs[0].flops == model.flops_per_token() * 5 * run.global_batch_tokens
 
 
 def test_the_study_waits_for_no_run_that_was_killed(study, stand_in, tmp_path):
