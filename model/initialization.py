@@ -44,8 +44,9 @@ def initial_value(
 ) -> Tensor:
     """The full initial tensor of one parameter, fp32 on the CPU; a pure function of its arguments.
 
-    Its entries are independent draws from a normal distribution (initial_distribution). Padded vocabulary rows are 0,
-    and only the real ones are drawn, because a draw of another size need not begin with the same numbers.
+    Its entries are independent draws from a normal distribution (initial_distribution). Padded vocabulary
+    rows are 0, and only the real ones are drawn, because a draw of another size need not begin with the same
+    numbers.
     """
     mean, std, rows = initial_distribution(name, role, shape, config)
     value = torch.zeros(*shape, device="cpu", dtype=torch.float32)
@@ -62,8 +63,9 @@ def initial_distribution(
 
     Two parameters of one name, shape and distribution begin with the same values if they have one seed.
 
-    Norm weights are 1 and biases 0. Everything else has mean 0 and std init_std, or init_std / sqrt(2L) for the
-    projections that write into the residual stream, o and down (GPT-2; nanoGPT; the Prism paper leaves it open).
+    Norm weights are 1 and biases 0. Everything else has mean 0 and std init_std, or init_std / sqrt(2L) for
+    the projections that write into the residual stream, o and down (GPT-2; nanoGPT; the Prism paper leaves it
+    open).
     """
     rows = config.vocab_size if has_vocabulary_rows(name) else shape[0]
     if role.kind in ("norm", "bias"):

@@ -159,25 +159,22 @@ def _run(study: Study, folder: Path, options: argparse.Namespace) -> int:
         return 0
     if options.slurm:
         lines = sbatch_commands(study, folder, todo, options.parallel, _words(options.sbatch))
+        with contextlib.chdir(ROOT):  # where the jobs look for recipes and data
+            check_runs(_as_jobs_read_it(study, folder))
         if options.dry_run:
             print("\n".join(f"would run: {shlex.join(line)}" for line in lines))
             return 0
-        with contextlib.chdir(ROOT):  # where the jobs look for recipes and data
-            check_runs(_as_jobs_read_it(study, folder))
         with _locked(folder):
             write_study(study, folder)
             for line in lines:
                 print(f"submitted job {submit(line)}: {shlex.join(line)}", flush=True)
         return 0
     shares = slots(options.parallel or 1, _devices(), available_cores())
-    print(
-        "".join(f"{line}\n" for line in rank_lines([study.runs[n] for n in todo], len(shares[0].devices))),
-        end="",
-        flush=True,
-    )
+    for line in rank_lines([study.runs[number] for number in todo], len(shares[0].devices)):
+        print(line, flush=True)
+    check_runs(study)
     if options.dry_run:
         return 0
-    check_runs(study)
     with _locked(folder):
         write_study(study, folder)
         scheduler = Scheduler(study, folder, shares)
@@ -205,7 +202,7 @@ def _words(options: str) -> list[str]:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keep a study's folder for this command: another session must not change the files of runs that train."""
+    """Keep a study's folder for this command: no other session may change the files of runs that train."""
     from pretrain.run.lock import RunLock
 
     lock = RunLock(folder, option="out", parent_option="out")
@@ -312,7 +309,7 @@ def _python(command: str, study: object) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; 1 if a run of the study failed, 75 or 130 after a request to stop, else as run_command."""
+    """Run the command; 1 if a run failed, 75 or 130 after a request to stop, else as run_command."""
     codes = [0]
 
     def command(given: list[str]) -> None:

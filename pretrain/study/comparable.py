@@ -20,7 +20,7 @@ class Comparability:
 
 
 def check_comparable(study: Study, results: Sequence[RunResult]) -> Comparability:
-    """Check within each comparison that figures are of one text and one tokenizer, and look for what else differs.
+    """Check within each comparison that runs have one text and one tokenizer, and note what else differs.
 
     Raises:
         UserError: runs of one comparison were validated on different texts.
@@ -33,8 +33,8 @@ def check_comparable(study: Study, results: Sequence[RunResult]) -> Comparabilit
         texts = different_texts(runs)
         if texts:
             raise UserError(
-                f"study: {label}runs were validated on different texts: {texts}; give all the same data, or the same "
-                "validation.data"
+                f"study: {label}runs were validated on different texts: {texts}; give all the same data, or "
+                "the same validation.data"
             )
         tokenizers = different_tokenizers(runs)
         if tokenizers:
@@ -45,7 +45,7 @@ def check_comparable(study: Study, results: Sequence[RunResult]) -> Comparabilit
 
 
 def different_texts(runs: Sequence[RunResult]) -> str:
-    """The texts that runs were validated on, with some of their names; empty if it is one, as far as that is known."""
+    """The texts that runs were validated on, with some runs' names; empty for one, as far as it is known."""
     return _listed(_by(_known(runs), _validation_text))
 
 
@@ -55,7 +55,7 @@ def different_tokenizers(runs: Sequence[RunResult]) -> str:
 
 
 def differences_between(runs: Sequence[RunResult]) -> list[str]:
-    """What a reader should know before comparing runs with one another, a sentence each, without its full stop."""
+    """What a reader should know before comparing runs: sentences without their full stop."""
     begun, known = [run for run in runs if run.rows], _known(runs)
     on_cpus = [run for run in known if run.world.get("device") == "cpu"]  # on GPUs threads change no figure
     looked_at: tuple[tuple[str, list[RunResult], Callable[[RunResult], object]], ...] = (
@@ -80,8 +80,8 @@ def differences_between(runs: Sequence[RunResult]) -> list[str]:
     lost = [run.folder.name for run in runs if run.state == "finished" and not run.data]
     if lost:
         notes.append(
-            f"no checkpoint of {len(lost)} finished run{'s' * (len(lost) != 1)} ({some_names(lost)}), so their text, "
-            "tokenizer and code were not checked"
+            f"no checkpoint of {len(lost)} finished run{'s' * (len(lost) != 1)} ({some_names(lost)}), so "
+            "their text, tokenizer and code were not checked"
         )
     return notes
 
@@ -106,7 +106,7 @@ def _listed(found: dict[str, list[str]]) -> str:
 
 
 def _validation_text(run: RunResult) -> str:
-    """The hashes and weights of the corpora whose held-out text a run was measured on, and how many windows."""
+    """The corpora whose held-out text a run was measured on (hash and weight), and how many windows."""
     corpora = run.data.get("validation") or run.data["data"]
     listed = ", ".join(f"{content[:8]} x {weight}" for content, weight in corpora)
     return f"{run.planned.run.validation.sequences} windows of {listed}"

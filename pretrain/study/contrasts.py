@@ -78,8 +78,8 @@ def _mean(names: Sequence[str]) -> str:
 def parse_contrasts(values: Mapping[str, Sides], variants: Sequence[Name]) -> Iterator[Contrast]:
     """The contrasts of a study file.
 
-    A variant is named as ``comparison.variant``, or by its own name where only one comparison has it; with ``*`` every
-    variant that fits.
+    A variant is named as ``comparison.variant``, or by its own name where only one comparison has it; with
+    ``*`` every variant that fits.
 
     Args:
         values: the file's, by name.

@@ -49,7 +49,7 @@ def _model(run: RunConfig) -> ModelConfig:
 
 
 def _initial(model: ModelConfig) -> dict[str, tuple[tuple[int, ...], tuple[float, float, int]]]:
-    """Shape and distribution of every parameter, which its first values follow from, beside its name and the seed."""
+    """Shape and distribution of each parameter: with its name and the seed, they decide its first values."""
     with torch.device("meta"):
         network = Transformer(model)
     roles = parameter_roles(network)

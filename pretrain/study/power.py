@@ -29,8 +29,9 @@ from pretrain.study.study_file import Study
 from pretrain.utils.text import human_seconds
 
 UTILISATION = {"cuda": 0.4, "cpu": 0.06}
-"""Assumed share of the device's peak, where no pilot says how fast runs are. On CPUs a guess: runs of a million
-parameters, not compiled, reached 5 to 8 % of the peak of two cores; larger or compiled ones may reach more."""
+"""Assumed share of the device's peak, where no pilot says how fast runs are. On CPUs a guess: runs of a
+million parameters, not compiled, reached 5 to 8 % of the peak of two cores; larger or compiled ones may reach
+more."""
 SIZES_APART = 3.0
 """Runs whose FLOPs differ by more than this factor may spread otherwise, and be faster or slower."""
 
@@ -121,13 +122,14 @@ def power_lines(study: Study, question: Question, pilot: Pilot | None = None) ->
         spread = Spread(question.sd)
     elif pilot is None:
         raise UserError(
-            "pilot: none is not valid without --sd; give the folder of a study with finished runs, or the standard "
-            "deviation of paired differences"
+            "pilot: none is not valid without --sd; give the folder of a study with finished runs, or the "
+            "standard deviation of paired differences"
         )
     elif math.isnan(spread.sd):
         raise UserError(
-            f"pilot: {str(pilot.folder)!r} is not valid, with {spread.pairs} finished pairs ({_measured(study)}); "
-            "give the folder of a study in which a variant and its baseline have two or more seeds finished"
+            f"pilot: {str(pilot.folder)!r} is not valid, with {spread.pairs} finished pairs "
+            f"({_measured(study)}); give the folder of a study in which a variant and its baseline have two "
+            "or more seeds finished"
         )
     effect = study.effect if question.effect is None else question.effect
     costs = study_costs(study, pilot, question.parallel)
@@ -144,8 +146,8 @@ def power_lines(study: Study, question: Question, pilot: Pilot | None = None) ->
 def pilot_spread(pilot: Pilot, measure: str, last: int) -> Spread:
     """The spread of a pilot's finished pairs over the seeds, pooled over its variants.
 
-    The interval of ``sd`` knows that differences share runs (effective_degrees). Variants that train with other seeds
-    than what they are compared with are left out: their pairs have nothing in common.
+    The interval of ``sd`` knows that differences share runs (effective_degrees). Variants that train with
+    other seeds than what they are compared with are left out: their pairs have nothing in common.
 
     Args:
         measure: what is compared.
@@ -179,7 +181,7 @@ def pilot_spread(pilot: Pilot, measure: str, last: int) -> Spread:
 
 
 def study_costs(study: Study, pilot: Pilot | None, parallel: int) -> Costs:
-    """The costs of *study* with *parallel* runs at a time, at the median speed of a pilot's runs or an assumed one.
+    """The costs of *study* with *parallel* runs at a time, at a pilot's median speed or an assumed one.
 
     Runs of the pilot that grow are left out: they take fewer FLOPs than planned.
     """
@@ -198,7 +200,7 @@ def study_costs(study: Study, pilot: Pilot | None, parallel: int) -> Costs:
 
 
 def machine_rate() -> tuple[float, str, bool]:
-    """FLOP/s of a run on this machine by assumption, where they are from, and whether runs at a time share them."""
+    """FLOP/s of a run here by assumption, where they are from, and whether runs at a time share them."""
     import torch
 
     from pretrain.runtime.hardware import detect_device, peak_flops, supports_bf16
@@ -211,22 +213,21 @@ def machine_rate() -> tuple[float, str, bool]:
 
 
 def carry_over_notes(study: Study, pilot: Pilot) -> list[str]:
-    """Why a pilot's spread and speed may not be those of the study's runs, a sentence each, without its full stop."""
+    """Why spread and speed of a pilot may not be the study's: sentences without their full stop."""
     notes = []
     theirs = [run.planned.flops for run in pilot.results if run.rows]
     ours = [planned.flops for planned in study.runs]
     if theirs and (max(ours) > SIZES_APART * max(theirs) or SIZES_APART * min(ours) < min(theirs)):
         notes.append(
-            f"its runs take {_range(theirs)} FLOPs, those of {study.name} {_range(ours)}: spread and speed may not "
-            "carry over"
+            f"its runs take {_range(theirs)} FLOPs, those of {study.name} {_range(ours)}: spread and speed "
+            "may not carry over"
         )
     from pretrain.runtime.hardware import detect_device
 
     here = detect_device().type
     if pilot.devices and pilot.devices != [here]:
-        notes.append(
-            f"its runs were on {' and '.join(pilot.devices)}, and this machine has {here}: speed will not carry over"
-        )
+        there = " and ".join(pilot.devices)
+        notes.append(f"its runs were on {there}, and this machine has {here}: speed will not carry over")
     return notes
 
 
@@ -284,11 +285,12 @@ def fitting_seeds(study: Study, costs: Costs) -> int | None:
 def _costs(study: Study, costs: Costs) -> list[str]:
     growing = any(planned.run.growth.active for planned in study.runs)
     bound = "; runs grow, so this is an upper bound: the largest model they may become" if growing else ""
+    runs = f"{_some(len(costs.flops), 'run')} of {_range(costs.flops)} FLOPs"
     lines = [
-        f"cost     {_some(len(costs.flops), 'run')} of {_range(costs.flops)} FLOPs, {costs.total:.2e} in all{bound}",
+        f"cost     {runs}, {costs.total:.2e} in all{bound}",
         f"speed    {costs.rate:.2e} FLOP/s a run, {costs.source}",
-        f"time     {human_seconds(3600 * costs.hours)} with {_some(costs.at_a_time, 'run')} at a time, each as fast; "
-        "without validation, diagnostics and checkpoints",
+        f"time     {human_seconds(3600 * costs.hours)} with {_some(costs.at_a_time, 'run')} at a time, each "
+        "as fast; without validation, diagnostics and checkpoints",
     ]
     if study.hours is not None:
         on = f" on {study.machine}" if study.machine else ""

@@ -86,8 +86,8 @@ def slots(parallel: int, devices: Sequence[str], cores: int) -> list[Slot]:
     each = len(devices) // parallel
     if each > 1 and not all(map(str.isdecimal, devices)):
         raise UserError(
-            f"CUDA_VISIBLE_DEVICES: {','.join(devices)!r} is not valid for runs on {each} GPUs each, whose launcher "
-            f"takes numbers; give numbers, or --parallel {len(devices)}"
+            f"CUDA_VISIBLE_DEVICES: {','.join(devices)!r} is not valid for runs on {each} GPUs each, whose "
+            f"launcher takes numbers; give numbers, or --parallel {len(devices)}"
         )
     return [Slot(index, list(devices[index * each : (index + 1) * each])) for index in range(parallel)]
 
@@ -128,7 +128,8 @@ def check_runs(study: Study) -> None:
     Relative paths are looked for in the working directory.
 
     Raises:
-        UserError: see read_ds_config, rank_numbers, check_settings and check_start of pretrain/run/preflight.py.
+        UserError: see read_ds_config, rank_numbers, check_settings and check_start of
+            pretrain/run/preflight.py.
     """
     from pretrain.engine.ds_config_check import read_ds_config
     from pretrain.run.preflight import check_settings, check_start
@@ -295,7 +296,7 @@ class Scheduler:
 
 
 def _has_ended(running: _Running) -> bool:
-    """Whether the command and all its ranks have ended: a launcher that is asked to stop leaves ranks that save."""
+    """Whether the command and its ranks have ended: a launcher that is stopped leaves ranks that save."""
     if running.process.poll() is None:
         return False
     try:

@@ -44,8 +44,8 @@ def sbatch_commands(
 ) -> list[list[str]]:
     """The lines that submit runs of a study; the script reads the study's folder.
 
-    One line, or one for each number of ranks where some runs have too small a batch for the script's; with options
-    that say how many tasks or GPUs there are, one line in any case.
+    One line, or one for each number of ranks where some runs have too small a batch for the script's; with
+    options that say how many tasks or GPUs there are, one line in any case.
 
     Args:
         todo: places of the runs in the study; the array has their task numbers (see task_names).
@@ -85,13 +85,14 @@ def run_of_task(study: Study, folder: Path, number: str) -> PlannedRun:
         )
     if not number.isdecimal() or int(number) >= len(names):
         raise UserError(
-            f"array: task {shown(number, plain=True)} is beyond the {len(runs)} runs of {study.name}; valid: {valid}"
+            f"array: task {shown(number, plain=True)} is beyond the {len(runs)} runs of {study.name}; valid: "
+            f"{valid}"
         )
     name = names[int(number)]
     if name not in runs:
         raise UserError(
-            f"array: task {number} is {name}, which {study.name} does not name any more; cancel it (scancel), or put "
-            f"the run back into the study; valid: {valid}"
+            f"array: task {number} is {name}, which {study.name} does not name any more; cancel it "
+            f"(scancel), or put the run back into the study; valid: {valid}"
         )
     return runs[name]
 
@@ -110,7 +111,8 @@ def submit(command: Sequence[str]) -> str:
     """
     if shutil.which("sbatch") is None:
         raise UserError(
-            "slurm: no sbatch on this machine; submit it from a login node, or leave out --slurm to run it here"
+            "slurm: no sbatch on this machine; submit it from a login node, or leave out --slurm to run it "
+            "here"
         )
     from pretrain.engine.quiet import environment_elsewhere
 

@@ -1,6 +1,7 @@
 """Pure statistics: intervals of paired differences, their power and spread, and when a curve gets somewhere.
 
-Nothing here knows of runs. scipy and statsmodels are imported where they are used, because that takes a while.
+Nothing here knows of runs. scipy and statsmodels are imported where they are used, because that takes a
+while.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ def paired_power(effect: float, sd: float, pairs: float, confidence: float = 0.9
     """Probability that a two-sided paired t-test finds a true mean difference.
 
     With n pairs, t² has the noncentral F distribution with 1 and n - 1 degrees of freedom and noncentrality
-    n (effect / sd)². (statsmodels' TTestPower computes the same from the noncentral t, which is NaN for many effects
-    above 4 sd, and its solver stops short of few pairs.)
+    n (effect / sd)². (statsmodels' TTestPower computes the same from the noncentral t, which is NaN for many
+    effects above 4 sd, and its solver stops short of few pairs.)
 
     Args:
         effect: the true mean difference.
@@ -157,8 +158,8 @@ def effective_degrees(groups: Sequence[Sequence[tuple[Hashable, Hashable]]]) -> 
 
     With D the runs' signs in each difference and C what subtracts each group's mean, the sum of squares is
     x' (CD)' CD x. For independent normal runs x of equal variance its first two moments are those of a χ² of
-    tr(M)² / tr(M²) degrees, M = (CD)' CD (Satterthwaite, Biometrics Bulletin 2, 1946). Without shared runs these are
-    Σ_g (n_g - 1).
+    tr(M)² / tr(M²) degrees, M = (CD)' CD (Satterthwaite, Biometrics Bulletin 2, 1946). Without shared runs
+    these are Σ_g (n_g - 1).
 
     Args:
         groups: of each difference, a name of the run and one of the run that is subtracted.
@@ -189,7 +190,7 @@ def effective_degrees(groups: Sequence[Sequence[tuple[Hashable, Hashable]]]) -> 
 
 
 def sd_interval(sd: float, degrees: float, confidence: float = 0.95) -> tuple[float, float]:
-    """Confidence interval of the standard deviation of normal values: sd √(degrees / χ²); NaN for NaN degrees."""
+    """Confidence interval of the sd of normal values, sd √(degrees / χ²); NaN for NaN degrees."""
     from scipy.stats import chi2
 
     low, high = sd * np.sqrt(degrees / np.array(chi2.interval(confidence, degrees))[::-1])
@@ -206,11 +207,13 @@ NO_VARIANCE = 1e-10
 
 @dataclass(frozen=True)
 class Coefficient:
-    """What a linear regression says of one feature. Limits are those of 95 % t-intervals; NaN where there are none."""
+    """What a linear regression says of one feature. Limits are those of 95 % t-intervals; NaN where there are
+    none."""
 
     name: str
     raw: float
-    """Change of the outcome for one unit of the feature, the others unchanged; NaN if the others determine it."""
+    """Change of the outcome for one unit of the feature, the others unchanged; NaN if the others determine
+    it."""
     raw_low: float
     raw_high: float
     standardised: float
@@ -220,7 +223,8 @@ class Coefficient:
     correlation: float
     """Pearson's, of this feature alone with the outcome."""
     inflation: float
-    """Variance inflation factor, 1 / (1 - R²) of this feature on the others; infinite if they determine it."""
+    """Variance inflation factor, 1 / (1 - R²) of this feature on the others; infinite if they determine
+    it."""
 
 
 @dataclass(frozen=True)
@@ -232,7 +236,8 @@ class Regression:
     intercept: float
     """NaN if features determine one another."""
     r_squared: float
-    """Share of the outcome's variance that the features explain together; NaN if the outcome does not vary."""
+    """Share of the outcome's variance that the features explain together; NaN if the outcome does not
+    vary."""
     points: int
     degrees: int
     """Points - features - 1; below 1 there are no intervals."""
@@ -279,8 +284,8 @@ def regress(features: Mapping[str, Sequence[float]], outcome: Sequence[float]) -
     spreads = {name: float(np.std(column, ddof=1)) for name, column in table.items()}
     scaled = np.stack([(column - means[name]) / spreads[name] for name, column in table.items()], axis=1)
     target = (values - values.mean()) / spread
-    # A pseudo-inverse: where features determine one another, the coefficients of the others are still those of least
-    # squares, and so are the fitted values.
+    # A pseudo-inverse: where features determine one another, the coefficients of the others are still those
+    # of least squares, and so are the fitted values.
     inverse = np.linalg.pinv(scaled, rcond=math.sqrt(NO_VARIANCE))
     slopes = inverse @ target
     residual = float(np.square(target - scaled @ slopes).sum())
@@ -312,7 +317,8 @@ def _inflated(inflation: float) -> str:
 def _coefficient(
     name: str, slope: float, half: float, unit: float, correlation: float, inflation: float
 ) -> Coefficient:
-    """From the standardised slope, half of its interval, and what one of it is in the outcome over the feature."""
+    """From the standardised slope, half of its interval, and what one of it is in the outcome over the
+    feature."""
     low, high = slope - half, slope + half
     return Coefficient(name, slope * unit, low * unit, high * unit, slope, low, high, correlation, inflation)
 
@@ -336,7 +342,8 @@ def tokens_to_reach(curve: Sequence[tuple[float, float]], target: float) -> floa
     """Tokens at which a loss is at or below *target* for the first time; None if it never is.
 
     Args:
-        curve: tokens and loss of each validation, in order. Between two, the loss is taken to be a straight line.
+        curve: tokens and loss of each validation, in order. Between two, the loss is taken to be a straight
+            line.
             Before the first one nothing is known: a curve that begins below the target reaches it there.
     """
     if curve and curve[0][1] <= target:

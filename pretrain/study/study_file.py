@@ -39,8 +39,8 @@ def _seeds(value: Any) -> Any:
         return list(range(1, value + 1))
     if not isinstance(value, list) or not 0 < len(set(map(str, value))) == len(value) <= MOST_SEEDS:
         raise UserError(
-            f"seeds: {shown(value)} is not valid; give a list such as [1, 2, 3], each once, or how many: 3 (at most "
-            f"{MOST_SEEDS:,})"
+            f"seeds: {shown(value)} is not valid; give a list such as [1, 2, 3], each once, or how many: 3 "
+            f"(at most {MOST_SEEDS:,})"
         )
     return value
 
@@ -126,8 +126,8 @@ class PlannedRun:
 
     @cached_property
     def flops(self) -> float:
-        """Training FLOPs of the whole run, 6 N_matmul + 12 Σ min(T, window) A per token; with growth the most it may
-        take."""
+        """Training FLOPs of the whole run, 6 N_matmul + 12 Σ min(T, window) A per token; with growth the most
+        it may take."""
         model = self.run.largest_model_config(self.run.build_model_config())
         return float(model.flops_per_token() * self.run.steps * self.run.global_batch_tokens)
 
@@ -193,7 +193,8 @@ def read_study(path: Path, out: Path | None = None, name: str | None = None) -> 
         name: the study's name; the file's by default.
 
     Raises:
-        UserError: it names the file's field, its value and what would be valid; nothing has been run or written.
+        UserError: it names the file's field, its value and what would be valid; nothing has been run or
+            written.
     """
     name = path.stem if name is None else name
     return parse_study(read_text(path, "study"), name, out or Path("runs") / name, f"study: {path}")
@@ -274,7 +275,8 @@ def _comparison(name: str, own: ComparisonFile, file: StudyFile) -> Comparison:
 
 
 def merge(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """*settings* with the fields of *own* in their place; sections such as optimizer are merged field by field."""
+    """*settings* with the fields of *own* in their place; sections such as optimizer are merged field by
+    field."""
     merged = dict(settings)
     for key, value in own.items():
         both = isinstance(value, dict) and isinstance(merged.get(key), dict)
@@ -351,7 +353,8 @@ def _refuse_doubles(study: Study) -> None:
         other = folders.setdefault(planned.name, where)
         if other != where:
             raise UserError(
-                f"study: variants {other} and {where} would share the folder {planned.name}; call one otherwise"
+                f"study: variants {other} and {where} would share the folder {planned.name}; call one "
+                "otherwise"
             )
         if planned.seed != study.seeds[0]:
             continue
@@ -362,13 +365,14 @@ def _refuse_doubles(study: Study) -> None:
         other = runs.setdefault(f"{planned.comparison} {settings} {planned.run.seed} {model}", where)
         if other != where:
             raise UserError(
-                f"study: variants {other} and {where} are the same run; leave one out, or give one seed_shift: 1000 "
-                "to compare equal runs of other seeds"
+                f"study: variants {other} and {where} are the same run; leave one out, or give one "
+                "seed_shift: 1000 to compare equal runs of other seeds"
             )
 
 
 def differing_fields(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """Fields in which two runs differ, nested ones with dots; without those that do not change what is computed."""
+    """Fields in which two runs differ, nested ones with dots; without those that do not change what is
+    computed."""
     values = [
         {key: value for key, value in run.to_dict().items() if key not in NOT_THE_RUN} for run in (one, other)
     ]

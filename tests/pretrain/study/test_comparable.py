@@ -40,8 +40,8 @@ def test_nothing_is_said_of_runs_that_are_alike():
 def test_windows_of_several_lengths_are_said():
     variants = VARIANTS | {"short": {"architecture": {"context_length": 64}}}
     assert notes(study_of(variants)) == [
-        "the runs are validated on windows of several lengths: 256 tokens (uniform-s1, rising-s1, uniform-s2 and 1 "
-        "more); 64 tokens (short-s1, short-s2)"
+        "the runs are validated on windows of several lengths: 256 tokens (uniform-s1, rising-s1, uniform-s2 "
+        "and 1 more); 64 tokens (short-s1, short-s2)"
     ]
 
 

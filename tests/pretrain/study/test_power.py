@@ -22,7 +22,11 @@ effect: 0.02
 hours: 2
 machine: 2 CPU cores
 baseline: uniform
-variants: {uniform: {heads: 8x4}, prism: {}, descending: {heads: "8,8,4,2"}, again: {heads: 8x4, seed_shift: 1000}}
+variants:
+  uniform: {heads: 8x4}
+  prism: {}
+  descending: {heads: "8,8,4,2"}
+  again: {heads: 8x4, seed_shift: 1000}
 """
 LOSSES = {
     "uniform": [4.00, 4.10, 4.30],
@@ -32,7 +36,8 @@ LOSSES = {
 }
 """Last validation loss by seed."""
 SD = 0.01 * (20 / 12) ** 0.5
-"""Of the paired differences (-1, -3, -2) and (4, 3, 1) hundredths: squares of 2 and 4 2/3, 4 degrees of freedom."""
+"""Of the paired differences (-1, -3, -2) and (4, 3, 1) hundredths: squares of 2 and 4 2/3, 4 degrees of
+freedom."""
 
 
 @pytest.fixture(autouse=True)
@@ -107,14 +112,18 @@ def test_a_result_is_the_mean_of_the_last_validations(tmp_path):
 def test_variants_are_compared_with_what_they_name_in_every_comparison(tmp_path):
     text = """
 settings: {steps: 50}
+recipe: micro
 seeds: 2
 comparisons:
-  small: {recipe: micro, baseline: a, variants: {a: {heads: 8x4}, b: {heads: 4x4}, c: {heads: 2x4, against: b}}}
+  small:
+    baseline: a
+    variants: {a: {heads: 8x4}, b: {heads: 4x4}, c: {heads: 2x4, against: b}}
   large: {recipe: tiny, baseline: a, variants: {a: {}, b: {model: uniform-tiny}}}
 """
     pilot = planted(tmp_path / "two", text, {"a": [1.0, 2.0], "b": [5.0, 6.2], "c": [0.0, 1.5]})
     found = pilot_spread(pilot, "val_loss", 1)
-    # b - a is 4.0, 4.2 twice, c - b is -5.0, -4.7; half the squared distance of two differences is their variance.
+    # b - a is 4.0, 4.2 twice, c - b is -5.0, -4.7; half the squared distance of two differences is their
+    # variance.
     assert found.sd == pytest.approx(((0.2**2 / 2 * 2 + 0.3**2 / 2) / 3) ** 0.5)
     # Runs in common: Σ of small is ((2, -1), (-1, 2)), that of large 2; each with one degree of freedom.
     degrees = 6**2 / (4 + 4 + 1 + 1 + 4)
@@ -186,10 +195,10 @@ def test_growth_is_an_upper_bound(pilot):
 def test_the_lines(pilot):
     lines = asked(pilot)
     assert lines[:3] == [
-        "spread   sd 0.0129 (95 % interval 0.00741 to 0.0451) of paired differences of val_loss, from 6 pairs of 2 "
-        f"variants in {pilot.folder}",
-        "needed   6 seeds (4 to 42 over the interval of the spread) to find 0.02 with a power of 80%, by a two-sided "
-        "paired t-test at 5 %",
+        "spread   sd 0.0129 (95 % interval 0.00741 to 0.0451) of paired differences of val_loss, from 6 "
+        f"pairs of 2 variants in {pilot.folder}",
+        "needed   6 seeds (4 to 42 over the interval of the spread) to find 0.02 with a power of 80%, by a "
+        "two-sided paired t-test at 5 %",
         "finds    with the 3 seeds of pilot: 0.0421 or more",
     ]
     total = sum(run.flops for run in pilot.study.runs)  # 12 runs of 30 s

@@ -1,4 +1,5 @@
-"""Scheduling: real processes in the place of runs. What trains for real is in tests/scenarios/test_study.py."""
+"""Scheduling: real processes in the place of runs. What trains for real is in
+tests/scenarios/test_study.py."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def study(tmp_path):
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    """Makes the runs stand-ins, with options by name; returns when which began and the slots that they had."""
+    """Makes the runs stand-ins, with options by name; returns when which began and the slots that they
+    had."""
     began = []
 
     def use(**options):

@@ -1,4 +1,5 @@
-"""Intervals, power and regression against independent computations, and coverage over many planted studies."""
+"""Intervals, power and regression against independent computations, and coverage over many planted
+studies."""
 
 from __future__ import annotations
 
@@ -134,7 +135,8 @@ SHARED = {
 
 @pytest.mark.parametrize(("groups", "by_hand"), SHARED.values(), ids=SHARED)
 def test_the_spread_of_differences_that_share_runs(groups, by_hand):
-    """40,000 drawn pilots: twice the squared mean of pooled variances over their variance, and its interval's cover."""
+    """40,000 drawn pilots: twice the squared mean of pooled variances over their variance, and its interval's
+    cover."""
     runs = list(dict.fromkeys(run for group in groups for pair in group for run in pair))
     drawn = dict(zip(runs, np.random.default_rng(7).normal(size=(len(runs), 40_000)), strict=True))
     differences = [np.stack([drawn[one] - drawn[other] for one, other in group]) for group in groups]

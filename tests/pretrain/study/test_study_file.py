@@ -55,7 +55,10 @@ def test_comparisons_have_recipes_and_baselines_of_their_own():
 seeds: 1
 settings: {steps: 10, validation: {every: 5}}
 comparisons:
-  small: {recipe: micro, baseline: a, variants: {a: {heads: 8x4}, b: {heads: 4x4}, c: {heads: 2x4, against: b}}}
+  small:
+    recipe: micro
+    baseline: a
+    variants: {a: {heads: 8x4}, b: {heads: 4x4}, c: {heads: 2x4, against: b}}
   large: {recipe: tiny, settings: {steps: 20}, baseline: a, variants: {a: {}, b: {model: uniform-tiny}}}
 """)
     names = [planned.name for planned in found.runs]
