@@ -170,8 +170,8 @@ def _run(study: Study, folder: Path, options: argparse.Namespace) -> int:
                 print(f"submitted job {submit(line)}: {shlex.join(line)}", flush=True)
         return 0
     shares = slots(options.parallel or 1, _devices(), available_cores())
-    for line in rank_lines([study.runs[number] for number in todo], len(shares[0].devices)):
-        print(line, flush=True)
+    for note in rank_lines([study.runs[number] for number in todo], len(shares[0].devices)):
+        print(note, flush=True)
     check_runs(study)
     if options.dry_run:
         return 0

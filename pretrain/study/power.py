@@ -100,7 +100,7 @@ class Pilot:
     @property
     def devices(self) -> list[str]:
         """What its runs ran on, as they say."""
-        return list(dict.fromkeys(run.world["device"] for run in self.results if run.world))
+        return list(dict.fromkeys(run.world["device"] for run in self.results if "device" in run.world))
 
 
 def power_lines(study: Study, question: Question, pilot: Pilot | None = None) -> list[str]:
@@ -163,9 +163,7 @@ def pilot_spread(pilot: Pilot, measure: str, last: int) -> Spread:
             called = full_name((comparison.name, name))
             runs, baseline = (runs_of(pilot.results, comparison, each) for each in (name, against))
             if not in_common(runs, baseline):
-                notes.append(
-                    f"{called} is not in the spread: its runs have other seeds than those of {against}"
-                )
+                notes.append(f"{called} is not in the spread: its seeds are not those of {against}")
                 continue
             found = differences(*(values_of(each, measure, last) for each in (runs, baseline)))
             finite = {seed: value for seed, value in found.items() if math.isfinite(value)}
@@ -195,8 +193,8 @@ def study_costs(study: Study, pilot: Pilot | None, parallel: int) -> Costs:
     if pilot is None or not rates:
         rate, source, shared = machine_rate()
         return Costs(flops, rate, source, 1 if shared else parallel)
-    source = f"median of the runs in {pilot.folder} on {' and '.join(pilot.devices)}"
-    return Costs(flops, median(rates), source, parallel)
+    where = f" on {' and '.join(pilot.devices)}" if pilot.devices else ""
+    return Costs(flops, median(rates), f"median of the runs in {pilot.folder}{where}", parallel)
 
 
 def machine_rate() -> tuple[float, str, bool]:

@@ -94,7 +94,7 @@ def test_pairs_of_other_seeds_and_losses_that_are_not_finite_are_left_out_and_sa
     assert found.sd == pytest.approx((squares / 3) ** 0.5) and found.pairs == 5
     assert found.notes == (
         "prism: 1 pairs left out: not finite numbers",
-        "again is not in the spread: its runs have other seeds than those of uniform",
+        "again is not in the spread: its seeds are not those of uniform",
     )
 
 
