@@ -1,13 +1,12 @@
 """Pure statistics: intervals of paired differences, their power and spread, and when a curve gets somewhere.
 
-Nothing here knows of runs. scipy and statsmodels are imported where they are used, because that takes a
-while.
+Nothing here knows of runs. scipy is imported where it is used, because that takes a while.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -195,144 +194,6 @@ def sd_interval(sd: float, degrees: float, confidence: float = 0.95) -> tuple[fl
 
     low, high = sd * np.sqrt(degrees / np.array(chi2.interval(confidence, degrees))[::-1])
     return float(low), float(high)
-
-
-# ---------------------------------------------------------------------- regression
-
-MOST_INFLATION = 10.0
-"""A larger variance inflation factor counts as collinear (the usual rule of thumb)."""
-NO_VARIANCE = 1e-10
-"""Up to this share of a feature's variance, what other features leave unexplained is rounding."""
-
-
-@dataclass(frozen=True)
-class Coefficient:
-    """What a linear regression says of one feature. Limits are those of 95 % t-intervals; NaN where there are
-    none."""
-
-    name: str
-    raw: float
-    """Change of the outcome for one unit of the feature, the others unchanged; NaN if the others determine
-    it."""
-    raw_low: float
-    raw_high: float
-    standardised: float
-    """The same in standard deviations of the outcome, for one standard deviation of the feature."""
-    standardised_low: float
-    standardised_high: float
-    correlation: float
-    """Pearson's, of this feature alone with the outcome."""
-    inflation: float
-    """Variance inflation factor, 1 / (1 - R²) of this feature on the others; infinite if they determine
-    it."""
-
-
-@dataclass(frozen=True)
-class Regression:
-    """A linear regression with an intercept, by least squares."""
-
-    coefficients: tuple[Coefficient, ...]
-    """In the order of the features; those that do not vary are left out."""
-    intercept: float
-    """NaN if features determine one another."""
-    r_squared: float
-    """Share of the outcome's variance that the features explain together; NaN if the outcome does not
-    vary."""
-    points: int
-    degrees: int
-    """Points - features - 1; below 1 there are no intervals."""
-    warnings: list[str]
-    """Why not to believe it, a sentence each."""
-
-
-def regress(features: Mapping[str, Sequence[float]], outcome: Sequence[float]) -> Regression:
-    """Regress *outcome* on *features*, all values finite, one of each for every point.
-
-    Raises:
-        ValueError: a feature has another number of values than the outcome.
-    """
-    values = np.asarray(outcome, dtype=np.float64)
-    table = {name: np.asarray(column, dtype=np.float64) for name, column in features.items()}
-    for name, column in table.items():
-        if len(column) != len(values):
-            raise ValueError(f"{name}: {len(column)} values for {len(values)} points")
-    constant = [name for name, column in table.items() if not _varies(column)]
-    table = {name: column for name, column in table.items() if name not in constant}
-    warnings = [f"left out, since it is the same at every point: {name}" for name in constant]
-    points, degrees = len(values), len(values) - len(table) - 1
-    if degrees < 1:
-        warnings.append(
-            f"{points} points are too few for intervals of {len(table)} features; there must be {len(table) + 2}"
-        )
-    inflations = {name: _inflation(name, table) for name in table}
-    collinear = [name for name, inflation in inflations.items() if inflation > MOST_INFLATION]
-    if collinear:
-        warnings.append(
-            "collinear, so that their coefficients cannot be told apart: "
-            + ", ".join(f"{name} ({_inflated(inflations[name])})" for name in collinear)
-        )
-    spread = float(np.std(values, ddof=1)) if points > 1 else math.nan
-    if not table or not spread > 0:
-        coefficients = tuple(
-            _coefficient(name, math.nan, math.nan, math.nan, math.nan, inflations[name]) for name in table
-        )
-        if points > 1 and not spread > 0:
-            warnings.append("the outcome is the same at every point")
-        intercept = float(values.mean()) if points and not table else math.nan
-        return Regression(coefficients, intercept, 0.0 if spread > 0 else math.nan, points, degrees, warnings)
-    means = {name: float(column.mean()) for name, column in table.items()}
-    spreads = {name: float(np.std(column, ddof=1)) for name, column in table.items()}
-    scaled = np.stack([(column - means[name]) / spreads[name] for name, column in table.items()], axis=1)
-    target = (values - values.mean()) / spread
-    # A pseudo-inverse: where features determine one another, the coefficients of the others are still those
-    # of least squares, and so are the fitted values.
-    inverse = np.linalg.pinv(scaled, rcond=math.sqrt(NO_VARIANCE))
-    slopes = inverse @ target
-    residual = float(np.square(target - scaled @ slopes).sum())
-    rank = int(np.linalg.matrix_rank(scaled, tol=math.sqrt(NO_VARIANCE * points)))
-    errors = np.full(len(table), math.nan)
-    if degrees >= 1:
-        errors = np.sqrt(residual / (points - rank - 1) * np.square(inverse).sum(axis=1))
-        errors = errors * _quantile(points - rank - 1, 0.95)
-    found = []
-    for index, name in enumerate(table):
-        slope = float(slopes[index]) if math.isfinite(inflations[name]) else math.nan
-        half, unit = float(errors[index]), spread / spreads[name]
-        correlation = float(scaled[:, index] @ target) / (points - 1)
-        found.append(_coefficient(name, slope, half, unit, correlation, inflations[name]))
-    intercept = float(values.mean()) - sum(each.raw * means[each.name] for each in found)
-    r_squared = 1 - residual / float(np.square(target).sum())
-    return Regression(tuple(found), intercept, r_squared, points, degrees, warnings)
-
-
-def _varies(column: np.ndarray) -> bool:
-    """Whether values differ by more than rounding."""
-    return len(column) > 0 and bool(np.ptp(column) > 1e-12 * np.abs(column).max())
-
-
-def _inflated(inflation: float) -> str:
-    return f"variance inflation {inflation:.3g}" if math.isfinite(inflation) else "the others determine it"
-
-
-def _coefficient(
-    name: str, slope: float, half: float, unit: float, correlation: float, inflation: float
-) -> Coefficient:
-    """From the standardised slope, half of its interval, and what one of it is in the outcome over the
-    feature."""
-    low, high = slope - half, slope + half
-    return Coefficient(name, slope * unit, low * unit, high * unit, slope, low, high, correlation, inflation)
-
-
-def _inflation(name: str, table: dict[str, np.ndarray]) -> float:
-    """The variance inflation factor of a feature that varies."""
-    column = table[name] - table[name].mean()
-    others = [other - other.mean() for key, other in table.items() if key != name]
-    if not others:
-        return 1.0
-    scaled = np.stack([other / np.linalg.norm(other) for other in others], axis=1)
-    slopes = np.linalg.lstsq(scaled, column, rcond=None)[0]
-    left = float(np.square(column - scaled @ slopes).sum() / np.square(column).sum())
-    return math.inf if left <= NO_VARIANCE else 1 / left
 
 
 # ---------------------------------------------------------------------- curves

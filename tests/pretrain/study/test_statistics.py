@@ -1,4 +1,4 @@
-"""Intervals, power, degrees of freedom and regression against independent computations and drawn values."""
+"""Intervals, power and degrees of freedom against independent computations and drawn values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from pretrain.study.statistics import (
     paired_power,
     pairs_needed,
     pooled_sd,
-    regress,
     sd_interval,
     tokens_to_reach,
 )
@@ -149,96 +148,6 @@ def test_the_spread_of_differences_that_share_runs(groups, by_hand):
 def test_without_two_differences_there_are_no_degrees_of_freedom():
     for groups in ([], [[]], [between("a", "u", [1]), between("b", "u", [1])]):
         assert math.isnan(effective_degrees(groups)) and all(map(math.isnan, sd_interval(1.0, math.nan)))
-
-
-# ---------------------------------------------------------------------- regression
-
-
-def points(count=12, seed=0):
-    generator = np.random.default_rng(seed)
-    columns = generator.normal([3.0, -1.0, 0.0], [2.0, 0.1, 1.0], (count, 3))
-    outcome = 5 + columns @ [0.5, -4.0, 0.0] + generator.normal(0, 0.3, count)
-    return {name: columns[:, index].tolist() for index, name in enumerate("abc")}, outcome
-
-
-def test_regression_against_lstsq():
-    features, outcome = points()
-    design = np.column_stack([np.ones(12), *features.values()])
-    slopes, residuals, *_ = np.linalg.lstsq(design, outcome, rcond=None)
-    covariance = np.linalg.inv(design.T @ design) * residuals[0] / 8
-    found = regress(features, outcome)
-    assert found.intercept == pytest.approx(slopes[0]) and (found.points, found.degrees) == (12, 8)
-    assert found.r_squared == pytest.approx(1 - residuals[0] / np.square(outcome - outcome.mean()).sum())
-    assert found.warnings == []
-    for index, (each, (name, column)) in enumerate(
-        zip(found.coefficients, features.items(), strict=True), start=1
-    ):
-        half = stats.t.ppf(0.975, 8) * covariance[index, index] ** 0.5
-        unit = np.std(column, ddof=1) / np.std(outcome, ddof=1)
-        assert each.name == name
-        assert (each.raw_low, each.raw, each.raw_high) == pytest.approx(
-            (slopes[index] - half, slopes[index], slopes[index] + half)
-        )
-        assert each.standardised == pytest.approx(slopes[index] * unit)
-        assert each.standardised_high - each.standardised_low == pytest.approx(2 * half * unit)
-        assert each.correlation == pytest.approx(np.corrcoef(column, outcome)[0, 1])
-        others = np.delete(design, index, axis=1)
-        rest = np.linalg.lstsq(others, column, rcond=None)[1][0]
-        assert each.inflation == pytest.approx(np.square(column - np.mean(column)).sum() / rest)
-
-
-def test_regression_by_hand():
-    found = regress({"x": [0, 1, 2, 3]}, [1, 2, 4, 5])
-    (each,) = found.coefficients
-    assert (found.intercept, each.raw, each.inflation) == pytest.approx((0.9, 1.4, 1.0))
-    assert found.r_squared == pytest.approx(0.98) and each.standardised == pytest.approx(0.98**0.5)
-    assert each.correlation == pytest.approx(0.98**0.5)
-
-
-def test_collinear_features_are_named():
-    features, outcome = points()
-    noise = np.random.default_rng(5).normal(0, 0.1, 12)
-    near = regress(features | {"d": np.array(features["a"]) + noise}, outcome)
-    (warning,) = near.warnings
-    assert "a (variance inflation" in warning and "d (variance" in warning and "b (" not in warning
-    assert all(math.isfinite(each.raw) for each in near.coefficients)
-
-
-def test_features_that_determine_one_another_have_no_coefficients():
-    features, outcome = points()
-    total = np.array(features["a"]) + np.array(features["c"])
-    found = regress(features | {"sum": total}, outcome)
-    by_name = {each.name: each for each in found.coefficients}
-    assert "sum (the others determine it)" in found.warnings[0] and "b (" not in found.warnings[0]
-    assert math.isnan(by_name["a"].raw) and math.isnan(by_name["sum"].raw_low)
-    without = regress(features, outcome)
-    expected = without.coefficients[1]
-    assert (by_name["b"].raw, by_name["b"].raw_low) == pytest.approx((expected.raw, expected.raw_low))
-    assert found.r_squared == pytest.approx(without.r_squared)
-
-
-@pytest.mark.parametrize(("count", "has"), [(5, True), (4, False), (3, False)])
-def test_few_points_have_no_intervals(count, has):
-    features, outcome = points(count)
-    found = regress(features, outcome)
-    assert found.degrees == count - 4
-    assert any("too few" in warning for warning in found.warnings) != has
-    assert all(math.isfinite(each.raw_low) == has for each in found.coefficients)
-    if count == 4:
-        assert found.r_squared == pytest.approx(1) and math.isfinite(found.coefficients[0].raw)
-
-
-def test_what_does_not_vary():
-    features, outcome = points()
-    found = regress({"k": [0.1] * 12, **features}, outcome)
-    assert [each.name for each in found.coefficients] == ["a", "b", "c"] and found.degrees == 8
-    assert found.warnings == ["left out, since it is the same at every point: k"]
-    flat = regress(features, [2.0] * 12)
-    assert math.isnan(flat.r_squared) and flat.warnings == ["the outcome is the same at every point"]
-    assert regress({"k": [1, 1]}, [1, 2]).intercept == 1.5
-    assert regress({}, []).points == 0
-    with pytest.raises(ValueError, match="a: 12 values for 2 points"):
-        regress(features, [1.0, 2.0])
 
 
 # ---------------------------------------------------------------------- curves
