@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.errors import UserError
@@ -118,6 +118,7 @@ def test_bad_values_are_one_line(values, said):
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
+@settings(deadline=None)  # each example reads a recipe
 @given(
     key=st.sampled_from([field.name for field in dataclasses.fields(StudyFile)]),
     value=st.recursive(
