@@ -44,24 +44,34 @@ def initial_value(
 ) -> Tensor:
     """The full initial tensor of one parameter, fp32 on the CPU; a pure function of its arguments.
 
-    Norm weights are 1 and biases 0. Everything else is normal with std init_std, or init_std / sqrt(2L) for
-    the projections that write into the residual stream, o and down (GPT-2; nanoGPT; the Prism paper leaves
-    it open). Padded vocabulary rows are 0, and only the real ones are drawn, because a draw of another size
-    need not begin with the same numbers.
+    Its entries are independent draws from a normal distribution (initial_distribution). Padded vocabulary
+    rows are 0, and only the real ones are drawn, because a draw of another size need not begin with the same
+    numbers.
     """
-    if role.kind == "norm":
-        return torch.ones(*shape, device="cpu", dtype=torch.float32)
+    mean, std, rows = initial_distribution(name, role, shape, config)
     value = torch.zeros(*shape, device="cpu", dtype=torch.float32)
-    if role.kind == "bias":
-        return value
-    std = config.init_std
-    if role.part == "o" or name.endswith(".ffn.down.weight"):
-        std /= math.sqrt(2 * config.num_layers)
-    rows = config.vocab_size if has_vocabulary_rows(name) else shape[0]
-    drawn = torch.empty(rows, *shape[1:], device="cpu", dtype=torch.float32)
-    drawn.normal_(0.0, std, generator=_generator(name, seed))
-    value[:rows] = drawn
+    value[:rows] = mean
+    if std > 0:
+        value[:rows].normal_(mean, std, generator=_generator(name, seed))
     return value
+
+
+def initial_distribution(
+    name: str, role: ParameterRole, shape: Sequence[int], config: ModelConfig
+) -> tuple[float, float, int]:
+    """Mean and standard deviation of a parameter's initial entries, and its first rows that have such.
+
+    Two parameters of one name, shape and distribution begin with the same values if they have one seed.
+
+    Norm weights are 1 and biases 0. Everything else has mean 0 and std init_std, or init_std / sqrt(2L) for
+    the projections that write into the residual stream, o and down (GPT-2; nanoGPT; the Prism paper leaves it
+    open).
+    """
+    rows = config.vocab_size if has_vocabulary_rows(name) else shape[0]
+    if role.kind in ("norm", "bias"):
+        return float(role.kind == "norm"), 0.0, rows
+    residual = role.part == "o" or name.endswith(".ffn.down.weight")
+    return 0.0, config.init_std / math.sqrt(2 * config.num_layers if residual else 1), rows
 
 
 def _generator(name: str, seed: int) -> torch.Generator:

@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # The runs of a study (pretrain/studies/, docs/studies.md), one array task each.
 #
-#   python -m pretrain.study run direction --slurm              # submits this script, with the array that is needed
+#   python -m pretrain.study run direction --slurm              # submits this script with the right array
 #   sbatch --array=0-62 slurm/study.sh direction                # the same by hand
 #   sbatch --array=0-62 --gres=gpu:1 --ntasks-per-node=1 slurm/study.sh my/study.yaml --out runs/mine
 #   SLURM=0 bash slurm/study.sh direction-small --parallel 2    # without SLURM: python -m pretrain.study run
 #
-# Task n runs number n of python -m pretrain.study list STUDY; a run keeps its number (tasks.txt in the study's folder).
-# It continues when its task is submitted again: first cancel an array that is still queued with the same runs.
+# Task n runs number n of python -m pretrain.study list STUDY; a run keeps its number (tasks.txt in the
+# study's folder).
+# It continues when its task is submitted again: first cancel an array that is still queued with the same
+# runs.
 #SBATCH --job-name=study
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=8
@@ -26,13 +28,15 @@ cd "${SLURM_SUBMIT_DIR:-$(dirname "${BASH_SOURCE[0]}")/..}"
 . slurm/launch.sh
 
 if [ $# = 0 ]; then
-    echo "error: study: none given; give a name, a YAML file or a folder (python -m pretrain.study list names some)" >&2
+    echo "error: study: none given; give a name, a YAML file or a folder;" \
+        "python -m pretrain.study list names some" >&2
     exit 2
 fi
 activate
 if [ "${SLURM:-1}" = 0 ] || [ -z "${SLURM_JOB_ID:-}" ]; then
     if [ "${SLURM:-1}" != 0 ]; then
-        echo "error: SLURM: this is not a job; submit it: python -m pretrain.study run $1 --slurm, or run it here: SLURM=0 bash slurm/study.sh $1" >&2
+        echo "error: SLURM: this is not a job; submit it: python -m pretrain.study run $1 --slurm," \
+            "or run it here: SLURM=0 bash slurm/study.sh $1" >&2
         exit 2
     fi
     exec python -m pretrain.study run "$@"
@@ -42,7 +46,8 @@ for argument in "$@"; do
     if [ "$argument" = --dry_run ]; then dry_run=(--dry_run); else study+=("$argument"); fi
 done
 tasks=${SLURM_NTASKS:-$((${SLURM_JOB_NUM_NODES:-1} * ${SLURM_NTASKS_PER_NODE:-1}))}
-# Three lines: the ds_config, a recipe with everything else, and how many of the tasks can share the run's batch.
+# Three lines: the ds_config, a recipe with everything else, and how many of the tasks can share the run's
+# batch.
 files=$(run_once python -m pretrain.study task "${study[@]}" "${SLURM_ARRAY_TASK_ID:-only}" --ranks "$tasks")
 { read -r ds_config && read -r recipe && read -r ranks; } <<<"$files"
 if [ "$ranks" -lt "$tasks" ]; then

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from model.parsing import read_json
+from pretrain.utils.parsing import read_json
 from pydantic import Field
 
 from model.declared import Count, declared, from_plain, to_plain

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from model.parsing import read_json
+from pretrain.utils.parsing import read_json
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor

@@ -13,7 +13,7 @@ import functools
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
-from model.parsing import shown_json
+from pretrain.utils.parsing import shown_json
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
 from pydantic_core import PydanticCustomError
 

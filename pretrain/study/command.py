@@ -36,14 +36,11 @@ from pretrain.study.scheduler import (
     Scheduler,
     check_runs,
     ds_config_path,
-    planned_flops,
     slots,
     write_study,
 )
 from pretrain.study.slurm import run_of_task, sbatch_commands, submit
 from pretrain.study.study_file import Study, find_study, parse_study, read_study, study_names
-from pretrain.utils.progress import ProgressLine
-from pretrain.utils.tables import aligned
 
 SOME_FAILED = 1
 
@@ -72,22 +69,15 @@ def build_parser() -> Parser:
     power.add_argument(
         "--pilot",
         type=Path,
-        action="append",
-        default=[],
         metavar="FOLDER",
-        help="a study's folder with finished runs, to take the spread and the speed from; may be repeated",
+        help="a study's folder with finished runs, to take the spread and the speed from",
     )
-    power.add_argument("--sd", type=float, help="standard deviation of paired differences, without pilots")
+    power.add_argument(
+        "--sd", type=float, help="standard deviation of paired differences, in place of a pilot's"
+    )
     power.add_argument("--effect", type=float, help="difference to be found (default: the study's)")
     power.add_argument("--power", type=float, default=0.8, help="probability to find it (default: 0.8)")
     power.add_argument("--parallel", type=int, default=1, metavar="N", help="runs at a time (default: 1)")
-    power.add_argument(
-        "--windows",
-        type=int,
-        default=0,
-        metavar="N",
-        help="also measure N held-out windows one by one, to tell what a larger validation set gains",
-    )
     _command(commands, "report", "tables and figures of what is finished, into FOLDER/report")
     task = _command(commands, "task", "the arguments of one run, for slurm/study.sh")
     task.add_argument("number", metavar="N", help="number of the run, from 0; 'only' in a study of one run")
@@ -153,43 +143,37 @@ def _open(name: str, out: Path | None) -> tuple[Study, Path]:
 
 
 def _run(study: Study, folder: Path, options: argparse.Namespace) -> int:
-    from pretrain.engine.quiet import quiet_libraries
     from pretrain.runtime.hardware import available_cores
+    from pretrain.study.pairing import pairing_lines
 
     if options.parallel is not None and options.parallel < 1:
         raise UserError(f"parallel: {options.parallel} is not valid; give a positive number")
     if options.sbatch and not options.slurm:
         raise UserError("sbatch: options of sbatch without --slurm; give both or neither")
-    quiet_libraries()
     check_settings(study, folder)
     todo = unfinished(study, folder)
-    from pretrain.study.pairing import pairing_lines
-
     print("\n".join(_opening(study, folder, todo, pairing_lines(study))), flush=True)
     if not todo:
         print(f"next     {_python('report', folder)}")
         return 0
     if options.slurm:
         lines = sbatch_commands(study, folder, todo, options.parallel, _words(options.sbatch))
+        with contextlib.chdir(ROOT):  # where the jobs look for recipes and data
+            check_runs(_as_jobs_read_it(study, folder))
         if options.dry_run:
             print("\n".join(f"would run: {shlex.join(line)}" for line in lines))
             return 0
-        with contextlib.chdir(ROOT):  # where the jobs look for recipes and data
-            check_runs(_as_jobs_read_it(study, folder))
         with _locked(folder):
             write_study(study, folder)
             for line in lines:
                 print(f"submitted job {submit(line)}: {shlex.join(line)}", flush=True)
         return 0
     shares = slots(options.parallel or 1, _devices(), available_cores())
-    print(
-        "".join(f"{line}\n" for line in rank_lines([study.runs[n] for n in todo], len(shares[0].devices))),
-        end="",
-        flush=True,
-    )
+    for note in rank_lines([study.runs[number] for number in todo], len(shares[0].devices)):
+        print(note, flush=True)
+    check_runs(study)
     if options.dry_run:
         return 0
-    check_runs(study)
     with _locked(folder):
         write_study(study, folder)
         scheduler = Scheduler(study, folder, shares)
@@ -217,7 +201,7 @@ def _words(options: str) -> list[str]:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keep a study's folder for this command: another session must not change the files of runs that train."""
+    """Keep a study's folder for this command: no other session may change the files of runs that train."""
     from pretrain.run.lock import RunLock
 
     lock = RunLock(folder, option="out", parent_option="out")
@@ -228,7 +212,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _opening(study: Study, folder: Path, todo: Sequence[int], pairs: Sequence[str]) -> list[str]:
-    flops = sum(planned_flops(study.runs[number]) for number in todo)
+    flops = sum(study.runs[number].flops for number in todo)
     sized = f"; sized for {study.hours:g} h on {study.machine}" if study.hours and study.machine else ""
     return [
         f"study    {study.name}: {study.title}",
@@ -251,7 +235,7 @@ def _studies() -> list[str]:
     rows = [("study", "runs", "FLOPs", "sized for", "title")]
     for name in study_names():
         study = read_study(find_study(name))
-        flops = sum(map(planned_flops, study.runs))
+        flops = sum(planned.flops for planned in study.runs)
         sized = f"{study.hours:g} h on {study.machine}" if study.hours else study.machine
         rows.append((name, str(len(study.runs)), f"{flops:.1e}", sized, study.title))
     return aligned(rows, left={0, 3, 4})
@@ -288,32 +272,14 @@ def _task(study: Study, folder: Path, number: str, ranks: int | None) -> None:
 
 
 def _power(study: Study, options: argparse.Namespace) -> None:
-    for name in ("parallel", "windows"):
-        if getattr(options, name) < (name == "parallel"):
-            raise UserError(f"{name}: {getattr(options, name)} is not valid; give a positive number")
-    if options.windows:
-        from pretrain.engine.quiet import quiet_libraries
+    from pretrain.study.power import Pilot, Question, power_lines
 
-        quiet_libraries()
-    from pretrain.study.power.plan import power_report
-    from pretrain.study.power.text import report_lines
-
-    pilots = []
-    for path in options.pilot:
-        pilot = study_of(path)
-        pilots.append((path, load_results(pilot, path)))
-    with ProgressLine("windows read", "window") as progress:
-        report = power_report(
-            study,
-            pilots,
-            sd=options.sd,
-            effect=options.effect,
-            target_power=options.power,
-            parallel=options.parallel,
-            windows=options.windows,
-            progress=progress,
-        )
-    print("\n".join(report_lines(report)))
+    question = Question(sd=options.sd, effect=options.effect, power=options.power, parallel=options.parallel)
+    pilot = None
+    if options.pilot is not None:
+        planned = study_of(options.pilot)
+        pilot = Pilot(options.pilot, planned, load_results(planned, options.pilot))
+    print("\n".join(power_lines(study, question, pilot)))
 
 
 def _report(study: Study, folder: Path) -> None:
@@ -342,7 +308,7 @@ def _python(command: str, study: object) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; 1 if a run of the study failed, 75 or 130 after a request to stop, else as run_command."""
+    """Run the command; 1 if a run failed, 75 or 130 after a request to stop, else as run_command."""
     codes = [0]
 
     def command(given: list[str]) -> None:

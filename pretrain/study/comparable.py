@@ -20,7 +20,7 @@ class Comparability:
 
 
 def check_comparable(study: Study, results: Sequence[RunResult]) -> Comparability:
-    """Check within each comparison that figures are of one text and one tokenizer, and look for what else differs.
+    """Check within each comparison that runs have one text and one tokenizer, and note what else differs.
 
     Raises:
         UserError: runs of one comparison were validated on different texts.
@@ -33,8 +33,8 @@ def check_comparable(study: Study, results: Sequence[RunResult]) -> Comparabilit
         texts = different_texts(runs)
         if texts:
             raise UserError(
-                f"study: {label}runs were validated on different texts: {texts}; give all the same data, or the same "
-                "validation.data"
+                f"study: {label}runs were validated on different texts: {texts}; give all the same data, or "
+                "the same validation.data"
             )
         tokenizers = different_tokenizers(runs)
         if tokenizers:
@@ -45,7 +45,7 @@ def check_comparable(study: Study, results: Sequence[RunResult]) -> Comparabilit
 
 
 def different_texts(runs: Sequence[RunResult]) -> str:
-    """The texts that runs were validated on, with some of their names; empty if it is one, as far as that is known."""
+    """The texts that runs were validated on, with some runs' names; empty for one, as far as it is known."""
     return _listed(_by(_known(runs), _validation_text))
 
 
@@ -55,27 +55,33 @@ def different_tokenizers(runs: Sequence[RunResult]) -> str:
 
 
 def differences_between(runs: Sequence[RunResult]) -> list[str]:
-    """What a reader should know before comparing runs with one another, a sentence each, without its full stop."""
-    notes = []
-    begun = [run for run in runs if run.rows]
-    for what, value in _OF_THE_VALIDATION:
-        found = _by(begun, value)
-        if len(found) > 1:
-            each = " and ".join(f"{key} ({some_names(names)})" for key, names in found.items())
-            notes.append(f"{what} {each}")
-    for what, value in _OF_THE_RUN:
-        found = _by(_known(runs), value)
-        if len(found) > 1:
-            notes.append(f"{what}: {_listed(found)}")
-    # On a GPU the number of threads changes no figure.
-    found = _by([run for run in _known(runs) if run.world.get("device") == "cpu"], _threads)
-    if len(found) > 1:
-        notes.append(f"the runs had several numbers of CPU threads a rank: {_listed(found)}")
+    """What a reader should know before comparing runs: sentences without their full stop."""
+    begun, known = [run for run in runs if run.rows], _known(runs)
+    on_cpus = [run for run in known if run.world.get("device") == "cpu"]  # on GPUs threads change no figure
+    looked_at: tuple[tuple[str, list[RunResult], Callable[[RunResult], object]], ...] = (
+        ("the runs are validated on windows of several lengths", begun, _window),
+        ("the documents of a window are kept apart in some runs", begun, _mask),
+        (
+            "the runs are of several versions of the code",
+            known,
+            lambda run: ", ".join(run.world.get("code", [])),
+        ),
+        ("the runs are of several kinds of device", known, lambda run: run.world.get("device")),
+        ("the runs are of several dtypes", known, lambda run: run.world.get("dtype")),
+        (
+            "the runs are of several versions of torch",
+            known,
+            lambda run: run.world.get("versions", {}).get("torch"),
+        ),
+        ("the runs had several numbers of ranks", known, lambda run: run.world.get("ranks")),
+        ("the runs had different CPU thread counts", on_cpus, lambda run: run.world.get("threads")),
+    )
+    notes = [f"{what}: {found}" for what, among, value in looked_at if (found := _listed(_by(among, value)))]
     lost = [run.folder.name for run in runs if run.state == "finished" and not run.data]
     if lost:
         notes.append(
-            f"no checkpoint of {len(lost)} finished run{'s' * (len(lost) != 1)} ({some_names(lost)}), so their text, "
-            "tokenizer and code were not checked"
+            f"no checkpoint of {len(lost)} finished run{'s' * (len(lost) != 1)} ({some_names(lost)}), so "
+            "their text, tokenizer and code were not checked"
         )
     return notes
 
@@ -100,8 +106,8 @@ def _listed(found: dict[str, list[str]]) -> str:
 
 
 def _validation_text(run: RunResult) -> str:
-    """The hashes and weights of the corpora whose held-out text a run was measured on, and how many windows."""
-    corpora = run.data.get("validation") or run.data.get("data", [])
+    """The corpora whose held-out text a run was measured on (hash and weight), and how many windows."""
+    corpora = run.data.get("validation") or run.data["data"]
     listed = ", ".join(f"{content[:8]} x {weight}" for content, weight in corpora)
     return f"{run.planned.run.validation.sequences} windows of {listed}"
 
@@ -112,23 +118,3 @@ def _window(run: RunResult) -> str:
 
 def _mask(run: RunResult) -> str:
     return "kept apart" if run.planned.run.document_mask else "not kept apart"
-
-
-def _threads(run: RunResult) -> object:
-    return run.world.get("threads", "unknown")
-
-
-_OF_THE_VALIDATION: tuple[tuple[str, Callable[[RunResult], object]], ...] = (
-    ("the runs are validated on windows of", _window),
-    ("the runs are validated with a window's documents", _mask),
-)
-_OF_THE_RUN: tuple[tuple[str, Callable[[RunResult], object]], ...] = (
-    (
-        "the runs are of several versions of the code",
-        lambda run: ", ".join(run.world.get("code", ["unknown"])),
-    ),
-    ("the runs are of several kinds of device", lambda run: run.world.get("device")),
-    ("the runs are of several dtypes", lambda run: run.world.get("dtype")),
-    ("the runs are of several versions of torch", lambda run: run.world.get("versions", {}).get("torch")),
-    ("the runs had several numbers of ranks", lambda run: run.world.get("ranks", "unknown")),
-)

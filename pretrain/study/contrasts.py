@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Annotated, Any, NoReturn
 
+from pydantic import BeforeValidator, Field
+
+from model.declared import declared
 from model.errors import UserError, closest, shown
-from pretrain.utils.parsing import shown_json
 
-SIDES = ("plus", "minus")
 Name = tuple[str, str]
 """Of a variant: the comparison's name (empty in a study of one) and its own."""
+
+
+def _text(value: Any) -> Any:
+    """A number or a truth value as JSON writes it as a key, so that names of variants may be any."""
+    return json.dumps(value) if isinstance(value, bool | int | float) else value
+
+
+Text = Annotated[str, BeforeValidator(_text)]
+Names = Annotated[
+    list[Text],
+    BeforeValidator(lambda value: value if isinstance(value, list) else [value]),
+    Field(min_length=1),
+]
+
+
+@declared()
+class Sides:
+    """A contrast as a study file writes it: names of variants, or patterns; one alone needs no list."""
+
+    plus: Names
+    minus: Names
 
 
 @dataclass(frozen=True)
@@ -51,43 +75,31 @@ def _mean(names: Sequence[str]) -> str:
     return f"mean of ({', '.join(shown_names)})"
 
 
-def parse_contrasts(values: Any, variants: Sequence[Name]) -> Iterator[Contrast]:
+def parse_contrasts(values: Mapping[str, Sides], variants: Sequence[Name]) -> Iterator[Contrast]:
     """The contrasts of a study file.
 
-    A variant is named as ``comparison.variant``, or by its own name where only one comparison has it; with ``*`` every
-    variant that fits.
+    A variant is named as ``comparison.variant``, or by its own name where only one comparison has it; with
+    ``*`` every variant that fits.
 
     Args:
-        values: the file's mapping of names to ``{plus: […], minus: […]}``; None for none.
+        values: the file's, by name.
         variants: all of the study.
 
     Raises:
         UserError: it names the field, the value and what would be valid.
     """
-    if values is None:
-        return
-    if not isinstance(values, dict):
-        raise _refused("contrasts", values, "give a mapping of names to {plus: […], minus: […]}")
     for name, sides in values.items():
-        where = f"contrasts.{shown(str(name), plain=True)}"
-        if not str(name).strip() or not str(name).isprintable():
-            raise _refused("contrasts", name, "give a name of printable characters")
-        if not isinstance(sides, dict) or sides.keys() != set(SIDES):
-            raise _refused(where, sides, "give a mapping of plus and minus to lists of variants")
-        plus, minus = (tuple(_side(sides[side], f"{where}.{side}", variants)) for side in SIDES)
-        for side, found in zip(SIDES, (plus, minus), strict=True):
-            for variant in found:
-                if found.count(variant) > 1 or (side == "minus" and variant in plus):
-                    raise _refused(f"{where}.{side}", full_name(variant), "it is named twice; name it once")
-        yield Contrast(str(name), plus, minus)
-
-
-def _side(value: Any, where: str, variants: Sequence[Name]) -> Iterator[Name]:
-    given = value if isinstance(value, list) else [value]
-    if not given or any(not isinstance(name, str | int) for name in given):
-        raise _refused(where, value, "give a list of variants")
-    for name in map(str, given):
-        yield from _matching(name, where, variants)
+        if not name.strip() or not name.isprintable():
+            refuse("contrasts", name, "give a name of printable characters")
+        where = f"contrasts.{shown(name, plain=True)}"
+        plus, minus = (
+            tuple(variant for each in given for variant in _matching(each, f"{where}.{side}", variants))
+            for side, given in (("plus", sides.plus), ("minus", sides.minus))
+        )
+        variant, count = Counter(plus + minus).most_common(1)[0]
+        if count > 1:
+            refuse(where, full_name(variant), "it is named twice; name it once")
+        yield Contrast(name, plus, minus)
 
 
 def _matching(name: str, where: str, variants: Sequence[Name]) -> Iterable[Name]:
@@ -99,7 +111,7 @@ def _matching(name: str, where: str, variants: Sequence[Name]) -> Iterable[Name]
         return own
     if own:
         options = " or ".join(map(full_name, own[:3]))
-        raise _refused(where, name, f"several comparisons have it; give {options}")
+        refuse(where, name, f"several comparisons have it; give {options}")
     if "*" in name:
         pattern = name.replace("[", "[[]").replace("?", "[?]")  # a star alone is special
         found = [variant for text, variant in full.items() if fnmatchcase(text, pattern)]
@@ -107,8 +119,9 @@ def _matching(name: str, where: str, variants: Sequence[Name]) -> Iterable[Name]
             return found
     valid = [*full, *dict.fromkeys(variant for _, variant in variants)]
     listed = ", ".join(list(full)[:6]) + (", …" if len(full) > 6 else "")
-    raise _refused(where, name, closest(name, valid).removeprefix("; ") or f"variants are {listed}")
+    refuse(where, name, closest(name, valid).removeprefix("; ") or f"variants are {listed}")
 
 
-def _refused(key: str, value: Any, valid: str) -> UserError:
-    return UserError(f"study: {key}: {shown_json(value)} is not valid; {valid}")
+def refuse(key: str, value: Any, valid: str) -> NoReturn:
+    """Raise a UserError about a key of a study file, its value and what would be valid."""
+    raise UserError(f"study: {key}: {shown(value)} is not valid; {valid}")

@@ -35,9 +35,9 @@ def paired_differences(
 ) -> dict[int, float]:
     """The variant's result less that of its baseline, by the study's seed, in the order of *results*.
 
-    The baseline is the variant that this one is compared with: the comparison's, unless it names another. A seed is
-    left out unless both of its runs are finished and have the *last* values of *measure*, of which the result is the
-    mean. Runs of two of the study's seeds are never paired.
+    The baseline is the variant that this one is compared with: the comparison's, unless it names another. A
+    seed is left out unless both of its runs are finished and have the *last* values of *measure*, of which
+    the result is the mean. Runs of two of the study's seeds are never paired.
     """
     return differences(
         values_of(runs_of(results, comparison, variant), measure, last),
@@ -59,8 +59,8 @@ def differences(values: dict[int, float], baseline: dict[int, float]) -> dict[in
 def in_common(runs: dict[int, RunResult], baseline: dict[int, RunResult]) -> bool:
     """Whether the pairs trained with the same seed, so with the same data in the same order.
 
-    Runs of a variant with a seed_shift did not: they are paired by their place in the study alone, and differ by as
-    much as any two runs do.
+    Runs of a variant with a seed_shift did not: they are paired by their place in the study alone, and differ
+    by as much as any two runs do.
     """
     both = runs.keys() & baseline.keys()
     return all(runs[seed].planned.run.seed == baseline[seed].planned.run.seed for seed in both)
@@ -69,7 +69,7 @@ def in_common(runs: dict[int, RunResult], baseline: dict[int, RunResult]) -> boo
 def contrast_values(
     results: Sequence[RunResult], study: Study, contrast: Contrast, measure: str, last: int
 ) -> dict[int, float]:
-    """The mean of plus less the mean of minus, for every seed of the study of which all runs have a result."""
+    """The mean of plus less the mean of minus, for every seed of which all runs have a result."""
     sides = [
         [
             values_of(runs_of(results, study.comparison(name), variant), measure, last)

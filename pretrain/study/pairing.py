@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 
 from model.config import ModelConfig
+from model.initialization import initial_distribution
 from model.parameters import parameter_roles
 from model.transformer import Transformer
 from pretrain.config.run_config import RunConfig
@@ -23,51 +25,38 @@ class Pairing:
     """Share of the parameters that begin with the same values."""
 
     def __str__(self) -> str:
-        weights = (
-            "the same"
-            if self.weights == 1
-            else "others"
-            if self.weights == 0
-            else f"{self.weights:.1%} the same"
-        )
+        weights = {1.0: "the same", 0.0: "others"}.get(self.weights, f"{self.weights:.1%} the same")
         return f"data order: {'the same' if self.data else 'another'}; first weights: {weights}"
 
 
 def pairing(run: RunConfig, baseline: RunConfig) -> Pairing:
-    """What *run* and *baseline* share at the start, from their configurations.
-
-    Weights are drawn from (seed, parameter name, shape) with a spread that their configuration gives. Two parameters
-    begin equal if all of these agree.
-    """
-    same_seed = run.seed == baseline.seed
-    models = [config.build_model_config() for config in (run, baseline)]
-    data = same_seed and all(
+    """What *run* and *baseline* share at the start, from their configurations."""
+    if run.seed != baseline.seed:
+        return Pairing(False, 0.0)
+    models = _model(run), _model(baseline)
+    data = models[0].context_length == models[1].context_length and all(
         getattr(run, name) == getattr(baseline, name)
         for name in ("data", "tokenizer", "vocab_size", "task", "document_mask")
     )
-    data = data and models[0].context_length == models[1].context_length
-    if not same_seed:
-        return Pairing(data, 0.0)
-    first, second = (_drawn(model) for model in models)
-    equal = sum(size for name, (size, draw) in first.items() if name in second and second[name][1] == draw)
-    return Pairing(data, equal / sum(size for size, _ in first.values()))
+    first, second = map(_initial, models)
+    equal = sum(math.prod(values[0]) for name, values in first.items() if second.get(name) == values)
+    return Pairing(data, equal / sum(math.prod(shape) for shape, _ in first.values()))
 
 
-def _drawn(model: ModelConfig) -> dict[str, tuple[int, tuple[object, ...]]]:
-    """The size of every parameter, and what its first values follow from."""
+def _model(run: RunConfig) -> ModelConfig:
+    """The model of step 0. A prepared corpus's vocabulary is not known here, and taken to be the preset's."""
+    return run.build_model_config(run.vocab_size if run.data == "builtin" else None)
+
+
+def _initial(model: ModelConfig) -> dict[str, tuple[tuple[int, ...], tuple[float, float, int]]]:
+    """Shape and distribution of each parameter: with its name and the seed, they decide its first values."""
     with torch.device("meta"):
         network = Transformer(model)
     roles = parameter_roles(network)
-    found: dict[str, tuple[int, tuple[object, ...]]] = {}
-    for name, parameter in network.named_parameters():
-        role = roles[name]
-        fixed = role.kind in ("norm", "bias")
-        # Projections that write into the residual stream are scaled by the depth; the vocabulary sets the drawn rows.
-        draw = () if fixed else (model.init_std, model.vocab_size)
-        if role.part == "o" or name.endswith(".ffn.down.weight"):
-            draw = (*draw, model.num_layers)
-        found[name] = (parameter.numel(), (tuple(parameter.shape), role.kind, *draw))
-    return found
+    return {
+        name: (tuple(value.shape), initial_distribution(name, roles[name], value.shape, model))
+        for name, value in network.named_parameters()
+    }
 
 
 def pairing_lines(study: Study) -> list[str]:

@@ -12,7 +12,7 @@ from pretrain.study.study_file import PlannedRun
 
 
 def rank_numbers(run: RunConfig) -> list[int]:
-    """Every number of ranks that can train *run*, ascending: tensor_parallel times a divisor of its sequences a step.
+    """Every number of ranks that can train *run*, ascending: tensor_parallel x a divisor of its batch.
 
     Raises:
         UserError: the batch is no whole number of sequences, or no number of ranks can share it.
@@ -26,8 +26,8 @@ def rank_numbers(run: RunConfig) -> list[int]:
             found.append(copies * run.tensor_parallel)
     if not found:
         raise UserError(
-            f"micro_batch: {run.micro_batch} does not divide the {sequences} sequences of a step, or is none that "
-            f"{run.tensor_parallel} tensor-parallel ranks can split; leave it out"
+            f"micro_batch: {run.micro_batch} does not divide the {sequences} sequences of a step, or is none "
+            f"that {run.tensor_parallel} tensor-parallel ranks can split; leave it out"
         )
     return found
 
@@ -52,8 +52,8 @@ def by_most_ranks(runs: Sequence[PlannedRun], devices: int) -> dict[int, list[Pl
 def rank_lines(runs: Sequence[PlannedRun], devices: int) -> list[str]:
     """A line for the runs that cannot use all of so many GPUs; none where all can."""
     return [
-        f"ranks    {len(found)} run{'s' * (len(found) != 1)} on {ranks} of {devices} GPUs each: more cannot share the "
-        "batch"
+        f"ranks    {len(found)} run{'s' * (len(found) != 1)} on {ranks} of {devices} GPUs each: more cannot "
+        "share the batch"
         for ranks, found in by_most_ranks(runs, devices).items()
         if ranks < devices
     ]

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -86,8 +86,8 @@ def slots(parallel: int, devices: Sequence[str], cores: int) -> list[Slot]:
     each = len(devices) // parallel
     if each > 1 and not all(map(str.isdecimal, devices)):
         raise UserError(
-            f"CUDA_VISIBLE_DEVICES: {','.join(devices)!r} is not valid for runs on {each} GPUs each, whose launcher "
-            f"takes numbers; give numbers, or --parallel {len(devices)}"
+            f"CUDA_VISIBLE_DEVICES: {','.join(devices)!r} is not valid for runs on {each} GPUs each, whose "
+            f"launcher takes numbers; give numbers, or --parallel {len(devices)}"
         )
     return [Slot(index, list(devices[index * each : (index + 1) * each])) for index in range(parallel)]
 
@@ -128,7 +128,8 @@ def check_runs(study: Study) -> None:
     Relative paths are looked for in the working directory.
 
     Raises:
-        UserError: see read_ds_config, rank_numbers, check_settings and check_start of pretrain/run/preflight.py.
+        UserError: see read_ds_config, rank_numbers, check_settings and check_start of
+            pretrain/run/preflight.py.
     """
     from pretrain.engine.ds_config_check import read_ds_config
     from pretrain.run.preflight import check_settings, check_start
@@ -196,7 +197,7 @@ class Scheduler:
 
     def run(self) -> Outcome:
         """Train until nothing is left, or a signal asks to stop; then the runs save and can be continued."""
-        with self._signals(), self._progress:
+        with self._signals(), closing(self._progress):
             self._progress.say(
                 f"study    {self.study.name}: {len(self.study.runs) - len(self._waiting)} of "
                 f"{len(self.study.runs)} runs finished, {len(self._waiting)} to do, "
@@ -217,10 +218,8 @@ class Scheduler:
         )
 
     def _start(self, planned: PlannedRun, slot: Slot) -> None:
-        path = self.folder / planned.name
-        command, environment = run_command_line(
-            self.study, planned, self.folder, slot, (path / "latest").is_file()
-        )
+        begun = (self.folder / planned.name / "latest").is_file()
+        command, environment = run_command_line(self.study, planned, self.folder, slot, begun)
         failed_mark(planned, self.folder).unlink(missing_ok=True)
         with (self.folder / LOGS / f"{planned.name}.log").open("ab") as log:
             process = subprocess.Popen(
@@ -232,7 +231,7 @@ class Scheduler:
                 # Ctrl-C reaches this process alone, which asks the runs to save.
                 start_new_session=True,
             )
-        self._running.append(_Running(planned, slot, process, last_step(path / FILE_NAME)))
+        self._running.append(_Running(planned, slot, process, self._step(planned.name)))
         if self.stopped is not None:  # the signal came while the process was started
             process.send_signal(signal.SIGTERM)
 
@@ -246,23 +245,23 @@ class Scheduler:
             self._progress.say(f"finished {name}: {measure} {rows[-1][measure]:.4f}")
             return
         if code == STOPPED:
-            further = last_step(self.folder / name / FILE_NAME) > ended.began_at
+            further = self._step(name) > ended.began_at
             if self.stopped is None and further:  # its own limit of minutes: it goes on
                 self._waiting.insert(0, ended.planned)
             if self.stopped is not None or further:
                 return
         if self.stopped is not None and code < 0:
             return
+        reason = f"exit code {code}: {self._last_error(name)}"
         if code == 0:
-            reason = (
-                f"it ended at step {last_step(self.folder / name / FILE_NAME):,} without {self.study.measure}"
-            )
-        else:
-            reason = f"exit code {code}: {self._last_error(name)}"
+            reason = f"it ended at step {self._step(name):,} without {self.study.measure}"
         with suppress(OSError):
             write_atomically(failed_mark(ended.planned, self.folder), reason + "\n")
         self._failed[name] = reason
         self._progress.say(f"failed   {name}: {reason}")
+
+    def _step(self, name: str) -> int:
+        return last_step(self.folder / name / FILE_NAME)
 
     def _last_error(self, name: str) -> str:
         """The line of a run's log that says most about its end."""
@@ -297,7 +296,7 @@ class Scheduler:
 
 
 def _has_ended(running: _Running) -> bool:
-    """Whether the command and all its ranks have ended: a launcher that is asked to stop leaves ranks that save."""
+    """Whether the command and its ranks have ended: a launcher that is stopped leaves ranks that save."""
     if running.process.poll() is None:
         return False
     try:
@@ -319,28 +318,23 @@ class StudyProgress:
     def __init__(
         self, study: Study, folder: Path, stream: TextIO, clock: Callable[[], float], every: float = 15.0
     ) -> None:
-        self.study, self.folder, self.stream = study, folder, stream
-        self.clock, self.every = clock, every
+        self.study, self.folder, self.stream, self.clock = study, folder, stream, clock
         # Of growing runs this is the most that they may take.
-        self._work = {planned.name: planned_flops(planned) for planned in study.runs}
+        self._total = sum(planned.flops for planned in study.runs)
         self._began = self._said = clock()
         self._done_before = self._done()
         self._bar: Any = None
-
-    def __enter__(self) -> StudyProgress:
-        if self.stream.isatty():
+        self._every = 1.0 if stream.isatty() else every
+        if stream.isatty():
             from tqdm import tqdm
 
+            bar = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
             self._bar = tqdm(
-                total=round(sum(self._work.values()) / 1e9),
-                initial=round(self._done_before / 1e9),
-                file=self.stream,
-                desc=self.study.name,
-                bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}",
+                total=self._total, initial=self._done_before, file=stream, desc=study.name, bar_format=bar
             )
-        return self
 
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
+        """Leave the bar as it is."""
         if self._bar is not None:
             self._bar.close()
 
@@ -354,39 +348,24 @@ class StudyProgress:
     def update(self, running: Sequence[PlannedRun]) -> None:
         """Show what the runs have done by now."""
         now = self.clock()
-        if now - self._said < (1.0 if self._bar is not None else self.every):
+        if now - self._said < self._every:
             return
         self._said = now
         done = self._done()
-        names = ", ".join(
-            f"{planned.name} {last_step(self.folder / planned.name / FILE_NAME):,}/{planned.run.steps:,}"
-            for planned in running
-        )
+        names = ", ".join(f"{run.name} {self._step(run):,}/{run.run.steps:,}" for run in running)
         if self._bar is not None:
-            self._bar.n = round(done / 1e9)
+            self._bar.n = done
             self._bar.set_postfix_str(names[:80])
             return
-        total = sum(self._work.values())
         left = ""
         if done > self._done_before:
-            left = (
-                f", {human_seconds((now - self._began) * (total - done) / (done - self._done_before))} left"
-            )
-        print(
-            f"progress {done / total:.1%} of the study{left}; running: {names}", file=self.stream, flush=True
-        )
+            seconds = (now - self._began) * (self._total - done) / (done - self._done_before)
+            left = f", {human_seconds(seconds)} left"
+        self.say(f"progress {done / self._total:.1%} of the study{left}; running: {names}")
+
+    def _step(self, planned: PlannedRun) -> int:
+        return last_step(self.folder / planned.name / FILE_NAME)
 
     def _done(self) -> float:
         """FLOPs of all steps that were made."""
-        return sum(
-            self._work[planned.name]
-            * min(1.0, last_step(self.folder / planned.name / FILE_NAME) / planned.run.steps)
-            for planned in self.study.runs
-        )
-
-
-def planned_flops(planned: PlannedRun) -> float:
-    """Training FLOPs of a whole run, 6 N_matmul + 12 Σ min(T, window) A per token; with growth the most it may take."""
-    run = planned.run
-    model = run.largest_model_config(run.build_model_config())
-    return float(model.flops_per_token() * run.steps * run.global_batch_tokens)
+        return sum(run.flops * min(1.0, self._step(run) / run.run.steps) for run in self.study.runs)

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
 from model.errors import UserError, shown
@@ -25,14 +26,12 @@ RANKS = re.compile(r"-n|-G|--ntasks|--gres|--gpus")
 
 def array_of(numbers: Sequence[int], parallel: int | None = None) -> str:
     """Task numbers as sbatch's --array takes them: 0-3,7 or 0-3,7%2 (at most two at a time)."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1] = [parts[-1][0], number]
-        else:
-            parts.append([number])
-    text = ",".join("-".join(map(str, part)) for part in parts)
-    return text + (f"%{parallel}" if parallel else "")
+    parts = []
+    # Consecutive numbers differ from their places in the sequence by the same amount.
+    for _, pairs in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        first, *more = (number for _, number in pairs)
+        parts.append(f"{first}-{more[-1]}" if more else str(first))
+    return ",".join(parts) + (f"%{parallel}" if parallel else "")
 
 
 def sbatch_commands(
@@ -44,8 +43,8 @@ def sbatch_commands(
 ) -> list[list[str]]:
     """The lines that submit runs of a study; the script reads the study's folder.
 
-    One line, or one for each number of ranks where some runs have too small a batch for the script's; with options
-    that say how many tasks or GPUs there are, one line in any case.
+    One line, or one for each number of ranks where some runs have too small a batch for the script's; with
+    options that say how many tasks or GPUs there are, one line in any case.
 
     Args:
         todo: places of the runs in the study; the array has their task numbers (see task_names).
@@ -75,7 +74,7 @@ def run_of_task(study: Study, folder: Path, number: str) -> PlannedRun:
     """
     names = task_names(study, folder)
     runs = {planned.name: planned for planned in study.runs}
-    valid = f"--array={array_of(sorted(names.index(name) for name in runs))}"
+    valid = f"--array={array_of([number for number, name in enumerate(names) if name in runs])}"
     if number == "only":
         if len(study.runs) == 1:
             return study.runs[0]
@@ -85,13 +84,14 @@ def run_of_task(study: Study, folder: Path, number: str) -> PlannedRun:
         )
     if not number.isdecimal() or int(number) >= len(names):
         raise UserError(
-            f"array: task {shown(number, plain=True)} is beyond the {len(runs)} runs of {study.name}; valid: {valid}"
+            f"array: task {shown(number, plain=True)} is beyond the {len(runs)} runs of {study.name}; valid: "
+            f"{valid}"
         )
     name = names[int(number)]
     if name not in runs:
         raise UserError(
-            f"array: task {number} is {name}, which {study.name} does not name any more; cancel it (scancel), or put "
-            f"the run back into the study; valid: {valid}"
+            f"array: task {number} is {name}, which {study.name} does not name any more; cancel it "
+            f"(scancel), or put the run back into the study; valid: {valid}"
         )
     return runs[name]
 
@@ -110,7 +110,8 @@ def submit(command: Sequence[str]) -> str:
     """
     if shutil.which("sbatch") is None:
         raise UserError(
-            "slurm: no sbatch on this machine; submit it from a login node, or leave out --slurm to run it here"
+            "slurm: no sbatch on this machine; submit it from a login node, or leave out --slurm to run it "
+            "here"
         )
     from pretrain.engine.quiet import environment_elsewhere
 

@@ -40,18 +40,14 @@ def test_a_dry_run_writes_nothing(file, capsys, tmp_path):
     assert main(["run", file, "--dry_run", "--out", str(tmp_path / "o")]) == 0
     text = capsys.readouterr().out
     assert "6: 3 variants x 2 seeds" in text and "to do    6 runs" in text
-    assert (
-        "paired   prism, descending with uniform, seed by seed: data order: the same; first weights: the same"
-        in text
-    )
+    paired = "data order: the same; first weights: the same"
+    assert f"paired   prism, descending with uniform, seed by seed: {paired}" in text
     assert not (tmp_path / "o").exists()
 
 
 def test_the_array_that_a_dry_run_of_slurm_shows(file, capsys):
-    assert (
-        main(["run", file, "--dry_run", "--slurm", "--parallel", "2", "--sbatch", "--gres=gpu:1 --time=1:00"])
-        == 0
-    )
+    options = ["--slurm", "--parallel", "2", "--sbatch", "--gres=gpu:1 --time=1:00"]
+    assert main(["run", file, "--dry_run", *options]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("would run"))
     assert line.split()[2:7] == ["sbatch", "--array=0-5%2", "--job-name=three", "--gres=gpu:1", "--time=1:00"]
 
@@ -96,8 +92,8 @@ def test_a_task_keeps_its_number_when_the_study_changes(file, capsys, tmp_path):
     assert [task(str(number)) for number in (0, 2, 3)] == ["uniform-s1", "descending-s1", "uniform-s2"]
     code, said = task("1")
     assert code == 2 and said == (
-        "error: array: task 1 is prism-s1, which three does not name any more; cancel it (scancel), or put the run "
-        "back into the study; valid: --array=0,2-3,5-10\n"
+        "error: array: task 1 is prism-s1, which three does not name any more; cancel it (scancel), or put "
+        "the run back into the study; valid: --array=0,2-3,5-10\n"
     )
     assert [task(str(number)) for number in (6, 10)] == ["new-s1", "descending-s3"]
     assert Path("o/tasks.txt").read_text().split()[5:8] == ["descending-s2", "new-s1", "new-s2"]
@@ -149,7 +145,6 @@ def test_a_second_session_changes_nothing(file, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("steps: 5, data: data/none", "data: 'data/none' is not a folder"),
         ("steps: 5, global_batch_tokens: 1000", "global_batch_tokens: 1000 is not a multiple"),
         ("steps: 5, vocab_size: 1000", None),
     ],
@@ -163,10 +158,18 @@ def test_nothing_is_submitted_that_cannot_begin(file, capsys, monkeypatch, tmp_p
     assert (tmp_path / "o/study.yaml").is_file() != bool(said)
 
 
-def test_a_ds_config_that_is_not_there_is_said_before_anything_is_submitted(file, capsys, tmp_path):
-    (tmp_path / "far.yaml").write_text(TEXT + "ds_config: none.json\n")
-    assert main(["run", "far.yaml", "--slurm"]) == 2
-    assert capsys.readouterr().err.startswith("error: ds_config: ") and not (tmp_path / "runs").exists()
+@pytest.mark.parametrize("more", [[], ["--dry_run"], ["--slurm"], ["--slurm", "--dry_run"]])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (TEXT + "ds_config: none.json\n", "error: ds_config: "),
+        (TEXT.replace("steps: 5", "steps: 5, data: data/none"), "error: data: 'data/none' is not a folder"),
+    ],
+)
+def test_what_is_not_there_is_said_before_anything_is_written(file, capsys, tmp_path, text, said, more):
+    (tmp_path / "far.yaml").write_text(text)
+    assert main(["run", "far.yaml", *more]) == 2
+    assert capsys.readouterr().err.startswith(said) and not (tmp_path / "runs").exists()
 
 
 def test_a_recipe_that_jobs_would_not_find_is_refused(file, capsys, monkeypatch, tmp_path):
@@ -197,30 +200,39 @@ def test_a_task_writes_what_it_reads(file, capsys, tmp_path):
     assert (tmp_path / "o/study.yaml").read_text() == TEXT
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["run", "FILE", "--parallel", "0"], "parallel: 0 is not valid"),
-        (["run", "FILE", "--parallel", "1000"], "parallel: 1000 runs at a time"),
-        (["run", "FILE", "--sbatch", "x"], "sbatch: options of sbatch without --slurm"),
-        (["run", "FILE", "--slurm", "--sbatch='"], "sbatch: \"'\" is not valid (No closing quotation)"),
-        (["run", "FILE", "--dry_run", "--out", ".h"], "out: '.h' is not valid; give a folder whose name"),
-        (["run", "FILE", "--paralel", "2"], "did you mean '--parallel'"),
-        (["run", "nothing"], "study: no file or study 'nothing'"),
-        (["task", "FILE", "6"], "array: task 6 is beyond the 6 runs of three; valid: --array=0-5"),
-        (["task", "FILE", "x"], "array: task x is beyond the 6 runs of three; valid: --array=0-5"),
-        (["task", "FILE", "only"], "array: this is one job for 6 runs; submit it with --array=0-5"),
-        (["report", "FILE"], "does not exist; run it first"),
-        (["report", "."], "has no study.yaml"),
-        (["power", "FILE", "--sd", "0.1", "--effect", "0.1", "--parallel", "0"], "parallel: 0 is not valid"),
-        ([], "COMMAND"),
-    ],
-)  # fmt: skip
+BAD_INPUT = [
+    ("run FILE --parallel 0", "parallel: 0 is not valid"),
+    ("run FILE --parallel 1000", "parallel: 1000 runs at a time"),
+    ("run FILE --sbatch x", "sbatch: options of sbatch without --slurm"),
+    ("run FILE --slurm --sbatch='", 'sbatch: "\'" is not valid (No closing quotation)'),
+    ("run FILE --dry_run --out .h", "out: '.h' is not valid; give a folder whose name"),
+    ("run FILE --paralel 2", "did you mean '--parallel'"),
+    ("run nothing", "study: no file or study 'nothing'"),
+    ("task FILE 6", "array: task 6 is beyond the 6 runs of three; valid: --array=0-5"),
+    ("task FILE x", "array: task x is beyond the 6 runs of three; valid: --array=0-5"),
+    ("task FILE only", "array: this is one job for 6 runs; submit it with --array=0-5"),
+    ("report FILE", "does not exist; run it first"),
+    ("report .", "has no study.yaml"),
+    ("power FILE", "pilot: none is not valid without --sd"),
+    ("power FILE --sd 0.1 --parallel 0", "parallel: 0 is not valid"),
+    ("power FILE --sd nan", "sd: nan is not valid"),
+    ("power FILE --pilot none", "study: 'none' has no study.yaml"),
+    ("", "COMMAND"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), BAD_INPUT)
 def test_bad_input_is_one_line(file, capsys, monkeypatch, arguments, said):
     monkeypatch.setattr(command, "_devices", list)
-    assert main([file if argument == "FILE" else argument for argument in arguments]) == 2
+    assert main(arguments.replace("FILE", file).split()) == 2
     error = capsys.readouterr().err
     assert said in error and error.startswith("error: ") and len(error.splitlines()) == 1
+
+
+def test_power_of_a_stated_spread(file, capsys):
+    assert main(["power", file, "--sd", "0.03", "--effect", "0.02"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("needed   20 seeds to find 0.02 with a power of 80%")
 
 
 @pytest.mark.parametrize("place", ["latin.yaml", "old/study.yaml"])
@@ -230,12 +242,6 @@ def test_a_study_that_is_not_utf_8_is_one_line(tmp_path, monkeypatch, capsys, pl
     (tmp_path / place).write_bytes(TEXT.replace("recipe", "title: \u00fc\nrecipe", 1).encode("latin-1"))
     assert main(["list", place.removesuffix("/study.yaml")]) == 2
     assert capsys.readouterr().err == f"error: study: {place} is not UTF-8 text\n"
-
-
-def test_data_that_is_not_there_is_said_before_anything_is_written(file, capsys, tmp_path):
-    (tmp_path / "far.yaml").write_text(TEXT.replace("steps: 5", "steps: 5, data: data/none"))
-    assert main(["run", "far.yaml"]) == 2
-    assert "data/none" in capsys.readouterr().err and not (tmp_path / "runs").exists()
 
 
 def test_without_sbatch(file, capsys, monkeypatch):

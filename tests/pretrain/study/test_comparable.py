@@ -40,15 +40,17 @@ def test_nothing_is_said_of_runs_that_are_alike():
 def test_windows_of_several_lengths_are_said():
     variants = VARIANTS | {"short": {"architecture": {"context_length": 64}}}
     assert notes(study_of(variants)) == [
-        "the runs are validated on windows of 256 tokens (uniform-s1, rising-s1, uniform-s2 and 1 more) and "
-        "64 tokens (short-s1, short-s2)"
+        "the runs are validated on windows of several lengths: 256 tokens (uniform-s1, rising-s1, uniform-s2 "
+        "and 1 more); 64 tokens (short-s1, short-s2)"
     ]
 
 
 def test_documents_that_are_kept_apart_in_some_runs_are_said():
     (note,) = notes(study_of(VARIANTS | {"apart": {"document_mask": True}}))
-    assert note.startswith("the runs are validated with a window's documents not kept apart (uniform-s1, ")
-    assert note.endswith("and kept apart (apart-s1, apart-s2)")
+    assert note.startswith(
+        "the documents of a window are kept apart in some runs: not kept apart (uniform-s1, "
+    )
+    assert note.endswith("; kept apart (apart-s1, apart-s2)")
 
 
 def test_finished_runs_without_a_checkpoint_are_said():
@@ -67,7 +69,7 @@ def test_other_numbers_of_ranks_and_threads_are_said():
     ]
     threads = {name: {"world": {"threads": 1}} for name in ("uniform_s1", "rising_s1", "uniform_s2")}
     assert notes(study_of(), **threads, rising_s2={"world": {"threads": 2}}) == [
-        "the runs had several numbers of CPU threads a rank: 1 (uniform-s1, rising-s1, uniform-s2); 2 (rising-s2)"
+        "the runs had different CPU thread counts: 1 (uniform-s1, rising-s1, uniform-s2); 2 (rising-s2)"
     ]
     names = [*threads, "rising_s2"]
     on_gpus = {name: {"world": {"device": "cuda", "threads": n}} for n, name in enumerate(names)}

@@ -18,7 +18,7 @@ def share_of_equal_weights(run, baseline):
     """By drawing both models: entries of parameters that are the same in name, shape and all values."""
     networks = []
     for config in (run, baseline):
-        network = Transformer(config.build_model_config())
+        network = Transformer(config.build_model_config(config.vocab_size))
         initialize(network, config.seed)
         networks.append(dict(network.named_parameters()))
     equal = sum(
@@ -37,13 +37,14 @@ def share_of_equal_weights(run, baseline):
         {"architecture": {"init_std": 0.03}},
         {"architecture": {"heads": "2,4", "ffn_width": 128}},
         {"model": "gpt2-nano"},
+        {"vocab_size": 1024},
     ],
-    ids=["order", "width", "spread", "depth", "blocks"],
+    ids=["order", "width", "spread", "depth", "blocks", "vocabulary"],
 )
 def test_the_share_of_equal_weights_is_that_of_drawn_models(other):
     run = RunConfig(**{"model": "prism-nano", **other})
     found = pairing(run, BASE)
-    assert found.data
+    assert found.data == ("vocab_size" not in other)
     assert found.weights == pytest.approx(share_of_equal_weights(run, BASE), abs=1e-12)
 
 
@@ -73,7 +74,6 @@ def test_lines_name_the_variant_that_one_is_compared_with():
             "c": {"heads": "8x4", "seed_shift": 10},
         }
     )
-    assert [line.split(", seed")[0] for line in pairing_lines(study(text))] == [
-        "a with uniform", "b with a", "c with uniform",
-    ]  # fmt: skip
-    assert pairing_lines(study(text))[2].endswith("data order: another; first weights: others")
+    lines = pairing_lines(study(text))
+    assert [line.split(", seed")[0] for line in lines] == ["a with uniform", "b with a", "c with uniform"]
+    assert lines[2].endswith("data order: another; first weights: others")

@@ -1,4 +1,5 @@
-"""Scheduling: real processes in the place of runs. What trains for real is in tests/scenarios/test_study.py."""
+"""Scheduling: real processes in the place of runs. What trains for real is in
+tests/scenarios/test_study.py."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from model.errors import UserError
 from pretrain.study import scheduler
 from pretrain.study.ranks import rank_lines
 from pretrain.study.results import check_settings, run_state
-from pretrain.study.scheduler import Scheduler, Slot, planned_flops, run_command_line, slots, write_study
+from pretrain.study.scheduler import Scheduler, Slot, run_command_line, slots, write_study
 from pretrain.study.study_file import parse_study
 from tests.helpers.launch import ROOT
 
@@ -40,7 +41,8 @@ def study(tmp_path):
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    """Makes the runs stand-ins, with options by name; returns when which began and the slots that they had."""
+    """Makes the runs stand-ins, with options by name; returns when which began and the slots that they
+    had."""
     began = []
 
     def use(**options):
@@ -293,7 +295,7 @@ def test_a_run_of_other_settings_is_not_taken_for_this_studys(study, stand_in, t
 def test_work_is_counted_in_flops(study):
     run = study.runs[0].run
     model = run.build_model_config()
-    assert planned_flops(study.runs[0]) == model.flops_per_token() * 5 * run.global_batch_tokens
+    assert study.runs[0].flops == model.flops_per_token() * 5 * run.global_batch_tokens
 
 
 def test_the_study_waits_for_no_run_that_was_killed(study, stand_in, tmp_path):

@@ -1,30 +1,24 @@
-"""Intervals, power and regression against independent computations, and coverage over many planted studies."""
+"""Intervals, power and degrees of freedom against independent computations and drawn values."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from pretrain.study.paired import baseline_of, in_common, paired_differences
-from pretrain.study.results import RunResult
 from pretrain.study.statistics import (
     MOST_PAIRS,
     detectable_effect,
+    effective_degrees,
     paired_interval,
     paired_power,
     pairs_needed,
     pooled_sd,
-    regress,
     sd_interval,
-    shared_degrees,
-    spread_apart,
     tokens_to_reach,
 )
-from pretrain.study.study_file import parse_study
 
 DIFFERENCES = [0.021, -0.004, 0.013, 0.030, 0.002]
 
@@ -79,8 +73,8 @@ def test_power_by_drawing():
 
 @pytest.mark.parametrize("pairs", [2, 3, 34, 5000])
 def test_power_far_out_is_a_number(pairs):
-    """The lower tail of scipy's noncentral t is NaN there."""
-    found = [paired_power(effect, 1.0, pairs) for effect in (3.0, 10.0, 30.0, 1e5)]
+    """The noncentral t of scipy, and with it statsmodels' power, is NaN at some of these."""
+    found = [paired_power(effect, 1.0, pairs) for effect in np.geomspace(0.1, 1e12, 200)]
     assert found == sorted(found) and found[-1] == pytest.approx(1.0)
 
 
@@ -112,247 +106,48 @@ def test_interval_of_an_sd_covers():
     draws = np.random.default_rng(2).normal(0, 0.7, (4000, 5)).std(axis=1, ddof=1)
     covered = [low <= 0.7 <= high for low, high in (sd_interval(sd, 4) for sd in draws)]
     assert np.mean(covered) == pytest.approx(0.95, abs=0.012)
-    assert all(map(math.isnan, sd_interval(1.0, 0)))
 
 
-def test_groups_that_spread_more_are_set_apart():
-    quiet = {name: [place + 0.1 * value for value in (-1, 0, 1)] for place, name in enumerate("abcde")}
-    loud, louder = [-2.0, 0.0, 2.0], [-30.0, 0.0, 30.0]
-    assert spread_apart(quiet) == []
-    assert spread_apart(quiet | {"loud": loud, "louder": louder, "one": [1.0]}) == ["louder", "loud"]
-    assert spread_apart(quiet | {"loud": loud, "equal": loud}) == ["loud", "equal"]  # neither hides the other
-    long = {name: [*values, *values] for name, values in quiet.items()}
-    assert spread_apart(long | {"two": [-1.0, 10.0], "six": [9.0, -9.0, 0.0, 6.0, -6.0, 4.0]}) == [
-        "two",
-        "six",
-    ]
-    # By hand: 5 sd of 0.1 with 2 degrees each, against one of 2 in seven groups.
-    assert stats.f.sf((2 / 0.1) ** 2, 2, 10) < 0.01 / 7
-    same = {name: [0.0, 0.0] for name in "abc"}
-    assert spread_apart(same) == [] and spread_apart(same | {"d": [0.0, 1.0]}) == ["d"]
-    assert (
-        spread_apart({"a": [0.0, 0.1], "b": [0.0, 100.0]}) == []
-    )  # one cannot say which of two is the odd one
+def between(variant, against, seeds):
+    """The runs of a variant's differences: of each seed, its own and that of what it is compared with."""
+    return [((variant, seed), (against, seed)) for seed in seeds]
 
 
-@pytest.mark.parametrize(("variants", "seeds"), [(1, 5), (3, 6), (8, 3), (8, 6)])
-def test_the_interval_of_a_pooled_sd_knows_that_the_baseline_is_shared(variants, seeds):
-    random = np.random.default_rng(11)
-    covered = 0
-    for _ in range(2000):
-        runs = random.normal(size=(variants + 1, seeds))
-        low, high = sd_interval(
-            pooled_sd([list(run - runs[0]) for run in runs[1:]]), shared_degrees([seeds] * variants)
-        )
-        covered += low <= 2**0.5 <= high
-    assert 0.93 <= covered / 2000 <= 0.97
+SHARED = {
+    "no run": ([between("a", "u", range(5)), between("b", "v", range(3))], 6),
+    "a baseline": ([between(name, "u", range(3)) for name in "abcdefgh"], 2 * 4 * 8 / 11),
+    "a chain": (
+        [between("a", "u", range(3)), between("b", "a", range(3)), between("c", "b", range(3))],
+        None,
+    ),
+    "seeds missing": (
+        [between("a", "u", range(6)), between("b", "u", (1, 4)), between("c", "a", (0, 1, 5))],
+        None,
+    ),
+}
 
 
-def test_equal_spreads_are_seldom_set_apart():
-    draws = np.random.default_rng(5).normal(size=(2000, 8, 3))
-    found = sum(
-        bool(spread_apart({str(place): list(group) for place, group in enumerate(draw)})) for draw in draws
-    )
-    assert found <= 40  # 1 % of 2,000, and four standard deviations
+@pytest.mark.parametrize(("groups", "by_hand"), SHARED.values(), ids=SHARED)
+def test_the_spread_of_differences_that_share_runs(groups, by_hand):
+    """40,000 drawn pilots: twice the squared mean of pooled variances over their variance, and its interval's
+    cover."""
+    runs = list(dict.fromkeys(run for group in groups for pair in group for run in pair))
+    drawn = dict(zip(runs, np.random.default_rng(7).normal(size=(len(runs), 40_000)), strict=True))
+    differences = [np.stack([drawn[one] - drawn[other] for one, other in group]) for group in groups]
+    independent = sum(len(group) - 1 for group in groups)
+    variances = sum(group.var(axis=0) * len(group) for group in differences) / independent
+    found = effective_degrees(groups)
+    assert found == pytest.approx(2 * variances.mean() ** 2 / variances.var(), rel=0.03)  # 2 standard errors
+    assert found == pytest.approx(by_hand or found) and (found < independent - 0.1) == (by_hand != 6)
+    drawn_sd = pooled_sd([list(group[:, 0]) for group in differences])
+    assert drawn_sd == pytest.approx(variances[0] ** 0.5)
+    low, high = sd_interval(1.0, found)
+    assert np.mean((low**2 <= 2 / variances) & (2 / variances <= high**2)) == pytest.approx(0.95, abs=0.02)
 
 
-# ---------------------------------------------------------------------- coverage
-
-
-def planted(seeds):
-    """A study of two variants and one with other seeds, in which nothing has been run."""
-    text = """
-recipe: micro
-settings: {steps: 20}
-baseline: uniform
-variants: {uniform: {heads: 8x4}, prism: {}, again: {heads: 8x4, seed_shift: 1000}}
-"""
-    return parse_study(f"seeds: {seeds}\n{text}", "planted", Path("runs/planted"))
-
-
-def results_of(study, loss):
-    """Every run finished with two validations, the last with the loss that *loss* gives it."""
-    return [
-        RunResult(
-            planned,
-            Path(planned.name),
-            "finished",
-            [
-                {"step": 10, "tokens": 100, "val_loss": 9.0},
-                {"step": 20, "tokens": 200, "val_loss": loss(planned)},
-            ],
-        )
-        for planned in study.runs
-    ]
-
-
-@pytest.mark.parametrize(("seeds", "truth"), [(3, 0.0), (6, 0.0), (3, 0.02), (6, 0.02)])
-def test_intervals_cover_the_truth_95_times_in_100(seeds, truth):
-    """2,000 studies, with noise that a seed's runs share and that is much larger than what is their own."""
-    study = planted(seeds)
-    generator = np.random.default_rng(seeds)
-    comparison = study.comparisons[0]
-    covered = {"prism": 0, "again": 0}
-    for _ in range(2000):
-        common = {seed + shift: generator.normal(0, 0.5) for seed in study.seeds for shift in (0, 1000)}
-
-        def loss(planned, common=common):
-            effect = 0.0 if planned.variant == "uniform" else truth
-            return 4.0 + common[planned.run.seed] + effect + generator.normal(0, 0.01)
-
-        results = results_of(study, loss)
-        for variant in covered:
-            differences = paired_differences(results, comparison, variant, "val_loss", 1)
-            interval = paired_interval(list(differences.values()))
-            covered[variant] += interval.low <= truth <= interval.high
-            assert interval.count == seeds
-            if variant == "prism":
-                assert interval.sd < 0.1, "the common noise cancels"
-    for variant, count in covered.items():
-        assert count / 2000 == pytest.approx(0.95, abs=0.015), variant
-
-
-# ---------------------------------------------------------------------- pairs
-
-
-def test_only_finished_runs_of_one_seed_are_paired():
-    study = planted(3)
-    found = results_of(study, lambda planned: planned.seed + (0.25 if planned.variant == "prism" else 0.0))
-    comparison = study.comparisons[0]
-    assert paired_differences(found, comparison, "prism", "val_loss", 1) == {1: 0.25, 2: 0.25, 3: 0.25}
-    assert paired_differences(found, comparison, "prism", "val_loss", 2) == {1: 0.125, 2: 0.125, 3: 0.125}
-    assert paired_differences(found, comparison, "prism", "val_loss", 3) == {}
-    assert paired_differences(found, comparison, "prism", "val_bpb", 1) == {}
-    states = {"uniform-s1": "unfinished", "prism-s3": "failed"}
-    partly = [
-        RunResult(run.planned, run.folder, states.get(run.planned.name, run.state), run.rows) for run in found
-    ]
-    assert paired_differences(partly, comparison, "prism", "val_loss", 1) == {2: 0.25}
-    others = [
-        run for run in found if (run.variant, run.seed) not in {("uniform", 1), ("prism", 2), ("prism", 3)}
-    ]
-    assert paired_differences(others, comparison, "prism", "val_loss", 1) == {}
-
-
-def test_a_variant_may_name_what_it_is_compared_with():
-    study = parse_study(
-        """
-recipe: micro
-settings: {steps: 20}
-seeds: 2
-baseline: a
-variants: {a: {heads: 8x4}, b: {heads: 4x4}, c: {heads: 2x4, against: b}}
-""",
-        "against",
-        Path("runs/against"),
-    )
-    found = results_of(study, lambda planned: {"a": 1.0, "b": 3.0, "c": 3.5}[planned.variant])
-    comparison = study.comparisons[0]
-    assert paired_differences(found, comparison, "c", "val_loss", 1) == {1: 0.5, 2: 0.5}
-    assert paired_differences(found, comparison, "b", "val_loss", 1) == {1: 2.0, 2: 2.0}
-    assert {run.variant for run in baseline_of(found, comparison).values()} == {"a"}
-    assert {run.variant for run in baseline_of(found, comparison, "c").values()} == {"b"}
-
-
-def test_pairs_of_other_seeds_are_known():
-    study = planted(2)
-    results = results_of(study, lambda planned: 1.0)
-    runs = {
-        variant: {run.seed: run for run in results if run.variant == variant}
-        for variant in ("prism", "again")
-    }
-    baseline = baseline_of(results, study.comparisons[0])
-    assert in_common(runs["prism"], baseline) and not in_common(runs["again"], baseline)
-
-
-# ---------------------------------------------------------------------- regression
-
-
-def points(count=12, seed=0):
-    generator = np.random.default_rng(seed)
-    columns = generator.normal([3.0, -1.0, 0.0], [2.0, 0.1, 1.0], (count, 3))
-    outcome = 5 + columns @ [0.5, -4.0, 0.0] + generator.normal(0, 0.3, count)
-    return {name: columns[:, index].tolist() for index, name in enumerate("abc")}, outcome
-
-
-def test_regression_against_lstsq():
-    features, outcome = points()
-    design = np.column_stack([np.ones(12), *features.values()])
-    slopes, residuals, *_ = np.linalg.lstsq(design, outcome, rcond=None)
-    covariance = np.linalg.inv(design.T @ design) * residuals[0] / 8
-    found = regress(features, outcome)
-    assert found.intercept == pytest.approx(slopes[0]) and (found.points, found.degrees) == (12, 8)
-    assert found.r_squared == pytest.approx(1 - residuals[0] / np.square(outcome - outcome.mean()).sum())
-    assert found.warnings == []
-    for index, (each, (name, column)) in enumerate(
-        zip(found.coefficients, features.items(), strict=True), start=1
-    ):
-        half = stats.t.ppf(0.975, 8) * covariance[index, index] ** 0.5
-        unit = np.std(column, ddof=1) / np.std(outcome, ddof=1)
-        assert each.name == name
-        assert (each.raw_low, each.raw, each.raw_high) == pytest.approx(
-            (slopes[index] - half, slopes[index], slopes[index] + half)
-        )
-        assert each.standardised == pytest.approx(slopes[index] * unit)
-        assert each.standardised_high - each.standardised_low == pytest.approx(2 * half * unit)
-        assert each.correlation == pytest.approx(np.corrcoef(column, outcome)[0, 1])
-        others = np.delete(design, index, axis=1)
-        rest = np.linalg.lstsq(others, column, rcond=None)[1][0]
-        assert each.inflation == pytest.approx(np.square(column - np.mean(column)).sum() / rest)
-
-
-def test_regression_by_hand():
-    found = regress({"x": [0, 1, 2, 3]}, [1, 2, 4, 5])
-    (each,) = found.coefficients
-    assert (found.intercept, each.raw, each.inflation) == pytest.approx((0.9, 1.4, 1.0))
-    assert found.r_squared == pytest.approx(0.98) and each.standardised == pytest.approx(0.98**0.5)
-    assert each.correlation == pytest.approx(0.98**0.5)
-
-
-def test_collinear_features_are_named():
-    features, outcome = points()
-    noise = np.random.default_rng(5).normal(0, 0.1, 12)
-    near = regress(features | {"d": np.array(features["a"]) + noise}, outcome)
-    (warning,) = near.warnings
-    assert "a (variance inflation" in warning and "d (variance" in warning and "b (" not in warning
-    assert all(math.isfinite(each.raw) for each in near.coefficients)
-
-
-def test_features_that_determine_one_another_have_no_coefficients():
-    features, outcome = points()
-    total = np.array(features["a"]) + np.array(features["c"])
-    found = regress(features | {"sum": total}, outcome)
-    by_name = {each.name: each for each in found.coefficients}
-    assert "sum (the others determine it)" in found.warnings[0] and "b (" not in found.warnings[0]
-    assert math.isnan(by_name["a"].raw) and math.isnan(by_name["sum"].raw_low)
-    without = regress(features, outcome)
-    expected = without.coefficients[1]
-    assert (by_name["b"].raw, by_name["b"].raw_low) == pytest.approx((expected.raw, expected.raw_low))
-    assert found.r_squared == pytest.approx(without.r_squared)
-
-
-@pytest.mark.parametrize(("count", "has"), [(5, True), (4, False), (3, False)])
-def test_few_points_have_no_intervals(count, has):
-    features, outcome = points(count)
-    found = regress(features, outcome)
-    assert found.degrees == count - 4
-    assert any("too few" in warning for warning in found.warnings) != has
-    assert all(math.isfinite(each.raw_low) == has for each in found.coefficients)
-    if count == 4:
-        assert found.r_squared == pytest.approx(1) and math.isfinite(found.coefficients[0].raw)
-
-
-def test_what_does_not_vary():
-    features, outcome = points()
-    found = regress({"k": [0.1] * 12, **features}, outcome)
-    assert [each.name for each in found.coefficients] == ["a", "b", "c"] and found.degrees == 8
-    assert found.warnings == ["left out, since it is the same at every point: k"]
-    flat = regress(features, [2.0] * 12)
-    assert math.isnan(flat.r_squared) and flat.warnings == ["the outcome is the same at every point"]
-    assert regress({"k": [1, 1]}, [1, 2]).intercept == 1.5
-    assert regress({}, []).points == 0
-    with pytest.raises(ValueError, match="a: 12 values for 2 points"):
-        regress(features, [1.0, 2.0])
+def test_without_two_differences_there_are_no_degrees_of_freedom():
+    for groups in ([], [[]], [between("a", "u", [1]), between("b", "u", [1])]):
+        assert math.isnan(effective_degrees(groups)) and all(map(math.isnan, sd_interval(1.0, math.nan)))
 
 
 # ---------------------------------------------------------------------- curves

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from model.errors import UserError
 from model.heads import parse_heads
-from pretrain.study.study_file import find_study, parse_study, read_study, study_names
+from pretrain.study.study_file import StudyFile, find_study, parse_study, read_study, study_names
 
 SMALL = """
 recipe: micro
@@ -32,9 +35,8 @@ def changed(**values):
 
 def test_recipe_settings_and_variant_are_laid_over_one_another():
     run = next(planned.run for planned in study().runs if planned.variant == "prism")
-    assert (run.optimizer.learning_rate, run.optimizer.weight_decay) == (
-        1e-3,
-        0.0,
+    assert (
+        run.optimizer.learning_rate == 1e-3 and run.optimizer.weight_decay == 0.0
     )  # the study's, the variant's
     assert run.optimizer.gradient_clipping == 1.0 and run.vocab_size == 2048  # the recipe's
     model = run.build_model_config()
@@ -53,12 +55,14 @@ def test_comparisons_have_recipes_and_baselines_of_their_own():
 seeds: 1
 settings: {steps: 10, validation: {every: 5}}
 comparisons:
-  small: {recipe: micro, baseline: a, variants: {a: {heads: 8x4}, b: {heads: 4x4}, c: {heads: 2x4, against: b}}}
+  small:
+    recipe: micro
+    baseline: a
+    variants: {a: {heads: 8x4}, b: {heads: 4x4}, c: {heads: 2x4, against: b}}
   large: {recipe: tiny, settings: {steps: 20}, baseline: a, variants: {a: {}, b: {model: uniform-tiny}}}
 """)
-    assert [planned.name for planned in found.runs] == [
-        "small-a-s1", "small-b-s1", "small-c-s1", "large-a-s1", "large-b-s1",
-    ]  # fmt: skip
+    names = [planned.name for planned in found.runs]
+    assert names == [f"{variant}-s1" for variant in ("small-a", "small-b", "small-c", "large-a", "large-b")]
     assert [planned.run.steps for planned in found.runs] == [10, 10, 10, 20, 20]
     assert all(planned.run.validation.every == 5 for planned in found.runs)
     small = found.comparison("small")
@@ -70,50 +74,70 @@ def test_other_seeds_are_another_run_of_the_same_pair():
     assert [(p.variant, p.seed, p.run.seed) for p in found.runs][:2] == [("uniform", 4, 4), ("again", 4, 104)]
 
 
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"baseline": "unifrom"}, "baseline: 'unifrom' is not valid; it must be one of the variants: uniform, prism"),
-        ({"variants": {"uniform": {}, "same": {"heads": "2,4,8x2"}}}, "uniform and same are the same run"),
-        ({"variants": {"uniform": {"haeds": "4x4"}}}, "variant uniform: haeds: unknown key"),
-        ({"variants": {"uniform": {"heads": "5x4"}}}, "variant uniform: heads"),
-        ({"variants": {"uniform": {"seed": 3}}}, "variants.uniform.seed: not a setting"),
-        ({"variants": {"uniform": {"against": "x"}}}, "variants.uniform.against: 'x' is not valid"),
-        ({"variants": {"uniform": {}, "b": {"heads": "2x4", "against": "b"}}}, "b.against: 'b' is not valid"),
-        (
-            {"variants": {"uniform": {"against": "b"}, "b": {"heads": "2x4"}}},
-            "variants.uniform.against: 'b' is not valid; the baseline is compared with none",
-        ),
-        ({"variants": {"a/b": {}}, "baseline": "a/b"}, "'a/b' is not valid"),
-        ({"variants": {}}, "variants: {} is not valid"),
-        ({"variants": {"uniform": 3}}, "variants.uniform: 3 is not valid"),
-        ({"settings": {"model": "prism-unknown"}}, "no preset 'prism-unknown'"),
-        ({"recipe": "mirco"}, "recipe: no recipe or file 'mirco'"),
-        ({"seeds": [1, 1]}, "seeds: [1, 1] is not valid"),
-        ({"seeds": 0}, "seeds: 0 is not valid"),
-        ({"seeds": "1,2"}, "seeds: '1,2' is not valid"),
-        ({"measure": "loss"}, "measure: 'loss' is not valid; give one of val_loss"),
-        ({"last_validations": 0}, "last_validations: 0 is not valid"),
-        ({"last_validations": 9}, "last_validations: 9 is not valid; variant uniform measures val_loss 1 time in all"),
-        ({"measure": "val_accuracy"}, "measure: 'val_accuracy' is not valid; variant uniform is a language model"),
-        ({"settings": {"validation": {"every": 0}}}, "'val_loss' is not valid; variant uniform has validation.every 0"),
-        ({"recipe": "classification", "measure": "val_bpb"}, "variant uniform is a classifier, in which it is not"),
-        ({"effect": -1}, "effect: -1 is not valid"),
-        ({"hours": "two"}, "hours: 'two' is not valid"),
-        ({"vairants": {}}, "vairants: unknown key; did you mean 'variants'?"),
-        ({"comparisons": {"a": {}}}, "stands beside comparisons"),
-    ],
-)  # fmt: skip
+BAD_VALUES = [
+    ("baseline: unifrom", "baseline: 'unifrom' is not valid; it must be one of the variants: uniform, prism"),
+    ("baseline:", "give variants and a baseline"),
+    ("variants: {uniform: {}, same: {heads: '2,4,8x2'}}", "uniform and same are the same run"),
+    ("variants: {uniform: {haeds: 4x4}}", "variant uniform: haeds: unknown key"),
+    ("variants: {uniform: {heads: 5x4}}", "variant uniform: heads"),
+    ("variants: {uniform: {seed: 3}}", "variants.uniform.seed: not a setting"),
+    ("settings: {runs_dir: x}", "variants.uniform.runs_dir: not a setting"),
+    ("variants: {uniform: {}, b: {heads: 2x4, against: x}}", "variants.b.against: 'x' is not valid"),
+    ("variants: {uniform: {}, b: {heads: 2x4, against: b}}", "variants.b.against: 'b' is not valid"),
+    ("variants: {uniform: {against: b}, b: {heads: 2x4}}", "uniform.against: 'b' is not valid"),
+    ("variants: {uniform: {seed_shift: -1}}", "variants.uniform.seed_shift: -1 is not valid"),
+    ("{variants: {a/b: {}}, baseline: a/b}", "variants: 'a/b' is not valid; give names that can be part"),
+    ("variants: {}", "variants: {} is not valid"),
+    ("variants: {uniform: 3}", "variants.uniform: 3 is not valid; give a mapping"),
+    ("settings: {model: prism-unknown}", "no preset 'prism-unknown'"),
+    ("recipe: mirco", "recipe: no recipe or file 'mirco'"),
+    ("seeds: [1, 1]", "seeds: [1, 1] is not valid; give a list such as [1, 2, 3], each once"),
+    ("seeds: 0", "seeds: 0 is not valid; give a list such as [1, 2, 3]"),
+    ("seeds: [-1]", "seeds.0: -1 is not valid; give a number from 0"),
+    ("measure: loss", "measure: 'loss' is not valid; give one of val_loss"),
+    ("last_validations: 0", "last_validations: 0 is not valid"),
+    (
+        "last_validations: 9",
+        "last_validations: 9 is not valid; variant uniform measures val_loss 1 time in all",
+    ),
+    ("measure: val_accuracy", "'val_accuracy' is not valid; variant uniform is a language model"),
+    ("settings: {validation: {every: 0}}", "'val_loss' is not valid; variant uniform has validation.every 0"),
+    ("{recipe: classification, measure: val_bpb}", "variant uniform is a classifier, in which it is not"),
+    ("effect: -1", "effect: -1 is not valid; give a number above 0"),
+    ("hours: two", "hours: 'two' is not valid; give a number"),
+    ("vairants: {}", "vairants: unknown; did you mean 'variants'?"),
+    ("comparisons: {a: {}}", "comparisons.a.variants: missing"),
+    ("comparisons: {a: {baseline: b, variants: {b: {}}}}", "stand beside comparisons"),
+]
+
+
+@pytest.mark.parametrize(("values", "said"), BAD_VALUES)
 def test_bad_values_are_one_line(values, said):
     with pytest.raises(UserError) as refused:
-        study(changed(**values))
+        study(changed(**yaml.safe_load(values)))
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
+@settings(deadline=None)  # each example reads a recipe
+@given(
+    key=st.sampled_from([field.name for field in dataclasses.fields(StudyFile)]),
+    value=st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
+        max_leaves=4,
+    ),
+)
+def test_any_value_of_a_key_is_taken_or_refused_in_one_line(key, value):
+    try:
+        study(changed(**{key: value}))
+    except UserError as error:
+        assert str(error).startswith("study") and str(error).isprintable()
+
+
 def test_a_variant_may_have_any_name():
-    found = study("seeds: 1\nbaseline: None\nvariants: {None: {heads: 8x4}, b: {}}\n")
-    assert [variant.name for variant in found.comparisons[0].variants] == ["None", "b"]
-    assert found.comparisons[0].baseline_of("b") == "None"
+    found = study("seeds: 1\nbaseline: 8\nvariants: {8: {heads: 8x4}, None: {heads: 4x4}, b: {}}\n")
+    assert [variant.name for variant in found.comparisons[0].variants] == ["8", "None", "b"]
+    assert found.comparisons[0].baseline_of("b") == "8"
 
 
 def test_a_variant_given_twice_is_refused_and_not_lost():
@@ -130,8 +154,7 @@ comparisons:
   a-b: {baseline: c, variants: {c: {heads: 4x4}}}
 """)
     assert str(refused.value) == (
-        "study: variant b-c of comparison a and variant c of comparison a-b would share the folder a-b-c-s1; "
-        "call one otherwise"
+        "study: variants a.b-c and a-b.c would share the folder a-b-c-s1; call one otherwise"
     )
 
 
@@ -154,22 +177,26 @@ def test_contrasts_name_variants_of_any_comparison():
     assert other.formula == "mean of (small.b, large.b, small.c) − mean of (small.a, large.a)"
 
 
-@pytest.mark.parametrize(
-    ("contrasts", "said"),
-    [
-        ([1], "contrasts: [1] is not valid; give a mapping"),
-        ({"x": {"plus": ["small.b"]}}, "contrasts.x: "),
-        ({"x": {"plus": [], "minus": ["small.a"]}}, "contrasts.x.plus: [] is not valid; give a list of variants"),
-        ({"x": {"plus": ["small.d"], "minus": ["c"]}}, "contrasts.x.plus: 'small.d' is not valid; did you mean"),
-        ({"x": {"plus": ["a"], "minus": ["c"]}}, "'a' is not valid; several comparisons have it; give small.a or"),
-        ({"x": {"plus": ["c"], "minus": ["small.*"]}}, "x.minus: 'small.c' is not valid; it is named twice"),
-        ({"x": {"plus": ["z.*"], "minus": ["c"]}}, "x.plus: 'z.*' is not valid; "),
-        ({" ": {"plus": ["c"], "minus": ["small.b"]}}, "contrasts: ' ' is not valid"),
-    ],
-)  # fmt: skip
+BAD_CONTRASTS = [
+    ("[1]", "contrasts: [1] is not valid; give a mapping"),
+    ("{x: {plus: [small.b]}}", "contrasts.x.minus: missing"),
+    ("{x: {plus: [], minus: [small.a]}}", "contrasts.x.plus: [] is not valid"),
+    ("{x: {plus: [small.d], minus: [c]}}", "contrasts.x.plus: 'small.d' is not valid; did you mean"),
+    ("{x: {plus: [a], minus: [c]}}", "'a' is not valid; several comparisons have it; give small.a or"),
+    ("{x: {plus: [c], minus: ['small.*']}}", "contrasts.x: 'small.c' is not valid; it is named twice"),
+    ("{x: {plus: ['z.*'], minus: [c]}}", "x.plus: 'z.*' is not valid; "),
+    ("{' ': {plus: [c], minus: [small.b]}}", "contrasts: ' ' is not valid"),
+]
+
+
+@pytest.mark.parametrize(("contrasts", "said"), BAD_CONTRASTS)
 def test_bad_contrasts_are_one_line(contrasts, said):
     with pytest.raises(UserError) as refused:
-        study(yaml.safe_dump({**yaml.safe_load(CONTRASTED), "contrasts": contrasts}, sort_keys=False))
+        study(
+            yaml.safe_dump(
+                {**yaml.safe_load(CONTRASTED), "contrasts": yaml.safe_load(contrasts)}, sort_keys=False
+            )
+        )
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 

@@ -1,0 +1,312 @@
+"""How many seeds a study needs to see its effect, and what it costs: ``python -m pretrain.study power``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+from pydantic import Field
+
+from model.declared import Positive, PositiveNumber, declared
+from model.errors import UserError
+from pretrain.utils.tables import aligned
+from pretrain.study.contrasts import full_name
+from pretrain.study.paired import differences, in_common, runs_of, values_of
+from pretrain.study.results import RunResult
+from pretrain.study.statistics import (
+    MOST_PAIRS,
+    detectable_effect,
+    effective_degrees,
+    pairs_needed,
+    pooled_sd,
+    sd_interval,
+)
+from pretrain.study.study_file import Study
+from pretrain.utils.text import human_seconds
+
+UTILISATION = {"cuda": 0.4, "cpu": 0.06}
+"""Assumed share of the device's peak, where no pilot says how fast runs are. On CPUs a guess: runs of a
+million parameters, not compiled, reached 5 to 8 % of the peak of two cores; larger or compiled ones may reach
+more."""
+SIZES_APART = 3.0
+"""Runs whose FLOPs differ by more than this factor may spread otherwise, and be faster or slower."""
+
+
+@declared()
+class Question:
+    """What ``power`` is asked, besides the study and a pilot."""
+
+    sd: PositiveNumber | None = None
+    """Of paired differences, in the unit of the measure; counts in place of a pilot's."""
+    effect: PositiveNumber | None = None
+    """True difference to be found; None: the study's."""
+    power: Annotated[float, Field(gt=0.05, lt=1)] = 0.8
+    """Probability to find it with a test at 5 %."""
+    parallel: Positive = 1
+    """Runs at a time."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Standard deviation of paired differences, in the unit of the measure."""
+
+    sd: float
+    """Pooled over the variants; NaN for too few pairs."""
+    low: float = math.nan
+    """Limits of its 95 % interval; NaN for a stated spread."""
+    high: float = math.nan
+    pairs: int = 0
+    source: str = "as stated"
+    notes: tuple[str, ...] = ()
+    """What was left out, a sentence each, without its full stop."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """FLOPs and hours of a whole study, as planned."""
+
+    flops: tuple[float, ...]
+    """Of each run; of one that grows, those of the largest model that it may become."""
+    rate: float
+    """FLOP/s of one run."""
+    source: str
+    """Where the rate is from."""
+    at_a_time: int
+    """Runs at a time, each at that rate."""
+
+    @property
+    def total(self) -> float:
+        """FLOPs of all runs."""
+        return sum(self.flops)
+
+    @property
+    def hours(self) -> float:
+        """Of training, without validation, diagnostics and checkpoints."""
+        return self.total / self.rate / self.at_a_time / 3600
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """A study with finished runs, which another one is planned from."""
+
+    folder: Path
+    study: Study
+    results: Sequence[RunResult]
+
+    @property
+    def devices(self) -> list[str]:
+        """What its runs ran on, as they say."""
+        return list(dict.fromkeys(run.world["device"] for run in self.results if "device" in run.world))
+
+
+def power_lines(study: Study, question: Question, pilot: Pilot | None = None) -> list[str]:
+    """Plan the size of *study*: what ``power`` prints.
+
+    Args:
+        pilot: where spread (unless it is stated) and speed are from.
+
+    Raises:
+        UserError: neither a pilot nor a stated spread, or a pilot with too few finished pairs.
+    """
+    spread, notes = Spread(math.nan), []
+    if pilot is not None:
+        spread = pilot_spread(pilot, study.measure, study.last_validations)
+        notes = [
+            f"note     {pilot.folder}: {note}" for note in (*spread.notes, *carry_over_notes(study, pilot))
+        ]
+    if question.sd is not None:
+        spread = Spread(question.sd)
+    elif pilot is None:
+        raise UserError(
+            "pilot: none is not valid without --sd; give the folder of a study with finished runs, or the "
+            "standard deviation of paired differences"
+        )
+    elif math.isnan(spread.sd):
+        raise UserError(
+            f"pilot: {str(pilot.folder)!r} is not valid, with {spread.pairs} finished pairs "
+            f"({_measured(study)}); give the folder of a study in which a variant and its baseline have two "
+            "or more seeds finished"
+        )
+    effect = study.effect if question.effect is None else question.effect
+    costs = study_costs(study, pilot, question.parallel)
+    return [
+        *_answer(study, effect, question.power, spread),
+        "",
+        *_sizes(study, effect, question.power, spread.sd, costs),
+        "",
+        *_costs(study, costs),
+        *notes,
+    ]
+
+
+def pilot_spread(pilot: Pilot, measure: str, last: int) -> Spread:
+    """The spread of a pilot's finished pairs over the seeds, pooled over its variants.
+
+    The interval of ``sd`` knows that differences share runs (effective_degrees). Variants that train with
+    other seeds than what they are compared with are left out: their pairs have nothing in common.
+
+    Args:
+        measure: what is compared.
+        last: a run's result is the mean of so many last values.
+    """
+    groups: list[list[float]] = []
+    pairs, notes = [], []
+    for comparison in pilot.study.comparisons:
+        for variant in comparison.variants:
+            name, against = variant.name, comparison.baseline_of(variant.name)
+            if name == against:
+                continue
+            called = full_name((comparison.name, name))
+            runs, baseline = (runs_of(pilot.results, comparison, each) for each in (name, against))
+            if not in_common(runs, baseline):
+                notes.append(f"{called} is not in the spread: its seeds are not those of {against}")
+                continue
+            found = differences(*(values_of(each, measure, last) for each in (runs, baseline)))
+            finite = {seed: value for seed, value in found.items() if math.isfinite(value)}
+            if len(finite) < len(found):
+                notes.append(f"{called}: {len(found) - len(finite)} pairs left out: not finite numbers")
+            groups.append(list(finite.values()))
+            pairs.append([(runs[seed].folder, baseline[seed].folder) for seed in finite])
+    sd = pooled_sd(groups)
+    low, high = sd_interval(sd, effective_degrees(pairs))
+    count, variants = sum(map(len, groups)), sum(map(bool, groups))
+    source = f"from {count} pairs of {_some(variants, 'variant')} in {pilot.folder}"
+    return Spread(sd, low, high, count, source, tuple(notes))
+
+
+def study_costs(study: Study, pilot: Pilot | None, parallel: int) -> Costs:
+    """The costs of *study* with *parallel* runs at a time, at a pilot's median speed or an assumed one.
+
+    Runs of the pilot that grow are left out: they take fewer FLOPs than planned.
+    """
+    flops = tuple(planned.flops for planned in study.runs)
+    rates = [
+        run.planned.flops * row["step"] / run.steps / row["seconds"]
+        for run in (pilot.results if pilot else ())
+        if not run.planned.run.growth.active
+        for row in [row for row in run.rows if row.get("seconds", 0) > 0][-1:]
+    ]
+    if pilot is None or not rates:
+        rate, source, shared = machine_rate()
+        return Costs(flops, rate, source, 1 if shared else parallel)
+    where = f" on {' and '.join(pilot.devices)}" if pilot.devices else ""
+    return Costs(flops, median(rates), f"median of the runs in {pilot.folder}{where}", parallel)
+
+
+def machine_rate() -> tuple[float, str, bool]:
+    """FLOP/s of a run here by assumption, where they are from, and whether runs at a time share them."""
+    import torch
+
+    from pretrain.runtime.hardware import detect_device, peak_flops, supports_bf16
+
+    device = detect_device()
+    peak, source = peak_flops(device, torch.bfloat16 if supports_bf16(device)[0] else torch.float32)
+    share = UTILISATION.get(device.type, UTILISATION["cuda"])
+    text = f"a guess, not measured: {share:.0%} of the peak of {peak:.2e} FLOP/s here ({source})"
+    return share * peak, text, device.type == "cpu"
+
+
+def carry_over_notes(study: Study, pilot: Pilot) -> list[str]:
+    """Why spread and speed of a pilot may not be the study's: sentences without their full stop."""
+    notes = []
+    theirs = [run.planned.flops for run in pilot.results if run.rows]
+    ours = [planned.flops for planned in study.runs]
+    if theirs and (max(ours) > SIZES_APART * max(theirs) or SIZES_APART * min(ours) < min(theirs)):
+        notes.append(
+            f"its runs take {_range(theirs)} FLOPs, those of {study.name} {_range(ours)}: spread and speed "
+            "may not carry over"
+        )
+    from pretrain.runtime.hardware import detect_device
+
+    here = detect_device().type
+    if pilot.devices and pilot.devices != [here]:
+        there = " and ".join(pilot.devices)
+        notes.append(f"its runs were on {there}, and this machine has {here}: speed will not carry over")
+    return notes
+
+
+def _answer(study: Study, effect: float | None, power: float, spread: Spread) -> list[str]:
+    def needed(sd: float) -> str:
+        count = pairs_needed(effect or 0.0, sd, power)
+        return f"more than {MOST_PAIRS:,}" if count is None else f"{count:,}"
+
+    interval = span = ""
+    if spread.pairs:
+        interval = f" (95 % interval {spread.low:.3g} to {spread.high:.3g})"
+        span = f" ({needed(spread.low)} to {needed(spread.high)} over the interval of the spread)"
+    test = f"with a power of {power:.0%}, by a two-sided paired t-test at 5 %"
+    asked = "not known: the study names no effect; give --effect"
+    if effect is not None:
+        asked = f"{needed(spread.sd)} seeds{span} to find {effect:g} {test}"
+    detectable = detectable_effect(spread.sd, len(study.seeds), power)
+    found = "nothing: one pair has no spread" if math.isnan(detectable) else f"{detectable:.3g} or more"
+    if effect is not None and detectable <= effect:
+        found += ", so the effect"
+    return [
+        f"spread   sd {spread.sd:.3g}{interval} of paired differences of {_measured(study)}, {spread.source}",
+        f"needed   {asked}",
+        f"finds    with the {_some(len(study.seeds), 'seed')} of {study.name}: {found}",
+    ]
+
+
+def _sizes(study: Study, effect: float | None, power: float, sd: float, costs: Costs) -> list[str]:
+    """A table of numbers of seeds: what they find, and what they cost."""
+    reasons = {
+        "this study": len(study.seeds),
+        "finds the effect": pairs_needed(effect or 0.0, sd, power),
+        "fits the budget": fitting_seeds(study, costs),
+    }
+    rows = [("seeds", "find", "FLOPs", "time here", "")]
+    for seeds in sorted({count for count in reasons.values() if count}):
+        found, share = detectable_effect(sd, seeds, power), seeds / len(study.seeds)
+        rows.append(
+            (
+                f"{seeds:,}",
+                "-" if math.isnan(found) else f"{found:.3g}",
+                f"{costs.total * share:.2e}",
+                human_seconds(3600 * costs.hours * share),
+                ", ".join(reason for reason, count in reasons.items() if count == seeds),
+            )
+        )
+    return aligned(rows, left={4})
+
+
+def fitting_seeds(study: Study, costs: Costs) -> int | None:
+    """Seeds that fit into the study's budget of hours; None without one."""
+    return None if study.hours is None else int(len(study.seeds) * study.hours / costs.hours + 1e-9)
+
+
+def _costs(study: Study, costs: Costs) -> list[str]:
+    growing = any(planned.run.growth.active for planned in study.runs)
+    bound = "; runs grow, so this is an upper bound: the largest model they may become" if growing else ""
+    runs = f"{_some(len(costs.flops), 'run')} of {_range(costs.flops)} FLOPs"
+    lines = [
+        f"cost     {runs}, {costs.total:.2e} in all{bound}",
+        f"speed    {costs.rate:.2e} FLOP/s a run, {costs.source}",
+        f"time     {human_seconds(3600 * costs.hours)} with {_some(costs.at_a_time, 'run')} at a time, each "
+        "as fast; without validation, diagnostics and checkpoints",
+    ]
+    if study.hours is not None:
+        on = f" on {study.machine}" if study.machine else ""
+        fitting = fitting_seeds(study, costs)
+        fits = f"{_some(fitting, 'seed')} would fit" if fitting else "not one seed would fit"
+        lines.append(f"budget   {study.hours:g} h{on}: {costs.hours / study.hours:.0%} of it; {fits}")
+    return lines
+
+
+def _measured(study: Study) -> str:
+    last = study.last_validations
+    return study.measure if last == 1 else f"{study.measure} (mean of the last {last})"
+
+
+def _range(flops: Sequence[float]) -> str:
+    least, most = min(flops), max(flops)
+    return f"{least:.2e}" + (f" to {most:.2e}" if most > least else "")
+
+
+def _some(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
