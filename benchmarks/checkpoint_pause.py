@@ -39,8 +39,8 @@ def main() -> None:
     from pretrain.engine.build import build_engine
     from pretrain.engine.ds_config import merge_ds_config
     from pretrain.engine.ds_config_check import read_ds_config
-    from pretrain.engine.patches import prepare_deepspeed
     from pretrain.engine.memory.micro_batch import plan_batch
+    from pretrain.engine.patches import prepare_deepspeed
     from pretrain.runtime.world import start_world
 
     prepare_deepspeed()

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pretrain.utils.parsing import read_json
 from pydantic import Field
 
 from model.declared import Count, declared, from_plain, to_plain
 from model.errors import UserError
 from pretrain.utils.files import InnerPath, file_entry, write_atomically
+from pretrain.utils.parsing import read_json
 
 MANIFEST = "manifest.json"
 

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pretrain.utils.parsing import read_json
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -34,6 +33,7 @@ from pretrain.checkpoint.manifest import write_manifest
 from pretrain.checkpoint.source import ParameterGroup
 from pretrain.checkpoint.state import TrainingState
 from pretrain.utils.files import InnerPath, atomic_folder, copy_folder, file_entry, write_atomically
+from pretrain.utils.parsing import read_json
 
 CANONICAL_FOLDER = "canonical"  # the name that run folders have had from the beginning
 INDEX = "index.json"

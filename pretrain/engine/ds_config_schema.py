@@ -13,9 +13,10 @@ import functools
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
-from pretrain.utils.parsing import shown_json
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
 from pydantic_core import PydanticCustomError
+
+from pretrain.utils.parsing import shown_json
 
 LARGEST_BUFFER = 10**10
 """Elements of a buffer that is allocated: 40 GB in fp32."""

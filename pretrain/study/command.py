@@ -41,6 +41,7 @@ from pretrain.study.scheduler import (
 )
 from pretrain.study.slurm import run_of_task, sbatch_commands, submit
 from pretrain.study.study_file import Study, find_study, parse_study, read_study, study_names
+from pretrain.utils.tables import aligned
 
 SOME_FAILED = 1
 

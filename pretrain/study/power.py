@@ -13,7 +13,6 @@ from pydantic import Field
 
 from model.declared import Positive, PositiveNumber, declared
 from model.errors import UserError
-from pretrain.utils.tables import aligned
 from pretrain.study.contrasts import full_name
 from pretrain.study.paired import differences, in_common, runs_of, values_of
 from pretrain.study.results import RunResult
@@ -26,6 +25,7 @@ from pretrain.study.statistics import (
     sd_interval,
 )
 from pretrain.study.study_file import Study
+from pretrain.utils.tables import aligned
 from pretrain.utils.text import human_seconds
 
 UTILISATION = {"cuda": 0.4, "cpu": 0.06}

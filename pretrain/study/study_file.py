@@ -15,10 +15,10 @@ from pydantic import BeforeValidator, Field
 
 from model.declared import Count, Positive, PositiveNumber, declared, from_plain
 from model.errors import UserError, closest, shown
-from pretrain.utils.parsing import parse_yaml, read_text
 from pretrain.config.command_line import find_recipe, parse_command_line, read_recipe
 from pretrain.config.run_config import DEFAULT_RECIPE, RunConfig, is_folder_name
 from pretrain.study.contrasts import Contrast, Sides, Text, full_name, parse_contrasts, refuse
+from pretrain.utils.parsing import parse_yaml, read_text
 
 STUDIES = Path(__file__).resolve().parents[1] / "studies"
 MOST_SEEDS = 1000
