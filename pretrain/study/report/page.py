@@ -106,7 +106,7 @@ def opening(view: View) -> dict[str, list[str]]:
         runs.append(f"{_sentence(unnamed_line(view.unnamed))} They are in no figure.")
     return {
         "What is compared": [*compared, f"By {view.described(view.measure)}; {view.better} is better."],
-        "Runs": runs,
+        "Status": runs,
         "Not finished": [f"{line}." for line in missing],
         "Caveats": [f"{note}." for note in (*view.comparability.notes, *contrast_notes(view))],
         "What pairs share": [f"{line}." for line in pairing_lines(study)],
