@@ -288,9 +288,11 @@ def _report(study: Study, folder: Path) -> None:
         raise UserError(
             f"study: {shown(str(folder))} does not exist; run it first: {_python('run', study.name)}"
         )
-    from pretrain.study.report.page import write_report
+    from pretrain.study.report.page import terminal_lines, view_of, write_report
 
-    written = write_report(study, load_results(study, folder), folder)
+    view = view_of(study, load_results(study, folder), folder)
+    written = write_report(view, folder)
+    print("\n".join(terminal_lines(view)))
     print("wrote " + ", ".join(map(str, written)))
 
 

@@ -9,8 +9,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+from typing_extensions import TypedDict
+
 from model.config import ModelConfig
-from model.declared import to_plain
+from model.declared import Count, explained, to_plain
 from model.errors import UserError, shown
 from pretrain.config.command_line import load_run_config
 from pretrain.metrics.file import FILE_NAME, read_metrics
@@ -22,6 +25,22 @@ TASKS_FILE = "tasks.txt"
 LOGS = "logs"
 CONFIGS = "configs"
 State = Literal["missing", "unfinished", "failed", "finished"]
+
+
+@with_config(ConfigDict(strict=True, extra="allow"))
+class Row(TypedDict, total=False):
+    """What a study reads of a line of metrics.jsonl; other figures may have any type."""
+
+    step: Count
+    tokens: Count
+    train_loss: float
+    val_loss: float
+    val_bpb: float
+    val_accuracy: float
+    tokens_per_second: float
+
+
+_ROWS = TypeAdapter(list[Row])
 
 
 @dataclass(frozen=True)
@@ -111,17 +130,9 @@ def load_results(study: Study, folder: Path) -> list[RunResult]:
         state, rows = run_state(study, planned, folder)
         steps = checkpoint_steps(path)
         saved = read_state(checkpoint_path(path, steps[-1])) if steps else None
-        results.append(
-            RunResult(
-                planned,
-                path,
-                state,
-                rows,
-                saved.model if saved else {},
-                to_plain(saved.data) if saved else {},
-                to_plain(saved.world) if saved and saved.world else {},
-            )
-        )
+        world = to_plain(saved.world) if saved and saved.world else {}
+        found = (saved.model, to_plain(saved.data), world) if saved else ()
+        results.append(RunResult(planned, path, state, rows, *found))
     return results
 
 
@@ -130,16 +141,19 @@ def run_state(study: Study, planned: PlannedRun, folder: Path) -> tuple[State, l
 
     A run is finished when its last checkpoint is there and what is compared was measured at its last step.
     Whether it was made with the study's settings is not looked at (see check_settings).
+
+    Raises:
+        UserError: a row of its metrics.jsonl has a figure of another type than Row says.
     """
     path = folder / planned.name
     if not path.is_dir():
         return ("failed" if failure(planned, folder) else "missing"), []
-    rows = read_metrics(path) if (path / FILE_NAME).is_file() else []
+    rows: list[Any] = read_metrics(path) if (path / FILE_NAME).is_file() else []
     try:
-        newest = (path / "latest").read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        newest = ""
-    steps = planned.run.steps
+        _ROWS.validate_python(rows)
+    except ValidationError as error:
+        raise explained(error, where=f"study: {shown(str(path / FILE_NAME))}", section="rows") from None
+    newest, steps = _text(path / "latest"), planned.run.steps
     measured = any(row["step"] == steps and study.measure in row for row in rows[-1:])
     if measured and newest == f"step_{steps:06d}":
         return "finished", rows
@@ -160,12 +174,17 @@ def task_names(study: Study, folder: Path) -> list[str]:
 
     Numbers stay when variants and seeds are added or taken out, so a queued array trains what it was submitted for.
     """
-    try:
-        names = (folder / TASKS_FILE).read_text(encoding="utf-8", errors="replace").split()
-    except OSError:
-        names = []
+    names = _text(folder / TASKS_FILE).split()
     known = set(names)
     return names + [planned.name for planned in study.runs if planned.name not in known]
+
+
+def _text(path: Path) -> str:
+    """What a file holds, without spaces around it; empty if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def unnamed_runs(study: Study, folder: Path) -> list[str]:
@@ -187,10 +206,7 @@ def some_names(names: Sequence[str], most: int = 3) -> str:
 
 def failure(planned: PlannedRun, folder: Path) -> str | None:
     """What ended the run's last attempt, in a line; None if nothing did."""
-    try:
-        return failed_mark(planned, folder).read_text(encoding="utf-8", errors="replace").strip() or None
-    except OSError:
-        return None
+    return _text(failed_mark(planned, folder)) or None
 
 
 def failed_mark(planned: PlannedRun, folder: Path) -> Path:
@@ -211,12 +227,7 @@ def check_settings(study: Study, folder: Path) -> None:
 
 def _check_run(planned: PlannedRun, path: Path) -> None:
     made = load_run_config(path / "config.yaml")
-    differing = {
-        key: values
-        for key, values in differing_fields(planned.run, made).items()
-        # What "auto" has become is written back.
-        if not (values[0] == "auto" and key in ("compile", "fused", "attention"))
-    }
+    differing = differing_fields(planned.run, made)
     if differing:
         listed = ", ".join(f"{key} {made} (now {now})" for key, (now, made) in list(differing.items())[:4])
         raise UserError(

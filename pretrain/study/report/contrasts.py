@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any
 
 from pretrain.study.comparable import differences_between, different_texts, different_tokenizers
 from pretrain.study.contrasts import Contrast, full_name
 from pretrain.study.paired import contrast_values, runs_of
-from pretrain.study.report.summaries import POWER, View, interval_of
-from pretrain.study.results import RunResult, some_names
-from pretrain.study.statistics import Interval, detectable_effect, mean_of
+from pretrain.study.report.summaries import Sample, View
+from pretrain.study.results import some_names
 
 
 @dataclass(frozen=True)
@@ -22,30 +19,16 @@ class Contrasted:
     contrast: Contrast
     measure: str
     """The view's; bits per byte if its own runs have several tokenizers."""
-    values: dict[int, float]
+    values: Sample
     """The mean of plus less the mean of minus, for every seed of the study of which all runs are finished."""
+    seeds: int
+    """How many the study has."""
     other_seeds: bool
     """Whether runs of one of the study's seeds trained with several, so that they have nothing in common."""
     notes: list[str]
     """What to know of runs of several comparisons, a sentence each, without its full stop."""
     left_out: str = ""
     """Why it has no values, if it could not have any."""
-
-    @property
-    def mean(self) -> float | None:
-        """Over the seeds; None without one."""
-        return mean_of(self.values.values()) if self.values else None
-
-    @cached_property
-    def interval(self) -> Interval | None:
-        """The 95 % t-interval over the seeds; None for fewer than two, or if a value is not finite."""
-        return interval_of(self.values.values())
-
-    @property
-    def detectable(self) -> float | None:
-        """The smallest true value that so many seeds with this spread find with a power of 80 %."""
-        found = self.interval
-        return detectable_effect(found.sd, found.count, POWER) if found else None
 
     def numbers(self) -> dict[str, Any]:
         """Everything of it for results.json; what is not known is None."""
@@ -55,10 +38,8 @@ class Contrasted:
             "minus": [full_name(variant) for variant in self.contrast.minus],
             "measure": self.measure,
             "values": self.values,
-            "mean": self.mean,
-            "interval": asdict(self.interval) if self.interval else None,
-            "excludes_zero": self.interval.excludes_zero if self.interval else None,
-            "detectable_difference": self.detectable,
+            "mean": self.values.mean,
+            **self.values.numbers(),
             "other_seeds": self.other_seeds,
             "notes": self.notes,
             "left_out": self.left_out or None,
@@ -82,28 +63,22 @@ def contrast_notes(view: View) -> list[str]:
 
 
 def _contrasted(view: View, contrast: Contrast) -> Contrasted:
-    plus, minus = (
-        [runs_of(view.results, view.study.comparison(name), variant) for name, variant in side]
-        for side in (contrast.plus, contrast.minus)
-    )
-    runs = [run for of_variant in (*plus, *minus) for run in of_variant.values()]
-    several = len({name for name, _ in contrast.variants}) > 1  # of one comparison it has been said
+    by_seed = [
+        runs_of(view.results, view.study.comparison(name), variant) for name, variant in contrast.variants
+    ]
+    runs = [run for of_variant in by_seed for run in of_variant.values()]
+    measure, notes = view.measure, []
     texts = different_texts(runs)
     if texts:
-        return Contrasted(
-            contrast, view.measure, {}, False, [], f"its runs were validated on different texts: {texts}"
-        )
-    measure, notes = view.measure, []
-    tokenizers = different_tokenizers(runs)
-    if several and tokenizers:
-        measure = measure if measure == "val_accuracy" else "val_bpb"
-        notes.append(f"tokenizers differ, so bits per byte are compared: {tokenizers}")
-    if several:
+        reason = f"its runs were validated on different texts: {texts}"
+        return Contrasted(contrast, measure, Sample(), len(view.study.seeds), False, [], reason)
+    if len({name for name, _ in contrast.variants}) > 1:  # of one comparison it has been said
+        tokenizers = different_tokenizers(runs)
+        if tokenizers:
+            measure = measure if measure == "val_accuracy" else "val_bpb"
+            notes.append(f"tokenizers differ, so bits per byte are compared: {tokenizers}")
         notes += differences_between(runs)
     values = contrast_values(view.results, view.study, contrast, measure, view.last)
-    other_seeds = any(_several_seeds([each[seed] for each in (*plus, *minus)]) for seed in view.study.seeds)
-    return Contrasted(contrast, measure, values, other_seeds, notes)
-
-
-def _several_seeds(runs: Sequence[RunResult]) -> bool:
-    return len({run.planned.run.seed for run in runs}) > 1
+    trained_with = [{each[seed].planned.run.seed for each in by_seed} for seed in view.study.seeds]
+    other_seeds = max(map(len, trained_with)) > 1
+    return Contrasted(contrast, measure, Sample(values), len(trained_with), other_seeds, notes)

@@ -30,10 +30,16 @@ MOST_BANDS = 3
 INCHES_PER_LETTER = 0.075
 EARLY = 0.25
 """The share of the tokens in which the loss falls so fast that a gap there would hide all later ones."""
-SINGLE: dict[str, Any] = {
-    "color": "black", "marker": "o", "markerfacecolor": "none", "markersize": 4.5, "markeredgewidth": 0.8,
-    "linestyle": "none", "alpha": 0.7,
-}  # fmt: skip
+WIDTHS: dict[str, Any] = {"markersize": 4.5, "linewidth": 1.4}
+SINGLE: dict[str, Any] = WIDTHS | {
+    "color": "black",
+    "marker": "o",
+    "markerfacecolor": "none",
+    "markeredgewidth": 0.8,
+    "linestyle": "none",
+    "alpha": 0.7,
+}
+"""The circle of a single run, or of a single pair."""
 
 Panel = tuple[Any, list[Summary]]
 """Axes, and the variants of the comparison that they show."""
@@ -45,9 +51,8 @@ def line_styles(view: View) -> dict[str, dict[str, Any]]:
     Of two variants that follow one another one is dark and one bright. Two baselines are drawn alike only where no
     comparison has both.
     """
-    every = [summary for summaries in view.summaries.values() for summary in summaries]
-    baselines = dict.fromkeys(s.variant for s in every if s.variant == s.comparison.baseline)
-    others = dict.fromkeys(s.variant for s in every if s.variant not in baselines)
+    baselines = dict.fromkeys(s.variant for s in view.every if s.variant == s.comparison.baseline)
+    others = dict.fromkeys(s.variant for s in view.every if s.variant not in baselines)
     together = [{summary.variant for summary in summaries} for summaries in view.summaries.values()]
     places: dict[str, int] = {}
     for name in baselines:
@@ -56,9 +61,7 @@ def line_styles(view: View) -> dict[str, dict[str, Any]]:
     styles = {}
     for name, place in places.items():
         line, marker = BASELINES[place % len(BASELINES)]
-        styles[name] = {
-            "color": "black", "linestyle": line, "marker": marker, "markersize": 4.5, "linewidth": 1.4,
-        }  # fmt: skip
+        styles[name] = {"color": "black", "linestyle": line, "marker": marker, **WIDTHS}
     for index, name in enumerate(others):
         place = index // 2 + (index % 2) * ((len(others) + 1) // 2)
         styles[name] = line_style(index, len(others)) | {"color": line_style(place, len(others))["color"]}
@@ -73,9 +76,21 @@ def line_style(place: int, count: int) -> dict[str, Any]:
         "color": colormaps["plasma"](0.03 + 0.83 * place / max(1, count - 1)),
         "linestyle": LINE_STYLES[place % len(LINE_STYLES)],
         "marker": MARKERS[place % len(MARKERS)],
-        "markersize": 4.5,
-        "linewidth": 1.4,
+        **WIDTHS,
     }
+
+
+def move(artists: Sequence[Any], place: int, lines: int, right: float = 0.0, up: float = 0.0) -> None:
+    """Move what was drawn for line *place* of several by so many points a line, so that none hides another.
+
+    The limits of the axes are those of the data.
+    """
+    from matplotlib.transforms import ScaledTranslation
+
+    middle = (place - (lines - 1) / 2) / 72  # of an inch
+    for artist in artists:
+        inches = artist.get_figure().dpi_scale_trans
+        artist.set_transform(artist.axes.transData + ScaledTranslation(right * middle, up * middle, inches))
 
 
 @contextmanager
@@ -98,6 +113,12 @@ def set_title(axis: Any, text: str) -> None:
     grid = axis.get_subplotspec().get_gridspec()
     letters = int(axis.get_figure().get_figwidth() / grid.ncols / INCHES_PER_LETTER)
     axis.set_title("\n".join(textwrap.wrap(text, letters)), fontsize="small")
+
+
+def set_labels(axis: Any, x: str, y: str, unit: str = "") -> None:
+    """Say what the axes show; the unit of y is in a line of its own."""
+    axis.set_xlabel(x, fontsize="small")
+    axis.set_ylabel(f"{y}\n({unit})" if unit else y, fontsize="small")
 
 
 def over_seeds(summaries: Sequence[Summary], text: str) -> str:
@@ -136,42 +157,8 @@ def against(summary: Summary) -> str:
     return f"{short_name(summary)} − {summary.baseline}"
 
 
-def against_each(summaries: dict[str, Summary]) -> str:
-    """The same for one variant of several comparisons, by their names, which may have baselines of their own."""
-    found = list(summaries.values())
-    if len({summary.baseline for summary in found}) == 1:
-        return against(found[0])
-    if all(summary.baseline == summary.comparison.baseline for summary in found):
-        return f"{short_name(found[0])} − baseline"
-    each = ", ".join(f"{summary.baseline} ({name})" for name, summary in summaries.items())
-    return f"{short_name(found[0])} − {each}"
-
-
-def what_is_special(summary: Summary) -> str:
-    """How many runs are finished, where some are not; and another baseline than the comparison's."""
-    marks = []
-    if summary.baseline not in (summary.variant, summary.comparison.baseline):
-        marks.append(f"Δ against {summary.baseline}")
-    if len(summary.values) < len(summary.runs):
-        marks.append(f"{len(summary.values)} of {len(summary.runs)}")
-    return f" ({', '.join(marks)})" if marks else ""
-
-
-def layer_axis(axis: Any) -> None:
-    """Make the x axis one of layers."""
-    axis.set_xlabel("layer", fontsize="small")
-    whole_numbers(axis.xaxis)
-
-
-def no_ticks() -> Any:
-    """A locator without ticks."""
-    from matplotlib.ticker import NullLocator
-
-    return NullLocator()
-
-
-def legend(figure: Any, panels: Sequence[Panel], bands: str = "", singles: str = "") -> None:
-    """One legend below all panels, each name once, in as many columns as there is room for.
+def legend(figure: Any, axes: Sequence[Any], bands: str = "", singles: str = "") -> None:
+    """One legend below all panels, each name once, in as many columns as fit.
 
     Args:
         bands: what a band around a line, or a bar, means, where there is one.
@@ -182,33 +169,26 @@ def legend(figure: Any, panels: Sequence[Panel], bands: str = "", singles: str =
     from matplotlib.patches import Patch
 
     entries: dict[str, Any] = {}
-    for axis, _ in panels:
+    for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
-    drawn = [collection for axis, _ in panels for collection in axis.collections] if bands else []
-    if any(isinstance(collection, PolyCollection) for collection in drawn):
+    drawn = {type(collection) for axis in axes for collection in axis.collections} if bands else set()
+    if PolyCollection in drawn or any(issubclass(kind, PolyCollection) for kind in drawn):
         entries[f"band: {bands}"] = Patch(color="gray", alpha=0.4)
-    if any(isinstance(collection, LineCollection) for collection in drawn):
+    if LineCollection in drawn:
         entries[f"bar: {bands}"] = Line2D([], [], color="gray", marker="|", markersize=9, linestyle="none")
     if singles:
         entries[singles] = Line2D([], [], **(SINGLE | {"markersize": 3}))
     if not entries:
         return
-    room = figure.get_figwidth() / (INCHES_PER_LETTER * max(map(len, entries)) + 0.6)
-    columns = max(1, min(len(entries), int(room)))
-    figure.legend(
-        entries.values(), entries.keys(), loc="outside lower center", ncols=columns, fontsize="small",
-        handlelength=3.2,
-    )  # fmt: skip
+    fitting = figure.get_figwidth() / (INCHES_PER_LETTER * max(map(len, entries)) + 0.6)
+    columns = max(1, min(len(entries), int(fitting)))
+    place = {"loc": "outside lower center", "ncols": columns, "handlelength": 3.2}
+    figure.legend(entries.values(), entries.keys(), fontsize="small", **place)
 
 
 def band(
-    axis: Any,
-    points: dict[Any, list[float]],
-    place: int = 0,
-    lines: int = 1,
-    each: bool = False,
-    **style: Any,
+    axis: Any, points: dict[int, list[float]], place: int, lines: int, each: bool = False, **style: Any
 ) -> list[float]:
     """Draw mean and standard deviation over an x axis; return the edges of what was drawn after the EARLY part.
 
@@ -220,27 +200,25 @@ def band(
         place: of this line among those of its panel, from 0.
         lines: how many the panel has.
     """
-    places, means = list(points), [mean_of(values) for values in points.values()]
+    xs, means = list(points), [mean_of(values) for values in points.values()]
     around = [sd_of(values) if len(values) > 1 else 0.0 for values in points.values()]
     low = [mean - sd for mean, sd in zip(means, around, strict=True)]
     high = [mean + sd for mean, sd in zip(means, around, strict=True)]
-    late = [index for index, place in enumerate(places) if place >= EARLY * places[-1]]
-    style = {"markevery": math.ceil(len(places) / MOST_MARKERS)} | style  # dense ones hide the kind of line
-    if lines <= MOST_BANDS:
-        axis.plot(places, means, **style)
-        if any(around):
-            axis.fill_between(places, low, high, color=style["color"], alpha=0.13, linewidth=0)
-    elif each:
-        moved = [x + 0.4 * ((place + 0.5) / lines - 0.5) for x in places]
-        axis.errorbar(moved, means, around, capsize=0, elinewidth=0.8, **style)
+    style = {"markevery": math.ceil(len(xs) / MOST_MARKERS)} | style  # dense ones hide the kind of line
+    if lines > MOST_BANDS and each:
+        beside = [x + 0.4 * ((place + 0.5) / lines - 0.5) for x in xs]
+        axis.errorbar(beside, means, around, capsize=0, elinewidth=0.8, **style)
     else:
-        axis.plot(places, means, **style)
-        right = places[-1] + 0.014 * (place + 1) * (places[-1] or 1)
+        axis.plot(xs, means, **style)
+    if lines <= MOST_BANDS and any(around):
+        axis.fill_between(xs, low, high, color=style["color"], alpha=0.13, linewidth=0)
+    if lines > MOST_BANDS and not each:
+        right = xs[-1] + 0.014 * (place + 1) * (xs[-1] or 1)
         bar = style | {"linestyle": "none", "label": None}
         axis.errorbar([right], means[-1:], around[-1:], capsize=2, elinewidth=1.2, **bar)
-        values = [means[index] for index in late] + low[-1:] + high[-1:]
-        return [value for value in values if math.isfinite(value)]
-    return [value for index in late for value in (low[index], high[index]) if math.isfinite(value)]
+        low, high = [*means[:-1], low[-1]], [*means[:-1], high[-1]]
+    edges = [edge for x, *ends in zip(xs, low, high, strict=True) if x >= EARLY * xs[-1] for edge in ends]
+    return [edge for edge in edges if math.isfinite(edge)]
 
 
 def fit_to_late(axis: Any, edges: Sequence[float]) -> None:
@@ -254,11 +232,19 @@ def fit_to_late(axis: Any, edges: Sequence[float]) -> None:
         axis.set_title(f"{axis.get_title()}\n(earlier values are outside)", fontsize="small")
 
 
+def layer_axis(axis: Any) -> None:
+    """Make the x axis one of layers."""
+    axis.set_xlabel("layer", fontsize="small")
+    whole_numbers(axis.xaxis)
+
+
 def size_ticks(axis: Any, labels: dict[float, str]) -> None:
     """Ticks on a logarithmic x axis at given places; texts that would lie on one another are one, between them.
 
     So no size is left out: 30 and 32 side by side are the tick "30, 32".
     """
+    from matplotlib.ticker import NullLocator
+
     places = sorted(labels)
     kept: list[list[float]] = []
     for place in places:
@@ -269,4 +255,4 @@ def size_ticks(axis: Any, labels: dict[float, str]) -> None:
     between = "\n" if any("\n" in label for label in labels.values()) else ", "
     middles = [math.exp(mean_of(map(math.log, near))) for near in kept]
     axis.set_xticks(middles, [between.join(labels[place] for place in near) for near in kept])
-    axis.xaxis.set_minor_locator(no_ticks())
+    axis.xaxis.set_minor_locator(NullLocator())

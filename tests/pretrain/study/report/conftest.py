@@ -1,7 +1,8 @@
-"""What tests of pictures share: the figures themselves, and planted runs whose heads grow."""
+"""What tests of the report share: views of planted runs, tables by row, and the figures that are drawn."""
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,7 +11,54 @@ import pytest
 from pretrain.study.comparable import check_comparable
 from pretrain.study.report import compared, measured, panels
 from pretrain.study.report.summaries import View
+from pretrain.study.report.tables import sections
 from tests.helpers.planted_runs import planned_study, planted_rows, result
+
+SETTINGS = {"steps": 80, "global_batch_tokens": 512}
+
+
+def small_study(folder=Path("runs/small"), **values):
+    """A study of the recipe micro, of 80 steps of 512 tokens."""
+    return planned_study(folder, **({"recipe": "micro", "seeds": 3, "settings": SETTINGS} | values))
+
+
+def view_of(study, results):
+    results = list(results)
+    return View(study, results, check_comparable(study, results))
+
+
+def planted(study, loss, more=lambda run: {}, without=(), **options):
+    """Results of runs that end with *loss*, a function of the run or losses by name; without one a run is missing.
+
+    Args:
+        more: figures of a run's last row.
+        options: of the function result: data, world; each may be a function of the run.
+    """
+    results = []
+    for run in study.runs:
+        final = loss(run) if callable(loss) else loss.get(run.name)
+        rows = [] if final is None or run.name in without else planted_rows(run, final, **more(run))
+        given = {key: value(run) if callable(value) else value for key, value in options.items()}
+        results.append(result(run, rows, **given))
+    return results
+
+
+def view(study, loss, **options):
+    """The view of planted results."""
+    return view_of(study, planted(study, loss, **options))
+
+
+def section(found, title):
+    return next(section for section in sections(found) if section.title == title)
+
+
+def rows_of(found, title="Results", table=0):
+    """The rows of a table as dictionaries, by their first cell; the first row of those with equal first cells."""
+    frame = section(found, title).tables[table].frame
+    rows = {}
+    for row in frame.to_dict("records"):
+        rows.setdefault(row[frame.columns[0]], row)
+    return rows
 
 
 @contextmanager
@@ -37,32 +85,23 @@ def kept_figures():
         yield made
 
 
-@pytest.fixture
-def growing_view():
-    """Two seeds of a uniform micro model and of more variants, 80 steps with a row at every tenth.
+def growing_view(variants, final, heads_at):
+    """Two seeds of a uniform micro model and of more variants, with a row at every tenth of 80 steps.
 
-    The test gives the variants, of each run the last validation loss, and for those that grow the heads of every
-    layer at each step; the model at their end is that of the last row.
+    Args:
+        final: the last validation loss of a run.
+        heads_at: the heads of every layer at a step, for runs that grow; the model is that of the last row.
     """
-
-    def view(variants, final, heads_at):
-        study = planned_study(
-            Path("runs/growing"),
-            recipe="micro",
-            seeds=2,
-            settings={"steps": 80, "global_batch_tokens": 1024},
-            baseline="uniform",
-            variants={"uniform": {"heads": "8x4"}, **variants},
-        )
-        results = []
-        for run in study.runs:
-            rows, model = planted_rows(run, final(run)), None
-            if run.run.growth.active:
-                for row in rows:
-                    heads = heads_at(run, row["step"])
-                    row |= {f"growth/heads/layer_{layer}": count for layer, count in enumerate(heads)}
-                model = run.run.build_model_config(vocab_size=2048).replace(heads=heads)
-            results.append(result(run, rows, model=model))
-        return View(study, results, check_comparable(study, results))
-
-    return view
+    settings = SETTINGS | {"global_batch_tokens": 1024}
+    variants = {"uniform": {"heads": "8x4"}, **variants}
+    study = small_study(seeds=2, settings=settings, baseline="uniform", variants=variants)
+    results = planted(study, final)
+    for place, found in enumerate(results):
+        run = found.planned
+        if run.run.growth.active:
+            for row in found.rows:
+                heads = heads_at(run, row["step"])
+                row |= {f"growth/heads/layer_{layer}": count for layer, count in enumerate(heads)}
+            model = run.run.build_model_config(vocab_size=2048).replace(heads=heads)
+            results[place] = dataclasses.replace(found, model=model.to_json())
+    return view_of(study, results)

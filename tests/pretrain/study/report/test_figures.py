@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import combinations, pairwise
-from pathlib import Path
 
 import pytest
 from matplotlib.collections import PolyCollection
@@ -11,32 +10,19 @@ from matplotlib.colors import to_rgb
 from PIL import Image
 
 from model.errors import UserError
-from pretrain.study.comparable import Comparability, check_comparable
+from pretrain.study.comparable import Comparability
 from pretrain.study.report import compared, panels
 from pretrain.study.report.panels import counted, line_style
 from pretrain.study.report.pictures import PICTURES, draw_all
 from pretrain.study.report.summaries import View
-from tests.helpers.planted_runs import planned_study, planted_rows, result
-from tests.pretrain.study.report.conftest import keeping_figures
+from tests.pretrain.study.report.conftest import keeping_figures, small_study, view
 
 SCHEDULES = {"uniform": "8x4", "rising": "2,4,8,8", "falling": "8,8,4,2", "narrow": "4x4"}
 EFFECTS = {"uniform": 0.0, "rising": -0.02, "falling": 0.01, "narrow": 0.005, "again": 0.0}
 
 
-def view_of(comparisons, losses=lambda run: 3.5, more=lambda run: {}, seeds=3, without=()):
-    study = planned_study(
-        Path("runs/pictures"),
-        recipe="micro",
-        seeds=seeds,
-        effect=0.02,
-        settings={"steps": 80, "global_batch_tokens": 512},
-        comparisons=comparisons,
-    )
-    results = [
-        result(run, [] if run.name in without else planted_rows(run, losses(run), **more(run)))
-        for run in study.runs
-    ]
-    return View(study, results, check_comparable(study, results))
+def compared_view(comparisons, losses=lambda run: 3.5, seeds=3, **options):
+    return view(small_study(seeds=seeds, effect=0.02, comparisons=comparisons), losses, **options)
 
 
 def full_view():
@@ -64,7 +50,7 @@ def full_view():
         wobble = 0.003 * ((7 * run.seed + len(run.variant)) % 5)
         return 3.5 + EFFECTS[run.variant] + 0.02 * run.seed + wobble
 
-    return view_of(comparisons, losses, more, without=("small-rising-s3",))
+    return compared_view(comparisons, losses, more=more, without=("small-rising-s3",))
 
 
 @pytest.fixture(scope="module")
@@ -85,13 +71,13 @@ def shown_axes(figure):
 def test_every_picture_is_drawn_and_is_a_png(drawn):
     folder, found, _ = drawn
     assert len(found) == len(PICTURES)
-    left_out = [picture.file for picture in found if picture.left_out]
-    # No heads grow, and all variants cost the same: see test_growing.py and test_by_cost.py.
+    left_out = [picture.path.name for picture in found if picture.left_out]
+    # No heads grow, and all variants cost the same: see test_growing.py and test_over_cost.py.
     assert left_out == ["growing_heads.png", "training_flops.png", "parameters.png"]
     there = [picture for picture in found if not picture.left_out]
-    assert {path.name for path in folder.iterdir()} == {picture.file for picture in there}
+    assert {path.name for path in folder.iterdir()} == {picture.path.name for picture in there}
     for picture in there:
-        with Image.open(folder / picture.file) as image:
+        with Image.open(folder / picture.path.name) as image:
             image.load()
             assert image.format == "PNG" and min(image.size) > 200
 
@@ -142,7 +128,7 @@ def test_the_forest_shows_every_pair_and_the_interval(drawn):
         for bar in axis.collections
         if bar.get_segments()[0][0][1] == place
     )
-    assert (low, high) == pytest.approx((summary.interval.low, summary.interval.high))
+    assert (low, high) == pytest.approx((summary.differences.interval.low, summary.differences.interval.high))
 
 
 def test_incomplete_variants_and_other_seeds_are_named(drawn):
@@ -153,8 +139,7 @@ def test_incomplete_variants_and_other_seeds_are_named(drawn):
 def test_the_gap_is_that_of_the_pairs(drawn):
     axis = shown_axes(drawn[2]["gap_over_tokens.png"])[1]
     line = next(line for line in axis.lines if line.get_label() == "falling − uniform")
-    view = full_view()
-    summary = view.summaries["large"][2]
+    summary = full_view().summaries["large"][2]
     assert line.get_xdata()[-1] == 80 * 512
     assert line.get_ydata()[-1] == pytest.approx(sum(summary.differences.values()) / 3)
 
@@ -189,7 +174,7 @@ def in_two_baselines():
     """a's baseline is small, b's is large; each has the other as a variant."""
     heads = {"small": {"heads": "4x4"}, "large": {"heads": "8x4"}, "rising": {"heads": "2,4,8,8"}}
     wide = {"architecture": {"d_model": 256}}
-    return view_of(
+    return compared_view(
         {
             "a": {"baseline": "small", "variants": heads},
             "b": {"baseline": "large", "variants": heads, "settings": wide},
@@ -209,7 +194,7 @@ def test_neighbours_differ_in_lightness():
     """By a third of the range at least, so that greyscale will do."""
     counts = ("8x4", "4x4", "2x4", "1x4", "16x4", "32x4", "64x4", "2,4,8,8")
     heads = {name: {"heads": each} for name, each in zip("abcdefgh", counts, strict=True)}
-    styles = panels.line_styles(view_of({"one": {"baseline": "a", "variants": heads}}))
+    styles = panels.line_styles(compared_view({"one": {"baseline": "a", "variants": heads}}))
     colors = [to_rgb(styles[name]["color"]) for name in "bcdefgh"]
     lightness = [0.299 * r + 0.587 * g + 0.114 * b for r, g, b in colors]
     apart = (max(lightness) - min(lightness)) / 3
@@ -221,7 +206,7 @@ def test_baselines_that_never_meet_look_alike():
     variants = {"first": {"heads": "4x4"}, "rising": {"heads": "2,4,8,8"}}
     others = {"other": {"heads": "8x4"}, "rising": {"heads": "2,4,8,8"}}
     styles = panels.line_styles(
-        view_of(
+        compared_view(
             {"a": {"baseline": "first", "variants": variants}, "b": {"baseline": "other", "variants": others}}
         )
     )
@@ -241,21 +226,21 @@ def test_every_scale_names_its_own_baseline(tmp_path, kept_figures):
 
 def test_baselines_of_single_variants_are_named_with_their_comparisons(tmp_path, kept_figures):
     variants = {"a": {"heads": "8x4"}, "b": {"heads": "4x4"}, "c": {"heads": "2x4"}}
-    view = view_of(
+    found = compared_view(
         {
             "one": {"baseline": "a", "variants": variants | {"c": {"heads": "2x4", "against": "b"}}},
             "two": {"baseline": "a", "variants": variants, "settings": {"architecture": {"d_model": 256}}},
         }
     )
-    compared.draw_gap_by_scale(view, tmp_path / "scale.png")
+    compared.draw_gap_by_scale(found, tmp_path / "scale.png")
     (axis,) = kept_figures["scale.png"].axes
     assert axis.get_legend_handles_labels()[1] == ["b − a", "c − b (one), a (two)"]
 
 
 def test_the_effect_is_drawn_in_its_own_unit_alone(tmp_path, kept_figures):
-    view = full_view()
-    in_bits = View(view.study, view.results, Comparability([], True))
-    for file, found in (("nats.png", view), ("bits.png", in_bits)):
+    in_nats = full_view()
+    in_bits = View(in_nats.study, in_nats.results, Comparability([], True))
+    for file, found in (("nats.png", in_nats), ("bits.png", in_bits)):
         compared.draw_results(found, tmp_path / file)
     said = [
         any("the effect that" in text.get_text() for text in kept_figures[file].legends[0].get_texts())
@@ -275,10 +260,10 @@ def test_the_spread_of_many_lines_is_shown_beside_them(tmp_path, kept_figures):
     def losses(run):
         return 3.5 + 0.001 * len(run.variant) * run.seed**2 * (run.variant != "a")
 
-    view = view_of(
+    found = compared_view(
         {"many": {"baseline": "a", "variants": variants}, "few": {"baseline": "a", "variants": few}}, losses
     )
-    compared.draw_gap_over_tokens(view, tmp_path / "gap.png")
+    compared.draw_gap_over_tokens(found, tmp_path / "gap.png")
     many, few_axis = kept_figures["gap.png"].axes
     assert [isinstance(found, PolyCollection) for found in few_axis.collections] == [True] * 3
     assert len(many.collections) == 5 and not any(
@@ -288,19 +273,6 @@ def test_the_spread_of_many_lines_is_shown_beside_them(tmp_path, kept_figures):
     assert places == sorted(set(places)) and places[0] > 80 * 512
     texts = [text.get_text() for text in kept_figures["gap.png"].legends[0].get_texts()]
     assert texts[-2:] == ["band: ± 1 sd over the pairs", "bar: ± 1 sd over the pairs"]
-
-
-def test_no_total_is_left_out_of_the_ticks(tmp_path, kept_figures):
-    variants = {
-        "a": {"heads": "8x4"},
-        "b": {"heads": "2,4,8,16"},
-        "c": {"heads": "4x4"},
-        "d": {"heads": "16x4"},
-    }
-    view = view_of({"one": {"baseline": "a", "variants": variants}})
-    compared.draw_total_heads(view, tmp_path / "total.png")
-    (axis,) = kept_figures["total.png"].axes
-    assert [label.get_text() for label in axis.get_xticklabels()] == ["16", "30, 32", "64"]
 
 
 def test_styles_differ_without_colour():
@@ -315,28 +287,25 @@ def test_styles_differ_without_colour():
 def test_pictures_without_figures_are_left_out_with_a_reason(tmp_path):
     (tmp_path / "scores.png").write_bytes(b"of an earlier report")
     variants = {"control": {}, "slow": {"lr_rules": ["upper_qk"]}}
-    view = view_of(
-        {"": {"baseline": "control", "variants": variants}}
-        and {"one": {"baseline": "control", "variants": variants}}
-    )
-    found = {picture.file: picture.left_out for picture in draw_all(view, tmp_path)}
-    assert {file for file, reason in found.items() if not reason} == {"results.png", "gap_over_tokens.png"}
-    assert "same heads" in found["schedules.png"] and "zero-shot" in found["scores.png"]
+    found = compared_view({"one": {"baseline": "control", "variants": variants}})
+    drawn = {picture.path.name: picture.left_out for picture in draw_all(found, tmp_path)}
+    assert {file for file, reason in drawn.items() if not reason} == {"results.png", "gap_over_tokens.png"}
+    assert "same heads" in drawn["schedules.png"] and "zero-shot" in drawn["scores.png"]
     assert {path.name for path in tmp_path.iterdir()} == {"results.png", "gap_over_tokens.png"}
 
 
 def test_without_a_finished_run_only_the_schedules_are_drawn(tmp_path):
     variants = {name: {"heads": heads} for name, heads in SCHEDULES.items()}
     names = [f"one-{name}-s{seed}" for name in SCHEDULES for seed in (1, 2)]
-    view = view_of({"one": {"baseline": "uniform", "variants": variants}}, seeds=2, without=names)
-    found = draw_all(view, tmp_path)
-    assert [picture.file for picture in found if not picture.left_out] == ["schedules.png"]
+    found = compared_view({"one": {"baseline": "uniform", "variants": variants}}, seeds=2, without=names)
+    drawn = [picture.path.name for picture in draw_all(found, tmp_path) if not picture.left_out]
+    assert drawn == ["schedules.png"]
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "report").write_text("a file")
-    view = view_of(
+    found = compared_view(
         {"one": {"baseline": "a", "variants": {"a": {"heads": "8x4"}, "b": {"heads": "4x4"}}}}, seeds=1
     )
     with pytest.raises(UserError, match=r"schedules\.png"):
-        compared.draw_schedules(view, tmp_path / "report" / "schedules.png")
+        compared.draw_schedules(found, tmp_path / "report" / "schedules.png")

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 
-import pytest
-
+from pretrain.study.report.costs import head_history
 from pretrain.study.report.growing import draw_growing_heads, histories, mean_heads
-from pretrain.study.report.summaries import head_history
 from tests.helpers.planted_runs import result
+from tests.pretrain.study.report.conftest import growing_view
 
 GROWTH = {"criterion": "incrt", "start": 1, "maximum": 8}
 LAYERS = 4
 
 
-@pytest.fixture
-def view(growing_view):
+def grown_view(variants):
     """Layer 3 gets heads at step 20, and at 40 (seed 1) or 60 (seed 2); the others keep one."""
 
     def heads_at(run, step):
         full = 40 if run.seed == 1 else 60
         return (1, 1, 1, 1 + (step >= 20) + 2 * (step >= full))
 
-    return lambda variants: growing_view(variants, lambda run: 3.5, heads_at)
+    return growing_view(variants, lambda run: 3.5, heads_at)
 
 
-def test_the_history_is_that_of_the_rows(view):
-    uniform, grown = view({"grown": {"growth": GROWTH}}).summaries[""]
+def test_the_history_is_that_of_the_rows():
+    uniform, grown = grown_view({"grown": {"growth": GROWTH}}).summaries[""]
     history = dict(head_history(grown.runs[1]))
     assert [history[step][3] for step in (0, 20, 40, 80)] == [1, 2, 4, 4]
     assert {counts[:3] for counts in history.values()} == {(1, 1, 1)}
@@ -34,29 +32,27 @@ def test_the_history_is_that_of_the_rows(view):
     assert head_history(result(uniform.runs[1].planned, [])) == []
 
 
-def test_runs_and_means_are_drawn(tmp_path, view, kept_figures):
-    found = view({"grown": {"growth": GROWTH}, "other": {"growth": GROWTH | {"grow_share": 0.5}}})
+def test_runs_and_means_are_drawn(tmp_path, kept_figures):
+    found = grown_view({"grown": {"growth": GROWTH}, "other": {"growth": GROWTH | {"grow_share": 0.5}}})
     means = mean_heads(histories(found.summaries[""][1]))
     assert [means[3][step] for step in (0, 20, 40, 60, 80)] == [1, 2, 3, 4, 4]
     assert set(means[0].values()) == {1}
     assert draw_growing_heads(found, tmp_path / "x.png") == ""
     shown = [axis for axis in kept_figures["x.png"].axes if axis.axison]
     assert [axis.get_title() for axis in shown] == [
-        "grown, 2\N{NO-BREAK SPACE}seeds",
-        "other, 2\N{NO-BREAK SPACE}seeds",
+        f"{name}, 2\N{NO-BREAK SPACE}seeds" for name in ("grown", "other")
     ]
-    lines = {
-        (line.get_label(), len(line.get_xdata())) for line in shown[0].lines if line.get_label()[0] != "_"
-    }
-    assert {label for label, _ in lines} == {f"layer {layer}" for layer in range(LAYERS)}
-    assert len(shown[0].lines) == LAYERS * 3  # two runs and their mean
-    ends = [float(line.get_ydata()[-1]) for line in shown[0].lines[2::3]]
-    assert [round(end) for end in ends] == [1, 1, 1, 4] and len(set(ends)) == LAYERS  # none hides another
+    labels = [line.get_label() for line in shown[0].lines]
+    assert labels[::3] == [f"layer {layer}" for layer in range(LAYERS)]
+    assert len(labels) == LAYERS * 3  # two runs and their mean
+    assert [line.get_ydata()[-1] for line in shown[0].lines[::3]] == [1, 1, 1, 4]
+    places = [line.get_transform().transform((0, 1))[1] for line in shown[0].lines[::3]]
+    assert places == sorted(set(places))  # none hides another
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_run_without_a_checkpoint_is_left_out(tmp_path, view):
-    found = view({"grown": {"growth": GROWTH}})
+def test_a_run_without_a_checkpoint_is_left_out(tmp_path):
+    found = grown_view({"grown": {"growth": GROWTH}})
     without = [dataclasses.replace(run, model={}) if run.seed == 2 else run for run in found.results]
     found = dataclasses.replace(found, results=without)
     means = mean_heads(histories(found.summaries[""][1]))
@@ -64,7 +60,7 @@ def test_a_run_without_a_checkpoint_is_left_out(tmp_path, view):
     assert draw_growing_heads(found, tmp_path / "x.png") == ""
 
 
-def test_fixed_heads_are_not_drawn(tmp_path, view):
-    reason = draw_growing_heads(view({"narrow": {"heads": "4x4"}}), tmp_path / "x.png")
+def test_fixed_heads_are_not_drawn(tmp_path):
+    reason = draw_growing_heads(grown_view({"narrow": {"heads": "4x4"}}), tmp_path / "x.png")
     assert reason == "no finished run has heads that grow"
     assert not (tmp_path / "x.png").exists()

@@ -3,67 +3,51 @@
 from __future__ import annotations
 
 import json
-import re
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 from scipy.stats import ttest_1samp
 
 from model.errors import UserError
-from pretrain.study.comparable import check_comparable
-from pretrain.study.report.page import intervals_say, write_report
-from pretrain.study.report.summaries import View
+from pretrain.study.report.page import intervals_say, terminal_lines, view_of, write_report
 from pretrain.study.results import load_results
-from tests.helpers.planted_runs import planned_study, plant, planted_rows, result
+from tests.helpers.planted_runs import plant, result
+from tests.pretrain.study.report.conftest import planted, small_study, view
 
 TITLE = "Does <order> matter & *why*?"
 VARIANTS = {"uniform": {"heads": "8x4"}, "rising": {"heads": "2,4,8,8"}, "near": {"heads": "4x4"}}
 # Differences of rising: -0.02, -0.03, -0.025; of near: +0.01, -0.01, +0.002.
-FINALS = {
-    "uniform-s1": 3.50, "uniform-s2": 3.56, "uniform-s3": 3.47,
-    "rising-s1": 3.48, "rising-s2": 3.53, "rising-s3": 3.445,
-    "near-s1": 3.51, "near-s2": 3.55, "near-s3": 3.472,
-}  # fmt: skip
+LOSSES = {"uniform": (3.50, 3.56, 3.47), "rising": (3.48, 3.53, 3.445), "near": (3.51, 3.55, 3.472)}
+FINALS = {f"{name}-s{s}": loss for name, losses in LOSSES.items() for s, loss in enumerate(losses, 1)}
 VOID = {"meta", "img", "br"}
 
 
-def study_in(folder, **changes):
-    values = {
-        "title": TITLE,
-        "recipe": "micro",
-        "seeds": 3,
-        "machine": "2 CPU cores",
-        "settings": {"steps": 80, "global_batch_tokens": 512},
-        "baseline": "uniform",
-        "variants": VARIANTS,
-    }
-    return planned_study(folder, **(values | changes))
+def study_in(*folder, **changes):
+    values = {"title": TITLE, "machine": "2 CPU cores", "baseline": "uniform", "variants": VARIANTS}
+    return small_study(*folder, **(values | changes))
 
 
-def results_of(study, finals=FINALS, **options):
-    return [
-        result(run, planted_rows(run, finals[run.name]) if run.name in finals else [], **options)
-        for run in study.runs
-    ]
-
-
-def view_of(study, results):
-    return View(study, results, check_comparable(study, results))
+def written_in(folder, finals=FINALS, changes=None, **options):
+    """The page and the numbers of a report on planted results."""
+    study = study_in(folder, **(changes or {}))
+    write_report(view_of(study, planted(study, finals, **options), folder), folder)
+    page = (folder / "report" / "index.html").read_text(encoding="utf-8")
+    return page, json.loads((folder / "report" / "results.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    """A study's folder with planted runs, one of them failed, and its report."""
+    """A study's folder with planted runs, one of them failed, and its report: page, numbers and files."""
     folder = tmp_path_factory.mktemp("study")
     study = study_in(folder)
-    for found in results_of(study):
+    for found in planted(study, FINALS):
         if found.planned.name == "near-s3":
             plant(result(found.planned, found.rows[:4]), failed="error: <out> of disk")
         else:
             plant(found)
-    written = write_report(study, load_results(study, folder), folder)
-    return study, folder, written
+    files = write_report(view_of(study, load_results(study, folder), folder), folder)
+    page, numbers = (path.read_text(encoding="utf-8") for path in files[:2])
+    return page, json.loads(numbers), files
 
 
 class Page(HTMLParser):
@@ -88,155 +72,135 @@ class Page(HTMLParser):
 
 
 def test_the_page_needs_no_other_file(report):
-    _, folder, written = report
-    text = (folder / "report" / "index.html").read_text(encoding="utf-8")
-    page = Page(text)
-    pictures = [path for path in written if path.suffix == ".png"]
-    assert len(page.sources) == len(pictures) >= 4
-    assert all(source.startswith("data:image/png;base64,") for source in page.sources)
+    text, _, files = report
+    pictures = [path for path in files if path.suffix == ".png"]
+    sources = Page(text).sources
+    assert len(sources) == len(pictures) >= 4
+    assert all(source.startswith("data:image/png;base64,") for source in sources)
     assert "http" not in text and "@import" not in text and "url(" not in text
 
 
-def test_texts_are_escaped(report):
-    _, folder, _ = report
-    text = (folder / "report" / "index.html").read_text(encoding="utf-8")
+def test_texts_are_escaped(report, tmp_path):
+    text = report[0]
     assert "<order>" not in text and "<out>" not in text
     texts = Page(text).texts
     assert TITLE in texts  # as the reader sees it
     assert any("error: <out> of disk" in found for found in texts)
-    markdown = (folder / "report" / "report.md").read_text(encoding="utf-8")
-    assert markdown.startswith("# Does &lt;order&gt; matter &amp; \\*why\\*?\n")
+    named = {"variants": {"uniform": {"heads": "8x4"}, "<i>x": {"heads": "4x4"}}}
+    text, _ = written_in(tmp_path, {"uniform-s1": 3.5}, named)
+    assert "<i>" not in text and "<i>x" in Page(text).texts  # in tables, too
 
 
-def test_markdown_shows_names_as_they_are(tmp_path):
-    study = study_in(
-        tmp_path,
-        variants={"uniform": {"heads": "8x4"}, "_a_|b](c)": {"heads": "4x4"}},
-        title="__x__",
-        seeds=1,
-    )
-    write_report(study, results_of(study, {}), tmp_path)
-    text = (tmp_path / "report" / "report.md").read_text()
-    assert text.startswith("# \\_\\_x\\_\\_\n")
-    assert "| \\_a\\_\\|b]\\(c) |" in text
-
-
-def test_markdown_links_to_the_pictures_beside_it(report):
-    _, folder, written = report
-    links = re.findall(
-        r"!\[[^\]]*\]\(([^)]+)\)", (folder / "report" / "report.md").read_text(encoding="utf-8")
-    )
-    assert links == [path.name for path in written if path.suffix == ".png"]
-    assert all((folder / "report" / link).is_file() for link in links)
+def test_long_cells_are_whole(tmp_path):
+    name = "long-" + 100 * "x"
+    text, _ = written_in(tmp_path, {}, {"variants": {"uniform": {"heads": "8x4"}, name: {"heads": "4x4"}}})
+    assert name in Page(text).texts
 
 
 def test_the_page_begins_with_what_there_is(report):
-    _, folder, _ = report
-    text = (folder / "report" / "report.md").read_text(encoding="utf-8")
     order = [
-        "## What is compared", "rising, near with uniform", "8 of 9 runs are finished",
-        "near-s3: failed at step 40 of 80", "data order: the same; first weights: the same",
-        "## What the intervals say", "## Results", "| variant |", "## Runs", "## Figures", "## Left out",
-    ]  # fmt: skip
-    places = [text.index(part) for part in order]
+        "What is compared",
+        "rising, near with uniform",
+        "8 of 9 runs are finished",
+        "near-s3: failed at step 40 of 80",
+        "data order: the same; first weights: the same",
+        "What the intervals say",
+        "<h2>Results",
+        "<th>variant",
+        "<h2>Runs",
+        "<h2>Figures",
+        "<h2>Left out",
+        "scores.png: no finished run has measured zero-shot scores",
+    ]
+    places = [report[0].index(part) for part in order]
     assert places == sorted(places)
-    assert "scores.png: no finished run has measured zero-shot scores" in text
 
 
 def test_the_numbers_are_the_runs(report):
-    _, folder, _ = report
-    numbers = json.loads((folder / "report" / "results.json").read_text(encoding="utf-8"))
+    numbers = report[1]
     assert {run["name"]: run["result"] for run in numbers["runs"]} == {**FINALS, "near-s3": None}
     uniform, rising, near = numbers["comparisons"][0]["variants"]
     assert uniform["interval"] is None and uniform["baseline"] is None and uniform["differences"] == {}
     assert rising["differences"] == pytest.approx({"1": -0.02, "2": -0.03, "3": -0.025})
     expected = ttest_1samp(list(rising["differences"].values()), 0).confidence_interval(0.95)
-    assert (rising["interval"]["low"], rising["interval"]["high"]) == pytest.approx(
-        tuple(expected), abs=1e-12
-    )
+    interval = (rising["interval"]["low"], rising["interval"]["high"])
+    assert interval == pytest.approx(tuple(expected), abs=1e-12)
     assert rising["excludes_zero"] and set(near["differences"]) == {"1", "2"}
     assert list(rising["gap_over_tokens"])[-1] == str(80 * 512)
 
 
 def test_a_second_report_has_the_same_bytes(report):
-    study, folder, written = report
-    before = {path: path.read_bytes() for path in written}
-    assert write_report(study, load_results(study, folder), folder) == written
-    assert {path: path.read_bytes() for path in written} == before
-    assert {path.name for path in (folder / "report").iterdir()} == {path.name for path in written}
+    files = report[2]
+    folder = files[0].parent.parent
+    before = {path: path.read_bytes() for path in files}
+    study = study_in(folder)
+    assert write_report(view_of(study, load_results(study, folder), folder), folder) == files
+    assert {path: path.read_bytes() for path in files} == before
+    assert set((folder / "report").iterdir()) == set(files)
 
 
 def test_what_the_intervals_say_is_counted():
-    study = study_in(Path("runs/said"))
-    lines = intervals_say(view_of(study, results_of(study)))
+    found = view(study_in(), FINALS)
+    lines = intervals_say(found)
     # t(2) = 4.302653: ± 0.0124 around -0.025, and ± 0.0250 around 0.0007.
-    assert (
-        lines[0]
-        == "rising − uniform: -0.0250 [-0.0374, -0.0126], 3 pairs. The interval excludes zero: lower than uniform."
-    )
+    rising = "rising − uniform: -0.0250 [-0.0374, -0.0126], 3 pairs. The interval excludes zero: lower than uniform."
+    assert lines[0] == rising
     assert lines[1] == "near − uniform: +0.0007 [-0.0243, +0.0257], 3 pairs. The interval includes zero."
     assert lines[2].startswith("2 comparisons made; 1 interval excludes zero.")
     assert "0.1 of 2 would do so by chance" in lines[2]
+    said = list(terminal_lines(found))
+    assert said[0] == TITLE and f"  {rising}" in said
+    assert any("2,4,8x2  3 of 3  3.4850 ± 0.0427  -0.0250 [-0.0374, -0.0126]" in line for line in said)
 
 
 def test_one_pair_has_no_interval():
-    study = study_in(Path("runs/one"), seeds=1)
-    lines = intervals_say(view_of(study, results_of(study)))
+    lines = intervals_say(view(study_in(seeds=1), FINALS))
     assert lines[0] == "rising − uniform: 1 pair, no interval."
     assert lines[-1].startswith("No interval")
 
 
-def test_other_seeds_are_said(tmp_path):
+def test_other_seeds_are_said():
     variants = {"uniform": {"heads": "8x4"}, "again": {"heads": "8x4", "seed_shift": 100}}
-    study = study_in(Path("runs/again"), variants=variants)
-    finals = FINALS | {f"again-s{seed}": 3.5 + 0.01 * seed for seed in (1, 2, 3)}
-    assert (
-        "Other seeds (not paired in data or weights)."
-        in intervals_say(view_of(study, results_of(study, finals)))[0]
-    )
+    lines = intervals_say(view(study_in(variants=variants), lambda run: 3.5 + 0.01 * run.seed**2))
+    assert "Other seeds (not paired in data or weights)." in lines[0]
 
 
 def test_several_versions_of_the_code_are_said(tmp_path):
-    study = study_in(tmp_path, seeds=1)
-    results = results_of(study)
-    results[1] = result(results[1].planned, results[1].rows, world={"code": ["other"]})
-    write_report(study, results, tmp_path)
-    text = (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
-    assert "several versions of the code" in text and "other (rising-s1)" in text
+    page, _ = written_in(tmp_path, changes={"seeds": 1}, world=lambda run: {"code": [run.variant]})
+    assert "several versions of the code" in page and "rising (rising-s1)" in page
 
 
 def test_bits_per_byte_take_the_place_of_the_studys_measure(tmp_path):
-    study = study_in(tmp_path, seeds=1)
-    results = results_of(study)
-    results[1] = result(results[1].planned, results[1].rows, data={"tokenizer": "other"})
-    write_report(study, results, tmp_path)
-    text = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
-    assert "The study asks for val_loss; val_bpb is compared instead." in text and "tokenizers differ" in text
-    numbers = json.loads((tmp_path / "report" / "results.json").read_text(encoding="utf-8"))
+    page, numbers = written_in(tmp_path, changes={"seeds": 1}, data=lambda run: {"tokenizer": run.variant})
+    assert "The study asks for val_loss; val_bpb is compared instead." in page and "tokenizers differ" in page
     assert numbers["measure"] == "val_bpb"
     assert numbers["comparisons"][0]["variants"][1]["differences"] == pytest.approx({"1": -0.02 / 3})
 
 
 def test_different_validation_texts_are_refused_and_nothing_is_written(tmp_path):
-    study = study_in(tmp_path, seeds=1)
-    results = results_of(study)
-    results[1] = result(results[1].planned, results[1].rows, data={"data": [["deadbeef", "1"]]})
     with pytest.raises(UserError, match="different texts"):
-        write_report(study, results, tmp_path)
+        written_in(tmp_path, data=lambda run: {"data": [[run.variant, "1"]]})
     assert not (tmp_path / "report").exists()
 
 
 def test_a_study_that_has_not_begun_has_a_report(tmp_path):
-    study = study_in(tmp_path)
-    write_report(study, results_of(study, {}), tmp_path)
-    text = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
-    assert "0 of 9 runs are finished" in text and text.count(": missing") == 2 * 9
-    Page((tmp_path / "report" / "index.html").read_text(encoding="utf-8"))
+    page, _ = written_in(tmp_path, {})
+    assert "0 of 9 runs are finished" in page and page.count(": missing") == 2 * 9
+    Page(page)
 
 
 def test_a_run_that_diverged_is_in_the_report(tmp_path):
-    study = study_in(tmp_path)
-    write_report(study, results_of(study, FINALS | {"rising-s2": float("inf")}), tmp_path)
-    numbers = json.loads((tmp_path / "report" / "results.json").read_text(encoding="utf-8"))
-    assert numbers["comparisons"][0]["variants"][1]["values"]["2"] == "Infinity"
-    assert numbers["comparisons"][0]["variants"][1]["interval"] is None
+    _, numbers = written_in(tmp_path, FINALS | {"rising-s2": float("inf")})
+    rising = numbers["comparisons"][0]["variants"][1]
+    assert rising["values"]["2"] == "Infinity" and rising["interval"] is None
+
+
+def test_a_figure_that_is_no_number_is_refused(tmp_path):
+    study = study_in(tmp_path, seeds=1)
+    for found in planted(study, FINALS):
+        found.rows[2]["val_loss"] = "a third"
+        plant(found)
+    with pytest.raises(
+        UserError, match=r"metrics.jsonl.*rows\.2\.val_loss: 'a third' is not valid; give a number"
+    ):
+        load_results(study, tmp_path)

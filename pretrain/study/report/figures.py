@@ -1,0 +1,141 @@
+"""What follows from the metrics of paired runs: gaps over tokens, tokens saved, and diagnostics by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from pretrain.diagnostics.comparison import BY_LAYER, TITLES, layer_values
+from pretrain.study.paired import differences, values_of
+from pretrain.study.report.summaries import Sample, Summary, View
+from pretrain.study.results import RunResult
+from pretrain.study.statistics import tokens_to_reach
+
+EVALUATION = "evaluation/"
+DISTANCE = "attention_distance"
+
+
+def tokens_saved(view: View, summary: Summary) -> dict[int, float | None]:
+    """The share of the baseline's tokens that a variant does not need to reach the baseline's final loss, by seed.
+
+    Both runs of a pair are followed to the baseline's result; the first time that each gets there counts. None: not
+    reached. arXiv 2605.10504 reports 13.2 % fewer tokens so.
+    """
+    saved: dict[int, float | None] = {}
+    for seed, (run, control) in view.pairs(summary).items():
+        target = control.result(view.loss, view.last)
+        if target is None or run.result(view.loss, view.last) is None:
+            continue
+        needed = tokens_to_reach(control.series(view.loss), target)
+        own = tokens_to_reach(run.series(view.loss), target)
+        if needed:
+            saved[seed] = None if own is None else (needed - own) / needed
+    return saved
+
+
+def gap_over_tokens(view: View, summary: Summary) -> dict[int, list[float]]:
+    """The validation loss less the baseline's of the same seed, by tokens: of every pair of finished runs.
+
+    Only token counts at which all pairs were validated are in it.
+    """
+    pairs = [view.pairs(summary)[seed] for seed in summary.differences]
+    return by_place(
+        _gap(dict(run.series(view.loss)), dict(control.series(view.loss))) for run, control in pairs
+    )
+
+
+def distances(run: RunResult) -> tuple[int, dict[int, float]]:
+    """Attention distance by layer in tokens, and the step of the last row that has it; no layer if none has."""
+    rows = ((row["step"], layer_values(row, DISTANCE)) for row in reversed(run.rows))
+    return next(((step, found) for step, found in rows if found), (0, {}))
+
+
+def distance_differences(view: View, summary: Summary) -> dict[int, list[float]]:
+    """Attention distance less the baseline's by layer, in tokens: of every pair measured at one step.
+
+    This is ΔD of arXiv 2606.27449. Models of another depth have no layers in common with the baseline.
+    """
+    found = []
+    for run, control in (view.pairs(summary)[seed] for seed in summary.differences):
+        (step, own), (control_step, others) = distances(run), distances(control)
+        if own and step == control_step and own.keys() == others.keys():
+            found.append(_gap(own, others))
+    return by_place(found)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A figure of one variant besides the measure that the study compares."""
+
+    name: str
+    step: int
+    """At which it was measured; 0 for a run's last one."""
+    summary: Summary
+    values: Sample
+    """Of the finished runs."""
+    differences: Sample
+    """Less the baseline's."""
+
+
+def scores(view: View, summaries: Sequence[Summary]) -> Iterator[Measured]:
+    """The zero-shot scores of every variant that has them."""
+    for key in score_keys(summaries):
+        for summary in summaries:
+            values = values_of(summary.runs, key, 1)
+            if values:
+                gaps = view.difference_of(summary, key)
+                yield Measured(key.removeprefix(EVALUATION), 0, summary, Sample(values), gaps)
+
+
+def score_keys(summaries: Sequence[Summary]) -> list[str]:
+    """The keys of the zero-shot scores that a finished run has."""
+    rows = (row for summary in summaries for run in summary.finished for row in run.rows)
+    return sorted({key for row in rows for key in row if key.startswith(EVALUATION)})
+
+
+def halves(view: View, summaries: Sequence[Summary]) -> Iterator[Measured]:
+    """Means of each diagnostic over the lower half of the layers and over the upper one, early and late.
+
+    That is at the first and the last step at which a finished run measured it.
+    """
+    rows = [row for summary in summaries for run in summary.finished for row in run.rows]
+    for measure in BY_LAYER:
+        steps = sorted({row["step"] for row in rows if f"diagnostics/{measure}/layer_0" in row})
+        for half, upper in (("lower", False), ("upper", True)):
+            for step in dict.fromkeys(steps[:1] + steps[-1:]):
+                for summary in summaries:
+                    values = half_means(
+                        {seed: summary.runs[seed] for seed in summary.values}, measure, step, upper
+                    )
+                    controls = {seed: view.pairs(summary)[seed][1] for seed in summary.differences}
+                    gaps = differences(values, half_means(controls, measure, step, upper))
+                    if values:
+                        name = f"{TITLES[measure]}, {half} half"
+                        yield Measured(name, step, summary, Sample(values), Sample(gaps))
+
+
+def half_means(runs: dict[int, RunResult], measure: str, step: int, upper: bool) -> dict[int, float]:
+    """Mean of a diagnostic over the upper layers (l of L with 2 l >= L) or the lower ones at one step, by seed.
+
+    Runs without this diagnostic at this step are left out.
+    """
+    found = {}
+    for seed, run in runs.items():
+        row = next((row for row in run.rows if row["step"] == step), {})
+        values = [value for _, value in sorted(layer_values(row, measure).items())]
+        middle = (len(values) + 1) // 2
+        if len(values) > 1:
+            found[seed] = fmean(values[middle:] if upper else values[:middle])
+    return found
+
+
+def by_place(curves: Iterable[dict[int, float]]) -> dict[int, list[float]]:
+    """The values of several curves at the places that all of them have, in ascending order."""
+    found = list(curves)
+    shared = set.intersection(*map(set, found)) if found else set()
+    return {place: [curve[place] for curve in found] for place in sorted(shared)}
+
+
+def _gap(own: dict[int, float], control: dict[int, float]) -> dict[int, float]:
+    return {place: own[place] - control[place] for place in own.keys() & control.keys()}
