@@ -14,6 +14,7 @@ from pathlib import Path
 
 from model.errors import UserError, run_command
 from pretrain.config.command_line import CommandParser as Parser
+from pretrain.utils.text import labelled
 
 FORMATS = ("auto", "native", "llama")
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
@@ -33,10 +34,11 @@ def build_parser() -> argparse.ArgumentParser:
         "--step", type=int, metavar="N", help="which checkpoint (default: the newest valid one)"
     )
     parser.add_argument(
-        "--format", default="auto",
+        "--format",
+        default="auto",
         help="native: our architecture, shipped as remote code; llama: plain LlamaForCausalLM, zero-padded where "
         "layers differ; auto (default): plain Llama or GPT-2 for models that are one, else native",
-    )  # fmt: skip
+    )
     parser.add_argument("--dtype", default="float32", help=f"of the weights: {', '.join(DTYPE_NAMES)}")
     parser.add_argument(
         "--license",
@@ -54,23 +56,23 @@ def run_convert(arguments: Sequence[str]) -> None:
         UserError: bad input, or an export that does not compute what the run's model computes.
     """
     options = build_parser().parse_args(arguments)
-    if options.from_hf is not None:
-        return _from_hugging_face(options)
-    if options.run is None:
+    if options.from_hf is None and options.run is None:
         raise UserError("run: missing; give the folder of a run, such as runs/NAME")
+    if options.from_hf is not None and options.run is not None:
+        raise UserError(f"run: {options.run!r} was given beside --from_hf; give one of them")
     if options.out is None:
-        raise UserError("out: missing; give the folder to write, such as --out hf/NAME")
+        raise UserError("out: missing; give the folder to write, such as hf/NAME (with --from_hf runs/NAME)")
     for field, valid in (("format", FORMATS), ("dtype", DTYPE_NAMES)):
         if (value := getattr(options, field)) not in valid:
             raise UserError(f"{field}: {value!r} is not valid; give one of {', '.join(valid)}")
-    _to_hugging_face(options)
-
-
-def _to_hugging_face(options: argparse.Namespace) -> None:
     # Imported here: these load torch and DeepSpeed, and a mistyped flag should be answered at once.
     from pretrain.engine.quiet import quiet_libraries
 
     quiet_libraries()
+    (_to_hugging_face if options.from_hf is None else _from_hugging_face)(options)
+
+
+def _to_hugging_face(options: argparse.Namespace) -> None:
     from pretrain.hf.export_folder import export_run
     from pretrain.run.saved import with_saved_run
 
@@ -86,34 +88,25 @@ def _to_hugging_face(options: argparse.Namespace) -> None:
             license_name=options.license,
         ),
     )
-    print(f"tokens   {written.compared_ids:,} ids of the exported tokenizer equal the run's")
-    print(f"logits   {written.comparison}")
+    code = "needs trust_remote_code=True" if written.export.format == "native" else "no remote code"
+    print(labelled("tokens", f"{written.compared_ids:,} ids of the exported tokenizer equal the run's"))
+    print(labelled("logits", written.comparison))
     for note in written.export.notes:
-        print(f"padding  {note}")
-    code = "; needs trust_remote_code=True" if written.export.format == "native" else "; no remote code"
-    print(f"ready    {written.folder}: {written.export.config.architectures[0]}{code}")
+        print(labelled("padding", note))
+    print(labelled("ready", f"{written.folder}: {written.export.config.architectures[0]}; {code}"))
 
 
 def _from_hugging_face(options: argparse.Namespace) -> None:
-    if options.run is not None:
-        raise UserError(f"run: {options.run!r} was given beside --from_hf; give one of them")
-    if options.out is None:
-        raise UserError("out: missing; give the run's folder to write, such as --out runs/NAME")
-    from pretrain.engine.quiet import quiet_libraries
-
-    quiet_libraries()
     from pretrain.hf.import_folder import import_folder
 
     imported = import_folder(Path(options.from_hf), Path(options.out))
     for note in imported.notes:
-        print(f"note     {note}")
-    print(f"logits   {imported.comparison}")
-    print(f"ready    {imported.folder}: {imported.model.num_parameters():,} parameters, step 0")
-    print(
-        "next     python -m pretrain.prepare --text … "
-        f"--tokenizer {imported.folder}/tokenizer --out data/NAME\n"
-        f"         deepspeed pretrain/main.py --config {imported.folder}/config.yaml --data data/NAME"
-    )
+        print(labelled("note", note))
+    print(labelled("logits", imported.comparison))
+    print(labelled("ready", f"{imported.folder}: {imported.model.num_parameters():,} parameters, step 0"))
+    prepare = f"python -m pretrain.prepare --text … --tokenizer {imported.folder}/tokenizer --out data/NAME"
+    train = f"deepspeed pretrain/main.py --config {imported.folder}/config.yaml --data data/NAME"
+    print(labelled("next", f"{prepare}\n{train}"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -29,10 +29,8 @@ def new_folder(out: Path, needed: int, overwrite: bool | None) -> Iterator[Path]
     partial = own_path(out)
     try:
         restore_folder(out)
-        restore_folder(out, out.with_name(f".{out.name}.old"))  # the name that older versions gave
         _check_free(out, overwrite)
         remove_leftovers(out.parent)
-        shutil.rmtree(out.with_name(f".{out.name}.writing"), ignore_errors=True)  # of older versions
         with atomic_folder(out, partial, replace=bool(overwrite)):
             free = shutil.disk_usage(partial).free
             if free < needed:

@@ -1,8 +1,13 @@
-"""Numbers and durations as short text."""
+"""Numbers, durations and labelled lines as text."""
 
 from __future__ import annotations
 
 import math
+
+
+def labelled(label: str, text: object) -> str:
+    """A line of output, ``label    text``: labels of one column, as wide as ``finished``; further lines below *text*."""
+    return f"{label:<8} " + str(text).replace("\n", f"\n{'':9}")
 
 
 def human_number(value: float) -> str:

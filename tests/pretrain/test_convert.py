@@ -181,9 +181,10 @@ INDEX = "model.safetensors.index.json"
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (edit_json(INDEX, weight_map=5), "has no weight_map"),
-        (edit_json(INDEX, weight_map={"a": 5}), "has no weight_map"),
-        (edit_json(INDEX, weight_map={"a": "../../x.safetensors"}), "is missing"),
+        (edit_json(INDEX, weight_map=5), "5 is not valid; give a mapping"),
+        (edit_json(INDEX, weight_map={"a": 5}), "weight_map: a: 5 is not valid; give text"),
+        (edit_json(INDEX, weight_map={"a": "../../x.safetensors"}), "is not a file of that folder"),
+        (edit_json("config.json", num_hidden_layers=1000), "the folder's weights have"),
         (lambda folder: (folder / INDEX).write_text("[" * 1000), "is not valid JSON"),
         (lambda folder: (folder / "tokenizer_config.json").write_text("[]"), "must hold a JSON object"),
         (edit_json("tokenizer_config.json", eos_token=7), "it must be the text of a token"),
@@ -382,9 +383,9 @@ def test_bad_input_is_one_line(arguments, words, prism, tmp_path, capsys, monkey
         ({"model_type": "mamba"}, "holds 'mamba', which is not supported"),
         (
             {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
-            "RoPE scaling 'linear'",
+            "rope_type 'linear'",
         ),
-        ({"hidden_act": "relu"}, "activation 'relu'"),
+        ({"hidden_act": "relu"}, "hidden_act 'relu'"),
         ({"intermediate_size": 100}, "has shape"),
         ({"num_hidden_layers": 3}, "which its architecture has not"),
         ({"num_hidden_layers": 5}, "lacks model.layers.4"),
@@ -419,8 +420,10 @@ def test_pickles_are_read_without_running_them(prism, tmp_path, capsys):
         def __reduce__(self):
             return (open, (str(tmp_path / "pwned"), "w"))
 
-    torch.save({"model.embed_tokens.weight": Evil()}, folder / "pytorch_model.bin")
-    assert "cannot be read" in failure(capsys, "--from_hf", folder, "--out", tmp_path / "runs" / "back")
+    torch.save(
+        {"model.embed_tokens.weight": Evil(), "padding": torch.zeros(300_000)}, folder / "pytorch_model.bin"
+    )
+    assert "cannot be loaded" in failure(capsys, "--from_hf", folder, "--out", tmp_path / "runs" / "back")
     assert not (tmp_path / "pwned").exists()
 
 

@@ -32,10 +32,10 @@ def test_sizes_that_no_machine_holds(configs, tmp_path, kind, name, value):
     (tmp_path / "config.json").write_text(json.dumps(configs[kind] | {name: value}))
     began = time.monotonic()
     with pytest.raises(UserError) as error:
-        model_config(tmp_path, kind)
+        model_config(tmp_path)
     assert "\n" not in str(error.value) and time.monotonic() - began < 5
 
 
 def test_a_long_context_that_fits_comes_in(configs, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(configs["llama"] | {"max_position_embeddings": 131072}))
-    assert model_config(tmp_path, "llama")[0].context_length == 131072
+    assert model_config(tmp_path)[0].context_length == 131072
