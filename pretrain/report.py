@@ -12,13 +12,13 @@ import torch
 from model.attention import any_length
 from model.config import ModelConfig
 from model.heads import format_heads
+from model.sampling import generate
 from pretrain.data.corpus import Corpus
 from pretrain.diagnostics.measure import group_and_seed
 from pretrain.engine.ds_config import EngineSettings
 from pretrain.engine.kernels import attention_kernels, kernel_line
 from pretrain.evaluation.accuracy import AccuracyResult
 from pretrain.evaluation.baselines import compare_baselines
-from pretrain.generate import generate
 from pretrain.growth.hook import Growth
 from pretrain.metrics.file import FILE_NAME
 from pretrain.metrics.session import Metrics

@@ -6,7 +6,8 @@ import math
 
 
 def labelled(label: str, text: object) -> str:
-    """A line of output, ``label    text``: labels of one column, as wide as ``finished``; further lines below *text*."""
+    """The line ``label    text`` of a command's output; labels have the width of "finished", and so has their absence
+    before further lines of *text*."""
     return f"{label:<8} " + str(text).replace("\n", f"\n{'':9}")
 
 

@@ -361,7 +361,7 @@ def test_a_tokenizer_that_does_not_match(prism, tmp_path, capsys, monkeypatch):
         (["{run}", "--out", "x", "--step", "7"], "no checkpoint of step 7"),
         (
             ["{run}", "--out", "x", "--format", "onnx"],
-            "format: 'onnx' is not valid; give one of auto, native, llama",
+            "format: 'onnx' is not valid; give one of auto, native or llama",
         ),
         (["{run}", "--out", "x", "--dtype", "int8"], "dtype: 'int8'"),
         (["{run}", "--out", "x", "--fromat", "llama"], "did you mean '--format'?"),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
-from pretrain.generate import cached, sample
+from model.sampling import cached, sample
 from pretrain.hf.modeling_head_schedule import HeadScheduleForCausalLM
 from tests.helpers.networks import CONFIGS, network, relative, tokens, write_folder
 
