@@ -207,8 +207,8 @@ def test_tasks_that_cannot_be_scored_are_one_line(arguments, words, folders, dat
         (["{run}", "--tasks", "piqa", "--data_dir", "{root}/nowhere"], "is not a folder"),
         (["{root}", "--tasks", "piqa"], "has no config.json"),
         (["{root}/nowhere", "--tasks", "piqa"], "does not exist"),
-        (["{run}", "--limit", "0"], "limit: 0 is not valid"),
-        (["{run}", "--num_fewshot", "-1"], "num_fewshot: -1 is not valid"),
+        (["{run}", "--limit", "0"], "limit: '0' is not valid"),
+        (["{run}", "--num_fewshot", "-1"], "num_fewshot: '-1' is not valid"),
         (
             ["{run}", "--include_path", "{root}/nowhere"],
             "nowhere' is not a folder; give one that holds task YAMLs",
