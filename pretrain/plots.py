@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,8 +9,10 @@ from typing import Any
 
 from model.errors import UserError, run_command
 from model.plotting import count_axis, logarithmic, saved_figure
+from pretrain.config.command_line import CommandParser
 from pretrain.metrics.file import FILE_NAME, read_metrics
 from pretrain.run.differences import run_differences
+from pretrain.utils.text import labelled
 
 
 def draw_runs(folders: list[Path], out: Path) -> Path:
@@ -99,13 +100,14 @@ def run_plots(arguments: list[str]) -> None:
     Raises:
         UserError: a folder without metrics.
     """
-    parser = argparse.ArgumentParser(prog="python -m pretrain.plots", description="Draw the curves of runs.")
+    parser = CommandParser(prog="python -m pretrain.plots", description="Draw the curves of runs.")
     parser.add_argument("runs", nargs="+", type=Path, help="run folders")
     parser.add_argument(
         "--out", type=Path, help="PNG to write (default: plots/training.png of the first run)"
     )
     parsed = parser.parse_args(arguments)
-    print(f"wrote {draw_runs(parsed.runs, parsed.out or parsed.runs[0] / 'plots' / 'training.png')}")
+    out = parsed.out or parsed.runs[0] / "plots" / "training.png"
+    print(labelled("wrote", draw_runs(parsed.runs, out)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -45,18 +45,16 @@ class HeadScheduleRMSNorm(nn.Module):
         return F.rms_norm(hidden_states, self.weight.shape, self.weight, self.eps)
 
 
-class HeadScheduleBiasedNorm(nn.Module):
+class HeadScheduleBiasedNorm(HeadScheduleRMSNorm):
     """RMSNorm with a bias. Its name does not end in RMSNorm, so that no server swaps in a kernel without one."""
 
     def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
+        super().__init__(width, eps)
         self.bias = nn.Parameter(torch.zeros(width))
-        self.eps = eps
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """[..., d] -> [..., d]."""
-        return F.rms_norm(hidden_states, self.weight.shape, self.weight, self.eps) + self.bias
+        return super().forward(hidden_states) + self.bias
 
 
 def build_norm(config: HeadScheduleConfig) -> nn.Module:

@@ -10,9 +10,10 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pretrain.utils.files import write_atomically
+from pretrain.utils.text import labelled
 
 Mode = Literal["auto", "online", "offline", "disabled"]
 
@@ -98,9 +99,7 @@ class WandbLogger:
         self._rows.put(None)
         self._thread.join(timeout)
         if self._thread.is_alive():
-            self._report(
-                f"wandb    still busy after {timeout:g} s; to send the rest: {self._sync_command('*run-*')}"
-            )
+            self._say(f"still busy after {timeout:g} s; to send the rest: {self._sync_command('*run-*')}")
         self._thread = None
 
     def _work(self, wandb: ModuleType) -> None:
@@ -124,22 +123,20 @@ class WandbLogger:
     def _start(self, wandb: ModuleType) -> Any:
         """Open the run, online if that is requested and works."""
         wandb.setup(settings=wandb.Settings(silent=True))
-        if self._mode != "offline":
-            logged_in = bool(wandb.login(prompt=False, verify=False))
-            if not logged_in:
-                if self._mode == "online":
-                    self._report("wandb    not logged in (wandb login, or WANDB_API_KEY): writing offline")
-                self._mode = "offline"
+        if self._mode != "offline" and not wandb.login(prompt=False, verify=False):
+            if self._mode == "online":
+                self._say("not logged in (wandb login, or WANDB_API_KEY): writing offline")
+            self._mode = "offline"
         if self._mode != "offline":
             try:
                 run = self._open(wandb, "online")
-                self._report(f"wandb    {run.url}")
+                self._say(run.url)
                 return run
             except Exception as error:
-                self._report(f"wandb    cannot go online ({_first_line(error)}): writing offline")
+                self._say(f"cannot go online ({_first_line(error)}): writing offline")
                 wandb.teardown()  # the service still holds the run that did not start
         run = self._open(wandb, "offline")
-        self._report(f"wandb    offline; to send it: {self._sync_command('offline-run-*')}")
+        self._say(f"offline; to send it: {self._sync_command('offline-run-*')}")
         return run
 
     def _sync_command(self, sessions: str) -> str:
@@ -178,24 +175,19 @@ class WandbLogger:
         write_atomically(path, run_id + "\n")
         return run_id
 
+    def _say(self, text: str) -> None:
+        self._report(labelled("wandb", text))
+
     def _say_failed(self, error: Exception) -> None:
-        self._report(
-            f"wandb    stopped ({_first_line(error)}); the run goes on, metrics.jsonl has everything"
-        )
+        self._say(f"stopped ({_first_line(error)}); the run goes on, metrics.jsonl has everything")
 
 
 def _mode_from_environment() -> Mode:
     """Return what WANDB_MODE or WANDB_DISABLED ask for, ``auto`` if they are not set."""
     if os.environ.get("WANDB_DISABLED", "").lower() in ("1", "true"):
         return "disabled"
-    modes: dict[str, Mode] = {
-        "online": "online",
-        "run": "online",
-        "offline": "offline",
-        "dryrun": "offline",
-        "disabled": "disabled",
-    }
-    return modes.get(os.environ.get("WANDB_MODE", ""), "auto")
+    mode: Any = os.environ.get("WANDB_MODE", "auto")
+    return mode if mode in get_args(Mode) else "auto"
 
 
 def _first_line(error: Exception) -> str:

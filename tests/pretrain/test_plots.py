@@ -33,7 +33,7 @@ def test_draws_one_picture_of_several_runs(tmp_path, capsys):
         write_run(tmp_path / name, 6)
     main([str(tmp_path / "a"), str(tmp_path / "b")])
     picture = tmp_path / "a/plots/training.png"
-    assert capsys.readouterr().out == f"wrote {picture}\n"
+    assert capsys.readouterr().out == f"wrote    {picture}\n"
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
