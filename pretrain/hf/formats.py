@@ -315,31 +315,31 @@ def model_of(config: Any) -> tuple[ModelConfig, list[str]]:
                 valid = ", ".join(map(str, translation))
                 raise UserError(f"from_hf: {theirs} {value!r} is not supported; valid: {valid}")
             values[name] = translation[value]
-    values["ffn_width"] = values["ffn_width"] or 4 * config.hidden_size  # GPT-2's default
-    values |= _schedules(config)
-    notes = [f"{name} {given[name]} is left out" for name in _DROPOUTS if given.get(name)]
-    return block("gpt2" if chosen == "gpt2" else "llama", **values), notes
-
-
-def _schedules(config: Any) -> dict[str, Any]:
-    """The schedules of a transformers configuration in their shortest form: None where they equal the default."""
+    if chosen == "gpt2" and values["ffn_width"] is None:
+        values["ffn_width"] = 4 * config.n_embd
     layers = list(config.per_layer_config)
-    heads = [layer.num_attention_heads for layer in layers]
-    kv_heads = [getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads for layer in layers]
-    head_dims = [getattr(layer, "head_dim", None) for layer in layers]
+    kinds = getattr(config, "layer_types", None) or [""] * len(layers)
+    if len(kinds) != len(layers):
+        raise UserError(f"from_hf: layer_types has {len(kinds)} entries, there are {len(layers)} layers")
     windows = [
         layer.sliding_window if kind == "sliding_attention" else None
-        for layer, kind in zip(
-            layers, getattr(config, "layer_types", None) or [""] * len(layers), strict=True
-        )
+        for layer, kind in zip(layers, kinds, strict=True)
     ]
-    derived = all(
-        head_dim is None or count * head_dim == config.hidden_size
-        for count, head_dim in zip(heads, head_dims, strict=True)
-    )
-    return {
-        "heads": heads,
-        "kv_heads": None if kv_heads == heads else kv_heads,
-        "head_dim": None if derived else head_dims,
+    schedules = {
+        "heads": [layer.num_attention_heads for layer in layers],
+        "kv_heads": [getattr(layer, "num_key_value_heads", layer.num_attention_heads) for layer in layers],
+        "head_dim": [layer.head_dim for layer in layers] if chosen != "gpt2" else None,
         "local_window": windows if any(windows) else None,
     }
+    notes = [f"{name} {given[name]} is left out" for name in _DROPOUTS if given.get(name)]
+    return _shortest(block("gpt2" if chosen == "gpt2" else "llama", **values, **schedules)), notes
+
+
+def _shortest(model: ModelConfig) -> ModelConfig:
+    """The same model with None for schedules that equal the default."""
+    default = {}
+    if model.kv_heads == model.heads:
+        default["kv_heads"] = None
+    if all(model.attention_width(layer) == model.d_model for layer in range(model.num_layers)):
+        default["head_dim"] = None
+    return model.replace(**default)

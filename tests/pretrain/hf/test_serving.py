@@ -17,20 +17,9 @@ from transformers import AttentionInterface, AutoConfig, AutoModel
 
 from pretrain.hf.modeling_head_schedule import HeadScheduleAttention, HeadScheduleForCausalLM
 from tests.helpers.distributed import run_distributed
-from tests.helpers.networks import CONFIGS, network, relative, tokens, write_folder
+from tests.helpers.networks import CONFIGS, network, relative, tokens
 
 FP32 = 1e-5
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    """Exported folder by config name, written when first asked for."""
-    root = tmp_path_factory.mktemp("serving")
-
-    def folder(name):
-        return root / name if (root / name).is_dir() else write_folder(network(name), root / name)
-
-    return folder
 
 
 def plain_attention(query, key, value, scaling, allowed):
