@@ -73,8 +73,13 @@ def test_peak_memory_of_what_ranks_wrote(ranks, stage, tensor_parallel, small_fo
     heads = (3, 6, 8, 8, 12, 12, 12, 12)
     model = block("llama", vocab_size=600, context_length=64, d_model=768, ffn_width=2048, heads=heads)
     (tmp_path / "model.json").write_text(json.dumps(model.to_json()))
-    run = trained(
-        small_folder, tmp_path, "run", "--model", str(tmp_path / "model.json"), "--steps", "1",
-        "--tensor_parallel", str(tensor_parallel), ranks=ranks, stage=stage,
-    ).folder  # fmt: skip
+    more = [
+        "--model",
+        str(tmp_path / "model.json"),
+        "--steps",
+        "1",
+        "--tensor_parallel",
+        str(tensor_parallel),
+    ]
+    run = trained(small_folder, tmp_path, "run", *more, ranks=ranks, stage=stage).folder
     assert converted(run, tmp_path / "hf", "native", 4 * model.num_parameters()) <= OTHER_BYTES
