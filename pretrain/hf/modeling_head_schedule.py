@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
@@ -32,24 +31,11 @@ from .configuration_head_schedule import HeadScheduleConfig
 Rotation = tuple[Tensor, Tensor]  # cosines and sines, each [B or 1, T, d_h / 2]
 
 
-class HeadScheduleRMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * weight."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """[..., d] -> [..., d]."""
-        return F.rms_norm(hidden_states, self.weight.shape, self.weight, self.eps)
-
-
-class HeadScheduleBiasedNorm(HeadScheduleRMSNorm):
+class HeadScheduleBiasedNorm(nn.RMSNorm):
     """RMSNorm with a bias. Its name does not end in RMSNorm, so that no server swaps in a kernel without one."""
 
     def __init__(self, width: int, eps: float) -> None:
-        super().__init__(width, eps)
+        super().__init__(width, eps=eps)
         self.bias = nn.Parameter(torch.zeros(width))
 
     def forward(self, hidden_states: Tensor) -> Tensor:
@@ -61,8 +47,8 @@ def build_norm(config: HeadScheduleConfig) -> nn.Module:
     """The norm that the configuration asks for, over hidden_size."""
     if config.norm == "layernorm":
         return nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
-    kind = HeadScheduleBiasedNorm if config.norm_bias else HeadScheduleRMSNorm
-    return kind(config.hidden_size, config.norm_eps)
+    kind = HeadScheduleBiasedNorm if config.norm_bias else nn.RMSNorm
+    return kind(config.hidden_size, eps=config.norm_eps)
 
 
 class HeadScheduleRotaryEmbedding(nn.Module):

@@ -7,7 +7,7 @@ from pretrain import convert
 from pretrain import generate as command
 from pretrain.generate import cached_exported, text_pieces
 from pretrain.hf.modeling_head_schedule import HeadScheduleForCausalLM
-from tests.helpers.exports import trained
+from tests.helpers.exports import refusal, trained
 from tests.helpers.networks import network, tokens, write_folder
 
 
@@ -66,30 +66,23 @@ def test_without_a_prompt_a_document_is_made_up(run_and_exports, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nowhere"], "does not exist"),
-        (["{empty}"], "has no config.json"),
-        (["{run}", "--top_p", "0"], "top_p: '0' is not valid"),
-        (["{run}", "--temperature", "-1"], "temperature: '-1' is not valid"),
-        (["{run}", "--temperature", "nan"], "temperature: 'nan' is not valid"),
-        (["{run}", "--prompt", "caf\udce9"], "prompt: 'caf\\udce9' is not UTF-8 text"),
-        (["{run}", "--tokens", "0"], "tokens: '0' is not valid"),
-        (["{run}", "--step", "5"], "no checkpoint of step 5"),
-        (["{native}", "--step", "5"], "is not a run's folder"),
-        (["{run}", "--promt", "x"], "did you mean '--prompt'?"),
+        ("nowhere", "does not exist"),
+        ("{empty}", "has no config.json"),
+        ("{run} --top_p 0", "top_p: '0' is not valid"),
+        ("{run} --temperature nan", "temperature: 'nan' is not valid"),
+        ("{run} --prompt caf\udce9", "prompt: 'caf\\udce9' is not UTF-8 text"),
+        ("{run} --step 5", "no checkpoint of step 5"),
+        ("{native} --step 5", "is not a run's folder"),
     ],
 )
 def test_bad_input_is_one_line(arguments, words, run_and_exports, tmp_path, capsys):
     run, native, _ = run_and_exports
-    filled = [text.format(run=run, native=native, empty=tmp_path) for text in arguments]
-    assert command.main(filled) == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1 and words in lines[0]
+    filled = [text.format(run=run, native=native, empty=tmp_path) for text in arguments.split()]
+    assert words in refusal(capsys, command.main, *filled)
 
 
 def test_a_folder_with_code_of_its_own_is_not_run(run_and_exports, tmp_path, capsys):
-    (tmp_path / "config.json").write_text(
-        '{"model_type": "theirs", "auto_map": {"AutoConfig": "evil.Config"}}'
-    )
+    config = '{"model_type": "theirs", "auto_map": {"AutoConfig": "evil.Config"}}'
+    (tmp_path / "config.json").write_text(config)
     (tmp_path / "evil.py").write_text("raise SystemExit('ran')")
-    assert command.main([str(tmp_path)]) == 2
-    assert "needs code of its own" in capsys.readouterr().err
+    assert "needs code of its own" in refusal(capsys, command.main, tmp_path)

@@ -11,7 +11,7 @@ from pretrain import convert
 from pretrain.evaluation import command as evaluation
 from pretrain.hf.exported_model import exported_tokenizer, load_exported
 from tests.helpers.distributed import run_distributed
-from tests.helpers.exports import trained
+from tests.helpers.exports import refusal, trained
 from tests.helpers.items import piqa_items, write, write_data_sets
 
 lm_eval = pytest.importorskip("lm_eval")
@@ -165,14 +165,6 @@ def test_data_sets_are_saved_where_there_is_internet_and_read_elsewhere(
     assert found[0] == found[1] and set(found[0]) == {"piqa/acc", "piqa/acc_norm"}
 
 
-def refused(capsys, *arguments):
-    """The one line that the command with bad input prints."""
-    assert evaluation.main(arguments) == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1
-    return lines[0]
-
-
 @pytest.mark.slow  # lm-eval reads ten thousand files
 @pytest.mark.parametrize(
     ("arguments", "words"),
@@ -187,7 +179,7 @@ def refused(capsys, *arguments):
 )
 def test_tasks_that_cannot_be_scored_are_one_line(arguments, words, folders, data_dir, capsys):
     more = [text.format(data=data_dir) for text in arguments.split()]
-    assert words in refused(capsys, str(folders["run"]), "--tasks", *more)
+    assert words in refusal(capsys, evaluation.main, str(folders["run"]), "--tasks", *more)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +201,7 @@ def test_bad_input_is_one_line_before_lm_eval_is_imported(arguments, words, tmp_
     (tmp_path / "export" / "config.json").write_text('{"model_type": "llama"}')
     monkeypatch.setitem(sys.modules, "pretrain.evaluation.scores", None)
     there = {"run": tmp_path / "run", "export": tmp_path / "export", "root": tmp_path}
-    assert words in refused(capsys, *(text.format(**there) for text in arguments.split()))
+    assert words in refusal(capsys, evaluation.main, *(text.format(**there) for text in arguments.split()))
 
 
 @pytest.mark.slow  # lm-eval reads ten thousand files
@@ -217,9 +209,9 @@ def test_damaged_data_sets_and_missing_splits(folders, tmp_path, capsys):
     folder = tmp_path / "baber/piqa/default"
     write(folder, piqa_items(3), ["validation"])
     arguments = [str(folders["run"]), "--tasks", "piqa", "--data_dir", str(tmp_path)]
-    assert "has no split 'train'" in refused(capsys, *arguments)
+    assert "has no split 'train'" in refusal(capsys, evaluation.main, *arguments)
     (folder / "train.jsonl").write_text("{ not json")
-    assert "cannot be read" in refused(capsys, *arguments)
+    assert "cannot be read" in refusal(capsys, evaluation.main, *arguments)
 
 
 @pytest.mark.slow
