@@ -1,4 +1,4 @@
-"""Samples tokens from a network one by one, given a function of all tokens so far for the logits of the next."""
+"""Samples tokens one by one, given a function of all tokens so far for the logits of the next."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from model.decoding import CachedDecoder
 from model.transformer import Transformer
 
 SMALLEST_TEMPERATURE = 1e-4
-"""Logits divided by less may be infinite in fp32, and probabilities NaN: below it the most likely token is taken."""
+"""Below it the most likely token is taken: logits divided by less may be infinite in fp32."""
 Predict = Callable[[list[int]], Tensor]
 """All token ids so far -> logits [vocabulary] of the next, fp32 on the CPU."""
 
@@ -29,15 +29,15 @@ def generate(
 ) -> list[int]:
     """Sample *count* tokens after *prompt*, recomputing the (at most context_length long) prefix for each.
 
-    Every rank that calls this with the same arguments gets the same tokens, and makes the same number of forward
-    passes (ZeRO-3 gathers weights in each).
+    Every rank that calls this with the same arguments gets the same tokens, and makes the same number of
+    forward passes (ZeRO-3 gathers weights in each).
 
     Args:
         logits_of: token ids [1, T] -> logits [1, T, vocabulary].
         prompt: token ids to continue, at least one.
         temperature: divides the logits; 0 takes the most likely token.
-        top_p: sample from the smallest set of tokens whose probability reaches this (nucleus sampling, Holtzman et
-            al. 2020).
+        top_p: sample from the smallest set of tokens whose probability reaches this (nucleus sampling,
+            Holtzman et al. 2020).
 
     Returns:
         The new token ids, without the prompt.
@@ -74,7 +74,7 @@ def pick(logits: Tensor, temperature: float, top_p: float, generator: torch.Gene
 def recomputed(
     logits_of: Callable[[Tensor], Tensor], context_length: int, device: torch.device | None = None
 ) -> Predict:
-    """Recompute the last context_length tokens for every token: works for any model, however it is sharded."""
+    """Recompute the last context_length tokens each time: works for any model, however it is sharded."""
 
     def predict(tokens: list[int]) -> Tensor:
         window = torch.tensor([tokens[-context_length:]], dtype=torch.int64, device=device)
@@ -92,7 +92,7 @@ def incremental(
     """Compute the new tokens alone, up to context_length; past it every window is recomputed.
 
     Args:
-        append: token ids [1, n] that follow those of all earlier calls -> logits [1, vocabulary] after the last.
+        append: token ids [1, n] that follow those of all earlier calls -> logits [1, vocabulary].
         logits_of: as in generate.
     """
     beyond = recomputed(logits_of, context_length, device)

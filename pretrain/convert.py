@@ -1,8 +1,8 @@
 """From a run to a Hugging Face folder, with proof: ``python -m pretrain.convert runs/NAME --out DIR``.
 
-Reads any checkpoint (ZeRO stage, data- and tensor-parallel size) on one machine without a GPU, writes safetensors,
-configuration, tokenizer and model card, loads the folder afresh and compares its logits with our model's.
-``--from_hf DIR --out runs/NAME`` is the way back: a run to continue pretraining from.
+Reads any checkpoint (ZeRO stage, data- and tensor-parallel size) on one machine without a GPU, writes
+safetensors, configuration, tokenizer and model card, loads the folder afresh and compares its logits with our
+model's. ``--from_hf DIR --out runs/NAME`` is the way back: a run to continue pretraining from.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class ConvertOptions:
     step: Count | None = None
     """which checkpoint (default: the newest valid one)"""
     format: Literal["auto", "native", "llama"] = "auto"
-    """native: our architecture, shipped as remote code; llama: plain LlamaForCausalLM, zero-padded where layers
-    differ; auto: plain Llama or GPT-2 for models that are one, else native"""
+    """native: our architecture, shipped as remote code; llama: plain LlamaForCausalLM, zero-padded where
+    layers differ; auto: plain Llama or GPT-2 for models that are one, else native"""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """of the weights: float32, bfloat16 or float16"""
     license: str | None = None

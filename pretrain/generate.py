@@ -72,7 +72,7 @@ def run_generate(arguments: Sequence[str]) -> None:
 
 
 def next_token_function(model: OpenedModel, cache: bool = True) -> Predict:
-    """Choose how the next token's logits are computed: with a cache of keys and values, or from the whole text."""
+    """How the next token's logits are computed: with a cache of keys and values, or from the whole text."""
     from model.sampling import cached, recomputed
 
     if not cache:

@@ -16,14 +16,16 @@ from pretrain.utils.text import labelled
 
 
 def draw_runs(folders: list[Path], out: Path) -> Path:
-    """Draw loss (training faint, validation marked), learning rate and gradient norm over tokens, a colour a run.
+    """Draw loss (training faint, validation marked), learning rate and gradient norm over tokens, a colour a
+    run.
 
-    Differences between the runs that hinder a comparison are written above the curves. With different tokenizers
-    only the validation's bits per byte are drawn, since nats per token do not compare. Classifiers have a panel with
-    their accuracy.
+    Differences between the runs that hinder a comparison are written above the curves. With different
+    tokenizers only the validation's bits per byte are drawn, since nats per token do not compare. Classifiers
+    have a panel with their accuracy.
 
     Raises:
-        UserError: a folder without metrics, different tokenizers and no bits per byte, or *out* cannot be written.
+        UserError: a folder without metrics, different tokenizers and no bits per byte, or *out* cannot be
+            written.
     """
     rows_of_runs = [_rows(folder) for folder in folders]
     differences = run_differences(folders, [rows[-1]["step"] for rows in rows_of_runs])
@@ -35,8 +37,8 @@ def draw_runs(folders: list[Path], out: Path) -> Path:
     )
     if differences.tokenizers and run_without_loss:
         raise UserError(
-            f"runs: {differences.lines[0]}, and {run_without_loss} has no validation loss in bits per byte; draw the "
-            "runs one by one"
+            f"runs: {differences.lines[0]}, and {run_without_loss} has no validation loss in bits per byte; "
+            "draw the runs one by one"
         )
     classified = any(_series(rows, "val_accuracy")[0] for rows in rows_of_runs)
     ratios = (3, 1, 1, 1) if classified else (3, 1, 1)

@@ -1,4 +1,4 @@
-"""Reads a command line that is declared: one class of annotated fields is the parser, its checks and its help."""
+"""Reads a declared command line: one class of annotated fields is its parser, its checks and its help."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def parse_options(
 ) -> C:
     """The command line *arguments* as an object of *kind*, a class made by ``declared``.
 
-    Each field is a flag, ``--name VALUE`` (or ``--name`` alone, if its default is False); the docstring below it is
-    its help. A field's value is the text given, converted to its type.
+    Each field is a flag, ``--name VALUE`` (or ``--name`` alone, if its default is False); the docstring below
+    it is its help. A field's value is the text given, converted to its type.
 
     Args:
         positional: fields that are given by their place instead.

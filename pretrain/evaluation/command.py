@@ -1,8 +1,8 @@
-"""Zero-shot scores of a run or an export: ``python -m pretrain.evaluation DIR|runs/NAME --tasks hellaswag,piqa``.
+"""Zero-shot scores of a run or an export: ``python -m pretrain.evaluation DIR|runs/NAME --tasks piqa``.
 
 Several ranks share the work: ``deepspeed --num_accelerators 2 --module pretrain.evaluation …``.
-Without internet: ``python -m pretrain.evaluation save --tasks papers --data_dir DIR`` on a machine that has it, then
-``--data_dir DIR`` here.
+Without internet: ``python -m pretrain.evaluation save --tasks papers --data_dir DIR`` on a machine that has
+it, then ``--data_dir DIR`` here.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class EvaluationOptions:
     model: str
     """an exported folder, or a run's folder such as runs/NAME"""
     tasks: str = "papers"
-    """lm-eval's task names, files of tasks (mine.yaml), or papers: hellaswag, piqa, winogrande, arc_easy, blimp,
-    wikitext"""
+    """lm-eval's task names, files of tasks (mine.yaml), or papers: hellaswag, piqa, winogrande, arc_easy,
+    blimp, wikitext"""
     include_path: str | None = None
     """a folder with more tasks as lm-eval's YAMLs; code that they name is run"""
     num_fewshot: Count | None = None
@@ -46,7 +46,7 @@ class EvaluationOptions:
     batch_tokens: Positive | None = None
     """tokens of a forward pass (default: by the device's memory)"""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """to compute in: float32, bfloat16, float16 (default: as exported; float32 for a run, in TF32 on a GPU)"""
+    """to compute in: float32, bfloat16, float16 (default: as exported; float32, on GPUs TF32, for a run)"""
     out: str | None = None
     """where to write the results as JSON (default: inside the folder)"""
     wandb: Literal["auto", "online", "offline", "disabled"] = "auto"
@@ -77,8 +77,8 @@ def run_evaluation(arguments: Sequence[str]) -> None:
         "python -m pretrain.evaluation",
         "Zero-shot scores through lm-eval.",
         positional=["model"],
-        epilog="For machines without internet, python -m pretrain.evaluation save --tasks papers --data_dir DIR saves "
-        "the tasks' data sets.",
+        epilog="For machines without internet, python -m pretrain.evaluation save --tasks papers "
+        "--data_dir DIR saves the tasks' data sets.",
     )
     _check_include_path(options.include_path)
     from pretrain.engine.quiet import quiet_libraries
@@ -143,8 +143,8 @@ def _check_model(options: EvaluationOptions) -> None:
     read_config(options.model)
     if options.wandb in ("online", "offline"):
         raise UserError(
-            f"wandb: {options.model!r} is an exported folder, which has no curves; give the run, such as runs/NAME, or "
-            "leave --wandb out"
+            f"wandb: {options.model!r} is an exported folder, which has no curves; give the run, such as "
+            "runs/NAME, or leave --wandb out"
         )
 
 
@@ -168,7 +168,8 @@ def _open(options: EvaluationOptions) -> tuple[ZeroShotModel, int | None]:
     from pretrain.evaluation.language_model import ZeroShotModel
     from pretrain.hf.open_model import open_model
 
-    # Products in TF32 where fp32 is computed on a GPU: scores rank sums of logits, which 10 bits of mantissa settle.
+    # Products in TF32 where fp32 is computed on a GPU: scores rank sums of logits, which 10 bits of mantissa
+    # settle.
     torch.set_float32_matmul_precision("high")
     opened = open_model(options.model, options.step, getattr(torch, options.dtype) if options.dtype else None)
     model = ZeroShotModel(

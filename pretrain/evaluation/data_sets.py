@@ -57,8 +57,8 @@ def local_data_sets(data_dir: Path | None) -> Iterator[None]:
         except Exception as error:  # no network, offline mode, no such data set: one answer for the user
             raise UserError(
                 f"tasks: the data set {_shown(path, name)} cannot be loaded from the Hugging Face hub "
-                f"({type(error).__name__}); on a machine with internet: python -m pretrain.evaluation save --tasks … "
-                "--data_dir DIR, then give that folder here as data_dir"
+                f"({type(error).__name__}); on a machine with internet: "
+                "python -m pretrain.evaluation save --tasks … --data_dir DIR, then give that folder here as data_dir"
             ) from error
 
     with _replaced_loader(load):
@@ -128,8 +128,8 @@ def read_data_set(folder: Path, path: str, name: str | None) -> Any:
         ) from error
     if not splits:
         raise UserError(
-            f"data_dir: no data set {_shown(path, name)} there ({folder} holds no split); on a machine with internet: "
-            "python -m pretrain.evaluation save --tasks … --data_dir DIR"
+            f"data_dir: no data set {_shown(path, name)} there ({folder} holds no split); on a machine "
+            "with internet: python -m pretrain.evaluation save --tasks … --data_dir DIR"
         )
 
     class Splits(datasets.DatasetDict):

@@ -87,8 +87,8 @@ def load_tasks(tasks: Sequence[str], manager: TaskManager, data_dir: Path | None
         writes = task.OUTPUT_TYPE == "generate_until"
         if writes or getattr(task, "UNSAFE_CODE", False) or getattr(task, "MULTIMODAL", False):
             raise UserError(
-                f"tasks: {name} needs text or code that the model writes, or images; valid: tasks that are scored by "
-                "likelihood, such as the group papers"
+                f"tasks: {name} needs text or code that the model writes, or images; valid: tasks that are "
+                "scored by likelihood, such as the group papers"
             )
     return loaded
 
@@ -96,11 +96,11 @@ def load_tasks(tasks: Sequence[str], manager: TaskManager, data_dir: Path | None
 def score(
     lm: LM, loaded: Any, limit: int | None = None, bootstrap: int = 1000, shots: int | None = None
 ) -> dict[str, Any]:
-    """Score *lm* on what load_tasks returned, which can be used again. Collective when there are several ranks.
+    """Score *lm* on what load_tasks returned, which can be used again. Collective.
 
     Args:
-        shots: solved items before each; None keeps the task's own number, or 0 if it has none. As in lm-eval, a task
-            with 0 keeps it.
+        shots: solved items before each; None keeps the task's own number, or 0 if it has none. As in lm-eval,
+            a task with 0 keeps it.
         limit: at most this many items of each task.
         bootstrap: samples for the standard errors that need them; 0 leaves these out.
 
@@ -116,7 +116,7 @@ def score(
             elif task_shots is None:
                 task.set_config(key="num_fewshot", value=0)
             task.set_fewshot_seed(seed=SEED)
-        # Not simple_evaluate: it returns nothing where LOCAL_RANK > 0, and spends seconds on describing the machine.
+        # Not simple_evaluate: it returns nothing where LOCAL_RANK > 0, and describes the machine for seconds.
         results = evaluate(lm, loaded, limit=limit, bootstrap_iters=bootstrap, log_samples=False)
         for task in loaded["tasks"].values():
             task._instances = None  # every request and answer

@@ -63,8 +63,8 @@ def export_run(
     Memory: one copy of the weights in fp32 (ours, then the written folder's), and about one tensor.
 
     Raises:
-        UserError: the format cannot hold the model, *out* exists, no room on the disk, or the logits differ. *out* is
-            then as it was before.
+        UserError: the format cannot hold the model, *out* exists, no room on the disk, or the logits differ.
+            *out* is then as it was before.
     """
     source.refuse_classifier("exported: the formats here are those of language models")
     chosen_format = choose_format(source.model, format)
@@ -104,7 +104,8 @@ def _weights_of(network: nn.Module, vocab_size: int) -> Callable[[str], Tensor]:
 
 
 def special_ids(end_of_document: int) -> dict[str, int]:
-    """The ids of special tokens as transformers' configurations name them: the end of a document is all of them."""
+    """The ids of special tokens as transformers' configurations name them: the end of a document is all of
+    them."""
     return dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end_of_document)
 
 

@@ -35,16 +35,16 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 def load_exported(folder: str | Path, dtype: torch.dtype | str = "auto", *, importing: bool = False) -> Any:
     """Load the transformers model in *folder*, in evaluation mode on the CPU.
 
-    Folders of the native format run this package's own architecture, not the copy that lies in them: what is in a
-    folder may come from anywhere.
+    Folders of the native format run this package's own architecture, not the copy that lies in them: what is
+    in a folder may come from anywhere.
 
     Args:
-        importing: take a pytorch_model.bin, too, of which torch reads nothing but tensors; and refuse weights that
-            the architecture does not have.
+        importing: take a pytorch_model.bin, too, of which torch reads nothing but tensors; and refuse weights
+            that the architecture does not have.
 
     Raises:
-        UserError: no model, an architecture that needs code from the folder, weights that are missing, damaged, of
-            another shape than the configuration says or not safetensors.
+        UserError: no model, an architecture that needs code from the folder, weights that are missing,
+            damaged, of another shape than the configuration says or not safetensors.
     """
     config = read_config(folder)
     _refuse_other_places(Path(folder))
@@ -53,8 +53,8 @@ def load_exported(folder: str | Path, dtype: torch.dtype | str = "auto", *, impo
         from pretrain.hf.modeling_head_schedule import HeadScheduleForCausalLM as kind
     elif "auto_map" in config:
         raise UserError(
-            f"model: {str(folder)!r} needs code of its own ({config['model_type']}), which is not run; valid: "
-            "folders written by pretrain.convert, and architectures that transformers has"
+            f"model: {str(folder)!r} needs code of its own ({config['model_type']}), which is not run; "
+            "valid: folders written by pretrain.convert, and architectures that transformers has"
         )
     else:
         from transformers import AutoModelForCausalLM as kind
@@ -74,7 +74,7 @@ def load_exported(folder: str | Path, dtype: torch.dtype | str = "auto", *, impo
         ) from error
     for name, stored, expected in sorted(found["mismatched_keys"]):
         raise UserError(
-            f"model: {name} in {str(folder)!r} has shape {list(stored)}, its config.json wants {list(expected)}"
+            f"model: {name} in {str(folder)!r} has shape {list(stored)}, config.json wants {list(expected)}"
         )
     if missing := found["missing_keys"]:  # transformers would draw them at random
         raise UserError(f"model: {str(folder)!r} lacks {min(missing)}")

@@ -1,8 +1,8 @@
 """The three Hugging Face formats as tables: our settings and parameters by the names that each of them gives.
 
 ``native`` is the architecture shipped beside this file, for any model; ``llama`` is transformers' own
-LlamaForCausalLM, zero-padded where layers differ; ``gpt2`` its GPT2LMHeadModel. The last two need no remote code.
-Exports and imports read the same tables.
+LlamaForCausalLM, zero-padded where layers differ; ``gpt2`` its GPT2LMHeadModel. The last two need no remote
+code. Exports and imports read the same tables.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ ARCHITECTURES = {"native": "HeadScheduleForCausalLM", "llama": "LlamaForCausalLM
 MODEL_TYPES: dict[str, Format] = {"head_schedule": "native", "llama": "llama", "gpt2": "gpt2"}
 """The format of a folder by the model_type in its config.json."""
 
-# Our field -> its name in the configuration of each format. None: the class has the value of our block kind alone.
+# Our field -> its name in the configuration of each format. None: the class has the value of our block kind
+# alone.
 SETTINGS: dict[str, dict[Format, str | None]] = {
     ours: dict(zip(FORMATS, theirs, strict=True))
     for ours, theirs in {
@@ -49,7 +50,8 @@ SETTINGS: dict[str, dict[Format, str | None]] = {
         "init_std": ("initializer_range", "initializer_range", "initializer_range"),
     }.items()
 }
-# Values that a format names differently: theirs -> ours. Of several names for one value, the first is written.
+# Values that a format names differently: theirs -> ours. Of several names for one value, the first is
+# written.
 _ACTIVATIONS = {
     "silu": "silu",
     "gelu": "gelu",

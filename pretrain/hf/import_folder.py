@@ -49,8 +49,8 @@ def import_folder(folder: Path, run_folder: Path) -> Imported:
     Memory: one copy of the weights in fp32 (the folder's, then ours), and about one tensor.
 
     Raises:
-        UserError: an architecture or a setting that we do not have, weights that do not fit, a run folder that exists.
-            No run is left then.
+        UserError: an architecture or a setting that we do not have, weights that do not fit, a run folder
+            that exists. No run is left then.
     """
     model, notes = model_config(folder)
     tokenizer = exported_tokenizer(folder)
@@ -59,8 +59,8 @@ def import_folder(folder: Path, run_folder: Path) -> Imported:
     rows = model.vocab_size
     if tokenizer.vocab_size > rows:
         raise UserError(
-            f"tokenizer: {tokenizer.name} has {tokenizer.vocab_size:,} entries, the model only {rows:,}; put the "
-            f"model's own tokenizer into {str(folder)!r}"
+            f"tokenizer: {tokenizer.name} has {tokenizer.vocab_size:,} entries, the model only {rows:,}; put "
+            f"the model's own tokenizer into {str(folder)!r}"
         )
     if tokenizer.vocab_size < rows:
         notes.append(f"{rows - tokenizer.vocab_size} vocabulary rows that no token uses are left out")
@@ -83,7 +83,8 @@ def model_config(folder: Path) -> tuple[ModelConfig, list[str]]:
     """Our configuration of a folder's model, and notes to print.
 
     Raises:
-        UserError: an architecture or a setting that our network does not have, sizes that this machine cannot hold.
+        UserError: an architecture or a setting that our network does not have, sizes that this machine cannot
+            hold.
     """
     from transformers import GPT2Config, LlamaConfig
 
@@ -97,8 +98,9 @@ def model_config(folder: Path) -> tuple[ModelConfig, list[str]]:
     for name in ("num_hidden_layers", "n_layer"):  # before a list with an entry for each is made
         layers = written.get(name, 1)
         if type(layers) is not int or not 1 <= layers <= MOST_LAYERS:
+            where = f"{folder}/config.json"
             raise UserError(
-                f"from_hf: {name} {shown(layers)} in {folder}/config.json is not valid; give 1 to {MOST_LAYERS:,}"
+                f"from_hf: {name} {shown(layers)} in {where} is not valid; give 1 to {MOST_LAYERS:,}"
             )
     try:
         config = kinds[written["model_type"]].from_pretrained(folder)
@@ -116,8 +118,8 @@ def _check_sizes(folder: Path, model: ModelConfig) -> None:
     held = sum(path.stat().st_size for pattern in ("*.safetensors", "*.bin") for path in folder.glob(pattern))
     if held and model.num_parameters() > held:  # of one byte at least
         raise UserError(
-            f"from_hf: {folder}/config.json describes {model.num_parameters():,} parameters, the folder's weights have "
-            f"{held:,} bytes; put the model's own configuration there"
+            f"from_hf: {folder}/config.json describes {model.num_parameters():,} parameters, the folder's "
+            f"weights have {held:,} bytes; put the model's own configuration there"
         )
     if model.positions == "rope":
         dims = {model.layer_head_dim(layer) for layer in range(model.num_layers)}
@@ -126,9 +128,9 @@ def _check_sizes(folder: Path, model: ModelConfig) -> None:
         available = psutil.virtual_memory().available
         if needed > available:
             raise UserError(
-                f"from_hf: max_position_embeddings {model.context_length:,} needs {needed / 1e9:,.0f} GB for a table "
-                f"of rotary angles, {available / 1e9:,.0f} GB are free; write the length that you will use into "
-                "config.json"
+                f"from_hf: max_position_embeddings {model.context_length:,} needs {needed / 1e9:,.0f} GB for a "
+                f"table of rotary angles, {available / 1e9:,.0f} GB are free; write the length that you will use "
+                "into config.json"
             )
 
 

@@ -1,8 +1,8 @@
 """A decoder whose layers have their own numbers of attention heads, for transformers.
 
-This file is shipped with exported checkpoints and must not import anything but torch and transformers. Parameter
-names are Llama's, so that tools which look for ``q_proj`` or ``down_proj`` (LoRA, quantisation, tensor-parallel
-plans) find them.
+This file is shipped with exported checkpoints and must not import anything but torch and transformers.
+Parameter names are Llama's, so that tools which look for ``q_proj`` or ``down_proj`` (LoRA, quantisation,
+tensor-parallel plans) find them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ Rotation = tuple[Tensor, Tensor]  # cosines and sines, each [B or 1, T, d_h / 2]
 
 
 class HeadScheduleBiasedNorm(nn.RMSNorm):
-    """RMSNorm with a bias. Its name does not end in RMSNorm, so that no server swaps in a kernel without one."""
+    """RMSNorm with a bias. Its name does not end in RMSNorm, so that no server swaps in a kernel without
+    one."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__(width, eps=eps)
@@ -54,8 +55,8 @@ def build_norm(config: HeadScheduleConfig) -> nn.Module:
 class HeadScheduleRotaryEmbedding(nn.Module):
     """Cosines and sines of every position, for each head dim that some layer has.
 
-    The frequencies stay fp32 when the model is cast to a smaller type: at position 1000 a bf16 angle would be wrong
-    by several radians.
+    The frequencies stay fp32 when the model is cast to a smaller type: at position 1000 a bf16 angle would be
+    wrong by several radians.
     """
 
     def __init__(self, config: HeadScheduleConfig) -> None:
@@ -83,7 +84,8 @@ class HeadScheduleRotaryEmbedding(nn.Module):
 
     @torch.no_grad()
     def forward(self, position_ids: Tensor) -> dict[int, Rotation]:
-        """Position ids [B or 1, T] -> by head dim, cosines and sines [B or 1, T, head_dim / 2], fp32 (or fp64)."""
+        """Position ids [B or 1, T] -> by head dim, cosines and sines [B or 1, T, head_dim / 2], fp32 (or
+        fp64)."""
         rotations = {}
         for head_dim in self.head_dims:
             frequencies = getattr(self, f"frequencies_{head_dim}")
@@ -211,8 +213,8 @@ def divided_heads(config: HeadScheduleConfig, layer: int) -> str:
     valid = ", ".join(str(degree) for degree in range(1, common + 1) if common % degree == 0)
     heads, kv_heads = counts[layer]
     return (
-        f"tensor parallelism: layer {layer} has {heads} attention heads and {kv_heads} key/value heads, which the "
-        f"number of ranks does not divide; valid for this model: {valid}"
+        f"tensor parallelism: layer {layer} has {heads} attention heads and {kv_heads} key/value heads, which "
+        f"the number of ranks does not divide; valid for this model: {valid}"
     )
 
 
@@ -360,8 +362,9 @@ class HeadScheduleModel(HeadSchedulePreTrainedModel):
 class HeadScheduleForCausalLM(HeadSchedulePreTrainedModel, GenerationMixin):
     """The decoder with its output head, which is the token embedding when ``tie_word_embeddings`` is set.
 
-    ``forward`` is Llama's: token ids [B, T] -> logits [B, T, vocabulary]; with labels [B, T] (not shifted) also the
-    mean loss; logits_to_keep is how many positions from the end get logits (0: all), or a tensor of their indices.
+    ``forward`` is Llama's: token ids [B, T] -> logits [B, T, vocabulary]; with labels [B, T] (not shifted)
+    also the mean loss; logits_to_keep is how many positions from the end get logits (0: all), or a tensor of
+    their indices.
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012

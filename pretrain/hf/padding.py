@@ -1,7 +1,8 @@
-"""Zero-pads layers of different attention shapes to one shape, so that plain LlamaForCausalLM holds the model.
+"""Zero-pads layers of different attention shapes to one shape, so that plain LlamaForCausalLM holds the
+model.
 
-Added heads have zero rows in o, so they change nothing; added columns of a head stand at rotary frequencies that its
-own pairs do not have.
+Added heads have zero rows in o, so they change nothing; added columns of a head stand at rotary frequencies
+that its own pairs do not have.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class PaddedTensor:
 def padding_for(model: ModelConfig) -> Padding:
     """The smallest uniform heads, key/value heads and head dim that hold every layer of *model*.
 
-    Head dim: the least common multiple, because rotary frequency 2j/d_h must be one of 2i/D. Llama's configuration
-    requires that heads divide d_model.
+    Head dim: the least common multiple, because rotary frequency 2j/d_h must be one of 2i/D. Llama's
+    configuration requires that heads divide d_model.
 
     Raises:
         UserError: no such shape exists.
@@ -66,15 +67,16 @@ def padding_for(model: ModelConfig) -> Padding:
         if model.d_model % (kv_heads * group) == 0:
             return Padding(kv_heads * group, kv_heads, head_dim)
     raise UserError(
-        f"format: 'llama' needs a head count of at least {needed * group} that divides d_model {model.d_model} and "
-        f"is a multiple of {group}; there is none; valid: native"
+        f"format: 'llama' needs a head count of at least {needed * group} that divides d_model {model.d_model} "
+        f"and is a multiple of {group}; there is none; valid: native"
     )
 
 
 def attention_padding(
     model: ModelConfig, name: str, shape: tuple[int, ...], padding: Padding
 ) -> PaddedTensor | None:
-    """How our parameter *name* of this shape is padded; None if it is not of the attention, or has its full size."""
+    """How our parameter *name* of this shape is padded; None if it is not of the attention, or has its full
+    size."""
     parts = name.split(".")
     if parts[0] != "layers" or parts[2] != "attention" or name.endswith(".o.bias"):
         return None
@@ -114,7 +116,8 @@ def padding_cost(model: ModelConfig, padding: Padding) -> list[str]:
         return []
     own, added = model.num_parameters(), 2 * model.d_model * (width + kv_width - own_width - own_kv_width)
     return [
-        f"padded to {padding.heads} heads ({padding.kv_heads} key/value) of dim {padding.head_dim} in every layer",
+        f"padded to {padding.heads} heads ({padding.kv_heads} key/value) of dim {padding.head_dim} in "
+        "every layer",
         *(
             f"  {what:29} {before:,} -> {after:,} ({after / before:.2f}x)"
             for what, before, after in (

@@ -1,9 +1,9 @@
 """Writes weights to safetensors files, one tensor in memory at a time.
 
-The library's own ``save_file`` and ``serialize_file`` take all tensors of a file at once, and those of padded Llama
-and of GPT-2 folders are copies: up to four times the weights. The format is simple: the header's length (8 bytes,
-little-endian), a JSON header with each tensor's dtype, shape and place, then the bytes. Which tensor goes into which
-file is huggingface_hub's choice.
+The library's own ``save_file`` and ``serialize_file`` take all tensors of a file at once, and those of padded
+Llama and of GPT-2 folders are copies: up to four times the weights. The format is simple: the header's length
+(8 bytes, little-endian), a JSON header with each tensor's dtype, shape and place, then the bytes. Which
+tensor goes into which file is huggingface_hub's choice.
 """
 
 from __future__ import annotations
@@ -80,8 +80,9 @@ def _write_file(
             value = tensor.build(*(source(name) for name in tensor.sources)).to(dtype).contiguous()
             assert tuple(value.shape) == tensor.shape, f"{tensor.name}: {tuple(value.shape)}"
             if not torch.isfinite(value).all():
+                name = str(dtype).removeprefix("torch.")
                 raise UserError(
-                    f"weights: {' and '.join(tensor.sources)} are not finite in {str(dtype).removeprefix('torch.')}; "
+                    f"weights: {' and '.join(tensor.sources)} are not finite in {name}; "
                     "valid: --dtype float32, or an earlier --step if the run has diverged"
                 )
             file.write(value.flatten().view(torch.uint8).numpy().data)

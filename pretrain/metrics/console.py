@@ -12,7 +12,8 @@ from tqdm import tqdm
 from pretrain.utils.text import human_number, human_seconds
 
 BAR_FORMAT = "{percentage:3.0f}% |{bar:20}| {desc}"
-# Figure -> its text, in the order of a line; those of a validation belong to the step that they were measured at.
+# Figure -> its text, in the order of a line; those of a validation belong to the step that they were measured
+# at.
 _TEXTS: dict[str, Callable[[Any], str]] = {
     "train_loss": "loss {:.4f}".format,
     "val_loss": "val loss {}".format,

@@ -30,8 +30,9 @@ class WandbLogger:
     all of its work happens in the thread and rows wait in a queue. The run's id is kept in the folder, and a
     resumed run continues the same curves. Figures are drawn over tokens.
 
-    wandb drops every row before its newest step. Training steps that a resumed run repeats are left out, since they
-    are the same numbers again; other figures of earlier steps go into the next row, with the tokens that they are of.
+    wandb drops every row before its newest step. Training steps that a resumed run repeats are left out,
+    since they are the same numbers again; other figures of earlier steps go into the next row, with the
+    tokens that they are of.
 
     Args:
         folder: the run's folder; wandb's files go to its ``wandb`` folder.
@@ -39,7 +40,8 @@ class WandbLogger:
             offline when the user is not logged in or the server does not answer.
         project: the project that the run is filed under.
         config: what wandb shows as the run's configuration.
-        group: which runs wandb shows together, such as the seeds of one experiment; WANDB_RUN_GROUP comes first.
+        group: which runs wandb shows together, such as the seeds of one experiment; WANDB_RUN_GROUP comes
+            first.
         tags: to find the run by; WANDB_TAGS come first.
         newest_step: the newest step that earlier sessions have logged.
         report: where to say what wandb does; called from the thread.
@@ -140,7 +142,8 @@ class WandbLogger:
         return run
 
     def _sync_command(self, sessions: str) -> str:
-        """The shell command that sends all sessions of the run; each has a folder, and wandb keeps their order."""
+        """The shell command that sends all sessions of the run; each has a folder, and wandb keeps their
+        order."""
         folder = shlex.quote(f"{self.folder}/wandb/")
         return f"wandb sync {folder}{sessions}"
 

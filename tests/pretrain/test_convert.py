@@ -142,7 +142,8 @@ def edit_json(name, **changes):
 
 
 def llama_of_transformers(folder, tied, safe):
-    """A Llama made and saved by transformers, with grouped queries, and a byte-level tokenizer of as many entries."""
+    """A Llama made and saved by transformers, with grouped queries, and a byte-level tokenizer of as many
+    entries."""
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     sizes = {"vocab_size": 300, "hidden_size": 48, "intermediate_size": 80, "max_position_embeddings": 64}

@@ -1,4 +1,5 @@
-"""lm-eval for real, offline: the papers' tasks on local files, through runs and exports, against other code."""
+"""lm-eval for real, offline: the papers' tasks on local files, through runs and exports, against other
+code."""
 
 import json
 import logging

@@ -1,4 +1,5 @@
-"""Zero-shot scores while training: the numbers of the training do not know of them, and they are the command's."""
+"""Zero-shot scores while training: the numbers of the training do not know of them, and they are the
+command's."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ def without_scores(rows):
     ],
 )
 def test_curves_are_bit_identical_with_and_without(small_folder, data_dir, tmp_path, ranks, stage, more):
-    """Also where the last evaluation was before a checkpoint, and with scores between two steps of any kind."""
+    """Also where the last evaluation was before a checkpoint, and with scores between two steps of any
+    kind."""
     common = [*CONTEXT, *more.split(), "--evaluation.limit", "5"]
     plain = nano_run(small_folder, tmp_path, *common, "--name", "plain")
     scored = nano_run(small_folder, tmp_path, *evaluating(data_dir), *common, "--name", "scored")
@@ -127,7 +129,8 @@ def count_passes(tensor_parallel, requests, batch_rows):
 @pytest.mark.parametrize("requests", [1, 4, 5, 7, 8, 9])
 @pytest.mark.parametrize(("ranks", "tensor_parallel"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.slow)])
 def test_uneven_shares_make_as_many_passes_on_every_rank(ranks, tensor_parallel, requests):
-    """Batches of two over two copies of the model: 1 to 5 batches, so that a rank is often left without one."""
+    """Batches of two over two copies of the model: 1 to 5 batches, so that a rank is often left without
+    one."""
     results = run_distributed(count_passes, ranks, tensor_parallel, requests, 2)
     batches = -(-requests // 2)
     assert {passes for passes, _, _ in results} == {-(-batches // 2)}

@@ -1,7 +1,7 @@
 """The exported architecture computes what our network computes, and does what transformers' users expect.
 
-1e-5 of the largest logit in fp32: the same products summed in another order differ by some 1e-7. In bf16 (8 bits)
-each of the layers rounds by 2^-9; 3e-2 leaves a factor of ten.
+1e-5 of the largest logit in fp32: the same products summed in another order differ by some 1e-7. In bf16 (8
+bits) each of the layers rounds by 2^-9; 3e-2 leaves a factor of ten.
 """
 
 import copy
