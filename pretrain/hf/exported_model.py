@@ -48,16 +48,20 @@ def load_exported(folder: str | Path, dtype: torch.dtype | str = "auto", *, impo
     """
     config = read_config(folder)
     _refuse_other_places(Path(folder))
-    network: Any
+    kind: Any
     if config["model_type"] == "head_schedule":
-        from pretrain.hf.modeling_head_schedule import HeadScheduleForCausalLM as kind
+        from pretrain.hf.modeling_head_schedule import HeadScheduleForCausalLM
+
+        kind = HeadScheduleForCausalLM
     elif "auto_map" in config:
         raise UserError(
             f"model: {str(folder)!r} needs code of its own ({config['model_type']}), which is not run; "
             "valid: folders written by pretrain.convert, and architectures that transformers has"
         )
     else:
-        from transformers import AutoModelForCausalLM as kind
+        from transformers import AutoModelForCausalLM
+
+        kind = AutoModelForCausalLM
     try:
         network, found = kind.from_pretrained(
             folder,

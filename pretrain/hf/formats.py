@@ -339,7 +339,7 @@ def model_of(config: Any) -> tuple[ModelConfig, list[str]]:
 
 def _shortest(model: ModelConfig) -> ModelConfig:
     """The same model with None for schedules that equal the default."""
-    default = {}
+    default: dict[str, None] = {}
     if model.kv_heads == model.heads:
         default["kv_heads"] = None
     if all(model.attention_width(layer) == model.d_model for layer in range(model.num_layers)):
