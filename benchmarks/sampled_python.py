@@ -19,8 +19,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
 
+from model.sampling import sample  # noqa: E402
 from pretrain.data.corpus import Corpus  # noqa: E402
-from pretrain.generate import next_token_function, sample  # noqa: E402
+from pretrain.generate import next_token_function  # noqa: E402
 from pretrain.hf.open_model import open_model  # noqa: E402
 
 

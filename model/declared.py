@@ -138,7 +138,10 @@ def valid_in_words(error: Any) -> str:
     known = {
         "int_type": "give a whole number",
         "int_from_float": "give a whole number",
+        "int_parsing": "give a whole number",
+        "int_parsing_size": "give a whole number",
         "float_type": "give a number",
+        "float_parsing": "give a number",
         "finite_number": "give a finite number",
         "bool_type": "give true or false",
         "string_type": "give text",

@@ -11,11 +11,11 @@ import torch
 
 from model.attention import any_length
 from model.config import ModelConfig
+from model.sampling import generate
 from pretrain.config.run_config import group_and_seed
 from pretrain.data.corpus import Corpus
 from pretrain.engine.kernels import attention_kernels, kernel_line
 from pretrain.extensions import extensions
-from pretrain.generate import generate
 from pretrain.metrics.session import Metrics
 from pretrain.run.session import Session
 from pretrain.runtime.hardware import MEASURED, describe_device, peak_flops

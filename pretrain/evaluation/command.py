@@ -1,89 +1,68 @@
-"""Zero-shot scores of a run or an export: ``python -m pretrain.evaluation DIR|runs/NAME --tasks hellaswag,piqa``.
+"""Zero-shot scores of a run or an export: ``python -m pretrain.evaluation DIR|runs/NAME --tasks piqa``.
 
 Several ranks share the work: ``deepspeed --num_accelerators 2 --module pretrain.evaluation …``.
-Without internet: ``python -m pretrain.evaluation save --tasks papers --data_dir DIR`` on a machine that has it, then
-``--data_dir DIR`` here.
+Without internet: ``python -m pretrain.evaluation save --tasks papers --data_dir DIR`` on a machine that has
+it, then ``--data_dir DIR`` here.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from model.declared import Count, Positive, declared
 from model.errors import UserError, run_command
+from pretrain.config.options import parse_options
 from pretrain.evaluation.data_sets import existing_data_dir
+from pretrain.utils.text import labelled
 
 if TYPE_CHECKING:
     from pretrain.evaluation.language_model import ZeroShotModel
     from pretrain.runtime.world import World
 
-DTYPES = ("float32", "bfloat16", "float16")
-WANDB_MODES = ("auto", "online", "offline", "disabled")
+
+@declared()
+class EvaluationOptions:
+    """The command line."""
+
+    model: str
+    """an exported folder, or a run's folder such as runs/NAME"""
+    tasks: str = "papers"
+    """lm-eval's task names, files of tasks (mine.yaml), or papers: hellaswag, piqa, winogrande, arc_easy,
+    blimp, wikitext"""
+    include_path: str | None = None
+    """a folder with more tasks as lm-eval's YAMLs; code that they name is run"""
+    num_fewshot: Count | None = None
+    """solved items before each (default: as the task says, else none)"""
+    data_dir: str | None = None
+    """read the tasks' data sets from here instead of the hub"""
+    step: Count | None = None
+    """which checkpoint of a run (default: the newest valid one)"""
+    limit: Positive | None = None
+    """at most this many items of each task, for a first look"""
+    batch_tokens: Positive | None = None
+    """tokens of a forward pass (default: by the device's memory)"""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """to compute in: float32, bfloat16, float16 (default: as exported; float32, on GPUs TF32, for a run)"""
+    out: str | None = None
+    """where to write the results as JSON (default: inside the folder)"""
+    wandb: Literal["auto", "online", "offline", "disabled"] = "auto"
+    """for a run: auto (as the run was), online, offline, disabled; an export has no curves"""
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Build the parser of the command line."""
-    from pretrain.config.command_line import CommandParser as Parser
+@declared()
+class SaveOptions:
+    """The command line of ``save``."""
 
-    parser = Parser(
-        prog="python -m pretrain.evaluation",
-        description="Zero-shot scores through lm-eval.",
-        epilog="python -m pretrain.evaluation save --tasks papers --data_dir DIR saves the tasks' data sets "
-        "for machines without internet.",
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "model", metavar="DIR|RUN", help="an exported folder, or a run's folder such as runs/NAME"
-    )
-    parser.add_argument(
-        "--tasks", default="papers", metavar="A,B",
-        help="lm-eval's task names, files of tasks (mine.yaml), or papers: hellaswag, piqa, winogrande, arc_easy, "
-        "blimp, wikitext (default)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--include_path",
-        metavar="DIR",
-        help="a folder with more tasks as lm-eval's YAMLs; code that they name is run",
-    )
-    parser.add_argument(
-        "--num_fewshot",
-        type=int,
-        metavar="N",
-        help="solved items before each (default: as the task says, else none)",
-    )
-    parser.add_argument(
-        "--data_dir", metavar="DIR", help="read the tasks' data sets from here instead of the hub"
-    )
-    parser.add_argument(
-        "--step", type=int, metavar="N", help="which checkpoint of a run (default: the newest valid one)"
-    )
-    parser.add_argument(
-        "--limit", type=int, metavar="N", help="at most N items of each task, for a first look"
-    )
-    parser.add_argument(
-        "--batch_tokens",
-        type=int,
-        metavar="N",
-        help="tokens of a forward pass (default: by the device's memory)",
-    )
-    parser.add_argument(
-        "--dtype",
-        help=f"to compute in: {', '.join(DTYPES)} (default: as exported; float32 for a run, "
-        "in TF32 on a GPU)",
-    )
-    parser.add_argument(
-        "--out", metavar="FILE", help="where to write the results as JSON (default: inside the folder)"
-    )
-    parser.add_argument(
-        "--wandb",
-        default="auto",
-        help="for a run: auto (as the run was), online, offline, disabled (default: auto); an export has no curves",
-    )
-    return parser
+    data_dir: str
+    """folder to write"""
+    tasks: str = "papers"
+    """as for the evaluation"""
+    include_path: str | None = None
+    """as for the evaluation"""
 
 
 def run_evaluation(arguments: Sequence[str]) -> None:
@@ -92,8 +71,16 @@ def run_evaluation(arguments: Sequence[str]) -> None:
     Raises:
         UserError: bad input, a data set that is missing.
     """
-    options = build_parser().parse_args(arguments)
-    _check(options)
+    options = parse_options(
+        EvaluationOptions,
+        arguments,
+        "python -m pretrain.evaluation",
+        "Zero-shot scores through lm-eval.",
+        positional=["model"],
+        epilog="For machines without internet, python -m pretrain.evaluation save --tasks papers "
+        "--data_dir DIR saves the tasks' data sets.",
+    )
+    _check_include_path(options.include_path)
     from pretrain.engine.quiet import quiet_libraries
 
     quiet_libraries()
@@ -114,14 +101,14 @@ def run_evaluation(arguments: Sequence[str]) -> None:
         name for name, shots in results.get("n-shot", {}).items() if shots != options.num_fewshot
     ]
     if options.num_fewshot is not None and zero_shot_tasks:
-        print(f"note: without solved items, as the task itself says: {', '.join(zero_shot_tasks)}")
+        names = ", ".join(zero_shot_tasks)
+        print(labelled("note", f"without solved items, as the task itself says: {names}"))
     if model.truncated:
-        print(
-            f"note: {model.truncated:,} texts were longer than the context of {model.max_length} and cut on the left"
-        )
+        too_long = f"{model.truncated:,} texts were longer than the context of {model.max_length}"
+        print(labelled("note", f"{too_long} and cut on the left"))
     out = _out_file(options, step)
     _write(out, options, step, tasks, results, headline(results))
-    print(f"wrote {out}")
+    print(labelled("wrote", out))
     if step is not None:
         _log_to_wandb(options, step, headline(results))
 
@@ -132,19 +119,9 @@ def run_save(arguments: Sequence[str]) -> None:
     Raises:
         UserError: bad input, or a data set that cannot be fetched.
     """
-    from pretrain.config.command_line import CommandParser as Parser
-
-    parser = Parser(
-        prog="python -m pretrain.evaluation save", description="Save tasks' data sets.", allow_abbrev=False
+    options = parse_options(
+        SaveOptions, arguments, "python -m pretrain.evaluation save", "Save tasks' data sets."
     )
-    parser.add_argument(
-        "--tasks", default="papers", metavar="A,B", help="as for the evaluation (default: %(default)s)"
-    )
-    parser.add_argument("--include_path", metavar="DIR", help="as for the evaluation")
-    parser.add_argument("--data_dir", metavar="DIR", help="folder to write")
-    options = parser.parse_args(arguments)
-    if options.data_dir is None:
-        raise UserError("data_dir: missing; give the folder to write")
     _check_include_path(options.include_path)
     from pretrain.evaluation.scores import resolve_tasks, save_data_sets, task_manager
 
@@ -152,26 +129,12 @@ def run_save(arguments: Sequence[str]) -> None:
     save_data_sets(resolve_tasks(options.tasks.split(","), manager), manager, Path(options.data_dir), print)
 
 
-def _check(options: argparse.Namespace) -> None:
-    for name in ("limit", "batch_tokens"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise UserError(f"{name}: {value} is not valid; give a positive number")
-    if options.num_fewshot is not None and options.num_fewshot < 0:
-        raise UserError(f"num_fewshot: {options.num_fewshot} is not valid; give a number from 0")
-    if options.dtype is not None and options.dtype not in DTYPES:
-        raise UserError(f"dtype: {options.dtype!r} is not valid; give one of {', '.join(DTYPES)}")
-    if options.wandb not in WANDB_MODES:
-        raise UserError(f"wandb: {options.wandb!r} is not valid; give one of {', '.join(WANDB_MODES)}")
-    _check_include_path(options.include_path)
-
-
 def _check_include_path(folder: str | None) -> None:
     if folder is not None and not Path(folder).is_dir():
         raise UserError(f"include_path: {folder!r} is not a folder; give one that holds task YAMLs")
 
 
-def _check_model(options: argparse.Namespace) -> None:
+def _check_model(options: EvaluationOptions) -> None:
     from pretrain.hf.exported_model import read_config
     from pretrain.run.saved import is_run
 
@@ -180,8 +143,8 @@ def _check_model(options: argparse.Namespace) -> None:
     read_config(options.model)
     if options.wandb in ("online", "offline"):
         raise UserError(
-            f"wandb: {options.model!r} is an exported folder, which has no curves; give the run, such as runs/NAME, or "
-            "leave --wandb out"
+            f"wandb: {options.model!r} is an exported folder, which has no curves; give the run, such as "
+            "runs/NAME, or leave --wandb out"
         )
 
 
@@ -198,14 +161,15 @@ def _join_ranks() -> World:
     return start_world(threads=None, deterministic=False)
 
 
-def _open(options: argparse.Namespace) -> tuple[ZeroShotModel, int | None]:
+def _open(options: EvaluationOptions) -> tuple[ZeroShotModel, int | None]:
     """Open the model for lm-eval; for a run, also return the step of its checkpoint."""
     import torch
 
     from pretrain.evaluation.language_model import ZeroShotModel
     from pretrain.hf.open_model import open_model
 
-    # Products in TF32 where fp32 is computed on a GPU: scores rank sums of logits, which 10 bits of mantissa settle.
+    # Products in TF32 where fp32 is computed on a GPU: scores rank sums of logits, which 10 bits of mantissa
+    # settle.
     torch.set_float32_matmul_precision("high")
     opened = open_model(options.model, options.step, getattr(torch, options.dtype) if options.dtype else None)
     model = ZeroShotModel(
@@ -214,7 +178,7 @@ def _open(options: argparse.Namespace) -> tuple[ZeroShotModel, int | None]:
     return model, opened.step
 
 
-def _out_file(options: argparse.Namespace, step: int | None) -> Path:
+def _out_file(options: EvaluationOptions, step: int | None) -> Path:
     if options.out:
         return Path(options.out)
     folder = Path(options.model)
@@ -223,7 +187,7 @@ def _out_file(options: argparse.Namespace, step: int | None) -> Path:
 
 def _write(
     out: Path,
-    options: argparse.Namespace,
+    options: EvaluationOptions,
     step: int | None,
     tasks: list[str],
     results: dict[str, Any],
@@ -253,7 +217,7 @@ def _write(
         raise UserError(f"out: cannot write {out}: {error.strerror or error}") from error
 
 
-def _log_to_wandb(options: argparse.Namespace, step: int, figures: dict[str, float]) -> None:
+def _log_to_wandb(options: EvaluationOptions, step: int, figures: dict[str, float]) -> None:
     """Add the figures to the run's curves, at the tokens of the step.
 
     wandb accepts no row before its newest, so they go into the one after it.
@@ -280,9 +244,8 @@ def _log_to_wandb(options: argparse.Namespace, step: int, figures: dict[str, flo
 
 
 def _run(arguments: list[str]) -> None:
-    arguments = [
-        argument for argument in arguments if not argument.startswith("--local_rank")
-    ]  # a launcher's addition
+    # The launcher adds --local_rank.
+    arguments = [argument for argument in arguments if not argument.startswith("--local_rank")]
     if arguments[:1] == ["save"]:
         run_save(arguments[1:])
     else:

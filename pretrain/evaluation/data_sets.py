@@ -7,7 +7,6 @@ DATA_DIR/Rowan/hellaswag/default/        one folder for each (hub name, configur
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from model.errors import UserError
 from pretrain.utils.files import atomic_folder, own_path, remove_leftovers
+from pretrain.utils.text import labelled
 
 DEFAULT = "default"
 Load = Callable[..., Any]
@@ -57,8 +57,8 @@ def local_data_sets(data_dir: Path | None) -> Iterator[None]:
         except Exception as error:  # no network, offline mode, no such data set: one answer for the user
             raise UserError(
                 f"tasks: the data set {_shown(path, name)} cannot be loaded from the Hugging Face hub "
-                f"({type(error).__name__}); on a machine with internet: python -m pretrain.evaluation save --tasks … "
-                "--data_dir DIR, then give that folder here as data_dir"
+                f"({type(error).__name__}); on a machine with internet: "
+                "python -m pretrain.evaluation save --tasks … --data_dir DIR, then give that folder here as data_dir"
             ) from error
 
     with _replaced_loader(load):
@@ -76,7 +76,7 @@ def saving_data_sets(data_dir: Path, report: Callable[[str], None]) -> Iterator[
     def load(original: Load, path: str, name: str | None, kwargs: dict[str, Any]) -> Any:
         folder = folder_of(data_dir, path, name)
         if folder.is_dir():
-            report(f"present  {folder}")
+            report(labelled("present", folder))
             return read_data_set(folder, path, name)
         try:
             data = original(path=path, name=name, **kwargs)
@@ -88,9 +88,6 @@ def saving_data_sets(data_dir: Path, report: Callable[[str], None]) -> Iterator[
             ) from error
         try:
             remove_leftovers(folder.parent)
-            shutil.rmtree(
-                folder.with_name(f".{folder.name}.writing"), ignore_errors=True
-            )  # of older versions
             # Another process may have saved the same in the meantime.
             with (
                 suppress(FileExistsError),
@@ -100,7 +97,8 @@ def saving_data_sets(data_dir: Path, report: Callable[[str], None]) -> Iterator[
                     rows.save_to_disk(str(partial / split))
         except OSError as error:
             raise UserError(f"data_dir: cannot write {folder}: {error.strerror or error}") from error
-        report(f"saved    {folder}: " + ", ".join(f"{split} {len(rows):,}" for split, rows in data.items()))
+        splits = ", ".join(f"{split} {len(rows):,}" for split, rows in data.items())
+        report(labelled("saved", f"{folder}: {splits}"))
         return data
 
     with _replaced_loader(load):
@@ -130,8 +128,8 @@ def read_data_set(folder: Path, path: str, name: str | None) -> Any:
         ) from error
     if not splits:
         raise UserError(
-            f"data_dir: no data set {_shown(path, name)} there ({folder} holds no split); on a machine with internet: "
-            "python -m pretrain.evaluation save --tasks … --data_dir DIR"
+            f"data_dir: no data set {_shown(path, name)} there ({folder} holds no split); on a machine "
+            "with internet: python -m pretrain.evaluation save --tasks … --data_dir DIR"
         )
 
     class Splits(datasets.DatasetDict):

@@ -44,8 +44,8 @@ class InLoopEvaluation:
         batch_tokens: tokens of a forward pass; as many as in training fit into memory.
 
     Raises:
-        UserError: on every rank, for an unknown task (with the closest), one that lets the model write text, or a data
-            set that some rank cannot read.
+        UserError: on every rank, for an unknown task (with the closest), one that lets the model write text,
+            or a data set that some rank cannot read.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class InLoopEvaluation:
     def run(self, engine: Any) -> Scores:
         """Score the engine's model. Collective; weights, gradients and random states do not change.
 
-        Each copy of the model scores its share of the requests, its tensor-parallel ranks the same ones; every rank
-        makes the same number of forward passes (ZeRO-3 gathers weights in each).
+        Each copy of the model scores its share of the requests, its tensor-parallel ranks the same ones;
+        every rank makes the same number of forward passes (ZeRO-3 gathers weights in each).
         """
         began = time.monotonic()
         model = ZeroShotModel(

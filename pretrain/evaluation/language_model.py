@@ -1,7 +1,8 @@
 """Computes the log-likelihoods of texts for lm-eval.
 
-lm-eval sees one process that scores every request. Here the requests are shared among the ranks, in the same number of
-batches on every rank, so that a model whose forward pass is collective (ZeRO-3) can be evaluated too.
+lm-eval sees one process that scores every request. Here the requests are shared among the ranks, in the same
+number of batches on every rank, so that a model whose forward pass is collective (ZeRO-3) can be evaluated
+too.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class ZeroShotModel(TemplateLM):
         tokenizer: text to ids.
         max_length: the longest sequence that the model takes; longer texts are cut on the left.
         batch_tokens: tokens (padding included) of a forward pass; chosen by memory when None.
-        collective: whether a forward pass is collective over the ranks, so that none may make one more or less.
+        collective: whether a forward pass is collective over the ranks, so that none may make one more or
+            less.
         share: this rank's part; ranks that hold parts of one model (tensor parallelism) have the same one.
     """
 
@@ -125,14 +127,14 @@ class ZeroShotModel(TemplateLM):
         """Not supported: base models of this size are scored by likelihood."""
         names = {request.task_name for request in requests}
         raise UserError(
-            f"tasks: {', '.join(sorted(map(str, names)))} lets the model write text; valid: tasks that are scored by "
-            "likelihood, such as the group papers"
+            f"tasks: {', '.join(sorted(map(str, names)))} lets the model write text; valid: tasks that are "
+            "scored by likelihood, such as the group papers"
         )
 
     def _loglikelihood_tokens(
         self, requests: Sequence[TokenRequest], disable_tqdm: bool = False, **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        """Of each (text, context, continuation): the continuation's log-likelihood, and whether it is greedy."""
+        """Of each (text, context, continuation): log-likelihood of the continuation; whether it is greedy."""
         rows = [self._row(index, context, scored) for index, (_, context, scored) in enumerate(requests)]
         share = self.share or Share.of_this_rank()
         batches = self._batches(rows)
@@ -178,7 +180,7 @@ class ZeroShotModel(TemplateLM):
 
     @torch.no_grad()
     def _forward(self, batch: list[Row]) -> list[tuple[int, float, bool]] | None:
-        """What _score returns, from one forward pass; None when it does not fit into memory and can be made smaller."""
+        """What _score returns, from one forward pass; None when a smaller one is needed for the memory."""
         tokens = torch.zeros(len(batch), len(batch[0].inputs), dtype=torch.int64)
         for place, row in enumerate(batch):  # padding on the right: no real token sees it
             tokens[place, : len(row.inputs)] = torch.tensor(row.inputs)

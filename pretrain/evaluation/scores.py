@@ -6,7 +6,7 @@ import functools
 import logging
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +87,8 @@ def load_tasks(tasks: Sequence[str], manager: TaskManager, data_dir: Path | None
         writes = task.OUTPUT_TYPE == "generate_until"
         if writes or getattr(task, "UNSAFE_CODE", False) or getattr(task, "MULTIMODAL", False):
             raise UserError(
-                f"tasks: {name} needs text or code that the model writes, or images; valid: tasks that are scored by "
-                "likelihood, such as the group papers"
+                f"tasks: {name} needs text or code that the model writes, or images; valid: tasks that are "
+                "scored by likelihood, such as the group papers"
             )
     return loaded
 
@@ -96,11 +96,11 @@ def load_tasks(tasks: Sequence[str], manager: TaskManager, data_dir: Path | None
 def score(
     lm: LM, loaded: Any, limit: int | None = None, bootstrap: int = 1000, shots: int | None = None
 ) -> dict[str, Any]:
-    """Score *lm* on what load_tasks returned, which can be used again. Collective when there are several ranks.
+    """Score *lm* on what load_tasks returned, which can be used again. Collective.
 
     Args:
-        shots: solved items before each; None keeps the task's own number, or 0 if it has none. As in lm-eval, a task
-            with 0 keeps it.
+        shots: solved items before each; None keeps the task's own number, or 0 if it has none. As in lm-eval,
+            a task with 0 keeps it.
         limit: at most this many items of each task.
         bootstrap: samples for the standard errors that need them; 0 leaves these out.
 
@@ -116,7 +116,7 @@ def score(
             elif task_shots is None:
                 task.set_config(key="num_fewshot", value=0)
             task.set_fewshot_seed(seed=SEED)
-        # Not simple_evaluate: it returns nothing where LOCAL_RANK > 0, and spends seconds on describing the machine.
+        # Not simple_evaluate: it returns nothing where LOCAL_RANK > 0, and describes the machine for seconds.
         results = evaluate(lm, loaded, limit=limit, bootstrap_iters=bootstrap, log_samples=False)
         for task in loaded["tasks"].values():
             task._instances = None  # every request and answer
@@ -181,16 +181,14 @@ def _items(results: Mapping[str, Any], task: str) -> str:
 @contextmanager
 def _random_state_kept() -> Iterator[None]:
     """Restore Python's, numpy's and torch's random states, which lm-eval seeds and training must keep."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    states = random.getstate(), np.random.get_state()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     try:
-        yield
+        with torch.random.fork_rng(devices):
+            yield
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
-        if cuda is not None:
-            torch.cuda.set_rng_state_all(cuda)
 
 
 @contextmanager
@@ -200,25 +198,19 @@ def _quiet() -> Iterator[None]:
     import lm_eval.api.model
     import lm_eval.api.task
 
-    loggers = [logging.getLogger(name) for name in ("lm_eval", "lm-eval")]
-    levels = [logger.level for logger in loggers]
-    bars = datasets.utils.logging.is_progress_bar_enabled()
-    tqdm_modules: list[Any] = [lm_eval.api.model, lm_eval.api.task]
-    original_bars = [module.tqdm for module in tqdm_modules]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    datasets.disable_progress_bars()
-    for module in tqdm_modules:
-        module.tqdm = _no_bar
-    try:
+    with ExitStack() as undo:
+        for name in ("lm_eval", "lm-eval"):
+            logger = logging.getLogger(name)
+            undo.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.ERROR)
+        if datasets.utils.logging.is_progress_bar_enabled():
+            undo.callback(datasets.enable_progress_bars)
+            datasets.disable_progress_bars()
+        modules: list[Any] = [lm_eval.api.model, lm_eval.api.task]
+        for module in modules:
+            undo.callback(setattr, module, "tqdm", module.tqdm)
+            module.tqdm = _no_bar
         yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-        if bars:
-            datasets.enable_progress_bars()
-        for module, bar in zip(tqdm_modules, original_bars, strict=True):
-            module.tqdm = bar
 
 
 def _no_bar(iterable: Any = None, **arguments: Any) -> Any:

@@ -17,8 +17,9 @@ from model.transformer import Transformer
 WINDOWS = 3
 KEPT_POSITIONS = 64
 MAX_LENGTH = 2048
-# Largest difference allowed, relative to the largest logit. What is written in fp32 is copied, so that only the
-# order of sums differs. Rounding every weight to bf16 (8 bits) or fp16 (11 bits) moves logits by about 1e-2 and 1e-3.
+# Largest difference allowed, relative to the largest logit. What is written in fp32 is copied, so that only
+# the order of sums differs. Rounding every weight to bf16 (8 bits) or fp16 (11 bits) moves logits by about
+# 1e-2 and 1e-3.
 BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 # Two best tokens nearer than this, relative to the largest logit, are a tie: either may win.
 TIES = {torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -35,7 +36,7 @@ class Comparison:
     equal_argmax: float
     """Share of positions with the same most likely token."""
     worst_gap: float
-    """Largest gap between our choice and theirs where these differ, by our logits and relative to the largest."""
+    """Largest gap by our logits, relative to the largest, between our choice and theirs where they differ."""
     positions: int
     dtype: torch.dtype
 
@@ -53,12 +54,13 @@ class Comparison:
         name = str(self.dtype).removeprefix("torch.")
         return (
             f"max {self.maximum:.2e}, mean {self.mean:.2e} of the largest logit; equal argmax "
-            f"{self.equal_argmax:.2%} of {self.positions:,} positions (bound for {name}: {BOUNDS[self.dtype]:.0e})"
+            f"{self.equal_argmax:.2%} of {self.positions:,} positions (bound for {name}: "
+            f"{BOUNDS[self.dtype]:.0e})"
         )
 
 
 def kept_positions(length: int) -> Tensor:
-    """Evenly spaced positions, the last included: all logits of a large vocabulary would outweigh the model."""
+    """Evenly spaced positions, the last included: all logits would outweigh the model's weights."""
     return torch.linspace(0, length - 1, min(length, KEPT_POSITIONS)).round().long()
 
 

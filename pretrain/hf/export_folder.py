@@ -21,6 +21,7 @@ from pretrain.hf.safetensors_writer import SHARD_BYTES, total_bytes, write_weigh
 from pretrain.hf.tokenizer_files import check_tokenizer, write_tokenizer
 from pretrain.run.saved import SavedRun
 from pretrain.utils.heap import return_memory
+from pretrain.utils.text import labelled
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CODE_FILES = ("configuration_head_schedule.py", "modeling_head_schedule.py")
@@ -62,27 +63,22 @@ def export_run(
     Memory: one copy of the weights in fp32 (ours, then the written folder's), and about one tensor.
 
     Raises:
-        UserError: the format cannot hold the model, *out* exists, no room on the disk, or the logits differ. *out* is
-            then as it was before.
+        UserError: the format cannot hold the model, *out* exists, no room on the disk, or the logits differ.
+            *out* is then as it was before.
     """
     source.refuse_classifier("exported: the formats here are those of language models")
     chosen_format = choose_format(source.model, format)
     torch_dtype = DTYPES[dtype]
-    end_of_document = source.tokenizer.end_of_document
-    export = plan_export(
-        source.model,
-        chosen_format,
-        {"bos_token_id": end_of_document, "eos_token_id": end_of_document, "pad_token_id": end_of_document},
-        torch_dtype,
-    )
+    token_ids = special_ids(source.tokenizer.end_of_document)
+    export = plan_export(source.model, chosen_format, token_ids, torch_dtype)
     size = total_bytes(export.tensors, torch_dtype)
     with new_folder(out, size, overwrite) as partial:
         length = min(source.model.context_length, MAX_LENGTH)
         tokens, text = source.real_tokens(WINDOWS, length)
-        report(f"reading  {source.checkpoint.folder}")
+        report(labelled("reading", source.checkpoint.folder))
         network = source.load_model()
         reference = our_logits(network, tokens)
-        report(f"writing  {export.config.architectures[0]}, {dtype}, {size / 1e6:,.1f} MB")
+        report(labelled("writing", f"{export.config.architectures[0]}, {dtype}, {size / 1e6:,.1f} MB"))
         write_weights(
             partial, export.tensors, _weights_of(network, source.model.vocab_size), torch_dtype, shard_bytes
         )
@@ -93,7 +89,7 @@ def export_run(
             source.tokenizer, source.checkpoint.folder / "tokenizer", partial, source.model.context_length
         )
         compared_ids = check_tokenizer(partial, source.tokenizer, _texts())
-        report(f"checking {WINDOWS} x {length} tokens: {text}")
+        report(labelled("checking", f"{WINDOWS} x {length} tokens: {text}"))
         comparison = compare(reference, folder_logits(partial, tokens), torch_dtype)
         if comparison.problem:
             raise UserError(f"convert: {comparison.problem}; nothing was written to {out}")
@@ -107,14 +103,18 @@ def _weights_of(network: nn.Module, vocab_size: int) -> Callable[[str], Tensor]:
     return lambda name: parameters[name].detach()[: vocab_size if has_vocabulary_rows(name) else None]
 
 
+def special_ids(end_of_document: int) -> dict[str, int]:
+    """The ids of special tokens as transformers' configurations name them: the end of a document is all of
+    them."""
+    return dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end_of_document)
+
+
 def write_description(folder: Path, export: Export, end_of_document: int) -> None:
     """Write config.json, generation_config.json and, for the native format, the architecture's code."""
     from transformers import GenerationConfig
 
     export.config.save_pretrained(folder)
-    GenerationConfig(
-        bos_token_id=end_of_document, eos_token_id=end_of_document, pad_token_id=end_of_document
-    ).save_pretrained(folder)
+    GenerationConfig(**special_ids(end_of_document)).save_pretrained(folder)
     if export.format == "native":
         for name in CODE_FILES:
             shutil.copyfile(Path(__file__).with_name(name), folder / name)

@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 
+from model.declared import from_plain
 from model.errors import UserError
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer
 from pretrain.hf.tokenizer_files import ORIGINAL_FOLDER
 from pretrain.utils.parsing import read_json_object
-
-SUPPORTED = ("head_schedule", "llama", "gpt2")
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
@@ -33,48 +32,70 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     return config
 
 
-def load_exported(
-    folder: str | Path, dtype: torch.dtype | str = "auto", *, safetensors_only: bool = True
-) -> Any:
+def load_exported(folder: str | Path, dtype: torch.dtype | str = "auto", *, importing: bool = False) -> Any:
     """Load the transformers model in *folder*, in evaluation mode on the CPU.
 
-    Without *safetensors_only* it may also be a pytorch_model.bin, of which torch reads nothing but tensors.
+    Folders of the native format run this package's own architecture, not the copy that lies in them: what is
+    in a folder may come from anywhere.
 
-    Folders of the native format run this package's own architecture, not the copy that lies in them: what is in a
-    folder may come from anywhere.
+    Args:
+        importing: take a pytorch_model.bin, too, of which torch reads nothing but tensors; and refuse weights
+            that the architecture does not have.
 
     Raises:
-        UserError: no model, an architecture that needs code from the folder, weights that are not safetensors.
+        UserError: no model, an architecture that needs code from the folder, weights that are missing,
+            damaged, of another shape than the configuration says or not safetensors.
     """
     config = read_config(folder)
-    safetensors = True if safetensors_only else None  # None takes either kind of file
-    network: Any
+    _refuse_other_places(Path(folder))
+    kind: Any
+    if config["model_type"] == "head_schedule":
+        from pretrain.hf.modeling_head_schedule import HeadScheduleForCausalLM
+
+        kind = HeadScheduleForCausalLM
+    elif "auto_map" in config:
+        raise UserError(
+            f"model: {str(folder)!r} needs code of its own ({config['model_type']}), which is not run; "
+            "valid: folders written by pretrain.convert, and architectures that transformers has"
+        )
+    else:
+        from transformers import AutoModelForCausalLM
+
+        kind = AutoModelForCausalLM
     try:
-        if config["model_type"] == "head_schedule":
-            from pretrain.hf.modeling_head_schedule import HeadScheduleForCausalLM
-
-            network = HeadScheduleForCausalLM.from_pretrained(
-                folder, dtype=dtype, use_safetensors=safetensors
-            )
-        elif "auto_map" in config:
-            raise UserError(
-                f"model: {str(folder)!r} needs code of its own ({config['model_type']}), which is not run; valid: "
-                "folders written by pretrain.convert, and architectures that transformers has"
-            )
-        else:
-            from transformers import AutoModelForCausalLM
-
-            network = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, use_safetensors=safetensors, trust_remote_code=False
-            )
-    except UserError:
-        raise
+        network, found = kind.from_pretrained(
+            folder,
+            dtype=dtype,
+            use_safetensors=None if importing else True,  # None takes either kind of file
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # refused below, by name
+            output_loading_info=True,
+        )
     except Exception as error:  # the library raises any kind for a damaged folder
         reason = " ".join(str(error).split())
         raise UserError(
             f"model: {str(folder)!r} cannot be loaded ({type(error).__name__}: {reason:.200})"
         ) from error
+    for name, stored, expected in sorted(found["mismatched_keys"]):
+        raise UserError(
+            f"model: {name} in {str(folder)!r} has shape {list(stored)}, config.json wants {list(expected)}"
+        )
+    if missing := found["missing_keys"]:  # transformers would draw them at random
+        raise UserError(f"model: {str(folder)!r} lacks {min(missing)}")
+    if importing and (unknown := found["unexpected_keys"]):
+        raise UserError(f"model: {str(folder)!r} has {min(unknown)}, which its architecture has not")
     return network.eval()
+
+
+def _refuse_other_places(folder: Path) -> None:
+    """Refuse an index that names files outside the folder."""
+    for path in folder.glob("*.index.json"):
+        index = read_json_object(path, "model")
+        for file in from_plain(
+            dict[str, str], index.get("weight_map"), f"model: {path}: weight_map"
+        ).values():
+            if Path(file).name != file:
+                raise UserError(f"model: {path} names {file!r}, which is not a file of that folder")
 
 
 def exported_tokenizer(folder: str | Path) -> Tokenizer:

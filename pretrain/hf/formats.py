@@ -1,47 +1,98 @@
-"""Plans a model's Hugging Face folder: its configuration, and how each tensor is made from ours.
+"""The three Hugging Face formats as tables: our settings and parameters by the names that each of them gives.
 
-Three formats: ``native`` (the architecture shipped beside this file, any model), ``llama`` (transformers' own
-LlamaForCausalLM, zero-padded where layers differ) and ``gpt2`` (its GPT2LMHeadModel). The last two need no remote code.
+``native`` is the architecture shipped beside this file, for any model; ``llama`` is transformers' own
+LlamaForCausalLM, zero-padded where layers differ; ``gpt2`` its GPT2LMHeadModel. The last two need no remote
+code. Exports and imports read the same tables.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from model.config import ModelConfig
+from model.config import BLOCKS, ModelConfig, block
 from model.errors import UserError
 from model.parameters import parameter_specs
+from pretrain.hf.configuration_head_schedule import HeadScheduleConfig
+from pretrain.hf.padding import attention_padding, padding_cost, padding_for
 
 Format = Literal["native", "llama", "gpt2"]
+FORMATS = get_args(Format)
+ARCHITECTURES = {"native": "HeadScheduleForCausalLM", "llama": "LlamaForCausalLM", "gpt2": "GPT2LMHeadModel"}
+MODEL_TYPES: dict[str, Format] = {"head_schedule": "native", "llama": "llama", "gpt2": "gpt2"}
+"""The format of a folder by the model_type in its config.json."""
 
-# Our activations by transformers' names, and back. gelu_new is the formula that GPT-2's configurations name.
-ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
-GPT2_ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_new"}
+# Our field -> its name in the configuration of each format. None: the class has the value of our block kind
+# alone.
+SETTINGS: dict[str, dict[Format, str | None]] = {
+    ours: dict(zip(FORMATS, theirs, strict=True))
+    for ours, theirs in {
+        "vocab_size": ("vocab_size", "vocab_size", "vocab_size"),
+        "context_length": ("max_position_embeddings", "max_position_embeddings", "n_positions"),
+        "d_model": ("hidden_size", "hidden_size", "n_embd"),
+        "ffn_width": ("intermediate_size", "intermediate_size", "n_inner"),
+        "ffn": ("feed_forward", None, None),
+        "activation": ("hidden_act", "hidden_act", "activation_function"),
+        "norm": ("norm", None, None),
+        "norm_eps": ("norm_eps", "rms_norm_eps", "layer_norm_epsilon"),
+        "norm_bias": ("norm_bias", None, None),
+        "attention_bias": ("attention_bias", "attention_bias", None),
+        "ffn_bias": ("mlp_bias", "mlp_bias", None),
+        "positions": ("positions", None, None),
+        "rope_base": ("rope_theta", "rope_theta", None),
+        "attention_scale": ("attention_scale", None, "scale_attn_weights"),
+        "tie_embeddings": ("tie_word_embeddings", "tie_word_embeddings", "tie_word_embeddings"),
+        "init_std": ("initializer_range", "initializer_range", "initializer_range"),
+    }.items()
+}
+# Values that a format names differently: theirs -> ours. Of several names for one value, the first is
+# written.
+_ACTIVATIONS = {
+    "silu": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "swish": "silu",
+}
+_VALUES: dict[tuple[str, Format], dict[Any, Any]] = {
+    ("activation", "native"): _ACTIVATIONS,
+    ("activation", "llama"): _ACTIVATIONS,
+    ("activation", "gpt2"): {"gelu_new": "gelu_tanh"} | _ACTIVATIONS,
+    ("attention_bias", "llama"): {False: "none", True: "all"},
+    ("attention_scale", "gpt2"): {False: "none", True: "sqrt_head_dim"},
+}
+# Settings of a folder that our network has with this value only.
+_ONLY = {
+    "rope_type": "default",
+    "partial_rotary_factor": 1.0,
+    "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False,
+}
+_DROPOUTS = ("attention_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
 
-_PARTS = {
-    "attention_norm": "input_layernorm",
-    "attention.q": "self_attn.q_proj",
-    "attention.k": "self_attn.k_proj",
-    "attention.v": "self_attn.v_proj",
-    "attention.o": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn.gate": "mlp.gate_proj",
-    "ffn.up": "mlp.up_proj",
-    "ffn.down": "mlp.down_proj",
+# Our part -> its name in native and Llama folders, and in GPT-2's, which join q, k and v.
+_PARTS: dict[str, tuple[str, str | None]] = {
+    "token_embedding": ("model.embed_tokens", "transformer.wte"),
+    "position_embedding": ("model.embed_positions", "transformer.wpe"),
+    "layers.N.attention_norm": ("model.layers.N.input_layernorm", "transformer.h.N.ln_1"),
+    "layers.N.attention.q": ("model.layers.N.self_attn.q_proj", "transformer.h.N.attn.c_attn"),
+    "layers.N.attention.k": ("model.layers.N.self_attn.k_proj", "transformer.h.N.attn.c_attn"),
+    "layers.N.attention.v": ("model.layers.N.self_attn.v_proj", "transformer.h.N.attn.c_attn"),
+    "layers.N.attention.o": ("model.layers.N.self_attn.o_proj", "transformer.h.N.attn.c_proj"),
+    "layers.N.ffn_norm": ("model.layers.N.post_attention_layernorm", "transformer.h.N.ln_2"),
+    "layers.N.ffn.gate": ("model.layers.N.mlp.gate_proj", None),
+    "layers.N.ffn.up": ("model.layers.N.mlp.up_proj", "transformer.h.N.mlp.c_fc"),
+    "layers.N.ffn.down": ("model.layers.N.mlp.down_proj", "transformer.h.N.mlp.c_proj"),
+    "final_norm": ("model.norm", "transformer.ln_f"),
+    "output": ("lm_head", "lm_head"),
 }
-_OUTER = {
-    "token_embedding": "model.embed_tokens",
-    "position_embedding": "model.embed_positions",
-    "final_norm": "model.norm",
-    "output": "lm_head",
-}
+# GPT-2's Conv1D holds [in, out].
+_TRANSPOSED = re.compile(r"transformer\.h\.\d+\.\w+\.c_(attn|proj|fc)\.weight")
 
 
 @dataclass(frozen=True)
@@ -68,82 +119,39 @@ class Export:
     """Lines to print: what the format costs."""
 
 
-def _identity(tensor: Tensor) -> Tensor:
-    return tensor
-
-
-def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Our parameters' names and shapes without padded vocabulary rows, in the order of named_parameters."""
-    return {
-        name: (model.vocab_size, *spec.shape[1:]) if spec.vocabulary else spec.shape
-        for name, spec in parameter_specs(model).items()
-    }
-
-
-def llama_name(name: str) -> str:
-    """The name that our parameter has in native and Llama folders."""
-    if name.startswith("layers."):
-        _, layer, rest = name.split(".", 2)
-        part, kind = rest.rsplit(".", 1)
-        return f"model.layers.{layer}.{_PARTS[part]}.{kind}"
-    part, kind = name.rsplit(".", 1)
-    return f"{_OUTER[part]}.{kind}"
-
-
 # ---------------------------------------------------------------------- which format
 
 
-def why_not_llama(model: ModelConfig) -> list[str]:
-    """The settings that LlamaForCausalLM does not support, as ``field 'value' (needed)``; empty if it fits."""
-    valid_values: dict[str, tuple[Any, ...]] = {
-        "ffn": ("swiglu",),
-        "norm": ("rmsnorm",),
-        "norm_bias": (False,),
-        "attention_bias": ("none", "all"),
-        "positions": ("rope",),
-        "attention_scale": ("sqrt_head_dim",),
-    }
-    problems = _differences(model, valid_values)
+def why_not(model: ModelConfig, chosen: Format) -> list[str]:
+    """The settings that the format's class does not support, as ``field 'value' (needed)``; empty if it fits.
+
+    That llama needs padding where layers differ is no reason.
+    """
+    if chosen == "native":
+        return []
+    problems = []
+    for name, theirs in SETTINGS.items():
+        valid: list[Any] = list(dict.fromkeys(_VALUES.get((name, chosen), {}).values()))
+        if theirs[chosen] is None and name in BLOCKS[chosen]:
+            valid = [BLOCKS[chosen][name]]
+        if valid and getattr(model, name) not in valid:
+            problems.append(f"{name} {getattr(model, name)!r} ({' or '.join(map(repr, valid))})")
     if any(window is not None for window in model.local_window or ()):
         problems.append("local_window (no window)")
+    if chosen == "gpt2":
+        if not is_uniform(model):
+            problems.append("heads (the same in every layer)")
+        elif model.layer_kv_heads(0) != model.heads[0]:
+            problems.append("kv_heads (as many as heads)")
+        elif model.attention_width(0) != model.d_model:
+            problems.append("head_dim (d_model / heads)")
     return problems
-
-
-def why_not_gpt2(model: ModelConfig) -> list[str]:
-    """Like :func:`why_not_llama`, for GPT2LMHeadModel."""
-    valid_values: dict[str, tuple[Any, ...]] = {
-        "ffn": ("mlp",),
-        "norm": ("layernorm",),
-        "norm_bias": (True,),
-        "attention_bias": ("all",),
-        "ffn_bias": (True,),
-        "positions": ("learned",),
-    }
-    problems = _differences(model, valid_values)
-    if any(window is not None for window in model.local_window or ()):
-        problems.append("local_window (no window)")
-    if not is_uniform(model):
-        problems.append("heads (the same in every layer)")
-    elif model.layer_kv_heads(0) != model.heads[0]:
-        problems.append("kv_heads (as many as heads)")
-    elif model.attention_width(0) != model.d_model:
-        problems.append("head_dim (d_model / heads)")
-    return problems
-
-
-def _differences(model: ModelConfig, valid_values: dict[str, tuple[Any, ...]]) -> list[str]:
-    return [
-        f"{name} {getattr(model, name)!r} ({' or '.join(map(repr, valid))})"
-        for name, valid in valid_values.items()
-        if getattr(model, name) not in valid
-    ]
 
 
 def is_uniform(model: ModelConfig) -> bool:
     """Whether all layers have the same heads, key/value heads and head dim."""
     layers = range(model.num_layers)
-    shapes = {(model.heads[i], model.layer_kv_heads(i), model.layer_head_dim(i)) for i in layers}
-    return len(shapes) == 1
+    return len({(model.heads[i], model.layer_kv_heads(i), model.layer_head_dim(i)) for i in layers}) == 1
 
 
 def choose_format(model: ModelConfig, wanted: str) -> Format:
@@ -155,15 +163,60 @@ def choose_format(model: ModelConfig, wanted: str) -> Format:
     if wanted == "native":
         return "native"
     if wanted == "llama":
-        if problems := why_not_llama(model):
+        if problems := why_not(model, "llama"):
             raise UserError(
                 f"format: 'llama' cannot hold this model: {', '.join(problems)}; valid: native or auto"
             )
         return "llama"
-    if not why_not_gpt2(model):
+    if not why_not(model, "gpt2"):
         return "gpt2"
-    plain = is_uniform(model) and not why_not_llama(model) and model.d_model % model.heads[0] == 0
+    plain = is_uniform(model) and not why_not(model, "llama") and model.d_model % model.heads[0] == 0
     return "llama" if plain else "native"
+
+
+# ---------------------------------------------------------------------- tensors
+
+
+def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Our parameters' names and shapes without padded vocabulary rows, in the order of named_parameters."""
+    return {
+        name: (model.vocab_size, *spec.shape[1:]) if spec.vocabulary else spec.shape
+        for name, spec in parameter_specs(model).items()
+    }
+
+
+def folder_name(name: str, chosen: Format) -> str:
+    """The name of the tensor that holds our parameter in a folder of the format."""
+    part, kind = name.rsplit(".", 1)
+    layer = re.search(r"\d+", part)
+    theirs = _PARTS[re.sub(r"\d+", "N", part)][chosen == "gpt2"]
+    assert theirs is not None, f"{name} has no place in {chosen}"
+    return f"{theirs.replace('N', layer[0]) if layer else theirs}.{kind}"
+
+
+def folder_tensors(model: ModelConfig, chosen: Format) -> dict[str, tuple[str, ...]]:
+    """The names of a folder's tensors, each with our parameters that it holds, joined along dimension 0."""
+    sources: dict[str, tuple[str, ...]] = {}
+    for name in parameter_shapes(model):
+        theirs = folder_name(name, chosen)
+        sources[theirs] = (*sources.get(theirs, ()), name)
+    return sources
+
+
+def is_transposed(name: str) -> bool:
+    """Whether a folder holds the tensor of this name as [in, out]; ours are [out, in]."""
+    return _TRANSPOSED.fullmatch(name) is not None
+
+
+def _joined(*parts: Tensor) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _joined_transposed(*parts: Tensor) -> Tensor:
+    return _joined(*parts).t().contiguous()
+
+
+# ---------------------------------------------------------------------- exports
 
 
 def plan_export(model: ModelConfig, chosen: Format, token_ids: dict[str, int], dtype: torch.dtype) -> Export:
@@ -172,254 +225,123 @@ def plan_export(model: ModelConfig, chosen: Format, token_ids: dict[str, int], d
     Args:
         token_ids: bos_token_id, eos_token_id, pad_token_id.
         dtype: dtype of the written weights.
+
+    Raises:
+        UserError: llama, and no uniform shape holds the layers.
     """
-    build = {"native": _native, "llama": _llama, "gpt2": _gpt2}[chosen]
-    export = build(model, {**token_ids, "dtype": dtype})
-    export.config.architectures = [
-        {"native": "HeadScheduleForCausalLM", "llama": "LlamaForCausalLM", "gpt2": "GPT2LMHeadModel"}[chosen]
-    ]
-    return export
+    shapes = parameter_shapes(model)
+    tensors = []
+    for name, sources in folder_tensors(model, chosen).items():
+        build = _joined_transposed if is_transposed(name) else _joined
+        with torch.device("meta"):
+            shape = tuple(build(*(torch.empty(shapes[source]) for source in sources)).shape)
+        tensors.append(ExportedTensor(name, shape, sources, build))
+    notes = []
+    if chosen == "llama":
+        padding = padding_for(model)
+        notes = padding_cost(model, padding)
+        for place, tensor in enumerate(tensors):
+            if padded := attention_padding(model, tensor.sources[0], tensor.shape, padding):
+                tensors[place] = ExportedTensor(tensor.name, padded.shape, tensor.sources, padded)
+    return Export(chosen, folder_config(model, chosen, {**token_ids, "dtype": dtype}), tensors, notes)
 
 
-# ---------------------------------------------------------------------- native
+def folder_config(model: ModelConfig, chosen: Format, extra: dict[str, Any]) -> Any:
+    """The transformers configuration of *model* in the format; *extra*: more of its fields."""
+    from transformers import GPT2Config, LlamaConfig
 
-
-def native_config(model: ModelConfig, extra: dict[str, Any]) -> Any:
-    """The HeadScheduleConfig of *model*."""
-    from pretrain.hf.configuration_head_schedule import HeadScheduleConfig
-
+    settings: dict[str, Any] = {**extra, "architectures": [ARCHITECTURES[chosen]]}
+    for name, names in SETTINGS.items():
+        if (theirs := names[chosen]) is not None:
+            value = getattr(model, name)
+            translation = _VALUES.get((name, chosen), {value: value})
+            settings[theirs] = next(their for their, our in translation.items() if our == value)
     layers = range(model.num_layers)
-    return HeadScheduleConfig.from_layers(
+    if chosen == "gpt2":
+        return GPT2Config(
+            n_layer=model.num_layers,
+            n_head=model.heads[0],
+            # Trained without dropout; GPT-2's own default is 0.1.
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            # The old name of n_positions: llama.cpp's converter reads no other.
+            **settings | {"n_ctx": model.context_length},
+        )
+    settings["rope_theta"] = float(model.rope_base)
+    if chosen == "llama":
+        padding = padding_for(model)
+        return LlamaConfig(
+            num_hidden_layers=model.num_layers,
+            num_attention_heads=padding.heads,
+            num_key_value_heads=padding.kv_heads,
+            head_dim=padding.head_dim,
+            **settings,
+        )
+    config = HeadScheduleConfig.from_layers(
         heads=list(model.heads),
         kv_heads=[model.layer_kv_heads(layer) for layer in layers],
         head_dims=[model.layer_head_dim(layer) for layer in layers],
         windows=[model.layer_window(layer) for layer in layers],
-        vocab_size=model.vocab_size,
-        hidden_size=model.d_model,
-        intermediate_size=model.ffn_width,
-        max_position_embeddings=model.context_length,
-        feed_forward=model.ffn,
-        hidden_act=ACTIVATIONS[model.activation],
-        norm=model.norm,
-        norm_eps=model.norm_eps,
-        norm_bias=model.norm_bias,
-        attention_bias=model.attention_bias,
-        mlp_bias=model.ffn_bias,
-        positions=model.positions,
-        rope_theta=float(model.rope_base),
-        attention_scale=model.attention_scale,
-        initializer_range=model.init_std,
-        tie_word_embeddings=model.tie_embeddings,
-        **extra,
+        **settings,
     )
-
-
-def _native(model: ModelConfig, extra: dict[str, Any]) -> Export:
-    config = native_config(model, extra)
     config.auto_map = {
         "AutoConfig": "configuration_head_schedule.HeadScheduleConfig",
         "AutoModel": "modeling_head_schedule.HeadScheduleModel",
         "AutoModelForCausalLM": "modeling_head_schedule.HeadScheduleForCausalLM",
     }
-    return Export("native", config, list(_renamed(model)))
+    return config
 
 
-def _renamed(model: ModelConfig) -> Iterator[ExportedTensor]:
-    for name, shape in parameter_shapes(model).items():
-        yield ExportedTensor(llama_name(name), shape, (name,), _identity)
+# ---------------------------------------------------------------------- imports
 
 
-# ---------------------------------------------------------------------- llama, padded where layers differ
-
-
-@dataclass(frozen=True)
-class Padding:
-    """The uniform shape into which every layer's attention fits."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-
-    @property
-    def group(self) -> int:
-        """Query heads per key/value head."""
-        return self.heads // self.kv_heads
-
-
-def padding_for(model: ModelConfig) -> Padding:
-    """The smallest uniform heads, key/value heads and head dim that hold every layer of *model*.
-
-    Head dim: the least common multiple, because rotary frequency 2j/d_h must be one of 2i/D. Llama's configuration
-    requires that heads divide d_model.
+def model_of(config: Any) -> tuple[ModelConfig, list[str]]:
+    """Our configuration of the model that a transformers configuration describes, and notes to print.
 
     Raises:
-        UserError: no such shape exists.
+        UserError: a setting that our network does not have.
     """
-    layers = range(model.num_layers)
-    head_dims = {model.layer_head_dim(layer) for layer in layers}
-    # rotary pairs: D/2 must hold j * D/d_h, which it does for any common multiple of even head dims
-    head_dim = math.lcm(*head_dims)
-    group = max(model.heads[layer] // model.layer_kv_heads(layer) for layer in layers)
-    needed = max(model.layer_kv_heads(layer) for layer in layers)
-    for kv_heads in range(needed, model.d_model // group + 1):
-        if model.d_model % (kv_heads * group) == 0:
-            return Padding(kv_heads * group, kv_heads, head_dim)
-    raise UserError(
-        f"format: 'llama' needs a head count of at least {needed * group} that divides d_model {model.d_model} and "
-        f"is a multiple of {group}; there is none; valid: native"
-    )
-
-
-def _llama(model: ModelConfig, extra: dict[str, Any]) -> Export:
-    from transformers import LlamaConfig
-
-    padding = padding_for(model)
-    config = LlamaConfig(
-        vocab_size=model.vocab_size,
-        hidden_size=model.d_model,
-        intermediate_size=model.ffn_width,
-        num_hidden_layers=model.num_layers,
-        num_attention_heads=padding.heads,
-        num_key_value_heads=padding.kv_heads,
-        head_dim=padding.head_dim,
-        hidden_act=ACTIVATIONS[model.activation],
-        max_position_embeddings=model.context_length,
-        initializer_range=model.init_std,
-        rms_norm_eps=model.norm_eps,
-        tie_word_embeddings=model.tie_embeddings,
-        rope_parameters={"rope_type": "default", "rope_theta": float(model.rope_base)},
-        attention_bias=model.attention_bias == "all",
-        mlp_bias=model.ffn_bias,
-        **extra,
-    )
-    tensors = []
-    for tensor in _renamed(model):
-        part = tensor.sources[0].split(".")
-        if part[0] == "layers" and part[2] == "attention" and not tensor.name.endswith("o_proj.bias"):
-            tensor = _pad_attention(model, tensor, int(part[1]), part[3], padding)
-        tensors.append(tensor)
-    return Export("llama", config, tensors, padding_cost(model, padding))
-
-
-def _pad_attention(
-    model: ModelConfig, tensor: ExportedTensor, layer: int, part: str, padding: Padding
-) -> ExportedTensor:
-    """The tensor with each head at its place in the padded layer; unchanged if the layer has that shape."""
-    heads, kv_heads, head_dim = model.heads[layer], model.layer_kv_heads(layer), model.layer_head_dim(layer)
-    if Padding(heads, kv_heads, head_dim) == padding:
-        return tensor
-    if part in "kv":
-        places = torch.arange(kv_heads)
-        padded_heads = padding.kv_heads
-    else:  # the j-th query head of key/value head k
-        layer_group = heads // kv_heads
-        places = (torch.arange(kv_heads)[:, None] * padding.group + torch.arange(layer_group)).flatten()
-        padded_heads = padding.heads
-    if part in "qk":  # pair j of d_h turns by 2j/d_h: the padded pair with that frequency is j * D/d_h
-        first = torch.arange(head_dim // 2) * (padding.head_dim // head_dim)
-        columns = torch.cat([first, first + padding.head_dim // 2])
-    else:
-        columns = torch.arange(head_dim)
-    rows = (places[:, None] * padding.head_dim + columns).flatten()  # [h * d_h]
-    width = padded_heads * padding.head_dim
-    # Llama divides the logits by sqrt(D), not by the layer's own sqrt(d_h).
-    scale = math.sqrt(padding.head_dim / head_dim) if part == "q" else 1.0
-    dim = 1 if part == "o" else 0
-    shape = tuple(width if axis == dim else size for axis, size in enumerate(tensor.shape))
-
-    def build(source: Tensor) -> Tensor:
-        return torch.zeros(shape, dtype=source.dtype).index_copy_(dim, rows, source * scale)
-
-    return dataclasses.replace(tensor, shape=shape, build=build)
-
-
-def padding_cost(model: ModelConfig, padding: Padding) -> list[str]:
-    """What the padding costs, in lines to print; empty when no layer is padded."""
-    layers = range(model.num_layers)
-    width, kv_width = padding.heads * padding.head_dim, padding.kv_heads * padding.head_dim
-    unpadded = sum(model.attention_width(layer) for layer in layers)
-    unpadded_kv = sum(model.kv_width(layer) for layer in layers)
-    if unpadded == width * model.num_layers and unpadded_kv == kv_width * model.num_layers:
-        return []
-    extra = 2 * model.d_model * (model.num_layers * (width + kv_width) - unpadded - unpadded_kv)
-    parameters = model.num_parameters()
-    return [
-        f"padded to {padding.heads} heads ({padding.kv_heads} key/value) of dim {padding.head_dim} in every layer",
-        f"  attention width, all layers   {unpadded:,} -> {width * model.num_layers:,} "
-        f"({width * model.num_layers / unpadded:.2f}x)",
-        f"  KV cache, values per token    {2 * unpadded_kv:,} -> {2 * kv_width * model.num_layers:,} "
-        f"({kv_width * model.num_layers / unpadded_kv:.2f}x)",
-        f"  parameters                    {parameters:,} -> {parameters + extra:,} "
-        f"({(parameters + extra) / parameters:.2f}x)",
+    chosen = MODEL_TYPES[config.model_type]
+    rope = getattr(config, "rope_parameters", None) or {}
+    given = {"rope_theta": 10000.0} | config.to_dict() | rope
+    for name, only in _ONLY.items():
+        if given.get(name, only) != only:
+            raise UserError(f"from_hf: {name} {given[name]!r} is not supported; valid: {only!r}")
+    values: dict[str, Any] = {}
+    for name, names in SETTINGS.items():
+        if (theirs := names[chosen]) is not None:
+            value = given[theirs]
+            translation = _VALUES.get((name, chosen), {value: value})
+            if value not in translation:
+                valid = ", ".join(map(str, translation))
+                raise UserError(f"from_hf: {theirs} {value!r} is not supported; valid: {valid}")
+            values[name] = translation[value]
+    if chosen == "gpt2" and values["ffn_width"] is None:
+        values["ffn_width"] = 4 * config.n_embd
+    layers = list(config.per_layer_config)
+    kinds = getattr(config, "layer_types", None) or [""] * len(layers)
+    if len(kinds) != len(layers):
+        raise UserError(f"from_hf: layer_types has {len(kinds)} entries, there are {len(layers)} layers")
+    windows = [
+        layer.sliding_window if kind == "sliding_attention" else None
+        for layer, kind in zip(layers, kinds, strict=True)
     ]
-
-
-# ---------------------------------------------------------------------- gpt2
-
-
-def _gpt2(model: ModelConfig, extra: dict[str, Any]) -> Export:
-    from transformers import GPT2Config
-
-    config = GPT2Config(
-        vocab_size=model.vocab_size,
-        n_positions=model.context_length,
-        n_embd=model.d_model,
-        n_layer=model.num_layers,
-        n_head=model.heads[0],
-        n_inner=model.ffn_width,
-        activation_function=GPT2_ACTIVATIONS[model.activation],
-        layer_norm_epsilon=model.norm_eps,
-        initializer_range=model.init_std,
-        scale_attn_weights=model.attention_scale == "sqrt_head_dim",
-        tie_word_embeddings=model.tie_embeddings,
-        # Trained without dropout; GPT-2's own default is 0.1.
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        # The old name of n_positions: llama.cpp's converter reads no other.
-        **(extra | {"n_ctx": model.context_length}),
-    )
-    shapes = parameter_shapes(model)
-    tensors = []
-    for name, sources in gpt2_sources(model).items():
-        conv = name.endswith(".weight") and name.rsplit(".", 2)[-2] in ("c_attn", "c_proj", "c_fc")
-        build = _joined_transposed if conv else _joined
-        with torch.device("meta"):
-            shape = tuple(build(*(torch.empty(shapes[source]) for source in sources)).shape)
-        tensors.append(ExportedTensor(name, shape, sources, build))
-    return Export("gpt2", config, tensors)
-
-
-def gpt2_sources(model: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """GPT-2's tensor names, each with our parameters that it holds (q, k and v are joined)."""
-    sources: dict[str, tuple[str, ...]] = {
-        "transformer.wte.weight": ("token_embedding.weight",),
-        "transformer.wpe.weight": ("position_embedding.weight",),
+    schedules = {
+        "heads": [layer.num_attention_heads for layer in layers],
+        "kv_heads": [getattr(layer, "num_key_value_heads", layer.num_attention_heads) for layer in layers],
+        "head_dim": [layer.head_dim for layer in layers] if chosen != "gpt2" else None,
+        "local_window": windows if any(windows) else None,
     }
-    parts: dict[str, Sequence[str]] = {
-        "ln_1": ["attention_norm"],
-        "attn.c_attn": ["attention.q", "attention.k", "attention.v"],
-        "attn.c_proj": ["attention.o"],
-        "ln_2": ["ffn_norm"],
-        "mlp.c_fc": ["ffn.up"],
-        "mlp.c_proj": ["ffn.down"],
-    }
-    for layer in range(model.num_layers):
-        for gpt2_part, our_parts in parts.items():
-            for kind in ("weight", "bias"):
-                names = tuple(f"layers.{layer}.{part}.{kind}" for part in our_parts)
-                sources[f"transformer.h.{layer}.{gpt2_part}.{kind}"] = names
-    for kind in ("weight", "bias"):
-        sources[f"transformer.ln_f.{kind}"] = (f"final_norm.{kind}",)
-    if not model.tie_embeddings:
-        sources["lm_head.weight"] = ("output.weight",)
-    return sources
+    notes = [f"{name} {given[name]} is left out" for name in _DROPOUTS if given.get(name)]
+    return _shortest(block("gpt2" if chosen == "gpt2" else "llama", **values, **schedules)), notes
 
 
-def _joined(*parts: Tensor) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _joined_transposed(*parts: Tensor) -> Tensor:
-    # GPT-2's Conv1D holds [in, out]
-    return _joined(*parts).t().contiguous()
+def _shortest(model: ModelConfig) -> ModelConfig:
+    """The same model with None for schedules that equal the default."""
+    default: dict[str, None] = {}
+    if model.kv_heads == model.heads:
+        default["kv_heads"] = None
+    if all(model.attention_width(layer) == model.d_model for layer in range(model.num_layers)):
+        default["head_dim"] = None
+    return model.replace(**default)

@@ -15,8 +15,8 @@ from pretrain.hf.formats import Export
 from pretrain.run.saved import SavedRun
 
 OWN_LICENSE = "apache-2.0"
-# Oldest versions that exports were loaded and compared with. The native code fails in 5.13; 4.57 ignores the rope base
-# of a Llama, which stands in rope_parameters, and takes 10,000.
+# Oldest versions that exports were loaded and compared with. The native code fails in 5.13; 4.57 ignores the
+# rope base of a Llama, which stands in rope_parameters, and takes 10,000.
 LEAST_TRANSFORMERS = {"native": "5.14", "llama": "5.0", "gpt2": "4.57"}
 
 _USAGE = """\
@@ -32,19 +32,20 @@ print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))
 
 # A document of the training windows began at position 0 and saw nothing before it.
 _DOCUMENT_MASK = (
-    "kept apart by a mask: give the model one document a sequence, from position 0; what is put before a text is read "
-    "as a part of it"
+    "kept apart by a mask: give the model one document a sequence, from position 0; what is put before a text "
+    "is read as a part of it"
 )
 
 
 def model_card(
     source: SavedRun, export: Export, comparison: Comparison, name: str, license_name: str | None = None
 ) -> str:
-    """Markdown with a YAML header: what the model is, what it was trained on and for how long, how it was checked.
+    """Markdown with a YAML header: what the model is, what it was trained on and for how long, how it was
+    checked.
 
     Args:
-        license_name: None is OWN_LICENSE for a model that was trained here from the seed; for an imported one none is
-            named, since it is not ours to give.
+        license_name: None is OWN_LICENSE for a model that was trained here from the seed; for an imported one
+            none is named, since it is not ours to give.
     """
     model, state, run = source.model, source.state, source.state.run
     layers = range(model.num_layers)
@@ -107,8 +108,8 @@ def model_card(
         "## Architecture\n\n" + _table(rows),
         "## Training\n\n" + _table({key: value for key, value in training.items() if value is not None}),
         *(["## Zero-shot scores while training\n\n" + _table(scores)] if scores else []),
-        "## Check\n\nLogits of this folder, loaded afresh, against the model that was trained, on real tokens: "
-        f"{comparison}.\n",
+        "## Check\n\nLogits of this folder, loaded afresh, against the model that was trained, on real "
+        f"tokens: {comparison}.\n",
     ]
     if export.notes:
         parts.append("## Padding\n\n```\n" + "\n".join(export.notes) + "\n```\n")

@@ -1,8 +1,8 @@
 """A decoder whose layers have their own numbers of attention heads, for transformers.
 
-This file is shipped with exported checkpoints and must not import anything but torch and transformers. Parameter
-names are Llama's, so that tools which look for ``q_proj`` or ``down_proj`` (LoRA, quantisation, tensor-parallel
-plans) find them.
+This file is shipped with exported checkpoints and must not import anything but torch and transformers.
+Parameter names are Llama's, so that tools which look for ``q_proj`` or ``down_proj`` (LoRA, quantisation,
+tensor-parallel plans) find them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
@@ -21,9 +20,9 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation import GenerationMixin
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.utils import can_return_tuple
+from transformers.models.llama.modeling_llama import LlamaForCausalLM, eager_attention_forward
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
@@ -32,46 +31,32 @@ from .configuration_head_schedule import HeadScheduleConfig
 Rotation = tuple[Tensor, Tensor]  # cosines and sines, each [B or 1, T, d_h / 2]
 
 
-class HeadScheduleRMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * weight."""
+class HeadScheduleBiasedNorm(nn.RMSNorm):
+    """RMSNorm with a bias. Its name does not end in RMSNorm, so that no server swaps in a kernel without
+    one."""
 
     def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """[..., d] -> [..., d]."""
-        return F.rms_norm(hidden_states, self.weight.shape, self.weight, self.eps)
-
-
-class HeadScheduleBiasedNorm(nn.Module):
-    """RMSNorm with a bias. Its name does not end in RMSNorm, so that no server swaps in a kernel without one."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
+        super().__init__(width, eps=eps)
         self.bias = nn.Parameter(torch.zeros(width))
-        self.eps = eps
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """[..., d] -> [..., d]."""
-        return F.rms_norm(hidden_states, self.weight.shape, self.weight, self.eps) + self.bias
+        return super().forward(hidden_states) + self.bias
 
 
 def build_norm(config: HeadScheduleConfig) -> nn.Module:
     """The norm that the configuration asks for, over hidden_size."""
     if config.norm == "layernorm":
         return nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
-    kind = HeadScheduleBiasedNorm if config.norm_bias else HeadScheduleRMSNorm
-    return kind(config.hidden_size, config.norm_eps)
+    kind = HeadScheduleBiasedNorm if config.norm_bias else nn.RMSNorm
+    return kind(config.hidden_size, eps=config.norm_eps)
 
 
 class HeadScheduleRotaryEmbedding(nn.Module):
     """Cosines and sines of every position, for each head dim that some layer has.
 
-    The frequencies stay fp32 when the model is cast to a smaller type: at position 1000 a bf16 angle would be wrong
-    by several radians.
+    The frequencies stay fp32 when the model is cast to a smaller type: at position 1000 a bf16 angle would be
+    wrong by several radians.
     """
 
     def __init__(self, config: HeadScheduleConfig) -> None:
@@ -99,7 +84,8 @@ class HeadScheduleRotaryEmbedding(nn.Module):
 
     @torch.no_grad()
     def forward(self, position_ids: Tensor) -> dict[int, Rotation]:
-        """Position ids [B or 1, T] -> by head dim, cosines and sines [B or 1, T, head_dim / 2], fp32 (or fp64)."""
+        """Position ids [B or 1, T] -> by head dim, cosines and sines [B or 1, T, head_dim / 2], fp32 (or
+        fp64)."""
         rotations = {}
         for head_dim in self.head_dims:
             frequencies = getattr(self, f"frequencies_{head_dim}")
@@ -114,28 +100,6 @@ def rotate(heads: Tensor, rotation: Rotation) -> Tensor:
     first, second = heads.chunk(2, dim=-1)
     rotated = torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
     return rotated.to(heads.dtype)
-
-
-def eager_attention_forward(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float,
-    dropout: float = 0.0,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor]:
-    """Attention written out: q [B, h, T, d_h], k and v [B, kv, S, d_h] -> output [B, T, h, d_h], weights."""
-    key = key.repeat_interleave(module.num_key_value_groups, dim=1)  # type: ignore[arg-type]
-    value = value.repeat_interleave(module.num_key_value_groups, dim=1)  # type: ignore[arg-type]
-    scores = query @ key.transpose(2, 3) * scaling  # [B, h, T, S]
-    if attention_mask is not None:
-        scores = scores + attention_mask
-    softmax_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-    weights = F.softmax(scores, dim=-1, dtype=softmax_dtype).to(query.dtype)
-    weights = F.dropout(weights, p=dropout, training=module.training)
-    return (weights @ value).transpose(1, 2).contiguous(), weights
 
 
 class HeadScheduleAttention(nn.Module):
@@ -171,15 +135,18 @@ class HeadScheduleAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Hidden states [B, T, d] -> output [B, T, d] and, with eager attention, weights [B, h, T, S]."""
         batch, length = hidden_states.shape[:2]
+        query, key, value = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
+        if query.shape[-1] % self.head_dim or key.shape[-1] % self.head_dim:
+            raise ValueError(divided_heads(self.config, self.layer_idx))
         shape = (
             batch,
             length,
             -1,
             self.head_dim,
         )  # -1: under tensor parallelism a rank has some of the heads
-        query = self.q_proj(hidden_states).view(shape).transpose(1, 2)  # [B, h, T, d_h]
-        key = self.k_proj(hidden_states).view(shape).transpose(1, 2)  # [B, kv, T, d_h]
-        value = self.v_proj(hidden_states).view(shape).transpose(1, 2)
+        query = query.view(shape).transpose(1, 2)  # [B, h, T, d_h]
+        key = key.view(shape).transpose(1, 2)  # [B, kv, T, d_h]
+        value = value.view(shape).transpose(1, 2)
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
         if past_key_values is not None:
@@ -239,17 +206,16 @@ class HeadScheduleDecoderLayer(GradientCheckpointingLayer):
         return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
 
 
-def check_tensor_parallel(config: HeadScheduleConfig, ranks: int) -> None:
-    """Raise ValueError unless whole heads of every layer can be shared evenly among *ranks* (see the config's plan)."""
+def divided_heads(config: HeadScheduleConfig, layer: int) -> str:
+    """Why the ranks that share the projections cannot share this layer's heads (see the config's plan)."""
     counts = [(layer.num_attention_heads, layer.num_key_value_heads) for layer in config.per_layer_config]
-    for layer, (heads, kv_heads) in enumerate(counts):
-        if heads % ranks or kv_heads % ranks:
-            common = math.gcd(*(count for pair in counts for count in pair))
-            valid = ", ".join(str(degree) for degree in range(1, common + 1) if common % degree == 0)
-            raise ValueError(
-                f"tensor parallelism over {ranks} ranks: layer {layer} has {heads} attention heads and {kv_heads} "
-                f"key/value heads, which {ranks} does not divide; valid for this model: {valid}"
-            )
+    common = math.gcd(*(count for pair in counts for count in pair))
+    valid = ", ".join(str(degree) for degree in range(1, common + 1) if common % degree == 0)
+    heads, kv_heads = counts[layer]
+    return (
+        f"tensor parallelism: layer {layer} has {heads} attention heads and {kv_heads} key/value heads, which "
+        f"the number of ranks does not divide; valid for this model: {valid}"
+    )
 
 
 def mask_names(config: HeadScheduleConfig) -> list[str]:
@@ -394,7 +360,12 @@ class HeadScheduleModel(HeadSchedulePreTrainedModel):
 
 
 class HeadScheduleForCausalLM(HeadSchedulePreTrainedModel, GenerationMixin):
-    """The decoder with its output head, which is the token embedding when ``tie_word_embeddings`` is set."""
+    """The decoder with its output head, which is the token embedding when ``tie_word_embeddings`` is set.
+
+    ``forward`` is Llama's: token ids [B, T] -> logits [B, T, vocabulary]; with labels [B, T] (not shifted)
+    also the mean loss; logits_to_keep is how many positions from the end get logits (0: all), or a tensor of
+    their indices.
+    """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
     _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
@@ -412,48 +383,7 @@ class HeadScheduleForCausalLM(HeadSchedulePreTrainedModel, GenerationMixin):
         """What generate() calls to make the masks before a compiled forward pass."""
         return create_masks(**kwargs)
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
-        """Token ids [B, T] -> logits [B, T, vocabulary]; with labels [B, T] (not shifted) also the mean loss.
-
-        logits_to_keep: how many positions from the end get logits (0: all), or a tensor of their indices.
-        """
-        ranks = getattr(self, "_tp_size", None) or 1
-        if ranks > 1:  # transformers has cut the projections by columns
-            check_tensor_parallel(self.config, ranks)
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            **kwargs,
-        )
-        hidden_states = outputs.last_hidden_state
-        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(hidden_states[:, keep, :])
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.vocab_size, **kwargs)
-        return CausalLMOutputWithPast(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+    forward = LlamaForCausalLM.forward
 
 
 __all__ = ["HeadScheduleForCausalLM", "HeadScheduleModel", "HeadSchedulePreTrainedModel"]

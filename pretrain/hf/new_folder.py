@@ -23,22 +23,19 @@ def new_folder(out: Path, needed: int, overwrite: bool | None) -> Iterator[Path]
         overwrite: whether an exported model at *out* may be replaced; None: nothing may.
 
     Raises:
-        UserError: *out* exists and is not to be overwritten, the disk is too small, full or not writable, or a file
-            that is read in the block cannot be.
+        UserError: *out* exists and is not to be overwritten, the disk is too small, full or not writable, or
+            a file that is read in the block cannot be.
     """
     partial = own_path(out)
     try:
         restore_folder(out)
-        restore_folder(out, out.with_name(f".{out.name}.old"))  # the name that older versions gave
         _check_free(out, overwrite)
         remove_leftovers(out.parent)
-        shutil.rmtree(out.with_name(f".{out.name}.writing"), ignore_errors=True)  # of older versions
         with atomic_folder(out, partial, replace=bool(overwrite)):
             free = shutil.disk_usage(partial).free
             if free < needed:
-                raise UserError(
-                    f"out: no room for {needed / 1e6:,.0f} MB in {str(out.parent)!r}, {free / 1e6:,.0f} MB are free"
-                )
+                space = f"{needed / 1e6:,.0f} MB in {str(out.parent)!r}, {free / 1e6:,.0f} MB are free"
+                raise UserError(f"out: no room for {space}")
             yield partial
     except OSError as error:
         raise UserError(_error_message(error, out, partial)) from error

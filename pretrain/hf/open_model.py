@@ -41,12 +41,13 @@ def open_model(folder: str, step: int | None = None, dtype: torch.dtype | None =
     """Open ``runs/NAME`` or an exported folder on this rank's GPU, where there is one, else on the CPU.
 
     Args:
-        step: which checkpoint of a run; None is the newest valid one. Damaged ones are named on standard error.
+        step: which checkpoint of a run; None is the newest valid one. Damaged ones are named on standard
+            error.
         dtype: to compute in; None is fp32 for a run, and what the folder was exported in.
 
     Raises:
-        UserError: *folder* is neither, or cannot be used; a step of an exported folder; a tokenizer with more entries
-            than the model; as detect_device.
+        UserError: *folder* is neither, or cannot be used; a step of an exported folder; a tokenizer with more
+            entries than the model; as detect_device.
     """
     device = detect_device()
     if device.type == "cuda":

@@ -1,7 +1,9 @@
 """Writes weights to safetensors files, one tensor in memory at a time.
 
-The library's own ``save_file`` needs every tensor of a file at once. The format is simple: the header's length (8
-bytes, little-endian), a JSON header with each tensor's dtype, shape and place, then the bytes.
+The library's own ``save_file`` and ``serialize_file`` take all tensors of a file at once, and those of padded
+Llama and of GPT-2 folders are copies: up to four times the weights. The format is simple: the header's length
+(8 bytes, little-endian), a JSON header with each tensor's dtype, shape and place, then the bytes. Which
+tensor goes into which file is huggingface_hub's choice.
 """
 
 from __future__ import annotations
@@ -47,51 +49,28 @@ def write_weights(
         UserError: a weight is not finite in *dtype*.
         OSError: the disk is full or cannot be written.
     """
-    shards = _split(tensors, dtype, shard_bytes)
-    names = (
-        ["model.safetensors"]
-        if len(shards) == 1
-        else [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
-    )
-    places = {}
-    for name, shard in zip(names, shards, strict=True):
-        _write_file(folder / name, shard, source, dtype)
-        places.update({tensor.name: name for tensor in shard})
-    if len(shards) > 1:
-        index = {"metadata": {"total_size": total_bytes(tensors, dtype)}, "weight_map": places}
+    from huggingface_hub import split_torch_state_dict_into_shards
+
+    by_name = {tensor.name: tensor for tensor in tensors}
+    shapes = {tensor.name: torch.empty(tensor.shape, dtype=dtype, device="meta") for tensor in tensors}
+    files = split_torch_state_dict_into_shards(shapes, max_shard_size=shard_bytes)
+    for file, names in files.filename_to_tensors.items():
+        _write_file(folder / file, [by_name[name] for name in names], source, dtype)
+    if files.is_sharded:
+        index = {"metadata": files.metadata, "weight_map": files.tensor_to_filename}
         (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-    return names
-
-
-def _split(
-    tensors: Sequence[ExportedTensor], dtype: torch.dtype, shard_bytes: int
-) -> list[list[ExportedTensor]]:
-    shards: list[list[ExportedTensor]] = [[]]
-    size = 0
-    for tensor in tensors:
-        tensor_bytes = math.prod(tensor.shape) * dtype.itemsize
-        if shards[-1] and size + tensor_bytes > shard_bytes:
-            shards.append([])
-            size = 0
-        shards[-1].append(tensor)
-        size += tensor_bytes
-    return shards
+    return list(files.filename_to_tensors)
 
 
 def _write_file(
     path: Path, tensors: list[ExportedTensor], source: Callable[[str], Tensor], dtype: torch.dtype
 ) -> None:
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    offset = 0
+    end = 0
     for tensor in tensors:
-        size = math.prod(tensor.shape) * dtype.itemsize
-        entry = {
-            "dtype": DTYPE_NAMES[dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, offset + size],
-        }
-        header[tensor.name] = entry
-        offset += size
+        start, end = end, end + math.prod(tensor.shape) * dtype.itemsize
+        place = {"dtype": DTYPE_NAMES[dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        header[tensor.name] = place
     encoded = json.dumps(header).encode()
     encoded += b" " * (-len(encoded) % 8)  # the data starts aligned
     with path.open("wb") as file:
@@ -99,11 +78,11 @@ def _write_file(
         file.write(encoded)
         for tensor in tensors:
             value = tensor.build(*(source(name) for name in tensor.sources)).to(dtype).contiguous()
-            if tuple(value.shape) != tensor.shape:
-                raise AssertionError(f"{tensor.name}: {tuple(value.shape)} instead of {tensor.shape}")
+            assert tuple(value.shape) == tensor.shape, f"{tensor.name}: {tuple(value.shape)}"
             if not torch.isfinite(value).all():
+                name = str(dtype).removeprefix("torch.")
                 raise UserError(
-                    f"weights: {' and '.join(tensor.sources)} are not finite in {str(dtype).removeprefix('torch.')}; "
+                    f"weights: {' and '.join(tensor.sources)} are not finite in {name}; "
                     "valid: --dtype float32, or an earlier --step if the run has diverged"
                 )
             file.write(value.flatten().view(torch.uint8).numpy().data)

@@ -58,7 +58,8 @@ def check_tokenizer(folder: Path, tokenizer: Tokenizer, texts: Iterable[str]) ->
     """
     from transformers import AutoTokenizer
 
-    # trust_remote_code: AutoTokenizer looks at config.json first, and would ask about the architecture's code there.
+    # trust_remote_code: AutoTokenizer looks at config.json first, and would ask about the architecture's code
+    # there.
     exported_tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
     compared = 0
     for text in texts:

@@ -1,4 +1,5 @@
 """Sends measured figures to the console, metrics.jsonl and Weights & Biases.
 
-Computing a figure belongs to the package that knows it: pretrain.evaluation, pretrain.diagnostics, the trainer.
+Computing a figure belongs to the package that knows it: pretrain.evaluation, pretrain.diagnostics, the
+trainer.
 """

@@ -12,6 +12,20 @@ from tqdm import tqdm
 from pretrain.utils.text import human_number, human_seconds
 
 BAR_FORMAT = "{percentage:3.0f}% |{bar:20}| {desc}"
+# Figure -> its text, in the order of a line; those of a validation belong to the step that they were measured
+# at.
+_TEXTS: dict[str, Callable[[Any], str]] = {
+    "train_loss": "loss {:.4f}".format,
+    "val_loss": "val loss {}".format,
+    "val_bpb": "{:.4f} bits/byte".format,
+    "val_accuracy": "accuracy {:.2%}".format,
+    "lr": "lr {}".format,
+    "grad_norm": "grad norm {:.3f}".format,
+    "tokens_per_second": lambda value: f"{human_number(value)} tokens/s",
+    "mfu": "MFU {:.1%}".format,
+    "skipped": "skipped {}".format,
+    "left": lambda seconds: f"{human_seconds(seconds)} left",
+}
 
 
 class Console:
@@ -105,32 +119,18 @@ class Console:
     def line(self) -> str:
         """Return the newest figures in one line, leaving out those that are not known."""
         width = len(str(self.total_steps))
-        parts = [f"step {self.step:>{width}}/{self.total_steps}"]
-        if "train_loss" in self.latest:
-            parts.append(f"loss {self.latest['train_loss']:.4f}")
+        known = {name: value for name, value in self.latest.items() if not name.startswith("val_")}
         if self._validated is not None and (self._bar is not None or self._validated == self.step):
             of_step = "" if self._validated == self.step else f" at step {self._validated}"
-            parts.append(f"val loss {self.latest['val_loss']:.4f}{of_step}")
-            if "val_bpb" in self.latest:
-                parts.append(f"{self.latest['val_bpb']:.4f} bits/byte")
-            if "val_accuracy" in self.latest:
-                parts.append(f"accuracy {self.latest['val_accuracy']:.2%}")
-        rates = [value for key, value in self.latest.items() if key.startswith("lr/")]
-        if rates:
-            lowest, highest = min(rates), max(rates)
-            parts.append(f"lr {highest:.2e}" if lowest == highest else f"lr {lowest:.2e} to {highest:.2e}")
-        if "grad_norm" in self.latest:
-            parts.append(f"grad norm {self.latest['grad_norm']:.3f}")
-        if "tokens_per_second" in self.latest:
-            parts.append(f"{human_number(self.latest['tokens_per_second'])} tokens/s")
-        if "mfu" in self.latest:
-            parts.append(f"MFU {self.latest['mfu']:.1%}")
-        if self.latest.get("skipped"):
-            parts.append(f"skipped {self.latest['skipped']}")
-        left = self.seconds_left()
-        if left is not None:
-            parts.append(f"{human_seconds(left)} left")
-        return " | ".join(parts)
+            known = self.latest | {"val_loss": f"{self.latest['val_loss']:.4f}{of_step}"}
+        if rates := sorted({value for name, value in known.items() if name.startswith("lr/")}):
+            known["lr"] = " to ".join(f"{rate:.2e}" for rate in (rates[0], rates[-1])[: len(rates)])
+        if not known.get("skipped"):
+            known.pop("skipped", None)
+        if (left := self.seconds_left()) is not None:
+            known["left"] = left
+        figures = [text(known[name]) for name, text in _TEXTS.items() if name in known]
+        return " | ".join([f"step {self.step:>{width}}/{self.total_steps}", *figures])
 
     def _print_line(self) -> None:
         print(self.line(), file=self.stream, flush=True)

@@ -1,7 +1,7 @@
 """Collects rows of metrics whose figures are still on the device.
 
-Reading a loss waits for the device. A step therefore only notes its tensors; one read serves all steps since the
-last, and metrics.jsonl still gets a row for every step.
+Reading a loss waits for the device. A step therefore only notes its tensors; one read serves all steps since
+the last, and metrics.jsonl still gets a row for every step.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class StepLog:
         self.seconds_before = seconds_before
         self._step = step
         self._rows: list[tuple[int, dict[str, Any]]] = []
-        """Rows that are not written yet; those at the end still lack loss and norm, which are on the device."""
+        """Rows that are not written yet; those at the end still lack loss and norm, which are on the
+        device."""
         self._losses: list[Tensor] = []
         self._norms: list[Any] = []
 
@@ -53,7 +54,8 @@ class StepLog:
     def read(self) -> None:
         """Read all noted figures from the device at once, and count their steps as done. Collective.
 
-        ``train_loss`` is the mean over the data-parallel ranks, ``grad_norm`` the global norm before clipping.
+        ``train_loss`` is the mean over the data-parallel ranks, ``grad_norm`` the global norm before
+        clipping.
         """
         if not self._losses:
             return

@@ -43,7 +43,8 @@ class Throughput:
         return self.clock() - self._began - self._paused
 
     def add(self, tokens: int) -> None:
-        """Count *tokens* tokens (of all ranks) as done at this moment: those of a step, or of several read at once."""
+        """Count *tokens* tokens (of all ranks) as done at this moment: those of a step, or of several read at
+        once."""
         self._tokens += tokens
         self._steps.append((self.seconds, self._tokens))
 

@@ -10,9 +10,10 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pretrain.utils.files import write_atomically
+from pretrain.utils.text import labelled
 
 Mode = Literal["auto", "online", "offline", "disabled"]
 
@@ -29,8 +30,9 @@ class WandbLogger:
     all of its work happens in the thread and rows wait in a queue. The run's id is kept in the folder, and a
     resumed run continues the same curves. Figures are drawn over tokens.
 
-    wandb drops every row before its newest step. Training steps that a resumed run repeats are left out, since they
-    are the same numbers again; other figures of earlier steps go into the next row, with the tokens that they are of.
+    wandb drops every row before its newest step. Training steps that a resumed run repeats are left out,
+    since they are the same numbers again; other figures of earlier steps go into the next row, with the
+    tokens that they are of.
 
     Args:
         folder: the run's folder; wandb's files go to its ``wandb`` folder.
@@ -38,7 +40,8 @@ class WandbLogger:
             offline when the user is not logged in or the server does not answer.
         project: the project that the run is filed under.
         config: what wandb shows as the run's configuration.
-        group: which runs wandb shows together, such as the seeds of one experiment; WANDB_RUN_GROUP comes first.
+        group: which runs wandb shows together, such as the seeds of one experiment; WANDB_RUN_GROUP comes
+            first.
         tags: to find the run by; WANDB_TAGS come first.
         newest_step: the newest step that earlier sessions have logged.
         report: where to say what wandb does; called from the thread.
@@ -98,9 +101,7 @@ class WandbLogger:
         self._rows.put(None)
         self._thread.join(timeout)
         if self._thread.is_alive():
-            self._report(
-                f"wandb    still busy after {timeout:g} s; to send the rest: {self._sync_command('*run-*')}"
-            )
+            self._say(f"still busy after {timeout:g} s; to send the rest: {self._sync_command('*run-*')}")
         self._thread = None
 
     def _work(self, wandb: ModuleType) -> None:
@@ -124,26 +125,25 @@ class WandbLogger:
     def _start(self, wandb: ModuleType) -> Any:
         """Open the run, online if that is requested and works."""
         wandb.setup(settings=wandb.Settings(silent=True))
-        if self._mode != "offline":
-            logged_in = bool(wandb.login(prompt=False, verify=False))
-            if not logged_in:
-                if self._mode == "online":
-                    self._report("wandb    not logged in (wandb login, or WANDB_API_KEY): writing offline")
-                self._mode = "offline"
+        if self._mode != "offline" and not wandb.login(prompt=False, verify=False):
+            if self._mode == "online":
+                self._say("not logged in (wandb login, or WANDB_API_KEY): writing offline")
+            self._mode = "offline"
         if self._mode != "offline":
             try:
                 run = self._open(wandb, "online")
-                self._report(f"wandb    {run.url}")
+                self._say(run.url)
                 return run
             except Exception as error:
-                self._report(f"wandb    cannot go online ({_first_line(error)}): writing offline")
+                self._say(f"cannot go online ({_first_line(error)}): writing offline")
                 wandb.teardown()  # the service still holds the run that did not start
         run = self._open(wandb, "offline")
-        self._report(f"wandb    offline; to send it: {self._sync_command('offline-run-*')}")
+        self._say(f"offline; to send it: {self._sync_command('offline-run-*')}")
         return run
 
     def _sync_command(self, sessions: str) -> str:
-        """The shell command that sends all sessions of the run; each has a folder, and wandb keeps their order."""
+        """The shell command that sends all sessions of the run; each has a folder, and wandb keeps their
+        order."""
         folder = shlex.quote(f"{self.folder}/wandb/")
         return f"wandb sync {folder}{sessions}"
 
@@ -178,24 +178,19 @@ class WandbLogger:
         write_atomically(path, run_id + "\n")
         return run_id
 
+    def _say(self, text: str) -> None:
+        self._report(labelled("wandb", text))
+
     def _say_failed(self, error: Exception) -> None:
-        self._report(
-            f"wandb    stopped ({_first_line(error)}); the run goes on, metrics.jsonl has everything"
-        )
+        self._say(f"stopped ({_first_line(error)}); the run goes on, metrics.jsonl has everything")
 
 
 def _mode_from_environment() -> Mode:
     """Return what WANDB_MODE or WANDB_DISABLED ask for, ``auto`` if they are not set."""
     if os.environ.get("WANDB_DISABLED", "").lower() in ("1", "true"):
         return "disabled"
-    modes: dict[str, Mode] = {
-        "online": "online",
-        "run": "online",
-        "offline": "offline",
-        "dryrun": "offline",
-        "disabled": "disabled",
-    }
-    return modes.get(os.environ.get("WANDB_MODE", ""), "auto")
+    mode: Any = os.environ.get("WANDB_MODE", "auto")
+    return mode if mode in get_args(Mode) else "auto"
 
 
 def _first_line(error: Exception) -> str:

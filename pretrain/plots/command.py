@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from model.errors import UserError, run_command
+from pretrain.config.command_line import CommandParser
 from pretrain.metrics.file import FILE_NAME, read_metrics
 from pretrain.run.differences import run_differences
 from pretrain.utils.plotting import count_axis, logarithmic, saved_figure
+from pretrain.utils.text import labelled
 
 
 def draw_runs(folders: list[Path], out: Path) -> Path:
-    """Draw loss (training faint, validation marked), learning rate and gradient norm over tokens, a colour a run.
+    """Draw loss (training faint, validation marked), learning rate and gradient norm over tokens, a colour a
+    run.
 
-    Differences between the runs that hinder a comparison are written above the curves. With different tokenizers
-    only the validation's bits per byte are drawn, since nats per token do not compare. Classifiers have a panel with
-    their accuracy.
+    Differences between the runs that hinder a comparison are written above the curves. With different
+    tokenizers only the validation's bits per byte are drawn, since nats per token do not compare. Classifiers
+    have a panel with their accuracy.
 
     Raises:
-        UserError: a folder without metrics, different tokenizers and no bits per byte, or *out* cannot be written.
+        UserError: a folder without metrics, different tokenizers and no bits per byte, or *out* cannot be
+            written.
     """
     rows_of_runs = [_rows(folder) for folder in folders]
     differences = run_differences(folders, [rows[-1]["step"] for rows in rows_of_runs])
@@ -34,8 +37,8 @@ def draw_runs(folders: list[Path], out: Path) -> Path:
     )
     if differences.tokenizers and run_without_loss:
         raise UserError(
-            f"runs: {differences.lines[0]}, and {run_without_loss} has no validation loss in bits per byte; draw the "
-            "runs one by one"
+            f"runs: {differences.lines[0]}, and {run_without_loss} has no validation loss in bits per byte; "
+            "draw the runs one by one"
         )
     classified = any(_series(rows, "val_accuracy")[0] for rows in rows_of_runs)
     ratios = (3, 1, 1, 1) if classified else (3, 1, 1)
@@ -99,13 +102,14 @@ def run_plots(arguments: list[str]) -> None:
     Raises:
         UserError: a folder without metrics.
     """
-    parser = argparse.ArgumentParser(prog="python -m pretrain.plots", description="Draw the curves of runs.")
+    parser = CommandParser(prog="python -m pretrain.plots", description="Draw the curves of runs.")
     parser.add_argument("runs", nargs="+", type=Path, help="run folders")
     parser.add_argument(
         "--out", type=Path, help="PNG to write (default: plots/training.png of the first run)"
     )
     parsed = parser.parse_args(arguments)
-    print(f"wrote {draw_runs(parsed.runs, parsed.out or parsed.runs[0] / 'plots' / 'training.png')}")
+    out = parsed.out or parsed.runs[0] / "plots" / "training.png"
+    print(labelled("wrote", draw_runs(parsed.runs, out)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

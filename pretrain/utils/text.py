@@ -1,8 +1,14 @@
-"""Numbers and durations as short text."""
+"""Numbers, durations and labelled lines as text."""
 
 from __future__ import annotations
 
 import math
+
+
+def labelled(label: str, text: object) -> str:
+    """The line ``label    text`` of a command's output; labels have the width of "finished", and so has their absence
+    before further lines of *text*."""
+    return f"{label:<8} " + str(text).replace("\n", f"\n{'':9}")
 
 
 def human_number(value: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,15 @@ def trained(data: Path, runs: Path, name: str, *more: str, ranks: int = 2, stage
     return run
 
 
-def failure(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """The one line that pretrain.convert with bad input prints."""
+def refusal(capsys: pytest.CaptureFixture[str], main: Callable[[list[str]], int], *arguments: object) -> str:
+    """The one line that a command with bad input prints."""
     capsys.readouterr()
-    assert convert.main([str(argument) for argument in arguments]) == 2
+    assert main([str(argument) for argument in arguments]) == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1
     return lines[0]
+
+
+def failure(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The one line that pretrain.convert with bad input prints."""
+    return refusal(capsys, convert.main, *arguments)

@@ -1,5 +1,7 @@
 """Runs trained by real ranks become Hugging Face folders that compute the same, or nothing is written."""
 
+import contextlib
+import io
 import json
 import math
 import shutil
@@ -45,18 +47,12 @@ def native(prism, tmp_path_factory):
 
 def test_the_folder_has_everything(native):
     names = {path.name for path in native.iterdir()}
-    assert names == {
-        "README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer",
-        "tokenizer.json", "tokenizer_config.json", "configuration_head_schedule.py", "modeling_head_schedule.py",
-    }  # fmt: skip
+    settings = {"README.md", "config.json", "generation_config.json"}
+    code = {"configuration_head_schedule.py", "modeling_head_schedule.py"}
+    tokenizer = {"tokenizer", "tokenizer.json", "tokenizer_config.json"}
+    assert names == {"model.safetensors"} | settings | code | tokenizer
     card = (native / "README.md").read_text()
-    for words in (
-        "license: apache-2.0",
-        "| heads per layer | 2,3,4x2 |",
-        "| steps | 12 |",
-        "small",
-        "custom_code",
-    ):
+    for words in ("license: apache-2.0", "| heads per layer | 2,3,4x2 |", "| steps | 12 |", "small"):
         assert words in card
     assert json.loads((native / "config.json").read_text())["vocab_size"] == 600
 
@@ -69,9 +65,7 @@ def test_perplexity_equals_the_trainers_validation_loss(native, prism, small):
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_tensor_parallel_zero3_runs(ranks, small_folder, runs, small, tmp_path, capsys):
     """Two tensor-parallel ranks, alone or twice, with ZeRO-3: three heads are shared by two ranks."""
-    run = trained(
-        small_folder, runs, f"tensor_parallel_{ranks}", "--tensor_parallel", "2", ranks=ranks
-    ).folder
+    run = trained(small_folder, runs, f"tp_{ranks}", "--tensor_parallel", "2", ranks=ranks).folder
     assert convert.main([str(run), "--out", str(tmp_path / "hf")]) == 0
     check_perplexity(tmp_path / "hf", run, small)
     capsys.readouterr()
@@ -101,16 +95,28 @@ def test_it_generates_through_transformers(native):
     assert output.shape[0] == 2 and isinstance(tokenizer.decode(output[1]), str)
 
 
-def test_llama_format_needs_no_remote_code(prism, tmp_path, capsys):
-    out = tmp_path / "llama"
-    assert convert.main([str(prism), "--out", str(out), "--format", "llama"]) == 0
-    printed = capsys.readouterr().out
+@pytest.fixture(scope="module")
+def llama_export(prism, tmp_path_factory):
+    """The same run's padded Llama folder, and what was printed."""
+    out, printed = tmp_path_factory.mktemp("hf") / "llama", io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert convert.main([str(prism), "--out", str(out), "--format", "llama"]) == 0
+    return out, printed.getvalue()
+
+
+@pytest.fixture
+def llama(llama_export, tmp_path):
+    """A copy of that folder, to be edited."""
+    return shutil.copytree(llama_export[0], tmp_path / "llama")
+
+
+def test_llama_format_needs_no_remote_code(prism, llama_export):
+    out, printed = llama_export
     assert "attention width" in printed and "(4.00x)" in printed and "no remote code" in printed
     model = AutoModelForCausalLM.from_pretrained(out, trust_remote_code=False)
     assert type(model).__name__ == "LlamaForCausalLM"
-    assert AutoTokenizer.from_pretrained(out, trust_remote_code=False).encode("x = 1") == SavedRun.open(
-        prism
-    ).tokenizer.encode("x = 1")
+    ids = AutoTokenizer.from_pretrained(out, trust_remote_code=False).encode("x = 1")
+    assert ids == SavedRun.open(prism).tokenizer.encode("x = 1")
 
 
 @pytest.mark.slow
@@ -119,31 +125,39 @@ def test_gpt2_runs_become_plain_gpt2_and_come_back(small_folder, runs, tmp_path)
     out = tmp_path / "gpt2"
     assert convert.main([str(run.folder), "--out", str(out)]) == 0
     assert "auto_map" not in json.loads((out / "config.json").read_text())
-    back = tmp_path / "runs" / "back"
-    assert convert.main(["--from_hf", str(out), "--out", str(back)]) == 0
-    same_weights(run.folder, back)
+    model = AutoModelForCausalLM.from_pretrained(out)
+    model.transformer.save_pretrained(tmp_path / "bare")  # names without a prefix, as in OpenAI's own folder
+    shutil.copytree(out / "tokenizer", tmp_path / "bare" / "tokenizer")
+    for number, folder in enumerate((out, tmp_path / "bare")):
+        back = tmp_path / "runs" / f"back{number}"
+        assert convert.main(["--from_hf", str(folder), "--out", str(back)]) == 0
+        same_weights(run.folder, back)
+
+
+def edit_json(name, **changes):
+    def edit(folder):
+        (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | changes))
+
+    return edit
 
 
 def llama_of_transformers(folder, tied, safe):
-    """A Llama made and saved by transformers, with grouped queries, and a byte-level tokenizer of as many entries."""
+    """A Llama made and saved by transformers, with grouped queries, and a byte-level tokenizer of as many
+    entries."""
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+    sizes = {"vocab_size": 300, "hidden_size": 48, "intermediate_size": 80, "max_position_embeddings": 64}
+    layers = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     config = LlamaConfig(
-        vocab_size=300, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, rope_theta=5e4, rms_norm_eps=1e-6,
-        tie_word_embeddings=tied, initializer_range=0.2,
-    )  # fmt: skip
+        **sizes, **layers, rope_theta=5e4, rms_norm_eps=1e-6, tie_word_embeddings=tied, initializer_range=0.2
+    )
     torch.manual_seed(3)
     model = LlamaForCausalLM(config).eval()
     if safe:
         model.save_pretrained(folder, max_shard_size="100KB")  # several files and an index
     else:
         config.save_pretrained(folder)
-        (folder / "config.json").write_text(
-            json.dumps(
-                json.loads((folder / "config.json").read_text()) | {"architectures": ["LlamaForCausalLM"]}
-            )
-        )
+        edit_json("config.json", architectures=["LlamaForCausalLM"])(folder)
         torch.save(model.state_dict(), folder / "pytorch_model.bin")
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level(300), eos_token="<|endoftext|>")
     tokenizer.save_pretrained(folder)
@@ -157,22 +171,14 @@ def test_a_llama_folder_of_transformers_comes_in(tied, safe, tmp_path):
     theirs = llama_of_transformers(folder, tied, safe)
     assert convert.main(["--from_hf", str(folder), "--out", str(back)]) == 0
     run = SavedRun.open(back)
-    assert run.model == block(
-        "llama", vocab_size=300, context_length=64, d_model=48, ffn_width=80, heads=(4, 4), kv_heads=(2, 2),
-        rope_base=5e4, norm_eps=1e-6, tie_embeddings=tied, init_std=0.2,
-    )  # fmt: skip
+    sizes = {"vocab_size": 300, "context_length": 64, "d_model": 48, "ffn_width": 80}
+    switches = {"rope_base": 5e4, "norm_eps": 1e-6, "tie_embeddings": tied, "init_std": 0.2}
+    assert run.model == block("llama", **sizes, **switches, heads=(4, 4), kv_heads=(2, 2))
     ids = tokens(2, 64)
     with torch.no_grad():
         assert relative(run.load_model()(ids)[..., :300], theirs(ids).logits) <= 1e-5
     text = "12 bottles stand"
     assert run.tokenizer.encode(text) == AutoTokenizer.from_pretrained(folder).encode(text)
-
-
-def edit_json(name, **changes):
-    def edit(folder):
-        (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | changes))
-
-    return edit
 
 
 INDEX = "model.safetensors.index.json"
@@ -181,17 +187,14 @@ INDEX = "model.safetensors.index.json"
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (edit_json(INDEX, weight_map=5), "has no weight_map"),
-        (edit_json(INDEX, weight_map={"a": 5}), "has no weight_map"),
-        (edit_json(INDEX, weight_map={"a": "../../x.safetensors"}), "is missing"),
+        (edit_json(INDEX, weight_map=5), "5 is not valid; give a mapping"),
+        (edit_json(INDEX, weight_map={"a": 5}), "weight_map: a: 5 is not valid; give text"),
+        (edit_json(INDEX, weight_map={"a": "../../x.safetensors"}), "is not a file of that folder"),
+        (edit_json("config.json", num_hidden_layers=1000), "the folder's weights have"),
         (lambda folder: (folder / INDEX).write_text("[" * 1000), "is not valid JSON"),
         (lambda folder: (folder / "tokenizer_config.json").write_text("[]"), "must hold a JSON object"),
         (edit_json("tokenizer_config.json", eos_token=7), "it must be the text of a token"),
-        (
-            edit_json("config.json", max_position_embeddings=10**12),
-            "context_length: 1000000000000 is not valid",
-        ),
-        (edit_json("config.json", max_position_embeddings="many"), "max_position_embeddings"),
+        (edit_json("config.json", max_position_embeddings=10**12), "context_length: 1000000000000 is not"),
         (lambda folder: (folder / "config.json").write_text("[]"), "must hold a JSON object"),
     ],
 )
@@ -231,10 +234,8 @@ def test_an_imported_run_continues(native, small_folder, tmp_path):
     shutil.rmtree(folder / "tokenizer")
     AutoTokenizer.from_pretrained(folder, trust_remote_code=True).save_pretrained(folder)
     assert convert.main(["--from_hf", str(folder), "--out", str(back)]) == 0
-    run = trained(
-        small_folder, back.parent, "back", "--model", str(back / "model.json"), "--steps", "2",
-        "--logging.every", "1", ranks=1, stage=2,
-    )  # fmt: skip
+    more = ["--model", str(back / "model.json"), "--steps", "2", "--logging.every", "1"]
+    run = trained(small_folder, back.parent, "back", *more, ranks=1, stage=2)
     rows = read_metrics(run.folder)
     assert rows[0]["train_loss"] < math.log(600) - 0.1
     assert SavedRun.open(run.folder).state.step == 2  # its tokenizer's files are those that its hash names
@@ -255,14 +256,13 @@ def test_an_earlier_step(prism, tmp_path):
 
 
 def test_an_export_that_computes_something_else_leaves_nothing(prism, tmp_path, capsys, monkeypatch):
-    original = export_folder.write_weights
+    original = export_folder._weights_of
 
-    def wrong(folder, tensors, source, *more):
-        return original(
-            folder, tensors, lambda name: source(name) * (1.1 if name.endswith(".v.weight") else 1), *more
-        )
+    def wrong(network, vocab_size):
+        source = original(network, vocab_size)
+        return lambda name: source(name) * (1.1 if name.endswith(".v.weight") else 1)
 
-    monkeypatch.setattr(export_folder, "write_weights", wrong)
+    monkeypatch.setattr(export_folder, "_weights_of", wrong)
     assert "logits differ by" in failure(capsys, prism, "--out", tmp_path / "hf")
     assert list(tmp_path.iterdir()) == []
 
@@ -334,9 +334,7 @@ def test_two_into_one_folder_at_once(prism, tmp_path):
     said = [process.communicate(timeout=120)[1] for process in both]
     assert sorted(process.returncode for process in both) == [0, 2], said
     refusal = next(text for process, text in zip(both, said, strict=True) if process.returncode)
-    assert "Traceback" not in refusal and [
-        line for line in refusal.splitlines() if line.startswith("error: out: ")
-    ]
+    assert "Traceback" not in refusal and "\nerror: out: " in "\n" + refusal
     assert [path.name for path in (tmp_path / "hf").iterdir()] == ["x"]
     AutoModelForCausalLM.from_pretrained(tmp_path / "hf" / "x", trust_remote_code=True)
 
@@ -353,25 +351,20 @@ def test_a_tokenizer_that_does_not_match(prism, tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "run: missing"),
-        (["nowhere", "--out", "x"], "does not exist"),
-        (["{tmp}", "--out", "x"], "is not a run's folder"),
-        (["{run}"], "out: missing"),
-        (["{run}", "--out", "x", "--step", "7"], "no checkpoint of step 7"),
-        (
-            ["{run}", "--out", "x", "--format", "onnx"],
-            "format: 'onnx' is not valid; give one of auto, native, llama",
-        ),
-        (["{run}", "--out", "x", "--dtype", "int8"], "dtype: 'int8'"),
-        (["{run}", "--out", "x", "--fromat", "llama"], "did you mean '--format'?"),
-        (["{run}", "--from_hf", "{tmp}", "--out", "x"], "give one of them"),
-        (["--from_hf", "{tmp}", "--out", "x"], "has no config.json"),
+        ("", "run: missing"),
+        ("nowhere --out x", "does not exist"),
+        ("{tmp} --out x", "is not a run's folder"),
+        ("{run}", "out: missing"),
+        ("{run} --out x --step 7", "no checkpoint of step 7"),
+        ("{run} --out x --format onnx", "format: 'onnx' is not valid; give one of auto, native or llama"),
+        ("{run} --from_hf {tmp} --out x", "give one of them"),
+        ("--from_hf {tmp} --out x", "has no config.json"),
     ],
 )
 def test_bad_input_is_one_line(arguments, words, prism, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    filled = [text.format(run=prism, tmp=tmp_path / "empty") for text in arguments]
+    filled = [text.format(run=prism, tmp=tmp_path / "empty") for text in arguments.split()]
     assert words in failure(capsys, *filled)
     assert not (tmp_path / "x").exists()
 
@@ -380,47 +373,38 @@ def test_bad_input_is_one_line(arguments, words, prism, tmp_path, capsys, monkey
     ("change", "words"),
     [
         ({"model_type": "mamba"}, "holds 'mamba', which is not supported"),
-        (
-            {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
-            "RoPE scaling 'linear'",
-        ),
-        ({"hidden_act": "relu"}, "activation 'relu'"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_type 'linear'"),
+        ({"hidden_act": "relu"}, "hidden_act 'relu'"),
         ({"intermediate_size": 100}, "has shape"),
         ({"num_hidden_layers": 3}, "which its architecture has not"),
         ({"num_hidden_layers": 5}, "lacks model.layers.4"),
     ],
 )
-def test_folders_that_cannot_come_in(change, words, prism, tmp_path, capsys):
-    folder = tmp_path / "llama"
-    assert convert.main([str(prism), "--out", str(folder), "--format", "llama"]) == 0
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | change))
-    assert words in failure(capsys, "--from_hf", folder, "--out", tmp_path / "runs" / "back")
+def test_folders_that_cannot_come_in(change, words, llama, tmp_path, capsys):
+    edit_json("config.json", **change)(llama)
+    assert words in failure(capsys, "--from_hf", llama, "--out", tmp_path / "runs" / "back")
     assert not (tmp_path / "runs" / "back").exists()
 
 
-def test_a_tokenizer_that_could_not_go_out_again_does_not_come_in(prism, tmp_path, capsys):
-    folder = tmp_path / "llama"
-    assert convert.main([str(prism), "--out", str(folder), "--format", "llama"]) == 0
-    shutil.rmtree(folder / "tokenizer")
-    (folder / "tokenizer.json").unlink()
-    (folder / "tokenizer.model").write_bytes(sentencepiece_with_a_prefix())
-    assert "changes its text" in failure(capsys, "--from_hf", folder, "--out", tmp_path / "runs" / "back")
+def test_a_tokenizer_that_could_not_go_out_again_does_not_come_in(llama, tmp_path, capsys):
+    shutil.rmtree(llama / "tokenizer")
+    (llama / "tokenizer.json").unlink()
+    (llama / "tokenizer.model").write_bytes(sentencepiece_with_a_prefix())
+    assert "changes its text" in failure(capsys, "--from_hf", llama, "--out", tmp_path / "runs" / "back")
     assert not (tmp_path / "runs" / "back").exists()
 
 
-def test_pickles_are_read_without_running_them(prism, tmp_path, capsys):
+def test_pickles_are_read_without_running_them(llama, tmp_path, capsys):
     """pytorch_model.bin comes in through weights_only; one that would run code is refused."""
-    folder = tmp_path / "llama"
-    assert convert.main([str(prism), "--out", str(folder), "--format", "llama"]) == 0
-    (folder / "model.safetensors").unlink()
+    (llama / "model.safetensors").unlink()
 
     class Evil:
         def __reduce__(self):
             return (open, (str(tmp_path / "pwned"), "w"))
 
-    torch.save({"model.embed_tokens.weight": Evil()}, folder / "pytorch_model.bin")
-    assert "cannot be read" in failure(capsys, "--from_hf", folder, "--out", tmp_path / "runs" / "back")
+    weights = {"model.embed_tokens.weight": Evil(), "padding": torch.zeros(300_000)}
+    torch.save(weights, llama / "pytorch_model.bin")
+    assert "cannot be loaded" in failure(capsys, "--from_hf", llama, "--out", tmp_path / "runs" / "back")
     assert not (tmp_path / "pwned").exists()
 
 

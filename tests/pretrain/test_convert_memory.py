@@ -17,8 +17,9 @@ from pretrain.data.tokenizer import tokenizer_hash
 from tests.helpers.exports import trained
 from tests.helpers.training import ROOT
 
-# Beyond one copy of the weights: tokenizer, tokens, one tensor, logits, and what libraries map while they work. It does
-# not grow with the model: 59 to 80 MB were seen for 228 to 455 MB of weights, on several machines.
+# Beyond one copy of the weights: tokenizer, tokens, one tensor, logits, and what libraries map while they
+# work. It does not grow with the model: 59 to 80 MB were seen for 228 to 455 MB of weights, on several
+# machines.
 OTHER_BYTES = 110e6
 
 
@@ -41,7 +42,8 @@ def write_run(folder, small, model: ModelConfig) -> None:
 
 
 def converted(run, out, chosen, weights):
-    """Convert in a process of its own; bytes of its memory (mapped files, too) beyond its imports and the weights."""
+    """Convert in a process of its own; bytes of its memory (mapped files, too) beyond its imports and the
+    weights."""
     command = [sys.executable, "benchmarks/conversion_session.py", str(run), str(out), "--format", chosen]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
     assert finished.returncode == 0, finished.stderr
@@ -69,12 +71,18 @@ def test_peak_memory(chosen, kind, small, tmp_path):
     ("ranks", "stage", "tensor_parallel"), [(2, 1, 1), (2, 2, 1), (2, 3, 1), (2, 1, 2), (4, 3, 2)]
 )
 def test_peak_memory_of_what_ranks_wrote(ranks, stage, tensor_parallel, small_folder, tmp_path):
-    """DeepSpeed's files, whose parts of every parameter are joined: 230 MB of weights after one optimizer step."""
+    """DeepSpeed's files, whose parts of every parameter are joined: 230 MB of weights after one optimizer
+    step."""
     heads = (3, 6, 8, 8, 12, 12, 12, 12)
     model = block("llama", vocab_size=600, context_length=64, d_model=768, ffn_width=2048, heads=heads)
     (tmp_path / "model.json").write_text(json.dumps(model.to_json()))
-    run = trained(
-        small_folder, tmp_path, "run", "--model", str(tmp_path / "model.json"), "--steps", "1",
-        "--tensor_parallel", str(tensor_parallel), ranks=ranks, stage=stage,
-    ).folder  # fmt: skip
+    more = [
+        "--model",
+        str(tmp_path / "model.json"),
+        "--steps",
+        "1",
+        "--tensor_parallel",
+        str(tensor_parallel),
+    ]
+    run = trained(small_folder, tmp_path, "run", *more, ranks=ranks, stage=stage).folder
     assert converted(run, tmp_path / "hf", "native", 4 * model.num_parameters()) <= OTHER_BYTES

@@ -12,20 +12,33 @@ from pretrain.checkpoint.state import TrainingState
 from pretrain.data.tokenizer import SentencePieceTokenizer, tokenizer_hash
 from pretrain.metrics.file import MetricsFile
 from pretrain.plots.command import _rows, _series, main
+from tests.helpers.exports import refusal
+
+
+def write_rows(folder, *rows):
+    folder.mkdir(exist_ok=True)
+    file = MetricsFile(folder / "metrics.jsonl")
+    for step, row in rows:
+        file.append(
+            step, {"tokens": step * 10, "lr/base/decay": 1e-3, "grad_norm": 1.0, "train_loss": 5 / step} | row
+        )
+    file.close()
 
 
 def write_run(folder, steps):
-    folder.mkdir()
-    file = MetricsFile(folder / "metrics.jsonl")
-    for step in range(1, steps + 1):
-        row = {
-            "tokens": step * 10,
-            "train_loss": 5 / step,
-            "grad_norm": float("inf") if step == 2 else 1.0,
-            "lr/base/decay": 1e-3,
-        }
-        file.append(step, row | ({"val_loss": 6 / step} if step % 2 == 0 else {}))
-    file.close()
+    every = {2: {"grad_norm": float("inf")}}
+    rows = [
+        (step, every.get(step, {}) | ({"val_loss": 6 / step} if step % 2 == 0 else {}))
+        for step in range(1, steps + 1)
+    ]
+    write_rows(folder, *rows)
+
+
+def texts(out, *folders):
+    """The texts in the picture that the command draws of *folders*."""
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        assert main([*map(str, folders), "--out", str(out)]) == 0
+    return [html.unescape(text) for text in re.findall(r">([^<>]+)</text>", out.read_text())]
 
 
 def test_draws_one_picture_of_several_runs(tmp_path, capsys):
@@ -33,20 +46,14 @@ def test_draws_one_picture_of_several_runs(tmp_path, capsys):
         write_run(tmp_path / name, 6)
     main([str(tmp_path / "a"), str(tmp_path / "b")])
     picture = tmp_path / "a/plots/training.png"
-    assert capsys.readouterr().out == f"wrote {picture}\n"
+    assert capsys.readouterr().out == f"wrote    {picture}\n"
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_tokens_are_counted_from_zero_in_short_numbers(tmp_path):
-    file = MetricsFile(tmp_path / "metrics.jsonl")
-    file.append(1, {"tokens": 2_500_000, "train_loss": 1.0, "grad_norm": 1.0, "lr/base/decay": 1e-3})
-    file.close()
-    with matplotlib.rc_context({"svg.fonttype": "none"}):
-        assert main([str(tmp_path), "--out", str(tmp_path / "curves.svg")]) == 0
-    texts = re.findall(r">([^<>]+)</text>", (tmp_path / "curves.svg").read_text())
-    assert (
-        "500k" in texts and "1M" in texts and "2.5M" in texts and not any("00000" in text for text in texts)
-    )
+    write_rows(tmp_path, (1, {"tokens": 2_500_000}))
+    found = texts(tmp_path / "curves.svg", tmp_path)
+    assert {"500k", "1M", "2.5M"} <= set(found) and not any("00000" in text for text in found)
 
 
 def test_series_are_the_rows_that_have_the_figure(tmp_path):
@@ -101,13 +108,10 @@ def test_what_does_not_compare_is_said_and_drawn(tmp_path, capsys, steps, change
     checkpoint(tmp_path / "a", 6)
     if changes is not None:
         checkpoint(tmp_path / "b", steps, **changes)
-    out = tmp_path / "curves.svg"
-    with matplotlib.rc_context({"svg.fonttype": "none"}):
-        assert main([str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(out)]) == 0
+    drawn = " ".join(texts(tmp_path / "curves.svg", tmp_path / "a", tmp_path / "b"))
     assert capsys.readouterr().err == "".join(f"warning: {line}\n" for line in lines)
-    drawn = " ".join(re.findall(r">([^<>]+)</text>", out.read_text()))
     for line in lines:
-        assert line in html.unescape(drawn)
+        assert line in drawn
 
 
 def test_losses_of_different_tokenizers_are_drawn_in_bits_per_byte(tmp_path, capsys):
@@ -117,17 +121,12 @@ def test_losses_of_different_tokenizers_are_drawn_in_bits_per_byte(tmp_path, cap
             [f"{n} bottles stand on shelf {7 * n}\n" for n in range(200)], size
         )
         tokenizer.save(checkpoint(tmp_path / name, 6, tokenizer=tokenizer_hash(tokenizer)) / "tokenizer")
-    arguments = [str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "curves.svg")]
-    assert main(arguments) == 2  # none of them has bits per byte
-    error = capsys.readouterr().err
-    assert "error: runs: tokenizers differ: b from a (vocabulary: " in error
-    for name in ("a", "b"):
-        file = MetricsFile(tmp_path / name / "metrics.jsonl")
-        file.append(7, {"tokens": 70, "train_loss": 1.0, "val_bpb": 2.0})
-        file.close()
-    with matplotlib.rc_context({"svg.fonttype": "none"}):
-        assert main(arguments) == 0
-    drawn = (tmp_path / "curves.svg").read_text()
+    folders, out = (tmp_path / "a", tmp_path / "b"), tmp_path / "curves.svg"
+    line = refusal(capsys, main, *folders, "--out", out)  # none of them has bits per byte
+    assert "error: runs: tokenizers differ: b from a (vocabulary: " in line
+    for folder in folders:
+        write_rows(folder, (7, {"val_bpb": 2.0}))
+    drawn = " ".join(texts(out, *folders))
     assert "validation loss (bits per byte)" in drawn and "nats per token)" not in drawn
 
 
@@ -135,8 +134,7 @@ def test_losses_of_different_tokenizers_are_drawn_in_bits_per_byte(tmp_path, cap
 def test_bad_input(tmp_path, capsys, content):
     if content is not None:
         (tmp_path / "metrics.jsonl").write_text(content)
-    assert main([str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith("error: run: ")
+    assert refusal(capsys, main, tmp_path).startswith("error: run: ")
 
 
 @pytest.mark.parametrize("out", ["a.xyz", "folder", "file/a.png", "x" * 300 + ".png"])
@@ -145,7 +143,5 @@ def test_pictures_that_cannot_be_written(tmp_path, capsys, out):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     before = sorted(tmp_path.rglob("*"))
-    assert main([str(tmp_path / "run"), "--out", str(tmp_path / out)]) == 2
-    line = capsys.readouterr().err
-    assert line.startswith("error: ") and line.count("\n") == 1
+    refusal(capsys, main, tmp_path / "run", "--out", tmp_path / out)
     assert sorted(tmp_path.rglob("*")) == before

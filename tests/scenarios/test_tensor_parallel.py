@@ -210,8 +210,8 @@ def sample(sequence_parallel):
     """Tokens that a fresh model makes up, greedily and at random, at t = 1 and on this grid."""
     from model.initialization import initialize
     from model.presets import preset
+    from model.sampling import generate
     from model.transformer import Transformer
-    from pretrain.generate import generate
 
     texts = []
     for tensor_parallel in (1, dist.get_world_size()):

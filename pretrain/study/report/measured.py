@@ -73,7 +73,8 @@ def draw_scores(view: View, path: Path) -> str:
         return "no finished run has measured zero-shot scores (evaluation.every)"
     rows = [(view.summaries[name], row) for name, found in keys.items() for row in _rows(found, columns)]
     heights = [0.32 * len(summaries) + 0.6 for summaries, _ in rows]
-    size, options = (1.5 + 3.8 * columns, sum(heights) + 0.6), {"squeeze": False, "height_ratios": heights}
+    size = (1.5 + 3.8 * columns, sum(heights) + 0.6)
+    options: dict[str, Any] = {"squeeze": False, "height_ratios": heights}
     with saved_figure(path, "out", len(rows), columns, size=size, dpi=DPI, **options) as (_, axes):
         for axis in axes.flat:
             axis.set_axis_off()

@@ -45,6 +45,5 @@ def test_scores_stand_at_the_tokens_of_their_step(tmp_path, monkeypatch, newest)
     options = SimpleNamespace(model=str(tmp_path), wandb="auto")
     _log_to_wandb(options, 100, {"piqa/acc": 0.5})
     assert Logger.rows == [(100, {"tokens": 4000, "evaluation/piqa/acc": 0.5})]
-    assert Logger.made == {
-        "folder": tmp_path, "mode": "offline", "project": "mine", "newest_step": newest or 100, "closed": True,
-    }  # fmt: skip
+    filed = {"folder": tmp_path, "mode": "offline", "project": "mine"}
+    assert Logger.made == {**filed, "newest_step": newest or 100, "closed": True}

@@ -8,7 +8,8 @@ from transformers import AutoModelForCausalLM
 
 from model.config import block
 from model.errors import UserError
-from pretrain.hf.formats import Padding, choose_format, llama_name, padding_cost, padding_for
+from pretrain.hf.formats import choose_format, folder_name, folder_tensors
+from pretrain.hf.padding import Padding, padding_cost, padding_for
 from tests.helpers.networks import CONFIGS, LLAMA, network, relative, tokens, write_folder
 
 ROPE = ["uniform", "prism", "ablation", "descending", "grouped", "head_dim"]
@@ -97,6 +98,8 @@ def test_no_head_count_that_fits():
 
 
 def test_names():
-    assert llama_name("layers.3.attention.q.weight") == "model.layers.3.self_attn.q_proj.weight"
-    assert llama_name("layers.0.ffn_norm.bias") == "model.layers.0.post_attention_layernorm.bias"
-    assert llama_name("output.weight") == "lm_head.weight"
+    assert folder_name("layers.3.attention.q.weight", "llama") == "model.layers.3.self_attn.q_proj.weight"
+    assert folder_name("layers.0.ffn_norm.bias", "native") == "model.layers.0.post_attention_layernorm.bias"
+    assert folder_name("output.weight", "gpt2") == folder_name("output.weight", "llama") == "lm_head.weight"
+    joined = folder_tensors(CONFIGS["gpt2"], "gpt2")["transformer.h.1.attn.c_attn.bias"]
+    assert joined == tuple(f"layers.1.attention.{part}.bias" for part in "qkv")

@@ -1,7 +1,7 @@
 """The exported architecture computes what our network computes, and does what transformers' users expect.
 
-1e-5 of the largest logit in fp32: the same products summed in another order differ by some 1e-7. In bf16 (8 bits)
-each of the layers rounds by 2^-9; 3e-2 leaves a factor of ten.
+1e-5 of the largest logit in fp32: the same products summed in another order differ by some 1e-7. In bf16 (8
+bits) each of the layers rounds by 2^-9; 3e-2 leaves a factor of ten.
 """
 
 import copy
@@ -11,22 +11,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
-from pretrain.generate import cached, sample
+from model.sampling import cached, sample
 from pretrain.hf.modeling_head_schedule import HeadScheduleForCausalLM
-from tests.helpers.networks import CONFIGS, network, relative, tokens, write_folder
+from tests.helpers.networks import CONFIGS, network, relative, tokens
 
 FP32, BF16 = 1e-5, 3e-2
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    """Exported folder by config name, written when first asked for."""
-    root = tmp_path_factory.mktemp("native")
-
-    def folder(name):
-        return root / name if (root / name).is_dir() else write_folder(network(name), root / name)
-
-    return folder
+GREEDY = {"do_sample": False, "eos_token_id": None, "pad_token_id": 1}
 
 
 def load(folder, attention="sdpa", **options):
@@ -63,7 +53,7 @@ def test_rotary_frequencies_survive_casts(folders):
 def test_greedy_generation_with_cache_without_and_ours_agree(name, folders):
     ids = tokens(1, 7, seed=3)
     theirs = load(folders(name))
-    options = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": None, "pad_token_id": 1}
+    options = {**GREEDY, "max_new_tokens": 40}
     with_cache = theirs.generate(ids, **options)
     without = theirs.generate(ids, use_cache=False, **options)
     ours = list(sample(cached(network(name)), ids[0].tolist(), 40, temperature=0, top_p=1, seed=0))
@@ -82,7 +72,7 @@ def test_left_padded_batches_equal_single_ones(name, attention, folders):
         batch = theirs(padded, attention_mask=mask).logits
         assert relative(batch[0], theirs(long).logits[0]) <= FP32
         assert relative(batch[1, 8:], theirs(short).logits[0]) <= FP32
-    options = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": None, "pad_token_id": 1}
+    options = {**GREEDY, "max_new_tokens": 30}
     batch = theirs.generate(padded, attention_mask=mask, **options)
     assert batch[0, 20:].tolist() == theirs.generate(long, **options)[0, 20:].tolist()
     assert batch[1, 20:].tolist() == theirs.generate(short, **options)[0, 12:].tolist()
@@ -92,9 +82,7 @@ def test_left_padded_batches_equal_single_ones(name, attention, folders):
 def test_static_cache_generates_the_same(name, folders):
     theirs = load(folders(name))
     ids = tokens(1, 7, seed=3)
-    options = {
-        "max_new_tokens": 20, "do_sample": False, "eos_token_id": None, "pad_token_id": 1, "disable_compile": True
-    }  # fmt: skip
+    options = {**GREEDY, "max_new_tokens": 20, "disable_compile": True}
     static = theirs.generate(ids, cache_implementation="static", **options)
     assert static.tolist() == theirs.generate(ids, **options).tolist()
 
@@ -168,10 +156,9 @@ def test_trainer_takes_a_step(name, folders, tmp_path):
     model = load(folders(name)).train()
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     data = [{"input_ids": row, "labels": row} for row in tokens(4, 32)]
-    arguments = TrainingArguments(
-        output_dir=str(tmp_path), max_steps=1, per_device_train_batch_size=4, learning_rate=1e-2, report_to=[],
-        save_strategy="no", use_cpu=True, disable_tqdm=True, gradient_checkpointing=True,
-    )  # fmt: skip
+    quiet = {"report_to": [], "save_strategy": "no", "disable_tqdm": True}
+    step = {"max_steps": 1, "per_device_train_batch_size": 4, "learning_rate": 1e-2, "use_cpu": True}
+    arguments = TrainingArguments(str(tmp_path), gradient_checkpointing=True, **step, **quiet)
     Trainer(model=model, args=arguments, train_dataset=data).train()
     after = dict(model.named_parameters())
     unchanged = [name for name, tensor in before.items() if torch.equal(tensor, after[name])]

@@ -1,4 +1,5 @@
-"""The folder that an export or import writes: of two at once one wins; other people's files are not blamed on it."""
+"""The folder that an export or import writes: of two at once one wins; other people's files are not blamed on
+it."""
 
 import shutil
 import subprocess
@@ -17,7 +18,8 @@ from pathlib import Path
 from model.errors import UserError
 from pretrain.hf.new_folder import new_folder
 try:
-    with new_folder(Path(sys.argv[1]), 10, {"None": None, "True": True, "False": False}[sys.argv[2]]) as partial:
+    overwrite = {"None": None, "True": True, "False": False}[sys.argv[2]]
+    with new_folder(Path(sys.argv[1]), 10, overwrite) as partial:
         (partial / "config.json").write_text(sys.argv[3])
         print("begun", flush=True)
         sys.stdin.readline()

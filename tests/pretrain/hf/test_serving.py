@@ -1,7 +1,7 @@
 """What servers and transformers' own parallelism ask of the exported architecture.
 
-vLLM itself is not installed here. What is checked is what its documentation ("Writing custom models", Transformers
-modeling backend) asks for, and the way its 0.33 calls a model: see docs/huggingface.md.
+vLLM itself is not installed here. What is checked is what its documentation ("Writing custom models",
+Transformers modeling backend) asks for, and the way its 0.33 calls a model: see docs/huggingface.md.
 """
 
 from __future__ import annotations
@@ -17,20 +17,9 @@ from transformers import AttentionInterface, AutoConfig, AutoModel
 
 from pretrain.hf.modeling_head_schedule import HeadScheduleAttention, HeadScheduleForCausalLM
 from tests.helpers.distributed import run_distributed
-from tests.helpers.networks import CONFIGS, network, relative, tokens, write_folder
+from tests.helpers.networks import CONFIGS, network, relative, tokens
 
 FP32 = 1e-5
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    """Exported folder by config name, written when first asked for."""
-    root = tmp_path_factory.mktemp("serving")
-
-    def folder(name):
-        return root / name if (root / name).is_dir() else write_folder(network(name), root / name)
-
-    return folder
 
 
 def plain_attention(query, key, value, scaling, allowed):
@@ -49,7 +38,8 @@ def window_mask(length, window):
 
 @pytest.mark.parametrize("name", ["prism", "grouped", "head_dim", "gptneo_windows"])
 def test_a_plugged_in_attention_is_called_for_every_layer_with_its_own_heads(name, folders):
-    """AttentionInterface.register, as a server does it; the model hands it no mask and the layer's own scale."""
+    """AttentionInterface.register, as a server does it; the model hands it no mask and the layer's own
+    scale."""
     model, ids, calls = CONFIGS[name], tokens(1, 40), []
 
     def recorded(module, query, key, value, attention_mask, scaling, sliding_window=None, **kwargs):
@@ -95,9 +85,9 @@ class PlayedAttention(torch.nn.Module):
 
 @pytest.mark.parametrize("name", ["prism", "grouped", "head_dim", "gpt2_prism"])
 def test_the_way_vllm_runs_a_model(name, folders):
-    """Its 0.33 sets the implementation on the configuration, builds AutoModel from it on the meta device, reads every
-    layer's geometry from per_layer_config, attaches an attention layer to each module and calls the bare decoder with
-    several sequences in one row, told apart by their positions."""
+    """Its 0.33 sets the implementation on the configuration, builds AutoModel from it on the meta device,
+    reads every layer's geometry from per_layer_config, attaches an attention layer to each module and calls
+    the bare decoder with several sequences in one row, told apart by their positions."""
     lengths = [11, 7]
     first, second = tokens(1, lengths[0], seed=1), tokens(1, lengths[1], seed=2)
 
@@ -132,8 +122,8 @@ def test_the_way_vllm_runs_a_model(name, folders):
 
 
 def test_the_source_says_which_attention_is_called():
-    """vLLM 0.33 finds the module that attends by reading its source: one look-up in ALL_ATTENTION_FUNCTIONS, one call
-    of what was found, with a scaling that it can evaluate on the module."""
+    """vLLM 0.33 finds the module that attends by reading its source: one look-up in ALL_ATTENTION_FUNCTIONS,
+    one call of what was found, with a scaling that it can evaluate on the module."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(HeadScheduleAttention.forward)))
     found = {
         node.target.id
@@ -148,7 +138,8 @@ def test_the_source_says_which_attention_is_called():
 
 
 def test_what_servers_look_for(folders):
-    """A plan for every projection, a pipeline plan over real modules, causal attention, readable global settings."""
+    """A plan for every projection, a pipeline plan over real modules, causal attention, readable global
+    settings."""
     model = HeadScheduleForCausalLM.from_pretrained(folders("prism"))
     assert model._supports_attention_backend and model._supports_flash_attn and model._supports_sdpa
     assert model.is_backend_compatible() and model.supports_pp_plan
@@ -177,7 +168,8 @@ def test_what_servers_look_for(folders):
 
 
 def tensor_parallel_logits(folder, ids):
-    """Logits of a model that this rank has a part of, how many rows its first q_proj has, and its greedy text."""
+    """Logits of a model that this rank has a part of, how many rows its first q_proj has, and its greedy
+    text."""
     from transformers.distributed import DistributedConfig
 
     torch.distributed.barrier()
@@ -213,7 +205,8 @@ def refused(folder, ids):
 
 
 def test_heads_that_do_not_divide_are_refused_by_name(folders):
-    """Three heads on two ranks: an error that names the layer and its heads, not numbers from inside a view."""
+    """Three heads on two ranks: an error that names the layer and its heads, not numbers from inside a
+    view."""
     for message in run_distributed(refused, 2, folders("prism"), tokens(1, 24), timeout=120):
         assert "layer 1 has 3 attention heads" in message and message.endswith("valid for this model: 1")
 

@@ -1,6 +1,7 @@
 """Exported tokenizers give the run's ids, for any text."""
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
@@ -10,11 +11,20 @@ from pretrain.data.sentencepiece_bpe import byte_fallback_bpe
 from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.tokenizer import HuggingFaceTokenizer, SentencePieceTokenizer
 from pretrain.hf.tokenizer_files import ORIGINAL_FOLDER, check_tokenizer, write_tokenizer
+from tests.pretrain.data.test_tokenizer_folders import sentencepiece_with_a_prefix
 
-AWKWARD = [
-    "", " ", "  ", "   x", "a  b   c    d", "\n", "\n\n\n\n x\n", "\t\tdef f():\r\n", "▁", "▁▁ ▁x▁", " ▁ ",
-    "naïve café 日本語 🙂🙂", "\x00\x01", "<0x41> <unk>", "x" * 300, " " * 257, "e\u0301",
-]  # fmt: skip
+SPACES = ["", " ", "  ", "   x", "a  b   c    d", "\n", "\n\n\n\n x\n", "\t\tdef f():\r\n", " " * 257]
+CHARACTERS = [
+    "▁",
+    "▁▁ ▁x▁",
+    " ▁ ",
+    "naïve café 日本語 🙂🙂",
+    "\x00\x01",
+    "<0x41> <unk>",
+    "x" * 300,
+    "e\u0301",
+]
+AWKWARD = [*SPACES, *CHARACTERS]
 
 
 @pytest.fixture(scope="module")
@@ -41,20 +51,15 @@ def test_ids_are_equal_on_real_text(exported):
     assert check_tokenizer(folder, ours, texts) > 100_000
 
 
+@pytest.fixture(scope="module")
+def backend(exported):
+    return tokenizers.Tokenizer.from_file(str(exported[1] / "tokenizer.json"))
+
+
 @settings(max_examples=300, deadline=None)
 @given(text=st.text(st.sampled_from(" \n\tab▁_é日=(")) | st.text())
-def test_ids_are_equal_on_any_text(exported, text):
-    ours, folder = exported
-    backend = _backend(folder)
-    assert backend.encode(text, add_special_tokens=False).ids == ours.encode(text)
-
-
-def _backend(folder, cache={}):  # noqa: B006
-    import tokenizers
-
-    if folder not in cache:
-        cache[folder] = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    return cache[folder]
+def test_ids_are_equal_on_any_text(exported, backend, text):
+    assert backend.encode(text, add_special_tokens=False).ids == exported[0].encode(text)
 
 
 def test_special_tokens_and_padding(exported):
@@ -84,14 +89,5 @@ def test_other_ids_are_noticed(exported, tmp_path, small_folder):
 
 
 def test_models_that_change_their_text_are_refused():
-    import io
-
-    import sentencepiece
-
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["some text to learn from"] * 50), model_writer=model, vocab_size=280,
-        model_type="bpe", byte_fallback=True, minloglevel=2,
-    )  # fmt: skip
     with pytest.raises(UserError, match="changes its text"):
-        byte_fallback_bpe(SentencePieceTokenizer(model.getvalue(), "foreign"))
+        byte_fallback_bpe(SentencePieceTokenizer(sentencepiece_with_a_prefix(), "foreign"))

@@ -98,15 +98,7 @@ def record(folder: Path, mode: Any) -> list[str]:
         ("offline", True, True, ["offline"], "wandb sync"),
     ],
 )
-def test_modes(
-    fake: FakeWandb,
-    tmp_path: Path,
-    mode: str,
-    logged_in: bool,
-    server_answers: bool,
-    modes: list[str],
-    text: str,
-) -> None:
+def test_modes(fake, tmp_path, mode, logged_in, server_answers, modes, text) -> None:
     fake.logged_in, fake.server_answers = logged_in, server_answers
     said = record(tmp_path, mode)
     assert [start["mode"] for start in fake.started] == modes

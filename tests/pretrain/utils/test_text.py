@@ -1,8 +1,8 @@
-"""Numbers and durations as short text."""
+"""Numbers, durations and labelled lines."""
 
 import pytest
 
-from pretrain.utils.text import human_number, human_seconds
+from pretrain.utils.text import human_number, human_seconds, labelled
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,9 @@ def test_human_seconds(seconds: float, text: str) -> None:
 def test_numbers_that_are_none() -> None:
     assert human_number(float("nan")) == "nan"
     assert human_seconds(float("inf")) == "inf"
+
+
+def test_labelled_lines_stand_in_one_column() -> None:
+    assert labelled("saved", "here") == "saved    here"
+    assert labelled("finished", 3) == "finished 3"
+    assert labelled("next", "one\ntwo") == "next     one\n         two"

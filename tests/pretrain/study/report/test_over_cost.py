@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from pretrain.config.growth import GrowthConfig
 
 from model.heads import parse_heads
 from pretrain.config.run_config import RunConfig
+from pretrain.growth.settings import GrowthConfig
 from pretrain.study.report.costs import training_flops
 from pretrain.study.report.over_cost import (
     beside_heads,

@@ -1,0 +1,60 @@
+"""Reads a declared command line: one class of annotated fields is its parser, its checks and its help."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TypeVar
+
+import docstring_parser
+from pydantic import TypeAdapter, ValidationError
+
+from model.declared import explained
+from pretrain.config.command_line import CommandParser
+
+C = TypeVar("C")
+
+
+def parse_options(
+    kind: type[C],
+    arguments: Sequence[str],
+    prog: str,
+    description: str,
+    positional: Sequence[str] = (),
+    epilog: str | None = None,
+) -> C:
+    """The command line *arguments* as an object of *kind*, a class made by ``declared``.
+
+    Each field is a flag, ``--name VALUE`` (or ``--name`` alone, if its default is False); the docstring below
+    it is its help. A field's value is the text given, converted to its type.
+
+    Args:
+        positional: fields that are given by their place instead.
+
+    Raises:
+        UserError: an unknown flag (with the closest), a value missing or outside its declaration.
+    """
+    parser = CommandParser(prog=prog, description=description, epilog=epilog, allow_abbrev=False)
+    documented = {
+        entry.arg_name: entry.description for entry in docstring_parser.parse_from_object(kind).params
+    }
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    for field in fields:
+        help = (documented.get(field.name) or "").replace("%", "%%")
+        if field.default is False:
+            parser.add_argument(f"--{field.name}", action="store_const", const="true", help=help)
+            continue
+        if field.default not in (None, "", dataclasses.MISSING):
+            help += f" (default: {field.default})"
+        if field.name in positional:
+            count = None if field.default is dataclasses.MISSING else "?"
+            parser.add_argument(field.name, nargs=count, metavar=field.name.upper(), help=help)
+        else:
+            parser.add_argument(f"--{field.name}", metavar="VALUE", help=help)
+    given = {
+        name: text for name, text in vars(parser.parse_args(list(arguments))).items() if text is not None
+    }
+    try:
+        return TypeAdapter(kind).validate_strings(given)
+    except ValidationError as error:
+        raise explained(error, names=[field.name for field in fields]) from None

@@ -1,0 +1,129 @@
+"""Zero-pads layers of different attention shapes to one shape, so that plain LlamaForCausalLM holds the
+model.
+
+Added heads have zero rows in o, so they change nothing; added columns of a head stand at rotary frequencies
+that its own pairs do not have.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model.config import ModelConfig
+from model.errors import UserError
+
+
+@dataclass(frozen=True)
+class Padding:
+    """The uniform shape into which every layer's attention fits."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def group(self) -> int:
+        """Query heads per key/value head."""
+        return self.heads // self.kv_heads
+
+
+@dataclass(frozen=True)
+class PaddedTensor:
+    """How a parameter of the attention lies in its padded form; calling it makes that form."""
+
+    shape: tuple[int, ...]
+    dim: int
+    """The dimension that is padded."""
+    places: Tensor
+    """Where each row (column) of the parameter goes along that dimension."""
+    scale: float
+
+    def __call__(self, source: Tensor) -> Tensor:
+        """The parameter -> its padded form."""
+        return torch.zeros(self.shape, dtype=source.dtype).index_copy_(
+            self.dim, self.places, source * self.scale
+        )
+
+
+def padding_for(model: ModelConfig) -> Padding:
+    """The smallest uniform heads, key/value heads and head dim that hold every layer of *model*.
+
+    Head dim: the least common multiple, because rotary frequency 2j/d_h must be one of 2i/D. Llama's
+    configuration requires that heads divide d_model.
+
+    Raises:
+        UserError: no such shape exists.
+    """
+    layers = range(model.num_layers)
+    # rotary pairs: D/2 must hold j * D/d_h, which it does for any common multiple of even head dims
+    head_dim = math.lcm(*(model.layer_head_dim(layer) for layer in layers))
+    group = max(model.heads[layer] // model.layer_kv_heads(layer) for layer in layers)
+    needed = max(model.layer_kv_heads(layer) for layer in layers)
+    for kv_heads in range(needed, model.d_model // group + 1):
+        if model.d_model % (kv_heads * group) == 0:
+            return Padding(kv_heads * group, kv_heads, head_dim)
+    raise UserError(
+        f"format: 'llama' needs a head count of at least {needed * group} that divides d_model {model.d_model} "
+        f"and is a multiple of {group}; there is none; valid: native"
+    )
+
+
+def attention_padding(
+    model: ModelConfig, name: str, shape: tuple[int, ...], padding: Padding
+) -> PaddedTensor | None:
+    """How our parameter *name* of this shape is padded; None if it is not of the attention, or has its full
+    size."""
+    parts = name.split(".")
+    if parts[0] != "layers" or parts[2] != "attention" or name.endswith(".o.bias"):
+        return None
+    layer, part = int(parts[1]), parts[3]
+    heads, kv_heads, head_dim = model.heads[layer], model.layer_kv_heads(layer), model.layer_head_dim(layer)
+    if Padding(heads, kv_heads, head_dim) == padding:
+        return None
+    if part in "kv":
+        head_places, padded_heads = torch.arange(kv_heads), padding.kv_heads
+    else:  # the j-th query head of key/value head k
+        layer_group = torch.arange(heads // kv_heads)
+        head_places = (torch.arange(kv_heads)[:, None] * padding.group + layer_group).flatten()
+        padded_heads = padding.heads
+    if part in "qk":  # pair j of d_h turns by 2j/d_h: the padded pair with that frequency is j * D/d_h
+        first = torch.arange(head_dim // 2) * (padding.head_dim // head_dim)
+        columns = torch.cat([first, first + padding.head_dim // 2])
+    else:
+        columns = torch.arange(head_dim)
+    dim = 1 if part == "o" else 0
+    return PaddedTensor(
+        shape=(*shape[:dim], padded_heads * padding.head_dim, *shape[dim + 1 :]),
+        dim=dim,
+        places=(head_places[:, None] * padding.head_dim + columns).flatten(),  # [h * d_h]
+        # Llama divides the logits by sqrt(D), not by the layer's own sqrt(d_h).
+        scale=math.sqrt(padding.head_dim / head_dim) if part == "q" else 1.0,
+    )
+
+
+def padding_cost(model: ModelConfig, padding: Padding) -> list[str]:
+    """What the padding costs, in lines to print; empty when no layer is padded."""
+    layers = range(model.num_layers)
+    width = padding.heads * padding.head_dim * model.num_layers
+    kv_width = padding.kv_heads * padding.head_dim * model.num_layers
+    own_width = sum(model.attention_width(layer) for layer in layers)
+    own_kv_width = sum(model.kv_width(layer) for layer in layers)
+    if (own_width, own_kv_width) == (width, kv_width):
+        return []
+    own, added = model.num_parameters(), 2 * model.d_model * (width + kv_width - own_width - own_kv_width)
+    return [
+        f"padded to {padding.heads} heads ({padding.kv_heads} key/value) of dim {padding.head_dim} in "
+        "every layer",
+        *(
+            f"  {what:29} {before:,} -> {after:,} ({after / before:.2f}x)"
+            for what, before, after in (
+                ("attention width, all layers", own_width, width),
+                ("KV cache, values per token", 2 * own_kv_width, 2 * kv_width),
+                ("parameters", own, own + added),
+            )
+        ),
+    ]

@@ -1,0 +1,45 @@
+"""Sampling: distributions, seeds, and a cache that changes no token."""
+
+import pytest
+import torch
+
+from model.sampling import cached, generate, pick, recomputed, sample
+from tests.helpers.networks import CONFIGS, network, tokens
+
+
+def test_pick_follows_temperature_and_top_p():
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
+    generator = torch.Generator().manual_seed(0)
+    assert {pick(logits, 0, 1.0, generator) for _ in range(5)} == {0}
+    # Probabilities 0.64, 0.24, 0.09, 0.03: the first two reach 0.8.
+    assert {pick(logits, 1.0, 0.8, generator) for _ in range(200)} == {0, 1}
+    counts = torch.bincount(
+        torch.tensor([pick(logits, 1.0, 1.0, generator) for _ in range(4000)]), minlength=4
+    )
+    assert {pick(logits, 1e-30, 1.0, generator) for _ in range(5)} == {0}
+    # Four standard deviations of a share of 4,000 draws are 0.03.
+    torch.testing.assert_close(counts / 4000, logits.softmax(0), atol=0.03, rtol=0)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_cache_changes_no_token_even_beyond_the_context(name):
+    """64 positions of context; 90 tokens are asked for."""
+    ours = network(name)
+    prompt = tokens(1, 7)[0].tolist()
+    options = {"count": 90, "temperature": 0.9, "top_p": 0.95, "seed": 5}
+    assert list(sample(cached(ours), prompt, **options)) == list(
+        sample(recomputed(ours, 64), prompt, **options)
+    )
+    assert generate(ours, prompt, 90, 64, 0.9, 0.95, 5) == list(sample(cached(ours), prompt, **options))
+
+
+def test_same_seed_same_text():
+    predict, prompt = recomputed(network("prism"), 64), [5, 6]
+    assert list(sample(predict, prompt, 20, 1.0, 1.0, 1)) == list(sample(predict, prompt, 20, 1.0, 1.0, 1))
+    assert list(sample(predict, prompt, 20, 1.0, 1.0, 1)) != list(sample(predict, prompt, 20, 1.0, 1.0, 2))
+
+
+def test_a_prompt_longer_than_the_context():
+    ours = network("prism")
+    prompt = tokens(1, 100)[0].tolist()
+    assert len(list(sample(cached(ours), prompt, 3, 0, 1, 0))) == 3

@@ -1,0 +1,71 @@
+"""A declared class is the whole command line: flags, types, ranges, help."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+
+from model.declared import Count, Positive, declared
+from model.errors import UserError
+from pretrain.config.options import parse_options
+
+
+@declared()
+class Options:
+    """Some of every kind."""
+
+    model: str
+    """a folder, 100 % of it,
+    in two lines"""
+    limit: Positive | None = None
+    """at most this many"""
+    seed: Count = 7
+    """same seed, same text"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    share: float = 0.5
+    quick: bool = False
+    """less"""
+
+
+def parse(*arguments):
+    return parse_options(Options, arguments, "python -m x", "Does something.", positional=["model"])
+
+
+def test_text_is_converted_to_what_the_fields_hold():
+    assert parse("5") == Options("5")
+    assert parse("m", "--limit", "3", "--dtype=bfloat16", "--share", "1e-3", "--quick") == Options(
+        "m", limit=3, dtype="bfloat16", share=1e-3, quick=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "required: MODEL"),
+        (["m", "--limt", "3"], "unrecognized arguments: --limt 3; did you mean '--limit'?"),
+        (["m", "--limit"], "expected one argument"),
+        (["m", "--limit", "0"], "limit: '0' is not valid; give a number above 0"),
+        (["m", "--seed", "x"], "seed: 'x' is not valid; give a whole number"),
+        (["m", "--seed", "9" * 5000], "seed: '999"),
+        (["m", "--share", "nan"], "share: 'nan' is not valid; give a finite number"),
+        (["m", "--dtype", "int8"], "dtype: 'int8' is not valid; give one of float32 or bfloat16"),
+    ],
+)
+def test_what_is_not_declared_is_one_line(arguments, words):
+    with pytest.raises(UserError) as error:
+        parse(*arguments)
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_help_is_the_docstrings(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse("--help")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert ended.value.code == 0
+    for words in (
+        "Does something.",
+        "a folder, 100 % of it, in two lines",
+        "same seed, same text (default: 7)",
+    ):
+        assert words in printed
