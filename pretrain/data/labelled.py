@@ -1,6 +1,6 @@
 """Labelled corpora: every document is an example of a class. Cuts and pads them into sequences for a classifier.
 
-A labelled corpus is a corpus folder (see pretrain/prepare/labelled.py). Besides, meta.json names the classes, and
+A labelled corpus is a corpus folder (see pretrain/data/making/labelled.py). Besides, meta.json names the classes, and
 ``training_labels.npy`` and ``validation_labels.npy`` hold the class of each document, int32 [documents].
 """
 
@@ -9,14 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 
 from model.errors import UserError
 from model.loss import IGNORED_LABEL
-from pretrain.data.corpus import Corpus, labels_file
+from pretrain.data.corpus import Corpus
 from pretrain.data.indexed import IndexedTokens
 from pretrain.data.sequences import epoch_order
+
+
+def labels_file(folder: Path, split: str) -> Path:
+    """The file of a labelled corpus with the classes of a split's documents."""
+    return folder / f"{split}_labels.npy"
 
 
 @dataclass(frozen=True)
@@ -71,8 +77,8 @@ class Examples:
 
 def classes_of(corpus: Corpus) -> list[str]:
     """The names of the corpus's classes. UserError if it has no labels."""
-    classes = corpus.meta.get("classes")
-    if not isinstance(classes, list) or len(classes) < 2:
+    classes = corpus.meta.classes
+    if classes is None or len(classes) < 2:
         raise UserError(
             f"data: {str(corpus.folder)!r} has no labels; valid: one written by python -m pretrain.prepare labelled, "
             "or --task language"

@@ -85,8 +85,6 @@ class TrainingSequences:
         """Windows of each corpus."""
         first = self.corpora[0]
         for corpus in self.corpora[1:]:
-            if corpus.meta["tokenizer"]["hash"] == first.meta["tokenizer"]["hash"]:
-                continue
             difference = tokenizer_difference(corpus.tokenizer, first.tokenizer)
             if difference:
                 raise UserError(

@@ -41,11 +41,9 @@ def write_counts(folder: Path, counts: np.ndarray) -> Path:
 def stored_counts(corpus: Corpus) -> np.ndarray | None:
     """The counts that *corpus* was prepared with, int64 [V].
 
-    None where there are none (a bare pair, a corpus from before they were stored), and where the file cannot be those
-    of this corpus; ``prepare verify`` says what is wrong with it.
+    None where there are none (a bare pair), and where the file cannot be those of this corpus; ``prepare verify`` says
+    what is wrong with it.
     """
-    if COUNTS_FILE not in corpus.meta.get("files", {}):
-        return None
     try:
         counts = np.load(corpus.folder / COUNTS_FILE, allow_pickle=False)
     except (OSError, ValueError, EOFError):

@@ -14,14 +14,15 @@ import numpy as np
 from model.errors import UserError
 from pretrain.config.run_config import RunConfig
 from pretrain.data.blend import parse_blend
-from pretrain.data.corpus import META_FILE, Checked, Corpus
+from pretrain.data.corpus import Checked, Corpus
 from pretrain.data.indexed import IndexedTokens
 from pretrain.data.labelled import LabelledSequences, classes_of
+from pretrain.data.making.builtin import prepare_builtin
+from pretrain.data.making.labelled import prepare_builtin_labelled
 from pretrain.data.megatron import is_prefix
+from pretrain.data.meta import META_FILE
 from pretrain.data.sequences import TrainingSequences, ValidationSequences
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer
-from pretrain.prepare.labelled import prepare_builtin_labelled
-from pretrain.prepare.pipeline import prepare_builtin
 from pretrain.runtime.world import World
 
 Known = dict[str, Checked]
@@ -89,7 +90,7 @@ class RunData:
     def fingerprint(self) -> dict[str, Any]:
         """What identifies the data: a run resumes only on the same data."""
         identity: dict[str, Any] = {
-            "tokenizer": self.corpora[0][0].meta["tokenizer"]["hash"],
+            "tokenizer": self.corpora[0][0].meta.tokenizer.hash,
             "data": _identity(self.corpora),
         }
         if self.validation is not None:  # left out otherwise: runs from before the option have no such entry
@@ -99,7 +100,7 @@ class RunData:
 
 def _identity(corpora: list[tuple[Corpus, Fraction]]) -> list[list[str]]:
     total = sum(weight for _, weight in corpora)
-    return [[corpus.meta["content_hash"], str(weight / total)] for corpus, weight in corpora]
+    return [[corpus.meta.content_hash, str(weight / total)] for corpus, weight in corpora]
 
 
 def open_data(run: RunConfig, report: Callable[[object], None], world: World | None = None) -> RunData:
@@ -126,10 +127,10 @@ def open_data(run: RunConfig, report: Callable[[object], None], world: World | N
         return opened[0]
     data = _open_all(run, report, known)
     for corpus, _ in data.all_corpora():
-        expected = known[str(corpus.folder)].meta["content_hash"]
-        if corpus.meta["content_hash"] != expected:
+        expected = known[str(corpus.folder)].meta.content_hash
+        if corpus.meta.content_hash != expected:
             raise UserError(
-                f"data: {str(corpus.folder)!r} holds another corpus here (content {corpus.meta['content_hash'][:12]}) "
+                f"data: {str(corpus.folder)!r} holds another corpus here (content {corpus.meta.content_hash[:12]}) "
                 f"than on rank 0 (content {expected[:12]}); valid: the same files on all nodes"
             )
     return data

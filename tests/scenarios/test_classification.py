@@ -15,7 +15,7 @@ from pretrain.data.labelled import LabelledSequences, held_out_examples
 from pretrain.data.sources.labelled import Example
 from pretrain.growth.command import main as report_growth
 from pretrain.metrics.file import read_metrics
-from pretrain.prepare.labelled import Task, prepare_labelled
+from pretrain.data.making.labelled import Task, prepare_labelled
 from pretrain.run.saved import SavedRun
 from tests.helpers.distributed import run_distributed
 from tests.helpers.training import curve, interrupted, nano_run, session

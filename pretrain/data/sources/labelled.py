@@ -14,15 +14,16 @@ from typing import Any, NamedTuple
 
 from model.errors import UserError, closest, shown
 from pretrain.data.sources.files import BuiltinCorpus
-from pretrain.data.sources.readers import COMPRESSED, MAX_DOCUMENT_BYTES, check_text, open_stream
+from pretrain.data.sources.reading import COMPRESSED, MAX_DOCUMENT_BYTES, check_text, open_stream
 
 TEXT_COLUMNS = ("sentence", "text", "sequence")
 """Where the text is looked for if no column is named: SST-2's name first."""
 LABEL_COLUMN = "label"
 ENDINGS = {
-    ".tsv": "tsv", ".txt": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
-    ".fasta": "fasta", ".fa": "fasta", ".fas": "fasta", ".fna": "fasta", ".faa": "fasta",
-}  # fmt: skip
+    **dict.fromkeys((".tsv", ".txt"), "tsv"),
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
+    **dict.fromkeys((".fasta", ".fa", ".fas", ".fna", ".faa"), "fasta"),
+}
 MOST_CLASSES = 1000
 PACKAGES = 8
 """Classes of the built-in task: the packages with most text, of those with at least PACKAGE_FILES modules."""

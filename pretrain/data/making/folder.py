@@ -1,22 +1,18 @@
-"""The output folder of a preparation: whether it exists, and the lock for writing it."""
+"""The folder of a new corpus: whether it is there already, and the lock for writing it."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from model.errors import UserError
-from pretrain.data.corpus import META_FILE
-from pretrain.prepare.progress import Progress, ProgressCallback
-
-
-def parts_folder(out: Path) -> Path:
-    """The folder of the finished parts of *out* until it is written."""
-    return out.parent / f".{out.name}.partial-parts"
+from pretrain.data.making.progress import Progress, ProgressCallback
+from pretrain.data.meta import META_FILE, CorpusMeta
+from pretrain.utils.files import atomic_folder
 
 
 def already_there(out: Path, request: dict[str, Any]) -> bool:
@@ -24,22 +20,21 @@ def already_there(out: Path, request: dict[str, Any]) -> bool:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return False
     try:
-        present_request = dict(json.loads((out / META_FILE).read_text("utf-8"))["request"])
-    except (OSError, ValueError, KeyError, TypeError):
+        present = CorpusMeta.read(out).request or {}
+    except UserError:
         raise UserError(f"out: {str(out)!r} exists and is not a corpus; valid: a new folder") from None
-    if present_request == request:
+    if present == request:
         return True
-    differing = ", ".join(
-        key for key in request | present_request if present_request.get(key) != request.get(key)
-    )
+    differing = ", ".join(key for key in request | present if present.get(key) != request.get(key))
     raise UserError(
         f"out: {str(out)!r} holds another corpus (differs in {differing}); remove it or choose a new folder"
     )
 
 
 @contextlib.contextmanager
-def only_process(out: Path, report: ProgressCallback) -> Iterator[None]:
+def locked(out: Path, report: ProgressCallback) -> Iterator[None]:
     """Hold the lock of *out*. The kernel frees it when its holder ends in any way: no stale lock can block."""
+    out.parent.mkdir(parents=True, exist_ok=True)
     with (out.parent / f".{out.name}.lock").open("w") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -49,3 +44,17 @@ def only_process(out: Path, report: ProgressCallback) -> Iterator[None]:
         except OSError:
             pass  # a file system without locks: renaming is still atomic, at worst the work is done twice
         yield
+
+
+@contextlib.contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """Yield a folder to fill, which becomes *out*. The caller holds the lock."""
+    # One name per machine: an existing folder was left by a process that died, since we hold the lock.
+    partial = out.parent / f".{out.name}.partial-{socket.gethostname()}"
+    try:
+        with atomic_folder(out, partial, replace=False):
+            yield partial
+    except FileExistsError:
+        # Without locks another machine may have finished first; its folder has the same content.
+        if not (out / META_FILE).is_file():
+            raise
