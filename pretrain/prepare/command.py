@@ -209,7 +209,12 @@ def _selection(options: argparse.Namespace, source: TextSource) -> Selection:
     if fraction is None:
         remote = isinstance(source, HubDataset) and not source.local
         fraction = HUB_VALIDATION_FRACTION if remote else VALIDATION_FRACTION
-    return Selection(fraction, documents, options.drop_duplicates, options.max_tokens)
+    return Selection(
+        validation_fraction=fraction,
+        validation_documents=documents,
+        drop_duplicates=options.drop_duplicates,
+        max_tokens=options.max_tokens,
+    )
 
 
 def run_prepare(argv: Sequence[str]) -> Path | None:

@@ -107,7 +107,8 @@ def _task_of_files(options: argparse.Namespace) -> Task:
 def _held_out(examples: Sequence[Example], fraction: float) -> tuple[list[Example], list[Example]]:
     """Training and validation examples, split by the hash of the text: equal texts are on one side."""
     digests = [hashlib.sha256(example.text.encode()).digest() for example in examples]
-    split = Split.choose(in_chunks(digests), Selection(fraction).validation_fraction)
+    fraction = Selection(validation_fraction=fraction).validation_fraction
+    split = Split.choose(in_chunks(digests), fraction)
     sides: tuple[list[Example], list[Example]] = ([], [])
     for example, digest in zip(examples, digests, strict=True):
         sides[split.is_validation(digest)].append(example)

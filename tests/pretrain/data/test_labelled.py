@@ -9,9 +9,9 @@ import pytest
 from model.errors import UserError
 from pretrain.data.corpus import Corpus
 from pretrain.data.labelled import Examples, LabelledSequences, held_out_examples
+from pretrain.data.making.labelled import Task, prepare_labelled
 from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.sources.labelled import Example, builtin_examples, class_names, read_examples
-from pretrain.prepare.labelled import Task, prepare_labelled
 
 # As in GLUE's SST-2: a header, no quoting, a space at the end of the sentence.
 SST2 = (

@@ -14,9 +14,10 @@ from model.presets import preset
 from pretrain.checkpoint.state import TrainingState
 from pretrain.config.run_config import RunConfig
 from pretrain.data.corpus import Corpus
+from pretrain.data.making.make import make_corpus
 from pretrain.data.same_tokenizer import tokenizer_difference
 from pretrain.data.sequences import TrainingSequences
-from pretrain.data.sources.files import TextFiles
+from pretrain.data.sources.files import PlainFiles
 from pretrain.data.tokenizer import (
     HuggingFaceTokenizer,
     SentencePieceTokenizer,
@@ -24,7 +25,6 @@ from pretrain.data.tokenizer import (
     tokenizer_hash,
 )
 from pretrain.hf.tokenizer_files import write_tokenizer
-from pretrain.prepare.pipeline import prepare
 from pretrain.run.resume import check_resume
 
 TEXTS = [f"{number} bottles stand on shelf {number * 7}\n" * 3 for number in range(100)]
@@ -113,9 +113,9 @@ def corpus(tmp_path_factory):
     ours = byte_level(root / "files")
     files = []
     for number, text in enumerate(TEXTS[:20]):
-        files.append(root / f"{number}.txt")
-        files[-1].write_text(text * 4)
-    folder = prepare(TextFiles(files), root / "corpus", tokenizer=ours)
+        files.append((f"{number}.txt", root / f"{number}.txt"))
+        files[-1][1].write_text(text * 4)
+    folder = make_corpus(PlainFiles("text", files), root / "corpus", ours)
     return folder, written_again(ours, root)
 
 
@@ -138,7 +138,7 @@ def test_a_run_goes_on_with_the_same_tokenizer_and_no_other(corpus, tmp_path):
     run, model, opened = RunConfig(runs_dir=str(tmp_path)), preset("prism-tiny"), Corpus.open(folder)
     imported = tokenizer_hash(load_tokenizer(again))
     saved = TrainingState(model=model.to_json(), data={"tokenizer": imported})
-    data = {"tokenizer": opened.meta["tokenizer"]["hash"], "data": [["c", "1"]]}
+    data = {"tokenizer": opened.meta.tokenizer.hash, "data": [["c", "1"]]}
     check_resume(saved, run, model, data, {}, (again, opened.tokenizer))
     other = byte_level(tmp_path / "small", 280)
     with pytest.raises(UserError, match=r"tokenizer: vocabulary: .* entries differ"):

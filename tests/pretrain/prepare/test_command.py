@@ -10,6 +10,7 @@ import pytest
 
 from pretrain.data.corpus import Corpus
 from pretrain.prepare import command as command
+from pretrain.prepare.summary import described
 
 ROOT = Path(__file__).parents[3]
 
@@ -42,7 +43,7 @@ def test_prepare_then_inspect(texts, tmp_path, capsys):
     corpus = Corpus.open(out)
     assert run("inspect", out) == 0
     printed = capsys.readouterr().out
-    assert f"{corpus.meta['training']['documents']} documents" in printed
+    assert f"{corpus.meta.training.documents} documents" in printed
     assert "bytes per token" in printed and "bottles on shelf 0\n" in printed
 
 
@@ -51,7 +52,7 @@ def test_tokenizer_of_another_corpus_can_be_used(texts, tmp_path, capsys):
     arguments = ["--text", texts, "--tokenizer", tmp_path / "one" / "tokenizer", "--out", tmp_path / "two"]
     assert run(*arguments) == 0
     one, two = Corpus.open(tmp_path / "one"), Corpus.open(tmp_path / "two")
-    assert one.meta["tokenizer"] == two.meta["tokenizer"]
+    assert one.meta.tokenizer == two.meta.tokenizer
     assert run(*arguments) == 0, "the same command again finds its work done"
 
 
@@ -83,7 +84,7 @@ def test_builtin_without_out_goes_to_the_shared_folder(monkeypatch, capsys):
         ),
         (
             ["--dataset", "builtin", "--train_tokenizer", "12"],
-            "train_tokenizer: 12 is out of range; valid: 260 to",
+            "train_tokenizer: 12 is not valid; give 260 to",
         ),
         (["--dataset", "builtin", "--validation_fraction", "2", "--out", "o"], "validation_fraction: 2.0"),
         (["--dataset", "builtin", "--tokeniser", "gpt2"], "did you mean '--tokenizer'?"),
@@ -118,10 +119,10 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, mon
         ),
         (
             ["--dataset", "builtin", "--validation_documents", "0", "--out", "o"],
-            "validation_documents: 0 is out of",
+            "validation_documents: 0 is not valid; give a number above 0",
         ),
-        (["--dataset", "builtin", "--max_tokens", "-1", "--out", "o"], "max_tokens: -1 is out of range"),
-        (["--dataset", "builtin", "--processes", "0", "--out", "o"], "processes: 0 is out of range"),
+        (["--dataset", "builtin", "--max_tokens", "-1", "--out", "o"], "max_tokens: -1 is not valid"),
+        (["--dataset", "builtin", "--processes", "0", "--out", "o"], "processes: 0 is not valid"),
         (
             ["--dataset", "builtin", "--shard", "x", "--out", "o"],
             "argument --shard: 'x' is not I/N, such as 0/16",
@@ -225,7 +226,7 @@ def test_the_job_script_ends_with_a_merged_corpus(texts, small_folder, tmp_path)
         assert result.returncode == 0, result.stderr
         assert ("ready       " in result.stdout) == (tmp_path / "out").exists()
         assert (tmp_path / "out").exists() >= ready
-    assert Corpus.open(tmp_path / "out").meta["skipped"] == {"empty": 1}
+    assert Corpus.open(tmp_path / "out").meta.skipped == {"empty": 1}
 
 
 def test_disk_errors_are_one_line(texts, tmp_path, capsys, monkeypatch):
@@ -263,4 +264,4 @@ def test_readers_errors_without_a_number_are_one_line(texts, tmp_path, capsys, m
 
 def test_a_source_is_described_in_words() -> None:
     source = {"name": "texts", "files": 3, "formats": ["csv", "parquet"], "column": "text", "validation": {}}
-    assert command._described(source) == "name texts, files 3, formats csv parquet, column text"
+    assert described(source) == "name texts, files 3, formats csv parquet, column text"

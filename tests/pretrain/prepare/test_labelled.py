@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from pretrain.data.corpus import Corpus
+from pretrain.data.making.labelled import character_tokenizer
 from pretrain.data.sources.labelled import Example
 from pretrain.data.tokenizer import load_tokenizer
 from pretrain.prepare.command import main
-from pretrain.prepare.labelled import character_tokenizer
 
 
 @pytest.fixture
@@ -106,10 +106,10 @@ def test_labels_are_kept_beside_their_texts(tmp_path):
         (["--train", "{tsv}"], "out: missing; give the folder to write"),
         (["--builtin", "--label_column", "x"], "label_column: --label_column does not apply to --builtin"),
         (["--train", "{tsv}", "--tokenizer", "characters", "--train_tokenizer", "300"], "give either --tokenizer or"),
-        (["--train", "{tsv}", "--train_tokenizer", "5"], "train_tokenizer: 5 is out of range; valid: 260 to"),
+        (["--train", "{tsv}", "--train_tokenizer", "5"], "train_tokenizer: 5 is not valid; give 260 to"),
         (["--train", "{tsv}", "--validation", "{tsv}", "--validation_fraction", "0.1", "--out", "{out}"],
          "validation: give either --validation or --validation_fraction"),
-        (["--train", "{tsv}", "--validation_fraction", "1.5", "--out", "{out}"], "validation_fraction: 1.5 is out of"),
+        (["--train", "{tsv}", "--validation_fraction", "1.5", "--out", "{out}"], "validation_fraction: 1.5 is"),
         (["--train", "{tsv}", "--validation", "{other}", "--out", "{out}"],
          "the label 'great' occurs in validation, and never in training; valid: 0, 1"),
         (["--train", "{other}", "--validation", "{other}", "--out", "{out}"], "have 1 different labels"),
