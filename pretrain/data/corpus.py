@@ -16,12 +16,13 @@ from pretrain.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_hash
 
 @dataclass(frozen=True)
 class Checked:
-    """What one rank has checked of a corpus. Others open the same files with it, and do not check them again."""
+    """What one rank has checked of a corpus. Others open the same files with it, and do not check
+    them again."""
 
     meta: CorpusMeta
     files: list[tuple[str, int, int, int]]
-    """Name, inode number, bytes and modification time (ns) of each file: equal on all nodes of a shared file system,
-    and different for a copy on another disk."""
+    """Name, inode number, bytes and modification time (ns) of each file: equal on all nodes of a shared file
+    system, and different for a copy on another disk."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,10 @@ class Corpus:
         """Open a folder written by ``prepare``, or the prefix of a ``.bin/.idx`` pair of Megatron's tools.
 
         Args:
-            tokenizer: what a pair was made with (it does not say). A folder has its own, and refuses a different one.
-            checked: ``checked()`` of a rank that opened this corpus with the same tokenizer. If the files are the same,
-                then the index, the hashes and the tokenizer are not looked at again.
+            tokenizer: what a pair was made with (it does not say). A folder has its own, and refuses a
+                different one.
+            checked: ``checked()`` of a rank that opened this corpus with the same tokenizer. If the files are
+                the same, then the index, the hashes and the tokenizer are not looked at again.
 
         Raises:
             UserError: *folder* is neither, a file is damaged, or the tokenizer is missing or different.
@@ -58,8 +60,8 @@ class Corpus:
         if is_prefix(root):
             if tokenizer is None:
                 raise UserError(
-                    f"data: {str(root)!r} is a .bin/.idx pair, which does not say its tokenizer; give --tokenizer, "
-                    "such as --tokenizer gpt2"
+                    f"data: {str(root)!r} is a .bin/.idx pair, which does not say its tokenizer; give "
+                    "--tokenizer, such as --tokenizer gpt2"
                 )
             meta, training, validation = open_prefix(root, tokenizer)
             return cls(root, meta, tokenizer, training, validation)
@@ -80,8 +82,9 @@ class Corpus:
         difference = tokenizer_difference(corpus_tokenizer, tokenizer) if tokenizer is not None else None
         if tokenizer is not None and difference:
             raise UserError(
-                f"tokenizer: {str(root)!r} was made with {corpus_tokenizer.name}, and not with {tokenizer.name} "
-                f"({difference}); valid: its own tokenizer, or a corpus prepared with the other"
+                f"tokenizer: {str(root)!r} was made with {corpus_tokenizer.name}, and not with "
+                f"{tokenizer.name} ({difference}); valid: its own tokenizer, or a corpus prepared with the "
+                "other"
             )
         splits = {"training": meta.training, "validation": meta.validation}
         streams = {name: IndexedTokens(root / name) for name in splits}

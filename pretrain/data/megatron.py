@@ -13,8 +13,9 @@ from pretrain.data.meta import CorpusMeta, SplitEntry, TokenizerEntry
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.utils.files import update_from_file
 
-# Validation takes the last documents that together hold at least this share of the tokens. Megatron-LM itself splits
-# by position in the file (--split 969,30,1). Our own corpora are split by a hash of the text, which a pair lacks.
+# Validation takes the last documents that together hold at least this share of the tokens. Megatron-LM itself
+# splits by position in the file (--split 969,30,1). Our own corpora are split by a hash of the text, which a
+# pair lacks.
 VALIDATION_SHARE = 0.05
 _SAMPLE = 1 << 20  # bytes at both ends of the .bin that stand for its content
 
@@ -33,7 +34,8 @@ def open_prefix(prefix: Path, tokenizer: Tokenizer) -> tuple[CorpusMeta, Indexed
     tokens = IndexedTokens(prefix)
     if tokens.num_documents < 2:
         raise UserError(
-            f"data: {str(prefix)!r} has {tokens.num_documents} documents; needed: at least two, one for validation"
+            f"data: {str(prefix)!r} has {tokens.num_documents} documents; needed: at least two, one for "
+            "validation"
         )
     training, validation = split_prefix(tokens)
     meta = CorpusMeta(
@@ -69,7 +71,8 @@ def _first_of_validation(tokens: IndexedTokens) -> int:
 
 
 def _content_hash(prefix: Path) -> str:
-    """Hash of the index, the size of the token file, and both its ends: reading all of it would take minutes."""
+    """Hash of the index, the size of the token file, and both its ends: reading all of it would
+    take minutes."""
     digest = xxhash.xxh3_128()
     update_from_file(digest, idx_path(prefix))
     path = bin_path(prefix)

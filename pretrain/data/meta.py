@@ -60,7 +60,7 @@ class CorpusMeta:
     """``meta.json``; entries that do not apply are None, and left out of the file."""
 
     _: KW_ONLY
-    format_version: Literal[1] = FORMAT_VERSION
+    format_version: Literal[1] = 1
     source: dict[str, Any]
     """Where the text comes from: its ``name`` and more."""
     source_files: dict[str, Any] | None = None
@@ -96,7 +96,8 @@ class CorpusMeta:
             return from_plain(cls, json.loads(path.read_text("utf-8")))
         except FileNotFoundError:
             raise UserError(
-                f"data: {str(folder)!r} has no {META_FILE}; valid: a folder written by python -m pretrain.prepare"
+                f"data: {str(folder)!r} has no {META_FILE}; valid: a folder written by python -m "
+                "pretrain.prepare"
             ) from None
         except (OSError, ValueError, RecursionError) as error:
             raise UserError(

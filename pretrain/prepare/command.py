@@ -7,6 +7,7 @@ import argparse
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from model.errors import UserError, closest, run_command
 from pretrain.config.command_line import CommandParser
@@ -46,20 +47,20 @@ def _share(text: str) -> tuple[int, int]:
         raise argparse.ArgumentTypeError(f"{text!r} is not I/N, such as 0/16") from None
 
 
-PATHS = {"nargs": "+", "metavar": "PATH"}
-NAME = {"metavar": "NAME"}
-NUMBER = {"type": int, "metavar": "N"}
-_SOURCE_OPTIONS = {
+PATHS: dict[str, Any] = {"nargs": "+", "metavar": "PATH"}
+NAME: dict[str, Any] = {"metavar": "NAME"}
+NUMBER: dict[str, Any] = {"type": int, "metavar": "N"}
+_SOURCE_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "text": (PATHS, "files, folders or globs, .gz and .zst too"),
     "format": (
         {"choices": FORMATS},
-        "of --text. auto: by the file's ending, JSON Lines (jsonl), a JSON array (json), csv, tsv, parquet, or text, "
-        "a document a file; lines: text, a document a line (default: auto)",
+        "of --text. auto: by the file's ending, JSON Lines (jsonl), a JSON array (json), csv, tsv, parquet, "
+        "or text, a document a file; lines: text, a document a line (default: auto)",
     ),
     "dataset": (
         NAME,
-        "builtin (the running Python's standard library), a dataset on the Hugging Face hub, a local folder that the "
-        "datasets library reads, or json, parquet, … with --data_files",
+        "builtin (the running Python's standard library), a dataset on the Hugging Face hub, a local folder "
+        "that the datasets library reads, or json, parquet, … with --data_files",
     ),
     "subset": (NAME, "of the dataset, such as sample-10BT"),
     "split": (NAME, "of the dataset (default: train)"),
@@ -75,7 +76,7 @@ _SOURCE_OPTIONS = {
         "leave out longer documents (default: %(default)s)",
     ),
 }
-_OPTIONS = {
+_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "tokenizer": (
         {"metavar": "FOLDER"},
         "tokenizer folder, SentencePiece .model file, or hub name such as gpt2",
@@ -86,8 +87,8 @@ _OPTIONS = {
     ),
     "validation_fraction": (
         {"type": float, "metavar": "F"},
-        f"fraction of documents held out for validation, chosen by their hash (default: {VALIDATION_FRACTION}; of "
-        f"datasets that come over the network {HUB_VALIDATION_FRACTION})",
+        "fraction of documents held out for validation, chosen by their hash (default: "
+        f"{VALIDATION_FRACTION}; of datasets that come over the network {HUB_VALIDATION_FRACTION})",
     ),
     "validation_text": (PATHS, "with --text: validate on this text, and hold out nothing of --text"),
     "validation_split": (
@@ -117,9 +118,10 @@ _OPTIONS = {
 def _prepare_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="python -m pretrain.prepare",
-        description="Tokenize text into a corpus folder that the trainer reads. Interrupted, the same command goes on.",
-        epilog="python -m pretrain.prepare inspect FOLDER shows what a corpus holds, verify FOLDER checks every byte, "
-        "merge FOLDER ends a preparation in shards, labelled makes a classification task.",
+        description="Tokenize text into a corpus folder that the trainer reads. Interrupted, the same "
+        "command goes on.",
+        epilog="python -m pretrain.prepare inspect FOLDER shows what a corpus holds, verify FOLDER checks "
+        "every byte, merge FOLDER ends a preparation in shards, labelled makes a classification task.",
         allow_abbrev=False,
     )
     source = parser.add_argument_group("where the text comes from")
@@ -185,8 +187,8 @@ def _report_unused_split(source: HubDataset) -> None:
     for name in names:
         if name.startswith(("valid", "dev", "test")) and name != source.split:
             print(
-                f"validation  {source.name} has a split {name!r}, which is not used: a share of {source.split!r} is "
-                f"held out; --validation_split {name} validates on it instead"
+                f"validation  {source.name} has a split {name!r}, which is not used: a share of "
+                f"{source.split!r} is held out; --validation_split {name} validates on it instead"
             )
             return
 
@@ -218,7 +220,8 @@ def _selection(options: argparse.Namespace, source: TextSource) -> Selection:
 
 
 def run_prepare(argv: Sequence[str]) -> Path | None:
-    """Prepare the corpus that the command line asks for and return its folder; None if it asks for a share only."""
+    """Prepare the corpus that the command line asks for and return its folder; None if it asks for a share
+    only."""
     options = _prepare_parser().parse_args(argv)
     if options.tokenizer is not None and options.train_tokenizer is not None:
         raise UserError("tokenizer: give either --tokenizer or --train_tokenizer, and not both")
@@ -231,7 +234,7 @@ def run_prepare(argv: Sequence[str]) -> Path | None:
             raise UserError("out: missing; give the folder to write, such as --out data/NAME")
         return prepare_builtin("data", size, _print_progress)
     tokenizer = size if options.tokenizer is None else load_tokenizer(options.tokenizer)
-    settings = {"processes": options.processes, "report": _print_progress}
+    settings: dict[str, Any] = {"processes": options.processes, "report": _print_progress}
     if options.shard is None:
         if options.merge:
             raise UserError(

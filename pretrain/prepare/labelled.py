@@ -33,7 +33,7 @@ def build_parser() -> CommandParser:
         "--train",
         type=Path,
         metavar="FILE",
-        help="examples: .tsv as GLUE has it, .jsonl, or .fasta with the label as the last word of each header",
+        help="examples: .tsv as GLUE has it, .jsonl, or .fasta with the label as a header's last word",
     )
     add("--builtin", action="store_true", help="instead: of which package of Python's library a snippet is")
     add("--validation", type=Path, metavar="FILE", help="examples to validate on, such as GLUE's dev.tsv")
@@ -48,8 +48,8 @@ def build_parser() -> CommandParser:
     add(
         "--tokenizer",
         metavar="NAME",
-        help="characters, or a tokenizer's folder, SentencePiece .model file or hub name (default: characters "
-        "for FASTA, else one is trained)",
+        help="characters, or a tokenizer's folder, SentencePiece .model file or hub name (default: "
+        "characters for FASTA, else one is trained)",
     )
     add(
         "--train_tokenizer",

@@ -6,8 +6,8 @@ A unit of the source becomes one or more parts. A part is
     KEY-0000.docs    a row of DOCUMENT for every document
     KEY-0000.json    its marker, written last: how far into the unit it goes, and what is in it
 
-KEY is a hash of the unit and of everything that decides its tokens. So every run that asks for the same can use a
-part, and no other run does.
+KEY is a hash of the unit and of everything that decides its tokens. So every run that asks for the same can
+use a part, and no other run does.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def unit_key(unit: Unit, settings: str) -> str:
 
 
 def finished_parts(folder: Path, key: str, known: Sequence[StoredPart] = ()) -> list[StoredPart]:
-    """The finished parts of a unit, from its beginning. *known*, the first of them, are not looked at again."""
+    """The finished parts of a unit, from its beginning. *known*, the first of them, are not looked
+    at again."""
     parts = list(known)
     while not is_complete(parts):
         prefix = folder / f"{key}-{len(parts):04d}"

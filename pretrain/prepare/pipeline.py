@@ -2,9 +2,10 @@
 
     OUT/document_lengths.png                     on request
 
-The same source and settings give byte-identical folders, whatever the number of processes and however often the work
-was interrupted. It has three steps: set up (tokenizer, list of units), tokenize the units into parts, assemble the
-parts. Finished parts lie in ``.OUT.partial-parts`` until the folder exists, so the disk must hold the tokens twice.
+The same source and settings give byte-identical folders, whatever the number of processes and however often
+the work was interrupted. It has three steps: set up (tokenizer, list of units), tokenize the units into
+parts, assemble the parts. Finished parts lie in ``.OUT.partial-parts`` until the folder exists, so the disk
+must hold the tokens twice.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from model.declared import Count, declared, from_plain, to_plain
 from model.errors import UserError
 from pretrain.data.indexed import token_dtype
 from pretrain.data.making.assemble import DEFAULT_SELECTION, Selection
-from pretrain.data.making.folder import already_there, locked, new_folder
+from pretrain.data.making.folder import new_folder, to_be_made
 from pretrain.data.making.make import Order, Plan, write_corpus
 from pretrain.data.making.progress import ProgressCallback
 from pretrain.data.making.train_tokenizer import most_bytes_read
@@ -72,8 +73,8 @@ class Preparation:
             raise UserError(f"processes: {self.processes} is not valid; give a number from 1")
 
     def set_up(self, request: dict[str, Any]) -> tuple[Manifest, Tokenizer, list[tuple[Unit, str]]]:
-        """The manifest, the tokenizer, and the units with their keys. Tokenizer and manifest are in the folder of
-        parts, too. The caller holds the lock."""
+        """The manifest, the tokenizer, and the units with their keys. Tokenizer and manifest are in the
+        folder of parts, too. The caller holds the lock."""
         folder = parts_folder(self.out)
         folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(folder)
@@ -134,8 +135,8 @@ def prepare(
     """Write the corpus folder *out* from *source*, and return it.
 
     A folder that already holds this very corpus is left alone; any other content of *out* is refused. Several
-    processes may call this at once: one works, the others wait. What an interrupted call has finished is used by the
-    next one.
+    processes may call this at once: one works, the others wait. What an interrupted call has finished is used
+    by the next one.
 
     Args:
         tokenizer: an integer trains a SentencePiece model of so many entries on the training split.
@@ -148,10 +149,8 @@ def prepare(
     """
     preparation = Preparation(Order(source, tokenizer, selection), Path(out), processes, report, part_bytes)
     out, request = preparation.out, preparation.order.request()
-    if already_there(out, request):
-        return out
-    with locked(out, report):
-        if already_there(out, request):
+    with to_be_made(out, request, report) as to_do:
+        if not to_do:
             return out
         manifest, made, work = preparation.set_up(request)
         _finish(out, manifest, preparation.tokenize(made, work, selection.max_tokens), draw)
@@ -171,8 +170,8 @@ def prepare_share(
 ) -> int:
     """Tokenize the units i, i + n, … of the source, *share* being (i, n); :func:`merge` makes the folder.
 
-    Shares may be worked on by any number of machines with a shared file system. Arguments as for :func:`prepare`,
-    the same for all shares. A cap on tokens acts when the shares are merged.
+    Shares may be worked on by any number of machines with a shared file system. Arguments as for
+    :func:`prepare`, the same for all shares. A cap on tokens acts when the shares are merged.
 
     Returns:
         The number of units of this share.
@@ -183,10 +182,10 @@ def prepare_share(
         raise UserError(f"shard: {number}/{count} is out of range; valid: 0/{last} to {last - 1}/{last}")
     preparation = Preparation(Order(source, tokenizer, selection), Path(out), processes, report, part_bytes)
     request = preparation.order.request()
-    if already_there(preparation.out, request):
-        return 0
-    with locked(preparation.out, report):  # one trains the tokenizer and writes the manifest
-        _, made, work = preparation.set_up(request)
+    with to_be_made(preparation.out, request, report) as to_do:
+        if not to_do:
+            return 0
+        _, made, work = preparation.set_up(request)  # one trains the tokenizer and writes the manifest
     preparation.tokenize(made, work[number::count], max_tokens=None)
     return len(work[number::count])
 
@@ -206,15 +205,15 @@ def merge(out: str | os.PathLike[str], draw: bool = False) -> Path:
             f"merge: nothing is prepared for {str(out)!r}; "
             "first: python -m pretrain.prepare … --shard I/N, for every I below N"
         )
-    with locked(out, lambda _: None):
-        if already_there(out, manifest.plan.request):
+    with to_be_made(out, manifest.plan.request, lambda _: None) as to_do:
+        if not to_do:
             return out
         missing = manifest.missing(folder)
         if missing:
             raise UserError(
-                f"merge: {len(missing)} of {len(manifest.units)} units of {str(out)!r} are not tokenized (numbers "
-                f"{', '.join(map(str, missing[:5]))}{', …' if len(missing) > 5 else ''}; unit u belongs to shard "
-                "u mod N); run their shards again"
+                f"merge: {len(missing)} of {len(manifest.units)} units of {str(out)!r} are not tokenized "
+                f"(numbers {', '.join(map(str, missing[:5]))}{', …' if len(missing) > 5 else ''}; unit u "
+                "belongs to shard u mod N); run their shards again"
             )
         _finish(out, manifest, [part for key in manifest.units for part in finished_parts(folder, key)], draw)
     return out

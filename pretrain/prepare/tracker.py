@@ -16,7 +16,8 @@ REPORT_SECONDS = 1.0
 
 
 class Tracker:
-    """Follows the units of *work* (each with the key of its parts in *folder*), and reports about once a second."""
+    """Follows the units of *work* (each with the key of its parts in *folder*), and reports about once a
+    second."""
 
     def __init__(
         self,
@@ -92,8 +93,8 @@ class Tracker:
         return self.parts()
 
     def _estimate(self, done: int) -> int:
-        """Bytes of text in the whole source, 0 if nothing is known: from the complete units, bytes of text per byte on
-        disk, or per unit."""
+        """Bytes of text in the whole source, 0 if nothing is known: from the complete units, bytes of text
+        per byte on disk, or per unit."""
         weights = [max(unit.size, 1) for unit, _ in self._work]
         complete = [number for number, parts in enumerate(self._parts) if is_complete(parts)]
         if complete:

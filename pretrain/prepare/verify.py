@@ -47,12 +47,13 @@ def verify(corpus: Corpus) -> Iterator[str]:
         ended = _documents_ended(stream, corpus.tokenizer.end_of_document)
         if records is not None and ended != stream.num_documents:
             raise UserError(
-                f"verify: {stream.num_documents - ended} {name} documents of {str(corpus.folder)!r} do not end with "
-                "the end-of-document token; prepare the corpus again"
+                f"verify: {stream.num_documents - ended} {name} documents of {str(corpus.folder)!r} do not "
+                "end with the end-of-document token; prepare the corpus again"
             )
         yield (
-            f"{name:<12}{stream.num_tokens:,} tokens are in the vocabulary of {corpus.tokenizer.vocab_size:,}; "
-            f"{ended:,} of {stream.num_documents:,} documents end with their token"
+            f"{name:<12}{stream.num_tokens:,} tokens are in the vocabulary of "
+            f"{corpus.tokenizer.vocab_size:,}; {ended:,} of {stream.num_documents:,} documents end with "
+            "their token"
         )
         if name == "training":
             yield f"counts      {_check_counts(corpus, counts)}"
@@ -83,7 +84,8 @@ def _documents_ended(stream: IndexedTokens, end: int) -> int:
 
 
 def bytes_per_token(corpus: Corpus, name: str) -> float:
-    """UTF-8 bytes of text per token of a split, end-of-document tokens included; for a bare pair, of its beginning."""
+    """UTF-8 bytes of text per token of a split, end-of-document tokens included; for a bare pair, of its
+    beginning."""
     stream: IndexedTokens = getattr(corpus, name)
     entry: SplitEntry = getattr(corpus.meta, name)
     if entry.bytes is not None:

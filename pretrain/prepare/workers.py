@@ -1,7 +1,8 @@
 """Tokenizes the units of a source in several processes.
 
-Every process takes units one by one, reads and tokenizes them by itself and writes their parts. Nothing passes between
-processes but the number of units that are taken, and the output does not depend on how many there are.
+Every process takes units one by one, reads and tokenizes them by itself and writes their parts. Nothing
+passes between processes but the number of units that are taken, and the output does not depend on how many
+there are.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -43,25 +45,34 @@ class Tokenizing:
     most_tokens: int | None
     """The rest of a unit is skipped when it has more tokens."""
 
+    def tokenize(
+        self, unit: tuple[Unit, str], tokenizer: Tokenizer, after_batch: Callable[[], object]
+    ) -> None:
+        """Make the parts of one unit with its key."""
+        limits = (self.part_bytes, self.most_tokens)
+        tokenize_unit(self.source, *unit, self.folder, tokenizer, self.dtype, after_batch, *limits)
+
 
 def tokenize_units(how: Tokenizing, tokenizer: Tokenizer, tracker: Tracker, processes: int) -> None:
     """Tokenize the units that *tracker* misses, until it has enough.
 
     Args:
-        processes: 1 works in this process, with the tokenizer's threads. More start this many at most; where there are
-            fewer units (one large compressed file), each process uses several threads instead.
+        processes: 1 works in this process, with the tokenizer's threads. More start this many at most; where
+            there are fewer units (one large compressed file), each process uses several threads instead.
 
     Raises:
         UserError: a source that cannot be read, or a process that was killed.
     """
+    if tracker.enough():
+        return
     work = tracker.missing
-    count = min(processes, len(work))
-    if processes == 1 or tracker.enough():
-        for begun, unit in enumerate([] if tracker.enough() else work, start=1):
-            _tokenize(how, unit, tokenizer, lambda begun=begun: tracker.look(begun, at_once=False))
+    if processes == 1:
+        for begun, unit in enumerate(work, start=1):
+            how.tokenize(unit, tokenizer, partial(tracker.look, begun, at_once=False))
             if tracker.look(begun):
                 return
         return
+    count = min(processes, len(work))
     # Spawned: a forked child would inherit the locks of threads that run here.
     context: Any = multiprocessing.get_context("spawn")
     taken, errors = context.Value("q", 0), context.SimpleQueue()
@@ -81,20 +92,13 @@ def tokenize_units(how: Tokenizing, tokenizer: Tokenizer, tracker: Tracker, proc
                     raise _death(code, count) if errors.empty() else errors.get()
             running = [worker for worker, code in zip(running, codes, strict=True) if code is None]
     finally:
-        for worker in workers:
-            if worker.pid is not None:
-                worker.terminate()
-        for worker in workers:
-            if worker.pid is not None:
-                worker.join(_SECONDS_TO_LEAVE)
-                worker.kill()
-                worker.join()
-
-
-def _tokenize(how: Tokenizing, unit: tuple[Unit, str], tokenizer: Tokenizer, after_batch: Any) -> None:
-    tokenize_unit(
-        how.source, *unit, how.folder, tokenizer, how.dtype, after_batch, how.part_bytes, how.most_tokens
-    )
+        started = [worker for worker in workers if worker.pid is not None]
+        for worker in started:
+            worker.terminate()
+        for worker in started:
+            worker.join(_SECONDS_TO_LEAVE)
+            worker.kill()
+            worker.join()
 
 
 def _death(code: int, processes: int) -> UserError:
@@ -130,7 +134,7 @@ def _worker(how: Tokenizing, work: Sequence[tuple[Unit, str]], taken: Any, error
                 number, taken.value = taken.value, taken.value + 1
             if number >= len(work):
                 return
-            _tokenize(how, work[number], tokenizer, _leave_alone)
+            how.tokenize(work[number], tokenizer, _leave_alone)
     except UserError as error:
         errors.put(error)
     except MemoryError:

@@ -1,4 +1,5 @@
-"""Assembles parts into the two splits of a corpus: which documents are kept, in which split, and their statistics.
+"""Assembles parts into the two splits of a corpus: which documents are kept, in which split, and their
+statistics.
 
 The result depends only on the parts and their order. Memory: about ten bytes a document.
 """
@@ -87,8 +88,8 @@ def _first_occurrences(parts: Sequence[Part]) -> np.ndarray:
 
 
 def _cut(parts: Sequence[Part], is_kept: np.ndarray, max_tokens: int) -> tuple[list[Part], int]:
-    """Clear *is_kept* for the documents that do not fit under the cap; returns the parts up to the cut, and the number
-    of documents before it."""
+    """Clear *is_kept* for the documents that do not fit under the cap; returns the parts up to the cut, and
+    the number of documents before it."""
     total = 0
     for number, (rows, place) in enumerate(_rows(parts)):
         ends = total + np.cumsum(np.where(is_kept[place], rows["tokens"], 0), dtype=np.int64)
@@ -97,8 +98,8 @@ def _cut(parts: Sequence[Part], is_kept: np.ndarray, max_tokens: int) -> tuple[l
             is_kept[place.start + fits :] = False
             if not is_kept.any():
                 raise UserError(
-                    f"max_tokens: the first document alone has more than {max_tokens} tokens; valid: at least "
-                    f"{int(ends[fits])}"
+                    f"max_tokens: the first document alone has more than {max_tokens} tokens; valid: at "
+                    f"least {int(ends[fits])}"
                 )
             return list(parts[: number + 1]), place.start + fits
         total = int(ends[-1]) if ends.size else total
@@ -118,8 +119,8 @@ def assemble(
     Args:
         vocab_size: V, of the tokenizer; it decides the type of the tokens.
         extent: the beginning of the message if there is no document.
-        validation_parts: this many of *parts*, the first ones, are the validation split, and the others the training
-            split; None holds documents out by their hash.
+        validation_parts: this many of *parts*, the first ones, are the validation split, and the others the
+            training split; None holds documents out by their hash.
 
     Returns:
         The entries of CorpusMeta about it.
@@ -218,7 +219,8 @@ def _write_runs(
 
 
 def _count(tokens: np.ndarray, chosen: np.ndarray, counts: np.ndarray) -> None:
-    """Add the *chosen* of *tokens* (both [n]) to *counts*, a part of them at a time: bincount widens what it counts."""
+    """Add the *chosen* of *tokens* (both [n]) to *counts*, a part of them at a time: bincount widens what it
+    counts."""
     for start in range(0, tokens.size, _COUNT_CHUNK):
         place = slice(start, start + _COUNT_CHUNK)
         counts += np.bincount(tokens[place][chosen[place]], minlength=counts.size)

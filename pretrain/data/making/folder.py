@@ -33,7 +33,8 @@ def already_there(out: Path, request: dict[str, Any]) -> bool:
 
 @contextlib.contextmanager
 def locked(out: Path, report: ProgressCallback) -> Iterator[None]:
-    """Hold the lock of *out*. The kernel frees it when its holder ends in any way: no stale lock can block."""
+    """Hold the lock of *out*. The kernel frees it when its holder ends in any way: no stale lock
+    can block."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with (out.parent / f".{out.name}.lock").open("w") as stream:
         try:
@@ -44,6 +45,20 @@ def locked(out: Path, report: ProgressCallback) -> Iterator[None]:
         except OSError:
             pass  # a file system without locks: renaming is still atomic, at worst the work is done twice
         yield
+
+
+@contextlib.contextmanager
+def to_be_made(out: Path, request: dict[str, Any], report: ProgressCallback) -> Iterator[bool]:
+    """Yield whether the requested corpus is still to be made in *out*, holding its lock if so.
+
+    Raises:
+        UserError: *out* holds something else.
+    """
+    if already_there(out, request):
+        yield False
+        return
+    with locked(out, report):
+        yield not already_there(out, request)
 
 
 @contextlib.contextmanager

@@ -1,8 +1,8 @@
 """Makes a labelled corpus, a corpus folder whose documents have classes.
 
-Besides what pretrain/data/making/make.py writes there are training_labels.npy and validation_labels.npy, the class of
-each document, and in meta.json the names of the classes. Examples are held in memory: a classification task has
-thousands of them, and not billions of tokens.
+Besides what pretrain/data/making/make.py writes there are training_labels.npy and validation_labels.npy, the
+class of each document, and in meta.json the names of the classes. Examples are held in memory: a
+classification task has thousands of them, and not billions of tokens.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ import numpy as np
 
 from model.errors import UserError, closest, shown
 from pretrain.data.indexed import IndexedWriter, token_dtype
-from pretrain.data.labelled import labels_file
 from pretrain.data.making.assemble import SPLITS, Lengths, token_files
-from pretrain.data.making.folder import already_there, locked, new_folder
+from pretrain.data.making.folder import new_folder, to_be_made
 from pretrain.data.making.make import tokenizer_request
 from pretrain.data.making.progress import Progress, ProgressCallback
 from pretrain.data.making.train_tokenizer import training_request
@@ -35,6 +34,11 @@ CHARACTERS = "characters"
 UNKNOWN = "<unk>"
 VOCABULARY = 2048
 _AT_ONCE = 1000  # examples tokenized at a time
+
+
+def labels_file(folder: Path, split: str) -> Path:
+    """The file of a labelled corpus with the classes of a split's documents."""
+    return folder / f"{split}_labels.npy"
 
 
 @dataclass(frozen=True)
@@ -55,12 +59,12 @@ def prepare_labelled(
     """Write the labelled corpus *out*, and return it. A folder that holds this very corpus is left alone.
 
     Args:
-        tokenizer: an integer trains a SentencePiece model of so many entries on the training examples; None makes a
-            token of each of their characters.
+        tokenizer: an integer trains a SentencePiece model of so many entries on the training examples; None
+            makes a token of each of their characters.
 
     Raises:
-        UserError: *out* holds something else, one class only, a label that occurs in validation alone, no tokenizer of
-            that size.
+        UserError: *out* holds something else, one class only, a label that occurs in validation alone, no
+            tokenizer of that size.
     """
     classes = class_names(task.training)
     splits = {"training": task.training, "validation": task.validation}
@@ -68,8 +72,8 @@ def prepare_labelled(
     for example in task.validation:
         if example.label not in known:
             raise UserError(
-                f"labelled: the label {shown(example.label)} occurs in validation, and never in training; valid: "
-                f"{', '.join(classes[:20])}{closest(example.label, classes)}"
+                f"labelled: the label {shown(example.label)} occurs in validation, and never in training; "
+                f"valid: {', '.join(classes[:20])}{closest(example.label, classes)}"
             )
     digests = {name: _digest(examples) for name, examples in splits.items()}
     request = {
@@ -77,10 +81,8 @@ def prepare_labelled(
         "labelled": digests,
         "tokenizer": CHARACTERS if tokenizer is None else tokenizer_request(tokenizer),
     }
-    if already_there(out, request):
-        return out
-    with locked(out, report):
-        if already_there(out, request):
+    with to_be_made(out, request, report) as to_do:
+        if not to_do:
             return out
         made = _tokenizer(tokenizer, [example.text for example in task.training], report)
         with new_folder(out) as folder:

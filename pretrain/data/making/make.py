@@ -21,7 +21,7 @@ from model.declared import declared
 from model.errors import UserError
 from pretrain.data.indexed import token_dtype
 from pretrain.data.making.assemble import DEFAULT_SELECTION, Selection, assemble
-from pretrain.data.making.folder import already_there, locked, new_folder
+from pretrain.data.making.folder import new_folder, to_be_made
 from pretrain.data.making.progress import Every, ProgressCallback
 from pretrain.data.making.tokenized import Counts, Part, TokenizedBatch, batches, tokenizing
 from pretrain.data.making.train_tokenizer import most_bytes_read, train_tokenizer_on, training_request
@@ -48,8 +48,8 @@ class Order:
     """What a corpus is made of.
 
     Raises:
-        UserError: a source that cannot be used as it is, a tokenizer that does not spell the text, or a size out of
-            range.
+        UserError: a source that cannot be used as it is, a tokenizer that does not spell the text, or a size
+            out of range.
     """
 
     source: TextSource
@@ -121,8 +121,8 @@ def write_corpus(
     """Write all of a corpus but its tokenizer into *folder*, from *parts*, in order.
 
     Args:
-        validation_parts: this many of *parts*, the first ones, are the validation split, and the others the training
-            split; None holds documents out by their hash.
+        validation_parts: this many of *parts*, the first ones, are the validation split, and the others the
+            training split; None holds documents out by their hash.
 
     Raises:
         UserError: no document, or too few to split.
@@ -169,10 +169,8 @@ def make_corpus(
     """
     order, out = Order(source, tokenizer, selection), Path(out)
     request = order.request()
-    if already_there(out, request):
-        return out
-    with locked(out, report):
-        if already_there(out, request):
+    with to_be_made(out, request, report) as to_do:
+        if not to_do:
             return out
         made = order.made_tokenizer(report)
         plan, dtype = order.plan(made, request), token_dtype(made.vocab_size)

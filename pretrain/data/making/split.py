@@ -29,7 +29,8 @@ class Split:
         return int.from_bytes(digest[:8], "big") < self.threshold
 
     def held_out(self, numbers: np.ndarray) -> np.ndarray:
-        """``is_validation`` for many documents, bool [n]; *numbers*: first 8 bytes of their digests, uint64 [n]."""
+        """``is_validation`` for many documents, bool [n]; *numbers*: first 8 bytes of their digests, uint64
+        [n]."""
         return numbers < np.uint64(self.threshold)
 
     @classmethod

@@ -15,8 +15,8 @@ from pretrain.data.tokenizer import SENTENCEPIECE_OPTIONS, SentencePieceTokenize
 # The tokenizer learns from at most this much of the training split (a sample by document hash): the trainer
 # holds its text in memory, and its pieces hardly change beyond.
 SAMPLE_BYTES = 200_000_000
-# A corpus with a cap on its tokens is the beginning of its source. This many bytes of it per token are read for its
-# tokenizer: English text has four bytes a token, other scripts up to seven.
+# A corpus with a cap on its tokens is the beginning of its source. This many bytes of it per token are read
+# for its tokenizer: English text has four bytes a token, other scripts up to seven.
 _BYTES_PER_TOKEN = 8
 _FEWEST_DOCUMENTS = 1000  # read however long they are: one of them alone leaves nothing to hold out
 _REPORT_SECONDS = 10.0
@@ -29,7 +29,8 @@ def training_request(vocab_size: int) -> str:
 
 
 def most_bytes_read(max_tokens: int | None) -> int | None:
-    """Bytes of text from which the tokenizer of a corpus of at most *max_tokens* is trained; None: all text."""
+    """Bytes of text from which the tokenizer of a corpus of at most *max_tokens* is trained; None:
+    all text."""
     return None if max_tokens is None else max(SAMPLE_BYTES, _BYTES_PER_TOKEN * max_tokens)
 
 
@@ -44,7 +45,8 @@ def train_tokenizer_on(
     """Train a SentencePiece tokenizer of *vocab_size* entries.
 
     Args:
-        fraction, documents: what is held out (see Split.choose), unless the source has a validation text of its own.
+        fraction, documents: what is held out (see Split.choose), unless the source has a validation text of
+            its own.
         most_bytes: of text that is read; None reads the whole source.
 
     Raises:
@@ -86,8 +88,8 @@ def train_tokenizer_on(
 class Sample:
     """A sample of documents in their order, chosen evenly by their hash, of about *most_bytes*.
 
-    The share that is kept shrinks while documents are added. In the end it is the same as if the size of all text had
-    been known at the beginning.
+    The share that is kept shrinks while documents are added. In the end it is the same as if the size of all
+    text had been known at the beginning.
     """
 
     def __init__(self, most_bytes: int) -> None:

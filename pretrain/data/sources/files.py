@@ -76,7 +76,8 @@ class PlainFiles(TextSource):
         return f"{self.name}: no usable document in {len(self.files)} files"
 
     def fingerprint(self) -> str:
-        """Hash over settings, identifiers and contents (of large files: size, time of change, and both ends)."""
+        """Hash over settings, identifiers and contents (of large files: size, time of change, and
+        both ends)."""
         total = hashlib.sha256(self.settings().encode())
         for identifier, path in self.files:
             try:

@@ -1,4 +1,5 @@
-"""The interface of text sources: documents in a fixed order, cut into pieces that processes read independently.
+"""The interface of text sources: documents in a fixed order, cut into pieces that processes read
+independently.
 
 What makes a corpus knows nothing else about where text comes from.
 """
@@ -93,7 +94,8 @@ class TextSource(ABC):
         return self.documents()
 
     def held_out_units(self) -> int | None:
-        """Number of units, the first ones, that are a validation text of the source's own; None if it has none."""
+        """Number of units, the first ones, that are a validation text of the source's own; None if it has
+        none."""
         return None
 
     def settings(self) -> str:
@@ -118,8 +120,8 @@ class TextSource(ABC):
 
 
 def file_sample(path: Path) -> bytes:
-    """The bytes that stand for a file's content: all of them, or the first and last MiB of a file beyond 16 MiB, so
-    that large sources are not read twice. Raises OSError."""
+    """The bytes that stand for a file's content: all of them, or the first and last MiB of a file beyond 16
+    MiB, so that large sources are not read twice. Raises OSError."""
     size = path.stat().st_size
     with path.open("rb") as stream:
         if size <= _WHOLE:
@@ -130,8 +132,8 @@ def file_sample(path: Path) -> bytes:
 
 
 def file_records(files: Sequence[tuple[str, Path]]) -> dict[str, Any]:
-    """Number, bytes and hash (of file_sample) of *files*, pairs of (identifier, path). A few files are also listed one
-    by one."""
+    """Number, bytes and hash (of file_sample) of *files*, pairs of (identifier, path). A few files are also
+    listed one by one."""
     records: list[dict[str, Any]] = []
     total = hashlib.sha256()
     for identifier, path in files:

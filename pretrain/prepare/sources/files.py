@@ -1,4 +1,5 @@
-"""Text source for local files of any kind: JSON Lines, JSON arrays, CSV, Parquet, plain text; compressed or not."""
+"""Text source for local files of any kind: JSON Lines, JSON arrays, CSV, Parquet, plain text; compressed or
+not."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import glob
 import itertools
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,10 @@ _DAMAGE = (OSError, EOFError, zlib.error, ValueError, RuntimeError)
 class TextFiles(PlainFiles):
     """Local text. *paths* are files, folders (searched recursively) and globs.
 
-    The ending decides a file's format: JSON Lines (``.jsonl``, ``.ndjson``), a JSON array or JSON Lines (``.json``),
-    CSV (``.csv``, ``.tsv``), Parquet (``.parquet``), else plain text, one document per file; *format* overrides it.
-    ``.gz`` and ``.zst`` are decompressed. Hidden files and folders inside a given folder are left out; a file that is
-    named twice is read once.
+    The ending decides a file's format: JSON Lines (``.jsonl``, ``.ndjson``), a JSON array or JSON Lines
+    (``.json``), CSV (``.csv``, ``.tsv``), Parquet (``.parquet``), else plain text, one document per file;
+    *format* overrides it. ``.gz`` and ``.zst`` are decompressed. Hidden files and folders inside a given
+    folder are left out; a file that is named twice is read once.
 
     Args:
         column: the field of JSON objects, or column of CSV and Parquet files, that holds the text.
@@ -76,11 +77,12 @@ class TextFiles(PlainFiles):
                     units.append(Unit(key, size, (format, file, start, stop)))
         return units
 
-    def _cut(self, file: NamedFile, format: str) -> list[tuple[int, int | None, int]]:
-        """Start, stop and bytes of each piece of a file: offsets of bytes, or for Parquet numbers of row groups.
+    def _cut(self, file: NamedFile, format: str) -> Sequence[tuple[int, int | None, int]]:
+        """Start, stop and bytes of each piece of a file: offsets of bytes, or for Parquet numbers of row
+        groups.
 
-        A compressed file, a JSON array and a CSV file are one piece (0, None): a comma or a line end does not say
-        whether it lies inside a string.
+        A compressed file, a JSON array and a CSV file are one piece (0, None): a comma or a line end does not
+        say whether it lies inside a string.
         """
         path, size = file[1], file_size(file)
         if format == "parquet":
@@ -112,8 +114,8 @@ class TextFiles(PlainFiles):
 
     @contextlib.contextmanager
     def _damage(self, path: Path) -> Iterator[list[str]]:
-        """Turn damage to a file of many documents into a UserError, or if it is to be skipped, into an entry of the
-        list."""
+        """Turn damage to a file of many documents into a UserError, or if it is to be skipped, into an entry
+        of the list."""
         damaged: list[str] = []
         try:
             yield damaged
@@ -124,8 +126,8 @@ class TextFiles(PlainFiles):
             damaged.append(reason)
             if not self.limits.skip_damaged:
                 raise UserError(
-                    f"text: {str(path)!r} is truncated or damaged ({reason}); replace it, or give --skip_damaged to "
-                    "take what can be read (what is tokenized already is kept)"
+                    f"text: {str(path)!r} is truncated or damaged ({reason}); replace it, or give "
+                    "--skip_damaged to take what can be read (what is tokenized already is kept)"
                 ) from error
 
     def check(self) -> None:
@@ -157,7 +159,8 @@ class TextFiles(PlainFiles):
 
 
 def format_of(path: Path, asked: str) -> str:
-    """The format of a file, never "auto": *asked*, or if that is "auto" by its ending (``.json``: its beginning too).
+    """The format of a file, never "auto": *asked*, or if that is "auto" by its ending (``.json``: its
+    beginning too).
 
     Raises:
         UserError: a ``.json`` file that is neither an array nor JSON Lines.
@@ -185,14 +188,16 @@ def _json_format(path: Path) -> str:
         return "jsonl"  # whose reader finds the damage and reports it
     if layout == "other":
         raise UserError(
-            f"text: {str(path)!r} is neither a JSON array nor JSON Lines; valid: [{{…}}, …] or a record {{…}} a line, "
-            "or --format jsonl to count lines that are not records, or --format text to take every file as one text"
+            f"text: {str(path)!r} is neither a JSON array nor JSON Lines; valid: [{{…}}, …] or a record "
+            f"{{…}} a line, or --format jsonl to count lines that are not records, or --format text to take "
+            "every file as one text"
         )
     return "json" if layout == "array" else "jsonl"
 
 
 def _expand(path_or_glob: str) -> list[NamedFile]:
-    """Files behind one path or glob, as (identifier, path); identifiers do not depend on where a folder is."""
+    """Files behind one path or glob, as (identifier, path); identifiers do not depend on where a
+    folder is."""
     path = Path(path_or_glob)
     if path.is_file():
         return [(path.name, path)]
@@ -201,8 +206,9 @@ def _expand(path_or_glob: str) -> list[NamedFile]:
         if not files:
             raise UserError(f"text: the folder {path_or_glob!r} has no files; needed: files of UTF-8 text")
         return files
-    # glob.glob: Path.glob refuses absolute patterns
-    matches = sorted(glob.glob(path_or_glob, recursive=True)) if glob.has_magic(path_or_glob) else []  # noqa: PTH207
+    matches = []
+    if glob.has_magic(path_or_glob):  # Path.glob refuses absolute patterns
+        matches = sorted(glob.glob(path_or_glob, recursive=True))  # noqa: PTH207
     if not matches:
         raise UserError(
             f"text: {path_or_glob!r} is not a file or folder and matches none; valid: files, folders or globs"

@@ -14,8 +14,8 @@ from model.errors import UserError
 from pretrain.data.sources.reading import MAX_DOCUMENT_BYTES, check_text
 from pretrain.data.sources.source import Document, TextSource, Unit, file_records
 
-# Pieces of a dataset: enough for any number of processes, few enough to list. A dataset of fewer files is cut at its
-# Parquet row groups, which takes a look into every file.
+# Pieces of a dataset: enough for any number of processes, few enough to list. A dataset of fewer files is cut
+# at its Parquet row groups, which takes a look into every file.
 MOST_UNITS = 1024
 _ROWS = 128  # decoded at a time
 
@@ -70,12 +70,14 @@ class HubDataset(TextSource):
         return _open_dataset(self.path, self.subset, self.split, self.revision, self.data_files)
 
     def check(self) -> None:
-        """Raise UserError if the dataset cannot be reached, or its text column is missing or does not hold text."""
+        """Raise UserError if the dataset cannot be reached, or its text column is missing or does not hold
+        text."""
         dataset = self._open().dataset
         columns = dataset.column_names
         if columns is not None and self.column not in columns:
             raise UserError(
-                f"column: {self.name} has no column {self.column!r}; valid: --column with one of {', '.join(columns)}"
+                f"column: {self.name} has no column {self.column!r}; valid: --column with one of "
+                f"{', '.join(columns)}"
             )
         kind = (dataset.features or {}).get(self.column)
         if kind is not None and getattr(kind, "dtype", None) not in ("string", "large_string", "null"):
@@ -181,9 +183,9 @@ def _open_dataset(
             splits, names = list(map(str, builder.config.data_files)), list(map(str, split_files))
     except Exception as error:  # no network, no such name, subset, split or file: one message for the user
         raise UserError(
-            f"dataset: {name!r} cannot be opened ({_one_line(error)}); valid: builtin, a dataset on the Hugging Face "
-            "hub while online (--subset, --split, --revision), a local folder, json or parquet with --data_files, "
-            "or --text PATH…"
+            f"dataset: {name!r} cannot be opened ({_one_line(error)}); valid: builtin, a dataset on the "
+            "Hugging Face hub while online (--subset, --split, --revision), a local folder, json or parquet "
+            "with --data_files, or --text PATH…"
         ) from error
     digest = hashlib.sha256(repr(identity).encode()).hexdigest()
     return _Opened(dataset, min(dataset.num_shards, MOST_UNITS), digest, splits, names)

@@ -1,6 +1,6 @@
 """Reads documents from Parquet files, a part of a row group in memory at a time.
 
-(``datasets`` holds whole row groups: 165 MB more for a group of 200 MB, where this takes 52, and FineWeb's are larger.)
+(``datasets`` holds whole row groups, and those of FineWeb have hundreds of megabytes, in every process.)
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def row_groups(path: Path, column: str, piece_bytes: int) -> list[tuple[int, int
 
 
 def read_row_groups(path: Path, column: str, start: int, stop: int, max_bytes: int) -> Iterator[Record]:
-    """Yield the documents of row groups ``start … stop - 1``, in order. Raises OSError or ValueError for damage."""
+    """Yield the documents of row groups ``start … stop - 1``, in order. Raises OSError or ValueError for
+    damage."""
     import pyarrow
 
     with _opened(path, column) as (file, _):

@@ -1,8 +1,8 @@
 """Reads documents from files of many, piece by piece: lines, JSON Lines, JSON arrays, CSV; compressed or not.
 
 A document that cannot be used is returned as ``(None, reason)``. Memory is bounded by the longest usable
-document, whatever the file holds. (``datasets`` gives up a whole JSON or CSV file for one bad record, makes text of
-numbers, changes line ends, and does not cut such files into pieces.)
+document, whatever the file holds. (``datasets`` gives up a whole JSON or CSV file for one bad record, makes
+text of numbers, changes line ends, and does not cut such files into pieces.)
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def no_column(path: Path, limits: Limits, names: Iterable[str]) -> UserError:
     """The error of a file whose records have these *names*, but not the column."""
     shown = ", ".join(" ".join(name.split())[:60] for name in itertools.islice(names, 20))
     return UserError(
-        f"column: the records of {str(path)!r} have no {limits.column!r}; valid: --column with one of {shown}, "
-        "or --format text to take every file as one text"
+        f"column: the records of {str(path)!r} have no {limits.column!r}; valid: --column with one of "
+        f"{shown}, or --format text to take every file as one text"
     )
 
 
@@ -85,8 +85,8 @@ def _json_records(
 
 
 def other_columns(path: Path, format: str, limits: Limits, most: int = 100) -> list[str]:
-    """The names that the first *most* records of a JSON file have, or the header of a CSV file; empty if the column is
-    among them or a record is text."""
+    """The names that the first *most* records of a JSON file have, or the header of a CSV file; empty if the
+    column is among them or a record is text."""
     if format in DELIMITERS:
         with _csv_rows(path, format, limits) as rows:
             header = next(rows, [])
@@ -126,7 +126,8 @@ def read_lines(path: Path, start: int, stop: int | None, longest: int) -> Iterat
     So each line of a file is read once, wherever the file is cut into pieces.
     """
     with open_stream(path) as stream:
-        # A line begins at *start* if the byte before ends one. From there, the first "line" is the end of another.
+        # A line begins at *start* if the byte before ends one. From there, the first "line" is the end of
+        # another.
         position = max(0, start - 1)
         if position:
             stream.seek(position)
@@ -155,7 +156,8 @@ def read_lines(path: Path, start: int, stop: int | None, longest: int) -> Iterat
 
 
 def json_layout(head: bytes) -> str:
-    """The layout of a ``.json`` file that begins with *head*: "array", "lines" (of records), "other" or "empty"."""
+    """The layout of a ``.json`` file that begins with *head*: "array", "lines" (of records), "other" or
+    "empty"."""
     head = head.removeprefix(_BOM).lstrip()
     if not head:
         return "empty"
@@ -237,7 +239,8 @@ def _read_csv(path: Path, format: str, limits: Limits) -> Iterator[Record]:
 
 @contextlib.contextmanager
 def _csv_rows(path: Path, format: str, limits: Limits) -> Iterator[Iterator[list[str]]]:
-    """The rows of a CSV file (strict RFC 4180), the header first; bytes that are not UTF-8 are kept as surrogates.
+    """The rows of a CSV file (strict RFC 4180), the header first; bytes that are not UTF-8 are kept as
+    surrogates.
 
     Raises:
         ValueError: quotes that do not fit, or a line or field beyond the longest record's characters.

@@ -14,8 +14,8 @@ from pretrain.data.sources.source import Document, TextSource, Unit
 class WithValidation(TextSource):
     """Joins a *training* and a *validation* source: nothing of the first is held out.
 
-    The units of *validation* come first. So a cap on tokens takes it whole, and of documents with equal text those of
-    the training source are dropped as duplicates.
+    The units of *validation* come first. So a cap on tokens takes it whole, and of documents with equal text
+    those of the training source are dropped as duplicates.
     """
 
     def __init__(self, training: TextSource, validation: TextSource) -> None:
@@ -44,8 +44,8 @@ class WithValidation(TextSource):
             for _, path in self.training.files:
                 if path.resolve() in held_out:
                     raise UserError(
-                        f"validation_text: {str(path)!r} is in --text too; valid: text that is not trained on, such "
-                        "as a file in another folder"
+                        f"validation_text: {str(path)!r} is in --text too; valid: text that is not trained "
+                        "on, such as a file in another folder"
                     )
 
     def training_documents(self) -> Iterator[Document]:

@@ -170,7 +170,8 @@ def test_reading_beyond_the_end_is_an_error(tmp_path):
     data=st.data(),
 )
 def test_document_starts_against_a_plain_loop(tmp_path_factory, documents, dtype, data):
-    """Documents of several sequences (Megatron splits sentences on request), empty ones, parts of a stream."""
+    """Documents of several sequences (Megatron splits sentences on request), empty ones, parts of
+    a stream."""
     prefix = tmp_path_factory.mktemp("starts") / "c"
     write_sentences(prefix, documents, np.dtype(dtype))
     first = data.draw(st.integers(0, len(documents)))
@@ -187,7 +188,8 @@ def test_document_starts_against_a_plain_loop(tmp_path_factory, documents, dtype
 
 
 def write_sentences(prefix: Path, documents: list[list[int]], dtype: np.dtype) -> None:
-    """A pair whose documents are several sequences each, of these lengths, as Megatron's builder writes it."""
+    """A pair whose documents are several sequences each, of these lengths, as Megatron's builder
+    writes it."""
     lengths = np.array([length for sentences in documents for length in sentences], "<i4")
     boundaries = np.cumsum([0, *map(len, documents)]).astype("<i8")
     offsets = (np.cumsum(lengths, dtype="<i8") - lengths) * dtype.itemsize

@@ -1,4 +1,5 @@
-"""Pairs whose header or index was corrupted: refused when they are opened, or read without any other error."""
+"""Pairs whose header or index was corrupted: refused when they are opened, or read without any
+other error."""
 
 from __future__ import annotations
 
@@ -100,7 +101,8 @@ def damage(draw: st.DrawFn) -> tuple[list[list[int]], Any, Any]:
 
 
 def only_user_errors(tokenizer: Tokenizer) -> Any:
-    """The fuzzed test: whatever was done to an index, opening refuses it or everything that reads it works."""
+    """The fuzzed test: whatever was done to an index, opening refuses it or everything that reads
+    it works."""
 
     @given(damage())
     def test(example: tuple[list[list[int]], Any, Any]) -> None:

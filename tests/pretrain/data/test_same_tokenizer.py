@@ -88,27 +88,28 @@ def exchanged(model):
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
-        ({"model": exchanged}, "vocabulary: 2 of 300 and 300 entries differ, such as "),
+        ({"model": exchanged}, "different vocabulary"),
         (
             {"model": lambda model: model | {"merges": model["merges"][1:] + model["merges"][:1]}},
-            "which differ from number 1 on",
+            "different merges",
         ),
-        ({"normalizer": lambda _: {"type": "NFC"}}, "normalizer: none and {'type': 'NFC'}"),
-        ({"pre_tokenizer": lambda old: old | {"add_prefix_space": True}}, "pre_tokenizer: "),
+        ({"normalizer": lambda _: {"type": "NFC"}}, "different normalizer"),
+        ({"pre_tokenizer": lambda old: old | {"add_prefix_space": True}}, "different pre_tokenizer"),
         (
             {"added_tokens": lambda old: [*old, old[0] | {"id": 65, "content": "a", "special": False}]},
-            "added words: ",
+            "different added words",
         ),
     ],
 )
 def test_what_differs_is_said_in_words(tmp_path, parts, words):
     folder = written_again(byte_level(tmp_path / "files"), tmp_path)
-    assert words in tokenizer_difference(load_tokenizer(folder), change(folder, **parts))
+    assert tokenizer_difference(load_tokenizer(folder), change(folder, **parts)) == words
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """A corpus made with a byte-level tokenizer, and the folder of the same tokenizer saved by transformers."""
+    """A corpus made with a byte-level tokenizer, and the folder of the same tokenizer saved by
+    transformers."""
     root = tmp_path_factory.mktemp("corpus")
     ours = byte_level(root / "files")
     files = []
@@ -129,7 +130,7 @@ def test_a_corpus_opens_with_the_same_tokenizer_and_no_other(corpus, tmp_path):
     meta["tokenizer"]["hash"] = tokenizer_hash(load_tokenizer(again))
     (tmp_path / "blend" / "meta.json").write_text(json.dumps(meta))
     assert TrainingSequences([(opened, 1), (Corpus.open(tmp_path / "blend"), 1)], 16, 0).windows_per_epoch
-    with pytest.raises(UserError, match=r"^tokenizer: .* was made with .*\(vocabulary: .* entries differ"):
+    with pytest.raises(UserError, match=r"^tokenizer: .* was made with .*\(different vocabulary"):
         Corpus.open(folder, byte_level(tmp_path / "small", 280))
 
 
@@ -141,5 +142,5 @@ def test_a_run_goes_on_with_the_same_tokenizer_and_no_other(corpus, tmp_path):
     data = {"tokenizer": opened.meta.tokenizer.hash, "data": [["c", "1"]]}
     check_resume(saved, run, model, data, {}, (again, opened.tokenizer))
     other = byte_level(tmp_path / "small", 280)
-    with pytest.raises(UserError, match=r"tokenizer: vocabulary: .* entries differ"):
+    with pytest.raises(UserError, match=r"tokenizer: different vocabulary"):
         check_resume(saved, run, model, data, {}, (again, other))

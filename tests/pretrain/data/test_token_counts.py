@@ -1,4 +1,5 @@
-"""Stored token counts: those of the training tokens, used where they are sound, and counted where they are not."""
+"""Stored token counts: those of the training tokens, used where they are sound, and counted where they are
+not."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def copied(small_folder, tmp_path) -> Path:
 
 
 def test_a_preparation_counts_what_it_trains_on(small, tmp_path, monkeypatch):
-    """Of documents that are held out, dropped as copies or beyond the cap, none is counted; in chunks of any size."""
+    """Of documents that are held out, dropped as copies or beyond the cap, none is counted; in chunks of any
+    size."""
     assert stored_counts(small).tolist() == by_hand(small)
     monkeypatch.setattr("pretrain.data.making.assemble._COUNT_CHUNK", 1000)
     files = small_source().files

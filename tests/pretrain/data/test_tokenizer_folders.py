@@ -1,4 +1,5 @@
-"""Which tokenizer a folder means: what transformers' AutoTokenizer takes. And which no new corpus is made with."""
+"""Which tokenizer a folder means: what transformers' AutoTokenizer takes. And which no new corpus is made
+with."""
 
 from __future__ import annotations
 

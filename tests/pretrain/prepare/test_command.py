@@ -238,6 +238,15 @@ def test_disk_errors_are_one_line(texts, tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().err == f"error: {tmp_path / 'out'}: No space left on device\n"
 
 
+def test_nothing_heavy_is_imported_before_it_is_needed():
+    code = (
+        "import sys, pretrain.prepare.command\n"
+        "print(*{'torch', 'datasets', 'sentencepiece', 'tokenizers', 'matplotlib'} & sys.modules.keys())"
+    )
+    line = [sys.executable, "-c", code]
+    assert subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True).stdout == "\n"
+
+
 def test_it_runs_as_a_module(tmp_path):
     line = [sys.executable, "-m", "pretrain.prepare", "inspect", str(tmp_path)]
     result = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)

@@ -63,8 +63,10 @@ def test_files_of_their_own_are_the_validation_split(texts, tmp_path, capsys):
     origin = corpus.meta.source_files
     assert origin["files"] == 60 and origin["bytes"] == sum(map(len, TRAINING)) and "list" not in origin
     assert origin["validation"]["list"][3] == {
-        "name": "03.txt", "bytes": len(HELD_OUT[3]), "sha256": hashlib.sha256(HELD_OUT[3].encode()).hexdigest()
-    }  # fmt: skip
+        "name": "03.txt",
+        "bytes": len(HELD_OUT[3]),
+        "sha256": hashlib.sha256(HELD_OUT[3].encode()).hexdigest(),
+    }
     assert run(*arguments, "--train_tokenizer", 300, "--out", tmp_path / "out") == 0, "it is there"
     assert run("--text", texts / "training", "--train_tokenizer", 300, "--out", tmp_path / "out") == 2
     assert "holds another corpus (differs in source)" in capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""Preparation over processes, shards and kills: the output is that of one uninterrupted process, as in memory."""
+"""Preparation over processes, shards and kills: the output is that of one uninterrupted process, as in
+memory."""
 
 from __future__ import annotations
 
@@ -141,7 +142,8 @@ def kill_when(process: subprocess.Popen[str], ready: Callable[[], bool]) -> None
 def test_kill_at_random_moments_and_again(
     texts, tokenizer_folder, tmp_path, expected, processes, monkeypatch
 ):
-    """After each kill the finished parts are as they were, and the end result is that of an undisturbed run."""
+    """After each kill the finished parts are as they were, and the end result is that of an
+    undisturbed run."""
     out = tmp_path / "out"
     generator = random.Random(processes)
     there: set[str] = set()
@@ -258,6 +260,7 @@ def test_an_error_while_assembling_keeps_finished_parts_and_damaged_ones_are_mad
             run(texts, out, tokenizer_folder)
         assert {path.name for path in tmp_path.iterdir()} == {".out.lock", ".out.partial-parts"}
     parts = sorted((tmp_path / ".out.partial-parts").glob("*.bin"))
+    parts = [part for part in parts if part.stat().st_size]
     parts[0].write_bytes(parts[0].read_bytes()[:-2])
     parts[1].unlink()
     parts[2].with_suffix(".json").write_text("{")

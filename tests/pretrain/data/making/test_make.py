@@ -77,8 +77,9 @@ def test_a_folder_with_the_same_corpus_is_left_alone_and_others_are_refused(smal
 
 def test_several_processes_at_once_do_the_work_once(small_folder, tmp_path):
     code = (
-        "import sys, time; from pathlib import Path; from tests.pretrain.data.making.test_make import make_small\n"
-        "make_small(Path(sys.argv[1]), lambda report: (print(report, flush=True), time.sleep(0.3)))"
+        "import sys, time; from pathlib import Path; from tests.pretrain.data.making.test_make import "
+        "make_small\nmake_small(Path(sys.argv[1]), lambda report: (print(report, flush=True), "
+        "time.sleep(0.3)))"
     )
     line = [sys.executable, "-c", code, str(tmp_path / "out")]
     processes = [subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(3)]

@@ -128,7 +128,8 @@ def test_processes_read_their_own_pieces(parquet, small, tmp_path):
     ],
 )
 def test_bad_datasets_are_one_line(parquet, options, message, monkeypatch):
-    # As offline: the library would wait for a network that is not there, several times and for longer and longer.
+    # As offline: the library would wait for a network that is not there, several times and for longer and
+    # longer.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match=message) as refusal:
@@ -167,7 +168,8 @@ def test_a_dataset_without_documents_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_processes_give_back_what_they_share(parquet, small_folder, tmp_path):
-    """The datasets library makes a semaphore in each; a process that is cut off leaves it, and Python warns."""
+    """The datasets library makes a semaphore in each; a process that is cut off leaves it, and
+    Python warns."""
     line = [sys.executable, "-m", "pretrain.prepare", "--dataset", parquet, "--processes", "2"]
     line += ["--tokenizer", small_folder / "tokenizer", "--out", tmp_path / "out"]
     root = Path(__file__).parents[4]
