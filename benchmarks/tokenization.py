@@ -1,8 +1,6 @@
-"""Tokenizing a corpus: ``python -m pretrain.prepare`` next to a plain loop and to ``datasets.map``, in one
-run.
+"""Tokenizing a corpus: ``python -m pretrain.prepare`` next to a plain loop and to ``datasets.map``.
 
-    python benchmarks/tokenization.py --tokenizer gpt2          # seven minutes; writes
-    benchmarks/tokenization.md
+    python benchmarks/tokenization.py --tokenizer gpt2    # seven minutes; writes benchmarks/tokenization.md
 
 measures throughput, and peak memory over a corpus ten times larger. The tokenizer may be a folder, too. It
 ends with status 1 if the command is slower than the faster of the two others, or takes much more memory for

@@ -41,9 +41,13 @@ def sentencepiece_with_a_prefix() -> bytes:
 
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXTS), model_writer=model, vocab_size=310, model_type="bpe", byte_fallback=True,
+        sentence_iterator=iter(TEXTS),
+        model_writer=model,
+        vocab_size=310,
+        model_type="bpe",
+        byte_fallback=True,
         minloglevel=2,
-    )  # fmt: skip
+    )
     return model.getvalue()
 
 

@@ -129,41 +129,32 @@ def test_labels_are_kept_beside_their_texts(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "train: give either --train FILE, or --builtin"),
-        (["--builtin", "--train", "{tsv}"], "train: give either --train FILE, or --builtin"),
-        (["--train", "{tsv}"], "out: missing; give the folder to write"),
-        (["--builtin", "--label_column", "x"], "label_column: --label_column does not apply to --builtin"),
+        ("", "train: give either --train FILE, or --builtin"),
+        ("--builtin --train {tsv}", "train: give either --train FILE, or --builtin"),
+        ("--train {tsv}", "out: missing; give the folder to write"),
+        ("--builtin --label_column x", "label_column: --label_column does not apply to --builtin"),
+        ("--train {tsv} --tokenizer characters --train_tokenizer 300", "give either --tokenizer or"),
+        ("--train {tsv} --train_tokenizer 5", "train_tokenizer: 5 is not valid; give 260 to"),
         (
-            ["--train", "{tsv}", "--tokenizer", "characters", "--train_tokenizer", "300"],
-            "give either --tokenizer or",
-        ),
-        (["--train", "{tsv}", "--train_tokenizer", "5"], "train_tokenizer: 5 is not valid; give 260 to"),
-        (
-            ["--train", "{tsv}", "--validation", "{tsv}", "--validation_fraction", "0.1", "--out", "{out}"],
+            "--train {tsv} --validation {tsv} --validation_fraction 0.1 --out {out}",
             "validation: give either --validation or --validation_fraction",
         ),
+        ("--train {tsv} --validation_fraction 1.5 --out {out}", "validation_fraction: 1.5 is"),
         (
-            ["--train", "{tsv}", "--validation_fraction", "1.5", "--out", "{out}"],
-            "validation_fraction: 1.5 is",
-        ),
-        (
-            ["--train", "{tsv}", "--validation", "{other}", "--out", "{out}"],
+            "--train {tsv} --validation {other} --out {out}",
             "the label 'great' occurs in validation, and never in training; valid: 0, 1",
         ),
-        (["--train", "{other}", "--validation", "{other}", "--out", "{out}"], "have 1 different labels"),
-        (["--train", "{tsv}.x", "--out", "{out}"], "is of no known kind"),
-        (["--train", "{tsv}", "--labels", "x"], "unrecognized arguments: --labels"),
-        (
-            ["--train", "{tsv}", "--tokenizer", "/nowhere/x.model", "--out", "{out}"],
-            "tokenizer: '/nowhere/x.model'",
-        ),
-        (["--train", "{tsv}", "--tokenizer", "characters", "--out", "{tsv}"], "out: "),
+        ("--train {other} --validation {other} --out {out}", "have 1 different labels"),
+        ("--train {tsv}.x --out {out}", "is of no known kind"),
+        ("--train {tsv} --labels x", "unrecognized arguments: --labels"),
+        ("--train {tsv} --tokenizer /nowhere/x.model --out {out}", "tokenizer: '/nowhere/x.model'"),
+        ("--train {tsv} --tokenizer characters --out {tsv}", "out: "),
     ],
 )
 def test_refusals(tsv, tmp_path, capsys, arguments, message):
     other = tmp_path / "other.tsv"
     other.write_text("sentence\tlabel\nso\tgreat\n")
     names = {"{tsv}": str(tsv), "{other}": str(other), "{out}": str(tmp_path / "out"), "{tsv}.x": f"{tsv}.x"}
-    assert main(["labelled", *(names.get(argument, argument) for argument in arguments)]) == 2
+    assert main(["labelled", *(names.get(argument, argument) for argument in arguments.split())]) == 2
     error = capsys.readouterr().err
     assert message in error and "Traceback" not in error and not (tmp_path / "out").exists()
