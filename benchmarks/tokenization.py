@@ -1,12 +1,14 @@
-"""Tokenizing a corpus: ``python -m pretrain.prepare`` next to a plain loop and to ``datasets.map``, in one run.
+"""Tokenizing a corpus: ``python -m pretrain.prepare`` next to a plain loop and to ``datasets.map``.
 
-    python benchmarks/tokenization.py --tokenizer gpt2          # seven minutes; writes benchmarks/tokenization.md
+    python benchmarks/tokenization.py --tokenizer gpt2    # seven minutes; writes benchmarks/tokenization.md
 
-measures throughput, and peak memory over a corpus ten times larger. The tokenizer may be a folder, too. It ends with
-status 1 if the command is slower than the faster of the two others, or takes much more memory for more text.
+measures throughput, and peak memory over a corpus ten times larger. The tokenizer may be a folder, too. It
+ends with status 1 if the command is slower than the faster of the two others, or takes much more memory for
+more text.
 
-All three read the same JSON Lines file (the built-in corpus, repeated) with the same tokenizer and write its tokens to
-disk. Rounds are interleaved, since other work on a machine comes and goes; the table gives the best round of each.
+All three read the same JSON Lines file (the built-in corpus, repeated) with the same tokenizer and write its
+tokens to disk. Rounds are interleaved, since other work on a machine comes and goes; the table gives the best
+round of each.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ from pretrain.data.tokenizer import Tokenizer, load_tokenizer  # noqa: E402
 
 
 def write_corpus(path: Path, megabytes: float) -> int:
-    """JSON Lines of about so much text: the built-in corpus, each copy marked so that no two documents are equal.
+    """JSON Lines of about so much text: the built-in corpus, each copy marked so that no two documents are
+    equal.
 
     Returns:
         Bytes of UTF-8 text.
@@ -99,11 +102,21 @@ def prepare(corpus: Path, tokenizer: Tokenizer, folder: Path, processes: int) ->
 
 
 def prepare_command(corpus: Path, folder: Path, processes: int) -> list[str]:
-    """The command line that tokenizes *corpus* into ``folder/corpus``, with the tokenizer in ``folder/tokenizer``."""
+    """The command line that tokenizes *corpus* into ``folder/corpus``, with the tokenizer in
+    ``folder/tokenizer``."""
     return [
-        sys.executable, "-m", "pretrain.prepare", "--text", str(corpus), "--tokenizer", str(folder / "tokenizer"),
-        "--out", str(folder / "corpus"), "--processes", str(processes),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "pretrain.prepare",
+        "--text",
+        str(corpus),
+        "--tokenizer",
+        str(folder / "tokenizer"),
+        "--out",
+        str(folder / "corpus"),
+        "--processes",
+        str(processes),
+    ]
 
 
 OURS = "pretrain.prepare.command"
@@ -112,7 +125,8 @@ OURS = "pretrain.prepare.command"
 def throughput(
     tokenizer: Tokenizer, megabytes: float, rounds: int, processes: int
 ) -> tuple[list[str], float]:
-    """Lines of the table of throughputs, and how many times as fast as the fastest of the others the command is."""
+    """Lines of the table of throughputs, and how many times as fast as the fastest of the others the command
+    is."""
     contestants: dict[str, Callable[[Path, Tokenizer, Path, int], int]] = {
         "plain loop, 1 process": plain_loop,
         f"datasets.map(num_proc={processes}), with loading": datasets_map,
@@ -137,8 +151,9 @@ def throughput(
     seconds[f"datasets.map(num_proc={processes}), the call alone"] = MAP_ALONE
     count = next(iter(tokens.values()))
     lines = [
-        f"{size / 1e6:.1f} MB of text, {count:,} tokens, best of {rounds} rounds. Times are from the file to the "
-        "finished output; the command's have starting Python and its workers in them, and drawing the histogram.",
+        f"{size / 1e6:.1f} MB of text, {count:,} tokens, best of {rounds} rounds. Times are from the file to "
+        "the finished output; the command's have starting Python and its workers in them, and drawing the "
+        "histogram.",
         "",
         "| | seconds (all rounds) | MB/s | processor seconds | MB per processor second |",
         "|---|---|---|---|---|",
@@ -184,15 +199,16 @@ def memory(tokenizer: Tokenizer, megabytes: float, processes: int) -> tuple[list
         lines.append(f"| {size / 1e6:.0f} MB | {figures} | {by_time} MiB |")
     growth = [after / before for before, after in (medians, largests)]
     verdict = (
-        f"Ten times the text takes {growth[0]:.2f} times the memory in the median, and {growth[1]:.2f} times in the "
-        "largest process. (The peak of the sum is the highest of ten times as many samples: how many of the longest "
-        "documents are tokenized at the same moment.)"
+        f"Ten times the text takes {growth[0]:.2f} times the memory in the median, and {growth[1]:.2f} times "
+        "in the largest process. (The peak of the sum is the highest of ten times as many samples: how many "
+        "of the longest documents are tokenized at the same moment.)"
     )
     return [*lines, "", verdict], max(growth)
 
 
 def watch_memory(command: list[str]) -> tuple[list[int], int]:
-    """Run *command*; (sums of proportional set sizes, every 0.1 s; peak resident size of any process), in bytes.
+    """Run *command*; (sums of proportional set sizes, every 0.1 s; peak resident size of any process), in
+    bytes.
 
     PSS counts a page that n processes share as 1/n of a page in each.
     """

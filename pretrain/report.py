@@ -100,11 +100,11 @@ def _model_line(name: str, model: ModelConfig) -> str:
 def _source(corpus: Corpus) -> str:
     """Where a corpus's text came from, with the hash that identifies it."""
     meta = corpus.meta
-    name = meta["source"]["name"]
-    if "python" in meta["source"]:
-        name = f"standard library of Python {meta['source']['python']}"
-    skipped = ", ".join(f"{count} {reason}" for reason, count in meta["skipped"].items())
-    return f"{name}, content {meta['content_hash'][:12]}" + (
+    name = meta.source["name"]
+    if "python" in meta.source:
+        name = f"standard library of Python {meta.source['python']}"
+    skipped = ", ".join(f"{count} {reason}" for reason, count in meta.skipped.items())
+    return f"{name}, content {meta.content_hash[:12]}" + (
         f", documents skipped: {skipped}" if skipped else ""
     )
 

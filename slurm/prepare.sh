@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Tokenize a corpus over an array of tasks; the task that finishes last merges their work into the folder.
 #
-#   sbatch --array=0-15 slurm/prepare.sh --dataset HuggingFaceFW/fineweb --subset sample-10BT --tokenizer gpt2 --out data/fineweb
+#   sbatch --array=0-15 slurm/prepare.sh --dataset HuggingFaceFW/fineweb --subset sample-10BT \
+#       --tokenizer gpt2 --out data/fineweb
 #
-# Submit it from the repository, on a file system that all nodes share. Arguments are those of python -m pretrain.prepare.
-# Tasks that failed or were preempted are simply submitted again, all of them or fewer numbers, but without gaps (0-3):
-# what is finished is not done twice.
+# Submit it from the repository, on a file system that all nodes share. Arguments are those of
+# python -m pretrain.prepare. Tasks that failed or were preempted are simply submitted again, all of them or
+# fewer numbers, but without gaps (0-3): what is finished is not done twice.
 # To merge by hand: python -m pretrain.prepare merge data/fineweb. With --dry_run it says what would run.
 #SBATCH --job-name=prepare
 #SBATCH --array=0-15
@@ -21,8 +22,8 @@ cd "${SLURM_SUBMIT_DIR:-$(dirname "${BASH_SOURCE[0]}")/..}"
 CONTAINER='' activate # it runs outside of the container of the trainings: with .venv, or VENV=/path
 tasks=${SLURM_ARRAY_TASK_COUNT:-1}
 if [ "$tasks" -gt 1 ] && [ $((SLURM_ARRAY_TASK_MAX - SLURM_ARRAY_TASK_MIN + 1)) != "$tasks" ]; then
-    echo "error: --array: $SLURM_ARRAY_TASK_MIN to $SLURM_ARRAY_TASK_MAX with gaps is not valid; give as many numbers in a row," \
-        "such as --array=0-$((tasks - 1)): each task does a share of what is missing" >&2
+    echo "error: --array: $SLURM_ARRAY_TASK_MIN to $SLURM_ARRAY_TASK_MAX with gaps is not valid; give as many" \
+        "numbers in a row, such as --array=0-$((tasks - 1)): each task does a share of what is missing" >&2
     exit 2
 fi
 share=$((${SLURM_ARRAY_TASK_ID:-0} - ${SLURM_ARRAY_TASK_MIN:-0}))

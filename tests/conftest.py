@@ -49,12 +49,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Corpus folder of ``small_paths`` with a SentencePiece tokenizer of SMALL_VOCABULARY entries."""
-    from pretrain.data.sources.files import TextFiles
-    from pretrain.prepare.pipeline import prepare
-    from tests.helpers.small_corpus import SMALL_VOCABULARY, small_paths
+    from pretrain.data.making.assemble import Selection
+    from pretrain.data.making.make import make_corpus
+    from tests.helpers.small_corpus import SMALL_VOCABULARY, small_source
 
     out = tmp_path_factory.mktemp("data") / "small"
-    return prepare(TextFiles(small_paths()), out, train_tokenizer=SMALL_VOCABULARY, validation_fraction=0.2)
+    return make_corpus(small_source(), out, SMALL_VOCABULARY, Selection(0.2))
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -23,7 +22,7 @@ def parse_blend(text: str) -> list[tuple[str, Fraction]]:
         raise UserError(
             "data: no corpus given; valid: FOLDER or FOLDER:WEIGHT,FOLDER:WEIGHT,… with weights summing to 1"
         )
-    if len(parts) == 1 and not _has_weight(parts[0]):
+    if len(parts) == 1 and parse_fraction(parts[0].rpartition(":")[2]) is None:
         return [(parts[0], Fraction(1))]
     blend = []
     for part in parts:
@@ -35,26 +34,9 @@ def parse_blend(text: str) -> list[tuple[str, Fraction]]:
         blend.append((folder, _weight(weight, folder)))
     total = sum((weight for _, weight in blend), Fraction(0))
     if abs(total - 1) > _TOLERANCE:
-        share = ",".join(f"{folder}:{_plain(weight / total)}" for folder, weight in blend)
-        raise UserError(
-            f"data: the weights of {text!r} sum to {_plain(total)}, not to 1; in the same ratio: {share}"
-        )
+        share = ",".join(f"{folder}:{weight / total}" for folder, weight in blend)
+        raise UserError(f"data: the weights of {text!r} sum to {total}, not to 1; in the same ratio: {share}")
     return blend
-
-
-def _plain(value: Fraction) -> str:
-    """A fraction in its usual notation: decimals where they are exact, else a ratio."""
-    decimal = f"{float(value):.6g}"
-    return decimal if Fraction(decimal) == value else str(value)
-
-
-def _has_weight(part: str) -> bool:
-    """Whether the text after the last colon looks like a number, valid or not."""
-    _, colon, weight = part.rpartition(":")
-    return (
-        bool(colon)
-        and re.fullmatch(r"\s*[+-]?[\d.][\d._/]*(e[+-]?\d+)?\s*", weight, re.IGNORECASE) is not None
-    )
 
 
 def _weight(text: str, folder: str) -> Fraction:
@@ -70,8 +52,9 @@ class BlendSplitter:
     """Assigns sequence n of the blend to (corpus, number within that corpus).
 
     A balanced binary tree over the corpora: each node with integer weights a and b sends round(n·a / (a+b))
-    of its first n sequences left (Bresenham's line), the rest right. After any n sequences corpus i has received
-    n·w_i up to rounding (½ per level of the tree). The error never grows, and the result depends on n alone.
+    of its first n sequences left (Bresenham's line), the rest right. After any n sequences corpus i has
+    received n·w_i up to rounding (½ per level of the tree). The error never grows, and the result depends on
+    n alone.
     """
 
     def __init__(self, weights: Sequence[Fraction | int | float]) -> None:

@@ -1,4 +1,5 @@
-"""Splits fixed windows into batches for the ranks, so that all ranks make the same number of forward passes."""
+"""Splits fixed windows into batches for the ranks, so that all ranks make the same number of
+forward passes."""
 
 from __future__ import annotations
 
@@ -25,15 +26,15 @@ class HeldOutBatch:
     inputs: Tensor
     """Token ids int64 [B, T]."""
     labels: Tensor
-    """int64 [B, T]. Rows that do not count have ignored labels. If no row of a batch counts they keep their labels, so
-    that its loss is finite; the caller must give that batch no weight."""
+    """int64 [B, T]. Rows that do not count have ignored labels. If no row of a batch counts they keep their
+    labels, so that its loss is finite; the caller must give that batch no weight."""
 
 
 class HeldOutBatches:
     """Iterates over the batches of this rank.
 
-    The ranks of a tensor group have the same batches. A rank that has run out of windows repeats the first: a forward
-    pass may be collective (ZeRO-3 gathers weights in it), so all ranks must make the same number.
+    The ranks of a tensor group have the same batches. A rank that has run out of windows repeats the first: a
+    forward pass may be collective (ZeRO-3 gathers weights in it), so all ranks must make the same number.
 
     Args:
         windows: token ids [n, T+1].

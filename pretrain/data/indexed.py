@@ -26,10 +26,8 @@ from model.errors import UserError
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
 # Codes of megatron.core.datasets.indexed_dataset.DType that hold tokens.
-DTYPE_OF_CODE: dict[int, type[np.integer[Any]]] = {
-    1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16,
-}  # fmt: skip
-CODE_OF_DTYPE = {np.dtype(dtype): code for code, dtype in DTYPE_OF_CODE.items()}
+DTYPE_OF_CODE = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
+CODE_OF_DTYPE = {np.dtype(name): code for code, name in DTYPE_OF_CODE.items()}
 _CHECK_CHUNK = 1 << 20  # sequences written or verified at a time: bounds the memory of a large index
 _REMEDY = "copy both files again, or make the corpus again"
 
@@ -138,10 +136,11 @@ class IndexedTokens:
     The whole index is checked when it is opened, in about 15 ns a document. The tokens are not read.
 
     Args:
-        check: whether to go through the index. Without it the index is trusted, and a few pages of it are read: for
-            ranks beside one that has checked the same files.
+        check: whether to go through the index. Without it the index is trusted, and a few pages of it are
+            read: for ranks beside one that has checked the same files.
 
-    Raises UserError if a file is missing, the .idx is not an index or is damaged, or the two do not belong together.
+    Raises UserError if a file is missing, the .idx is not an index or is damaged, or the two do not belong
+    together.
     """
 
     def __init__(self, prefix: str | os.PathLike[str], check: bool = True) -> None:
@@ -208,13 +207,15 @@ class IndexedTokens:
         if not boundaries.size or boundaries[0] != 0 or boundaries[-1] != self.lengths.size:
             raise _damaged(index_file, "its documents do not cover its sequences")
         for start in range(0, boundaries.size, _CHECK_CHUNK):
-            # Ascending from 0 to S, so none is out of range. Compared, not subtracted: a difference may overflow.
+            # Ascending from 0 to S, so none is out of range. Compared, not subtracted: a difference may
+            # overflow.
             chunk = boundaries[start : start + _CHECK_CHUNK + 1]
             if (chunk[1:] < chunk[:-1]).any():
                 raise _damaged(index_file, "its documents are not in order")
 
     def _check_offsets(self, index_file: Path) -> int:
-        """Check that the sequences lie back to back (so that the file is one stream); return the token count."""
+        """Check that the sequences lie back to back (so that the file is one stream); return the
+        token count."""
         total = 0
         for start in range(0, self.lengths.size, _CHECK_CHUNK):
             lengths = self.lengths[start : start + _CHECK_CHUNK].astype(np.int64)
@@ -248,11 +249,13 @@ class IndexedTokens:
         )
 
     def document_starts(self, start: int, count: int) -> np.ndarray:
-        """Where documents begin among tokens ``start … start + count - 1``: distances from *start*, int64, ascending.
+        """Where documents begin among tokens ``start … start + count - 1``: distances from *start*, int64,
+        ascending.
 
-        The first is 0: the rest of a document that began earlier counts as a document. Positions come from the index,
-        not from the tokens: Megatron's tools need not have appended an end-of-document token, and a text that spells
-        one is still one document. Costs two binary searches, whatever the size of the corpus.
+        The first is 0: the rest of a document that began earlier counts as a document. Positions come from
+        the index,
+        not from the tokens: Megatron's tools need not have appended an end-of-document token, and a text that
+            spells one is still one document. Costs two binary searches, whatever the size of the corpus.
         """
         edges = np.array([start + 1, start + count]) * self.dtype.itemsize
         first, last = np.searchsorted(
@@ -310,7 +313,8 @@ class IndexedTokens:
         """How often each token occurs, int64 [vocab_size]. Raises UserError for ids beyond the vocabulary.
 
         Args:
-            most: read about this many tokens at most, in chunks spread evenly over the stream; None reads all of it.
+            most: read about this many tokens at most, in chunks spread evenly over the stream; None reads all
+                of it.
             chunk: tokens that are read at once.
             progress: is told after each chunk how many tokens are counted.
         """

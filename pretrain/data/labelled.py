@@ -1,7 +1,9 @@
-"""Labelled corpora: every document is an example of a class. Cuts and pads them into sequences for a classifier.
+"""Labelled corpora: every document is an example of a class. Cuts and pads them into sequences for a
+classifier.
 
-A labelled corpus is a corpus folder (see pretrain/prepare/labelled.py). Besides, meta.json names the classes, and
-``training_labels.npy`` and ``validation_labels.npy`` hold the class of each document, int32 [documents].
+A labelled corpus is a corpus folder (see pretrain/data/making/labelled.py). Besides, meta.json names the
+classes, and ``training_labels.npy`` and ``validation_labels.npy`` hold the class of each document, int32
+[documents].
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ import numpy as np
 
 from model.errors import UserError
 from model.loss import IGNORED_LABEL
-from pretrain.data.corpus import Corpus, labels_file
+from pretrain.data.corpus import Corpus
 from pretrain.data.indexed import IndexedTokens
+from pretrain.data.making.labelled import labels_file
 from pretrain.data.sequences import epoch_order
 
 
@@ -56,9 +59,9 @@ class Examples:
     def rows(self, numbers: Sequence[int] | np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and labels of these examples for Transformer.forward, int64 [n, length] each.
 
-        A longer example is cut, and still ends with the end-of-document token; a shorter one is padded with it. The
-        label stands at the position of the first one, and IGNORED_LABEL everywhere else. Attention is causal, so
-        padding changes nothing.
+        A longer example is cut, and still ends with the end-of-document token; a shorter one is padded with
+        it. The label stands at the position of the first one, and IGNORED_LABEL everywhere else. Attention is
+        causal, so padding changes nothing.
         """
         inputs = np.full((len(numbers), length), self.end_of_document, np.int64)
         labels = np.full((len(numbers), length), IGNORED_LABEL, np.int64)
@@ -71,11 +74,11 @@ class Examples:
 
 def classes_of(corpus: Corpus) -> list[str]:
     """The names of the corpus's classes. UserError if it has no labels."""
-    classes = corpus.meta.get("classes")
-    if not isinstance(classes, list) or len(classes) < 2:
+    classes = corpus.meta.classes
+    if classes is None or len(classes) < 2:
         raise UserError(
-            f"data: {str(corpus.folder)!r} has no labels; valid: one written by python -m pretrain.prepare labelled, "
-            "or --task language"
+            f"data: {str(corpus.folder)!r} has no labels; valid: one written by python -m pretrain.prepare "
+            "labelled, or --task language"
         )
     return classes
 
@@ -132,7 +135,8 @@ class LabelledSequences:
 
 
 def held_out_examples(corpus: Corpus, context_length: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """*count* examples of the validation split, evenly spaced, or all if there are fewer: see Examples.rows."""
+    """*count* examples of the validation split, evenly spaced, or all if there are fewer: see
+    Examples.rows."""
     examples = Examples.open(corpus, "validation")
     chosen = min(count, len(examples))
     return examples.rows([number * len(examples) // chosen for number in range(chosen)], context_length)

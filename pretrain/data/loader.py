@@ -70,7 +70,8 @@ class BatchPrefetcher(Generic[Batch]):
             raise self._error
 
     def close(self) -> None:
-        """Drop the batches that are ready and end the thread, after its current fetch; may be called twice."""
+        """Drop the batches that are ready and end the thread, after its current fetch; may be
+        called twice."""
         with self._changed:
             self._closed = True
             self._ready.clear()

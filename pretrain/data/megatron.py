@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import xxhash
 
 from model.errors import UserError
 from pretrain.data.indexed import IndexedTokens, bin_path, idx_path
-from pretrain.data.tokenizer import Tokenizer, tokenizer_hash
+from pretrain.data.meta import CorpusMeta, SplitEntry, TokenizerEntry
+from pretrain.data.tokenizer import Tokenizer
 from pretrain.utils.files import update_from_file
 
-# Validation takes the last documents that together hold at least this share of the tokens. Megatron-LM itself splits
-# by position in the file (--split 969,30,1). Our own corpora are split by a hash of the text, which a pair lacks.
+# Validation takes the last documents that together hold at least this share of the tokens. Megatron-LM itself
+# splits by position in the file (--split 969,30,1). Our own corpora are split by a hash of the text, which a
+# pair lacks.
 VALIDATION_SHARE = 0.05
 _SAMPLE = 1 << 20  # bytes at both ends of the .bin that stand for its content
 
@@ -24,10 +25,8 @@ def is_prefix(path: Path) -> bool:
     return not path.is_dir() and (idx_path(path).is_file() or bin_path(path).is_file())
 
 
-def open_prefix(
-    prefix: Path, tokenizer: Tokenizer
-) -> tuple[dict[str, Any], Tokenizer, IndexedTokens, IndexedTokens]:
-    """Open a pair: (metadata as in ``meta.json``, tokenizer, training documents, validation documents).
+def open_prefix(prefix: Path, tokenizer: Tokenizer) -> tuple[CorpusMeta, IndexedTokens, IndexedTokens]:
+    """Open a pair: (metadata as in ``meta.json``, training documents, validation documents).
 
     Raises:
         UserError: damaged files, or fewer than two documents.
@@ -35,25 +34,21 @@ def open_prefix(
     tokens = IndexedTokens(prefix)
     if tokens.num_documents < 2:
         raise UserError(
-            f"data: {str(prefix)!r} has {tokens.num_documents} documents; needed: at least two, one for validation"
+            f"data: {str(prefix)!r} has {tokens.num_documents} documents; needed: at least two, one for "
+            "validation"
         )
     training, validation = split_prefix(tokens)
-    meta = {
-        "source": {"name": prefix.name, "format": "megatron"},
-        "content_hash": _content_hash(prefix),
-        "tokenizer": {
-            "name": tokenizer.name,
-            "hash": tokenizer_hash(tokenizer),
-            "vocab_size": tokenizer.vocab_size,
-            "end_of_document": tokenizer.end_of_document,
-        },
-        "dtype": tokens.dtype.name,
-        "split": {"by": "position", "validation_share_of_tokens": VALIDATION_SHARE},
-        "skipped": {},
-        "training": {"documents": training.num_documents, "tokens": training.num_tokens},
-        "validation": {"documents": validation.num_documents, "tokens": validation.num_tokens},
-    }
-    return meta, tokenizer, training, validation
+    meta = CorpusMeta(
+        source={"name": prefix.name, "format": "megatron"},
+        content_hash=_content_hash(prefix),
+        tokenizer=TokenizerEntry.of(tokenizer),
+        dtype=tokens.dtype.name,
+        split={"by": "position", "validation_share_of_tokens": VALIDATION_SHARE},
+        skipped={},
+        training=SplitEntry(training.num_documents, None, training.num_tokens),
+        validation=SplitEntry(validation.num_documents, None, validation.num_tokens),
+    )
+    return meta, training, validation
 
 
 def split_prefix(tokens: IndexedTokens) -> tuple[IndexedTokens, IndexedTokens]:
@@ -76,7 +71,8 @@ def _first_of_validation(tokens: IndexedTokens) -> int:
 
 
 def _content_hash(prefix: Path) -> str:
-    """Hash of the index, the size of the token file, and both its ends: reading all of it would take minutes."""
+    """Hash of the index, the size of the token file, and both its ends: reading all of it would
+    take minutes."""
     digest = xxhash.xxh3_128()
     update_from_file(digest, idx_path(prefix))
     path = bin_path(prefix)

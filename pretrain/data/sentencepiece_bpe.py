@@ -11,9 +11,9 @@ from pretrain.data.tokenizer import SPACE_MARK, SentencePieceTokenizer
 def byte_fallback_bpe(tokenizer: SentencePieceTokenizer) -> Any:
     """Make a ``tokenizers`` BPE with the pieces of *tokenizer*, written with real spaces.
 
-    With real spaces no replacement of U+2581 is needed, and a U+2581 in the text is spelled in bytes, as the run's
-    tokenizer does it. SentencePiece joins the neighbours whose joined piece has the best score; here every way to
-    split a piece is a merge, in the order of the joined pieces' scores.
+    With real spaces no replacement of U+2581 is needed, and a U+2581 in the text is spelled in bytes, as the
+    run's tokenizer does it. SentencePiece joins the neighbours whose joined piece has the best score; here
+    every way to split a piece is a merge, in the order of the joined pieces' scores.
 
     Raises:
         UserError: the model is not BPE, changes its text before splitting it, or has no byte pieces.

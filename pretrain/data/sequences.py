@@ -1,7 +1,7 @@
 """Cuts corpora into training sequences and validation windows.
 
-The order of training sequences depends only on (seed, sequence number, blend): not on batch size, ranks, workers,
-restarts or the length of the run.
+The order of training sequences depends only on (seed, sequence number, blend): not on batch size, ranks,
+workers, restarts or the length of the run.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class TrainingSequences:
     """The endless stream of training sequences of a run: corpora blended by weight, shuffled anew each epoch.
 
     Windows are T+1 tokens at stride T over a corpus's concatenated training documents: T inputs, and T labels
-    shifted by one. Every token is a label exactly once an epoch, except the corpus's very first (nothing comes
-    before it) and the fewer than T tokens after the last whole window. Raises UserError for a corpus shorter
-    than a window and for corpora with different tokenizers.
+    shifted by one. Every token is a label exactly once an epoch, except the corpus's very first (nothing
+    comes before it) and the fewer than T tokens after the last whole window. Raises UserError for a corpus
+    shorter than a window and for corpora with different tokenizers.
     """
 
     def __init__(
@@ -85,18 +85,18 @@ class TrainingSequences:
         """Windows of each corpus."""
         first = self.corpora[0]
         for corpus in self.corpora[1:]:
-            if corpus.meta["tokenizer"]["hash"] == first.meta["tokenizer"]["hash"]:
-                continue
             difference = tokenizer_difference(corpus.tokenizer, first.tokenizer)
             if difference:
                 raise UserError(
                     f"data: {corpus.name} was made with the tokenizer {corpus.tokenizer.name}, "
-                    f"{first.name} with {first.tokenizer.name} ({difference}); valid: corpora of one tokenizer"
+                    f"{first.name} with {first.tokenizer.name} ({difference}); valid: corpora of one "
+                    "tokenizer"
                 )
 
     @property
     def windows_per_epoch(self) -> int:
-        """Windows of all corpora together: for a single corpus, the sequences after which each has come once."""
+        """Windows of all corpora together: for a single corpus, the sequences after which each has
+        come once."""
         return sum(self.windows)
 
     def epochs(self, sequences: int) -> list[float]:
@@ -133,7 +133,8 @@ class TrainingSequences:
         return self.batch_of(range(first, first + count))
 
     def inputs_and_labels(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """``batch(first, count)`` for Transformer.forward: the T inputs, and at each the token that follows."""
+        """``batch(first, count)`` for Transformer.forward: the T inputs, and at each the token
+        that follows."""
         tokens = self.batch(first, count)
         return tokens[:, :-1], tokens[:, 1:]
 
@@ -181,7 +182,8 @@ class ValidationSequences:
         return self.count
 
     def batch(self, first: int, count: int) -> np.ndarray:
-        """Windows ``first … first + count - 1`` of the set, int64 [count, T + 1]; IndexError beyond the set."""
+        """Windows ``first … first + count - 1`` of the set, int64 [count, T + 1]; IndexError
+        beyond the set."""
         if first < 0 or first + count > self.count:
             raise IndexError(f"validation windows {first}..{first + count} of {self.count}")
         vocab_size = self.corpus.tokenizer.vocab_size
@@ -193,7 +195,8 @@ class ValidationSequences:
         return np.stack(rows) if rows else np.empty((0, self.context_length + 1), np.int64)
 
     def document_starts(self) -> list[np.ndarray]:
-        """For each window, the positions among its T inputs at which documents begin, int64, the first being 0."""
+        """For each window, the positions among its T inputs at which documents begin, int64, the first being
+        0."""
         T = self.context_length
         return [self.corpus.validation.document_starts(window * T, T) for window in self._windows]
 

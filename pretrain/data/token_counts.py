@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from pretrain.data.corpus import Corpus
+from pretrain.data.making.progress import Every
 
 COUNTS_FILE = "training_counts.npy"
 COUNTED_TOKENS = 1 << 30
-"""Tokens that are counted at most where no counts are stored: a few seconds, where 100B would take minutes."""
+"""Tokens that are counted at most where no counts are stored: a few seconds, where 100B would take
+minutes."""
 PROGRESS_SECONDS = 10.0
 
 
@@ -41,11 +42,9 @@ def write_counts(folder: Path, counts: np.ndarray) -> Path:
 def stored_counts(corpus: Corpus) -> np.ndarray | None:
     """The counts that *corpus* was prepared with, int64 [V].
 
-    None where there are none (a bare pair, a corpus from before they were stored), and where the file cannot be those
-    of this corpus; ``prepare verify`` says what is wrong with it.
+    None where there are none (a bare pair), and where the file cannot be those of this corpus; ``prepare
+    verify`` says what is wrong with it.
     """
-    if COUNTS_FILE not in corpus.meta.get("files", {}):
-        return None
     try:
         counts = np.load(corpus.folder / COUNTS_FILE, allow_pickle=False)
     except (OSError, ValueError, EOFError):
@@ -60,7 +59,8 @@ def token_shares(
     """Shares of the tokens in the training split: from the stored counts, else by reading it.
 
     Args:
-        most: of a longer split without stored counts, chunks spread evenly over it are counted, about this many tokens.
+        most: of a longer split without stored counts, chunks spread evenly over it are counted, about this
+            many tokens.
         report: receives a line every ten seconds of counting.
 
     Raises:
@@ -68,24 +68,15 @@ def token_shares(
     """
     counts = stored_counts(corpus)
     if counts is None:
-        progress = _Progress(corpus, most, report) if report else None
+        total, due = corpus.training.num_tokens, Every(PROGRESS_SECONDS)
+        # IndexedTokens.counts takes every n-th chunk.
+        expected = max(1.0, total / max(1, -(-total // most)))
+
+        def progress(counted: int) -> None:
+            if report and due():
+                share = min(1.0, counted / expected)
+                report(f"counting {corpus.name}: {counted:,} tokens ({share:.0%}); it has no stored counts")
+
         counts = corpus.training.counts(corpus.tokenizer.vocab_size, most, progress=progress)
     smoothed = counts + 1
     return TokenShares(smoothed / smoothed.sum(), int(counts.sum()), corpus.training.num_tokens)
-
-
-class _Progress:
-    """Reports how far counting has come; a count that is done soon says nothing."""
-
-    def __init__(self, corpus: Corpus, most: int, report: Callable[[object], object]) -> None:
-        self._name, self._report = corpus.name, report
-        total = corpus.training.num_tokens
-        # IndexedTokens.counts takes every n-th chunk.
-        self._expected = max(1.0, total / max(1, -(-total // most)))
-        self._last = time.monotonic()
-
-    def __call__(self, counted: int) -> None:
-        if time.monotonic() - self._last >= PROGRESS_SECONDS:
-            self._last = time.monotonic()
-            share = min(1.0, counted / self._expected)
-            self._report(f"counting {self._name}: {counted:,} tokens ({share:.0%}); it has no stored counts")

@@ -29,13 +29,17 @@ SENTENCEPIECE_OPTIONS: dict[str, Any] = {
     "allow_whitespace_only_pieces": True,
     # Characters beyond this share of the text are spelled in bytes, which costs little and saves pieces.
     "character_coverage": 0.9999,
-    "unk_id": 0, "eos_id": 1, "eos_piece": END_OF_DOCUMENT, "bos_id": -1, "pad_id": -1,
+    "unk_id": 0,
+    "eos_id": 1,
+    "eos_piece": END_OF_DOCUMENT,
+    "bos_id": -1,
+    "pad_id": -1,
     # Text is handed over in chunks far below this; the default would drop long lines.
     "max_sentence_length": 1 << 20,
     # Written into the model file: fixed, so that the file does not depend on the machine. The pieces never
     # do.
     "num_threads": 2,
-}  # fmt: skip
+}
 _CHUNK = 4000  # characters per "sentence" handed to the trainer
 SPACE_MARK = "\u2581"  # how SentencePiece writes a space inside a piece
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
@@ -52,8 +56,8 @@ class Tokenizer(ABC):
     end_of_document: int
     """Id of the token that is put after every document."""
     threads: int | None = None
-    """Threads of :meth:`encode_batch` for SentencePiece models, all cores by default; the ``tokenizers`` library
-    goes by RAYON_NUM_THREADS."""
+    """Threads of :meth:`encode_batch` for SentencePiece models, all cores by default; the ``tokenizers``
+    library goes by RAYON_NUM_THREADS."""
     _token_bytes: np.ndarray | None = None
 
     @abstractmethod
@@ -66,7 +70,8 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Text of *ids*; special tokens give no text, incomplete UTF-8 gives U+FFFD. UserError for unknown ids."""
+        """Text of *ids*; special tokens give no text, incomplete UTF-8 gives U+FFFD. UserError for unknown
+        ids."""
 
     def token_bytes(self) -> np.ndarray:
         """UTF-8 bytes of text that each token stands for, int64 [vocab_size], read-only; special tokens 0.
@@ -84,7 +89,8 @@ class Tokenizer(ABC):
         """What :meth:`token_bytes` returns; called once."""
 
     def check_spelling(self) -> None:
-        """Raise UserError if a new corpus cannot be made with this tokenizer, since its tokens do not spell the text.
+        """Raise UserError if a new corpus cannot be made with this tokenizer, since its tokens do not spell
+        the text.
 
         Corpora and runs that are older than this check still work.
         """
@@ -109,7 +115,8 @@ class Tokenizer(ABC):
 
 
 def tokenizer_hash(tokenizer: Tokenizer) -> str:
-    """Hexadecimal SHA-256 of a tokenizer's definition; others may give the same ids (see same_tokenizer.py)."""
+    """Hexadecimal SHA-256 of a tokenizer's definition; others may give the same ids (see
+    same_tokenizer.py)."""
     return tokenizer.content_hash()
 
 
@@ -149,18 +156,23 @@ class SentencePieceTokenizer(Tokenizer):
         """Train byte-fallback BPE on *texts*: the same texts in the same order give the same model file.
 
         Texts are held in memory by the trainer: hand over a sample of a large corpus (pretrain.prepare does).
-        Raises UserError if the vocabulary cannot have *vocab_size* entries, and whatever iterating *texts* raises.
+        Raises UserError if the vocabulary cannot have *vocab_size* entries, and whatever iterating *texts*
+        raises.
         """
         import sentencepiece
 
         model = io.BytesIO()
-        # Read before the trainer runs: what is raised inside it, a stop or Ctrl-C too, becomes a RuntimeError.
+        # Read before the trainer runs: what is raised inside it, a stop or Ctrl-C too, becomes a
+        # RuntimeError.
         sentences = list(_sentences(texts))
         try:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=iter(sentences), model_writer=model, vocab_size=vocab_size, minloglevel=2,
+                sentence_iterator=iter(sentences),
+                model_writer=model,
+                vocab_size=vocab_size,
+                minloglevel=2,
                 **SENTENCEPIECE_OPTIONS,
-            )  # fmt: skip
+            )
         except (RuntimeError, OSError) as error:
             raise UserError(f"train_tokenizer: {vocab_size} entries {_training_problem(error)}") from error
         return cls(model.getvalue(), name)
@@ -202,9 +214,10 @@ class SentencePieceTokenizer(Tokenizer):
         super().check_spelling()
         if self._adds_space:
             raise UserError(
-                f"tokenizer: {self.name} adds a space before the text (add_dummy_prefix), so its tokens do not spell "
-                "the text and a model trained with it cannot be exported; valid: a folder with the same tokenizer as "
-                "tokenizer.json, or a model trained without the prefix (--train_tokenizer N)"
+                f"tokenizer: {self.name} adds a space before the text (add_dummy_prefix), so its tokens do "
+                "not spell the text and a model trained with it cannot be exported; valid: a folder with the "
+                "same tokenizer as tokenizer.json, or a model trained without the prefix (--train_tokenizer "
+                "N)"
             )
 
     @property
@@ -307,7 +320,8 @@ class HuggingFaceTokenizer(Tokenizer):
         end = end.get("content") if isinstance(end, dict) else end
         if end is not None and not isinstance(end, str):
             raise UserError(
-                f"tokenizer: eos_token in {config_file} is {shown(end)}; it must be the text of a token, such as </s>"
+                f"tokenizer: eos_token in {config_file} is {shown(end)}; it must be the text of a token, "
+                "such as </s>"
             )
         return cls(backend, name or config.get("name_or_path") or root.resolve().name, end)
 
@@ -367,7 +381,7 @@ class HuggingFaceTokenizer(Tokenizer):
             "tokenizer_class": "PreTrainedTokenizerFast",
             "eos_token": self._end_text,
             "name_or_path": self.name,
-        }  # fmt: skip
+        }
         Path(folder, "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
 
     def definition(self) -> str:

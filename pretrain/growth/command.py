@@ -155,12 +155,12 @@ def held_out(source: SavedRun, sequences: int) -> tuple[np.ndarray, np.ndarray, 
     if source.model.classes is not None:
         inputs, labels = held_out_examples(corpora[0], length, sequences)
         return inputs, labels, None, f"held-out examples of {corpora[0].name}"
-    data = RunData([(corpus, weights[corpus.meta["content_hash"]]) for corpus in corpora])
+    data = RunData([(corpus, weights[corpus.meta.content_hash]) for corpus in corpora])
     windows = data.validation_windows(length, sequences)[0]
     mask = source.state.run.get("document_mask", False)
     starts = data.validation_documents(length, sequences) if mask else None
     names = ", ".join(corpus.name for corpus in corpora)
-    missing = len(weights) - len({corpus.meta["content_hash"] for corpus in corpora})
+    missing = len(weights) - len({corpus.meta.content_hash for corpus in corpora})
     rest = f" ({missing} of the run's {len(weights)} corpora not on this machine)" if missing else ""
     return windows[:, :-1], windows[:, 1:], starts, f"held-out text of {names}{rest}"
 

@@ -6,71 +6,72 @@ A unit of the source becomes one or more parts. A part is
     KEY-0000.docs    a row of DOCUMENT for every document
     KEY-0000.json    its marker, written last: how far into the unit it goes, and what is in it
 
-KEY is a hash of the unit and of everything that decides its tokens. So every run that asks for the same can use a
-part, and no other run does.
+KEY is a hash of the unit and of everything that decides its tokens. So every run that asks for the same can
+use a part, and no other run does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
-from model.errors import UserError
-from pretrain.data.sources.source import Document, TextSource, Unit
+from model.declared import Count, declared, from_plain, to_plain
+from pretrain.data.making.tokenized import BATCH_CHARACTERS, DOCUMENT, Counts, TokenizedBatch, batches
+from pretrain.data.sources.source import TextSource, Unit
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.utils.files import own_path, put_file, write_atomically
 from pretrain.utils.heap import return_memory
 
-# high and low: the first 16 bytes of the text's SHA-256 as two big-endian numbers.
-DOCUMENT = np.dtype([("high", ">u8"), ("low", ">u8"), ("tokens", "<u4"), ("bytes", "<u4")])
 PART_BYTES = 32 << 20  # of text: the most that a process loses in a kill
-_BATCH_CHARACTERS = 1 << 18  # text tokenized at a time: bounds memory, large enough for all threads
 _RETURN_BYTES = 4 << 20  # of text, after which freed memory is given back; more costs memory, less time
 
 
-@dataclass
-class Counts:
-    """How much has been tokenized and skipped."""
+@declared("marker")
+class Marker:
+    """What the marker of a part says."""
 
-    documents: int = 0
-    tokens: int = 0
-    bytes: int = 0
-    skipped: Counter[str] = field(default_factory=Counter)
-
-    def add(self, other: Counts) -> None:
-        """Add *other* to this."""
-        self.documents += other.documents
-        self.tokens += other.tokens
-        self.bytes += other.bytes
-        self.skipped.update(other.skipped)
-
-
-@dataclass(frozen=True)
-class Part:
-    """A finished part."""
-
-    prefix: Path
-    """Its files without their endings."""
-    records: int
+    records: Count
     """Records of the unit up to the end of this part, those left out included."""
     last: bool
     """Whether the unit ends with it."""
-    counts: Counts
+    documents: Count
+    tokens: Count
+    bytes: Count
+    """Of text."""
+    bin_bytes: Count
+    """Of the file of tokens."""
+    skipped: dict[str, Count]
+
+
+@dataclass(frozen=True)
+class StoredPart:
+    """A finished part: a Part whose arrays are memory-mapped."""
+
+    prefix: Path
+    """Its files without their endings."""
+    marker: Marker
+
+    @property
+    def counts(self) -> Counts:
+        """See Part."""
+        marker = self.marker
+        return Counts(marker.documents, marker.tokens, marker.bytes, Counter(marker.skipped))
 
     def documents(self) -> np.ndarray:
-        """One row of DOCUMENT for each document, memory-mapped."""
+        """See Part."""
         return _mapped(self.prefix.with_suffix(".docs"), DOCUMENT)
 
     def tokens(self, dtype: np.dtype[Any]) -> np.ndarray:
-        """All tokens, memory-mapped."""
+        """See Part."""
         return _mapped(self.prefix.with_suffix(".bin"), dtype)
 
 
@@ -83,34 +84,26 @@ def unit_key(unit: Unit, settings: str) -> str:
     return hashlib.sha256(f"{settings}\n{unit.key}".encode("utf-8", "surrogateescape")).hexdigest()[:20]
 
 
-def finished_parts(folder: Path, key: str) -> list[Part]:
-    """The finished parts of a unit, from its beginning; the unit is done if ``last`` is true of the last one."""
-    parts: list[Part] = []
-    while not (parts and parts[-1].last):
+def finished_parts(folder: Path, key: str, known: Sequence[StoredPart] = ()) -> list[StoredPart]:
+    """The finished parts of a unit, from its beginning. *known*, the first of them, are not looked
+    at again."""
+    parts = list(known)
+    while not is_complete(parts):
         prefix = folder / f"{key}-{len(parts):04d}"
         try:
-            marker = json.loads(prefix.with_suffix(".json").read_text("utf-8"))
-            counts = Counts(
-                marker["documents"], marker["tokens"], marker["bytes"], Counter(marker["skipped"])
-            )
-            part = Part(prefix, marker["records"], marker["last"], counts)
-        except (OSError, ValueError, KeyError, TypeError):
+            marker = from_plain(Marker, json.loads(prefix.with_suffix(".json").read_text("utf-8")))
+            sizes = [prefix.with_suffix(end).stat().st_size for end in (".bin", ".docs")]
+        except (OSError, ValueError, RecursionError):
             break
-        sizes = [
-            prefix.with_suffix(end).stat().st_size
-            for end in (".bin", ".docs")
-            if prefix.with_suffix(end).exists()
-        ]
-        if sizes != [marker["bin_bytes"], counts.documents * DOCUMENT.itemsize]:
+        if sizes != [marker.bin_bytes, marker.documents * DOCUMENT.itemsize]:
             break  # another program cut or removed files: this part is made again
-        parts.append(part)
+        parts.append(StoredPart(prefix, marker))
     return parts
 
 
-def unit_is_done(folder: Path, key: str) -> bool:
-    """Whether all of the unit is tokenized."""
-    parts = finished_parts(folder, key)
-    return bool(parts) and parts[-1].last
+def is_complete(parts: Sequence[StoredPart]) -> bool:
+    """Whether these, the first parts of a unit, are all of it."""
+    return bool(parts) and parts[-1].marker.last
 
 
 def tokenize_unit(
@@ -120,126 +113,89 @@ def tokenize_unit(
     folder: Path,
     tokenizer: Tokenizer,
     dtype: np.dtype[Any],
-    report: Callable[[Counts], None],
+    after_batch: Callable[[], object],
     part_bytes: int = PART_BYTES,
     most_tokens: int | None = None,
 ) -> None:
     """Tokenize what is left of *unit* into *folder*, part by part.
 
     Args:
-        report: called with the counts of every batch.
+        after_batch: called after every batch of documents.
         most_tokens: the rest of the unit is skipped when its parts have more.
+
+    Raises:
+        UserError: a source that cannot be read.
     """
     parts = finished_parts(folder, key)
-    if parts and parts[-1].last:
+    if is_complete(parts):
         return
-    done = parts[-1].records if parts else 0
+    records = parts[-1].marker.records if parts else 0
+    number, tokens = len(parts), sum(part.counts.tokens for part in parts)
     # Reading again what is tokenized already costs about a hundredth of tokenizing it.
-    batches = _batches(itertools.islice(source.read(unit), done, None), part_bytes)
-    number, last, tokens = len(parts), False, sum(part.counts.tokens for part in parts)
-    bytes_since_return = 0  # bytes of text tokenized since memory was given back
+    rest = itertools.islice(source.read(unit), records, None)
+    upcoming = batches(rest, min(part_bytes, BATCH_CHARACTERS))
+    last, unreturned = False, 0
     while not last and not (most_tokens is not None and tokens > most_tokens):
-        prefix = folder / f"{key}-{number:04d}"
-        writer = _PartWriter(prefix, tokenizer, dtype)
-        try:
-            last = True
-            for documents, skipped, closes in batches:
-                batch_counts = writer.add(documents, skipped)
-                report(batch_counts)
-                bytes_since_return += batch_counts.bytes
-                if bytes_since_return >= _RETURN_BYTES:
-                    return_memory()
-                    bytes_since_return = 0
-                if closes:
-                    last = False
+        with _PartWriter(folder / f"{key}-{number:04d}", dtype) as writer:
+            while writer.counts.bytes < part_bytes:
+                batch = next(upcoming, None)
+                if last := batch is None:
                     break
-            done += writer.counts.documents + writer.counts.skipped.total()
-            writer.finish(done, last)
-            tokens += writer.counts.tokens
-        except BaseException:
-            writer.abandon()
-            raise
+                written = TokenizedBatch(*batch, tokenizer, dtype)
+                writer.add(written)
+                after_batch()
+                unreturned += written.counts.bytes
+                if unreturned >= _RETURN_BYTES:
+                    return_memory()
+                    unreturned = 0
+            records += writer.counts.documents + writer.counts.skipped.total()
+            writer.finish(records, last)
+        tokens += writer.counts.tokens
         number += 1
     return_memory()
-
-
-def _batches(
-    records: Iterable[Document | str], part_bytes: int
-) -> Iterator[tuple[list[Document], Counter[str], bool]]:
-    """(documents, reasons of those left out, whether a part ends here)."""
-    batch: list[Document] = []
-    skipped: Counter[str] = Counter()
-    characters = in_part = 0
-    for record in records:
-        if isinstance(record, str):
-            skipped[record] += 1
-            continue
-        batch.append(record)
-        characters += len(record.text)
-        if characters >= _BATCH_CHARACTERS or in_part + characters >= part_bytes:
-            in_part += characters
-            closes = in_part >= part_bytes
-            yield batch, skipped, closes
-            batch, skipped, characters = [], Counter(), 0
-            in_part = 0 if closes else in_part
-    yield batch, skipped, False
 
 
 class _PartWriter:
     """Writes one part under names that only this process uses, and renames them when it is complete."""
 
-    def __init__(self, prefix: Path, tokenizer: Tokenizer, dtype: np.dtype[Any]) -> None:
-        self.prefix, self.tokenizer, self.dtype = prefix, tokenizer, dtype
+    def __init__(self, prefix: Path, dtype: np.dtype[Any]) -> None:
+        self.prefix, self.dtype = prefix, dtype
         self.counts = Counts()
         self._partial = {end: own_path(prefix.with_suffix(end)) for end in (".bin", ".docs")}
-        self._streams: dict[str, BinaryIO] = {end: path.open("wb") for end, path in self._partial.items()}
 
-    def add(self, documents: list[Document], skipped: Counter[str]) -> Counts:
-        """Tokenize and append; returns what was added."""
-        batch_counts = Counts(len(documents), 0, 0, skipped)
-        if documents:
-            rows = np.empty(len(documents), DOCUMENT)
-            digests = np.frombuffer(
-                b"".join(document.digest()[:16] for document in documents), ">u8"
-            ).reshape(-1, 2)
-            rows["high"], rows["low"] = digests[:, 0], digests[:, 1]
-            rows["bytes"] = [len(document.text.encode()) for document in documents]
-            encoded = self.tokenizer.encode_batch([document.text for document in documents])
-            lengths = np.fromiter(map(len, encoded), np.int64, len(encoded)) + 1
-            tokens = np.full(int(lengths.sum()), self.tokenizer.end_of_document, np.int32)
-            is_text = np.ones(tokens.size, bool)
-            is_text[np.cumsum(lengths) - 1] = False  # an end-of-document token after every document
-            tokens[is_text] = np.fromiter(
-                itertools.chain.from_iterable(encoded), np.int32, int(is_text.sum())
-            )
-            limits = np.iinfo(self.dtype)
-            if tokens.min() < limits.min or tokens.max() > limits.max:
-                raise UserError(f"tokens: an id in {tokens.min()}..{tokens.max()} does not fit {self.dtype}")
-            rows["tokens"] = lengths
-            self._streams[".bin"].write(tokens.astype(self.dtype).tobytes())
-            self._streams[".docs"].write(rows.tobytes())
-            batch_counts.tokens, batch_counts.bytes = tokens.size, int(rows["bytes"].sum())
-        self.counts.add(batch_counts)
-        return batch_counts
+    def __enter__(self) -> _PartWriter:
+        with contextlib.ExitStack() as opened:
+            self._streams = {
+                end: opened.enter_context(path.open("wb")) for end, path in self._partial.items()
+            }
+            self._opened = opened.pop_all()
+        return self
+
+    def add(self, batch: TokenizedBatch) -> None:
+        """Append documents."""
+        self._streams[".bin"].write(batch.tokens(self.dtype).tobytes())
+        self._streams[".docs"].write(batch.documents().tobytes())
+        self.counts.add(batch.counts)
 
     def finish(self, records: int, last: bool) -> None:
         """Sync and rename the files, and write the marker."""
-        marker: dict[str, Any] = {
-            "records": records,
-            "last": last,
-            "documents": self.counts.documents,
-            "tokens": self.counts.tokens,
-            "bytes": self.counts.bytes,
-            "bin_bytes": self.counts.tokens * self.dtype.itemsize,
-            "skipped": dict(sorted(self.counts.skipped.items())),
-        }
-        for end, stream in self._streams.items():
-            stream.close()
-            put_file(self._partial[end], self.prefix.with_suffix(end))
-        write_atomically(self.prefix.with_suffix(".json"), json.dumps(marker))
+        self._opened.close()
+        for end, path in self._partial.items():
+            put_file(path, self.prefix.with_suffix(end))
+        counts = self.counts
+        marker = Marker(
+            records=records,
+            last=last,
+            documents=counts.documents,
+            tokens=counts.tokens,
+            bytes=counts.bytes,
+            bin_bytes=counts.tokens * self.dtype.itemsize,
+            skipped=dict(sorted(counts.skipped.items())),
+        )
+        write_atomically(self.prefix.with_suffix(".json"), json.dumps(to_plain(marker)))
 
-    def abandon(self) -> None:
-        """Remove what was written."""
-        for end, stream in self._streams.items():
-            stream.close()
-            self._partial[end].unlink(missing_ok=True)
+    def __exit__(self, *_: object) -> None:
+        """Remove what was not finished."""
+        self._opened.close()
+        for path in self._partial.values():
+            path.unlink(missing_ok=True)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from pretrain.data.making.assemble import Selection, tokens_kept
+from pretrain.data.making.progress import Every, ProgressCallback
+from pretrain.data.making.tokenized import Counts, tokenizing
 from pretrain.data.sources.source import Unit
-from pretrain.prepare.output import Selection, tokens_kept
-from pretrain.prepare.parts import Counts, Part, finished_parts
-from pretrain.prepare.progress import Progress, ProgressCallback
+from pretrain.prepare.parts import StoredPart, finished_parts, is_complete
 
-_REPORT_SECONDS = 1.0
+REPORT_SECONDS = 1.0
 
 
 class Tracker:
-    """Follows the units of *work* (each with the key of its parts in *folder*), and reports about once a second."""
+    """Follows the units of *work* (each with the key of its parts in *folder*), and reports about once a
+    second."""
 
     def __init__(
         self,
@@ -23,98 +25,84 @@ class Tracker:
         work: Sequence[tuple[Unit, str]],
         selection: Selection,
         report: ProgressCallback,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._folder, self._work, self._selection, self._report, self._clock = (
-            folder,
-            work,
-            selection,
-            report,
-            clock,
-        )
-        self.counts = Counts()
-        self._complete: set[str] = set()
-        # The amount of text is estimated from the complete units: bytes of text per byte on disk, or per unit.
-        self._known_sizes = any(unit.size for unit, _ in work)
-        self._weight = sum(max(unit.size, 1) for unit, _ in work)
-        self._complete_weight = self._complete_bytes = 0
-        for unit, key in work:
-            parts = finished_parts(folder, key)
-            for part in parts:
-                self.counts.add(part.counts)
-            if parts and parts[-1].last:
-                self._note_complete(unit, key, parts)
-        self._bytes_before = self.counts.bytes
-        self._started = self._reported = clock()
-        self._prefix: list[Part] = []  # parts of the complete units at the beginning of the list
-        self._prefix_units = 0
+        self._folder, self._work, self._selection, self._report = folder, work, selection, report
+        self._parts = [finished_parts(folder, key) for _, key in work]
+        self._open = [number for number, parts in enumerate(self._parts) if not is_complete(parts)]
+        self.missing = [work[number] for number in self._open]
+        """Units that were not complete at first, in order."""
+        self._bytes_before = self.counts().bytes
+        self._started, self._due = time.monotonic(), Every(REPORT_SECONDS)
         self._recount_from = 0  # number of tokens from which it is worth looking for duplicates again
 
-    def missing(self) -> list[tuple[Unit, str]]:
-        """Units that are not complete, in order."""
-        return [(unit, key) for unit, key in self._work if key not in self._complete]
+    def counts(self) -> Counts:
+        """What has been tokenized."""
+        total = Counts()
+        for parts in self._parts:
+            for part in parts:
+                total.add(part.counts)
+        return total
 
-    def add(self, counts: Counts) -> None:
-        """Add the counts of a batch."""
-        self.counts.add(counts)
-        if self._clock() - self._reported >= _REPORT_SECONDS:
-            self._send(self._estimate())
+    def look(self, begun: int, at_once: bool = True) -> bool:
+        """Look at the first *begun* of the missing units again; True if no more is needed.
 
-    def unit_done(self, unit: Unit, key: str) -> bool:
-        """Record that a unit was worked on; True if no more are needed."""
-        parts = finished_parts(self._folder, key)
-        if parts and parts[-1].last:
-            self._note_complete(unit, key, parts)
+        Args:
+            at_once: whether to look even if a report is not due.
+        """
+        due = self._due()
+        if not (due or at_once):
+            return False
+        for number in self._open[:begun]:
+            if not is_complete(self._parts[number]):
+                self._parts[number] = finished_parts(self._folder, self._work[number][1], self._parts[number])
+        if due:
+            counts = self.counts()
+            self._send(counts, self._estimate(counts.bytes))
         return self.enough()
-
-    def _note_complete(self, unit: Unit, key: str, parts: list[Part]) -> None:
-        self._complete.add(key)
-        self._complete_weight += max(unit.size, 1)
-        self._complete_bytes += sum(part.counts.bytes for part in parts)
 
     def enough(self) -> bool:
         """Whether the parts from the beginning on, without a gap, hold more tokens than the cap.
 
         Parts behind a gap, from processes that ran ahead, do not count: the output would depend on them.
         """
-        max_tokens = self._selection.max_tokens
-        if max_tokens is None:
+        most = self._selection.max_tokens
+        if most is None:
             return False
-        parts = self._parts_without_gap()
-        tokens = sum(part.counts.tokens for part in parts)
-        if tokens <= max(max_tokens, self._recount_from):
+        parts = self.parts()
+        tokens = sum(part.marker.tokens for part in parts)
+        if tokens <= max(most, self._recount_from):
             return False
         kept_tokens = tokens_kept(parts, self._selection)
-        self._recount_from = tokens + max_tokens - kept_tokens
-        return kept_tokens > max_tokens
+        self._recount_from = tokens + most - kept_tokens
+        return kept_tokens > most
 
-    def _parts_without_gap(self) -> list[Part]:
-        while self._prefix_units < len(self._work) and self._work[self._prefix_units][1] in self._complete:
-            self._prefix += finished_parts(self._folder, self._work[self._prefix_units][1])
-            self._prefix_units += 1
-        if self._prefix_units == len(self._work):
-            return self._prefix
-        return self._prefix + finished_parts(self._folder, self._work[self._prefix_units][1])
+    def parts(self) -> list[StoredPart]:
+        """The finished parts from the beginning on, without a gap."""
+        found: list[StoredPart] = []
+        for parts in self._parts:
+            found += parts
+            if not is_complete(parts):
+                break
+        return found
 
-    def finish(self) -> list[Part]:
+    def finish(self) -> list[StoredPart]:
         """Report the end (the total is known); returns the parts to assemble, in order."""
-        self._send(self.counts.bytes)
-        return self._parts_without_gap()
+        self.look(len(self._open))
+        counts = self.counts()
+        self._send(counts, counts.bytes)
+        return self.parts()
 
-    def _estimate(self) -> int:
-        """Bytes of text in the whole source, 0 if nothing is known."""
-        if self._complete_weight:
-            estimate = self._complete_bytes * self._weight // self._complete_weight
+    def _estimate(self, done: int) -> int:
+        """Bytes of text in the whole source, 0 if nothing is known: from the complete units, bytes of text
+        per byte on disk, or per unit."""
+        weights = [max(unit.size, 1) for unit, _ in self._work]
+        complete = [number for number, parts in enumerate(self._parts) if is_complete(parts)]
+        if complete:
+            text = sum(part.marker.bytes for number in complete for part in self._parts[number])
+            estimate = text * sum(weights) // sum(weights[number] for number in complete)
         else:
-            estimate = self._weight if self._known_sizes else 0
-        return max(estimate, self.counts.bytes + 1) if estimate else 0
+            estimate = sum(weights) if any(unit.size for unit, _ in self._work) else 0
+        return max(estimate, done + 1) if estimate else 0
 
-    def _send(self, total: int) -> None:
-        self._reported = now = self._clock()
-        counts = self.counts
-        self._report(
-            Progress(
-                "tokenizing", counts.documents, counts.tokens, counts.bytes, total, now - self._started,
-                bytes_before=self._bytes_before, counted=True,
-            )
-        )  # fmt: skip
+    def _send(self, counts: Counts, total: int) -> None:
+        self._report(tokenizing(counts, total, time.monotonic() - self._started, self._bytes_before))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
+from model.declared import to_plain
 from model.errors import UserError
 from pretrain.data.corpus import Corpus
 from pretrain.data.indexed import IndexedTokens
+from pretrain.data.meta import SplitEntry
 from pretrain.data.token_counts import COUNTS_FILE, stored_counts
 from pretrain.utils.files import file_entry
 
@@ -26,15 +29,16 @@ def verify(corpus: Corpus) -> Iterator[str]:
     Raises:
         UserError: the first check that failed.
     """
-    records = corpus.meta.get("files")
+    records = corpus.meta.files
     if records is None:
         yield "hashes      none recorded (a bare .bin/.idx pair has none)"
     else:
         for name, record in records.items():
-            if file_entry(corpus.folder / name) != record:
+            path = corpus.folder / Path(name).name
+            if file_entry(path) != to_plain(record):
                 raise UserError(
-                    f"verify: {str(corpus.folder / name)!r} is not what was written (its hash differs from "
-                    "meta.json); prepare the corpus again"
+                    f"verify: {str(path)!r} is not what was written (its hash differs from meta.json); "
+                    "prepare the corpus again"
                 )
         yield f"hashes      {len(records)} files are what was written"
     for name in ("training", "validation"):
@@ -43,12 +47,13 @@ def verify(corpus: Corpus) -> Iterator[str]:
         ended = _documents_ended(stream, corpus.tokenizer.end_of_document)
         if records is not None and ended != stream.num_documents:
             raise UserError(
-                f"verify: {stream.num_documents - ended} {name} documents of {str(corpus.folder)!r} do not end with "
-                "the end-of-document token; prepare the corpus again"
+                f"verify: {stream.num_documents - ended} {name} documents of {str(corpus.folder)!r} do not "
+                "end with the end-of-document token; prepare the corpus again"
             )
         yield (
-            f"{name:<12}{stream.num_tokens:,} tokens are in the vocabulary of {corpus.tokenizer.vocab_size:,}; "
-            f"{ended:,} of {stream.num_documents:,} documents end with their token"
+            f"{name:<12}{stream.num_tokens:,} tokens are in the vocabulary of "
+            f"{corpus.tokenizer.vocab_size:,}; {ended:,} of {stream.num_documents:,} documents end with "
+            "their token"
         )
         if name == "training":
             yield f"counts      {_check_counts(corpus, counts)}"
@@ -56,8 +61,8 @@ def verify(corpus: Corpus) -> Iterator[str]:
 
 def _check_counts(corpus: Corpus, counts: np.ndarray) -> str:
     """Compare the stored counts of the training tokens with *counts*, int64 [V]; returns what was found."""
-    if COUNTS_FILE not in corpus.meta.get("files", {}):
-        return f"none stored ({COUNTS_FILE} came later than this corpus, and a bare .bin/.idx pair has none)"
+    if corpus.meta.files is None:
+        return "none stored (a bare .bin/.idx pair has none)"
     stored = stored_counts(corpus)
     if stored is None or not np.array_equal(stored, counts):
         raise UserError(
@@ -79,11 +84,12 @@ def _documents_ended(stream: IndexedTokens, end: int) -> int:
 
 
 def bytes_per_token(corpus: Corpus, name: str) -> float:
-    """UTF-8 bytes of text per token of a split, end-of-document tokens included; for a bare pair, of its beginning."""
-    counts = corpus.meta[name]
-    if "bytes" in counts:
-        return counts["bytes"] / counts["tokens"]
+    """UTF-8 bytes of text per token of a split, end-of-document tokens included; for a bare pair, of its
+    beginning."""
     stream: IndexedTokens = getattr(corpus, name)
+    entry: SplitEntry = getattr(corpus.meta, name)
+    if entry.bytes is not None:
+        return entry.bytes / entry.tokens
     tokens = stream.read(0, min(stream.num_tokens, _SAMPLE_TOKENS))
     stream.check_vocabulary(tokens, corpus.tokenizer.vocab_size)
     return float(corpus.tokenizer.token_bytes()[tokens].mean())

@@ -15,13 +15,14 @@ from model.errors import UserError
 from pretrain.checkpoint.state import DataIdentity
 from pretrain.config.run_config import RunConfig
 from pretrain.data.blend import parse_blend
-from pretrain.data.corpus import META_FILE, Checked, Corpus
+from pretrain.data.corpus import Checked, Corpus
 from pretrain.data.indexed import IndexedTokens
+from pretrain.data.making.builtin import prepare_builtin
 from pretrain.data.megatron import is_prefix
+from pretrain.data.meta import META_FILE
 from pretrain.data.sequences import TrainingSequences, ValidationSequences
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer
 from pretrain.extensions import extensions
-from pretrain.prepare.pipeline import prepare_builtin
 from pretrain.runtime.world import World
 
 Known = dict[str, Checked]
@@ -102,7 +103,7 @@ class RunData:
     def identity(self) -> DataIdentity:
         """What identifies the data: a run resumes only on the same data."""
         return DataIdentity(
-            self.corpora[0][0].meta["tokenizer"]["hash"],
+            self.corpora[0][0].meta.tokenizer.hash,
             _shares(self.corpora),
             None if self.validation is None else _shares(self.validation),
         )
@@ -110,7 +111,7 @@ class RunData:
 
 def _shares(corpora: list[tuple[Corpus, Fraction]]) -> list[tuple[str, str]]:
     total = sum(weight for _, weight in corpora)
-    return [(corpus.meta["content_hash"], str(weight / total)) for corpus, weight in corpora]
+    return [(corpus.meta.content_hash, str(weight / total)) for corpus, weight in corpora]
 
 
 def open_data(run: RunConfig, report: Callable[[object], None], world: World | None = None) -> RunData:
@@ -137,10 +138,10 @@ def open_data(run: RunConfig, report: Callable[[object], None], world: World | N
         return opened[0]
     data = _open_all(run, report, known)
     for corpus, _ in data.all_corpora():
-        expected = known[str(corpus.folder)].meta["content_hash"]
-        if corpus.meta["content_hash"] != expected:
+        expected = known[str(corpus.folder)].meta.content_hash
+        if corpus.meta.content_hash != expected:
             raise UserError(
-                f"data: {str(corpus.folder)!r} holds another corpus here (content {corpus.meta['content_hash'][:12]}) "
+                f"data: {str(corpus.folder)!r} holds another corpus here (content {corpus.meta.content_hash[:12]}) "
                 f"than on rank 0 (content {expected[:12]}); valid: the same files on all nodes"
             )
     return data

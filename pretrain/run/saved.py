@@ -115,7 +115,7 @@ class SavedRun:
                 corpus = Corpus.open(folder)
             except (UserError, OSError):
                 continue
-            same_content = corpus.meta["content_hash"] in content_hashes
+            same_content = corpus.meta.content_hash in content_hashes
             if same_content and tokenizer_difference(corpus.tokenizer, self.tokenizer) is None:
                 corpora.append(corpus)
         return corpora

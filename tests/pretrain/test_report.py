@@ -86,7 +86,7 @@ def test_the_model_line_names_what_differs_from_plain_attention():
 
 
 def test_what_was_left_out_of_a_corpus_are_documents():
-    meta = {"source": {"name": "files"}, "content_hash": "0" * 32, "skipped": {"empty": 31}}
+    meta = SimpleNamespace(source={"name": "files"}, content_hash="0" * 32, skipped={"empty": 31})
     assert report._source(SimpleNamespace(meta=meta)).endswith("documents skipped: 31 empty")
 
 

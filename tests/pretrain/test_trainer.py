@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from pretrain.config.command_line import parse_command_line
+from pretrain.data.making.assemble import Selection
+from pretrain.data.making.make import make_corpus
 from pretrain.data.sequences import TrainingSequences
-from pretrain.data.sources.files import TextFiles
-from pretrain.prepare.pipeline import prepare
+from pretrain.data.sources.files import PlainFiles, files_below
 from pretrain.run.data import open_data
 from pretrain.validation.baselines import compare_baselines
 from tests.helpers.distributed import run_distributed
@@ -183,11 +184,10 @@ def test_a_run_is_extended(small_folder, tmp_path):
 def test_too_little_to_validate_on_is_refused_before_anything_is_written(small, tmp_path):
     """The training split is long enough, the held-out one is not."""
     tokenizer = small.tokenizer
-    (tmp_path / "a.jsonl").write_text(
-        "".join(f'{{"text": "{"word " * 6}{number}"}}\n' for number in range(50))
-    )
-    source = TextFiles([tmp_path / "a.jsonl"])
-    data = prepare(source, tmp_path / "data", tokenizer=tokenizer, validation_documents=1)
+    for number in range(50):
+        (tmp_path / f"{number:02}.txt").write_text(f"{'word ' * 6}{number}")
+    source = PlainFiles("text", files_below(tmp_path))
+    data = make_corpus(source, tmp_path / "data", tokenizer, Selection(validation_documents=1))
     run = nano_run(data, tmp_path / "runs")
     ((_, error),) = run_distributed(session, 1, run, timeout=120)
     assert re.search(r"data: data/validation has \d+ tokens, fewer than one window of 65", error)

@@ -11,14 +11,15 @@ import torch.nn.functional as F
 
 from model.transformer import Transformer
 from pretrain.config.command_line import parse_command_line
-from pretrain.data.sources.files import TextFiles
+from pretrain.data.making.assemble import Selection
+from pretrain.data.making.make import make_corpus
+from pretrain.data.sources.files import PlainFiles
 from pretrain.engine.build import build_engine
 from pretrain.engine.ds_config import EngineSettings
 from pretrain.engine.ds_config_check import read_ds_config
 from pretrain.engine.memory.footprint import activations, document_bytes
 from pretrain.engine.patches import prepare_deepspeed
 from pretrain.plan.command import main as plan_main
-from pretrain.prepare.pipeline import prepare
 from pretrain.run.data import open_data
 from pretrain.runtime.world import World, start_world
 from pretrain.session import build_session
@@ -33,13 +34,12 @@ MASK = ("--document_mask", "true")
 @pytest.fixture(scope="module")
 def lines_folder(small, tmp_path_factory):
     """A corpus whose documents are lines of code: a window of 64 tokens holds about five."""
-    source = TextFiles(small_paths()[:8], format="lines")
-    return prepare(
-        source,
-        tmp_path_factory.mktemp("lines") / "corpus",
-        tokenizer=small.tokenizer,
-        validation_fraction=0.2,
-    )
+    folder, files = tmp_path_factory.mktemp("lines"), []
+    for path in small_paths()[:8]:
+        for number, line in enumerate(path.read_text().splitlines()):
+            files.append((f"{path.name}:{number}", folder / f"{path.name}.{number}"))
+            files[-1][1].write_text(line)
+    return make_corpus(PlainFiles("lines", files), folder / "corpus", small.tokenizer, Selection(0.2))
 
 
 def recording(run):

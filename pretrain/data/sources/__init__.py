@@ -1,4 +1,4 @@
-"""Text sources: files, folders, Hugging Face datasets, and Python's standard library.
+"""Text sources: plain text files, and Python's standard library as the built-in corpus.
 
-A source yields documents in a fixed order. Tokenizing and writing them belongs to pretrain.prepare.
+A source yields documents in a fixed order. Other kinds of files are in pretrain.prepare.sources.
 """

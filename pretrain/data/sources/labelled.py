@@ -1,4 +1,5 @@
-"""Reads labelled examples, pairs of text and label: TSV as GLUE has it, JSON Lines, FASTA, and built-in ones."""
+"""Reads labelled examples, pairs of text and label: TSV as GLUE has it, JSON Lines, FASTA, and
+built-in ones."""
 
 from __future__ import annotations
 
@@ -14,15 +15,16 @@ from typing import Any, NamedTuple
 
 from model.errors import UserError, closest, shown
 from pretrain.data.sources.files import BuiltinCorpus
-from pretrain.data.sources.readers import COMPRESSED, MAX_DOCUMENT_BYTES, check_text, open_stream
+from pretrain.data.sources.reading import COMPRESSED, MAX_DOCUMENT_BYTES, check_text, open_stream
 
 TEXT_COLUMNS = ("sentence", "text", "sequence")
 """Where the text is looked for if no column is named: SST-2's name first."""
 LABEL_COLUMN = "label"
 ENDINGS = {
-    ".tsv": "tsv", ".txt": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
-    ".fasta": "fasta", ".fa": "fasta", ".fas": "fasta", ".fna": "fasta", ".faa": "fasta",
-}  # fmt: skip
+    **dict.fromkeys((".tsv", ".txt"), "tsv"),
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
+    **dict.fromkeys((".fasta", ".fa", ".fas", ".fna", ".faa"), "fasta"),
+}
 MOST_CLASSES = 1000
 PACKAGES = 8
 """Classes of the built-in task: the packages with most text, of those with at least PACKAGE_FILES modules."""
@@ -46,8 +48,8 @@ def read_examples(
 ) -> list[Example]:
     """The examples of a file, in order. Its ending says what it is; ``.gz`` and ``.zst`` are decompressed.
 
-    A TSV file begins with the names of its columns, and quotes mean nothing in it. JSON Lines are objects. In FASTA
-    the label is the last word of a sequence's header, where spaces and ``|`` part words.
+    A TSV file begins with the names of its columns, and quotes mean nothing in it. JSON Lines are objects. In
+    FASTA the label is the last word of a sequence's header, where spaces and ``|`` part words.
 
     Args:
         text_column: where the text is; by default the first of TEXT_COLUMNS that there is.
@@ -59,7 +61,8 @@ def read_examples(
     kind = kind_of(path)
     if kind == "fasta" and (text_column or label_column):
         raise UserError(
-            f"column: {str(path)!r} is FASTA, which has no columns; leave --text_column and --label_column out"
+            f"column: {str(path)!r} is FASTA, which has no columns; leave --text_column and --label_column "
+            "out"
         )
     try:
         with open_stream(path) as raw:
@@ -88,7 +91,8 @@ def kind_of(path: Path) -> str:
     kind = ENDINGS.get(Path(name).suffix)
     if kind is None:
         raise UserError(
-            f"labelled: {str(path)!r} is of no known kind; valid endings: {', '.join(ENDINGS)}, with .gz or .zst too"
+            f"labelled: {str(path)!r} is of no known kind; valid endings: {', '.join(ENDINGS)}, with .gz or "
+            ".zst too"
         )
     return kind
 
@@ -102,8 +106,8 @@ def _read_tsv(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, dict[str,
             continue
         if len(row) != len(header):
             raise UserError(
-                f"labelled: line {rows.line_num} of {str(path)!r} has {len(row)} fields, and its first line names "
-                f"{len(header)}; a tab parts fields, and the first line must name the columns"
+                f"labelled: line {rows.line_num} of {str(path)!r} has {len(row)} fields, and its first line "
+                f"names {len(header)}; a tab parts fields, and the first line must name the columns"
             )
         yield rows.line_num, dict(zip(header, row, strict=True))
 
@@ -118,7 +122,8 @@ def _read_json_lines(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, di
             record = None
         if not isinstance(record, dict):
             raise UserError(
-                f'labelled: line {number} of {str(path)!r} is not a JSON object, such as {{"text": …, "label": …}}'
+                f"labelled: line {number} of {str(path)!r} is not a JSON object, such as "
+                '{"text": …, "label": …}'
             )
         yield number, record
 
@@ -132,17 +137,19 @@ def _chosen(
         for option, name in (("text_column", text_name), ("label_column", label_column)):
             if name not in record:
                 raise UserError(
-                    f"{option}: line {number} of {str(path)!r} has no {name!r}; valid: --{option} with one of "
-                    f"{', '.join(map(str, record))}{closest(name, record)}"
+                    f"{option}: line {number} of {str(path)!r} has no {name!r}; valid: --{option} with one "
+                    f"of {', '.join(map(str, record))}{closest(name, record)}"
                 )
         text, label = record[text_name], record[label_column]
         if not isinstance(text, str) or check_text(text, MAX_DOCUMENT_BYTES)[0] is None:
             raise UserError(
-                f"labelled: line {number} of {str(path)!r} has the text {shown(text)}; give text that is not empty"
+                f"labelled: line {number} of {str(path)!r} has the text {shown(text)}; give text that is not "
+                "empty"
             )
         if not isinstance(label, str | int) or not str(label).strip():
             raise UserError(
-                f"labelled: line {number} of {str(path)!r} has the label {shown(label)}; give a word or an integer"
+                f"labelled: line {number} of {str(path)!r} has the label {shown(label)}; give a word or an "
+                "integer"
             )
         yield Example(text, str(label).strip())
 
@@ -163,7 +170,8 @@ def _read_fasta(path: Path, lines: Iterable[str]) -> Iterator[Example]:
             words = line[1:].replace("|", " ").split()
             if len(words) < 2:
                 raise UserError(
-                    f"labelled: line {number} of {str(path)!r} has no label; a header is >NAME LABEL or >NAME|…|LABEL"
+                    f"labelled: line {number} of {str(path)!r} has no label; a header is >NAME LABEL or "
+                    ">NAME|…|LABEL"
                 )
             label, header, sequence = words[-1], number, []
         elif line and not header:
@@ -175,10 +183,11 @@ def _read_fasta(path: Path, lines: Iterable[str]) -> Iterator[Example]:
 
 
 def builtin_examples(source: BuiltinCorpus | None = None) -> dict[str, list[Example]]:
-    """Snippets of the standard library and the package that each comes from, by split: a task that needs no download.
+    """Snippets of the standard library and the package that each comes from, by split: a task that needs no
+    download.
 
-    The classes are the PACKAGES packages with most text. A file is in one split, so no snippet's neighbour is in the
-    other. The choice depends on the texts alone.
+    The classes are the PACKAGES packages with most text. A file is in one split, so no snippet's neighbour is
+    in the other. The choice depends on the texts alone.
 
     Raises:
         UserError: the standard library has too few packages.
@@ -232,7 +241,8 @@ def class_names(examples: Sequence[Example]) -> list[str]:
     labels = {example.label for example in examples}
     if not 2 <= len(labels) <= MOST_CLASSES:
         raise UserError(
-            f"labelled: the training examples have {len(labels):,} different labels; valid: 2 to {MOST_CLASSES:,}"
+            f"labelled: the training examples have {len(labels):,} different labels; valid: 2 to "
+            f"{MOST_CLASSES:,}"
         )
     try:
         return sorted(labels, key=int)

@@ -1,6 +1,7 @@
-"""The interface of text sources: documents in a fixed order, cut into pieces that processes read independently.
+"""The interface of text sources: documents in a fixed order, cut into pieces that processes read
+independently.
 
-pretrain.prepare knows nothing else about where text comes from.
+What makes a corpus knows nothing else about where text comes from.
 """
 
 from __future__ import annotations
@@ -16,10 +17,8 @@ from typing import Any
 
 from model.errors import UserError
 
-_WHOLE, _END = (
-    16 << 20,
-    1 << 20,
-)  # bytes of a file that are hashed: all up to the first, else so many at each end
+# Bytes of a file that are hashed: all up to the first, else so many at each end.
+_WHOLE, _END = 16 << 20, 1 << 20
 _FILES_LISTED = 20
 
 
@@ -90,6 +89,15 @@ class TextSource(ABC):
         if not usable:
             raise UserError(no_documents(self.extent(), self.skipped))
 
+    def training_documents(self) -> Iterator[Document]:
+        """``documents``, without those of a validation text of the source's own."""
+        return self.documents()
+
+    def held_out_units(self) -> int | None:
+        """Number of units, the first ones, that are a validation text of the source's own; None if it has
+        none."""
+        return None
+
     def settings(self) -> str:
         """The settings that, besides the unit, decide which documents :meth:`read` yields."""
         return ""
@@ -111,28 +119,33 @@ class TextSource(ABC):
         return {}
 
 
-def file_records(files: Sequence[tuple[str, Path]]) -> dict[str, Any]:
-    """Number, bytes and hash of *files*, pairs of (identifier, path). A few files are also listed one by one.
+def file_sample(path: Path) -> bytes:
+    """The bytes that stand for a file's content: all of them, or the first and last MiB of a file beyond 16
+    MiB, so that large sources are not read twice. Raises OSError."""
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        if size <= _WHOLE:
+            return stream.read(_WHOLE)
+        head = stream.read(_END)
+        stream.seek(-_END, os.SEEK_END)
+        return head + stream.read()
 
-    For a file beyond 16 MiB the first and last MiB are hashed: large sources are not read twice.
-    """
+
+def file_records(files: Sequence[tuple[str, Path]]) -> dict[str, Any]:
+    """Number, bytes and hash (of file_sample) of *files*, pairs of (identifier, path). A few files are also
+    listed one by one."""
     records: list[dict[str, Any]] = []
     total = hashlib.sha256()
     for identifier, path in files:
         try:
-            size = path.stat().st_size
-            with path.open("rb") as stream:
-                data = stream.read(_WHOLE if size <= _WHOLE else _END)
-                if size > _WHOLE:
-                    stream.seek(-_END, os.SEEK_END)
-                    data += stream.read()
+            size, digest = path.stat().st_size, hashlib.sha256(file_sample(path)).hexdigest()
         except OSError:
             continue  # removed or not readable: it is counted as skipped
         name = identifier.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-        record = {"name": name, "bytes": size, "sha256": hashlib.sha256(data).hexdigest()}
+        record = {"name": name, "bytes": size, "sha256": digest}
         if size > _WHOLE:
             record["sha256_of"] = "the first and last MiB"
-        total.update(f"{name} {size} {record['sha256']}\n".encode())
+        total.update(f"{name} {size} {digest}\n".encode())
         records.append(record)
     totals = {"files": len(records), "bytes": sum(record["bytes"] for record in records)}
     listed = {"list": records} if len(records) <= _FILES_LISTED else {}

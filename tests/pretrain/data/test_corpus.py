@@ -38,13 +38,22 @@ def swap_splits(folder: Path) -> None:
         (lambda folder: (folder / "meta.json").unlink(), r"has no meta\.json"),
         (lambda folder: (folder / "meta.json").write_text("{"), "is damaged"),
         (lambda folder: (folder / "meta.json").write_text("[]"), "is damaged"),
+        (lambda folder: (folder / "meta.json").write_text("[" * 10**5), "is damaged"),
+        (
+            lambda folder: edit_meta(folder, lambda meta: meta["training"].update(tokens=-1)),
+            "training.tokens: -1",
+        ),
+        (
+            lambda folder: edit_meta(folder, lambda meta: meta["tokenizer"].update(hash="../x")),
+            "tokenizer.hash: ",
+        ),
         (lambda folder: edit_meta(folder, lambda meta: meta.pop("training")), "is damaged"),
         (
             lambda folder: edit_meta(folder, lambda meta: meta.update(format_version=9)),
-            "format version 9; valid: 1",
+            r"format_version: 9 is not valid; give one of 1\); prepare the corpus again",
         ),
         (
-            lambda folder: edit_meta(folder, lambda meta: meta["tokenizer"].update(hash="0")),
+            lambda folder: edit_meta(folder, lambda meta: meta["tokenizer"].update(hash="0" * 64)),
             "not the one the corpus",
         ),
         (lambda folder: shutil.rmtree(folder / "tokenizer"), "has no tokenizer folder"),

@@ -1,4 +1,5 @@
-"""Pairs whose header or index was corrupted: refused when they are opened, or read without any other error."""
+"""Pairs whose header or index was corrupted: refused when they are opened, or read without any
+other error."""
 
 from __future__ import annotations
 
@@ -13,22 +14,11 @@ from hypothesis import strategies as st
 
 from model.errors import UserError
 from pretrain.data.corpus import Corpus
-from pretrain.data.indexed import CODE_OF_DTYPE, HEADER, MAGIC, IndexedTokens
+from pretrain.data.indexed import CODE_OF_DTYPE, IndexedTokens
 from pretrain.data.sequences import TrainingSequences, ValidationSequences
 from pretrain.data.tokenizer import Tokenizer
+from tests.helpers.corpora import write_pair
 from tests.helpers.fuzzing import fixed, seeded
-
-
-def write_pair(prefix: Path, documents: list[list[int]], dtype: Any = np.uint16) -> bytearray:
-    """A pair whose documents are sequences of these lengths; returns the bytes of its index."""
-    lengths = np.array([length for sentences in documents for length in sentences], "<i4")
-    boundaries = np.cumsum([0, *map(len, documents)]).astype("<i8")
-    offsets = (np.cumsum(lengths, dtype="<i8") - lengths) * np.dtype(dtype).itemsize
-    header = HEADER.pack(MAGIC, 1, CODE_OF_DTYPE[np.dtype(dtype)], lengths.size, boundaries.size)
-    index = header + lengths.tobytes() + offsets.astype("<i8").tobytes() + boundaries.tobytes()
-    prefix.with_suffix(".idx").write_bytes(index)
-    prefix.with_suffix(".bin").write_bytes((np.arange(lengths.sum()) % 97).astype(dtype).tobytes())
-    return bytearray(index)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +90,8 @@ def damage(draw: st.DrawFn) -> tuple[list[list[int]], Any, Any]:
 
 
 def only_user_errors(tokenizer: Tokenizer) -> Any:
-    """The fuzzed test: whatever was done to an index, opening refuses it or everything that reads it works."""
+    """The fuzzed test: whatever was done to an index, opening refuses it or everything that reads
+    it works."""
 
     @given(damage())
     def test(example: tuple[list[list[int]], Any, Any]) -> None:

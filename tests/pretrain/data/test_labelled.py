@@ -9,9 +9,9 @@ import pytest
 from model.errors import UserError
 from pretrain.data.corpus import Corpus
 from pretrain.data.labelled import Examples, LabelledSequences, held_out_examples
+from pretrain.data.making.labelled import Task, prepare_labelled
 from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.sources.labelled import Example, builtin_examples, class_names, read_examples
-from pretrain.prepare.labelled import Task, prepare_labelled
 
 # As in GLUE's SST-2: a header, no quoting, a space at the end of the sentence.
 SST2 = (
@@ -29,23 +29,32 @@ def write(path, content):
     ("name", "content", "columns", "expected"),
     [
         (
-            "train.tsv", SST2, {},
-            [("hide new secretions from the parental units ", "0"), ("\"it 's a charming ", "1"),
-             ("lend some dignity ", "1")],
+            "train.tsv",
+            SST2,
+            {},
+            [
+                ("hide new secretions from the parental units ", "0"),
+                ("\"it 's a charming ", "1"),
+                ("lend some dignity ", "1"),
+            ],
         ),
         ("x.tsv.gz", "label\ttext\tid\nyes\ta b\t7\n\nno\tc\t8\n", {}, [("a b", "yes"), ("c", "no")]),
         ("x.tsv", "s1\tgold\nab\tA\n", {"text_column": "s1", "label_column": "gold"}, [("ab", "A")]),
         (
-            "x.jsonl", '{"text": "a\\tb", "label": 3}\n\n{"label": "x", "text": "c", "more": []}\n', {},
+            "x.jsonl",
+            '{"text": "a\\tb", "label": 3}\n\n{"label": "x", "text": "c", "more": []}\n',
+            {},
             [("a\tb", "3"), ("c", "x")],
         ),
         (
-            "x.fasta", ">hCoV-19/A|EPI|Alpha\nACGT\nacgn\n\n>second Beta\nTTT\n", {},
+            "x.fasta",
+            ">hCoV-19/A|EPI|Alpha\nACGT\nacgn\n\n>second Beta\nTTT\n",
+            {},
             [("ACGTACGN", "Alpha"), ("TTT", "Beta")],
         ),
         ("bom.tsv", "\ufeffsequence\tlabel\r\nAB\t1\r\n", {}, [("AB", "1")]),
     ],
-)  # fmt: skip
+)
 def test_reads(tmp_path, name, content, columns, expected):
     assert read_examples(write(tmp_path / name, content), **columns) == [Example(*pair) for pair in expected]
 

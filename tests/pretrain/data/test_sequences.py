@@ -109,7 +109,8 @@ def test_blends_take_each_corpus_in_its_own_order(tmp_path):
 
 
 def test_documents_of_a_batch_are_those_of_its_windows(tmp_path):
-    """Documents have 7 tokens, so token number i begins one where 7 divides i; windows cross them. Blended."""
+    """Documents have 7 tokens, so token number i begins one where 7 divides i; windows cross them.
+    Blended."""
     one, two = (numbered_corpus(tmp_path, size, name=str(size)) for size in (400, 3000))
     sequences = TrainingSequences([(one, 0.25), (two, 0.75)], 10, 0)
     batch = sequences.batch(40, 8)

@@ -1,8 +1,8 @@
-"""Stored token counts: those of the training tokens, used where they are sound, and counted where they are not."""
+"""Stored token counts: those of the training tokens, used where they are sound, and counted where they are
+not."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections import Counter
 from fractions import Fraction
@@ -11,18 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model.errors import UserError
 from pretrain.data import token_counts
 from pretrain.data.corpus import Corpus
 from pretrain.data.indexed import IndexedTokens
-from pretrain.data.sources.files import TextFiles
+from pretrain.data.making.assemble import Selection
+from pretrain.data.making.make import make_corpus
+from pretrain.data.sources.files import PlainFiles
 from pretrain.data.token_counts import COUNTS_FILE, stored_counts, token_shares
-from pretrain.prepare.pipeline import prepare
-from pretrain.prepare.verify import verify
 from pretrain.run.data import RunData
-from pretrain.utils.files import file_entry
 from pretrain.validation.baselines import compare_baselines
-from tests.helpers.small_corpus import small_paths
+from tests.helpers.small_corpus import small_source
 
 
 def by_hand(corpus: Corpus) -> list[int]:
@@ -36,22 +34,15 @@ def copied(small_folder, tmp_path) -> Path:
     return Path(shutil.copytree(small_folder, tmp_path / "copied"))
 
 
-def replace_counts(folder: Path, counts: np.ndarray) -> None:
-    """Write other counts, and their hash over that of the old ones."""
-    path = token_counts.write_counts(folder, counts)
-    meta = json.loads((folder / "meta.json").read_text())
-    meta["files"][COUNTS_FILE] = file_entry(path)
-    (folder / "meta.json").write_text(json.dumps(meta))
-
-
 def test_a_preparation_counts_what_it_trains_on(small, tmp_path, monkeypatch):
-    """Of documents that are held out, dropped as copies or beyond the cap, none is counted; in chunks of any size."""
+    """Of documents that are held out, dropped as copies or beyond the cap, none is counted; in chunks of any
+    size."""
     assert stored_counts(small).tolist() == by_hand(small)
-    monkeypatch.setattr("pretrain.prepare.output._COUNT_CHUNK", 1000)
-    folder = prepare(
-        TextFiles([*small_paths(), small_paths()[0]]), tmp_path / "out", tokenizer=small.tokenizer,
-        validation_fraction=0.3, drop_duplicates=True, max_tokens=60_000, part_bytes=20_000,
-    )  # fmt: skip
+    monkeypatch.setattr("pretrain.data.making.assemble._COUNT_CHUNK", 1000)
+    files = small_source().files
+    source = PlainFiles("text", [*files, files[0]], unit_bytes=20_000)
+    selection = Selection(0.3, drop_duplicates=True, max_tokens=60_000)
+    folder = make_corpus(source, tmp_path / "out", small.tokenizer, selection)
     corpus = Corpus.open(folder)
     assert stored_counts(corpus).tolist() == by_hand(corpus)
     assert corpus.training.num_tokens < small.training.num_tokens
@@ -66,13 +57,11 @@ def test_they_are_used_and_change_no_number(copied, monkeypatch):
     assert found.counted == found.total == corpus.training.num_tokens
 
 
-@pytest.mark.parametrize("damage", ["none recorded", "missing", "truncated", "other vocabulary", "other sum"])
+@pytest.mark.parametrize("damage", ["missing", "truncated", "other vocabulary", "other sum"])
 def test_without_sound_counts_the_tokens_are_counted(copied, damage):
     corpus = Corpus.open(copied)
     expected, path = token_shares(corpus).shares, copied / COUNTS_FILE
-    if damage == "none recorded":
-        del corpus.meta["files"][COUNTS_FILE]
-    elif damage == "missing":
+    if damage == "missing":
         path.unlink()
     elif damage == "truncated":
         path.write_bytes(path.read_bytes()[:-5])
@@ -103,16 +92,3 @@ def test_a_sample_is_said_to_be_one(copied, monkeypatch):
     assert str(part).endswith(
         f"(frequencies of 1,000 of {corpus.training.num_tokens:,} training tokens, evenly spread)"
     )
-
-
-def test_verify_counts_again(copied):
-    counts = np.array(stored_counts(Corpus.open(copied)))
-    first, second = np.flatnonzero(counts)[:2]
-    counts[first], counts[second] = counts[first] - 1, counts[second] + 1
-    replace_counts(copied, counts)
-    with pytest.raises(UserError, match=f"verify: .*{COUNTS_FILE}' does not hold the counts of the training"):
-        list(verify(Corpus.open(copied)))
-    meta = json.loads((copied / "meta.json").read_text())
-    del meta["files"][COUNTS_FILE]  # as in a corpus from before there were counts
-    (copied / "meta.json").write_text(json.dumps(meta))
-    assert list(verify(Corpus.open(copied)))[2].startswith("counts      none stored")

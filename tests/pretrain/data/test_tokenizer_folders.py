@@ -1,4 +1,5 @@
-"""Which tokenizer a folder means: what transformers' AutoTokenizer takes. And which no new corpus is made with."""
+"""Which tokenizer a folder means: what transformers' AutoTokenizer takes. And which no new corpus is made
+with."""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ import pytest
 import tokenizers
 
 from model.errors import UserError
-from pretrain.data.sources.files import TextFiles
+from pretrain.data.making.make import make_corpus
 from pretrain.data.tokenizer import SentencePieceTokenizer, load_tokenizer
-from pretrain.prepare.pipeline import prepare
+from tests.helpers.small_corpus import small_source
 
 TEXTS = [f"{number} bottles stand on shelf {number * 7}\n" * 3 for number in range(100)]
 SAMPLE = "the bottles  stand\non a shelf"
@@ -40,9 +41,13 @@ def sentencepiece_with_a_prefix() -> bytes:
 
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXTS), model_writer=model, vocab_size=310, model_type="bpe", byte_fallback=True,
+        sentence_iterator=iter(TEXTS),
+        model_writer=model,
+        vocab_size=310,
+        model_type="bpe",
+        byte_fallback=True,
         minloglevel=2,
-    )  # fmt: skip
+    )
     return model.getvalue()
 
 
@@ -73,7 +78,7 @@ def refused(folder: Path, message: str) -> None:
     for number, text in enumerate(TEXTS):
         (folder / "text" / f"{number}.txt").write_text(text)
     with pytest.raises(UserError, match=message) as error:
-        prepare(TextFiles([folder / "text"]), folder / "out", tokenizer=load_tokenizer(folder))
+        make_corpus(small_source(2), folder / "out", load_tokenizer(folder))
     assert "\n" not in str(error.value)
     assert not [path for path in folder.iterdir() if "out" in path.name]
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from pretrain.data.corpus import Corpus
+from pretrain.data.making.labelled import character_tokenizer
 from pretrain.data.sources.labelled import Example
 from pretrain.data.tokenizer import load_tokenizer
 from pretrain.prepare.command import main
-from pretrain.prepare.labelled import character_tokenizer
 
 
 @pytest.fixture
@@ -56,8 +56,22 @@ def test_a_task_of_two_files(tsv, tmp_path, capsys):
 def test_held_out_by_the_hash_of_the_text(tsv, tmp_path, capsys):
     tsv.write_text(tsv.read_text() + tsv.read_text().partition("\n")[2])  # every sentence twice
     out = tmp_path / "out"
-    assert main(["labelled", "--train", str(tsv), "--validation_fraction", "0.3", "--tokenizer", "characters",
-                 "--out", str(out)]) == 0  # fmt: skip
+    assert (
+        main(
+            [
+                "labelled",
+                "--train",
+                str(tsv),
+                "--validation_fraction",
+                "0.3",
+                "--tokenizer",
+                "characters",
+                "--out",
+                str(out),
+            ]
+        )
+        == 0
+    )
     corpus = Corpus.open(out)
     texts = {
         name: {corpus.tokenizer.decode(stream.document(n)) for n in range(stream.num_documents)}
@@ -93,36 +107,54 @@ def test_labels_are_kept_beside_their_texts(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_text("".join(json.dumps({"text": e.text, "label": e.label}) + "\n" for e in examples))
     out = tmp_path / "out"
-    assert main(["labelled", "--train", str(path), "--validation", str(path), "--tokenizer", "characters", "--out",
-                 str(out)]) == 0  # fmt: skip
+    assert (
+        main(
+            [
+                "labelled",
+                "--train",
+                str(path),
+                "--validation",
+                str(path),
+                "--tokenizer",
+                "characters",
+                "--out",
+                str(out),
+            ]
+        )
+        == 0
+    )
     assert np.load(out / "validation_labels.npy").tolist() == [0, 1, 1]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "train: give either --train FILE, or --builtin"),
-        (["--builtin", "--train", "{tsv}"], "train: give either --train FILE, or --builtin"),
-        (["--train", "{tsv}"], "out: missing; give the folder to write"),
-        (["--builtin", "--label_column", "x"], "label_column: --label_column does not apply to --builtin"),
-        (["--train", "{tsv}", "--tokenizer", "characters", "--train_tokenizer", "300"], "give either --tokenizer or"),
-        (["--train", "{tsv}", "--train_tokenizer", "5"], "train_tokenizer: 5 is out of range; valid: 260 to"),
-        (["--train", "{tsv}", "--validation", "{tsv}", "--validation_fraction", "0.1", "--out", "{out}"],
-         "validation: give either --validation or --validation_fraction"),
-        (["--train", "{tsv}", "--validation_fraction", "1.5", "--out", "{out}"], "validation_fraction: 1.5 is out of"),
-        (["--train", "{tsv}", "--validation", "{other}", "--out", "{out}"],
-         "the label 'great' occurs in validation, and never in training; valid: 0, 1"),
-        (["--train", "{other}", "--validation", "{other}", "--out", "{out}"], "have 1 different labels"),
-        (["--train", "{tsv}.x", "--out", "{out}"], "is of no known kind"),
-        (["--train", "{tsv}", "--labels", "x"], "unrecognized arguments: --labels"),
-        (["--train", "{tsv}", "--tokenizer", "/nowhere/x.model", "--out", "{out}"], "tokenizer: '/nowhere/x.model'"),
-        (["--train", "{tsv}", "--tokenizer", "characters", "--out", "{tsv}"], "out: "),
+        ("", "train: give either --train FILE, or --builtin"),
+        ("--builtin --train {tsv}", "train: give either --train FILE, or --builtin"),
+        ("--train {tsv}", "out: missing; give the folder to write"),
+        ("--builtin --label_column x", "label_column: --label_column does not apply to --builtin"),
+        ("--train {tsv} --tokenizer characters --train_tokenizer 300", "give either --tokenizer or"),
+        ("--train {tsv} --train_tokenizer 5", "train_tokenizer: 5 is not valid; give 260 to"),
+        (
+            "--train {tsv} --validation {tsv} --validation_fraction 0.1 --out {out}",
+            "validation: give either --validation or --validation_fraction",
+        ),
+        ("--train {tsv} --validation_fraction 1.5 --out {out}", "validation_fraction: 1.5 is"),
+        (
+            "--train {tsv} --validation {other} --out {out}",
+            "the label 'great' occurs in validation, and never in training; valid: 0, 1",
+        ),
+        ("--train {other} --validation {other} --out {out}", "have 1 different labels"),
+        ("--train {tsv}.x --out {out}", "is of no known kind"),
+        ("--train {tsv} --labels x", "unrecognized arguments: --labels"),
+        ("--train {tsv} --tokenizer /nowhere/x.model --out {out}", "tokenizer: '/nowhere/x.model'"),
+        ("--train {tsv} --tokenizer characters --out {tsv}", "out: "),
     ],
-)  # fmt: skip
+)
 def test_refusals(tsv, tmp_path, capsys, arguments, message):
     other = tmp_path / "other.tsv"
     other.write_text("sentence\tlabel\nso\tgreat\n")
     names = {"{tsv}": str(tsv), "{other}": str(other), "{out}": str(tmp_path / "out"), "{tsv}.x": f"{tsv}.x"}
-    assert main(["labelled", *(names.get(argument, argument) for argument in arguments)]) == 2
+    assert main(["labelled", *(names.get(argument, argument) for argument in arguments.split())]) == 2
     error = capsys.readouterr().err
     assert message in error and "Traceback" not in error and not (tmp_path / "out").exists()

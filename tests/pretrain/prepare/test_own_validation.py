@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 
 import pyarrow
@@ -12,13 +11,13 @@ import pytest
 
 from model.errors import UserError
 from pretrain.data.corpus import Corpus
-from pretrain.data.indexed import IndexedTokens
-from pretrain.data.sources import source as sources
-from pretrain.data.sources.files import TextFiles
-from pretrain.data.sources.with_validation import WithValidation
+from pretrain.data.making.assemble import Selection
+from pretrain.data.making.make import make_corpus
 from pretrain.prepare import command
-from pretrain.prepare.output import Selection
 from pretrain.prepare.pipeline import merge, prepare, prepare_share
+from pretrain.prepare.sources.files import TextFiles
+from pretrain.prepare.sources.with_validation import WithValidation
+from tests.helpers.corpora import contents, texts_of
 
 TRAINING = [f"{number} bottles on shelf {number * 7}\n" * 5 for number in range(60)]
 HELD_OUT = [f"{number} cans below shelf {number * 3}\n" * 5 for number in range(7)]
@@ -48,20 +47,12 @@ def run(*arguments: object) -> int:
     return command.main([str(argument) for argument in arguments])
 
 
-def documents(corpus: Corpus, stream: IndexedTokens) -> list[str]:
-    return [corpus.tokenizer.decode(stream.document(number)) for number in range(stream.num_documents)]
-
-
 def check(folder: Path) -> Corpus:
     corpus = Corpus.open(folder)
-    assert documents(corpus, corpus.training) == TRAINING
-    assert documents(corpus, corpus.validation) == HELD_OUT
-    assert corpus.meta["split"] == {"by": "a source of its own"}
+    assert texts_of(corpus, "training") == TRAINING
+    assert texts_of(corpus, "validation") == HELD_OUT
+    assert corpus.meta.split == {"by": "a source of its own"}
     return corpus
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
 def test_files_of_their_own_are_the_validation_split(texts, tmp_path, capsys):
@@ -69,22 +60,22 @@ def test_files_of_their_own_are_the_validation_split(texts, tmp_path, capsys):
     assert run(*arguments, "--train_tokenizer", 300, "--out", tmp_path / "out") == 0
     corpus = check(tmp_path / "out")
     assert "held out    name text, files 7" in capsys.readouterr().out
-    origin = corpus.meta["source_files"]
+    origin = corpus.meta.source_files
     assert origin["files"] == 60 and origin["bytes"] == sum(map(len, TRAINING)) and "list" not in origin
     assert origin["validation"]["list"][3] == {
-        "name": "03.txt", "bytes": len(HELD_OUT[3]), "sha256": hashlib.sha256(HELD_OUT[3].encode()).hexdigest()
-    }  # fmt: skip
+        "name": "03.txt",
+        "bytes": len(HELD_OUT[3]),
+        "sha256": hashlib.sha256(HELD_OUT[3].encode()).hexdigest(),
+    }
     assert run(*arguments, "--train_tokenizer", 300, "--out", tmp_path / "out") == 0, "it is there"
     assert run("--text", texts / "training", "--train_tokenizer", 300, "--out", tmp_path / "out") == 2
     assert "holds another corpus (differs in source)" in capsys.readouterr().err
 
 
 def test_the_tokenizer_learns_from_the_training_text_only(texts, tmp_path):
-    one = prepare(
-        TextFiles([texts / "training"]), tmp_path / "a", train_tokenizer=300, validation_documents=1
-    )
-    both = WithValidation(TextFiles([texts / "training"]), TextFiles([texts / "held_out"]))
-    other = prepare(both, tmp_path / "b", train_tokenizer=300)
+    training = TextFiles([texts / "training"])
+    one = prepare(training, tmp_path / "a", 300, Selection(validation_documents=1))
+    other = prepare(WithValidation(training, TextFiles([texts / "held_out"])), tmp_path / "b", 300)
     assert Corpus.open(other).tokenizer.encode("cans") == [
         token for letter in "cans" for token in Corpus.open(other).tokenizer.encode(letter)
     ], "a word of the held-out text alone"
@@ -97,19 +88,20 @@ def test_shares_processes_and_a_kill_give_the_same_folder(small, texts, tmp_path
             TextFiles([texts / "training"], unit_bytes=500), TextFiles([texts / "held_out"], unit_bytes=300)
         )
 
-    whole = contents(prepare(source(), tmp_path / "whole", tokenizer=small.tokenizer))
+    whole = contents(prepare(source(), tmp_path / "whole", small.tokenizer))
     check(tmp_path / "whole")
-    assert contents(prepare(source(), tmp_path / "two", tokenizer=small.tokenizer, processes=2)) == whole
+    assert contents(make_corpus(source(), tmp_path / "memory", small.tokenizer)) == whole
+    assert contents(prepare(source(), tmp_path / "two", small.tokenizer, processes=2)) == whole
     for number in (2, 0, 1):
-        prepare_share(source(), tmp_path / "shares", (number, 3), Selection(0.05), tokenizer=small.tokenizer)
+        prepare_share(source(), tmp_path / "shares", (number, 3), small.tokenizer)
     assert contents(merge(tmp_path / "shares")) == whole
     with monkeypatch.context() as patched:
         patched.setattr(
             "pretrain.prepare.pipeline._finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
         )
         with pytest.raises(KeyboardInterrupt):
-            prepare(source(), tmp_path / "killed", tokenizer=small.tokenizer)
-    assert contents(prepare(source(), tmp_path / "killed", tokenizer=small.tokenizer)) == whole
+            prepare(source(), tmp_path / "killed", small.tokenizer)
+    assert contents(prepare(source(), tmp_path / "killed", small.tokenizer)) == whole
 
 
 def test_duplicates_and_the_cap_spare_the_held_out_text(small, texts, tmp_path):
@@ -118,15 +110,15 @@ def test_duplicates_and_the_cap_spare_the_held_out_text(small, texts, tmp_path):
     (tmp_path / "copies" / "b.txt").write_text(TRAINING[0])
     (tmp_path / "copies" / "c.txt").write_text(TRAINING[1])
     source = WithValidation(TextFiles([tmp_path / "copies"]), TextFiles([texts / "held_out"]))
-    corpus = Corpus.open(prepare(source, tmp_path / "a", tokenizer=small.tokenizer, drop_duplicates=True))
-    assert documents(corpus, corpus.training) == TRAINING[:2] and corpus.meta["skipped"] == {"duplicate": 1}
-    assert documents(corpus, corpus.validation) == HELD_OUT
+    corpus = Corpus.open(prepare(source, tmp_path / "a", small.tokenizer, Selection(drop_duplicates=True)))
+    assert texts_of(corpus, "training") == TRAINING[:2] and corpus.meta.skipped == {"duplicate": 1}
+    assert texts_of(corpus, "validation") == HELD_OUT
     most = corpus.validation.num_tokens + corpus.training.document(0).size
     source = WithValidation(TextFiles([texts / "training"]), TextFiles([texts / "held_out"]))
-    corpus = Corpus.open(prepare(source, tmp_path / "b", tokenizer=small.tokenizer, max_tokens=most))
-    assert documents(corpus, corpus.training) == TRAINING[:1]
+    corpus = Corpus.open(prepare(source, tmp_path / "b", small.tokenizer, Selection(max_tokens=most)))
+    assert texts_of(corpus, "training") == TRAINING[:1]
     with pytest.raises(UserError, match="no usable document for training"):
-        prepare(source, tmp_path / "c", tokenizer=small.tokenizer, max_tokens=most - 20)
+        prepare(source, tmp_path / "c", small.tokenizer, Selection(max_tokens=most - 20))
 
 
 @pytest.mark.slow
@@ -136,14 +128,14 @@ def test_a_split_of_a_dataset_is_named_when_it_is_not_used(small_folder, dataset
     assert "has a split 'validation', which is not used" in capsys.readouterr().out
     corpus = Corpus.open(tmp_path / "a")
     assert corpus.training.num_documents + corpus.validation.num_documents == len(TRAINING)
-    assert corpus.meta["split"]["validation_fraction"] == 0.05, "local files: one share, whatever reads them"
+    assert corpus.meta.split["validation_fraction"] == 0.05, "local files: one share, whatever reads them"
     assert (
         run("--dataset", dataset, "--validation_split", "validation", *tokenizer, "--out", tmp_path / "b")
         == 0
     )
     assert "not used" not in capsys.readouterr().out
     corpus = check(tmp_path / "b")
-    assert corpus.meta["source_files"]["list"][0]["name"] == "train-00000-of-00001.parquet"
+    assert corpus.meta.source_files["list"][0]["name"] == "train-00000-of-00001.parquet"
 
 
 @pytest.mark.slow
@@ -157,47 +149,22 @@ def test_data_files_of_their_own_are_the_validation_split(small_folder, dataset,
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--text", "T", "--validation_text", "T/00.txt"], "00.txt' is in --text too"),
-        (["--text", "T", "--validation_text", "H", "--validation_fraction", "0.1"], "and not both"),
-        (["--text", "T", "--validation_split", "test"], "goes with --dataset NAME, not with --text"),
-        (["--dataset", "D", "--validation_text", "H"], "goes with --text PATH…, not with --dataset"),
-        (["--dataset", "D", "--validation_split", "train"], "'train' is what is trained on"),
-        (["--dataset", "D", "--validation_split", "dev"], "cannot be opened"),
-        (
-            ["--dataset", "parquet", "--data_files", "D/*", "--validation_split", "x"],
-            "--validation_data_files PATH…",
-        ),
-        (["--dataset", "builtin", "--validation_split", "x"], "does not apply to --dataset builtin"),
+        ("--text T --validation_text T/00.txt", "00.txt' is in --text too"),
+        ("--text T --validation_text H --validation_fraction 0.1", "and not both"),
+        ("--text T --validation_split test", "goes with --dataset NAME, not with --text"),
+        ("--dataset D --validation_text H", "goes with --text PATH…, not with --dataset"),
+        ("--dataset D --validation_split train", "'train' is what is trained on"),
+        ("--dataset D --validation_split dev", "cannot be opened"),
+        ("--dataset parquet --data_files D/* --validation_split x", "--validation_data_files PATH…"),
+        ("--dataset builtin --validation_split x", "does not apply to --dataset builtin"),
     ],
 )
 def test_contradictions_are_one_line(texts, dataset, small_folder, tmp_path, capsys, arguments, message):
     places = {"T": texts / "training", "H": texts / "held_out", "D": dataset}
     filled = [
-        str(places[argument[0]]) + argument[1:]
-        if argument[:1] in places and argument[1:2] in ("", "/")
-        else argument
-        for argument in arguments
+        str(places[argument[0]]) + argument[1:] if argument[0] in places else argument
+        for argument in arguments.split()
     ]
     assert run(*filled, "--tokenizer", small_folder / "tokenizer", "--out", tmp_path / "out") == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1 and not (tmp_path / "out").exists()
-
-
-def test_records_of_files_are_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "_WHOLE", 10)
-    monkeypatch.setattr(sources, "_END", 4)
-    (tmp_path / "large").write_bytes(b"head" + b"x" * 50 + b"tail")
-    record = sources.file_records([("large", tmp_path / "large"), ("gone", tmp_path / "gone")])
-    assert record["files"] == 1 and record["bytes"] == 58
-    assert record["list"][0]["sha256"] == hashlib.sha256(b"headtail").hexdigest()
-    assert record["list"][0]["sha256_of"] == "the first and last MiB"
-    many = sources.file_records([("large", tmp_path / "large")] * 21)
-    assert many.keys() == {"files", "bytes", "sha256"} and many["files"] == 21
-
-
-def test_a_corpus_without_records_still_opens(texts, small, tmp_path):
-    folder = prepare(TextFiles([texts / "training"]), tmp_path / "out", tokenizer=small.tokenizer)
-    meta = json.loads((folder / "meta.json").read_text())
-    del meta["source_files"]
-    (folder / "meta.json").write_text(json.dumps(meta))
-    assert command.summary(Corpus.open(folder)).startswith("source      name text, files 60;")

@@ -19,10 +19,11 @@ from pretrain.checkpoint.state import TrainingState
 from pretrain.config.run_config import RunConfig, ValidationConfig
 from pretrain.data.corpus import Corpus
 from pretrain.data.indexed import IndexedTokens, IndexedWriter
-from pretrain.data.sources.files import TextFiles
+from pretrain.data.making.assemble import Selection
+from pretrain.data.making.make import make_corpus
+from pretrain.data.sources.files import PlainFiles, files_below
 from pretrain.data.tokenizer import load_tokenizer
 from pretrain.engine.patches import prepare_deepspeed
-from pretrain.prepare.pipeline import prepare
 from pretrain.run.data import open_data
 from pretrain.run.resume import check_resume
 from pretrain.runtime.world import start_world
@@ -35,7 +36,8 @@ def other(small, tmp_path_factory):
     folder = tmp_path_factory.mktemp("other")
     for number in range(40):
         (folder / f"{number:02}.txt").write_text(f"{number} bottles on shelf {number * 7}\n" * 9)
-    return prepare(TextFiles([folder]), folder / ".out", tokenizer=small.tokenizer, validation_fraction=0.5)
+    source = PlainFiles("other", files_below(folder))
+    return make_corpus(source, folder / ".out", small.tokenizer, Selection(0.5))
 
 
 def config(data, validation=None) -> RunConfig:
@@ -60,7 +62,7 @@ def test_it_is_part_of_the_datas_identity_only_where_it_is_given(small_folder, o
     plain = open_data(config(small_folder), print).fingerprint()
     assert plain.keys() == {"tokenizer", "data"}
     given = open_data(config(small_folder, other), print).fingerprint()
-    assert given == plain | {"validation": [[Corpus.open(other).meta["content_hash"], "1"]]}
+    assert given == plain | {"validation": [[Corpus.open(other).meta.content_hash, "1"]]}
 
 
 def test_a_pair_has_no_split_and_is_validated_on_whole(small, small_folder, tmp_path):
@@ -78,7 +80,7 @@ def test_another_tokenizer_is_refused(small_folder, tmp_path):
     text = tmp_path / "a.txt"
     text.write_text("a b c d e f g\n" * 200)
     (tmp_path / "b.txt").write_text("h i j k\n" * 200)
-    folder = prepare(TextFiles([text, tmp_path / "b.txt"]), tmp_path / "out", train_tokenizer=266)
+    folder = make_corpus(PlainFiles("text", files_below(tmp_path)), tmp_path / "out", 266)
     with pytest.raises(UserError, match=r"^validation\.data: tokenizer: .*out' was made with"):
         open_data(config(small_folder, folder), print)
     with pytest.raises(UserError, match=r"^validation\.data: .*missing' is not a folder"):

@@ -10,23 +10,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretrain.data.corpus import Corpus
-from pretrain.data.sources.files import TextFiles
+from pretrain.data.making import train_tokenizer as module
+from pretrain.data.making.assemble import Selection
+from pretrain.data.making.make import make_corpus
+from pretrain.data.making.split import Split
+from pretrain.data.making.train_tokenizer import Sample, most_bytes_read
+from pretrain.data.sources.files import PlainFiles
 from pretrain.data.sources.source import Document
-from pretrain.prepare import train_tokenizer as module
-from pretrain.prepare.pipeline import prepare
-from pretrain.prepare.split import Split
-from pretrain.prepare.train_tokenizer import Sample, most_bytes_read
-from tests.helpers.small_corpus import SMALL_VOCABULARY, small_paths
+from tests.helpers.small_corpus import SMALL_VOCABULARY, small_source
 
 
 @settings(derandomize=True, deadline=None)
 @given(st.lists(st.integers(0, 400), max_size=60), st.integers(1, 5000), st.integers(0, 9))
 def test_one_pass_finds_what_two_would(lengths, most_bytes, tenths):
     documents = [Document("", f"{number} " + "\u00e4" * length) for number, length in enumerate(lengths)]
-    split = Split(0.0, tenths * 2**64 // 10)
+    split = Split(tenths * 2**64 // 10)
     sample = Sample(most_bytes)
     for document in documents:
-        assert sample.add(document) == int.from_bytes(document.digest()[:8], "big")
+        assert sample.add(document) == document.digest()
     total = sum(len(document.text.encode()) for document in documents)
     assert (sample.documents, sample.bytes) == (len(documents), total)
     share = min(1.0, most_bytes / max(total, 1))
@@ -47,13 +48,12 @@ def test_the_sample_stays_small_while_text_comes_in():
     assert max(held) <= 1.3 * 20_000 and held[-1] > 0.7 * 20_000
 
 
-class Counted(TextFiles):
-    """Counts the documents that are read, and how often reading begins."""
+class Counted(PlainFiles):
+    """Counts the documents that are read for the tokenizer."""
 
-    documents_read = passes = 0
+    documents_read = 0
 
     def documents(self) -> Iterator[Document]:
-        self.passes += 1
         for document in super().documents():
             self.documents_read += 1
             yield document
@@ -63,21 +63,19 @@ class Counted(TextFiles):
 def test_the_source_is_read_once_and_no_further_than_a_cap_needs(tmp_path, monkeypatch, max_tokens):
     monkeypatch.setattr(module, "SAMPLE_BYTES", 30_000)
     monkeypatch.setattr(module, "_FEWEST_DOCUMENTS", 2)
-    source = Counted(small_paths())
-    there = len(list(TextFiles(small_paths()).documents()))
+    source = Counted("text", small_source().files)
+    there = len(list(small_source().documents()))
     reports: list[str] = []
-    out = prepare(
-        source, tmp_path / "out", train_tokenizer=SMALL_VOCABULARY, max_tokens=max_tokens,
-        progress=lambda progress: reports.append(str(progress)),
-    )  # fmt: skip
+    selection = Selection(max_tokens=max_tokens)
+    report = lambda progress: reports.append(str(progress))  # noqa: E731
+    out = make_corpus(source, tmp_path / "out", SMALL_VOCABULARY, selection, report)
     assert Corpus.open(out).tokenizer.vocab_size == SMALL_VOCABULARY
-    assert source.passes == 1
     if max_tokens is None:
-        assert source.documents_read == there
+        assert source.documents_read == there, "in one pass"
     else:
         assert 2 < source.documents_read < there / 2
         assert any("entries on 0.2 MB" in report for report in reports), reports
-        read = itertools.islice(TextFiles(small_paths()).documents(), source.documents_read)
+        read = itertools.islice(small_source().documents(), source.documents_read)
         assert sum(len(document.text.encode()) for document in read) >= 8 * max_tokens
 
 

@@ -8,14 +8,14 @@ import logging
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from model.errors import UserError
-from pretrain.data.sources.readers import MAX_DOCUMENT_BYTES, check_text, decode_document
+from pretrain.data.sources.reading import MAX_DOCUMENT_BYTES, check_text
 from pretrain.data.sources.source import Document, TextSource, Unit, file_records
 
-# Pieces of a dataset: enough for any number of processes, few enough to list. A dataset of fewer files is cut at its
-# Parquet row groups, which takes a look into every file.
+# Pieces of a dataset: enough for any number of processes, few enough to list. A dataset of fewer files is cut
+# at its Parquet row groups, which takes a look into every file.
 MOST_UNITS = 1024
 _ROWS = 128  # decoded at a time
 
@@ -58,24 +58,26 @@ class HubDataset(TextSource):
 
     def splits(self) -> list[str]:
         """Names of the splits that the dataset's own files have."""
-        return self._open()[3]
+        return self._open().splits
 
     def origin(self) -> dict[str, Any]:
         if not self.local:
             return {}
-        files = [Path(name) for name in self._open()[4]]
+        files = map(Path, self._open().files)
         return file_records([(path.name, path) for path in files if path.is_file()])
 
-    def _open(self) -> tuple[Any, int, str, list[str], list[str]]:
+    def _open(self) -> _Opened:
         return _open_dataset(self.path, self.subset, self.split, self.revision, self.data_files)
 
     def check(self) -> None:
-        """Raise UserError if the dataset cannot be reached, or its text column is missing or does not hold text."""
-        dataset = self._open()[0]
+        """Raise UserError if the dataset cannot be reached, or its text column is missing or does not hold
+        text."""
+        dataset = self._open().dataset
         columns = dataset.column_names
         if columns is not None and self.column not in columns:
             raise UserError(
-                f"column: {self.name} has no column {self.column!r}; valid: --column with one of {', '.join(columns)}"
+                f"column: {self.name} has no column {self.column!r}; valid: --column with one of "
+                f"{', '.join(columns)}"
             )
         kind = (dataset.features or {}).get(self.column)
         if kind is not None and getattr(kind, "dtype", None) not in ("string", "large_string", "null"):
@@ -84,21 +86,20 @@ class HubDataset(TextSource):
             )
 
     def units(self) -> list[Unit]:
-        _, count, identity, *_ = self._open()
-        return [Unit(f"hub {identity} {number}/{count}", 0, (number, count)) for number in range(count)]
+        opened = self._open()
+        return [
+            Unit(f"hub {opened.identity} {number}/{opened.pieces}", 0, (number, opened.pieces))
+            for number in range(opened.pieces)
+        ]
 
     def read(self, unit: Unit) -> Iterator[Document | str]:
         number, count = unit.place
-        dataset = self._open()[0]
         rows = 0
         try:
-            piece = dataset.shard(count, number, contiguous=True).select_columns([self.column])
+            piece = self._open().dataset.shard(count, number, contiguous=True).select_columns([self.column])
             for table in piece.with_format("arrow").iter(_ROWS):
                 for value in _values(table.column(self.column)):
-                    if isinstance(value, bytes):
-                        text, reason = decode_document(value, self.max_document_bytes)
-                    else:
-                        text, reason = check_text(value, self.max_document_bytes)
+                    text, reason = check_text(value, self.max_document_bytes)
                     yield reason if text is None else Document(f"{number}/{count}:{rows}", text)
                     rows += 1
         except GeneratorExit:
@@ -117,8 +118,7 @@ class HubDataset(TextSource):
 
     def fingerprint(self) -> str:
         """Hash over the dataset's files (on the hub: at the commit they have now) and the settings."""
-        identity = self._open()[2]
-        return hashlib.sha256(f"{identity} {self.column} {self.max_document_bytes}".encode()).hexdigest()
+        return hashlib.sha256(f"{self._open().identity} {self.settings()}".encode()).hexdigest()
 
     def describe(self) -> dict[str, Any]:
         described: dict[str, Any] = {"name": self.path}
@@ -140,12 +140,23 @@ def _values(column: Any) -> Iterator[Any]:
         yield from chunk.to_pylist()
 
 
+class _Opened(NamedTuple):
+    dataset: Any
+    """Streaming."""
+    pieces: int
+    identity: str
+    """Hash of what it is made of."""
+    splits: list[str]
+    """Names of all splits."""
+    files: list[str]
+    """Of this split."""
+
+
 @lru_cache(maxsize=4)
 def _open_dataset(
     path: str, subset: str | None, split: str, revision: str | None, data_files: tuple[str, ...] | None
-) -> tuple[Any, int, str, list[str], list[str]]:
-    """Open a dataset, once per process: (streaming dataset, number of pieces, hash of what it is made of, names of all
-    splits, files of this split)."""
+) -> _Opened:
+    """Open a dataset, once per process."""
     import datasets
 
     datasets.disable_progress_bars()
@@ -172,12 +183,12 @@ def _open_dataset(
             splits, names = list(map(str, builder.config.data_files)), list(map(str, split_files))
     except Exception as error:  # no network, no such name, subset, split or file: one message for the user
         raise UserError(
-            f"dataset: {name!r} cannot be opened ({_one_line(error)}); valid: builtin, a dataset on the Hugging Face "
-            "hub while online (--subset, --split, --revision), a local folder, json or parquet with --data_files, "
-            "or --text PATH…"
+            f"dataset: {name!r} cannot be opened ({_one_line(error)}); valid: builtin, a dataset on the "
+            "Hugging Face hub while online (--subset, --split, --revision), a local folder, json or parquet "
+            "with --data_files, or --text PATH…"
         ) from error
     digest = hashlib.sha256(repr(identity).encode()).hexdigest()
-    return dataset, min(dataset.num_shards, MOST_UNITS), digest, splits, names
+    return _Opened(dataset, min(dataset.num_shards, MOST_UNITS), digest, splits, names)
 
 
 def _one_line(error: BaseException) -> str:

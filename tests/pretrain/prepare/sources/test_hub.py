@@ -14,11 +14,12 @@ import pytest
 
 from model.errors import UserError
 from pretrain.data.corpus import Corpus
-from pretrain.data.sources import hub
-from pretrain.data.sources.hub import HubDataset
+from pretrain.data.making.assemble import Selection
 from pretrain.data.sources.source import Document
 from pretrain.prepare.command import main
 from pretrain.prepare.pipeline import prepare
+from pretrain.prepare.sources import hub
+from pretrain.prepare.sources.hub import HubDataset
 
 DOCUMENTS = [f"document {number}\n" * (1 + number % 7) for number in range(200)]
 
@@ -94,16 +95,19 @@ def test_fingerprint_follows_files_and_settings(parquet, json_lines):
 def test_processes_read_their_own_pieces(parquet, small, tmp_path):
     corpora = [
         prepare(
-            HubDataset(str(parquet)), tmp_path / str(processes), tokenizer=small.tokenizer,
-            validation_documents=20, processes=processes,
+            HubDataset(str(parquet)),
+            tmp_path / str(processes),
+            small.tokenizer,
+            Selection(validation_documents=20),
+            processes=processes,
         )
         for processes in (1, 2)
-    ]  # fmt: skip
+    ]
     one, two = ({p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()} for folder in corpora)
     assert one == two
     meta = Corpus.open(corpora[0]).meta
-    assert meta["source"]["name"] == str(parquet) and meta["skipped"] == {"binary": 2, "empty": 4}
-    assert meta["training"]["documents"] + meta["validation"]["documents"] == len(DOCUMENTS)
+    assert meta.source["name"] == str(parquet) and meta.skipped == {"binary": 2, "empty": 4}
+    assert meta.training.documents + meta.validation.documents == len(DOCUMENTS)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +128,8 @@ def test_processes_read_their_own_pieces(parquet, small, tmp_path):
     ],
 )
 def test_bad_datasets_are_one_line(parquet, options, message, monkeypatch):
-    # As offline: the library would wait for a network that is not there, several times and for longer and longer.
+    # As offline: the library would wait for a network that is not there, several times and for longer and
+    # longer.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match=message) as refusal:
@@ -163,11 +168,11 @@ def test_a_dataset_without_documents_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_processes_give_back_what_they_share(parquet, small_folder, tmp_path):
-    """The datasets library makes a semaphore in each; a process that is cut off leaves it, and Python warns."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "pretrain.prepare", "--dataset", parquet, "--processes", "2",
-         "--tokenizer", small_folder / "tokenizer", "--out", tmp_path / "out"],
-        capture_output=True, text=True, cwd=Path(__file__).parents[4], timeout=240,
-    )  # fmt: skip
+    """The datasets library makes a semaphore in each; a process that is cut off leaves it, and
+    Python warns."""
+    line = [sys.executable, "-m", "pretrain.prepare", "--dataset", parquet, "--processes", "2"]
+    line += ["--tokenizer", small_folder / "tokenizer", "--out", tmp_path / "out"]
+    root = Path(__file__).parents[4]
+    ended = subprocess.run(line, capture_output=True, text=True, cwd=root, timeout=240)
     assert ended.returncode == 0 and "ready" in ended.stdout
     assert ended.stderr == ""

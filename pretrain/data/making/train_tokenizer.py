@@ -4,72 +4,83 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Iterator
 
+from pretrain.data.making.progress import Every, Progress, ProgressCallback
+from pretrain.data.making.split import Split, in_chunks
 from pretrain.data.sources.source import Document, TextSource
-from pretrain.data.sources.with_validation import WithValidation
 from pretrain.data.tokenizer import SENTENCEPIECE_OPTIONS, SentencePieceTokenizer
-from pretrain.prepare.progress import Progress, ProgressCallback, Reading
-from pretrain.prepare.split import Split, in_chunks
 
 # The tokenizer learns from at most this much of the training split (a sample by document hash): the trainer
 # holds its text in memory, and its pieces hardly change beyond.
 SAMPLE_BYTES = 200_000_000
-MIN_VOCABULARY = 260  # 256 bytes, two special tokens and some text
-# A corpus with a cap on its tokens is the beginning of its source. This many bytes of it per token are read for its
-# tokenizer: English text has four bytes a token, other scripts up to seven.
+# A corpus with a cap on its tokens is the beginning of its source. This many bytes of it per token are read
+# for its tokenizer: English text has four bytes a token, other scripts up to seven.
 _BYTES_PER_TOKEN = 8
 _FEWEST_DOCUMENTS = 1000  # read however long they are: one of them alone leaves nothing to hold out
+_REPORT_SECONDS = 10.0
 
 
-def training_request(vocab_size: int | None) -> str:
+def training_request(vocab_size: int) -> str:
     """The settings that decide a trained tokenizer, besides its source and the split."""
     options = json.dumps(SENTENCEPIECE_OPTIONS, sort_keys=True)
     return f"train {vocab_size} {hashlib.sha256(options.encode()).hexdigest()[:16]} {SAMPLE_BYTES}"
 
 
 def most_bytes_read(max_tokens: int | None) -> int | None:
-    """Bytes of text from which the tokenizer of a corpus of at most *max_tokens* is trained; None: all text."""
+    """Bytes of text from which the tokenizer of a corpus of at most *max_tokens* is trained; None:
+    all text."""
     return None if max_tokens is None else max(SAMPLE_BYTES, _BYTES_PER_TOKEN * max_tokens)
 
 
 def train_tokenizer_on(
     source: TextSource,
     vocab_size: int,
-    validation_fraction: float,
-    validation_documents: int | None,
+    fraction: float,
+    documents: int | None,
     most_bytes: int | None,
     report: ProgressCallback,
 ) -> SentencePieceTokenizer:
     """Train a SentencePiece tokenizer of *vocab_size* entries.
 
     Args:
-        validation_fraction, validation_documents: what is held out (see Split), unless the source has a validation
-            text of its own.
+        fraction, documents: what is held out (see Split.choose), unless the source has a validation text of
+            its own.
         most_bytes: of text that is read; None reads the whole source.
 
     Raises:
         UserError: fewer than two different documents, or too little text for so many entries.
     """
-    reading = Reading(f"reading {source.name}", report)
     report(Progress(f"reading {source.name}"))
     sample = Sample(SAMPLE_BYTES)
+    due, started = Every(_REPORT_SECONDS), time.monotonic()
 
-    def numbers() -> Iterator[int]:
-        for document in (source.training if isinstance(source, WithValidation) else source).documents():
+    def digests() -> Iterator[bytes]:
+        for document in source.training_documents():
             yield sample.add(document)
-            reading.add(sample.documents, sample.bytes)
+            if due():
+                seconds = time.monotonic() - started
+                report(
+                    Progress(
+                        f"reading {source.name}",
+                        documents=sample.documents,
+                        bytes=sample.bytes,
+                        seconds=seconds,
+                        counted=True,
+                    )
+                )
             enough = most_bytes is not None and sample.bytes >= most_bytes
             if enough and sample.documents >= _FEWEST_DOCUMENTS:
                 break
 
     # With a cap on tokens the corpus itself may hold out others of its documents.
-    if isinstance(source, WithValidation):
-        for _ in numbers():
-            pass
-        split = Split(0.0, 0)  # nothing is held out
+    if source.held_out_units() is None:
+        split = Split.choose(in_chunks(digests()), fraction, documents)
     else:
-        split = Split.choose_from(in_chunks(numbers()), validation_fraction, validation_documents)
+        for _ in digests():
+            pass
+        split = Split(0)  # nothing is held out
     report(Progress(f"training a tokenizer of {vocab_size:,} entries on {sample.bytes / 1e6:.1f} MB"))
     return SentencePieceTokenizer.train(sample.texts(split), vocab_size)
 
@@ -77,8 +88,8 @@ def train_tokenizer_on(
 class Sample:
     """A sample of documents in their order, chosen evenly by their hash, of about *most_bytes*.
 
-    The share that is kept shrinks while documents are added. In the end it is the same as if the size of all text had
-    been known at the beginning.
+    The share that is kept shrinks while documents are added. In the end it is the same as if the size of all
+    text had been known at the beginning.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -92,8 +103,8 @@ class Sample:
         self._kept_bytes = 0
         self._drop_at = most_bytes
 
-    def add(self, document: Document) -> int:
-        """Add a document; returns the first 8 bytes of its digest as a number, by which it may be held out."""
+    def add(self, document: Document) -> bytes:
+        """Add a document; returns its digest, by which it may be held out."""
         digest, size = document.digest(), len(document.text.encode())
         self.documents += 1
         self.bytes += size
@@ -102,7 +113,7 @@ class Sample:
             self._kept_bytes += size
             if self._kept_bytes > self._drop_at:
                 self._drop()
-        return int.from_bytes(digest[:8], "big")
+        return digest
 
     def texts(self, split: Split) -> Iterator[str]:
         """The sampled texts that are not held out."""

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from model.errors import UserError
-from pretrain.data.sources.files import FileSource
+from pretrain.data.sources.files import PlainFiles
 from pretrain.data.sources.source import Document, TextSource, Unit
 
 
 class WithValidation(TextSource):
     """Joins a *training* and a *validation* source: nothing of the first is held out.
 
-    The units of *validation* come first. So a cap on tokens takes it whole, and of documents with equal text those of
-    the training source are dropped as duplicates.
+    The units of *validation* come first. So a cap on tokens takes it whole, and of documents with equal text
+    those of the training source are dropped as duplicates.
     """
 
     def __init__(self, training: TextSource, validation: TextSource) -> None:
@@ -39,14 +39,20 @@ class WithValidation(TextSource):
         """Check both; raise UserError for a file that is in both."""
         self.training.check()
         self.validation.check()
-        if isinstance(self.training, FileSource) and isinstance(self.validation, FileSource):
+        if isinstance(self.training, PlainFiles) and isinstance(self.validation, PlainFiles):
             held_out = {path.resolve() for _, path in self.validation.files}
             for _, path in self.training.files:
                 if path.resolve() in held_out:
                     raise UserError(
-                        f"validation_text: {str(path)!r} is in --text too; valid: text that is not trained on, such "
-                        "as a file in another folder"
+                        f"validation_text: {str(path)!r} is in --text too; valid: text that is not trained "
+                        "on, such as a file in another folder"
                     )
+
+    def training_documents(self) -> Iterator[Document]:
+        return self.training.documents()
+
+    def held_out_units(self) -> int:
+        return len(self.validation.units())
 
     def settings(self) -> str:
         return self.training.settings()

@@ -1,4 +1,5 @@
-"""Assembles parts into the two splits of a corpus: which documents are kept, in which split, and their statistics.
+"""Assembles parts into the two splits of a corpus: which documents are kept, in which split, and their
+statistics.
 
 The result depends only on the parts and their order. Memory: about ten bytes a document.
 """
@@ -9,48 +10,44 @@ import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
+from model.declared import Positive, declared
 from model.errors import UserError
 from pretrain.data.indexed import IndexedWriter, bin_path, idx_path, token_dtype
+from pretrain.data.making.split import Split
+from pretrain.data.making.tokenized import Part
+from pretrain.data.meta import FileEntry, SplitEntry
 from pretrain.data.sources.source import no_documents
 from pretrain.data.token_counts import write_counts
-from pretrain.prepare.parts import Part
-from pretrain.prepare.split import Split
 from pretrain.utils.files import file_entry
-from pretrain.utils.plotting import saved_figure
 
 SPLITS = ("training", "validation")
+VALIDATION_FRACTION = 0.05
 _PARTITION = 1 << 22  # digests compared at a time, about 150 MB
 _COUNT_CHUNK = 1 << 20  # tokens counted at a time
 _DROPPED, _TRAINING, _VALIDATION = 0, 1, 2
 
 
-@dataclass(frozen=True)
+@declared()
 class Selection:
     """Which documents a corpus takes, and how it splits them."""
 
-    validation_fraction: float
-    validation_documents: int | None = None
+    validation_fraction: Annotated[float, Field(gt=0, lt=1)] = VALIDATION_FRACTION
+    """Of documents, held out by the hash of their text."""
+    validation_documents: Positive | None = None
     """Hold out this many different documents instead of a fraction: those with the smallest hashes."""
     drop_duplicates: bool = False
     """Keep the first of documents with equal text only."""
-    max_tokens: int | None = None
+    max_tokens: Positive | None = None
     """Keep documents, in order, while both splits together have at most this many tokens."""
 
-    def __post_init__(self) -> None:
-        if self.validation_documents is None and not 0 < self.validation_fraction < 1:
-            raise UserError(
-                f"validation_fraction: {self.validation_fraction} is out of range; valid: between 0 and 1"
-            )
-        for name in ("validation_documents", "max_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name}: {value} is out of range; valid: 1 or more")
+
+DEFAULT_SELECTION = Selection()
 
 
 def tokens_kept(parts: Sequence[Part], selection: Selection) -> int:
@@ -74,26 +71,15 @@ def _first_occurrences(parts: Sequence[Part]) -> np.ndarray:
     """True for every document whose text does not occur earlier, bool [documents]."""
     total = sum(part.counts.documents for part in parts)
     first = np.ones(total, bool)
-    partitions = -(-total // _PARTITION)
+    partitions = max(1, -(-total // _PARTITION))
     for partition in range(partitions):
-        digests_and_indices = []
+        found: list[np.ndarray] = []
         for rows, place in _rows(parts):
-            low = rows["low"].astype(np.uint64)
-            members = (
-                np.flatnonzero(low % np.uint64(partitions) == partition)
-                if partitions > 1
-                else np.arange(low.size)
-            )
-            digests_and_indices.append(
-                np.stack(
-                    [
-                        rows["high"].astype(np.uint64)[members],
-                        low[members],
-                        (members + place.start).astype(np.uint64),
-                    ]
-                )
-            )
-        high, low, index = np.concatenate(digests_and_indices, axis=1)
+            members = np.flatnonzero(rows["low"] % np.uint64(partitions) == partition)
+            chosen = rows[members]
+            columns = [chosen["high"], chosen["low"], members + place.start]
+            found.append(np.stack([column.astype(np.uint64) for column in columns]))
+        high, low, index = np.concatenate(found, axis=1)
         order = np.lexsort((index, low, high))
         high, low, index = high[order], low[order], index[order]
         repeated = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
@@ -102,8 +88,8 @@ def _first_occurrences(parts: Sequence[Part]) -> np.ndarray:
 
 
 def _cut(parts: Sequence[Part], is_kept: np.ndarray, max_tokens: int) -> tuple[list[Part], int]:
-    """Clear *is_kept* for the documents that do not fit under the cap; returns the parts up to the cut, and the number
-    of documents before it."""
+    """Clear *is_kept* for the documents that do not fit under the cap; returns the parts up to the cut, and
+    the number of documents before it."""
     total = 0
     for number, (rows, place) in enumerate(_rows(parts)):
         ends = total + np.cumsum(np.where(is_kept[place], rows["tokens"], 0), dtype=np.int64)
@@ -112,8 +98,8 @@ def _cut(parts: Sequence[Part], is_kept: np.ndarray, max_tokens: int) -> tuple[l
             is_kept[place.start + fits :] = False
             if not is_kept.any():
                 raise UserError(
-                    f"max_tokens: the first document alone has more than {max_tokens} tokens; valid: at least "
-                    f"{int(ends[fits])}"
+                    f"max_tokens: the first document alone has more than {max_tokens} tokens; valid: at "
+                    f"least {int(ends[fits])}"
                 )
             return list(parts[: number + 1]), place.start + fits
         total = int(ends[-1]) if ends.size else total
@@ -133,11 +119,11 @@ def assemble(
     Args:
         vocab_size: V, of the tokenizer; it decides the type of the tokens.
         extent: the beginning of the message if there is no document.
-        validation_parts: this many of *parts*, the first ones, are the validation split, and the others the training
-            split; None holds documents out by their hash.
+        validation_parts: this many of *parts*, the first ones, are the validation split, and the others the
+            training split; None holds documents out by their hash.
 
     Returns:
-        The entries of ``meta.json`` about it.
+        The entries of CorpusMeta about it.
 
     Raises:
         UserError: no document, or too few to split.
@@ -151,7 +137,7 @@ def assemble(
         used, documents_considered = _cut(parts, is_kept, selection.max_tokens)
     split = None
     if validation_parts is None:
-        split = Split.choose_from(
+        split = Split.choose(
             (rows["high"][is_kept[place]].astype(np.uint64) for rows, place in _rows(used)),
             selection.validation_fraction,
             selection.validation_documents,
@@ -160,6 +146,7 @@ def assemble(
         _check_both(used, is_kept, validation_parts)
     content = {name: hashlib.sha256() for name in SPLITS}
     sizes: Counter[str] = Counter()
+    skipped: Counter[str] = Counter()
     lengths = Lengths()
     dtype, token_counts = token_dtype(vocab_size), np.zeros(vocab_size, np.int64)
     with (
@@ -175,30 +162,33 @@ def assemble(
             tokens, token_lengths = part.tokens(dtype), rows["tokens"].astype(np.int64)
             _write_runs(tokens, token_lengths, side, training, validation)
             _count(tokens, np.repeat(side == _TRAINING, token_lengths), token_counts)
+            skipped.update(part.counts.skipped)
             for name, number in zip(SPLITS, (_TRAINING, _VALIDATION), strict=True):
                 chosen = rows[side == number]
                 sizes[name] += int(chosen["bytes"].sum(dtype=np.int64))
                 content[name].update(np.stack([chosen["high"], chosen["low"]], axis=1).tobytes())
                 lengths.add(chosen["tokens"])
-        counts = {
-            name: {"documents": writer.num_documents, "bytes": sizes[name], "tokens": writer.num_tokens}
-            for name, writer in zip(SPLITS, (training, validation), strict=True)
-        }
-    skipped: Counter[str] = Counter()
-    for part in used:
-        skipped.update(part.counts.skipped)
     if selection.drop_duplicates:
         skipped["duplicate"] = documents_considered - int(is_kept.sum())
-    digests = [content[name].hexdigest() for name in SPLITS]
+    digests = " ".join(content[name].hexdigest() for name in SPLITS)
+    splits = {
+        name: SplitEntry(writer.num_documents, sizes[name], writer.num_tokens)
+        for name, writer in zip(SPLITS, (training, validation), strict=True)
+    }
+    return {
+        "content_hash": hashlib.sha256(digests.encode()).hexdigest(),
+        "skipped": {reason: count for reason, count in sorted(skipped.items()) if count},
+        **splits,
+        "document_lengths": lengths.summary(),
+        "files": token_files(folder, token_counts),
+    }
+
+
+def token_files(folder: Path, token_counts: np.ndarray) -> dict[str, Any]:
+    """Write the counts of the training tokens, int64 [V]; returns the entries of all files of tokens."""
     files = [path for name in SPLITS for path in (bin_path(folder / name), idx_path(folder / name))]
     files.append(write_counts(folder, token_counts))
-    return {
-        "content_hash": hashlib.sha256(" ".join(digests).encode()).hexdigest(),
-        "skipped": {reason: count for reason, count in sorted(skipped.items()) if count},
-        **counts,
-        "document_lengths": lengths.summary(),
-        "files": {path.name: file_entry(path) for path in files},
-    }
+    return {path.name: FileEntry(**file_entry(path)) for path in files}
 
 
 def _check_both(parts: Sequence[Part], is_kept: np.ndarray, validation_parts: int) -> None:
@@ -229,7 +219,8 @@ def _write_runs(
 
 
 def _count(tokens: np.ndarray, chosen: np.ndarray, counts: np.ndarray) -> None:
-    """Add the *chosen* of *tokens* (both [n]) to *counts*, a part of them at a time: bincount widens what it counts."""
+    """Add the *chosen* of *tokens* (both [n]) to *counts*, a part of them at a time: bincount widens what it
+    counts."""
     for start in range(0, tokens.size, _COUNT_CHUNK):
         place = slice(start, start + _COUNT_CHUNK)
         counts += np.bincount(tokens[place][chosen[place]], minlength=counts.size)
@@ -272,18 +263,3 @@ class Lengths:
                 "documents": self.bins[filled[0] : filled[-1] + 1].tolist(),
             },
         }
-
-
-def draw_lengths(summary: dict[str, Any], out: Path) -> None:
-    """Draw the histogram of ``document_lengths`` as a PNG."""
-    histogram = summary["histogram"]
-    documents = histogram["documents"]
-    edges = 2.0 ** ((histogram["from_2_to_the_eighths"] + np.arange(len(documents) + 1)) / 8)
-    with saved_figure(out, "out", size=(7, 4), dpi=120) as (_, axis):
-        axis.stairs(documents, edges, fill=True)
-        axis.set_xscale("log", base=2)
-        axis.set_xlabel("tokens in the document, its end included")
-        axis.set_ylabel("documents")
-        axis.set_title(
-            f"mean {summary['mean']:,}, median {summary['p50']:,}, longest {summary['longest']:,} tokens"
-        )

@@ -1,0 +1,112 @@
+"""What ``meta.json`` of a corpus folder says, declared."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import KW_ONLY
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from model.declared import Count, Positive, declared, from_plain, to_plain
+from model.errors import UserError
+from pretrain.data.tokenizer import Tokenizer, tokenizer_hash
+
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+"""A SHA-256, hexadecimal."""
+FORMAT_VERSION = 1
+META_FILE = "meta.json"
+
+
+@declared("tokenizer")
+class TokenizerEntry:
+    """Identifies a corpus's tokenizer."""
+
+    name: str
+    hash: Digest
+    """Of its definition: see tokenizer_hash."""
+    vocab_size: Positive
+    end_of_document: Count
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> TokenizerEntry:
+        """The entry of *tokenizer*."""
+        return cls(tokenizer.name, tokenizer_hash(tokenizer), tokenizer.vocab_size, tokenizer.end_of_document)
+
+
+@declared("split")
+class SplitEntry:
+    """How large a split is."""
+
+    documents: Count
+    bytes: Count | None
+    """UTF-8 bytes of its text; None if nobody knows (a bare .bin/.idx pair)."""
+    tokens: Count
+    of_each_class: list[Count] | None = None
+    """Documents of each class, in a labelled corpus."""
+
+
+@declared("file")
+class FileEntry:
+    """A file, as pretrain.utils.files.file_entry describes it."""
+
+    bytes: Count
+    xxh3_128: str
+
+
+@declared("meta")
+class CorpusMeta:
+    """``meta.json``; entries that do not apply are None, and left out of the file."""
+
+    _: KW_ONLY
+    format_version: Literal[1] = 1
+    source: dict[str, Any]
+    """Where the text comes from: its ``name`` and more."""
+    source_files: dict[str, Any] | None = None
+    """Number, bytes and hash of local files."""
+    content_hash: str
+    """Identifies the documents of both splits, whatever their tokens (of a bare pair: its files)."""
+    classes: list[str] | None = None
+    """Names of the classes of a labelled corpus."""
+    tokenizer: TokenizerEntry
+    dtype: str
+    split: dict[str, Any]
+    """How the documents were split."""
+    skipped: dict[str, Count]
+    """Number of documents left out, by reason."""
+    training: SplitEntry
+    validation: SplitEntry
+    document_lengths: dict[str, Any] | None = None
+    """Statistics of the documents' lengths in tokens."""
+    files: dict[str, FileEntry] | None = None
+    """The other files of the folder; None for a bare .bin/.idx pair."""
+    request: dict[str, Any] | None = None
+    """What was asked for: the same request finds its work done."""
+
+    @classmethod
+    def read(cls, folder: Path) -> CorpusMeta:
+        """Read it from a corpus folder.
+
+        Raises:
+            UserError: there is none, or it is damaged.
+        """
+        path = folder / META_FILE
+        try:
+            return from_plain(cls, json.loads(path.read_text("utf-8")))
+        except FileNotFoundError:
+            raise UserError(
+                f"data: {str(folder)!r} has no {META_FILE}; valid: a folder written by python -m "
+                "pretrain.prepare"
+            ) from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise UserError(
+                f"data: {str(path)!r} is damaged ({' '.join(str(error).split())}); prepare the corpus again"
+            ) from None
+
+    def write(self, folder: Path) -> None:
+        """Write it into a corpus folder."""
+        plain = {name: value for name, value in to_plain(self).items() if value is not None}
+        for split in ("training", "validation"):
+            plain[split] = {name: value for name, value in plain[split].items() if value is not None}
+        (folder / META_FILE).write_text(json.dumps(plain, indent=2) + "\n", "utf-8")

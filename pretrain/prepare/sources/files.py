@@ -1,0 +1,219 @@
+"""Text source for local files of any kind: JSON Lines, JSON arrays, CSV, Parquet, plain text; compressed or
+not."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import itertools
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+from model.errors import UserError
+from pretrain.data.sources.files import NamedFile, PlainFiles, file_key, file_size, files_below
+from pretrain.data.sources.reading import COMPRESSED, MAX_DOCUMENT_BYTES, Record, open_stream, read_up_to
+from pretrain.data.sources.source import Document, Unit
+from pretrain.prepare.sources import parquet, readers
+
+FORMATS = ("auto", "text", "lines", "jsonl", "json", "csv", "tsv", "parquet")
+_HEAD = 1 << 16  # bytes of a .json file that show how it is laid out
+# pyarrow's errors are OSErrors and ValueErrors; RuntimeError is what Parquet pages may raise.
+_DAMAGE = (OSError, EOFError, zlib.error, ValueError, RuntimeError)
+
+
+class TextFiles(PlainFiles):
+    """Local text. *paths* are files, folders (searched recursively) and globs.
+
+    The ending decides a file's format: JSON Lines (``.jsonl``, ``.ndjson``), a JSON array or JSON Lines
+    (``.json``), CSV (``.csv``, ``.tsv``), Parquet (``.parquet``), else plain text, one document per file;
+    *format* overrides it. ``.gz`` and ``.zst`` are decompressed. Hidden files and folders inside a given
+    folder are left out; a file that is named twice is read once.
+
+    Args:
+        column: the field of JSON objects, or column of CSV and Parquet files, that holds the text.
+        max_document_bytes, unit_bytes: see PlainFiles.
+        skip_damaged: count a truncated or unreadable file of many documents, and go on with the next,
+            instead of raising UserError.
+
+    Raises:
+        UserError: a path that does not exist, a glob that matches nothing, settings out of range.
+    """
+
+    def __init__(
+        self,
+        paths: Iterable[str | os.PathLike[str]],
+        name: str = "text",
+        format: str = "auto",
+        column: str = "text",
+        max_document_bytes: int = MAX_DOCUMENT_BYTES,
+        skip_damaged: bool = False,
+        unit_bytes: int | None = None,
+    ) -> None:
+        files: dict[Path, NamedFile] = {}
+        for path in paths:
+            for identifier, file in _expand(os.fspath(path)):
+                files.setdefault(file.resolve(), (identifier, file))
+        if not files:
+            raise UserError("text: no file given; valid: files, folders or globs of UTF-8 text")
+        if format not in FORMATS:
+            raise UserError(f"format: {format!r} is unknown; valid: {', '.join(FORMATS)}")
+        super().__init__(name, list(files.values()), max_document_bytes, unit_bytes)
+        self.format = format
+        self.limits = readers.Limits(column, max_document_bytes, skip_damaged)
+
+    def units(self) -> list[Unit]:
+        units: list[Unit] = []
+        for format, files in itertools.groupby(self.files, lambda file: format_of(file[1], self.format)):
+            if format == "text":
+                units += self.units_of(files)
+                continue
+            for file in files:
+                for start, stop, size in self._cut(file, format):
+                    key = f"{format} {start}-{stop} {file_key(file)}"
+                    units.append(Unit(key, size, (format, file, start, stop)))
+        return units
+
+    def _cut(self, file: NamedFile, format: str) -> Sequence[tuple[int, int | None, int]]:
+        """Start, stop and bytes of each piece of a file: offsets of bytes, or for Parquet numbers of row
+        groups.
+
+        A compressed file, a JSON array and a CSV file are one piece (0, None): a comma or a line end does not
+        say whether it lies inside a string.
+        """
+        path, size = file[1], file_size(file)
+        if format == "parquet":
+            with self._damage(path):
+                return parquet.row_groups(path, self.limits.column, self.unit_bytes)
+            return [(0, 0, 0)]  # read finds the damage again, and counts it
+        starts = range(0, size, self.unit_bytes)
+        if format in ("lines", "jsonl") and not path.name.lower().endswith(COMPRESSED) and len(starts) > 1:
+            stops = [min(start + self.unit_bytes, size) for start in starts]
+            return [(start, stop, stop - start) for start, stop in zip(starts, stops, strict=True)]
+        return [(0, None, size)]
+
+    def read(self, unit: Unit) -> Iterator[Document | str]:
+        if unit.place[0] == "files":
+            yield from super().read(unit)
+            return
+        format, (identifier, path), start, stop = unit.place
+        with self._damage(path) as damaged:
+            for number, (text, reason) in enumerate(self._records(path, format, start, stop)):
+                yield reason if text is None else Document(f"{identifier}:{start}+{number}", text)
+        if damaged:
+            yield "damaged_file"
+
+    def _records(self, path: Path, format: str, start: int, stop: int | None) -> Iterator[Record]:
+        if format == "parquet":
+            limits = self.limits
+            return parquet.read_row_groups(path, limits.column, start, stop or 0, limits.max_document_bytes)
+        return readers.read_piece(path, format, start, stop, self.limits)
+
+    @contextlib.contextmanager
+    def _damage(self, path: Path) -> Iterator[list[str]]:
+        """Turn damage to a file of many documents into a UserError, or if it is to be skipped, into an entry
+        of the list."""
+        damaged: list[str] = []
+        try:
+            yield damaged
+        except UserError:
+            raise
+        except _DAMAGE as error:
+            reason = " ".join(str(error).split())[:120] or type(error).__name__
+            damaged.append(reason)
+            if not self.limits.skip_damaged:
+                raise UserError(
+                    f"text: {str(path)!r} is truncated or damaged ({reason}); replace it, or give "
+                    "--skip_damaged to take what can be read (what is tokenized already is kept)"
+                ) from error
+
+    def check(self) -> None:
+        """Raise UserError if the text column is missing from the first file of a format with columns.
+
+        All Parquet files are checked when they are cut.
+        """
+        first: dict[str, Path] = {}
+        for _, path in self.files:
+            first.setdefault(format_of(path, self.format), path)
+        for format in first.keys() - {"text", "lines", "parquet"}:
+            names: list[str] = []
+            with contextlib.suppress(*_DAMAGE):  # read finds it again
+                names = readers.other_columns(first[format], format, self.limits)
+            if names:
+                raise readers.no_column(first[format], self.limits, names)
+
+    def settings(self) -> str:
+        return repr((self.format, *astuple(self.limits)))
+
+    def describe(self) -> dict[str, Any]:
+        described = super().describe()
+        formats = {format_of(path, self.format) for _, path in self.files} - {"text"}
+        if formats:
+            described["formats"] = sorted(formats)
+        if formats - {"lines"}:
+            described["column"] = self.limits.column
+        return described
+
+
+def format_of(path: Path, asked: str) -> str:
+    """The format of a file, never "auto": *asked*, or if that is "auto" by its ending (``.json``: its
+    beginning too).
+
+    Raises:
+        UserError: a ``.json`` file that is neither an array nor JSON Lines.
+    """
+    if asked != "auto":
+        return asked
+    name = path.name.lower()
+    for end in COMPRESSED:
+        name = name.removesuffix(end)
+    ending = Path(name).suffix[1:]
+    if ending in ("jsonl", "ndjson"):
+        return "jsonl"
+    if ending == "json":
+        return _json_format(path)
+    if ending in readers.DELIMITERS:
+        return ending
+    return "parquet" if path.suffix.lower() == ".parquet" else "text"
+
+
+def _json_format(path: Path) -> str:
+    try:
+        with open_stream(path) as stream:
+            layout = readers.json_layout(read_up_to(stream, _HEAD))
+    except (OSError, EOFError, zlib.error):
+        return "jsonl"  # whose reader finds the damage and reports it
+    if layout == "other":
+        raise UserError(
+            f"text: {str(path)!r} is neither a JSON array nor JSON Lines; valid: [{{…}}, …] or a record "
+            f"{{…}} a line, or --format jsonl to count lines that are not records, or --format text to take "
+            "every file as one text"
+        )
+    return "json" if layout == "array" else "jsonl"
+
+
+def _expand(path_or_glob: str) -> list[NamedFile]:
+    """Files behind one path or glob, as (identifier, path); identifiers do not depend on where a
+    folder is."""
+    path = Path(path_or_glob)
+    if path.is_file():
+        return [(path.name, path)]
+    if path.is_dir():
+        files = files_below(path)
+        if not files:
+            raise UserError(f"text: the folder {path_or_glob!r} has no files; needed: files of UTF-8 text")
+        return files
+    matches = []
+    if glob.has_magic(path_or_glob):  # Path.glob refuses absolute patterns
+        matches = sorted(glob.glob(path_or_glob, recursive=True))  # noqa: PTH207
+    if not matches:
+        raise UserError(
+            f"text: {path_or_glob!r} is not a file or folder and matches none; valid: files, folders or globs"
+        )
+    matched_files = [(match, Path(match)) for match in matches if Path(match).is_file()]
+    if matched_files:  # "**" matches folders as well, whose files it lists too
+        return matched_files
+    return [pair for match in matches for pair in _expand(match)]

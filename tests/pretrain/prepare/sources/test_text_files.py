@@ -1,0 +1,305 @@
+"""Documents of files of every format: every one once, and what is bad is skipped, counted or refused."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import random
+import tracemalloc
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from model.errors import UserError
+from pretrain.data.sources.reading import MAX_DOCUMENT_BYTES
+from pretrain.prepare.sources.files import TextFiles, format_of
+
+DOCUMENTS = [f'document "{number}" \u00e9,\tthen\u2028\n[x] NA\n' * 3 for number in range(50)]
+
+
+def texts(source: TextFiles) -> list[str]:
+    return [document.text for document in source.documents()]
+
+
+def json_lines(documents: Iterable[str]) -> bytes:
+    return "".join(json.dumps({"id": 1, "text": text}) + "\n" for text in documents).encode()
+
+
+def separated(documents: Iterable[str], delimiter: str) -> bytes:
+    written = io.StringIO()
+    csv.writer(written, delimiter=delimiter).writerows([["id", "text"], *(["1", text] for text in documents)])
+    return b"\xef\xbb\xbf" + written.getvalue().encode()
+
+
+def parquet(values: object, name: str = "text", **options: object) -> bytes:
+    stream = io.BytesIO()
+    table = pyarrow.table({"other": [{"text": 1, "b": 2}] * len(values), name: values})
+    pyarrow.parquet.write_table(table, stream, **options)
+    return stream.getvalue()
+
+
+def zst(data: bytes) -> bytes:
+    stream = pyarrow.BufferOutputStream()
+    with pyarrow.CompressedOutputStream(stream, "zstd") as compressed:
+        compressed.write(data)
+    return stream.getvalue().to_pybytes()
+
+
+ROWS = [{"text": text, "id": number} for number, text in enumerate(DOCUMENTS)]
+FORMS = {
+    "a.jsonl": json_lines(DOCUMENTS),
+    "lines.json": json_lines(DOCUMENTS),
+    "array.json": json.dumps(ROWS, indent=1).encode(),
+    "strings.json": json.dumps(DOCUMENTS).encode(),
+    "a.csv": separated(DOCUMENTS, ","),
+    "a.tsv": separated(DOCUMENTS, "\t"),
+    "a.parquet": parquet(DOCUMENTS, row_group_size=7),
+    "dictionary.parquet": parquet(pyarrow.array(DOCUMENTS).dictionary_encode()),
+    "large.parquet": parquet(pyarrow.array(DOCUMENTS, pyarrow.large_string())),
+    "view.parquet": parquet(pyarrow.array(DOCUMENTS, pyarrow.string_view())),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_format_gives_the_same_documents_however_it_is_cut_and_compressed(tmp_path, name):
+    (tmp_path / name).write_bytes(FORMS[name])
+    if not name.endswith("parquet"):
+        half = len(FORMS[name]) // 2
+        parts = gzip.compress(FORMS[name][:half]) + gzip.compress(FORMS[name][half:])
+        (tmp_path / f"{name}.gz").write_bytes(parts)
+        (tmp_path / f"{name}.zst").write_bytes(zst(FORMS[name]))
+    for path in tmp_path.iterdir():
+        for unit_bytes in (None, 100, 1):
+            source = TextFiles([path], unit_bytes=unit_bytes)
+            source.check()
+            assert texts(source) == DOCUMENTS and not source.skipped, (path.name, unit_bytes)
+            cut = unit_bytes is not None and path.name in ("a.jsonl", "lines.json", "a.parquet")
+            assert (len(source.units()) > 5) == cut
+        assert source.describe()["formats"] == [format_of(path, "auto")]
+        assert source.describe()["column"] == "text"
+
+
+def test_plain_text_is_a_document_a_file_or_a_line(tmp_path):
+    (tmp_path / "a.txt").write_text("one\n\ntwo\r\nthree")
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"four\n"))
+    assert texts(TextFiles([tmp_path])) == ["one\n\ntwo\r\nthree", "four\n"]
+    source = TextFiles([tmp_path], format="lines")
+    assert texts(source) == ["one", "two", "three", "four"] and source.skipped == {"empty": 1}
+    assert source.fingerprint() != TextFiles([tmp_path]).fingerprint()
+
+
+def test_paths_may_be_files_folders_and_globs_and_count_once(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / ".hidden").mkdir()
+    for name, text in (
+        ("a.txt", "1"),
+        ("sub/b.txt", "2"),
+        ("sub/c.md", "3"),
+        (".hidden/d", "4"),
+        ("sub/.e", "5"),
+    ):
+        (tmp_path / name).write_text(text)
+    for paths, expected in (
+        ([tmp_path], ["1", "2", "3"]),
+        ([tmp_path / "**" / "*.txt"], ["1", "2"]),
+        ([tmp_path / "su*"], ["2", "3"]),
+        ([tmp_path / "sub" / "c.md", tmp_path], ["3", "1", "2"]),
+    ):
+        assert texts(TextFiles(paths)) == expected
+
+
+@pytest.mark.parametrize("path", ["missing", "*.nothing", "void"])
+def test_paths_that_give_no_file_are_refused(tmp_path, path):
+    (tmp_path / "void").mkdir()
+    with pytest.raises(UserError, match="text: "):
+        TextFiles([tmp_path / path])
+
+
+def test_bad_json_lines_are_skipped_and_counted(tmp_path):
+    good = b'{"text": "good"}'
+    bad = {
+        "empty": [b'{"text": ""}', b'{"text": " \\n"}', b'{"text": null}'],
+        "no_text": [b'{"text": 3}', b'{"text": ["a"]}'],
+        "missing_column": [b'{"txt": "a"}', b"[1]", b"3"],
+        "invalid_json": [b"{", b'{"text": "a}', b"[" * 100_000],
+        "invalid_utf8": [b'{"text": "caf\xe9"}', b'{"text": "\\ud800"}'],
+        "binary": [b'{"text": "a\\u0000b"}', b'{"text": "a\0b"}'],
+        "too_long": [b'{"text": "' + b"x" * 100 + b'"}', b'{"other": "' + b"x" * 1000 + b'"}'],
+    }
+    lines = [line for group in bad.values() for line in (*group, good)]
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + good + b"\n\n" + b"\n".join(lines) + b"\n  \n")
+    source = TextFiles([tmp_path], max_document_bytes=100 - 1)
+    assert texts(source) == ["good"] * (1 + len(bad))
+    counts = {reason: len(group) for reason, group in bad.items()}
+    # A line of 100,000 brackets is beyond what a record of this limit may take.
+    assert source.skipped == counts | {"invalid_json": 2, "too_long": 3}
+    source = TextFiles([tmp_path], max_document_bytes=10**6)
+    assert len(texts(source)) == 1 + len(bad) + 1
+    assert source.skipped["invalid_json"] == 3, "too deep for the parser"
+
+
+_RAW = pyarrow.array([b"good", b"caf\xe9", None, b" ", b"a\0b", b"x" * 99], pyarrow.binary())
+NOT_UTF8 = pyarrow.StringArray.from_buffers(len(_RAW), *_RAW.buffers()[1:], _RAW.buffers()[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "skipped"),
+    [
+        (
+            "a.csv",
+            b"text,id\ngood,1\n\nhalf, of a text,2\n,3\nbad \xff,4\nzero \0,5\n" + b"x" * 60 + b",6\n",
+            {"extra_fields": 1, "empty": 1, "invalid_utf8": 1, "binary": 1, "too_long": 1},
+        ),
+        ("b.csv", b"id,text\n1,good\n2\n", {"missing_column": 1}),
+        (
+            "a.json",
+            json.dumps(["good", {"id": 1}, 5, "x" * 51, {"text": "y" * 1000}, ""]).encode(),
+            {"missing_column": 2, "too_long": 2, "empty": 1},
+        ),
+        ("b.json", b'["good", {"text": bad}]', {"invalid_json": 1}),
+        (
+            "a.parquet",
+            parquet(NOT_UTF8),
+            {"invalid_utf8": 1, "empty": 2, "binary": 1, "too_long": 1},
+        ),
+    ],
+)
+def test_a_bad_record_costs_that_record(tmp_path, name, data, skipped):
+    (tmp_path / name).write_bytes(data)
+    source = TextFiles([tmp_path], max_document_bytes=50)
+    source.check()
+    assert texts(source) == ["good"] and source.skipped == skipped
+
+
+def test_csv_is_text_whatever_it_looks_like(tmp_path):
+    values = ["NA", "null", "nan", "007", "1.50", "true", "2020-01-01"]
+    (tmp_path / "a.csv").write_bytes(separated(values, ","))
+    assert texts(TextFiles([tmp_path])) == values
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.parquet", "a.jsonl.gz of garbage"])
+def test_damaged_files_are_refused_or_taken_up_to_the_damage(tmp_path, name):
+    generator = random.Random(0)
+    documents = ["".join(generator.choices("abcdefgh ", k=100)) for _ in range(30_000)]
+    path = tmp_path / name.split()[0]
+    data = {
+        "a.jsonl.gz": lambda: gzip.compress(json_lines(documents), 1)[:-100_000],
+        "a.jsonl.zst": lambda: zst(json_lines(documents))[:-100_000],
+        "a.parquet": lambda: parquet(documents)[:-10],
+    }
+    path.write_bytes(data[name]() if name in data else b"no gzip at all")
+    (tmp_path / "z.jsonl").write_text('{"text": "sound"}\n')
+    message = r"a\.\w+[^ ]*' is truncated or damaged \(.*--skip_damaged"
+    with pytest.raises(UserError, match=message) as refusal:
+        texts(TextFiles([tmp_path]))
+    assert "\n" not in str(refusal.value)
+    source = TextFiles([tmp_path], skip_damaged=True)
+    *read, last = texts(source)
+    assert read == documents[: len(read)] and last == "sound"
+    if name == "a.jsonl.gz":  # all that was decompressed, and not only whole pieces of a MiB
+        assert len(read) == zlib.decompressobj(wbits=31).decompress(path.read_bytes()).count(b"\n")
+    assert (len(read) > 1000) == (name in ("a.jsonl.gz", "a.jsonl.zst"))
+    assert source.skipped == {"damaged_file": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        *((name, b"") for name in ("a.jsonl", "a.jsonl.gz", "a.json", "a.csv", "a.txt")),
+        ("a.parquet", parquet(pyarrow.array([], pyarrow.string()))),
+    ],
+)
+def test_empty_files_are_counted_and_refused_alone(tmp_path, name, data):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(UserError, match=r"text: no usable document in 1 files \(1 empty\)"):
+        texts(TextFiles([tmp_path]))
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.jsonl", b'{"body": 1, "id": 1}\n' * 3, r"a\.jsonl' have no 'text'; valid: --column .* body, id,"),
+        (
+            "a.csv",
+            b"title,body\nx,y\n",
+            r"a\.csv' have no 'text'; valid: --column .* title, body, or --format",
+        ),
+        ("a.json", b'[{"body": 1}]', r"a\.json' have no 'text'; valid: --column with one of body"),
+        (
+            "a.json",
+            b'{\n "text": "a"\n}\n',
+            r"a\.json' is neither a JSON array nor JSON Lines; valid: .*--format",
+        ),
+        ("a.json", b'{"data": [\n{"text": "a"}\n]}\n', r"a\.json' is neither"),
+        ("a.json", b'"text"', r"a\.json' is neither"),
+        ("a.json", b'["a", "b"', r"a\.json' is truncated or damaged \(the array does not end\)"),
+        ("a.csv", b'text\n"a\nb\n', r"a\.csv' is truncated or damaged \(line 3: unexpected end of data\)"),
+        ("a.parquet", parquet(["x"], "body"), r"a\.parquet' has no column 'text'; .* other, body"),
+        ("a.parquet", parquet([1]), r"column: 'text' .* holds int64, not text"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_one_line(tmp_path, name, data, message):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(UserError, match=message) as refused:
+        source = TextFiles([tmp_path])
+        source.check()
+        texts(source)
+    assert "\n" not in str(refused.value)
+    if not name.endswith(".parquet"):
+        assert texts(TextFiles([tmp_path], format="text")) == [data.decode()]
+
+
+def test_one_record_with_the_column_is_enough(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"body": "a"}\n{"text": "b"}\n')
+    TextFiles([tmp_path]).check()
+    with pytest.raises(UserError, match="format: 'xml' is unknown; valid: auto, text, lines"):
+        TextFiles([tmp_path], format="xml")
+
+
+def test_a_very_long_line_costs_no_memory(tmp_path):
+    """20 MB here; the slow test below has 100 MB."""
+    check_long_line(tmp_path, 20_000_000, 300_000)
+
+
+@pytest.mark.slow
+def test_a_line_of_100_megabytes(tmp_path):
+    check_long_line(tmp_path, 100_000_000, MAX_DOCUMENT_BYTES)
+
+
+def check_long_line(folder: Path, size: int, longest: int) -> None:
+    with (folder / "a.txt").open("wb") as stream:
+        stream.write(b"first\n")
+        for _ in range(size // 10**6):
+            stream.write(b"x" * 10**6)
+        stream.write(b"\nlast\n")
+    for unit_bytes in (None, 3_000_000):
+        source = TextFiles([folder], format="lines", max_document_bytes=longest, unit_bytes=unit_bytes)
+        assert peak_of(source, ["first", "last"]) < 3 * longest + 10_000_000
+        assert source.skipped == {"too_long": 1}
+
+
+def test_a_large_array_costs_no_memory(tmp_path):
+    with (tmp_path / "a.json").open("wb") as stream:
+        stream.write(b'["first"')
+        for _ in range(20):
+            stream.write(b', {"text": "' + b"x" * 10**6 + b'"}')
+        stream.write(b', ["' + b"y" * 20_000_000 + b'"], "last"]')
+    source = TextFiles([tmp_path], max_document_bytes=300_000)
+    # Four times the longest document is kept, and a chunk.
+    assert peak_of(source, ["first", "last"]) < 12_000_000
+    assert source.skipped == {"too_long": 21}
+
+
+def peak_of(source: TextFiles, expected: list[str]) -> int:
+    """Bytes that are held at most while *source* is read."""
+    tracemalloc.start()
+    assert texts(source) == expected
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return peak
