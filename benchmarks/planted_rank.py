@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
 
 from benchmarks.figures import MAIN_FLAGS, write  # noqa: E402
-from pretrain.data.making.labelled import Task, prepare_labelled  # noqa: E402
-from pretrain.data.sources.labelled import Example  # noqa: E402
+from pretrain.classification.corpus import Task, prepare_labelled  # noqa: E402
+from pretrain.classification.sources import Example  # noqa: E402
 from pretrain.metrics.file import read_metrics  # noqa: E402
 
 SYMBOLS = 4

@@ -59,13 +59,17 @@ EXTENSIONS = (
         "growth",
         settings="pretrain.growth.settings:GrowthSettings",
         in_run="pretrain.growth.extension:Growing",
+        builds_on={
+            "diagnostics": "measures q and k as they do",
+            "classification": "the worth of a classifier's heads is read from its examples",
+        },
     ),
     Listed("plots", in_run="pretrain.plots.extension:Plotting"),
     Listed("presets", files=("presets.py",)),
-    Listed("prepare"),
+    Listed("prepare", builds_on={"classification": "its command labelled prepares examples of classes"}),
     Listed("plan"),
-    Listed("generate", files=("generate.py",)),
-    Listed("study", launcher="pretrain.study"),
+    Listed("generate", files=("generate.py",), builds_on={"hf": "continues text with exported models, too"}),
+    Listed("study", launcher="pretrain.study", builds_on={"diagnostics": "their figures by layer"}),
 )
 
 

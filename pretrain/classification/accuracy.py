@@ -31,7 +31,7 @@ class Accuracy:
     """Measures a classifier on fixed examples.
 
     Args:
-        inputs, labels: int64 [n, T] each, as pretrain.data.labelled.Examples.rows gives them.
+        inputs, labels: int64 [n, T] each, as pretrain.classification.examples.Examples.rows gives them.
         micro_batch: examples per forward pass.
     """
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from pretrain.checkpoint.state import TrainingState
 from pretrain.classification.accuracy import Accuracy, AccuracyResult
+from pretrain.classification.corpus import prepare_builtin_labelled
+from pretrain.classification.examples import LabelledSequences, classes_of, held_out_examples
 from pretrain.config.run_config import RunConfig
-from pretrain.data.labelled import LabelledSequences, classes_of, held_out_examples
-from pretrain.prepare.labelled import prepare_builtin_labelled
 from pretrain.run.data import RunData
 from pretrain.run.extension import Extension
 from pretrain.run.hooks import Hook, HookResult, every

@@ -1,8 +1,8 @@
-"""``python -m pretrain.growth``; see command.py."""
+"""``python -m pretrain.growth``; see report/command.py."""
 
 import sys
 
-from pretrain.growth.command import main
+from pretrain.growth.report.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from model.errors import UserError
+from pretrain.classification.corpus import CHARACTERS, VOCABULARY, Task, builtin_task, prepare_labelled
+from pretrain.classification.sources import Example, kind_of, read_examples
 from pretrain.config.command_line import CommandParser
 from pretrain.data.making.assemble import Selection
-from pretrain.data.making.labelled import CHARACTERS, VOCABULARY, Task, builtin_task, prepare_labelled
 from pretrain.data.making.make import check_vocabulary
 from pretrain.data.making.split import Split, in_chunks
-from pretrain.data.sources.labelled import Example, kind_of, read_examples
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer
 from pretrain.prepare.progress import ProgressPrinter
 

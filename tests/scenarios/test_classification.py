@@ -10,11 +10,11 @@ import torch.nn.functional as F
 
 from pretrain import convert, generate
 from pretrain.checkpoint.state import read_features
+from pretrain.classification.corpus import Task, prepare_labelled
+from pretrain.classification.examples import LabelledSequences, held_out_examples
+from pretrain.classification.sources import Example
 from pretrain.data.corpus import Corpus
-from pretrain.data.labelled import LabelledSequences, held_out_examples
-from pretrain.data.making.labelled import Task, prepare_labelled
-from pretrain.data.sources.labelled import Example
-from pretrain.growth.command import main as report_growth
+from pretrain.growth.report.command import main as report_growth
 from pretrain.metrics.file import read_metrics
 from pretrain.run.saved import SavedRun
 from tests.helpers.distributed import run_distributed

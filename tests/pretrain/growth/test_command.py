@@ -7,8 +7,8 @@ import pytest
 
 from model.heads import format_heads
 from pretrain.growth import command, figures, text
-from pretrain.growth.command import main
-from pretrain.growth.law import GrowthRecord, predict
+from pretrain.growth.report.command import main
+from pretrain.growth.report.law import GrowthRecord, predict
 from pretrain.metrics.file import MetricsFile, read_metrics
 from tests.helpers.distributed import run_distributed
 from tests.helpers.training import nano_run, session

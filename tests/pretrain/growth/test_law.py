@@ -8,8 +8,8 @@ from model.declared import from_plain
 from model.errors import UserError
 from model.presets import preset
 from pretrain.checkpoint.state import Record, TrainingState
-from pretrain.growth.law import predict, slope
 from pretrain.growth.record import Event, GrowthState
+from pretrain.growth.report.law import predict, slope
 
 
 def grown(layer, gammas, start=2, step=10, each=1):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from model.errors import UserError
 from pretrain.data.sequences import pack_documents
 from pretrain.growth import worth
-from pretrain.growth.worth import Ablation, measure_worths
+from pretrain.growth.report.worth import Ablation, measure_worths
 from tests.helpers.networks import CONFIGS, network
 
 WINDOWS = np.random.default_rng(3).integers(2, 260, (5, 25))

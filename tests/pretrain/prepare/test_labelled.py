@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from pretrain.classification.corpus import character_tokenizer
+from pretrain.classification.sources import Example
 from pretrain.data.corpus import Corpus
-from pretrain.data.making.labelled import character_tokenizer
-from pretrain.data.sources.labelled import Example
 from pretrain.data.tokenizer import load_tokenizer
 from pretrain.prepare.command import main
 

@@ -1,7 +1,7 @@
 """Labelled corpora: every document is an example of a class. Cuts and pads them into sequences for a
 classifier.
 
-A labelled corpus is a corpus folder (see pretrain/data/making/labelled.py). Besides, meta.json names the
+A labelled corpus is a corpus folder (see pretrain/classification/corpus.py). Besides, meta.json names the
 classes, and ``training_labels.npy`` and ``validation_labels.npy`` hold the class of each document, int32
 [documents].
 """
@@ -16,9 +16,9 @@ import numpy as np
 
 from model.errors import UserError
 from model.loss import IGNORED_LABEL
+from pretrain.classification.corpus import labels_file
 from pretrain.data.corpus import Corpus
 from pretrain.data.indexed import IndexedTokens
-from pretrain.data.making.labelled import labels_file
 from pretrain.data.sequences import epoch_order
 
 

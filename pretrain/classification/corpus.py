@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from model.errors import UserError, closest, shown
+from pretrain.classification.sources import Example, builtin_examples, class_names
 from pretrain.data.indexed import IndexedWriter, token_dtype
 from pretrain.data.making.assemble import SPLITS, Lengths, token_files
 from pretrain.data.making.folder import new_folder, to_be_made
@@ -25,7 +26,6 @@ from pretrain.data.making.progress import Progress, ProgressCallback
 from pretrain.data.making.train_tokenizer import training_request
 from pretrain.data.meta import FORMAT_VERSION, META_FILE, CorpusMeta, FileEntry, SplitEntry, TokenizerEntry
 from pretrain.data.sources.files import BuiltinCorpus
-from pretrain.data.sources.labelled import Example, builtin_examples, class_names
 from pretrain.data.tokenizer import END_OF_DOCUMENT, HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
 from pretrain.utils.files import file_entry
 

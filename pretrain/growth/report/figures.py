@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from pretrain.growth.record import GrowthState
-from pretrain.growth.worth import SMALL_INCREASE, SMALL_SHARE, HeadWorths
+from pretrain.growth.report.worth import SMALL_INCREASE, SMALL_SHARE, HeadWorths
 from pretrain.utils.plotting import logarithmic, saved_figure, whole_numbers
 
 LINE_STYLES = ("-", "--", "-.", ":")

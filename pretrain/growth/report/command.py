@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from model.config import ModelConfig
     from pretrain.config.run_config import RunConfig
-    from pretrain.growth.law import Prediction
     from pretrain.growth.record import GrowthState
-    from pretrain.growth.worth import HeadWorths
+    from pretrain.growth.report.law import Prediction
+    from pretrain.growth.report.worth import HeadWorths
     from pretrain.run.saved import SavedRun
 
 
@@ -74,12 +74,12 @@ def run_growth(arguments: Sequence[str]) -> None:
     quiet_libraries()
     import torch
 
-    from pretrain.growth.figures import draw_growth, draw_worths
-    from pretrain.growth.law import predict
     from pretrain.growth.record import GrowthState
+    from pretrain.growth.report.figures import draw_growth, draw_worths
+    from pretrain.growth.report.law import predict
+    from pretrain.growth.report.text import law_lines, schedule_lines, worth_lines
+    from pretrain.growth.report.worth import measure_worths
     from pretrain.growth.settings import most_heads
-    from pretrain.growth.text import law_lines, schedule_lines, worth_lines
-    from pretrain.growth.worth import measure_worths
     from pretrain.metrics.file import FILE_NAME, read_metrics
     from pretrain.run.saved import SavedRun
 
@@ -141,7 +141,7 @@ def held_out(source: SavedRun, sequences: int) -> tuple[np.ndarray, np.ndarray, 
     Raises:
         UserError: no corpus of the run is on this machine.
     """
-    from pretrain.data.labelled import held_out_examples
+    from pretrain.classification.examples import held_out_examples
     from pretrain.run.data import RunData
 
     weights = {entry[0]: _weight(entry[1]) for entry in source.state.data.data or []}
@@ -183,7 +183,7 @@ def figures(
     text: str,
 ) -> dict[str, Any]:
     """The report as one JSON object; losses and worths in nats per token, what is not known null."""
-    from pretrain.growth.text import direction
+    from pretrain.growth.report.text import direction
 
     heads = source.model.heads
     return {

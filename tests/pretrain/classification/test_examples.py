@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from model.errors import UserError
+from pretrain.classification.corpus import Task, prepare_labelled
+from pretrain.classification.examples import Examples, LabelledSequences, held_out_examples
+from pretrain.classification.sources import Example, builtin_examples, class_names, read_examples
 from pretrain.data.corpus import Corpus
-from pretrain.data.labelled import Examples, LabelledSequences, held_out_examples
-from pretrain.data.making.labelled import Task, prepare_labelled
 from pretrain.data.sources.files import BuiltinCorpus
-from pretrain.data.sources.labelled import Example, builtin_examples, class_names, read_examples
 
 # As in GLUE's SST-2: a header, no quoting, a space at the end of the sentence.
 SST2 = (

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from statistics import correlation, median
 
 from model.heads import ascending, descending, format_heads, uniform
-from pretrain.growth.law import Prediction
-from pretrain.growth.worth import SMALL_INCREASE, SMALL_SHARE, HeadWorths
+from pretrain.growth.report.law import Prediction
+from pretrain.growth.report.worth import SMALL_INCREASE, SMALL_SHARE, HeadWorths
 from pretrain.utils.tables import aligned
 
 SURE = 2.0

@@ -1,0 +1,1 @@
+"""``python -m pretrain.growth report runs/NAME``: how heads grew, what the law predicts, and what each is worth."""
