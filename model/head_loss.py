@@ -1,4 +1,4 @@
-"""Output head and mean cross entropy in one, a chunk of tokens at a time: all logits never exist at once.
+"""Output head and mean cross entropy, fused, a chunk of tokens at a time: all logits never exist at once.
 
 The forward pass makes each chunk's logits, their loss, and in place of them its gradient, and from that at
 once both gradients of the head's product, as liger-kernel and cut-cross-entropy do on GPUs. So the logits are

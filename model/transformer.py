@@ -25,7 +25,7 @@ from model.process_grid import ALONE, ProcessGrid
 from model.rotary import RotaryTables, Table, table_rows
 
 Fused = Literal["all", "loss", "none"]
-"""What is computed in one: all (q, k and v; gate and up; the output head and the loss), the last only, or
+"""What is fused: all (q, k and v; gate and up; the output head and the loss), the last only, or
 nothing."""
 
 

@@ -27,7 +27,7 @@ TITLES = {
     "lambda_k_initial": "λ_K from initialisation",
     "lambda_q_release": "λ_Q from release",
     "lambda_k_release": "λ_K from release",
-    "feature_drift": "feature drift since the last look",
+    "feature_drift": "feature drift since the last measurement",
 }
 
 

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 
 from model import head_loss
-from model.config import block
 from model.head_loss import (
     _in_one_kernel,
     head_cross_entropy,
@@ -16,6 +15,7 @@ from model.head_loss import (
     token_products,
 )
 from model.initialization import initialize
+from model.presets import preset
 from model.transformer import Transformer
 
 VOCABULARY, COLUMNS, WIDTH = 100, 128, 24
@@ -107,40 +107,24 @@ def test_products_take_as_many_whole_chunks_as_they_may(monkeypatch):
         assert {len(chunks) for chunks in products[:-1]} <= {together} and len(products[-1]) <= together
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("biases", [True, False])
-def test_a_model_with_everything_fused_equals_the_plain_one(tied, biases):
-    """Loss and every gradient, in fp32; hooks on q, k and v see what they saw in evaluation."""
-    config = block(
-        "llama",
-        vocab_size=300,
-        context_length=32,
-        d_model=48,
-        ffn_width=96,
-        heads=(2, 3),
-        tie_embeddings=tied,
-    )
-    if biases:
-        config = config.replace(attention_bias="all", ffn_bias=True)
-    tokens, labels = torch.randint(0, 300, (2, 3, 32)).unbind()
-    found = {}
+def test_a_model_with_everything_fused_equals_the_plain_one_in_fp32():
+    """tests/model/test_transformer.py has more models, in fp64. Hooks see in evaluation what they always saw."""
+    config = preset("prism-nano").replace(attention_bias="all", ffn_bias=True)
+    tokens, labels = torch.randint(0, 260, (2, 3, 32)).unbind()
+    found, calls = {}, []
     for fused in ("none", "loss", "all"):
         network = Transformer(config, fused=fused)
         initialize(network, 1)
-        loss = network(tokens, labels)
-        loss.backward()
-        found[fused] = loss.item(), {name: p.grad.double() for name, p in network.named_parameters()}
-        calls = []
-        network.layers[0].attention.q.register_forward_hook(lambda *_, calls=calls: calls.append(1))
-        network.eval()(tokens)
-        assert calls, "in evaluation every module runs"
-    loss, gradients = found["none"]
-    for fused in ("loss", "all"):
-        assert found[fused][0] == pytest.approx(loss, rel=1e-6)
-        for name, gradient in gradients.items():
-            # of bias and weight of k: a bias of all keys changes no attention, so its gradient is rounding
-            if not name.endswith("attention.k.bias"):
-                assert relative(found[fused][1][name], gradient) <= 2e-6, name
+        network(tokens, labels).backward()
+        # of bias and weight of k: a bias of all keys changes no attention, so its gradient is rounding
+        found[fused] = {n: p.grad.double() for n, p in network.named_parameters() if not n.endswith("k.bias")}
+    for name, gradient in found["none"].items():
+        assert max(relative(found[fused][name], gradient) for fused in ("loss", "all")) <= 2e-6, name
+    network.layers[0].attention.q.register_forward_hook(lambda *_: calls.append(1))
+    network(tokens)
+    assert not calls
+    network.eval()(tokens)
+    assert calls
 
 
 def test_the_logits_of_all_tokens_never_exist(monkeypatch):

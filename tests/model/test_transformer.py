@@ -25,9 +25,9 @@ SIZES = {"vocab_size": 260, "context_length": 96, "d_model": 48, "ffn_width": 12
 LARGE = {"init_std": 0.15}
 
 
-def build(config, seed=0, dtype=torch.float32):
+def build(config, seed=0, dtype=torch.float32, **options):
     """A model whose biases and norm weights are random too: at 0 and 1 they could be left out unnoticed."""
-    model = Transformer(config)
+    model = Transformer(config, **options)
     initialize(model, seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -264,10 +264,13 @@ PER_LAYER = {
 }
 
 
+@pytest.mark.parametrize(
+    "options", [{"fused": "none"}, {"fused": "loss"}, {"fused": "all", "attention": "blocks"}], ids=str
+)
 @pytest.mark.parametrize("name", list(PER_LAYER))
-def test_per_layer_heads_against_a_plain_loop_in_fp64(name):
+def test_per_layer_heads_against_a_plain_loop_in_fp64(name, options):
     config = PER_LAYER[name]
-    model = build(config, dtype=torch.float64)
+    model = build(config, dtype=torch.float64, **options)
     tokens = some_tokens(length=40)
     weights = dict(model.named_parameters())
     expected = plain_logits(config, weights, tokens)
