@@ -41,8 +41,7 @@ def newest_valid(
     """The checkpoint of the highest of *steps* that is valid; None when none is.
 
     Args:
-        problem_of: returns what is wrong with a checkpoint, or None. Ranks that share the work agree inside
-            it.
+        problem_of: returns what is wrong with a checkpoint, or None. Ranks that share the work agree in it.
         passed_over: receives each newer checkpoint and what is wrong with it, as soon as that is known.
     """
     for step in sorted(steps, reverse=True):

@@ -128,8 +128,7 @@ class CheckpointStore:
         return self._under_way is not None
 
     def finish(self) -> None:
-        """Wait until every rank has written its files, then put the checkpoint in its place and prune older
-        ones.
+        """Wait until every rank has written its files, put the checkpoint in its place, and prune older ones.
 
         Raises:
             UserError: as begin.
@@ -150,8 +149,7 @@ class CheckpointStore:
         """Find the newest checkpoint whose files all have the size and hash they were written with.
 
         Returns:
-            Its folder, its state and a line about each newer one that was passed over; None when there is
-            none.
+            Its folder, its state and a line about each newer one that was passed over; or None.
 
         Raises:
             UserError: there are checkpoints, but none is valid.

@@ -50,8 +50,7 @@ class UnshardedCheckpoint:
         Sizes and hashes are not checked here; pretrain.checkpoint.manifest.verify does that.
 
         Raises:
-            UserError: the folder is not a checkpoint, files are missing or damaged, or do not fit their
-                model.
+            UserError: the folder is no checkpoint, files are missing or damaged, or do not fit their model.
         """
         folder = Path(folder)
         state = read_state(folder)

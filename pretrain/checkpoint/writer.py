@@ -62,8 +62,7 @@ class _HashingFile:
 
 
 class RecordingCheckpointEngine(TorchCheckpointEngine):
-    """DeepSpeed's checkpoint engine, which also syncs and hashes every file and remembers what it could not
-    write.
+    """DeepSpeed's checkpoint engine, which also syncs and hashes every file, and remembers the first error.
 
     Args:
         background: ``save`` only copies the tensors to the host's memory; ``start`` then writes them in a

@@ -124,8 +124,7 @@ def check_ds_config(config: Mapping[str, Any], run: RunConfig | None = None) -> 
 
 
 def check_sections(config: Mapping[str, Any]) -> list[str]:
-    """List the mistakes that DeepSpeed's own classes find in what read_ds_config returned. Imports
-    DeepSpeed."""
+    """List the mistakes that DeepSpeed's classes find in what read_ds_config returned. Imports DeepSpeed."""
     sections = deepspeed_sections()
     given = _given(config)
     return _mistakes(sections, {name: given[name] for name in sections.model_fields if name in given})

@@ -1,5 +1,4 @@
-"""Declares what a ds_config may hold, as far as DeepSpeed 0.19.8 has no class that says it, or this stack is
-stricter.
+"""Declares what a ds_config may hold where DeepSpeed 0.19.8 has no class for it, or this stack is stricter.
 
 DeepSpeed reads the top level and a few blocks by hand: their names and types are here, and a test compares
 the names with its source. Names and types inside its other blocks are those of its own classes (see
@@ -119,8 +118,7 @@ def _off(instead: str) -> Any:
 
 
 def _owned(name: str, settings: str) -> Any:
-    """The type of a block that must not be there: the message has the flags to write, with the block's
-    values."""
+    """The type of a block that must not be there; the message has the flags to write instead."""
 
     def check(value: Any) -> Any:
         params = value.get("params") if isinstance(value, dict) else None

@@ -106,8 +106,7 @@ def tensor_place(engine: Any) -> tuple[int, int]:
 
 
 def shard_shapes(engine: Any) -> dict[str, tuple[int, ...]]:
-    """The shape of every parameter on this tensor-parallel rank, by name; at stage 3 its shape when
-    gathered."""
+    """The shape of every parameter on this tensor-parallel rank, by name; gathered at stage 3."""
     return {
         name: tuple(getattr(parameter, "ds_shape", parameter.shape))
         for parameter, name in engine.param_names.items()

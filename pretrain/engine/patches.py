@@ -61,8 +61,7 @@ def forget_stage_3_modules() -> None:
 
 @contextlib.contextmanager
 def guarded_updates(guard: SpikeGuard) -> Iterator[None]:
-    """Let *guard* reject gradient norms of DeepSpeed's optimizers in this block; one that never skips is not
-    asked.
+    """Let *guard* reject gradient norms in this block, unless it never skips.
 
     The optimizers compute the global norm, the same on all ranks, and leave out the update if it is rejected.
     So at every stage a spike is treated like a non-finite gradient.

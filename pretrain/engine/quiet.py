@@ -1,5 +1,4 @@
-"""Keeps what DeepSpeed and transformers print about themselves out of the output; warnings and errors
-stay."""
+"""Keeps what DeepSpeed and transformers print about themselves out of the output, but not warnings."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ def quiet_libraries() -> None:
 
 
 def quiet_deepspeed() -> None:
-    """Keep DeepSpeed's informational lines out of the log; warnings and errors stay. Call it before DeepSpeed
-    loads."""
+    """Keep DeepSpeed's informational lines out of the log, not warnings. Call it before DeepSpeed loads."""
     global _guessed
     if not torch.cuda.is_available() and "DS_ACCELERATOR" not in os.environ:
         os.environ["DS_ACCELERATOR"] = "cpu"  # else it warns on every rank that it had to guess
@@ -61,8 +59,7 @@ def quiet_start(wanted: bool = False) -> Iterator[None]:
 
 
 def show_what_was_asked_for(ds_config: Mapping[str, Any]) -> None:
-    """Let DeepSpeed print informational lines if the ds_config asks for some. Call it once the engine is
-    built."""
+    """Let DeepSpeed print informational lines if the ds_config asks for some, once the engine is built."""
     requested = ds_config.get("wall_clock_breakdown") or ds_config.get("steps_per_print")
     requested = requested or any(
         ds_config.get(block, {}).get("enabled") for block in ("comms_logger", "flops_profiler")

@@ -179,8 +179,7 @@ class RunLocks:
 
 
 def _host() -> str:
-    """Names where process numbers mean the same: this host, or a container of it that numbers its own
-    processes."""
+    """Names where process numbers mean the same: this host, or a container with its own numbers."""
     with contextlib.suppress(OSError):
         namespace = Path("/proc/self/ns/pid").stat().st_ino
         if namespace != INITIAL_PID_NAMESPACE:

@@ -74,8 +74,8 @@ class SavedRun:
         expected = checkpoint.state.data.tokenizer
         if tokenizer.vocab_size != model.vocab_size or (expected and tokenizer_hash(tokenizer) != expected):
             raise UserError(
-                f"tokenizer: {path} ({tokenizer.vocab_size:,} entries) is not the one that the run was trained "
-                f"with ({model.vocab_size:,} entries, hash {str(expected)[:12]}); put that one there"
+                f"tokenizer: {path} ({tokenizer.vocab_size:,} entries) is not the one that the run was "
+                f"trained with ({model.vocab_size:,} entries, hash {str(expected)[:12]}); put that one there"
             )
         return cls(folder, checkpoint, model, tokenizer, hold)
 
@@ -159,8 +159,7 @@ def with_saved_run(
     use: Callable[[SavedRun], T],
     report: Callable[[str], object] = print,
 ) -> T:
-    """Open a run (see SavedRun.open) and pass it to *use*, again with the next checkpoint if the first is
-    pruned.
+    """Open a run (see SavedRun.open) and pass it to *use*; again if its checkpoint is pruned meanwhile.
 
     A run that is training prunes checkpoints. One that is held stays, but not every file system has locks.
 
@@ -186,14 +185,13 @@ def with_saved_run(
                 raise
         report_once(f"checkpoint {path_and_hold[0].name} was pruned while it was read; taking the next one")
     raise UserError(
-        f"checkpoint: {ATTEMPTS} of {str(folder)!r} were pruned while they were read; wait for the run's end, or "
-        "let it keep more (--checkpoint.keep_last)"
+        f"checkpoint: {ATTEMPTS} of {str(folder)!r} were pruned while they were read; wait for the run's end, "
+        "or let it keep more (--checkpoint.keep_last)"
     )
 
 
 def refuse_links(folder: Path) -> None:
-    """Refuse links that leave the checkpoint: an untrusted run could copy files of this machine into an
-    export.
+    """Refuse links out of the checkpoint: an untrusted run could copy this machine's files into an export.
 
     Raises:
         UserError: it names the link.

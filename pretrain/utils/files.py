@@ -42,8 +42,7 @@ def file_entry(path: Path) -> dict[str, Any]:
 
 
 def update_from_file(digest: Any, path: Path) -> int:
-    """Add a file's contents to a digest (of hashlib or xxhash), a chunk in memory at a time; returns their
-    bytes."""
+    """Add a file's contents to a digest (of hashlib or xxhash), chunk by chunk; returns their bytes."""
     size = 0
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):
@@ -96,8 +95,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a path to write a file at; it becomes *path* at the end of the block, and is removed after an
-    error.
+    """Yield a path to write a file at; it becomes *path* after the block, and is removed after an error.
 
     An OSError about the hidden path, or one without a path (a full disk), is raised as one about *path*.
     """
@@ -159,8 +157,7 @@ def copy_folder(source: str | Path, target: Path) -> None:
 
 @contextmanager
 def atomic_folder(target: Path, partial: Path | None = None, replace: bool = True) -> Iterator[Path]:
-    """Yield an empty folder to fill; it becomes *target* at the end of the block, and is removed after an
-    error.
+    """Yield an empty folder to fill; it becomes *target* after the block, and is removed after an error.
 
     Args:
         partial: its path until then, on the same file system; ``.writing_NAME`` by default. An existing one

@@ -103,20 +103,15 @@ def test_canonical_is_what_the_engine_held(saved, shape):
     assert {tensors["step"] for tensors in found.values()} == source.reference["steps"] == {3}
 
 
-# Most shapes are loaded once, from a source that differs in stage and ranks; all pairs are in the slow tests.
+# A few pairs that differ in stage, ranks and precision; all pairs are in the slow tests.
 @pytest.mark.parametrize(
     ("source", "target"),
     [
         (Shape(1, 1), Shape(2, 2)),
         (Shape(2, 2), Shape(1, 3)),
-        pytest.param(Shape(1, 3), Shape(2, 1), marks=pytest.mark.slow),
-        pytest.param(Shape(2, 1), Shape(2, 3), marks=pytest.mark.slow),
         (Shape(2, 3), Shape(1, 2)),
-        pytest.param(Shape(1, 2), Shape(1, 1), marks=pytest.mark.slow),
         (Shape(2, 3, "bf16"), Shape(1, 1, "bf16")),
         (Shape(1, 1, "bf16"), Shape(2, 3, "bf16")),
-        pytest.param(Shape(2, 1, "bf16"), Shape(2, 2, "bf16"), marks=pytest.mark.slow),
-        pytest.param(Shape(1, 3, "bf16"), Shape(2, 1, "bf16"), marks=pytest.mark.slow),
         (Shape(2, 2, "bf16"), Shape(1, 3, "fp32")),
         (Shape(1, 2), Shape(1, 2, "bf16")),
     ],
@@ -228,17 +223,10 @@ def test_round_robin_layout(saved, tmp_path):
     check_loaded(plain, robin.shape, tmp_path / "to")
 
 
+TO_CPU = {"device": "cpu", "pin_memory": False}
 OFFLOADED = [
-    Shape(2, 2, "bf16", (("offload_optimizer", {"device": "cpu", "pin_memory": False}),)),
-    Shape(
-        1,
-        3,
-        "fp32",
-        (
-            ("offload_optimizer", {"device": "cpu", "pin_memory": False}),
-            ("offload_param", {"device": "cpu", "pin_memory": False}),
-        ),
-    ),
+    Shape(2, 2, "bf16", (("offload_optimizer", TO_CPU),)),
+    Shape(1, 3, "fp32", (("offload_optimizer", TO_CPU), ("offload_param", TO_CPU))),
 ]
 
 
@@ -329,12 +317,3 @@ def test_more_ranks_than_the_old_micro_batch_allows(small_folder, tmp_path):
     notes, error = run_distributed(session, 2, replace(run, micro_batch=None), 1, timeout=120)[0]
     assert error is None and notes[0] == "reshaped from 1 rank, ZeRO 1, fp32 to 2 ranks, ZeRO 1, fp32"
     assert json.loads((newest(run.folder) / "state.json").read_text())["sequences"] == 4 * 8
-
-
-def test_other_optimizer_groups_are_refused(saved, tmp_path):
-    source = saved(Shape(1, 2))
-    shutil.copytree(source.run.folder, tmp_path / source.run.folder.name)
-    changed = replace(source.run.optimizer, decay_embeddings=True)
-    run = replace(source.run, runs_dir=str(tmp_path), optimizer=changed, steps=5)
-    for _, error in run_distributed(session, 2, run, 2, timeout=120):
-        assert "optimizer.decay_embeddings: False != True" in error and "\n" not in error

@@ -317,8 +317,7 @@ def test_unreadable_tensors(written, tmp_path):
         checkpoint.parameter(NAME)
 
 
-# ---------------------------------------------------------------- a run that continues from a canonical
-# folder
+# ---------------------------------------------------------------- a run that continues from one
 
 
 def as_run(source, folder, tmp_path):

@@ -60,13 +60,22 @@ def hold(folder, seconds):
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
-def test_another_process_is_refused_while_it_lives(tmp_path):
+def silence(mark):
+    """Make a mark one whose job has sent no heartbeat for too long."""
+    old = time.time() - SILENT_SECONDS - 1
+    os.utime(mark, (old, old))
+
+
+def test_another_process_is_refused_while_it_lives(tmp_path, monkeypatch):
+    """Whatever the clock is set to meanwhile, by which psutil tells the start of a process."""
+    told = psutil.Process.create_time
     with hold(tmp_path, 60) as other:
         assert other.stdout is not None and other.stdout.readline() == "held\n"
-        with pytest.raises(
-            UserError, match=rf"{tmp_path} is in use by process {other.pid} on .*another --name"
-        ):
-            RunLock(tmp_path)
+        for seconds in (0, -3600, 3600):
+            monkeypatch.setattr(psutil.Process, "create_time", lambda self, by=seconds: told(self) + by)
+            said = rf"{tmp_path} is in use by process {other.pid} on .*another --name"
+            with pytest.raises(UserError, match=said):
+                RunLock(tmp_path)
         other.kill()
         other.wait()
         RunLock(tmp_path).release()  # killed: at once, without waiting for anything
@@ -82,39 +91,21 @@ def test_a_process_number_used_again_is_another_process(tmp_path):
         RunLock(tmp_path).release()
 
 
-def test_the_clock_moved_under_a_run_lock(tmp_path, monkeypatch):
-    """Whoever sets the clock moves every start that is told by it; the process that trains is the same."""
-    with hold(tmp_path, 60) as other:
-        assert other.stdout is not None and other.stdout.readline() == "held\n"
-        told = psutil.Process.create_time
-        for seconds in (-3600, 3, 3600):
-            monkeypatch.setattr(psutil.Process, "create_time", lambda self, by=seconds: told(self) + by)
-            with pytest.raises(UserError, match=f"in use by process {other.pid}"):
-                RunLock(tmp_path)
-        other.kill()
-        other.wait()
-        RunLock(tmp_path).release()
-
-
 def test_on_another_host_its_sign_of_life_counts(tmp_path):
     mark = holder(tmp_path, job="77")
-    with pytest.raises(
-        UserError, match=r"process 17 on elsewhere, SLURM job 77 \(last heartbeat \d+ s ago\)"
-    ):
+    said = r"process 17 on elsewhere, SLURM job 77 \(last heartbeat \d+ s ago\)"
+    with pytest.raises(UserError, match=said):
         RunLock(tmp_path)
-    old = time.time() - SILENT_SECONDS - 1
-    os.utime(mark, (old, old))
+    silence(mark)
     RunLock(tmp_path).release()
 
 
 def test_a_container_numbers_its_own_processes(tmp_path, monkeypatch):
-    """The same host name and a number that nobody has here: the heartbeat counts, since the process may be in
-    there."""
+    """The same host name and a number that nobody has here: the process may be inside, so it counts by age."""
     mark = holder(tmp_path, host=f"{run_lock.socket.gethostname()}/pid:4026532000", pid=2**22 - 3)
     with pytest.raises(UserError, match="in use by process"):
         RunLock(tmp_path)
-    old = time.time() - SILENT_SECONDS - 1
-    os.utime(mark, (old, old))
+    silence(mark)
     monkeypatch.setattr(run_lock, "INITIAL_PID_NAMESPACE", 0)  # as if this were a container
     lock = RunLock(tmp_path)
     namespace = Path("/proc/self/ns/pid").stat().st_ino
@@ -122,17 +113,15 @@ def test_a_container_numbers_its_own_processes(tmp_path, monkeypatch):
     lock.release()
 
 
-@pytest.mark.parametrize(("lives", "refused"), [(True, True), (False, False)])
-def test_slurm_knows_better(tmp_path, monkeypatch, lives, refused):
+def test_slurm_knows_better(tmp_path, monkeypatch):
     mark = holder(tmp_path, job="77")
-    monkeypatch.setattr(run_lock, "_job_lives", lambda job: lives)
-    if refused:
-        old = time.time() - SILENT_SECONDS - 1
-        os.utime(mark, (old, old))
-        with pytest.raises(UserError, match="SLURM job 77"):
-            RunLock(tmp_path)
-    else:
-        RunLock(tmp_path).release()
+    monkeypatch.setattr(run_lock, "_job_lives", lambda job: True)
+    silence(mark)
+    with pytest.raises(UserError, match="SLURM job 77"):
+        RunLock(tmp_path)
+    holder(tmp_path, job="77")
+    monkeypatch.setattr(run_lock, "_job_lives", lambda job: False)
+    RunLock(tmp_path).release()
 
 
 def test_the_life_before_a_requeue_is_over(tmp_path, monkeypatch):
@@ -149,8 +138,7 @@ def test_a_damaged_mark_counts_by_its_age(tmp_path, text):
     (tmp_path / NAME).write_text(text)
     with pytest.raises(UserError, match="is in use by another job"):
         RunLock(tmp_path)
-    old = time.time() - SILENT_SECONDS - 1
-    os.utime(tmp_path / NAME, (old, old))
+    silence(tmp_path / NAME)
     RunLock(tmp_path).release()
 
 
