@@ -175,20 +175,19 @@ def assemble(
         name: SplitEntry(writer.num_documents, sizes[name], writer.num_tokens)
         for name, writer in zip(SPLITS, (training, validation), strict=True)
     }
+    files = [path for name in SPLITS for path in (bin_path(folder / name), idx_path(folder / name))]
     return {
         "content_hash": hashlib.sha256(digests.encode()).hexdigest(),
         "skipped": {reason: count for reason, count in sorted(skipped.items()) if count},
         **splits,
         "document_lengths": lengths.summary(),
-        "files": token_files(folder, token_counts),
+        "files": file_entries([*files, write_counts(folder, token_counts)]),
     }
 
 
-def token_files(folder: Path, token_counts: np.ndarray) -> dict[str, Any]:
-    """Write the counts of the training tokens, int64 [V]; returns the entries of all files of tokens."""
-    files = [path for name in SPLITS for path in (bin_path(folder / name), idx_path(folder / name))]
-    files.append(write_counts(folder, token_counts))
-    return {path.name: FileEntry(**file_entry(path)) for path in files}
+def file_entries(paths: Sequence[Path]) -> dict[str, FileEntry]:
+    """What CorpusMeta says of these files."""
+    return {path.name: FileEntry(**file_entry(path)) for path in paths}
 
 
 def _check_both(parts: Sequence[Part], is_kept: np.ndarray, validation_parts: int) -> None:
