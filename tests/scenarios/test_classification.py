@@ -12,10 +12,10 @@ from pretrain import convert, generate
 from pretrain.checkpoint.state import read_features
 from pretrain.data.corpus import Corpus
 from pretrain.data.labelled import LabelledSequences, held_out_examples
+from pretrain.data.making.labelled import Task, prepare_labelled
 from pretrain.data.sources.labelled import Example
 from pretrain.growth.command import main as report_growth
 from pretrain.metrics.file import read_metrics
-from pretrain.data.making.labelled import Task, prepare_labelled
 from pretrain.run.saved import SavedRun
 from tests.helpers.distributed import run_distributed
 from tests.helpers.training import curve, interrupted, nano_run, session
