@@ -104,19 +104,14 @@ def prepare(corpus: Path, tokenizer: Tokenizer, folder: Path, processes: int) ->
 def prepare_command(corpus: Path, folder: Path, processes: int) -> list[str]:
     """The command line that tokenizes *corpus* into ``folder/corpus``, with the tokenizer in
     ``folder/tokenizer``."""
-    return [
-        sys.executable,
-        "-m",
-        "pretrain.prepare",
-        "--text",
-        str(corpus),
-        "--tokenizer",
-        str(folder / "tokenizer"),
-        "--out",
-        str(folder / "corpus"),
-        "--processes",
-        str(processes),
-    ]
+    options = {
+        "text": corpus,
+        "tokenizer": folder / "tokenizer",
+        "out": folder / "corpus",
+        "processes": processes,
+    }
+    words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
+    return [sys.executable, "-m", "pretrain.prepare", *words]
 
 
 OURS = "pretrain.prepare.command"

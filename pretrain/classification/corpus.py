@@ -18,16 +18,16 @@ import numpy as np
 
 from model.errors import UserError, closest, shown
 from pretrain.classification.sources import Example, builtin_examples, class_names
-from pretrain.data.indexed import IndexedWriter, token_dtype
-from pretrain.data.making.assemble import SPLITS, Lengths, token_files
+from pretrain.data.indexed import IndexedWriter, bin_path, idx_path, token_dtype
+from pretrain.data.making.assemble import SPLITS, Lengths, file_entries
 from pretrain.data.making.folder import new_folder, to_be_made
 from pretrain.data.making.make import tokenizer_request
 from pretrain.data.making.progress import Progress, ProgressCallback
 from pretrain.data.making.train_tokenizer import training_request
-from pretrain.data.meta import FORMAT_VERSION, META_FILE, CorpusMeta, FileEntry, SplitEntry, TokenizerEntry
+from pretrain.data.meta import FORMAT_VERSION, META_FILE, CorpusMeta, SplitEntry, TokenizerEntry
 from pretrain.data.sources.files import BuiltinCorpus
+from pretrain.data.token_counts import write_counts
 from pretrain.data.tokenizer import END_OF_DOCUMENT, HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
-from pretrain.utils.files import file_entry
 
 CHARACTERS = "characters"
 """As --tokenizer: one token for each character of the training examples."""
@@ -161,10 +161,10 @@ def _write(
             np.save(stream, labels, allow_pickle=False)
         of_each = np.bincount(labels, minlength=len(known)).tolist()
         entries[name] = SplitEntry(writer.num_documents, size, writer.num_tokens, of_each)
-    files = token_files(folder, counts)
-    for path in (labels_file(folder, name) for name in SPLITS):
-        files[path.name] = FileEntry(**file_entry(path))
-    return {**entries, "document_lengths": lengths.summary(), "files": files}
+    files = [write_counts(folder, counts)]
+    for name in SPLITS:
+        files += [bin_path(folder / name), idx_path(folder / name), labels_file(folder, name)]
+    return {**entries, "document_lengths": lengths.summary(), "files": file_entries(files)}
 
 
 def prepare_builtin_labelled(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from fractions import Fraction
 
 from model.errors import UserError, shown
 from pretrain.utils.parsing import parse_fraction
 
+# A number after the last colon, valid or not.
+_LIKE_A_WEIGHT = re.compile(r":\s*[+-]?[\d.][\d._/]*(e[+-]?\d+)?\s*$", re.IGNORECASE)
 _TOLERANCE = Fraction(1, 10**6)  # "0.333333" three times is meant as thirds
 
 
@@ -22,7 +25,7 @@ def parse_blend(text: str) -> list[tuple[str, Fraction]]:
         raise UserError(
             "data: no corpus given; valid: FOLDER or FOLDER:WEIGHT,FOLDER:WEIGHT,… with weights summing to 1"
         )
-    if len(parts) == 1 and parse_fraction(parts[0].rpartition(":")[2]) is None:
+    if len(parts) == 1 and not _LIKE_A_WEIGHT.search(parts[0]):
         return [(parts[0], Fraction(1))]
     blend = []
     for part in parts:

@@ -104,10 +104,6 @@ class IndexedWriter:
             stream.write(np.arange(start, stop, dtype="<i8").tobytes())
         _sync_and_close(stream)
 
-    def abort(self) -> None:
-        """Close the token file and write no index."""
-        self._stream.close()
-
     def __enter__(self) -> IndexedWriter:
         return self
 
@@ -117,7 +113,7 @@ class IndexedWriter:
         if kind is None:
             self.close()
         else:
-            self.abort()
+            self._stream.close()
 
 
 def _sync_and_close(stream: Any) -> None:

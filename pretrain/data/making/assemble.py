@@ -7,7 +7,6 @@ The result depends only on the parts and their order. Memory: about ten bytes a 
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -153,6 +152,7 @@ def assemble(
         IndexedWriter(folder / SPLITS[0], dtype) as training,
         IndexedWriter(folder / SPLITS[1], dtype) as validation,
     ):
+        sides = {SPLITS[0]: (_TRAINING, training), SPLITS[1]: (_VALIDATION, validation)}
         for index, (part, (rows, place)) in enumerate(zip(used, _rows(used), strict=True)):
             if split is None:
                 side = np.full(rows.size, _VALIDATION if index < (validation_parts or 0) else _TRAINING)
@@ -160,14 +160,16 @@ def assemble(
                 side = np.where(split.held_out(rows["high"].astype(np.uint64)), _VALIDATION, _TRAINING)
             side[~is_kept[place]] = _DROPPED
             tokens, token_lengths = part.tokens(dtype), rows["tokens"].astype(np.int64)
-            _write_runs(tokens, token_lengths, side, training, validation)
-            _count(tokens, np.repeat(side == _TRAINING, token_lengths), token_counts)
             skipped.update(part.counts.skipped)
-            for name, number in zip(SPLITS, (_TRAINING, _VALIDATION), strict=True):
-                chosen = rows[side == number]
-                sizes[name] += int(chosen["bytes"].sum(dtype=np.int64))
-                content[name].update(np.stack([chosen["high"], chosen["low"]], axis=1).tobytes())
-                lengths.add(chosen["tokens"])
+            for name, (number, writer) in sides.items():
+                chosen = side == number
+                chosen_tokens, chosen_rows = tokens[np.repeat(chosen, token_lengths)], rows[chosen]
+                writer.add_documents(chosen_tokens, token_lengths[chosen])
+                if number == _TRAINING:
+                    _count(chosen_tokens, token_counts)
+                sizes[name] += int(chosen_rows["bytes"].sum(dtype=np.int64))
+                content[name].update(np.stack([chosen_rows["high"], chosen_rows["low"]], axis=1).tobytes())
+                lengths.add(chosen_rows["tokens"])
     if selection.drop_duplicates:
         skipped["duplicate"] = documents_considered - int(is_kept.sum())
     digests = " ".join(content[name].hexdigest() for name in SPLITS)
@@ -175,20 +177,19 @@ def assemble(
         name: SplitEntry(writer.num_documents, sizes[name], writer.num_tokens)
         for name, writer in zip(SPLITS, (training, validation), strict=True)
     }
+    files = [path for name in SPLITS for path in (bin_path(folder / name), idx_path(folder / name))]
     return {
         "content_hash": hashlib.sha256(digests.encode()).hexdigest(),
         "skipped": {reason: count for reason, count in sorted(skipped.items()) if count},
         **splits,
         "document_lengths": lengths.summary(),
-        "files": token_files(folder, token_counts),
+        "files": file_entries([*files, write_counts(folder, token_counts)]),
     }
 
 
-def token_files(folder: Path, token_counts: np.ndarray) -> dict[str, Any]:
-    """Write the counts of the training tokens, int64 [V]; returns the entries of all files of tokens."""
-    files = [path for name in SPLITS for path in (bin_path(folder / name), idx_path(folder / name))]
-    files.append(write_counts(folder, token_counts))
-    return {path.name: FileEntry(**file_entry(path)) for path in files}
+def file_entries(paths: Sequence[Path]) -> dict[str, FileEntry]:
+    """What CorpusMeta says of these files."""
+    return {path.name: FileEntry(**file_entry(path)) for path in paths}
 
 
 def _check_both(parts: Sequence[Part], is_kept: np.ndarray, validation_parts: int) -> None:
@@ -202,28 +203,10 @@ def _check_both(parts: Sequence[Part], is_kept: np.ndarray, validation_parts: in
             )
 
 
-def _write_runs(
-    tokens: np.ndarray,
-    lengths: np.ndarray,
-    side: np.ndarray,
-    training: IndexedWriter,
-    validation: IndexedWriter,
-) -> None:
-    """Append the documents of one part, neighbours in the same split at a time."""
-    ends = np.cumsum(lengths)
-    edges = [0, *(np.flatnonzero(np.diff(side)) + 1).tolist(), side.size] if side.size else [0]
-    for first, last in itertools.pairwise(edges):
-        if side[first] != _DROPPED:
-            writer = training if side[first] == _TRAINING else validation
-            writer.add_documents(tokens[ends[first] - lengths[first] : ends[last - 1]], lengths[first:last])
-
-
-def _count(tokens: np.ndarray, chosen: np.ndarray, counts: np.ndarray) -> None:
-    """Add the *chosen* of *tokens* (both [n]) to *counts*, a part of them at a time: bincount widens what it
-    counts."""
+def _count(tokens: np.ndarray, counts: np.ndarray) -> None:
+    """Add *tokens* [n] to *counts*, a part of them at a time: bincount widens what it counts."""
     for start in range(0, tokens.size, _COUNT_CHUNK):
-        place = slice(start, start + _COUNT_CHUNK)
-        counts += np.bincount(tokens[place][chosen[place]], minlength=counts.size)
+        counts += np.bincount(tokens[start : start + _COUNT_CHUNK], minlength=counts.size)
 
 
 class Lengths:

@@ -33,7 +33,7 @@ def numbered_corpus(folder: Path, training: int, validation: int = 100, name: st
         token_bytes=lambda: np.arange(10**6, dtype=np.int64) % 5,
         content_hash=lambda: "numbers",
     )
-    meta = {"tokenizer": {"hash": "numbers"}}
+    meta: Any = None
     return Corpus(
         folder, meta, tokenizer, IndexedTokens(folder / "training"), IndexedTokens(folder / "validation")
     )

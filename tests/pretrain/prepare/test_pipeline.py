@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from pretrain.data.tokenizer import load_tokenizer
 from pretrain.prepare import parts as shards
 from pretrain.prepare.pipeline import merge, prepare, prepare_share
 from pretrain.prepare.sources.files import TextFiles
+from pretrain.prepare.workers import Tokenizing, _leave_alone
 from pretrain.utils.files import remove_leftovers
 from tests.helpers.corpora import contents, texts_of
 from tests.helpers.small_corpus import SMALL_VOCABULARY, small_source
@@ -116,6 +118,7 @@ def start(texts: Path, out: Path, tokenizer_folder: Path, processes: int) -> sub
     """A process, leader of its own session, that prepares the corpus slowly enough to be hit."""
     code = f"""
 from pathlib import Path
+from types import SimpleNamespace
 from tests.pretrain.prepare.test_pipeline import run
 if __name__ == "__main__":
     run(Path({str(texts)!r}), Path({str(out)!r}), Path({str(tokenizer_folder)!r}), processes={processes})
@@ -177,6 +180,16 @@ def test_kill_at_random_moments_and_again(
         assert there and not there & set(tokenized), "nothing is tokenized twice"
     assert contents(out) == expected
     assert not list(tmp_path.glob(".out.partial*"))
+
+
+def test_a_worker_goes_on_only_while_the_main_process_lives(texts, tokenizer_folder, tmp_path, monkeypatch):
+    """Its units are many and its main process is gone: it leaves after a batch of documents."""
+    monkeypatch.setattr("multiprocessing.parent_process", lambda: SimpleNamespace(is_alive=lambda: False))
+    source, tokenizer = TextFiles([texts], unit_bytes=UNIT_BYTES), load_tokenizer(tokenizer_folder)
+    how = Tokenizing(source, tmp_path, tokenizer_folder, np.dtype(np.uint16), PART_BYTES, None)
+    with pytest.raises(SystemExit):
+        how.tokenize((source.units()[0], "key"), tokenizer, _leave_alone)
+    assert not list(tmp_path.iterdir()), "and takes its unfinished part along"
 
 
 def alive_in_group(group: int) -> list[int]:

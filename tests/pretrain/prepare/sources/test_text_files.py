@@ -11,6 +11,7 @@ import tracemalloc
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -37,7 +38,7 @@ def separated(documents: Iterable[str], delimiter: str) -> bytes:
     return b"\xef\xbb\xbf" + written.getvalue().encode()
 
 
-def parquet(values: object, name: str = "text", **options: object) -> bytes:
+def parquet(values: Any, name: str = "text", **options: object) -> bytes:
     stream = io.BytesIO()
     table = pyarrow.table({"other": [{"text": 1, "b": 2}] * len(values), name: values})
     pyarrow.parquet.write_table(table, stream, **options)
