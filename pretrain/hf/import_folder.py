@@ -103,12 +103,13 @@ def model_config(folder: Path) -> tuple[ModelConfig, list[str]]:
                 f"from_hf: {name} {shown(layers)} in {where} is not valid; give 1 to {MOST_LAYERS:,}"
             )
     try:
-        config = kinds[written["model_type"]].from_pretrained(folder)
-    except Exception as error:  # validators raise errors of their own
+        model, notes = model_of(kinds[written["model_type"]].from_pretrained(folder))
+    except UserError:
+        raise
+    except Exception as error:  # of transformers' validators, or a value of a type that they let pass
         raise UserError(
             f"from_hf: {folder}/config.json is not valid ({' '.join(str(error).split()):.200})"
         ) from error
-    model, notes = model_of(config)
     _check_sizes(folder, model)
     return model, notes
 
