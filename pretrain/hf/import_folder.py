@@ -129,9 +129,9 @@ def _check_sizes(folder: Path, model: ModelConfig) -> None:
         available = psutil.virtual_memory().available
         if needed > available:
             raise UserError(
-                f"from_hf: max_position_embeddings {model.context_length:,} needs {needed / 1e9:,.0f} GB for a "
-                f"table of rotary angles, {available / 1e9:,.0f} GB are free; write the length that you will use "
-                "into config.json"
+                f"from_hf: max_position_embeddings {model.context_length:,} needs {needed / 1e9:,.0f} GB for "
+                f"a table of rotary angles, {available / 1e9:,.0f} GB are free; write the length that you "
+                "will use into config.json"
             )
 
 

@@ -22,12 +22,12 @@ SETTINGS = [
     "norm",
     "mlp_bias",
 ]
-VALUES = st.integers() | st.integers(10**5, 10**12) | st.floats() | st.text() | st.none() | st.booleans()
-VALUES |= st.lists(st.integers(), max_size=3) | st.dictionaries(
-    st.sampled_from(["rope_theta", "rope_type", "0", "1"]),
-    st.integers() | st.text() | st.lists(st.none()),
-    max_size=2,
+NUMBERS = st.integers() | st.integers(10**5, 10**12) | st.floats()
+LISTS = st.lists(st.integers() | st.none(), max_size=3)
+MAPPINGS = st.dictionaries(
+    st.sampled_from(["rope_theta", "rope_type", "0", "1"]), NUMBERS | st.text() | LISTS
 )
+VALUES = st.one_of(NUMBERS, st.text(), st.none(), st.booleans(), LISTS, MAPPINGS)
 
 
 @pytest.fixture(scope="module")
