@@ -58,7 +58,8 @@ def local_data_sets(data_dir: Path | None) -> Iterator[None]:
             raise UserError(
                 f"tasks: the data set {_shown(path, name)} cannot be loaded from the Hugging Face hub "
                 f"({type(error).__name__}); on a machine with internet: "
-                "python -m pretrain.evaluation save --tasks … --data_dir DIR, then give that folder here as data_dir"
+                "python -m pretrain.evaluation save --tasks … --data_dir DIR, then give that folder here as "
+                "data_dir"
             ) from error
 
     with _replaced_loader(load):

@@ -68,6 +68,7 @@ def load_exported(folder: str | Path, dtype: torch.dtype | str = "auto", *, impo
             dtype=dtype,
             use_safetensors=None if importing else True,  # None takes either kind of file
             trust_remote_code=False,
+            local_files_only=True,
             ignore_mismatched_sizes=True,  # refused below, by name
             output_loading_info=True,
         )

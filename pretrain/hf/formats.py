@@ -311,12 +311,12 @@ def model_of(config: Any) -> tuple[ModelConfig, list[str]]:
     values: dict[str, Any] = {}
     for name, names in SETTINGS.items():
         if (theirs := names[chosen]) is not None:
-            value = given[theirs]
-            translation = _VALUES.get((name, chosen), {value: value})
-            if value not in translation:
-                valid = ", ".join(map(str, translation))
-                raise UserError(f"from_hf: {theirs} {value!r} is not supported; valid: {valid}")
-            values[name] = translation[value]
+            value = values[name] = given[theirs]
+            if translation := _VALUES.get((name, chosen)):
+                if value not in translation:
+                    valid = ", ".join(map(str, translation))
+                    raise UserError(f"from_hf: {theirs} {value!r} is not supported; valid: {valid}")
+                values[name] = translation[value]
     if chosen == "gpt2" and values["ffn_width"] is None:
         values["ffn_width"] = 4 * config.n_embd
     layers = list(config.per_layer_config)

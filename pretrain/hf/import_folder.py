@@ -103,12 +103,13 @@ def model_config(folder: Path) -> tuple[ModelConfig, list[str]]:
                 f"from_hf: {name} {shown(layers)} in {where} is not valid; give 1 to {MOST_LAYERS:,}"
             )
     try:
-        config = kinds[written["model_type"]].from_pretrained(folder)
-    except Exception as error:  # validators raise errors of their own
+        model, notes = model_of(kinds[written["model_type"]].from_pretrained(folder))
+    except UserError:
+        raise
+    except Exception as error:  # of transformers' validators, or a value of a type that they let pass
         raise UserError(
             f"from_hf: {folder}/config.json is not valid ({' '.join(str(error).split()):.200})"
         ) from error
-    model, notes = model_of(config)
     _check_sizes(folder, model)
     return model, notes
 
@@ -128,9 +129,9 @@ def _check_sizes(folder: Path, model: ModelConfig) -> None:
         available = psutil.virtual_memory().available
         if needed > available:
             raise UserError(
-                f"from_hf: max_position_embeddings {model.context_length:,} needs {needed / 1e9:,.0f} GB for a "
-                f"table of rotary angles, {available / 1e9:,.0f} GB are free; write the length that you will use "
-                "into config.json"
+                f"from_hf: max_position_embeddings {model.context_length:,} needs {needed / 1e9:,.0f} GB for "
+                f"a table of rotary angles, {available / 1e9:,.0f} GB are free; write the length that you "
+                "will use into config.json"
             )
 
 

@@ -32,8 +32,8 @@ print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))
 
 # A document of the training windows began at position 0 and saw nothing before it.
 _DOCUMENT_MASK = (
-    "kept apart by a mask: give the model one document a sequence, from position 0; what is put before a text "
-    "is read as a part of it"
+    "kept apart by a mask: give the model one document a sequence, from position 0; what is put before a "
+    "text is read as a part of it"
 )
 
 

@@ -213,8 +213,8 @@ def divided_heads(config: HeadScheduleConfig, layer: int) -> str:
     valid = ", ".join(str(degree) for degree in range(1, common + 1) if common % degree == 0)
     heads, kv_heads = counts[layer]
     return (
-        f"tensor parallelism: layer {layer} has {heads} attention heads and {kv_heads} key/value heads, which "
-        f"the number of ranks does not divide; valid for this model: {valid}"
+        f"tensor parallelism: layer {layer} has {heads} attention heads and {kv_heads} key/value heads, "
+        f"which the number of ranks does not divide; valid for this model: {valid}"
     )
 
 

@@ -67,8 +67,8 @@ def padding_for(model: ModelConfig) -> Padding:
         if model.d_model % (kv_heads * group) == 0:
             return Padding(kv_heads * group, kv_heads, head_dim)
     raise UserError(
-        f"format: 'llama' needs a head count of at least {needed * group} that divides d_model {model.d_model} "
-        f"and is a multiple of {group}; there is none; valid: native"
+        f"format: 'llama' needs a head count of at least {needed * group} that divides d_model "
+        f"{model.d_model} and is a multiple of {group}; there is none; valid: native"
     )
 
 

@@ -86,7 +86,8 @@ def checkpoint(folder, step, **changes):
             {"data": [["bbbbbbbb", "1"]], "run_data": "corpora/b"},
             [
                 "data differ: a aaaaaaaa (a); b bbbbbbbb (b)",
-                "validation windows differ: 8 of 64 tokens of a aaaaaaaa (a); 8 of 64 tokens of b bbbbbbbb (b)",
+                "validation windows differ: 8 of 64 tokens of a aaaaaaaa (a); "
+                "8 of 64 tokens of b bbbbbbbb (b)",
             ],
         ),
         (

@@ -12,7 +12,22 @@ from pretrain.hf.import_folder import model_config
 from tests.helpers.networks import network, write_folder
 
 SIZES = ["max_position_embeddings", "num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"]
-VALUES = st.integers() | st.integers(10**5, 10**12) | st.floats() | st.text() | st.none() | st.booleans()
+SETTINGS = [
+    *SIZES,
+    "rope_parameters",
+    "rope_theta",
+    "layer_types",
+    "per_layer_config",
+    "hidden_act",
+    "norm",
+    "mlp_bias",
+]
+NUMBERS = st.integers() | st.integers(10**5, 10**12) | st.floats()
+LISTS = st.lists(st.integers() | st.none(), max_size=3)
+MAPPINGS = st.dictionaries(
+    st.sampled_from(["rope_theta", "rope_type", "0", "1"]), NUMBERS | st.text() | LISTS
+)
+VALUES = st.one_of(NUMBERS, st.text(), st.none(), st.booleans(), LISTS, MAPPINGS)
 
 
 @pytest.fixture(scope="module")
@@ -27,13 +42,13 @@ def configs(tmp_path_factory):
     return [json.loads((folder / "config.json").read_text()) for folder in folders], root / "edited"
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
-@given(kind=st.integers(0, 1), name=st.sampled_from(SIZES), value=VALUES)
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(kind=st.integers(0, 1), name=st.sampled_from(SETTINGS), value=VALUES)
 @example(0, "max_position_embeddings", 10**9)
 @example(1, "max_position_embeddings", 2**31 - 1)
 @example(1, "num_hidden_layers", 10**9)
 @example(0, "hidden_size", 10**12)
-def test_any_size_is_taken_or_refused_in_one_line_at_once(configs, kind, name, value):
+def test_any_setting_is_taken_or_refused_in_one_line_at_once(configs, kind, name, value):
     (configs[1] / "config.json").write_text(json.dumps(configs[0][kind] | {name: value}))
     began = time.process_time()
     try:

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from pretrain.metrics.file import FILE_NAME, MetricsFile, last_step, read_metrics
 
@@ -65,12 +67,25 @@ def test_appending_after_a_half_written_line(tmp_path: Path) -> None:
     assert path.read_text() == '{"step": 1}\n{"step": 2, "train_loss": 1.0}\n'
 
 
-def test_lines_that_are_no_row_are_left_out(tmp_path: Path) -> None:
-    path = tmp_path / FILE_NAME
-    path.write_bytes(b'[1]\n{"step": "x"}\n\xff\xfe\n\n{"step": 3}\n{"loss": 1}\n')
-    assert read_metrics(path) == [{"step": 3}]
-    assert MetricsFile(path).truncate_after(3) == 4
-    assert path.read_text() == '{"step": 3}\n'
+VALUES = st.none() | st.booleans() | st.floats() | st.text(max_size=3) | st.integers(max_value=-1)
+NO_ROWS = st.dictionaries(st.sampled_from(["step", "tokens"]), VALUES).map(
+    lambda row: json.dumps(row).encode()
+)
+NOISE = st.binary(max_size=40).map(lambda line: b"#" + line.replace(b"\n", b""))
+
+
+@settings(derandomize=True, max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, 2**63 - 1) | NO_ROWS | NOISE, max_size=6))
+@example([b"[" * 100_000, 3, b'{"a":' * 100_000, b'{"step": 2, "text": "\xff"}', b"5"])
+def test_lines_that_are_no_row_are_left_out(tmp_path_factory, lines) -> None:
+    """Whole numbers stand for the rows of those steps; anything else is no row."""
+    path = tmp_path_factory.getbasetemp() / "any.jsonl"
+    steps = [line for line in lines if isinstance(line, int)]
+    rows = [b'{"step": %d}' % line if isinstance(line, int) else line for line in lines]
+    path.write_bytes(b"".join(row + b"\n" for row in rows))
+    assert read_metrics(path) == [{"step": step} for step in sorted(set(steps))]
+    assert MetricsFile(path).truncate_after(2**63) == len(lines) - len(steps)
+    assert path.read_text() == "".join(f'{{"step": {step}}}\n' for step in steps)
 
 
 def test_full_disk_is_said_once_and_does_not_spoil_later_rows(
