@@ -190,6 +190,7 @@ def _mode_from_environment() -> Mode:
     if os.environ.get("WANDB_DISABLED", "").lower() in ("1", "true"):
         return "disabled"
     mode: Any = os.environ.get("WANDB_MODE", "auto")
+    mode = {"dryrun": "offline", "run": "online"}.get(mode, mode)  # wandb takes its first names for them, too
     return mode if mode in get_args(Mode) else "auto"
 
 

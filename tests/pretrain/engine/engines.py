@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from pretrain.plan.micro_batch import plan_batch
+from pretrain.engine.memory.micro_batch import plan_batch
 from torch import Tensor
 
 from model.config import ModelConfig

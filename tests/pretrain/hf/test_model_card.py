@@ -8,16 +8,16 @@ import pytest
 import yaml
 
 from model.presets import preset
-from pretrain.checkpoint.state import TrainingState
+from pretrain.checkpoint.state import DataIdentity, TrainingState
 from pretrain.hf.formats import plan_export
 from pretrain.hf.model_card import model_card
 
 MODEL = preset("prism-tiny")
 RUN = {"data": "corpora/mine", "seed": 1, "optimizer": {"learning_rate": 1e-3}}
-DATA = {"tokenizer": "t", "data": [["c0ffee" * 4, "1"]]}
+DATA = DataIdentity("t", [("c0ffee" * 4, "1")])
 STATES = {
     "ours": TrainingState(step=5, run=RUN, data=DATA),
-    "imported": TrainingState(data={"tokenizer": "t"}),
+    "imported": TrainingState(data=DataIdentity("t")),
     "imported and trained": TrainingState(step=5, run=RUN, data=DATA, from_seed=False, imported=True),
     "grown": TrainingState(step=5, run=RUN, data=DATA, from_seed=False),
 }
