@@ -20,6 +20,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
 
+from benchmarks.helpers import process_memory  # noqa: E402
+
 
 def main(case: dict[str, Any]) -> dict[str, Any]:
     """Train *case* (see benchmarks/memory.py) for a few steps.
@@ -44,15 +46,12 @@ def main(case: dict[str, Any]) -> dict[str, Any]:
     run = command.run
     model = ModelConfig.from_json(case["model"])
     world = start_world(case["threads"], False, run.tensor_parallel, run.sequence_parallel)
-    plan = plan_batch(
-        run.global_batch_tokens,
-        run.micro_batch,
-        model,
+    wanted, copies, device = (
+        (run.global_batch_tokens, run.micro_batch),
         world.data_parallel,
-        1 << 40,
         world.device.type,
-        world.tensor_parallel,
     )
+    plan = plan_batch(*wanted, model, copies, 1 << 40, device, world.tensor_parallel)
     ds_config = read_ds_config(command.ds_config)
     ds_config["zero_optimization"] |= case["zero"]
     merged = merge_ds_config(ds_config, run, plan, run.precision == "bf16", model)
@@ -81,10 +80,10 @@ def main(case: dict[str, Any]) -> dict[str, Any]:
         return {"peak": peak, "allocated": peak, "device": torch.cuda.get_device_name()}
     if case["trace"]:
         return {"allocated": _traced(torch, lambda: train(model, case["steps"]))}
-    before = _status("VmRSS")
+    before = process_memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     train(model, case["steps"])
-    return {"peak": _status("VmHWM") - before}
+    return {"peak": process_memory("VmHWM") - before}
 
 
 def _traced(torch: Any, function: Any) -> int:
@@ -99,14 +98,6 @@ def _traced(torch: Any, function: Any) -> int:
         held += event.nbytes()
         highest = max(highest, held)
     return highest
-
-
-def _status(name: str) -> int:
-    """A memory figure of /proc/self/status, in bytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    raise LookupError(name)
 
 
 if __name__ == "__main__":

@@ -30,12 +30,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.figures import write  # noqa: E402
-from benchmarks.ranks import rank_variables  # noqa: E402
-from benchmarks.throughput import SHAPES, Contender, Failed, Shape, add_session_flags, say  # noqa: E402
+from benchmarks.helpers import parser_of, rank_variables, say, write  # noqa: E402
+from benchmarks.throughput import SHAPES, Contender, Failed, Shape, add_session_flags, session_request  # noqa: E402
 from model.config import ModelConfig, block  # noqa: E402
 from model.heads import parse_heads  # noqa: E402
-from pretrain.runtime.environment import free_port, settle_waiting_threads  # noqa: E402
+from pretrain.runtime.environment import settle_waiting_threads  # noqa: E402
 
 SWEEPS = {
     "context": [256, 512, 1024, 2048, 4096, 8192],
@@ -100,16 +99,15 @@ class Group:
     def __init__(self, name: str, point: Point, options: argparse.Namespace, folder: str) -> None:
         model, micro_batch = point.model(SHAPES[options.shape]).to_json(), point.micro_batch(options.tokens)
         (Path(folder) / "model.json").write_text(json.dumps(model))
-        flags = [
-            "--global_batch_tokens", str(options.tokens), "--tensor_parallel", str(point.tensor_parallel),
-            *(["--threads", str(point.threads)] if point.threads else []), *options.flags,
-        ]  # fmt: skip
-        request = {
-            "program": "ours", "compile": False, "model": model, "micro_batch": micro_batch, "folder": folder,
-            "data_root": options.data_root, "precision": options.precision, "flags": flags,
-        }  # fmt: skip
-        ranks, port = point.data_parallel * point.tensor_parallel, free_port()
-        self.ranks = [Contender(name, request, rank_variables(r, ranks, port)) for r in range(ranks)]
+        threads = [f"--threads={point.threads}"] if point.threads else []
+        batch = [f"--global_batch_tokens={options.tokens}", f"--tensor_parallel={point.tensor_parallel}"]
+        request = session_request(options, model, micro_batch) | {
+            "program": "ours",
+            "folder": folder,
+            "flags": [*batch, *threads, *options.flags],
+        }
+        ranks = rank_variables(point.data_parallel * point.tensor_parallel)
+        self.ranks = [Contender(name, request, variables) for variables in ranks]
 
     def turn(self, steps: int) -> dict[str, Any]:
         """Rank 0's figures of so many steps."""
@@ -151,9 +149,15 @@ def measure(name: str, points: dict[str, Point], options: argparse.Namespace) ->
     for key, point in points.items():
         rates = [options.tokens / turn["seconds"] for turn in turns[key]]
         rows.append(
-            {"point": key, **dataclasses.asdict(point), "micro_batch": point.micro_batch(options.tokens),
-             "tokens_per_second": statistics.median(rates), "all": rates, "loss": turns[key][-1]["loss"]}
-        )  # fmt: skip
+            {
+                "point": key,
+                **dataclasses.asdict(point),
+                "micro_batch": point.micro_batch(options.tokens),
+                "tokens_per_second": statistics.median(rates),
+                "all": rates,
+                "loss": turns[key][-1]["loss"],
+            }
+        )
     return rows
 
 
@@ -175,9 +179,7 @@ def table(name: str, rows: list[dict[str, Any]]) -> list[str]:
 def main() -> None:
     """Measure, print, write."""
     settle_waiting_threads()
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="tiny")
     for name, values in SWEEPS.items():
         parser.add_argument(f"--{name}", type=int, nargs="*", default=values)

@@ -36,7 +36,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.figures import add_out, write  # noqa: E402
+from benchmarks.helpers import parser_of, say, write  # noqa: E402
 from model.config import ModelConfig, block  # noqa: E402
 
 
@@ -137,8 +137,13 @@ class Contender:
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
         self.process = subprocess.Popen(
             [sys.executable, str(ROOT / "benchmarks/throughput_session.py"), json.dumps(request)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=environment, cwd=ROOT,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+            env=environment,
+            cwd=ROOT,
+        )
         self.ready: dict[str, Any] = {}
 
     def wait(self) -> Contender:
@@ -174,6 +179,17 @@ class Contender:
         self.errors.close()
 
 
+def session_request(options: argparse.Namespace, model: dict[str, Any], micro_batch: int) -> dict[str, Any]:
+    """What every program of throughput_session.py is told."""
+    return {
+        "compile": False,
+        "model": model,
+        "micro_batch": micro_batch,
+        "data_root": options.data_root,
+        "precision": options.precision,
+    }
+
+
 def measure(
     options: argparse.Namespace, shape: Shape, names: list[str]
 ) -> Iterator[tuple[dict[str, Result], float, set[str]]]:
@@ -188,18 +204,8 @@ def measure(
         contender = CONTENDERS[name]
         schedule = contender.get("schedule")
         model = shape.model(str(contender["kind"]), getattr(shape, str(schedule)) if schedule else None)
-        requests[name] = (
-            {"compile": False}
-            | contender
-            | {
-                "model": model.to_json(),
-                "micro_batch": shape.micro_batch,
-                "data_root": options.data_root,
-                "precision": options.precision,
-                "nanogpt": options.nanogpt,
-                "flags": options.flags,
-            }
-        )
+        request = session_request(options, model.to_json(), shape.micro_batch)
+        requests[name] = request | {"nanogpt": options.nanogpt, "flags": options.flags} | contender
         results[name] = Result(name, model.flops_per_token())
     limit = 0.0
     failed: set[str] = set()
@@ -242,11 +248,6 @@ def measure(
     finally:  # also after Ctrl-C or a time limit: none may go on beside what comes next
         for contender in resident.values():
             contender.end()
-
-
-def say(line: str) -> None:
-    """A line of progress."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def table(results: dict[str, Result], limit: float) -> list[str]:
@@ -308,7 +309,6 @@ def add_session_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data_root", default="data", help="where built-in corpora are, or are prepared once"
     )
-    add_out(parser)
     parser.add_argument(
         "--flags", nargs=argparse.REMAINDER, default=[], help="last: more flags of pretrain/main.py"
     )
@@ -316,20 +316,17 @@ def add_session_flags(parser: argparse.ArgumentParser) -> None:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="small")
-    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, help=f"default: {' '.join(DEFAULT)}, "
-                        "products, and nanoGPT's two with --nanogpt")  # fmt: skip
+    default = f"default: {' '.join(DEFAULT)}, products, and nanoGPT's two with --nanogpt"
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, help=default)
     parser.add_argument("--nanogpt", metavar="FOLDER", help="a checkout of nanoGPT")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, help="of a turn (default: the shape's)")
     add_session_flags(parser)
     options = parser.parse_args()
-    names = options.contenders or [
-        *DEFAULT, *(["nanogpt", "nanogpt-compiled"] if options.nanogpt else []), "products",
-    ]  # fmt: skip
+    theirs = ["nanogpt", "nanogpt-compiled"] if options.nanogpt else []
+    names = options.contenders or [*DEFAULT, *theirs, "products"]
     if options.nanogpt is None and any(name.startswith("nanogpt") for name in names):
         parser.error("nanogpt: give --nanogpt FOLDER, a checkout of nanoGPT")
     if options.nanogpt is not None and not (Path(options.nanogpt) / "model.py").is_file():
@@ -346,10 +343,13 @@ def main() -> None:
             )
     for results, limit, failed in measure(options, shape, names):
         figures = {
-            "shape": options.shape, "precision": options.precision, "limit_flops": limit, "ratios": ratios(results),
+            "shape": options.shape,
+            "precision": options.precision,
+            "limit_flops": limit,
+            "ratios": ratios(results),
             "results": {name: dataclasses.asdict(result) for name, result in results.items()},
             "failed": sorted(failed),
-        }  # fmt: skip
+        }
         write(options.out, figures)  # after every round: what is cut off later has these
     print("\n".join(table(results, limit)))
     if limit:

@@ -12,7 +12,6 @@ gradients are still counted as written.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import sys
 from collections import defaultdict
@@ -35,6 +34,7 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 import model.attention  # noqa: E402
 import model.rotary  # noqa: E402
 import model.transformer  # noqa: E402
+from benchmarks.helpers import parser_of, write  # noqa: E402
 from model.config import ModelConfig  # noqa: E402
 from model.feedforward import FeedForward  # noqa: E402
 from model.linears import joint_columns  # noqa: E402
@@ -233,7 +233,7 @@ def optimizer_bytes(config: ModelConfig) -> int:
 
 def main() -> None:
     """Count and print."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("model")
     parser.add_argument("--micro_batch", type=int, default=16)
     parser.add_argument("--context", type=int)
@@ -251,6 +251,9 @@ def main() -> None:
     tokens = options.micro_batch * config.context_length
     traffic, flops = step(config, options.micro_batch, options.fused, options.compiled)
     optimizer = optimizer_bytes(config)
+    write(
+        options.out, {"bytes": traffic.bytes, "calls": traffic.calls, "flops": flops, "optimizer": optimizer}
+    )
     print("| operator | calls | bytes a token | share |\n|---|---:|---:|---:|")
     total = sum(traffic.bytes.values()) + optimizer
     rows = sorted(traffic.bytes.items(), key=lambda item: -item[1])
