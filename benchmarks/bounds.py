@@ -1,9 +1,11 @@
-"""Time of one training step by group of operators, each beside the least time that this machine allows for it.
+"""Time of one training step by group of operators, each beside the least time that this machine allows for
+it.
 
     python benchmarks/bounds.py [--shape small] [--kind llama] [--out FILE.json] [FLAGS of pretrain/main.py]
 
-The bounds: products and attention at the fastest rate of bare matrix products; every other operator by the bytes that
-it reads and writes once (benchmarks/traffic.py), at the rate of a large copy. Both rates are measured now. Uncompiled.
+The bounds: products and attention at the fastest rate of bare matrix products; every other operator by the
+bytes that it reads and writes once (benchmarks/traffic.py), at the rate of a large copy. Both rates are
+measured now. Uncompiled.
 """
 
 from __future__ import annotations

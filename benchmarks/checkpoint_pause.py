@@ -2,8 +2,8 @@
 
     python benchmarks/checkpoint_pause.py [--model prism-tiny] [--rounds 5] [--stage 2]
 
-Both ways take turns on one engine in one process, each checkpoint followed by steps until it is finished. Pause: from
-the call to its return. Prints the table that stands in docs/checkpoints.md.
+Both ways take turns on one engine in one process, each checkpoint followed by steps until it is finished.
+Pause: from the call to its return. Prints the table that stands in docs/checkpoints.md.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def main() -> None:
 
 
 def measure(one: OneTrainer, rounds: int) -> tuple[float, int, dict[str, list[tuple[float, float, float]]]]:
-    """Seconds of a step alone, bytes of a checkpoint, and of each way its pauses, whole times and steps meanwhile."""
+    """Seconds of a step alone, bytes of a checkpoint, and of each way its pauses, whole times and steps
+    meanwhile."""
     engine, session = one.trainer.engine, one.session
     one.step()
     alone = statistics.median(one.seconds(one.step) for _ in range(5))

@@ -1,9 +1,10 @@
 """Peak memory of pretrain.convert on checkpoints that real ranks wrote, against the weights in fp32.
 
-    python benchmarks/conversion_memory.py               # the table of docs/huggingface.md, minutes on two cores
+    python benchmarks/conversion_memory.py       # the table of docs/huggingface.md, minutes on two cores
     python benchmarks/conversion_memory.py --model prism-354m --data data/mine --worlds zero3 zero3_tensor
 
-Every world trains one step of the model, saves, and is converted in a fresh process (benchmarks/conversion_session.py).
+Every world trains one step of the model, saves, and is converted in a fresh process
+(benchmarks/conversion_session.py).
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def train(world: World, name: str, folder: Path, options: argparse.Namespace) ->
 
 
 def measure(run: Path, world: World, out: Path) -> dict[str, int]:
-    """Convert in a fresh process; its peaks in bytes, and the bytes of the weights in fp32 (padded ones, too)."""
+    """Convert in a fresh process; its peaks in bytes, and the bytes of the weights in fp32 (padded ones,
+    too)."""
     command = ["benchmarks/conversion_session.py", str(run), str(out), "--format", world.format]
     [printed] = run_ranks(command, 1)
     state = next((run / "checkpoints").glob("step_*/state.json"))

@@ -2,8 +2,8 @@
 
     python benchmarks/diagnostics_cost.py [--model prism-tiny] [--rounds 5] [FLAGS of pretrain/main.py]
 
-Steps and looks take turns in one process, in the trainer's own objects; medians are printed, and the cost at the
-default interval: seconds of a look / (interval x seconds of a step). Peak memory of a look is not in it.
+Steps and looks take turns in one process, in the trainer's own objects; medians are printed, and the cost at
+the default interval: seconds of a look / (interval x seconds of a step). Peak memory of a look is not in it.
 """
 
 from __future__ import annotations

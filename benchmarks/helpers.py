@@ -1,4 +1,5 @@
-"""What benchmarks share: their parser and figures, ranks without a launcher, memory and time of this process."""
+"""What benchmarks share: their parser and figures, ranks without a launcher, memory and time of this
+process."""
 
 from __future__ import annotations
 
@@ -91,7 +92,8 @@ def run_ranks(
 
 
 def process_memory(field: str) -> int:
-    """A figure of /proc/self/status in bytes: VmRSS (resident), VmHWM (its peak), RssAnon (without mapped files)."""
+    """A figure of /proc/self/status in bytes: VmRSS (resident), VmHWM (its peak), RssAnon (without mapped
+    files)."""
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(lines[field].split()[0]) * 1024
 

@@ -1,12 +1,13 @@
-"""Kernels of a step: loss and fused head by the size of their chunks, attention by torch's kernel and in blocks.
+"""Kernels of a step: loss and fused head by the size of their chunks, attention by torch's kernel and in
+blocks.
 
     OMP_WAIT_POLICY=passive python benchmarks/kernels.py loss       # asleep; without the variable: spinning
     python benchmarks/kernels.py head                               # the output head and the loss
     python benchmarks/kernels.py attention --dtype bf16             # by context and head dim
     python benchmarks/kernels.py head --device cuda --dtype bf16 --tokens 16384 --vocabulary 50304 --width 768
 
-Milliseconds of forward and backward, the fastest of the rounds; the variants take turns. On a GPU also the memory that
-one takes at most. A variant that fails is named with its reason.
+Milliseconds of forward and backward, the fastest of the rounds; the variants take turns. On a GPU also the
+memory that one takes at most. A variant that fails is named with its reason.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ Run = Callable[[], Tensor]
 
 
 def fastest(variants: dict[str, Run], inputs: tuple[Tensor, ...], gradient: Tensor) -> list[dict[str, Any]]:
-    """Time the variants in turn; a row of each, which is printed, with its distance from the first's results."""
+    """Time the variants in turn; a row of each, which is printed, with its distance from the first's
+    results."""
     rows: dict[str, dict[str, Any]] = {name: {"variant": name} for name in variants}
     first: list[Tensor] = []
 
@@ -110,7 +112,8 @@ def add_in_wide_product(total: Tensor | None, left: Tensor, right: Tensor) -> Te
 
 
 def time_head(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Output head and loss: apart, then fused, by the elements of a chunk and the tokens of a product (0: a chunk)."""
+    """Output head and loss: apart, then fused, by the elements of a chunk and the tokens of a product (0: a
+    chunk)."""
     dtype, device = DTYPES[options.dtype], options.device
     hidden = torch.randn(options.tokens, options.width, device=device).to(dtype).requires_grad_()
     weight = (0.02 * torch.randn(options.vocabulary, options.width, device=device)).to(dtype)
@@ -147,7 +150,8 @@ def time_head(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def time_attention(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """torch's kernel, and model/block_attention.py, of all heads of --width for --tokens in windows of each context."""
+    """torch's kernel, and model/block_attention.py, of all heads of --width for --tokens in windows of each
+    context."""
     rows = []
     for context in (128, 256, 512, 1024, 2048):
         for head_dim in (16, 64, 192, 384):

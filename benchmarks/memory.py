@@ -1,12 +1,13 @@
-"""Predicted against measured memory: short sessions in fresh processes, and what pretrain.plan.memory says of them.
+"""Predicted against measured memory: short sessions in fresh processes, and what pretrain.plan.memory says of
+them.
 
-    python benchmarks/memory.py                          # the table of docs/memory.md, about ten minutes on two cores
+    python benchmarks/memory.py                 # the table of docs/memory.md, about ten minutes on two cores
     python benchmarks/memory.py --stages 2 --precisions bf16 --data_parallel 1
     python benchmarks/memory.py --model prism-124m --data_parallel 1 --precisions bf16     # on a GPU
 
-On a machine with a GPU the ranks train on it (one each), and torch's own peak is what is compared. ``--trace`` compares
-the most that torch's allocator hands out in place of resident memory, which on a CPU shows the formulas without what
-the system's allocator keeps; it is slower.
+On a machine with a GPU the ranks train on it (one each), and torch's own peak is what is compared.
+``--trace`` compares the most that torch's allocator hands out in place of resident memory, which on a CPU
+shows the formulas without what the system's allocator keeps; it is slower.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """One rank of a short training session that measures its own memory; started by benchmarks/memory.py.
 
-Reads a JSON object from its argument and prints one. The figures are growth over what the process had before the model
-was built (interpreter, libraries and process group), in bytes:
+Reads a JSON object from its argument and prints one. The figures are growth over what the process had before
+the model was built (interpreter, libraries and process group), in bytes:
 
 - ``peak``: of resident memory, as the kernel counts it (VmHWM); on CUDA ``torch.cuda.max_memory_allocated``;
-- ``allocated``: the most that torch's allocator had handed out at once, touched or not. On CUDA the same number.
+- ``allocated``: the most that torch's allocator had handed out at once, touched or not. On CUDA the same
+number.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ def main(case: dict[str, Any]) -> dict[str, Any]:
             engine.backward(loss)
             engine.step()
 
-    # A tiny model first: kernels, thread pools, DeepSpeed's modules and the process group take what they take once.
+    # A tiny model first: kernels, thread pools, DeepSpeed's modules and the process group take what they take
+    # once.
     train(model.replace(d_model=2 * math.lcm(*model.heads), ffn_width=64, vocab_size=256), steps=1)
     gc.collect()
     if world.device.type == "cuda":

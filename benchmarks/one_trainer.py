@@ -57,7 +57,8 @@ class OneTrainer:
 
 @contextlib.contextmanager
 def trainer_of(model: ModelConfig, micro_batch: int, *flags: str) -> Iterator[OneTrainer]:
-    """one_trainer of *model*, a micro-batch a step, without validation; compiled only if *flags* ask for it."""
+    """one_trainer of *model*, a micro-batch a step, without validation; compiled only if *flags* ask for
+    it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.json"
         path.write_text(json.dumps(model.to_json()))
@@ -76,7 +77,8 @@ def trainer_of(model: ModelConfig, micro_batch: int, *flags: str) -> Iterator[On
 
 @contextlib.contextmanager
 def one_trainer(*flags: str) -> Iterator[OneTrainer]:
-    """Build it from *flags* of pretrain/main.py; ZeRO 2 unless they name a ds_config. Its run folder is temporary."""
+    """Build it from *flags* of pretrain/main.py; ZeRO 2 unless they name a ds_config. Its run folder is
+    temporary."""
     with tempfile.TemporaryDirectory() as folder:
         command = parse_command_line(
             ["--ds_config", ZERO2, *flags, "--runs_dir", folder, "--logging.wandb", "disabled"]

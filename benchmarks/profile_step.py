@@ -1,9 +1,9 @@
 """Profile of one training step of pretrain/main.py, by operator.
 
-    python benchmarks/profile_step.py [--shape small] [--rows 25] [--out FILE.json] [FLAGS of pretrain/main.py]
+    python benchmarks/profile_step.py [--shape small] [--rows 25] [--out FILE.json] [FLAGS of main.py]
 
-The shapes are those of benchmarks/throughput.py. Two steps come first, so that caches are filled and graphs compiled.
-Nothing is compiled unless --compile asks for it. On a GPU the table is sorted by the device's time.
+The shapes are those of benchmarks/throughput.py. Two steps come first, so that caches are filled and graphs
+compiled. Nothing is compiled unless --compile asks for it. On a GPU the table is sorted by the device's time.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
 """Tokens per second of the trainer against context, layers, vocabulary, accumulation, and ranks on gloo.
 
-    python benchmarks/scaling.py --out scaling.json            # every sweep, for a quiet machine: about an hour
+    python benchmarks/scaling.py --out scaling.json       # every sweep, for an idle machine: about an hour
     python benchmarks/scaling.py --context --layers --vocabulary --accumulation --ranks 1x2 tp2 --rounds 15
 
-A sweep changes one thing of the model of --shape, whose layers follow its prism schedule. All points train the same
-number of tokens a step. A point is the trainer of pretrain/main.py in processes of its own, which
-benchmarks/throughput_session.py runs; the points of a sweep take turns of a few steps, so that a machine whose speed
-drifts slows all of them. Medians of the rounds are compared with the sweep's first point. A flag without values leaves
-its sweep out.
+A sweep changes one thing of the model of --shape, whose layers follow its prism schedule. All points train
+the same number of tokens a step. A point is the trainer of pretrain/main.py in processes of its own, which
+benchmarks/throughput_session.py runs; the points of a sweep take turns of a few steps, so that a machine
+whose speed drifts slows all of them. Medians of the rounds are compared with the sweep's first point. A flag
+without values leaves its sweep out.
 
-Of ranks, 1x2 is one rank with two threads and 1x1 one with one; dp and tp are data- and tensor-parallel ranks with one
-thread each. Tensor parallelism over two ranks is to keep 70 % of the speed that one rank has with the same two cores.
+Of ranks, 1x2 is one rank with two threads and 1x1 one with one; dp and tp are data- and tensor-parallel ranks
+with one thread each. Tensor parallelism over two ranks is to keep 70 % of the speed that one rank has with
+the same two cores.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.helpers import parser_of, rank_variables, say, write  # noqa: E402
-from benchmarks.throughput import SHAPES, Contender, Failed, Shape, add_session_flags, session_request  # noqa: E402
+from benchmarks.throughput import SHAPES, Contender, Failed, Shape, add_session_flags, session_request  # noqa: E402  # noqa: E402
 from model.config import ModelConfig, block  # noqa: E402
 from model.heads import parse_heads  # noqa: E402
 from pretrain.runtime.environment import settle_waiting_threads  # noqa: E402

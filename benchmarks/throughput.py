@@ -1,18 +1,20 @@
-"""Tokens per second of the whole training step: this trainer beside transformers' Llama and nanoGPT, taking turns.
+"""Tokens per second of the whole training step: this trainer beside transformers' Llama and nanoGPT, taking
+turns.
 
     python benchmarks/throughput.py --nanogpt CHECKOUT          # the shape of docs/performance.md, here
     python benchmarks/throughput.py --shape 124m --out gpu.json # on a GPU: 124m, 354m, 757m
     python benchmarks/throughput.py --contenders prism uniform config7 --rounds 15
 
 A step is forward, backward, clipping and the optimizer's update on real text; this trainer's is that of
-pretrain/main.py, DeepSpeed engine, data, metrics and stop vote included. Every contender is a process of its own
-(benchmarks/throughput_session.py). On a CPU all of them stay, and one at a time makes a few steps while the others are
-stopped, so that a machine whose speed drifts slows all of them; on a GPU, whose memory they would share, each round
-starts them anew. Beside them bare matrix products in the shapes of the model are timed: the fastest is the limit that
-shares refer to.
+pretrain/main.py, DeepSpeed engine, data, metrics and stop vote included. Every contender is a process of its
+own (benchmarks/throughput_session.py). On a CPU all of them stay, and one at a time makes a few steps while
+the others are stopped, so that a machine whose speed drifts slows all of them; on a GPU, whose memory they
+would share, each round starts them anew. Beside them bare matrix products in the shapes of the model are
+timed: the fastest is the limit that shares refer to.
 
-nanoGPT is not part of this project: give the folder of a checkout. What is compared with it is our model in GPT-2's
-architecture; with transformers' Llama, ours in Llama's. Their best mode is the faster of eager and compiled.
+nanoGPT is not part of this project: give the folder of a checkout. What is compared with it is our model in
+GPT-2's architecture; with transformers' Llama, ours in Llama's. Their best mode is the faster of eager and
+compiled.
 """
 
 from __future__ import annotations
@@ -56,10 +58,12 @@ class Shape:
     steps: int
     """Steps of a turn."""
     config7: str | None = None
-    """Head schedule of the contender "config7": that of the preset config-7-124m, or one with its head dims."""
+    """Head schedule of the contender "config7": that of the preset config-7-124m, or one with its head
+    dims."""
 
     def model(self, kind: str, heads: str | None = None) -> ModelConfig:
-        """The model in an architecture of this project; Llama's SwiGLU has as many parameters as GPT-2's MLP."""
+        """The model in an architecture of this project; Llama's SwiGLU has as many parameters as GPT-2's
+        MLP."""
         width = 4 * self.d_model if kind == "gpt2" else 8 * self.d_model // 3
         return block(
             kind,
@@ -124,13 +128,15 @@ class Failed(RuntimeError):
 
 
 class Contender:
-    """One process, which trains when it is asked to. *ready* says how its first step went, once wait has returned."""
+    """One process, which trains when it is asked to. *ready* says how its first step went, once wait has
+    returned."""
 
     def __init__(
         self, name: str, request: dict[str, Any], variables: Mapping[str, str] | None = None
     ) -> None:
         self.name = name
-        # All wait for the next operator as on an idle machine; one that looks at the load would see the others.
+        # All wait for the next operator as on an idle machine; one that looks at the load would see the
+        # others.
         defaults = {"TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "active"}
         environment = defaults | os.environ | dict(variables or {})
         self.began = time.time()
@@ -196,8 +202,8 @@ def measure(
     """Let the contenders take turns.
 
     Yields:
-        After every round: the results so far, the highest rate of bare products in FLOP/s, and the names of those that
-        failed, which take no further part.
+        After every round: the results so far, the highest rate of bare products in FLOP/s, and the names of
+        those that failed, which take no further part.
     """
     requests, results = {}, {}
     for name in names:
@@ -267,7 +273,8 @@ def table(results: dict[str, Result], limit: float) -> list[str]:
 
 
 def ratios(results: dict[str, Result]) -> dict[str, list[float]]:
-    """Speed of one contender over another's in the same round; ours and theirs each in the better of its modes."""
+    """Speed of one contender over another's in the same round; ours and theirs each in the better of its
+    modes."""
 
     def best(*names: str) -> Result | None:
         present = [results[name] for name in names if name in results]

@@ -1,7 +1,7 @@
 """One contender of benchmarks/throughput.py: trains as many steps as each line of its input asks for.
 
-Not for use by hand. It reads a request as JSON from its command line, makes a first step, says that it is ready, and
-answers every number of steps on its input with the seconds of a step, the loss and its memory.
+Not for use by hand. It reads a request as JSON from its command line, makes a first step, says that it is
+ready, and answers every number of steps on its input with the seconds of a step, the loss and its memory.
 """
 
 from __future__ import annotations
@@ -149,7 +149,8 @@ def batches(request: Request, device: torch.device) -> Iterator[tuple[torch.Tens
 
 
 def computes_in_bf16(request: Request, device: torch.device) -> bool:
-    """Whether a contender other than ours computes in bf16: what is asked for, or where the device has units for it."""
+    """Whether a contender other than ours computes in bf16: what is asked for, or where the device has units
+    for it."""
     from pretrain.runtime.hardware import supports_bf16
 
     return supports_bf16(device)[0] if request["precision"] == "auto" else request["precision"] == "bf16"
@@ -225,7 +226,8 @@ def train_nanogpt(request: Request) -> None:
 
 
 def multiply(request: Request) -> None:
-    """Bare products in the shapes of the model's layers; a turn times each of them, a hundred times on a GPU."""
+    """Bare products in the shapes of the model's layers; a turn times each of them, a hundred times on a
+    GPU."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if computes_in_bf16(request, device) else torch.float32
     model = request["model"]

@@ -2,12 +2,12 @@
 
     python benchmarks/traffic.py prism-124m [--fused all] [--compiled] [--micro_batch 16] [--context 1024]
 
-Forward and backward run on meta tensors, in bf16, with each operator's inputs and outputs counted as read and written
-once; views move nothing. Attention and RMSNorm count as the single kernels that they are on a GPU. Time is estimated as
-the larger of the products' FLOPs / peak and their bytes / bandwidth, and after it all other bytes / bandwidth; launches
-and idle time are not in it, so real steps are slower. Without --compiled this is the model as written. With it, rotary
-positions, SwiGLU and a chunk's loss are single kernels, too, as torch.compile makes them; sums of residuals and of
-gradients are still counted as written.
+Forward and backward run on meta tensors, in bf16, with each operator's inputs and outputs counted as read and
+written once; views move nothing. Attention and RMSNorm count as the single kernels that they are on a GPU.
+Time is estimated as the larger of the products' FLOPs / peak and their bytes / bandwidth, and after it all
+other bytes / bandwidth; launches and idle time are not in it, so real steps are slower. Without --compiled
+this is the model as written. With it, rotary positions, SwiGLU and a chunk's loss are single kernels, too, as
+torch.compile makes them; sums of residuals and of gradients are still counted as written.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ PRODUCTS = ("mm", "addmm", "bmm", "flash_attention")
 
 @custom_op("traffic::flash_attention", mutates_args=())
 def flash_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """What a GPU's kernel reads and writes; meta tensors would take SDPA's plain formula. It computes nothing."""
+    """What a GPU's kernel reads and writes; meta tensors would take SDPA's plain formula. It computes
+    nothing."""
     return torch.empty_like(query)
 
 
@@ -268,7 +269,8 @@ def main() -> None:
 
 
 def estimate(config: ModelConfig, tokens: int, flops: int, products: float, others: float) -> None:
-    """Print the time of a step and the MFU that follow, products beside their own traffic, all else after them."""
+    """Print the time of a step and the MFU that follow, products beside their own traffic, all else after
+    them."""
     seconds = max(flops / PEAK_FLOPS, products / BANDWIDTH) + others / BANDWIDTH
     mfu = tokens * config.flops_per_token() / seconds / PEAK_FLOPS
     print(

@@ -2,18 +2,19 @@
 
     python benchmarks/wide_heads.py [--width 768] [--batch 16] [--length 1024] [--head_dims 64 256 384]
 
-Flash goes up to head dim 256 on a GPU; config-5 and config-7 have heads of 384. A layer of width 768 has two of those,
-so that all its logits are few, and plain products may win. Every way takes q, k and v of the same numbers and goes
-forward and back:
+Flash goes up to head dim 256 on a GPU; config-5 and config-7 have heads of 384. A layer of width 768 has two
+of those, so that all its logits are few, and plain products may win. Every way takes q, k and v of the same
+numbers and goes forward and back:
 
 torch        scaled_dot_product_attention, with the kernel that it takes by itself
 flash, memory-efficient, cuDNN    its other kernels, one by one
-products N   batched products and a softmax, compiled, for the queries of N equal parts: each part leaves out the keys
-             after its last query. It keeps the softmax for the backward pass.
+products N   batched products and a softmax, compiled, for the queries of N equal parts: each part leaves
+             out the keys after its last query. It keeps the softmax for the backward pass.
 flex N       FlexAttention, compiled, in blocks of N
 
-Milliseconds are medians of rounds in which the ways take turns. The error is the largest of the output and the three
-gradients from fp64, relative to the largest number of each. A way that a device does not have is named with its reason.
+Milliseconds are medians of rounds in which the ways take turns. The error is the largest of the output and
+the three gradients from fp64, relative to the largest number of each. A way that a device does not have is
+named with its reason.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Results of a study's runs without training: as objects, or planted in folders as trained runs leave them."""
+"""Results of a study's runs without training: as objects, or planted in folders as trained runs leave
+them."""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ def result(
     data: dict[str, Any] | None = None,
     world: dict[str, Any] | None = None,
 ) -> RunResult:
-    """What load_results reads of a run that is as far as its rows: finished, if the last one is of its last step.
+    """What load_results reads of a run that is as far as its rows: finished, if the last one is of its last
+    step.
 
     Args:
         rows: none for a run that has not begun.

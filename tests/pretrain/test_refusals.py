@@ -1,5 +1,5 @@
-"""Every kind of bad input with which a run can be started: one line and exit code 2, before the ranks meet, and
-nothing that was saved is touched. What each check says in detail is tested beside it."""
+"""Every kind of bad input with which a run can be started: one line and exit code 2, before the ranks meet,
+and nothing that was saved is touched. What each check says in detail is tested beside it."""
 
 from __future__ import annotations
 
@@ -98,13 +98,14 @@ def zero(**changes: Any) -> dict[str, Any]:
 
 
 DS_CONFIGS: dict[str, tuple[Any, str]] = {
-    # 13: ignored in silence before
     "misspelt key": ({"gradient_cliping": 1.0}, "gradient_cliping"),
     "misspelt block": ({"zero_optimisation": {"stage": 1}}, "zero_optimisation"),
     "unknown key": ({"zz": 1}, "zz is unknown"),
-    "activation_checkpointing": ({"activation_checkpointing": {"cpu_checkpointing": True}}, "cpu_checkpointing"),
+    "activation_checkpointing": (
+        {"activation_checkpointing": {"cpu_checkpointing": True}},
+        "cpu_checkpointing",
+    ),
     "bfloat16 beside bf16": ({"bfloat16": {"enabled": True}}, "bfloat16 is the old name"),
-    # 14: tracebacks before
     "bf16 true": ({"bf16": True}, "bf16 is true"),
     "bf16 5": ({"bf16": 5}, "bf16 is 5"),
     "offload_optimizer cpu": (zero(offload_optimizer="cpu"), "offload_optimizer is 'cpu'"),
@@ -124,12 +125,14 @@ DS_CONFIGS: dict[str, tuple[Any, str]] = {
     "checkpoint": ({"checkpoint": [1]}, "checkpoint is [1]"),
     "hybrid_engine": ({"hybrid_engine": {"enable": 1}}, "hybrid_engine.enable"),
     "autotp_size": ({"tensor_parallel": {"autotp_size": 2}}, "--tensor_parallel"),
-    "zero_quantized_weights with hpz": (zero(zero_quantized_weights=True, zero_hpz_partition_size=2), "2 mistakes"),
+    "zero_quantized_weights with hpz": (
+        zero(zero_quantized_weights=True, zero_hpz_partition_size=2),
+        "2 mistakes",
+    ),
     "NVMe": (zero(offload_optimizer={"device": "nvme", "nvme_path": "/x"}), "device is 'nvme'"),
-    # 15: several at once
     "all at once": ({"gradient_cliping": 1, "bf16": 5, "optimizer": {"type": "Adam"}}, "3 mistakes"),
     "no object": (None, "holds null"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", DS_CONFIGS)
@@ -142,10 +145,8 @@ def test_ds_configs(program, files, capsys, monkeypatch, kind):
 
 
 STARTS: dict[str, tuple[list[str], str]] = {
-    # 17
     "recipe as a flag": (["--recipe", "../../x"], "--recipe"),
     "recipe in YAML": (["--config", "YAML:recipe: ../../x"], "recipe: '../../x'"),
-    # 19
     "data_root a file": (["--data_root", "{tmp}/file"], "data_root: "),
     "data_root in a file": (["--data_root", "{tmp}/file/data"], "data_root: "),
     "recipe's name long": (["--config", "x" * 300], "config: no recipe or file"),
@@ -158,29 +159,19 @@ STARTS: dict[str, tuple[list[str], str]] = {
     "threads -1": (["--threads", "-1"], "threads: -1"),
     "threads 100000": (["--threads", "100000"], "threads: 100000"),
     "threads 1e14": (["--threads", "1e14"], "threads"),
-    # 20
     "400 digits in a rule": (["--lr_rules", f"[{{name: a, parameters: [q], scale: {LONG}}}]"], "lr_rules"),
-    "4,400 digits in a rule": (
-        ["--lr_rules", f"[{{name: a, parameters: [q], scale: {LONGER}}}]"],
-        "lr_rules",
-    ),
     "400 digits in YAML": (["--config", f"YAML:steps: {LONG}"], "steps"),
-    "4,400 digits in YAML": (["--config", f"YAML:steps: {LONGER}"], "digits"),
     "400 digits in a flag": (["--steps", LONG], "steps"),
     "4,400 digits in a flag": (["--steps", LONGER], "steps"),
     "weight 1e999": (["--data", "x:1e999"], "weight for 'x'"),
-    "weight 1e-99999999": (["--data", "x:1e-99999999"], "weight for 'x'"),
     "d_model of 1e9": (["--architecture.d_model", "1000000007"], "do not divide d_model"),
     "100,000 layers": (["--heads", "3x100000"], "10,000 layers"),
-    # 21
     "model 5": (["--model", "JSON:5"], "model config: 5"),
     "model null": (["--model", "JSON:null"], "model config: None"),
     "model nested": (["--model", "JSON:" + "[" * 1000], "model: "),
     "YAML nested": (["--config", "YAML:" + "{a: " * 1000], "nested"),
     "!!int": (["--config", "YAML:steps: !!int 'abc'"], "not valid YAML"),
-    # 23
     "plot_lr empty": (["--plot_lr", ""], "plot_lr: no file given"),
-    # 25
     "--lr": (["--lr", "1"], "--optimizer.learning_rate"),
     "--batch_size": (["--batch_size", "1"], "--global_batch_tokens"),
     "data x.bin": (["--data", "{tmp}/x.bin"], "give the prefix"),

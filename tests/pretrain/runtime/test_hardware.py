@@ -81,7 +81,8 @@ def test_cpu_peak_is_measured_once_and_says_so(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(("share", "busy"), [(0.5, True), (0.95, False)])
 def test_a_busy_machine_is_told(monkeypatch, share, busy):
-    """Other processes that took half of the time made the peak look half as high; the highest of the sizes counts."""
+    """Other processes that took half of the time made the peak look half as high; the highest of the sizes
+    counts."""
     clock = iter(range(100))
     threads = torch.get_num_threads()
     monkeypatch.setattr(hardware.time, "perf_counter", lambda: next(clock))
