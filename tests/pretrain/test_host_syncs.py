@@ -74,7 +74,11 @@ def counting_reads() -> Iterator[Counting]:
     counting = Counting()
 
     def noting(original: Callable[..., object]) -> Callable[..., object]:
-        return lambda tensor, *arguments: (counting.note(), original(tensor, *arguments))[1]
+        def noted(tensor: torch.Tensor, *arguments: object) -> object:
+            counting.note()
+            return original(tensor, *arguments)
+
+        return noted
 
     with ExitStack() as stack:
         for name in UNDISPATCHED:

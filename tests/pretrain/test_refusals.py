@@ -206,14 +206,6 @@ def test_starts(program, files, capsys, kind):
     assert said in refusal(program, capsys, files, [*written, *given, "--runs_dir", str(files / "runs")])
 
 
-def test_a_data_root_that_cannot_be_written(program, files, capsys):
-    readable = os.access
-    # Tests may run as root, who may write everywhere.
-    with mock.patch("os.access", lambda path, mode: not mode & os.W_OK and readable(path, mode)):
-        line = refusal(program, capsys, files, ["--data_root", str(files / "data")])
-    assert "data_root: " in line and "cannot be written" in line
-
-
 @pytest.mark.parametrize(("environment", "said"), BAD, ids=lambda value: str(value)[:40])
 def test_environments(program, files, capsys, environment, said):
     assert f"error: {said}" in refusal(program, capsys, files, ["--data_root", str(files)], environment)

@@ -44,7 +44,9 @@ def corpus(tmp_path_factory):
 
 def classifying(corpus, runs, *more, steps=STEPS):
     """A run that classifies: 16 examples a step."""
-    settings = f"--task classification --steps {steps} --global_batch_tokens 1024 --optimizer.learning_rate 5e-3"
+    settings = (
+        f"--task classification --steps {steps} --global_batch_tokens 1024 --optimizer.learning_rate 5e-3"
+    )
     measured = "--validation.sequences 99 --checkpoint.every 10 --diagnostics_every 15"
     return nano_run(corpus, runs, settings, "--validation.every 10", measured, *more)
 

@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 import yaml
 
-from model.errors import UserError
 from pretrain.config.command_line import RECIPES, load_run_config, parse_command_line
 from pretrain.config.lr_rules import NAMED_RULES
 from pretrain.config.run_config import RunConfig
@@ -88,18 +87,8 @@ def test_matched_recipes(size):
 
 
 def test_yaml_round_trip(tmp_path):
-    run = parse(
-        *[
-            "--heads",
-            "2x3,4x3",
-            "--architecture.norm",
-            "layernorm",
-            "--micro_batch",
-            "2",
-            "--optimizer.betas",
-            "[0.8,0.9]",
-        ]
-    )
+    flags = "--heads 2x3,4x3 --architecture.norm layernorm --micro_batch 2 --optimizer.betas [0.8,0.9]"
+    run = parse(*flags.split(" "))
     (tmp_path / "config.yaml").write_text(run.to_yaml())
     assert load_run_config(tmp_path / "config.yaml") == run
 
@@ -117,28 +106,3 @@ def test_every_recipe_builds():
     for path in RECIPES.glob("*.yaml"):
         parse("--config", path.stem).build_model_config()
         assert yaml.safe_load(path.read_text())
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--recipe", "../../x"],
-        ["--recipe=x"],
-        ["--name", "a/b"],
-        ["--name", ".hidden"],
-        ["--name", "x" * 300],
-        ["--name", "a\x00b"],
-        ["--name", "a\nb"],
-        ["--name", "\x1b[31mred"],
-    ],
-)
-def test_names_that_are_no_folder_names(arguments):
-    with pytest.raises(UserError, match=r"^(--)?(recipe|name): ") as caught:
-        parse(*arguments)
-    assert "\n" not in str(caught.value) and "\x1b" not in str(caught.value)
-
-
-def test_a_recipe_cannot_send_a_run_elsewhere(tmp_path):
-    (tmp_path / "mine.yaml").write_text("recipe: ../../x\n")
-    with pytest.raises(UserError, match=r"^recipe: '../../x' is not valid"):
-        parse("--config", str(tmp_path / "mine.yaml"))

@@ -43,16 +43,15 @@ WORLD = json.loads("""
 """)
 WRITTEN = asdict(
     TrainingState(
-        **{
-            "step": 3,
-            "sequences": 24,
-            "tokens": 1536,
-            "seconds": 1.5,
-            "pending": ["validation"],
-            "micro_batch": 8,
-        },
-        **{"recent": {"losses": [1.0], "norms": [0.5]}, "released": {"upper_qk": 2}},
+        step=3,
+        sequences=24,
+        tokens=1536,
+        seconds=1.5,
+        recent={"losses": [1.0], "norms": [0.5]},
+        pending=["validation"],
+        released={"upper_qk": 2},
         maturity={"probes": [[0, 0.5], [2, 0.25]]},
+        micro_batch=8,
         run=RUN.to_dict(),
         model=MODEL.to_json(),
         data={"tokenizer": "ab" * 16, "data": [["cd" * 16, "1"]]},

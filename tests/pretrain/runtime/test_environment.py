@@ -52,23 +52,14 @@ def alone(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize(("variables", "message"), BAD, ids=lambda value: str(value)[:40])
-def test_what_makes_no_sense(monkeypatch, variables, message):
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(UserError) as caught:
-        check_environment()
-    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
-    if "RANK" in variables:
-        assert environment_rank() == 0 or variables["RANK"] == "0"
-
-
 def test_what_launchers_set(monkeypatch):
     assert read_environment() == Launch() == check_environment()
     for name, value in {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     assert read_environment() == Launch(rank=3, local_rank=1, size=4, local_size=2)
     assert environment_rank() == 3
+    monkeypatch.setenv("RANK", "abc")
+    assert environment_rank() == 0  # of the line that refuses it
 
 
 def test_a_free_port_is_one_that_no_outgoing_connection_is_given(monkeypatch):
