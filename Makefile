@@ -2,9 +2,11 @@
 #
 #   make setup         .venv with the pinned packages (PYTHON=python3.12 chooses the interpreter)
 #   make train         pretrain a small model on built-in text; ARGS="--seed 1" adds arguments
-#   make test          the quick tests, about five minutes on two quiet cores: every part, with real ranks on gloo;
+#   make test          the quick tests, about five minutes on two idle cores: every part, with real ranks on gloo;
 #                      TEST_PROCESSES=1 runs one after the other, PYTEST_ARGS="-k name" chooses
 #   make test-all      every test: the quick ones, then those marked slow, which take about half an hour more
+#   make quick         for the inner loop, half a minute: lint, types, and the tests that start no other process and
+#                      load no heavy library; the first time mypy takes a minute more
 #   make lint          ruff and mypy
 #   make constraints   write constraints.txt again from the newest versions that pyproject.toml allows
 #   make clean         remove .venv and caches; data/, runs/ and hf/ stay
@@ -22,7 +24,7 @@ ACTIVATE := . $(VENV)/bin/activate
 # checkout) installs nothing, and a moved or copied folder does not use another folder's environment.
 STAMP := $(VENV)/.setup-$(shell { cat pyproject.toml constraints.txt; pwd; } | cksum | cut -d ' ' -f 1)
 
-.PHONY: setup train test test-all test-slow lint constraints clean
+.PHONY: setup train quick test test-all test-slow lint constraints clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
@@ -64,6 +66,9 @@ test-all: test
 # pytest ends with 5 when it finds no test at all, which is no failure while nothing is marked slow.
 test-slow: setup
 	$(ACTIVATE) && python -m pytest -m slow -n $(TEST_PROCESSES) --dist loadfile --durations 10 $(PYTEST_ARGS) || test $$? -eq 5
+
+quick: lint
+	$(ACTIVATE) && python -m pytest -q --quick -m "not slow" -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
 
 lint: setup
 	$(ACTIVATE) && ruff check . && ruff format --check . && mypy

@@ -1,14 +1,15 @@
-"""Time of one training step by group of operators, each beside the least time that this machine allows for it.
+"""Time of one training step by group of operators, each beside the least time that this machine allows for
+it.
 
     python benchmarks/bounds.py [--shape small] [--kind llama] [--out FILE.json] [FLAGS of pretrain/main.py]
 
-The bounds: products and attention at the fastest rate of bare matrix products; every other operator by the bytes that
-it reads and writes once (benchmarks/traffic.py), at the rate of a large copy. Both rates are measured now. Uncompiled.
+The bounds: products and attention at the fastest rate of bare matrix products; every other operator by the
+bytes that it reads and writes once (benchmarks/traffic.py), at the rate of a large copy. Both rates are
+measured now. Uncompiled.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
@@ -18,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
 
-from benchmarks.figures import MAIN_FLAGS, add_out, write  # noqa: E402
+from benchmarks.helpers import MAIN_FLAGS, parser_of, write  # noqa: E402
 from benchmarks.one_trainer import trainer_of  # noqa: E402 - before torch
 from benchmarks.throughput import SHAPES  # noqa: E402
 
@@ -80,10 +81,9 @@ def attention_flops(model: ModelConfig, tokens: int) -> int:
 
 def main() -> None:
     """Measure, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], epilog=MAIN_FLAGS)
+    parser = parser_of(__doc__, MAIN_FLAGS)
     parser.add_argument("--shape", choices=SHAPES, default="small")
     parser.add_argument("--kind", choices=("llama", "gpt2"), default="llama")
-    add_out(parser)
     options, flags = parser.parse_known_args()
     shape = SHAPES[options.shape]
     model = shape.model(options.kind)
@@ -122,9 +122,16 @@ def main() -> None:
     print(f"| all | {sum(times.values()):.3f} | {sum(bounds.values()):.3f} | |")
     write(
         options.out,
-        {"shape": options.shape, "kind": options.kind, "flags": flags, "seconds": seconds, "peak": peak,
-         "copies": rate, "times": times, "bounds": bounds},
-    )  # fmt: skip
+        vars(options)
+        | {
+            "flags": flags,
+            "seconds": seconds,
+            "peak": peak,
+            "copies": rate,
+            "times": times,
+            "bounds": bounds,
+        },
+    )
     sys.stdout.flush()
     os._exit(0)  # the launcher's threads need not end one by one
 

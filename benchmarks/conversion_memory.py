@@ -1,17 +1,16 @@
 """Peak memory of pretrain.convert on checkpoints that real ranks wrote, against the weights in fp32.
 
-    python benchmarks/conversion_memory.py               # the table of docs/huggingface.md, minutes on two cores
+    python benchmarks/conversion_memory.py       # the table of docs/huggingface.md, minutes on two cores
     python benchmarks/conversion_memory.py --model prism-354m --data data/mine --worlds zero3 zero3_tensor
 
-Every world trains one step of the model, saves, and is converted in a fresh process (benchmarks/conversion_session.py).
+Every world trains one step of the model, saves, and is converted in a fresh process
+(benchmarks/conversion_session.py).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -20,9 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.ranks import rank_variables  # noqa: E402
+from benchmarks.helpers import parser_of, run_ranks, write  # noqa: E402
 from model.config import ModelConfig  # noqa: E402
-from pretrain.runtime.environment import free_port  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -48,63 +46,53 @@ WORLDS = {
 
 def train(world: World, name: str, folder: Path, options: argparse.Namespace) -> Path:
     """Train one step on the world's ranks; the run's folder."""
-    port = free_port()
-    copies = world.ranks // world.tensor_parallel
-    arguments = [
-        "--ds_config", f"ds_configs/zero{world.stage}.json", "--model", options.model, "--data", options.data,
-        "--architecture.context_length", "256", "--global_batch_tokens", str(512 * copies),
-        "--micro_batch", "2", "--tensor_parallel", str(world.tensor_parallel), "--precision", "fp32", "--steps", "1",
-        "--validation.every", "0", "--logging.wandb", "disabled", "--runs_dir", str(folder), "--name", name,
-    ]  # fmt: skip
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "pretrain/main.py", *arguments],
-            cwd=ROOT,
-            stdout=subprocess.DEVNULL,
-            env=os.environ | rank_variables(rank, world.ranks, port),
-        )
-        for rank in range(world.ranks)
-    ]
-    if sum(process.wait() != 0 for process in processes):
-        raise SystemExit(f"{world.words}: the training failed")
+    values = {
+        "ds_config": f"ds_configs/zero{world.stage}.json",
+        "model": options.model,
+        "data": options.data,
+        "architecture.context_length": 256,
+        "global_batch_tokens": 512 * world.ranks // world.tensor_parallel,
+        "micro_batch": 2,
+        "tensor_parallel": world.tensor_parallel,
+        "precision": "fp32",
+        "steps": 1,
+        "validation.every": 0,
+        "logging.wandb": "disabled",
+        "runs_dir": folder,
+        "name": name,
+    }
+    run_ranks(["pretrain/main.py", *(f"--{flag}={value}" for flag, value in values.items())], world.ranks)
     return folder / name
 
 
 def measure(run: Path, world: World, out: Path) -> dict[str, int]:
-    """Convert in a fresh process; its peaks in bytes, and the bytes of the weights in fp32 (padded ones, too)."""
-    command = [
-        sys.executable,
-        "benchmarks/conversion_session.py",
-        str(run),
-        str(out),
-        "--format",
-        world.format,
-    ]
-    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    if finished.returncode:
-        raise SystemExit(f"{world.words}: {finished.stderr.strip()}")
+    """Convert in a fresh process; its peaks in bytes, and the bytes of the weights in fp32 (padded ones,
+    too)."""
+    command = ["benchmarks/conversion_session.py", str(run), str(out), "--format", world.format]
+    [printed] = run_ranks(command, 1)
     state = next((run / "checkpoints").glob("step_*/state.json"))
     model = ModelConfig.from_json(json.loads(state.read_text())["model"])
     written = sum(file.stat().st_size for file in out.glob("*.safetensors"))
-    return json.loads(finished.stdout.splitlines()[-1]) | {
-        "weights": max(4 * model.num_parameters(), written)
-    }
+    return json.loads(printed.splitlines()[-1]) | {"weights": max(4 * model.num_parameters(), written)}
 
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--model", default="prism-124m")
     parser.add_argument("--data", default="builtin")
     parser.add_argument("--worlds", nargs="+", default=list(WORLDS), choices=WORLDS)
     parser.add_argument("--folder", help="for runs and exports, a few GB (default: a temporary one)")
     options = parser.parse_args()
+    figures: dict[str, dict[str, int]] = {}
     print("| checkpoint | weights, MB | own memory, MB | ratio | with mapped files, MB | ratio |")
     print("|---|---:|---:|---:|---:|---:|")
     for name in options.worlds:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             run = train(WORLDS[name], name, Path(folder), options)
             found = measure(run, WORLDS[name], Path(folder) / "hf")
+        figures[name] = found
+        write(options.out, figures)
         weights, own, resident = (found[key] for key in ("weights", "own", "resident"))
         print(
             f"| {WORLDS[name].words} | {weights / 1e6:,.0f} | {own / 1e6:,.0f} | {own / weights:.2f} | "

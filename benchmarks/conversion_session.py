@@ -4,7 +4,8 @@
 
 Prints one JSON object as its last line. Bytes, as growth over what the process had after its imports:
 
-- ``own``: the most private memory at once (RssAnon). Files that are mapped while they are read are not in it: the
+- ``own``: the most private memory at once (RssAnon). Files that are mapped while they are read are not in it:
+the
   system takes their pages back when it needs them;
 - ``resident``: the most of everything at once (VmRSS), mapped files included.
 """
@@ -19,13 +20,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
+
+from benchmarks.helpers import process_memory  # noqa: E402
+
 FIELDS = {"own": "RssAnon", "resident": "VmRSS"}
 
 
 def memory() -> dict[str, int]:
     """This process's memory by the names above, in bytes."""
-    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return {name: int(lines[field].split()[0]) * 1024 for name, field in FIELDS.items()}
+    return {name: process_memory(field) for name, field in FIELDS.items()}
 
 
 def main(arguments: list[str]) -> int:

@@ -2,13 +2,12 @@
 
     python benchmarks/diagnostics_cost.py [--model prism-tiny] [--rounds 5] [FLAGS of pretrain/main.py]
 
-Steps and looks take turns in one process, in the trainer's own objects; medians are printed, and the cost at the
-default interval: seconds of a look / (interval x seconds of a step). Peak memory of a look is not in it.
+Steps and looks take turns in one process, in the trainer's own objects; medians are printed, and the cost at
+the default interval: seconds of a look / (interval x seconds of a step). Peak memory of a look is not in it.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
 
-from benchmarks.figures import MAIN_FLAGS  # noqa: E402
+from benchmarks.helpers import MAIN_FLAGS, parser_of, write  # noqa: E402
 from benchmarks.one_trainer import one_trainer  # noqa: E402
 from pretrain.config.run_config import RunConfig  # noqa: E402
 from pretrain.diagnostics.in_loop import Diagnostics  # noqa: E402
@@ -24,7 +23,7 @@ from pretrain.diagnostics.in_loop import Diagnostics  # noqa: E402
 
 def main() -> None:
     """Print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], epilog=MAIN_FLAGS)
+    parser = parser_of(__doc__, MAIN_FLAGS)
     parser.add_argument("--rounds", type=int, default=5)
     options, flags = parser.parse_known_args()
     steps, looks = [], []
@@ -37,6 +36,7 @@ def main() -> None:
             looks.append(one.seconds(lambda: diagnostics.run(engine, session.state)))
             if index == 0:  # the first of each fills caches
                 print(f"first step {steps.pop():.3f} s, first look {looks.pop():.3f} s")
+    write(options.out, {"model": run.model, "steps": steps, "looks": looks})
     step, look = statistics.median(steps), statistics.median(looks)
     default = RunConfig().diagnostics_every
     print(

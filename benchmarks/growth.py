@@ -1,15 +1,16 @@
 """What growth costs: a check beside a step, and the seconds of an event.
 
-    python benchmarks/growth.py [--model prism-124m] [--micro_batch 1] [--every 100] [FLAGS of pretrain/main.py]
+    python benchmarks/growth.py [--model prism-124m] [--micro_batch 1] [--every 100] [FLAGS of main.py]
 
-The trainer takes --steps steps and checks in turn. A check's share of the training time is its median over that of
---every steps. Then one event adds a head to every layer; its parts are told apart. Last comes the other way to grow,
-which was not taken: a model that has its largest size from the start, and computes with the first heads of each layer.
+The trainer takes --steps steps and checks in turn. A check's share of the training time is its median over
+that of
+--every steps. Then one event adds a head to every layer; its parts are told apart. Last comes the other way
+to grow, which was not taken: a model that has its largest size from the start, and computes with the first
+heads of each layer.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import statistics
 import sys
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
 
-from benchmarks.figures import MAIN_FLAGS, add_out, write  # noqa: E402
+from benchmarks.helpers import MAIN_FLAGS, parser_of, write  # noqa: E402
 from benchmarks.one_trainer import trainer_of  # noqa: E402 - before torch
 from model.attention import Attention, attend  # noqa: E402
 from model.config import ModelConfig  # noqa: E402
@@ -35,14 +36,13 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog=MAIN_FLAGS)
+    parser = parser_of(__doc__, MAIN_FLAGS)
     parser.add_argument("--model", default="prism-124m")
     parser.add_argument("--micro_batch", type=int, default=1)
     parser.add_argument("--vocab_size", type=int, help="of the built-in corpus (default: the model's)")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--every", type=int, default=100, help="steps between two checks, for the share")
     parser.add_argument("--criterion", default="incrt")
-    add_out(parser)
     options, flags = parser.parse_known_args()
     model = named_model(options.model)
     model = model.replace(vocab_size=options.vocab_size or model.vocab_size)
@@ -91,9 +91,17 @@ def main() -> None:
     )
     write(
         options.out,
-        {"model": options.model, "parameters": parameters, "step": steps, "check": checks, "saving": saving,
-         "changing": changing, "first_step": after, "preallocated": preallocated},
-    )  # fmt: skip
+        {
+            "model": options.model,
+            "parameters": parameters,
+            "step": steps,
+            "check": checks,
+            "saving": saving,
+            "changing": changing,
+            "first_step": after,
+            "preallocated": preallocated,
+        },
+    )
 
 
 def preallocated_steps(

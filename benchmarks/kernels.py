@@ -1,19 +1,19 @@
-"""Kernels of a step: loss and fused head by the size of their chunks, attention by torch's kernel and in blocks.
+"""Kernels of a step: loss and fused head by the size of their chunks, attention by torch's kernel and in
+blocks.
 
     OMP_WAIT_POLICY=passive python benchmarks/kernels.py loss       # asleep; without the variable: spinning
     python benchmarks/kernels.py head                               # the output head and the loss
     python benchmarks/kernels.py attention --dtype bf16             # by context and head dim
     python benchmarks/kernels.py head --device cuda --dtype bf16 --tokens 16384 --vocabulary 50304 --width 768
 
-Milliseconds of forward and backward, the fastest of the rounds; the variants take turns. On a GPU also the memory that
-one takes at most. A variant that fails is named with its reason.
+Milliseconds of forward and backward, the fastest of the rounds; the variants take turns. On a GPU also the
+memory that one takes at most. A variant that fails is named with its reason.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ import torch._dynamo  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from benchmarks.figures import add_out, write  # noqa: E402
+from benchmarks.helpers import parser_of, say, seconds_of, wait, write  # noqa: E402
 from model import head_loss, loss  # noqa: E402
 from model.block_attention import block_attention  # noqa: E402
 from pretrain.engine.compiling import missing_compiler  # noqa: E402
@@ -43,14 +43,9 @@ PRODUCT_TOKENS = {"cpu": (0, 1024, 2048), "cuda": (0, 4096, 8192)}
 Run = Callable[[], Tensor]
 
 
-def wait(tensor: Tensor) -> None:
-    """Until the device has done everything."""
-    if tensor.is_cuda:
-        torch.cuda.synchronize()
-
-
 def fastest(variants: dict[str, Run], inputs: tuple[Tensor, ...], gradient: Tensor) -> list[dict[str, Any]]:
-    """Time the variants in turn; a row of each, which is printed, with its distance from the first's results."""
+    """Time the variants in turn; a row of each, which is printed, with its distance from the first's
+    results."""
     rows: dict[str, dict[str, Any]] = {name: {"variant": name} for name in variants}
     first: list[Tensor] = []
 
@@ -64,18 +59,15 @@ def fastest(variants: dict[str, Run], inputs: tuple[Tensor, ...], gradient: Tens
     for name, run in variants.items():
         try:
             once(run)  # it may compile, and picks kernels
-            wait(gradient)
+            wait()
             if gradient.is_cuda:
                 for tensor in inputs:  # freed by the next call, which would count as if it had less
                     tensor.grad = None
                 torch.cuda.reset_peak_memory_stats()
                 before = torch.cuda.memory_allocated()
-            began = time.perf_counter()
-            found = once(run)
-            wait(gradient)
-            print(
-                f"{name:<24}{1e3 * (time.perf_counter() - began):8.1f} ms, once", file=sys.stderr, flush=True
-            )
+            found: list[Tensor] = []
+            seconds = seconds_of(lambda found=found, run=run: found.extend(once(run)))  # type: ignore[misc]
+            say(f"{name:<24}{1e3 * seconds:8.1f} ms, once")
         except Exception as error:  # whatever a kernel says
             rows[name]["reason"] = next(iter(str(error).splitlines()), type(error).__name__)[:160]
             continue
@@ -85,19 +77,15 @@ def fastest(variants: dict[str, Run], inputs: tuple[Tensor, ...], gradient: Tens
         rows[name]["distance"] = max(
             float((one - other).abs().max()) for one, other in zip(first, found, strict=True)
         )
-    seconds: dict[str, list[float]] = {name: [] for name, row in rows.items() if "reason" not in row}
+    measured: dict[str, list[float]] = {name: [] for name, row in rows.items() if "reason" not in row}
     for _ in range(ROUNDS[gradient.device.type]):
-        for name, times in seconds.items():
-            wait(gradient)
-            began = time.perf_counter()
-            once(variants[name])
-            wait(gradient)
-            times.append(time.perf_counter() - began)
+        for name, times in measured.items():
+            times.append(seconds_of(partial(once, variants[name])))
     for name, row in rows.items():
-        if name not in seconds:
+        if name not in measured:
             print(f"{name:<24} not here: {row['reason']}")
             continue
-        row["ms"] = 1e3 * min(seconds[name])
+        row["ms"] = 1e3 * min(measured[name])
         memory = f"{row['peak_mb']:8.0f} MB" if "peak_mb" in row else ""
         print(f"{name:<24}{row['ms']:8.1f} ms{memory}   differs by at most {row['distance']:.1e}")
     return list(rows.values())
@@ -124,7 +112,8 @@ def add_in_wide_product(total: Tensor | None, left: Tensor, right: Tensor) -> Te
 
 
 def time_head(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Output head and loss: apart, then fused, by the elements of a chunk and the tokens of a product (0: a chunk)."""
+    """Output head and loss: apart, then fused, by the elements of a chunk and the tokens of a product (0: a
+    chunk)."""
     dtype, device = DTYPES[options.dtype], options.device
     hidden = torch.randn(options.tokens, options.width, device=device).to(dtype).requires_grad_()
     weight = (0.02 * torch.randn(options.vocabulary, options.width, device=device)).to(dtype)
@@ -161,7 +150,8 @@ def time_head(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def time_attention(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """torch's kernel, and model/block_attention.py, of all heads of --width for --tokens in windows of each context."""
+    """torch's kernel, and model/block_attention.py, of all heads of --width for --tokens in windows of each
+    context."""
     rows = []
     for context in (128, 256, 512, 1024, 2048):
         for head_dim in (16, 64, 192, 384):
@@ -187,14 +177,13 @@ KINDS = {"loss": time_loss, "head": time_head, "attention": time_attention}
 
 def main() -> None:
     """Time and print."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("what", choices=KINDS)
     parser.add_argument("--device", choices=ROUNDS, default="cpu")
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--vocabulary", type=int, default=8192)
     parser.add_argument("--width", type=int, default=384, help="of the head's input, or all attention heads")
     parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="of head and attention")
-    add_out(parser)
     options = parser.parse_args()
     torch.manual_seed(0)
     keep_freed_memory()  # as training does

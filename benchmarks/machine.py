@@ -5,7 +5,6 @@ python benchmarks/machine.py [--out FILE.json]
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import os
 import platform
@@ -17,7 +16,7 @@ sys.path[0] = str(ROOT)
 
 import torch  # noqa: E402
 
-from benchmarks.figures import add_out, write  # noqa: E402
+from benchmarks.helpers import parser_of, write  # noqa: E402
 from model.documents import VARLEN_OPTIONS  # noqa: E402
 from pretrain.engine.compiling import missing_compiler  # noqa: E402
 from pretrain.runtime.hardware import describe_device, detect_device, supports_bf16  # noqa: E402
@@ -35,9 +34,7 @@ def version(name: str) -> str | None:
 
 def main() -> None:
     """Print the lines."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], allow_abbrev=False)
-    add_out(parser)
-    options = parser.parse_args()
+    options = parser_of(__doc__).parse_args()
     os.environ.setdefault("LOCAL_RANK", "0")
     device = detect_device()
     figures = {

@@ -1,21 +1,19 @@
-"""Predicted against measured memory: short sessions in fresh processes, and what pretrain.engine.memory.plan says of them.
+"""Predicted against measured memory: short sessions in fresh processes, and what pretrain.engine.memory.plan says of
+them.
 
-    python benchmarks/memory.py                          # the table of docs/memory.md, about ten minutes on two cores
+    python benchmarks/memory.py                 # the table of docs/memory.md, about ten minutes on two cores
     python benchmarks/memory.py --stages 2 --precisions bf16 --data_parallel 1
     python benchmarks/memory.py --model prism-124m --data_parallel 1 --precisions bf16     # on a GPU
 
-On a machine with a GPU the ranks train on it (one each), and torch's own peak is what is compared. ``--trace`` compares
-the most that torch's allocator hands out in place of resident memory, which on a CPU shows the formulas without what
-the system's allocator keeps; it is slower.
+On a machine with a GPU the ranks train on it (one each), and torch's own peak is what is compared.
+``--trace`` compares the most that torch's allocator hands out in place of resident memory, which on a CPU
+shows the formulas without what the system's allocator keeps; it is slower.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,8 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.figures import add_out, write  # noqa: E402
-from benchmarks.ranks import rank_variables  # noqa: E402
+from benchmarks.helpers import parser_of, run_ranks, write  # noqa: E402
 from model.config import ModelConfig, block  # noqa: E402
 from model.errors import UserError  # noqa: E402
 from model.presets import preset  # noqa: E402
@@ -34,9 +31,17 @@ from pretrain.config.command_line import parse_command_line  # noqa: E402
 from pretrain.engine.ds_config import EngineSettings  # noqa: E402
 from pretrain.engine.ds_config_check import read_ds_config  # noqa: E402
 from pretrain.engine.memory.plan import MemoryPlan, memory_plan  # noqa: E402
-from pretrain.runtime.environment import free_port  # noqa: E402
 
 MIB = 1 << 20
+SHOWN = (
+    "stage",
+    "precision",
+    "data_parallel",
+    "tensor_parallel",
+    "micro_batch",
+    "accumulation",
+    "checkpointing",
+)
 # 8.7 million parameters: states of 122 to 175 MB, and activations of about as much.
 SMALL = block("llama", vocab_size=4000, context_length=128, d_model=320, heads="4x2,5x2,10x2", ffn_width=864)
 # On a CPU a bucket that is never filled takes no memory, so these are smaller than the model.
@@ -45,6 +50,8 @@ BUCKETS = {
     "stage3_prefetch_bucket_size": 1_000_000,
     "stage3_param_persistence_threshold": 10_000,
 }
+# glibc gives memory back when it is freed, so that resident memory is memory in use.
+RETURNS_MEMORY = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
 STEPS = 3  # the first makes the moments, the second at stage 3 follows the first's trace
 
 
@@ -112,50 +119,14 @@ class Case:
             "threads": 1,
             "trace": trace,
         }
-        port = free_port()
-        processes = [
-            subprocess.Popen(
-                [sys.executable, str(ROOT / "benchmarks/memory_session.py"), json.dumps(case)],
-                env=_environment(rank, self.ranks, port),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                cwd=ROOT,
-            )
-            for rank in range(self.ranks)
-        ]
-        found = []
-        try:
-            for process in processes:
-                output, errors = process.communicate(timeout=timeout)
-                if process.returncode:
-                    raise RuntimeError(f"{self}: {errors[-2000:]}")
-                found.append(json.loads(output.strip().splitlines()[-1]))
-        finally:
-            for process in processes:
-                if process.poll() is None:
-                    process.kill()
-        return found
-
-
-def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
-    return (
-        os.environ
-        | rank_variables(rank, ranks, port)
-        | {
-            "OMP_NUM_THREADS": "1",
-            # glibc: give memory back when it is freed, so that resident memory is memory in use.
-            "MALLOC_MMAP_THRESHOLD_": "65536",
-            "MALLOC_ARENA_MAX": "1",
-        }
-    )
+        command = ["benchmarks/memory_session.py", json.dumps(case)]
+        printed = run_ranks(command, self.ranks, RETURNS_MEMORY, timeout)
+        return [json.loads(output.strip().splitlines()[-1]) for output in printed]
 
 
 def main() -> None:
     """Print a table in Markdown, a row as soon as it is measured."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--stages", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--precisions", nargs="+", default=["fp32", "bf16"])
     parser.add_argument("--data_parallel", type=int, nargs="+", default=[1, 2])
@@ -167,7 +138,6 @@ def main() -> None:
         "--model", metavar="PRESET", help="in place of the small model; with the ds_config's own buckets"
     )
     parser.add_argument("--trace", action="store_true")
-    add_out(parser)
     options = parser.parse_args()
     try:
         what = {"model": preset(options.model), "buckets": {}} if options.model else {}
@@ -199,13 +169,15 @@ def main() -> None:
         )
         rows.append(
             {
-                "model": options.model or "small", "stage": stage, "precision": precision,
-                "data_parallel": data_parallel, "tensor_parallel": options.tensor_parallel,
-                "micro_batch": options.micro_batch, "accumulation": options.accumulation,
-                "checkpointing": bool(checkpointing), "device": ranks[0].get("device", "cpu"),
-                "predicted": plan.peak, "measured": measured, "phase": plan.peak_phase, "phases": plan.phases,
+                "model": options.model or "small",
+                **{name: getattr(case, name) for name in SHOWN},
+                "device": ranks[0].get("device", "cpu"),
+                "predicted": plan.peak,
+                "measured": measured,
+                "phase": plan.peak_phase,
+                "phases": plan.phases,
             }
-        )  # fmt: skip
+        )
         write(options.out, rows)
 
 

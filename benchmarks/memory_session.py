@@ -1,10 +1,11 @@
 """One rank of a short training session that measures its own memory; started by benchmarks/memory.py.
 
-Reads a JSON object from its argument and prints one. The figures are growth over what the process had before the model
-was built (interpreter, libraries and process group), in bytes:
+Reads a JSON object from its argument and prints one. The figures are growth over what the process had before
+the model was built (interpreter, libraries and process group), in bytes:
 
 - ``peak``: of resident memory, as the kernel counts it (VmHWM); on CUDA ``torch.cuda.max_memory_allocated``;
-- ``allocated``: the most that torch's allocator had handed out at once, touched or not. On CUDA the same number.
+- ``allocated``: the most that torch's allocator had handed out at once, touched or not. On CUDA the same
+number.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
+
+from benchmarks.helpers import process_memory  # noqa: E402
 
 
 def main(case: dict[str, Any]) -> dict[str, Any]:
@@ -44,15 +47,12 @@ def main(case: dict[str, Any]) -> dict[str, Any]:
     run = command.run
     model = ModelConfig.from_json(case["model"])
     world = start_world(case["threads"], False, run.tensor_parallel, run.sequence_parallel)
-    plan = plan_batch(
-        run.global_batch_tokens,
-        run.micro_batch,
-        model,
+    wanted, copies, device = (
+        (run.global_batch_tokens, run.micro_batch),
         world.data_parallel,
-        1 << 40,
         world.device.type,
-        world.tensor_parallel,
     )
+    plan = plan_batch(*wanted, model, copies, 1 << 40, device, world.tensor_parallel)
     ds_config = read_ds_config(command.ds_config)
     ds_config["zero_optimization"] |= case["zero"]
     merged = merge_ds_config(ds_config, run, plan, run.precision == "bf16", model)
@@ -68,7 +68,8 @@ def main(case: dict[str, Any]) -> dict[str, Any]:
             engine.backward(loss)
             engine.step()
 
-    # A tiny model first: kernels, thread pools, DeepSpeed's modules and the process group take what they take once.
+    # A tiny model first: kernels, thread pools, DeepSpeed's modules and the process group take what they take
+    # once.
     train(model.replace(d_model=2 * math.lcm(*model.heads), ffn_width=64, vocab_size=256), steps=1)
     gc.collect()
     if world.device.type == "cuda":
@@ -81,10 +82,10 @@ def main(case: dict[str, Any]) -> dict[str, Any]:
         return {"peak": peak, "allocated": peak, "device": torch.cuda.get_device_name()}
     if case["trace"]:
         return {"allocated": _traced(torch, lambda: train(model, case["steps"]))}
-    before = _status("VmRSS")
+    before = process_memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     train(model, case["steps"])
-    return {"peak": _status("VmHWM") - before}
+    return {"peak": process_memory("VmHWM") - before}
 
 
 def _traced(torch: Any, function: Any) -> int:
@@ -99,14 +100,6 @@ def _traced(torch: Any, function: Any) -> int:
         held += event.nbytes()
         highest = max(highest, held)
     return highest
-
-
-def _status(name: str) -> int:
-    """A memory figure of /proc/self/status, in bytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    raise LookupError(name)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,7 @@ import contextlib
 import json
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,7 @@ from pretrain.runtime.environment import settle_waiting_threads  # noqa: E402
 
 settle_waiting_threads()
 
-import torch  # noqa: E402
-
+from benchmarks.helpers import seconds_of  # noqa: E402
 from model.config import ModelConfig  # noqa: E402
 from pretrain.config.command_line import parse_command_line  # noqa: E402
 from pretrain.data.loader import BatchPrefetcher  # noqa: E402
@@ -54,38 +52,33 @@ class OneTrainer:
         self.trainer._forward_backward(self.batches)
         self.trainer._count(True)
 
-    def seconds(self, work: Callable[[], Any]) -> float:
-        """Wall-clock seconds of a call, the device's work included."""
-        self.wait()
-        began = time.perf_counter()
-        work()
-        self.wait()
-        return time.perf_counter() - began
-
-    def wait(self) -> None:
-        """Wait until a GPU has done what it was given."""
-        if self.session.world.device.type == "cuda":
-            torch.cuda.synchronize()
+    seconds = staticmethod(seconds_of)
 
 
 @contextlib.contextmanager
 def trainer_of(model: ModelConfig, micro_batch: int, *flags: str) -> Iterator[OneTrainer]:
-    """one_trainer of *model*, a micro-batch a step, without validation; compiled only if *flags* ask for it."""
+    """one_trainer of *model*, a micro-batch a step, without validation; compiled only if *flags* ask for
+    it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.json"
         path.write_text(json.dumps(model.to_json()))
-        settings = [
-            "--model", str(path), "--vocab_size", str(model.vocab_size), "--micro_batch", str(micro_batch),
-            "--global_batch_tokens", str(micro_batch * model.context_length),
-            "--validation.every", "0", "--diagnostics_every", "0", "--compile", "false",
-        ]  # fmt: skip
-        with one_trainer(*settings, *flags) as one:
+        settings = {
+            "model": path,
+            "vocab_size": model.vocab_size,
+            "micro_batch": micro_batch,
+            "global_batch_tokens": micro_batch * model.context_length,
+            "validation.every": 0,
+            "diagnostics_every": 0,
+            "compile": "false",
+        }
+        with one_trainer(*(f"--{name}={value}" for name, value in settings.items()), *flags) as one:
             yield one
 
 
 @contextlib.contextmanager
 def one_trainer(*flags: str) -> Iterator[OneTrainer]:
-    """Build it from *flags* of pretrain/main.py; ZeRO 2 unless they name a ds_config. Its run folder is temporary."""
+    """Build it from *flags* of pretrain/main.py; ZeRO 2 unless they name a ds_config. Its run folder is
+    temporary."""
     with tempfile.TemporaryDirectory() as folder:
         command = parse_command_line(
             ["--ds_config", ZERO2, *flags, "--runs_dir", folder, "--logging.wandb", "disabled"]

@@ -1,22 +1,22 @@
 """Profile of one training step of pretrain/main.py, by operator.
 
-    python benchmarks/profile_step.py [--shape small] [--rows 25] [--out FILE.json] [FLAGS of pretrain/main.py]
+    python benchmarks/profile_step.py [--shape small] [--rows 25] [--out FILE.json] [FLAGS of main.py]
 
-The shapes are those of benchmarks/throughput.py. Two steps come first, so that caches are filled and graphs compiled.
-Nothing is compiled unless --compile asks for it. On a GPU the table is sorted by the device's time.
+The shapes are those of benchmarks/throughput.py. Two steps come first, so that caches are filled and graphs
+compiled. Nothing is compiled unless --compile asks for it. On a GPU the table is sorted by the device's time.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
 
-from benchmarks.figures import MAIN_FLAGS, add_out, write  # noqa: E402
+from benchmarks.helpers import MAIN_FLAGS, parser_of, wait, write  # noqa: E402
 from benchmarks.one_trainer import trainer_of  # noqa: E402 - before torch
 from benchmarks.throughput import SHAPES  # noqa: E402
 
@@ -24,13 +24,23 @@ import torch  # noqa: E402 # isort: skip
 from torch.profiler import ProfilerActivity, profile  # noqa: E402 # isort: skip
 
 
+def operator_row(row: Any) -> dict[str, Any]:
+    """An operator's calls, and its own time on the processor and the device in microseconds."""
+    return {
+        "name": row.key,
+        "on": row.device_type.name.lower(),
+        "calls": row.count,
+        "cpu": row.self_cpu_time_total,
+        "device": row.self_device_time_total,
+    }
+
+
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], epilog=MAIN_FLAGS)
+    parser = parser_of(__doc__, MAIN_FLAGS)
     parser.add_argument("--shape", choices=SHAPES, default="small")
     parser.add_argument("--kind", choices=("llama", "gpt2"), default="llama")
     parser.add_argument("--rows", type=int, default=25)
-    add_out(parser)
     options, flags = parser.parse_known_args()
     shape = SHAPES[options.shape]
     with trainer_of(shape.model(options.kind), shape.micro_batch, *flags) as one:
@@ -42,22 +52,22 @@ def main() -> None:
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
         with profile(activities=activities) as profiler:
             one.step()
-            one.wait()
+            wait()
         compiled = one.session.run.compile
     device = "device" if cuda else "cpu"
     averages = profiler.key_averages()
     print(
         averages.table(sort_by=f"self_{device}_time_total", row_limit=options.rows, max_name_column_width=60)
     )
-    figures = {
-        "shape": options.shape, "kind": options.kind, "flags": flags, "compiled": compiled, "device": device,
-        "torch": torch.__version__, "seconds": seconds,
-        "operators": [  # microseconds, the largest first
-            {"name": row.key, "on": row.device_type.name.lower(), "calls": row.count,
-             "cpu": row.self_cpu_time_total, "device": row.self_device_time_total}
-            for row in sorted(averages, key=lambda row: -getattr(row, f"self_{device}_time_total"))
-        ],
-    }  # fmt: skip
+    largest = sorted(averages, key=lambda row: -getattr(row, f"self_{device}_time_total"))
+    figures = vars(options) | {
+        "flags": flags,
+        "compiled": compiled,
+        "device": device,
+        "torch": torch.__version__,
+        "seconds": seconds,
+        "operators": [operator_row(row) for row in largest],
+    }
     write(options.out, figures)
     sys.stdout.flush()
     os._exit(0)  # the launcher's threads need not end one by one

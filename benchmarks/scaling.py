@@ -1,16 +1,17 @@
 """Tokens per second of the trainer against context, layers, vocabulary, accumulation, and ranks on gloo.
 
-    python benchmarks/scaling.py --out scaling.json            # every sweep, for a quiet machine: about an hour
+    python benchmarks/scaling.py --out scaling.json       # every sweep, for an idle machine: about an hour
     python benchmarks/scaling.py --context --layers --vocabulary --accumulation --ranks 1x2 tp2 --rounds 15
 
-A sweep changes one thing of the model of --shape, whose layers follow its prism schedule. All points train the same
-number of tokens a step. A point is the trainer of pretrain/main.py in processes of its own, which
-benchmarks/throughput_session.py runs; the points of a sweep take turns of a few steps, so that a machine whose speed
-drifts slows all of them. Medians of the rounds are compared with the sweep's first point. A flag without values leaves
-its sweep out.
+A sweep changes one thing of the model of --shape, whose layers follow its prism schedule. All points train
+the same number of tokens a step. A point is the trainer of pretrain/main.py in processes of its own, which
+benchmarks/throughput_session.py runs; the points of a sweep take turns of a few steps, so that a machine
+whose speed drifts slows all of them. Medians of the rounds are compared with the sweep's first point. A flag
+without values leaves its sweep out.
 
-Of ranks, 1x2 is one rank with two threads and 1x1 one with one; dp and tp are data- and tensor-parallel ranks with one
-thread each. Tensor parallelism over two ranks is to keep 70 % of the speed that one rank has with the same two cores.
+Of ranks, 1x2 is one rank with two threads and 1x1 one with one; dp and tp are data- and tensor-parallel ranks
+with one thread each. Tensor parallelism over two ranks is to keep 70 % of the speed that one rank has with
+the same two cores.
 """
 
 from __future__ import annotations
@@ -30,12 +31,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.figures import write  # noqa: E402
-from benchmarks.ranks import rank_variables  # noqa: E402
-from benchmarks.throughput import SHAPES, Contender, Failed, Shape, add_session_flags, say  # noqa: E402
+from benchmarks.helpers import parser_of, rank_variables, say, write  # noqa: E402
+from benchmarks.throughput import SHAPES, Contender, Failed, Shape, add_session_flags, session_request  # noqa: E402  # noqa: E402
 from model.config import ModelConfig, block  # noqa: E402
 from model.heads import parse_heads  # noqa: E402
-from pretrain.runtime.environment import free_port, settle_waiting_threads  # noqa: E402
+from pretrain.runtime.environment import settle_waiting_threads  # noqa: E402
 
 SWEEPS = {
     "context": [256, 512, 1024, 2048, 4096, 8192],
@@ -100,16 +100,15 @@ class Group:
     def __init__(self, name: str, point: Point, options: argparse.Namespace, folder: str) -> None:
         model, micro_batch = point.model(SHAPES[options.shape]).to_json(), point.micro_batch(options.tokens)
         (Path(folder) / "model.json").write_text(json.dumps(model))
-        flags = [
-            "--global_batch_tokens", str(options.tokens), "--tensor_parallel", str(point.tensor_parallel),
-            *(["--threads", str(point.threads)] if point.threads else []), *options.flags,
-        ]  # fmt: skip
-        request = {
-            "program": "ours", "compile": False, "model": model, "micro_batch": micro_batch, "folder": folder,
-            "data_root": options.data_root, "precision": options.precision, "flags": flags,
-        }  # fmt: skip
-        ranks, port = point.data_parallel * point.tensor_parallel, free_port()
-        self.ranks = [Contender(name, request, rank_variables(r, ranks, port)) for r in range(ranks)]
+        threads = [f"--threads={point.threads}"] if point.threads else []
+        batch = [f"--global_batch_tokens={options.tokens}", f"--tensor_parallel={point.tensor_parallel}"]
+        request = session_request(options, model, micro_batch) | {
+            "program": "ours",
+            "folder": folder,
+            "flags": [*batch, *threads, *options.flags],
+        }
+        ranks = rank_variables(point.data_parallel * point.tensor_parallel)
+        self.ranks = [Contender(name, request, variables) for variables in ranks]
 
     def turn(self, steps: int) -> dict[str, Any]:
         """Rank 0's figures of so many steps."""
@@ -151,9 +150,15 @@ def measure(name: str, points: dict[str, Point], options: argparse.Namespace) ->
     for key, point in points.items():
         rates = [options.tokens / turn["seconds"] for turn in turns[key]]
         rows.append(
-            {"point": key, **dataclasses.asdict(point), "micro_batch": point.micro_batch(options.tokens),
-             "tokens_per_second": statistics.median(rates), "all": rates, "loss": turns[key][-1]["loss"]}
-        )  # fmt: skip
+            {
+                "point": key,
+                **dataclasses.asdict(point),
+                "micro_batch": point.micro_batch(options.tokens),
+                "tokens_per_second": statistics.median(rates),
+                "all": rates,
+                "loss": turns[key][-1]["loss"],
+            }
+        )
     return rows
 
 
@@ -175,9 +180,7 @@ def table(name: str, rows: list[dict[str, Any]]) -> list[str]:
 def main() -> None:
     """Measure, print, write."""
     settle_waiting_threads()
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="tiny")
     for name, values in SWEEPS.items():
         parser.add_argument(f"--{name}", type=int, nargs="*", default=values)

@@ -1,18 +1,20 @@
-"""Tokens per second of the whole training step: this trainer beside transformers' Llama and nanoGPT, taking turns.
+"""Tokens per second of the whole training step: this trainer beside transformers' Llama and nanoGPT, taking
+turns.
 
     python benchmarks/throughput.py --nanogpt CHECKOUT          # the shape of docs/performance.md, here
     python benchmarks/throughput.py --shape 124m --out gpu.json # on a GPU: 124m, 354m, 757m
     python benchmarks/throughput.py --contenders prism uniform config7 --rounds 15
 
 A step is forward, backward, clipping and the optimizer's update on real text; this trainer's is that of
-pretrain/main.py, DeepSpeed engine, data, metrics and stop vote included. Every contender is a process of its own
-(benchmarks/throughput_session.py). On a CPU all of them stay, and one at a time makes a few steps while the others are
-stopped, so that a machine whose speed drifts slows all of them; on a GPU, whose memory they would share, each round
-starts them anew. Beside them bare matrix products in the shapes of the model are timed: the fastest is the limit that
-shares refer to.
+pretrain/main.py, DeepSpeed engine, data, metrics and stop vote included. Every contender is a process of its
+own (benchmarks/throughput_session.py). On a CPU all of them stay, and one at a time makes a few steps while
+the others are stopped, so that a machine whose speed drifts slows all of them; on a GPU, whose memory they
+would share, each round starts them anew. Beside them bare matrix products in the shapes of the model are
+timed: the fastest is the limit that shares refer to.
 
-nanoGPT is not part of this project: give the folder of a checkout. What is compared with it is our model in GPT-2's
-architecture; with transformers' Llama, ours in Llama's. Their best mode is the faster of eager and compiled.
+nanoGPT is not part of this project: give the folder of a checkout. What is compared with it is our model in
+GPT-2's architecture; with transformers' Llama, ours in Llama's. Their best mode is the faster of eager and
+compiled.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.figures import add_out, write  # noqa: E402
+from benchmarks.helpers import parser_of, say, write  # noqa: E402
 from model.config import ModelConfig, block  # noqa: E402
 
 
@@ -56,10 +58,12 @@ class Shape:
     steps: int
     """Steps of a turn."""
     config7: str | None = None
-    """Head schedule of the contender "config7": that of the preset config-7-124m, or one with its head dims."""
+    """Head schedule of the contender "config7": that of the preset config-7-124m, or one with its head
+    dims."""
 
     def model(self, kind: str, heads: str | None = None) -> ModelConfig:
-        """The model in an architecture of this project; Llama's SwiGLU has as many parameters as GPT-2's MLP."""
+        """The model in an architecture of this project; Llama's SwiGLU has as many parameters as GPT-2's
+        MLP."""
         width = 4 * self.d_model if kind == "gpt2" else 8 * self.d_model // 3
         return block(
             kind,
@@ -124,21 +128,28 @@ class Failed(RuntimeError):
 
 
 class Contender:
-    """One process, which trains when it is asked to. *ready* says how its first step went, once wait has returned."""
+    """One process, which trains when it is asked to. *ready* says how its first step went, once wait has
+    returned."""
 
     def __init__(
         self, name: str, request: dict[str, Any], variables: Mapping[str, str] | None = None
     ) -> None:
         self.name = name
-        # All wait for the next operator as on an idle machine; one that looks at the load would see the others.
+        # All wait for the next operator as on an idle machine; one that looks at the load would see the
+        # others.
         defaults = {"TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "active"}
         environment = defaults | os.environ | dict(variables or {})
         self.began = time.time()
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
         self.process = subprocess.Popen(
             [sys.executable, str(ROOT / "benchmarks/throughput_session.py"), json.dumps(request)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=environment, cwd=ROOT,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+            env=environment,
+            cwd=ROOT,
+        )
         self.ready: dict[str, Any] = {}
 
     def wait(self) -> Contender:
@@ -174,32 +185,33 @@ class Contender:
         self.errors.close()
 
 
+def session_request(options: argparse.Namespace, model: dict[str, Any], micro_batch: int) -> dict[str, Any]:
+    """What every program of throughput_session.py is told."""
+    return {
+        "compile": False,
+        "model": model,
+        "micro_batch": micro_batch,
+        "data_root": options.data_root,
+        "precision": options.precision,
+    }
+
+
 def measure(
     options: argparse.Namespace, shape: Shape, names: list[str]
 ) -> Iterator[tuple[dict[str, Result], float, set[str]]]:
     """Let the contenders take turns.
 
     Yields:
-        After every round: the results so far, the highest rate of bare products in FLOP/s, and the names of those that
-        failed, which take no further part.
+        After every round: the results so far, the highest rate of bare products in FLOP/s, and the names of
+        those that failed, which take no further part.
     """
     requests, results = {}, {}
     for name in names:
         contender = CONTENDERS[name]
         schedule = contender.get("schedule")
         model = shape.model(str(contender["kind"]), getattr(shape, str(schedule)) if schedule else None)
-        requests[name] = (
-            {"compile": False}
-            | contender
-            | {
-                "model": model.to_json(),
-                "micro_batch": shape.micro_batch,
-                "data_root": options.data_root,
-                "precision": options.precision,
-                "nanogpt": options.nanogpt,
-                "flags": options.flags,
-            }
-        )
+        request = session_request(options, model.to_json(), shape.micro_batch)
+        requests[name] = request | {"nanogpt": options.nanogpt, "flags": options.flags} | contender
         results[name] = Result(name, model.flops_per_token())
     limit = 0.0
     failed: set[str] = set()
@@ -244,11 +256,6 @@ def measure(
             contender.end()
 
 
-def say(line: str) -> None:
-    """A line of progress."""
-    print(line, file=sys.stderr, flush=True)
-
-
 def table(results: dict[str, Result], limit: float) -> list[str]:
     """Markdown: a row for each contender."""
     lines = [
@@ -266,7 +273,8 @@ def table(results: dict[str, Result], limit: float) -> list[str]:
 
 
 def ratios(results: dict[str, Result]) -> dict[str, list[float]]:
-    """Speed of one contender over another's in the same round; ours and theirs each in the better of its modes."""
+    """Speed of one contender over another's in the same round; ours and theirs each in the better of its
+    modes."""
 
     def best(*names: str) -> Result | None:
         present = [results[name] for name in names if name in results]
@@ -308,7 +316,6 @@ def add_session_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data_root", default="data", help="where built-in corpora are, or are prepared once"
     )
-    add_out(parser)
     parser.add_argument(
         "--flags", nargs=argparse.REMAINDER, default=[], help="last: more flags of pretrain/main.py"
     )
@@ -316,20 +323,17 @@ def add_session_flags(parser: argparse.ArgumentParser) -> None:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="small")
-    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, help=f"default: {' '.join(DEFAULT)}, "
-                        "products, and nanoGPT's two with --nanogpt")  # fmt: skip
+    default = f"default: {' '.join(DEFAULT)}, products, and nanoGPT's two with --nanogpt"
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, help=default)
     parser.add_argument("--nanogpt", metavar="FOLDER", help="a checkout of nanoGPT")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, help="of a turn (default: the shape's)")
     add_session_flags(parser)
     options = parser.parse_args()
-    names = options.contenders or [
-        *DEFAULT, *(["nanogpt", "nanogpt-compiled"] if options.nanogpt else []), "products",
-    ]  # fmt: skip
+    theirs = ["nanogpt", "nanogpt-compiled"] if options.nanogpt else []
+    names = options.contenders or [*DEFAULT, *theirs, "products"]
     if options.nanogpt is None and any(name.startswith("nanogpt") for name in names):
         parser.error("nanogpt: give --nanogpt FOLDER, a checkout of nanoGPT")
     if options.nanogpt is not None and not (Path(options.nanogpt) / "model.py").is_file():
@@ -346,10 +350,13 @@ def main() -> None:
             )
     for results, limit, failed in measure(options, shape, names):
         figures = {
-            "shape": options.shape, "precision": options.precision, "limit_flops": limit, "ratios": ratios(results),
+            "shape": options.shape,
+            "precision": options.precision,
+            "limit_flops": limit,
+            "ratios": ratios(results),
             "results": {name: dataclasses.asdict(result) for name, result in results.items()},
             "failed": sorted(failed),
-        }  # fmt: skip
+        }
         write(options.out, figures)  # after every round: what is cut off later has these
     print("\n".join(table(results, limit)))
     if limit:

@@ -1,7 +1,7 @@
 """One contender of benchmarks/throughput.py: trains as many steps as each line of its input asks for.
 
-Not for use by hand. It reads a request as JSON from its command line, makes a first step, says that it is ready, and
-answers every number of steps on its input with the seconds of a step, the loss and its memory.
+Not for use by hand. It reads a request as JSON from its command line, makes a first step, says that it is
+ready, and answers every number of steps on its input with the seconds of a step, the loss and its memory.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ sys.path[0] = str(ROOT)
 
 import torch  # noqa: E402
 
+from benchmarks.helpers import process_memory, wait  # noqa: E402
+
 Request = dict[str, Any]
 LEARNING_RATE, BETAS, WEIGHT_DECAY, CLIPPING = 3e-4, (0.9, 0.95), 0.1, 1.0
 
@@ -31,19 +33,12 @@ def answer(**figures: Any) -> None:
     print(json.dumps({"throughput": figures}), flush=True)
 
 
-def resident_bytes(peak: bool = False) -> int:
-    """This process's resident memory, or its highest so far."""
-    field = "VmHWM" if peak else "VmRSS"
-    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(lines[field].split()[0]) * 1024
-
-
 class Turns:
     """Counts steps, and waits for the parent when those of a turn are done. Call it after every step."""
 
     def __init__(self, device: torch.device, tokens: int) -> None:
         self.device, self.tokens = device, tokens
-        self.imported = resident_bytes()
+        self.imported = process_memory("VmRSS")
         self.left, self.steps, self.began = 1, 0, 0.0
 
     def __call__(self, loss: Callable[[], float]) -> None:
@@ -51,14 +46,13 @@ class Turns:
         self.left -= 1
         if self.left:
             return
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
+        wait()
         now = time.perf_counter()
         if not self.steps:
             answer(at=time.time(), device=self.device.type)
         else:
             cuda = self.device.type == "cuda"
-            peak = torch.cuda.max_memory_allocated() if cuda else resident_bytes(peak=True) - self.imported
+            peak = torch.cuda.max_memory_allocated() if cuda else process_memory("VmHWM") - self.imported
             answer(seconds=(now - self.began) / self.steps, tokens=self.tokens, peak_bytes=peak, loss=loss())
         self.wait()
 
@@ -90,17 +84,24 @@ def train_ours(request: Request) -> None:
         model = Path(folder) / "model.json"
         if folder == own:
             model.write_text(json.dumps(request["model"]))
-        tokens = request["micro_batch"] * request["model"]["context_length"]
-        command = parse_command_line(
-            [
-                "--ds_config", "ds_configs/zero2.json", "--model", str(model), "--data_root", request["data_root"],
-                "--vocab_size", str(request["model"]["vocab_size"]), "--micro_batch", str(request["micro_batch"]),
-                "--global_batch_tokens", str(tokens), "--steps", "1000000", "--precision", request["precision"],
-                "--validation.every", "0", "--diagnostics_every", "0", "--checkpoint.every", "0",
-                "--logging.wandb", "disabled", "--runs_dir", folder,
-                "--compile", str(request["compile"]).lower(), *request["flags"],
-            ]
-        )  # fmt: skip
+        values = {
+            "ds_config": "ds_configs/zero2.json",
+            "model": model,
+            "data_root": request["data_root"],
+            "vocab_size": request["model"]["vocab_size"],
+            "micro_batch": request["micro_batch"],
+            "global_batch_tokens": request["micro_batch"] * request["model"]["context_length"],
+            "steps": 1_000_000,
+            "precision": request["precision"],
+            "validation.every": 0,
+            "diagnostics_every": 0,
+            "checkpoint.every": 0,
+            "logging.wandb": "disabled",
+            "runs_dir": folder,
+            "compile": str(request["compile"]).lower(),
+        }
+        flags = [f"--{name}={value}" for name, value in values.items()]
+        command = parse_command_line([*flags, *request["flags"]])
         listener = StopListener()
         with open_session(command.run, read_ds_config(command.ds_config, command.run), listener) as session:
             turns = Turns(session.world.device, session.tokens_per_step)
@@ -148,7 +149,8 @@ def batches(request: Request, device: torch.device) -> Iterator[tuple[torch.Tens
 
 
 def computes_in_bf16(request: Request, device: torch.device) -> bool:
-    """Whether a contender other than ours computes in bf16: what is asked for, or where the device has units for it."""
+    """Whether a contender other than ours computes in bf16: what is asked for, or where the device has units
+    for it."""
     from pretrain.runtime.hardware import supports_bf16
 
     return supports_bf16(device)[0] if request["precision"] == "auto" else request["precision"] == "bf16"
@@ -224,7 +226,8 @@ def train_nanogpt(request: Request) -> None:
 
 
 def multiply(request: Request) -> None:
-    """Bare products in the shapes of the model's layers; a turn times each of them, a hundred times on a GPU."""
+    """Bare products in the shapes of the model's layers; a turn times each of them, a hundred times on a
+    GPU."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if computes_in_bf16(request, device) else torch.float32
     model = request["model"]
@@ -243,8 +246,7 @@ def multiply(request: Request) -> None:
                 began = time.perf_counter()
                 for _ in range(repeats):
                     left @ right
-                if device.type == "cuda":
-                    torch.cuda.synchronize()
+                wait()
                 seconds = (time.perf_counter() - began) / repeats
                 best = max(best, 2 * rows * model["d_model"] * width / seconds)
         answer(flops=best)

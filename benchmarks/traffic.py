@@ -2,17 +2,16 @@
 
     python benchmarks/traffic.py prism-124m [--fused all] [--compiled] [--micro_batch 16] [--context 1024]
 
-Forward and backward run on meta tensors, in bf16, with each operator's inputs and outputs counted as read and written
-once; views move nothing. Attention and RMSNorm count as the single kernels that they are on a GPU. Time is estimated as
-the larger of the products' FLOPs / peak and their bytes / bandwidth, and after it all other bytes / bandwidth; launches
-and idle time are not in it, so real steps are slower. Without --compiled this is the model as written. With it, rotary
-positions, SwiGLU and a chunk's loss are single kernels, too, as torch.compile makes them; sums of residuals and of
-gradients are still counted as written.
+Forward and backward run on meta tensors, in bf16, with each operator's inputs and outputs counted as read and
+written once; views move nothing. Attention and RMSNorm count as the single kernels that they are on a GPU.
+Time is estimated as the larger of the products' FLOPs / peak and their bytes / bandwidth, and after it all
+other bytes / bandwidth; launches and idle time are not in it, so real steps are slower. Without --compiled
+this is the model as written. With it, rotary positions, SwiGLU and a chunk's loss are single kernels, too, as
+torch.compile makes them; sums of residuals and of gradients are still counted as written.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import sys
 from collections import defaultdict
@@ -35,6 +34,7 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 import model.attention  # noqa: E402
 import model.rotary  # noqa: E402
 import model.transformer  # noqa: E402
+from benchmarks.helpers import parser_of, write  # noqa: E402
 from model.config import ModelConfig  # noqa: E402
 from model.feedforward import FeedForward  # noqa: E402
 from model.linears import joint_columns  # noqa: E402
@@ -48,7 +48,8 @@ PRODUCTS = ("mm", "addmm", "bmm", "flash_attention")
 
 @custom_op("traffic::flash_attention", mutates_args=())
 def flash_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """What a GPU's kernel reads and writes; meta tensors would take SDPA's plain formula. It computes nothing."""
+    """What a GPU's kernel reads and writes; meta tensors would take SDPA's plain formula. It computes
+    nothing."""
     return torch.empty_like(query)
 
 
@@ -233,7 +234,7 @@ def optimizer_bytes(config: ModelConfig) -> int:
 
 def main() -> None:
     """Count and print."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("model")
     parser.add_argument("--micro_batch", type=int, default=16)
     parser.add_argument("--context", type=int)
@@ -251,6 +252,9 @@ def main() -> None:
     tokens = options.micro_batch * config.context_length
     traffic, flops = step(config, options.micro_batch, options.fused, options.compiled)
     optimizer = optimizer_bytes(config)
+    write(
+        options.out, {"bytes": traffic.bytes, "calls": traffic.calls, "flops": flops, "optimizer": optimizer}
+    )
     print("| operator | calls | bytes a token | share |\n|---|---:|---:|---:|")
     total = sum(traffic.bytes.values()) + optimizer
     rows = sorted(traffic.bytes.items(), key=lambda item: -item[1])
@@ -265,7 +269,8 @@ def main() -> None:
 
 
 def estimate(config: ModelConfig, tokens: int, flops: int, products: float, others: float) -> None:
-    """Print the time of a step and the MFU that follow, products beside their own traffic, all else after them."""
+    """Print the time of a step and the MFU that follow, products beside their own traffic, all else after
+    them."""
     seconds = max(flops / PEAK_FLOPS, products / BANDWIDTH) + others / BANDWIDTH
     mfu = tokens * config.flops_per_token() / seconds / PEAK_FLOPS
     print(

@@ -2,18 +2,19 @@
 
     python benchmarks/wide_heads.py [--width 768] [--batch 16] [--length 1024] [--head_dims 64 256 384]
 
-Flash goes up to head dim 256 on a GPU; config-5 and config-7 have heads of 384. A layer of width 768 has two of those,
-so that all its logits are few, and plain products may win. Every way takes q, k and v of the same numbers and goes
-forward and back:
+Flash goes up to head dim 256 on a GPU; config-5 and config-7 have heads of 384. A layer of width 768 has two
+of those, so that all its logits are few, and plain products may win. Every way takes q, k and v of the same
+numbers and goes forward and back:
 
 torch        scaled_dot_product_attention, with the kernel that it takes by itself
 flash, memory-efficient, cuDNN    its other kernels, one by one
-products N   batched products and a softmax, compiled, for the queries of N equal parts: each part leaves out the keys
-             after its last query. It keeps the softmax for the backward pass.
+products N   batched products and a softmax, compiled, for the queries of N equal parts: each part leaves
+             out the keys after its last query. It keeps the softmax for the backward pass.
 flex N       FlexAttention, compiled, in blocks of N
 
-Milliseconds are medians of rounds in which the ways take turns. The error is the largest of the output and the three
-gradients from fp64, relative to the largest number of each. A way that a device does not have is named with its reason.
+Milliseconds are medians of rounds in which the ways take turns. The error is the largest of the output and
+the three gradients from fp64, relative to the largest number of each. A way that a device does not have is
+named with its reason.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ import argparse
 import functools
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ import torch.nn.functional as F  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
-from benchmarks.figures import add_out, write  # noqa: E402
+from benchmarks.helpers import parser_of, say, seconds_of, wait, write  # noqa: E402
 
 ROUNDS = 5
 KERNELS = {
@@ -102,22 +102,6 @@ def forward_and_back(way: Way, inputs: Iterable[Tensor], gradient: Tensor) -> li
     return [output.detach(), *torch.autograd.grad(output, inputs, gradient)]
 
 
-def wait(device: torch.device) -> None:
-    """Until the device has done everything."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def seconds_of(run: Callable[[], object], repeats: int, device: torch.device) -> float:
-    """Seconds of one of *repeats* runs."""
-    wait(device)
-    began = time.perf_counter()
-    for _ in range(repeats):
-        run()
-    wait(device)
-    return (time.perf_counter() - began) / repeats
-
-
 def measured(
     heads: int, head_dim: int, options: argparse.Namespace, device: torch.device
 ) -> list[dict[str, Any]]:
@@ -136,8 +120,8 @@ def measured(
         run = functools.partial(forward_and_back, way, inputs, gradient)
         try:
             found = run()
-            wait(device)
-            seconds = seconds_of(run, 2, device)
+            wait()
+            seconds = seconds_of(run, 2)
         except Exception as error:  # whatever a compiler or a kernel says
             row["reason"] = next(iter(str(error).splitlines()), type(error).__name__)[:160]
             continue
@@ -151,12 +135,12 @@ def measured(
             before = torch.cuda.memory_allocated(device)
             run()
             row["peak_mb"] = (torch.cuda.max_memory_allocated(device) - before) / 1e6
-        print(f"  {name:<18}{1e3 * seconds:9.2f} ms, twice", file=sys.stderr, flush=True)
+        say(f"  {name:<18}{1e3 * seconds:9.2f} ms, twice")
         runs[name], repeats[name] = run, max(1, round(SETTLED_MS / 1e3 / seconds))
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(ROUNDS):
         for name, run in runs.items():
-            times[name].append(seconds_of(run, repeats[name], device))
+            times[name].append(seconds_of(run, repeats[name]))
     for row in rows:
         if row["way"] in times:
             row["ms"] = 1e3 * statistics.median(times[row["way"]])
@@ -165,12 +149,11 @@ def measured(
 
 def main() -> None:
     """Measure every head dim, and print."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--width", type=int, default=768, help="of the layer's attention: heads x head dim")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--head_dims", type=int, nargs="+", default=[64, 256, 384])
-    add_out(parser)
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     shape = {name: getattr(options, name) for name in ("width", "batch", "length")}

@@ -1,8 +1,10 @@
-"""What every test needs: nothing leaves the machine, and workers end with their file. Shared: a corpus, a SLURM."""
+"""What every test needs: nothing leaves the machine, and workers end with their file. Shared: a corpus, a
+SLURM."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,10 +29,30 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# In the text of a test file: what takes seconds to import, to start or to draw.
+TAKES_TIME = re.compile(
+    r"deepspeed|distributed|launch|subprocess|small_folder|fuzzing|transformers"
+    r"|pretrain\.study|matplotlib|plot|draw"
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """--quick, which make quick gives."""
+    parser.addoption(
+        "--quick", action="store_true", help="only files without other processes and heavy libraries"
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out what --quick leaves out, before it is imported."""
+    quick = config.getoption("--quick") and collection_path.suffix == ".py"
+    return True if quick and TAKES_TIME.search(collection_path.read_text(encoding="utf-8")) else None
+
 
 @pytest.fixture(autouse=True, scope="module")
 def workers_of_one_file() -> Iterator[None]:
-    """End the workers of multi-process tests with their file: the process groups made in them keep threads busy."""
+    """End the workers of multi-process tests with their file: the process groups made in them keep threads
+    busy."""
     yield
     distributed = sys.modules.get("tests.helpers.distributed")
     if distributed is not None:

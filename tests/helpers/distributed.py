@@ -39,6 +39,7 @@ import torch
 import torch.distributed as dist
 
 from tests.helpers.distributed_worker import serve
+from tests.helpers.launch import rank_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT = 120.0
@@ -204,13 +205,7 @@ class Rank:
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by kill()
         self._mark = 0
         self.connection, theirs = Pipe()
-        environment = {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(world_size),
-            "LOCAL_WORLD_SIZE": str(world_size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
+        environment = rank_environment(rank, world_size, port) | {
             "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         }
         context = start_nursery()

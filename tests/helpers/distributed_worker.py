@@ -1,4 +1,5 @@
-"""One rank of tests/helpers/distributed.py: a process that is sent functions, calls them and sends back the results."""
+"""One rank of tests/helpers/distributed.py: a process that is sent functions, calls them and sends back the
+results."""
 
 from __future__ import annotations
 
@@ -135,8 +136,9 @@ def clean_up(default_group: Any) -> None:
 
 
 def destroy_engines() -> None:
-    """Take DeepSpeed's hooks off the parameters of engines that are still there: autograd holds these, where the
-    garbage collector does not see it, and with them weights and groups, each with a thread that never sleeps long."""
+    """Take DeepSpeed's hooks off the parameters of engines that are still there: autograd holds these, where
+    the garbage collector does not see it, and with them weights and groups, each with a thread that never
+    sleeps long."""
     module = sys.modules.get("deepspeed.runtime.engine")
     if module is None:
         return

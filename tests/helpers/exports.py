@@ -1,4 +1,5 @@
-"""Runs that were trained by real ranks, for tests of what is done with them; the command that exports them."""
+"""Runs that were trained by real ranks, for tests of what is done with them; the command that exports
+them."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ from typing import Any
 
 from hypothesis import HealthCheck, seed, settings
 
-# No case may take longer, whatever the input. Of this process's own time: hypothesis's deadlines are of the clock, and
-# a case of 0.3 s took 7.7 s on a busy machine.
+# No case may take longer, whatever the input. Of this process's own time: hypothesis's deadlines are of the
+# clock, and a case of 0.3 s took 7.7 s on a busy machine.
 MOST_SECONDS = 5
 _CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
@@ -30,11 +30,7 @@ _CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_
 def fixed(test: Callable[..., Any], examples: int = 100) -> None:
     """Run a test made by ``@given`` on the same *examples* every time."""
     settings(
-        max_examples=examples,
-        derandomize=True,
-        database=None,
-        deadline=None,
-        suppress_health_check=_CHECKS,
+        max_examples=examples, derandomize=True, database=None, deadline=None, suppress_health_check=_CHECKS
     )(_timed(test))()
 
 

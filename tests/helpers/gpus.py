@@ -1,7 +1,8 @@
-"""Marks for tests that need GPUs; without them they are skipped, and say so. Run them with DS_ACCELERATOR=cuda.
+"""Marks for tests that need GPUs; without them they are skipped, and say so. Run them with
+DS_ACCELERATOR=cuda.
 
-With REHEARSE in the environment tests for one GPU run on the CPU, which shows all that can be wrong with them but for
-CUDA itself (benchmarks/gpu.sh).
+With REHEARSE in the environment tests for one GPU run on the CPU, which shows all that can be wrong with them
+but for CUDA itself (benchmarks/gpu.sh).
 """
 
 from __future__ import annotations

@@ -122,6 +122,13 @@ class Running:
             process.wait()
 
 
+def rank_environment(rank: int, size: int, port: int) -> dict[str, str]:
+    """What a launcher tells one of *size* ranks of this machine."""
+    sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_SIZE", "LOCAL_WORLD_SIZE"), str(size))
+    ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    return {**ranks, **sizes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
 @contextmanager
 def start(
     args: Sequence[str],
@@ -144,22 +151,24 @@ def start(
     base = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
     # DeepSpeed and the scripts find the tools of this environment (ninja, deepspeed) as if it were activated.
     base["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), base.get("PATH", "")])
-    port = str(free_port())
+    port = free_port()
     if launcher == "deepspeed":
-        command = ["deepspeed", "--num_accelerators", str(world_size), "--master_port", port, script, *args]
+        command = [
+            "deepspeed",
+            "--num_accelerators",
+            str(world_size),
+            "--master_port",
+            str(port),
+            script,
+            *args,
+        ]
         running = Running([command], [base], cwd)
     else:
         commands = [[sys.executable, "-u", script, *args]] * world_size
         environments = [
             {
                 **base,
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(world_size),
-                "LOCAL_SIZE": str(world_size),
-                "LOCAL_WORLD_SIZE": str(world_size),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port,
+                **rank_environment(rank, world_size, port),
                 **(env_of or {}).get(rank, {}),
             }
             for rank in range(world_size)

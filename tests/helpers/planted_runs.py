@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from model.config import ModelConfig
+from model.declared import from_plain, to_plain
 from pretrain.checkpoint.finder import checkpoint_path
 from pretrain.checkpoint.state import TrainingState
 from pretrain.metrics.file import MetricsFile
@@ -111,15 +111,16 @@ def plant(found: RunResult, *, failed: str | None = None) -> None:
         (path.parent / LOGS).mkdir(exist_ok=True)
         (path.parent / LOGS / f"{planned.name}.failed").write_text(f"{failed}\n")
     if found.rows:
-        state = TrainingState(
-            step=found.step,
-            tokens=found.rows[-1]["tokens"],
-            run=planned.run.to_dict(),
-            model=found.model,
-            data=found.data,
-            world=found.world,
-        )
-        checkpoint = checkpoint_path(path, state.step)
+        values = {
+            "step": found.step,
+            "tokens": found.rows[-1]["tokens"],
+            "run": planned.run.to_dict(),
+            "model": found.model,
+            "data": found.data,
+            "world": found.world,
+        }
+        checkpoint = checkpoint_path(path, found.step)
         checkpoint.mkdir(parents=True)
-        (checkpoint / "state.json").write_text(json.dumps(asdict(state)))
+        state = to_plain(from_plain(TrainingState, values))
+        (checkpoint / "state.json").write_text(json.dumps(state))
         (path / "latest").write_text(f"{checkpoint.name}\n")

@@ -17,29 +17,19 @@ from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.checkpoint.unsharded_folder import UnshardedParameter, write_unsharded
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.ds_config_check import read_ds_config
-from pretrain.engine.patches import prepare_deepspeed
-from pretrain.metrics.session import Metrics
-from pretrain.run.data import open_data
-from pretrain.runtime.world import start_world
-from pretrain.session import Session, build_session
-from pretrain.trainer import Trainer
+from pretrain.session import Session
 from tests.helpers.distributed import run_distributed
-from tests.helpers.training import ROOT, nano_run
+from tests.helpers.training import ROOT, fit, nano_run
+from tests.helpers.training import build as build_session
 
-# Odd sizes, so that ZeRO's partitions do not divide evenly over 2 ranks, and widths that 3 tensor-parallel ranks
-# divide; every kind of parameter: biases of all projections and norms, learned positions, an untied output.
+# Odd sizes, so that ZeRO's partitions do not divide evenly over 2 ranks, and widths that 3 tensor-parallel
+# ranks divide; every kind of parameter: biases of all projections and norms, learned positions, an untied
+# output.
 ODD_MODEL = [
-    *("--heads", "3x1,5x1,9x2"),
-    *("--architecture.d_model", "45"),
-    *("--architecture.positions", "learned"),
-    *("--architecture.norm", "layernorm"),
-    *("--architecture.norm_bias", "true"),
-    *("--architecture.attention_bias", "all"),
-    *("--architecture.ffn_bias", "true"),
-    *("--architecture.ffn_width", "63"),
-    *("--architecture.tie_embeddings", "false"),
-    *("--global_batch_tokens", "768"),
-    *("--micro_batch", "3"),
+    "--heads 3x1,5x1,9x2 --architecture.d_model 45 --architecture.ffn_width 63",
+    "--architecture.tie_embeddings false --architecture.ffn_bias true",
+    "--architecture.positions learned --architecture.norm layernorm --architecture.norm_bias true",
+    "--architecture.attention_bias all --global_batch_tokens 768 --micro_batch 3",
 ]
 SEQUENCES = 12
 VOCABULARY_ROWS = 640  # 600 rounded up to a multiple of 128; 3 tensor-parallel ranks pad to 768
@@ -63,30 +53,17 @@ class Shape(NamedTuple):
 
 def shape_run(data: Path, runs: Path, shape: Shape, *more: str) -> RunConfig:
     """A run of 3 steps without validation, saved at the end."""
-    quick = ["--steps", "3", "--validation.every", "0", "--checkpoint.every", "0"]
-    kept = [part for flag, value in zip(quick[::2], quick[1::2], strict=True) if flag not in more
-            for part in (flag, value)]  # fmt: skip
-    flags = ("--precision", shape.precision, "--tensor_parallel", str(shape.tensor_parallel))
-    return nano_run(data, runs, *flags, *kept, *more)
+    quick = ("--steps 3", "--validation.every 0", "--checkpoint.every 0")
+    kept = [flag for flag in quick if flag.split()[0] not in " ".join(more).split()]
+    shaped = f"--precision {shape.precision} --tensor_parallel {shape.tensor_parallel}"
+    return nano_run(data, runs, shaped, *kept, *more)
 
 
 def build(run: RunConfig, shape: Shape) -> Session:
     """A session in this worker."""
-    prepare_deepspeed()
-    world = start_world(None, False, run.tensor_parallel)
     ds_config = read_ds_config(str(ROOT / f"ds_configs/zero{shape.stage}.json"))
     ds_config["zero_optimization"] |= dict(shape.zero)
-    return build_session(run, ds_config, open_data(run, lambda progress: None), world)
-
-
-def fit(session: Session) -> Any:
-    """Train to the end (or, when the run has all its steps, only load); the engine."""
-    run = session.run
-    with Metrics(
-        run.folder, total_steps=run.steps, start_step=session.state.step, main=session.world.is_main,
-        wandb="disabled",
-    ) as metrics:  # fmt: skip
-        return Trainer(session, metrics).fit()
+    return build_session(run, ds_config)
 
 
 def gathered(engine: Any) -> dict[str, dict[str, Any]]:
@@ -97,7 +74,8 @@ def gathered(engine: Any) -> dict[str, dict[str, Any]]:
     """
     optimizer = engine.optimizer
     if hasattr(optimizer, "_hp_optimizer_states_linked"):
-        # DeepSpeed 0.19.8 links the moments when the first group is stepped, and the other groups have none yet.
+        # DeepSpeed 0.19.8 links the moments when the first group is stepped, and the other groups have none
+        # yet.
         optimizer._hp_optimizer_states_linked = False
         optimizer._lazy_init_hp_params_optimizer_state()
     found: dict[str, dict[str, Any]] = {}
@@ -127,7 +105,8 @@ def train_and_gather(run: RunConfig, shape: Shape) -> Any:
 
 
 def load_and_gather(run: RunConfig, shape: Shape, resave: Path) -> Any:
-    """Load a finished run in this shape, save it again under *resave*; what the engine holds, and the notes."""
+    """Load a finished run in this shape, save it again under *resave*; what the engine holds, and the
+    notes."""
     session = build(run, shape)
     engine = fit(session)
     store = CheckpointStore(resave, run.checkpoint, session.world)

@@ -1,4 +1,5 @@
-"""Stands in for pretrain/main.py in tests of scheduling: leaves a run's files, a step at a time, and learns nothing.
+"""Stands in for pretrain/main.py in tests of scheduling: leaves a run's files, a step at a time, and learns
+nothing.
 
     python stand_in_run.py FOLDER STEPS [--fail STEP] [--seconds PER_STEP] [--minutes-limit STEPS]
 

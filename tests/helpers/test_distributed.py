@@ -105,10 +105,7 @@ def test_groups_do_not_pile_up() -> None:
 
 
 def test_environment_is_that_of_a_launcher() -> None:
-    assert run_distributed(environment, 2) == [
-        ("0", "0", "2", "127.0.0.1"),
-        ("1", "1", "2", "127.0.0.1"),
-    ]
+    assert run_distributed(environment, 2) == [("0", "0", "2", "127.0.0.1"), ("1", "1", "2", "127.0.0.1")]
 
 
 def test_failing_rank_shows_its_traceback_and_output() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -17,7 +19,7 @@ from pretrain.metrics.file import read_metrics
 from pretrain.metrics.session import Metrics
 from pretrain.run.data import open_data
 from pretrain.runtime.world import World, single_world, start_world
-from pretrain.session import build_session
+from pretrain.session import Session, build_session
 from pretrain.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +28,12 @@ TIMES = {"seconds", "tokens_per_second", "mfu"}
 
 
 def nano_arguments(data: Path, runs: Path, *more: str) -> list[str]:
-    """Arguments of a run of a few seconds: 8 sequences of 64 tokens a step, 12 steps."""
+    """Arguments of a run of a few seconds: 8 sequences of 64 tokens a step, 12 steps.
+
+    Args:
+        more: further flags and values, one by one or as a line: "--steps 3 --precision bf16".
+    """
+    given = [part for text in more for part in (shlex.split(text) if text.startswith("--") else [text])]
     defaults = {
         "model": "prism-nano",
         "data": data,
@@ -40,23 +47,39 @@ def nano_arguments(data: Path, runs: Path, *more: str) -> list[str]:
         "validation.every": 4,
         "validation.sequences": 10,
         "checkpoint.every": 4,
-        # Whether a checkpoint that is written beside the training is there when a run stops dead is a matter of luck.
+        # Whether one that is written beside the training is there when a run stops dead is a matter of luck.
         "checkpoint.background": "false",
         "logging.every": 3,
         "logging.wandb": "disabled",
     }
-    flags = [
-        part
-        for name, value in defaults.items()
-        if f"--{name}" not in more
-        for part in (f"--{name}", str(value))
-    ]
-    return [*flags, *more]
+    kept = [(f"--{name}", str(value)) for name, value in defaults.items() if f"--{name}" not in given]
+    return [*(part for flag in kept for part in flag), *given]
 
 
 def nano_run(data: Path, runs: Path, *more: str) -> RunConfig:
     """The RunConfig of nano_arguments."""
     return parse_command_line(nano_arguments(data, runs, *more)).run
+
+
+def build(run: RunConfig, settings: int | dict[str, Any] = 2, world: World | None = None) -> Session:
+    """A session in this worker.
+
+    Args:
+        settings: the stage of a shipped ds_config, or a ds_config.
+        world: by default all workers.
+    """
+    prepare_deepspeed()
+    world = world or start_world(None, False, run.tensor_parallel, run.sequence_parallel)
+    if isinstance(settings, int):
+        settings = read_ds_config(str(ROOT / f"ds_configs/zero{settings}.json"))
+    return build_session(run, dict(settings), open_data(run, lambda progress: None), world)
+
+
+def fit(built: Session) -> Any:
+    """Train to the end (or, when the run has all its steps, only load); the engine."""
+    folder, steps, start, main = built.run.folder, built.run.steps, built.state.step, built.world.is_main
+    with Metrics(folder, total_steps=steps, start_step=start, main=main, wandb="disabled") as metrics:
+        return Trainer(built, metrics).fit()
 
 
 def session(run: RunConfig, stage: int = 2, **changes: Any) -> tuple[list[str], str | None]:
@@ -65,28 +88,13 @@ def session(run: RunConfig, stage: int = 2, **changes: Any) -> tuple[list[str], 
     Returns:
         The notes of a resume, and the line of the UserError that ended the session, if one did.
     """
-    run = replace(run, **changes)
-    prepare_deepspeed()
     try:
-        world = start_world(None, False, run.tensor_parallel, run.sequence_parallel)
-        session = build_session(
-            run,
-            read_ds_config(str(ROOT / f"ds_configs/zero{stage}.json")),
-            open_data(run, lambda progress: None),
-            world,
-        )
-        if not session.finished:
-            with Metrics(
-                run.folder,
-                total_steps=run.steps,
-                start_step=session.state.step,
-                main=world.is_main,
-                wandb="disabled",
-            ) as metrics:
-                Trainer(session, metrics).fit()
+        built = build(replace(run, **changes), stage)
+        if not built.finished:
+            fit(built)
     except UserError as error:
         return [], str(error)
-    return session.notes, None
+    return built.notes, None
 
 
 def interrupted(session_run: RunConfig, steps: int, ranks: int, stage: int) -> str | None:
@@ -98,13 +106,11 @@ def interrupted(session_run: RunConfig, steps: int, ranks: int, stage: int) -> s
             raise KeyboardInterrupt
         original(self, applied)
 
-    Trainer._count = stop  # type: ignore[method-assign]
-    try:
-        session(session_run, stage)
-    except KeyboardInterrupt:
-        return "stopped"
-    finally:
-        Trainer._count = original  # type: ignore[method-assign]
+    with mock.patch.object(Trainer, "_count", stop):
+        try:
+            session(session_run, stage)
+        except KeyboardInterrupt:
+            return "stopped"
     return None
 
 

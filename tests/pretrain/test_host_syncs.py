@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
+from unittest import mock
 
 import pytest
 import torch
@@ -25,7 +28,8 @@ READS = (
     "unique",
     "_unique2",
 )
-"""Operations whose result the host needs before it can go on. float(tensor), bool(tensor) and .item() are the first."""
+"""Operations whose result the host needs before it can go on. float(tensor), bool(tensor) and .item() are the
+first."""
 UNDISPATCHED = ("tolist", "numpy")
 """Methods that read a CPU tensor without an operation, and would wait for a GPU's."""
 MASKED = ("index", "index_put", "index_put_", "_index_put_impl_")
@@ -64,47 +68,42 @@ class Counting(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
-def counted(run, stage):
-    """Train *run*, and return the reads of every step."""
+@contextmanager
+def counting_reads() -> Iterator[Counting]:
+    """Count inside the block, methods that no operation shows included."""
     counting = Counting()
-    originals = {name: getattr(torch.Tensor, name) for name in UNDISPATCHED}
-    before_step = Trainer._before_step
 
-    def noting(original):
-        def noted(tensor, *arguments, **options):
+    def noting(original: Callable[..., object]) -> Callable[..., object]:
+        def noted(tensor: torch.Tensor, *arguments: object) -> object:
             counting.note()
-            return original(tensor, *arguments, **options)
+            return original(tensor, *arguments)
 
         return noted
 
-    def next_step(trainer):
-        counting.steps.append(Counter())
-        return before_step(trainer)
+    with ExitStack() as stack:
+        for name in UNDISPATCHED:
+            stack.enter_context(mock.patch.object(torch.Tensor, name, noting(getattr(torch.Tensor, name))))
+        yield stack.enter_context(counting)
 
-    try:
-        for name, original in originals.items():
-            setattr(torch.Tensor, name, noting(original))
-        Trainer._before_step = next_step
-        with counting:
+
+def counted(run, stage):
+    """Train *run*, and return the reads of every step."""
+    before_step = Trainer._before_step
+    with counting_reads() as counting:
+
+        def next_step(trainer):
+            counting.steps.append(Counter())
+            return before_step(trainer)
+
+        with mock.patch.object(Trainer, "_before_step", next_step):
             assert session(run, stage)[1] is None
-    finally:
-        Trainer._before_step = before_step
-        for name, original in originals.items():
-            setattr(torch.Tensor, name, original)
     return [dict(step) for step in counting.steps[1:]]
 
 
 def reads_of(line):
     """The places that count for one line that reads a tensor."""
-    with Counting() as counting:
-        originals = {name: getattr(torch.Tensor, name) for name in UNDISPATCHED}
-        try:
-            for name, original in originals.items():
-                setattr(torch.Tensor, name, lambda t, original=original: (counting.note(), original(t))[1])
-            line(torch.tensor([1.5]))
-        finally:
-            for name, original in originals.items():
-                setattr(torch.Tensor, name, original)
+    with counting_reads() as counting:
+        line(torch.tensor([1.5]))
     return sum(counting.steps[0].values())
 
 
@@ -151,11 +150,12 @@ NORM, CLIP, OVERFLOW = (
 def test_a_step_without_logging_waits_once_at_most_for_our_code(
     stage, precision, deepspeeds, small_folder, tmp_path
 ):
-    """Our one read is of the vote on stopping, which is in the host's memory; docs/performance.md lists the others."""
-    run = nano_run(
-        small_folder, tmp_path, "--steps", "5", "--precision", precision, "--logging.every", "100",
-        "--validation.every", "0", "--checkpoint.every", "100",
-    )  # fmt: skip
+    """Our one read is of the vote on stopping, which is in the host's memory; docs/performance.md lists the
+    others."""
+    settings = (
+        f"--steps 5 --precision {precision} --logging.every 100 --validation.every 0 --checkpoint.every 100"
+    )
+    run = nano_run(small_folder, tmp_path, settings)
     for steps in run_distributed(counted, 2, run, stage, timeout=120):
         found = {whose: {} for whose in ("ours", "deepspeed", "other")}
         for (whose, where), number in steps[3].items():

@@ -190,19 +190,12 @@ STARTS: dict[str, tuple[list[str], str]] = {
     "threads 100000": (["--threads", "100000"], "threads: 100000"),
     "threads 1e14": (["--threads", "1e14"], "threads"),
     "400 digits in a rule": (["--lr_rules", f"[{{name: a, parameters: [q], scale: {LONG}}}]"], "lr_rules"),
-    "4,400 digits in a rule": (
-        ["--lr_rules", f"[{{name: a, parameters: [q], scale: {LONGER}}}]"],
-        "lr_rules",
-    ),
     "400 digits in YAML": (["--config", f"YAML:steps: {LONG}"], "steps"),
-    "4,400 digits in YAML": (["--config", f"YAML:steps: {LONGER}"], "digits"),
     "400 digits in a flag": (["--steps", LONG], "steps"),
     "4,400 digits in a flag": (["--steps", LONGER], "steps"),
     "weight 1e999": (["--data", "x:1e999"], "weight for 'x'"),
-    "weight 1e-99999999": (["--data", "x:1e-99999999"], "weight for 'x'"),
     "d_model of 1e9": (["--architecture.d_model", "1000000007"], "do not divide d_model"),
     "100,000 layers": (["--heads", "3x100000"], "10,000 layers"),
-    # 21
     "model 5": (["--model", "JSON:5"], "value: 5 is not valid; give a mapping"),
     "model null": (["--model", "JSON:null"], "value: None is not valid; give a mapping"),
     "model nested": (["--model", "JSON:" + "[" * 1000], "model: "),
@@ -241,14 +234,6 @@ def test_starts(program, files, capsys, kind):
         written.append(argument.replace("{tmp}", str(files)))
     given = [] if "--data_root" in written else ["--data_root", str(files / "data")]
     assert said in refusal(program, capsys, files, [*written, *given, "--runs_dir", str(files / "runs")])
-
-
-def test_a_data_root_that_cannot_be_written(program, files, capsys):
-    readable = os.access
-    # Tests may run as root, who may write everywhere.
-    with mock.patch("os.access", lambda path, mode: not mode & os.W_OK and readable(path, mode)):
-        line = refusal(program, capsys, files, ["--data_root", str(files / "data")])
-    assert "data_root: " in line and "cannot be written" in line
 
 
 @pytest.mark.parametrize(("environment", "said"), BAD, ids=lambda value: str(value)[:40])

@@ -10,15 +10,10 @@ from model.config import ModelConfig
 from model.presets import preset
 from pretrain import report
 from pretrain.classification.accuracy import AccuracyResult
-from pretrain.engine.ds_config_check import read_ds_config
-from pretrain.engine.patches import prepare_deepspeed
 from pretrain.metrics.file import MetricsFile
 from pretrain.report import continue_command
-from pretrain.run.data import open_data
-from pretrain.runtime.world import start_world
-from pretrain.session import build_session
-from tests.helpers.distributed import ROOT, run_distributed
-from tests.helpers.training import nano_run
+from tests.helpers.distributed import run_distributed
+from tests.helpers.training import build, nano_run
 
 STAGE_1 = "note     ZeRO 1 in bf16 reduces all gradients after the backward pass; "
 RULES = "[{name: slow, parameters: [q, k], scale: 0.25, hold: 0.04}]"
@@ -51,26 +46,15 @@ def test_the_command_that_goes_on_can_be_pasted(monkeypatch, environment, launch
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    given = [
-        "--ds_config",
-        "old.json",
-        "--name",
-        NASTY,
-        "--lr_rules",
-        RULES,
-        "--steps=12",
-        "--local_rank",
-        "0",
-    ]
-    assert shlex.split(continue_command("my configs/zero1.json", given, 24)) == [
-        *launcher, "--ds_config", "my configs/zero1.json", "--name", NASTY, "--lr_rules", RULES, "--steps", "24",
-    ]  # fmt: skip
+    kept = ["--name", NASTY, "--lr_rules", RULES]
+    given = ["--ds_config", "old.json", *kept, "--steps=12", "--local_rank", "0"]
+    expected = [*launcher, "--ds_config", "my configs/zero1.json", *kept, "--steps", "24"]
+    assert shlex.split(continue_command("my configs/zero1.json", given, 24)) == expected
 
 
 def test_commands_for_the_next_steps_are_quoted():
-    assert shlex.split(report._python("pretrain.convert", f"runs/{NASTY}", "--out", f"hf/{NASTY}")) == [
-        "python", "-m", "pretrain.convert", f"runs/{NASTY}", "--out", f"hf/{NASTY}",
-    ]  # fmt: skip
+    command = ["pretrain.convert", f"runs/{NASTY}", "--out", f"hf/{NASTY}"]
+    assert shlex.split(report._python(*command)) == ["python", "-m", *command]
 
 
 def test_the_model_line_names_what_differs_from_plain_attention():
@@ -127,7 +111,8 @@ def test_a_finished_run_without_a_picture_gets_one(tmp_path):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_at_the_end_only_rank_0_draws_counts_and_speaks(tmp_path, monkeypatch, rank):
-    """The others take part in the sample, which is collective and comes first: none waits while rank 0 counts."""
+    """The others take part in the sample, which is collective and comes first: none waits while rank 0
+    counts."""
     did = []
     monkeypatch.setattr(report, "sample_text", lambda *_: did.append("sample") or "a\nb")
     monkeypatch.setattr(report, "draw_runs", lambda *_: did.append("draw"))
@@ -154,10 +139,7 @@ def test_at_the_end_only_rank_0_draws_counts_and_speaks(tmp_path, monkeypatch, r
 
 def opening_of(run, stage):
     """The opening lines of a session."""
-    prepare_deepspeed()
-    world = start_world(None, False)
-    ds_config = read_ds_config(str(ROOT / f"ds_configs/zero{stage}.json"))
-    return report.opening(build_session(run, ds_config, open_data(run, lambda progress: None), world))
+    return report.opening(build(run, stage))
 
 
 @pytest.mark.parametrize(
@@ -167,14 +149,15 @@ def opening_of(run, stage):
 def test_stage_1_in_bf16_is_noted_where_there_is_something_to_reduce(
     stage, precision, ranks, noted, small_folder, tmp_path
 ):
-    run = nano_run(small_folder, tmp_path, "--precision", precision)
+    run = nano_run(small_folder, tmp_path, f"--precision {precision}")
     lines = run_distributed(opening_of, ranks, run, stage, timeout=120)[0]
     assert [line.startswith(STAGE_1) for line in lines].count(True) == noted
     assert all(len(line) <= 120 for line in lines if line.startswith(STAGE_1))
 
 
 def test_the_end_of_a_classifier(tmp_path, monkeypatch):
-    """Accuracy beside that of the most frequent class; no sample, and no command that needs a language model."""
+    """Accuracy beside that of the most frequent class; no sample, and no command that needs a language
+    model."""
     monkeypatch.setattr(report, "draw_runs", lambda *_: None)
     session = SimpleNamespace(
         world=SimpleNamespace(is_main=True),
@@ -196,11 +179,13 @@ def test_the_end_of_a_classifier(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("fused", "classes", "t", "expected"),
     [
-        ("all", None, 1, "q, k, v; gate, up; head and loss"), ("all", 3, 1, "q, k, v; gate, up"),
-        ("loss", 3, 1, "nothing"), ("loss", None, 1, "head and loss"), ("none", 3, 1, "nothing"),
-        ("all", None, 2, "q, k, v; gate, up"), ("loss", None, 2, "nothing"),
+        ("all", None, 1, "q, k, v; gate, up; head and loss"),
+        ("all", 3, 1, "q, k, v; gate, up"),
+        ("all", None, 2, "q, k, v; gate, up"),
+        ("loss", None, 1, "head and loss"),
+        *[("loss", 3, 1, "nothing"), ("none", 3, 1, "nothing"), ("loss", None, 2, "nothing")],
     ],
-)  # fmt: skip
+)
 def test_what_is_computed_in_one(fused, classes, t, expected):
     session = SimpleNamespace(
         run=SimpleNamespace(fused=fused),

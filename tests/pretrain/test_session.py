@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import replace
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -15,32 +14,21 @@ from pretrain.checkpoint.state import TrainingState
 from pretrain.config.run_config import RunConfig
 from pretrain.engine import compiling
 from pretrain.engine.patches import prepare_deepspeed
-from pretrain.metrics.session import Metrics
-from pretrain.run.data import open_data
 from pretrain.runtime.world import start_world
-from pretrain.trainer import Trainer
 from tests.helpers.distributed import run_distributed
-from tests.helpers.training import alone, nano_run
+from tests.helpers.training import alone, build, fit, nano_run
 from tests.helpers.training import session as train_session
-
-DS_CONFIG = {"zero_optimization": {"stage": 1}}
 
 
 def planned(run, memories, micro_batches=None):
     """This rank's batch plan where every rank's device has its own memory; or the line that ends it."""
-    prepare_deepspeed()
-    world = start_world(1, False)
-    real = sessions.device_memory
-    monkeypatched: Any = lambda device, ranks: memories[dist.get_rank()]  # noqa: E731
-    sessions.device_memory = monkeypatched
     if micro_batches:
         run = replace(run, micro_batch=micro_batches[dist.get_rank()])
-    try:
-        return sessions.build_session(run, dict(DS_CONFIG), open_data(run, lambda line: None), world).batch
-    except UserError as error:
-        return str(error)
-    finally:
-        sessions.device_memory = real
+    with mock.patch.object(sessions, "device_memory", lambda device, ranks: memories[dist.get_rank()]):
+        try:
+            return build(run, 1).batch
+        except UserError as error:
+            return str(error)
 
 
 def test_the_smallest_device_decides_for_all_ranks(small_folder, tmp_path):
@@ -82,7 +70,6 @@ def resumed_threads(saved_world, ranks, asked, variable):
         ({"ranks": 1, "threads": 3}, 2, None, None, 4),  # other ranks, other bits: the cores are shared anew
         ({"ranks": 1, "threads": 3}, 1, 4, None, 4),
         ({"ranks": 1, "threads": 3}, 1, None, 4, 4),
-        ({"ranks": 1}, 1, None, None, 4),  # of a version that did not record it
         ({}, 1, None, None, 4),
     ],
 )
@@ -91,29 +78,23 @@ def test_the_thread_count_is_kept_unless_asked_for(saved, ranks, asked, variable
 
 
 def test_the_thread_count_of_a_run_is_that_of_its_checkpoint(small_folder, tmp_path):
-    """Through the session, as a user resumes: saved with 2 threads, continued where 1 would be the machine's share."""
-    run = nano_run(small_folder, tmp_path, "--steps", "1", "--validation.every", "0", "--threads", "2")
+    """Through the session, as a user resumes: saved with 2 threads, continued where 1 would be the machine's
+    share."""
+    run = nano_run(small_folder, tmp_path, "--steps 1 --validation.every 0 --threads 2")
     assert run_distributed(saved_and_resumed, 1, run, timeout=120) == [(2, 2)]
 
 
 def saved_and_resumed(run):
-    prepare_deepspeed()
     before = torch.get_num_threads()
+    prepare_deepspeed()
     try:
-        session = sessions.build_session(
-            run, dict(DS_CONFIG), open_data(run, lambda line: None), start_world(2, False)
-        )
-        with Metrics(run.folder, total_steps=1, start_step=0, main=True, wandb="disabled") as metrics:
-            Trainer(session, metrics).fit()
+        fit(build(run, 1, start_world(2, False)))
         torch.set_num_threads(1)
-        again = replace(run, threads=None, steps=2)
         with mock.patch.dict(os.environ):
             os.environ.pop("OMP_NUM_THREADS", None)
             world = replace(start_world(None, False), threads=1)
             torch.set_num_threads(1)
-            resumed = sessions.build_session(
-                again, dict(DS_CONFIG), open_data(again, lambda line: None), world
-            )
+            resumed = build(replace(run, threads=None, steps=2), 1, world)
         return torch.get_num_threads(), resumed.world.threads
     finally:
         torch.set_num_threads(before)
@@ -121,15 +102,8 @@ def saved_and_resumed(run):
 
 def compile_of(run, threshold=None):
     """Whether the session would compile, and why."""
-    prepare_deepspeed()
-    before = compiling.CPU_FLOPS
-    compiling.CPU_FLOPS = threshold or before
-    try:
-        session = sessions.build_session(
-            run, dict(DS_CONFIG), open_data(run, lambda line: None), start_world(1, False)
-        )
-    finally:
-        compiling.CPU_FLOPS = before
+    with mock.patch.object(compiling, "CPU_FLOPS", threshold or compiling.CPU_FLOPS):
+        session = build(run, 1)
     return session.run.compile, session.state.run["compile"], session.compile_reason
 
 

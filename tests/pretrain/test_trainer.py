@@ -2,7 +2,9 @@
 
 import re
 import traceback
+from contextlib import ExitStack
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -34,13 +36,10 @@ def session_counting_reads(run):
 
         return read
 
-    for name in READS:
-        setattr(torch.Tensor, name, counting(name))
-    try:
+    with ExitStack() as stack:
+        for name in READS:
+            stack.enter_context(mock.patch.object(torch.Tensor, name, counting(name)))
         assert session(run) == ([], None)
-    finally:
-        for name, original in originals.items():
-            setattr(torch.Tensor, name, original)
     return reads
 
 
@@ -48,20 +47,10 @@ def test_no_read_of_ours_between_logs(small_folder, tmp_path):
     """Six more steps between two logs must not mean one more read."""
     counts = {}
     for steps in (6, 12):
-        run = nano_run(
-            small_folder,
-            tmp_path,
-            "--name",
-            f"n{steps}",
-            "--steps",
-            str(steps),
-            "--logging.every",
-            "100",
-            "--validation.every",
-            "0",
-            "--checkpoint.every",
-            "0",
+        settings = (
+            f"--name n{steps} --steps {steps} --logging.every 100 --validation.every 0 --checkpoint.every 0"
         )
+        run = nano_run(small_folder, tmp_path, settings)
         reads = run_distributed(session_counting_reads, 1, run, timeout=120)[0]
         assert "step_log.py:read" in reads  # the counting works
         counts[steps] = reads
@@ -79,15 +68,12 @@ def session_with_infinite_loss(run, at_call):
         calls.append(loss)
         return loss + float("inf") if len(calls) == at_call and torch.distributed.get_rank() == 1 else loss
 
-    Transformer.forward = forward
-    try:
+    with mock.patch.object(Transformer, "forward", forward):
         return session(run)
-    finally:
-        Transformer.forward = original
 
 
 def test_an_infinite_loss_skips_the_update_even_if_gradients_are_finite(small_folder, tmp_path):
-    run = nano_run(small_folder, tmp_path, "--steps", "4", "--validation.every", "0")
+    run = nano_run(small_folder, tmp_path, "--steps 4 --validation.every 0")
     for _, error in run_distributed(session_with_infinite_loss, 2, run, 5, timeout=120):  # two passes a step
         assert error is None
     rows = curve(run.folder)
@@ -106,17 +92,14 @@ def session_recording_sequences(run):
         numbers.append(number)
         return original(self, number)
 
-    TrainingSequences.sequence = sequence
-    try:
+    with mock.patch.object(TrainingSequences, "sequence", sequence):
         assert session(run)[1] is None
-    finally:
-        TrainingSequences.sequence = original
     return numbers
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_each_sequence_is_read_once_in_order(small_folder, tmp_path, ranks):
-    run = nano_run(small_folder, tmp_path, "--steps", "5", "--validation.every", "0")
+    run = nano_run(small_folder, tmp_path, "--steps 5 --validation.every 0")
     per_rank = run_distributed(session_recording_sequences, ranks, run, timeout=120)
     ahead = 2 * 2  # batches the prefetcher may have made beyond the end
     numbers = sorted(number for rank in per_rank for number in rank)
@@ -129,9 +112,7 @@ def test_curve_is_the_same_under_1_and_2_ranks_and_every_stage(small_folder, tmp
     """The whole program, validation included, within the design's 1e-6 in fp32."""
     curves = {}
     for ranks, stage in ((1, 2), (2, 1), (2, 2), (2, 3)):
-        run = nano_run(
-            small_folder, tmp_path, "--name", f"r{ranks}z{stage}", "--optimizer.learning_rate", "2e-4"
-        )
+        run = nano_run(small_folder, tmp_path, f"--name r{ranks}z{stage} --optimizer.learning_rate 2e-4")
         assert run_distributed(session, ranks, run, stage, timeout=120)[0] == ([], None)
         curves[ranks, stage] = curve(run.folder)
     reference = curves.pop((1, 2))
@@ -142,20 +123,8 @@ def test_curve_is_the_same_under_1_and_2_ranks_and_every_stage(small_folder, tmp
 
 @pytest.mark.slow
 def test_it_learns(small_folder, tmp_path):
-    run = nano_run(
-        small_folder,
-        tmp_path,
-        "--steps",
-        "250",
-        "--optimizer.learning_rate",
-        "1e-2",
-        "--validation.every",
-        "250",
-        "--schedule.minimum",
-        "0.1",
-        "--checkpoint.every",
-        "0",
-    )
+    settings = "--steps 250 --optimizer.learning_rate 1e-2 --validation.every 250 --schedule.minimum 0.1"
+    run = nano_run(small_folder, tmp_path, settings, "--checkpoint.every 0")
     run_distributed(session, 1, run, timeout=120)
     last = curve(run.folder)[-1]
     guessing = compare_baselines(open_data(run, lambda progress: None), 64, 10).token_frequency
@@ -165,16 +134,14 @@ def test_it_learns(small_folder, tmp_path):
 def test_activation_checkpointing_changes_no_number(small_folder, tmp_path):
     curves = []
     for name in ("false", "true"):
-        run = nano_run(
-            small_folder, tmp_path, "--name", name, "--activation_checkpointing", name, "--steps", "4"
-        )
+        run = nano_run(small_folder, tmp_path, f"--name {name} --activation_checkpointing {name} --steps 4")
         run_distributed(session, 1, run, timeout=120)
         curves.append(curve(run.folder))
     assert curves[0] == curves[1]
 
 
 def test_a_run_is_extended(small_folder, tmp_path):
-    run = nano_run(small_folder, tmp_path, "--steps", "3")
+    run = nano_run(small_folder, tmp_path, "--steps 3")
     run_distributed(session, 1, run, timeout=120)
     notes, error = run_distributed(session, 1, run, timeout=120, steps=5)[0]
     assert error is None and "steps changed: 3 -> 5" in notes
@@ -208,10 +175,8 @@ def test_default_run_is_the_documented_one():
 
 def test_a_streak_of_skipped_updates_costs_no_good_checkpoint(small_folder, tmp_path):
     """The rate explodes after a sound checkpoint; a restart with a sane one goes on from that."""
-    run = nano_run(
-        small_folder, tmp_path, "--steps", "40", "--checkpoint.every", "4", "--validation.every", "0",
-        "--max_skipped_steps", "10", "--optimizer.gradient_clipping", "0",
-    )  # fmt: skip
+    settings = "--steps 40 --checkpoint.every 4 --validation.every 0 --max_skipped_steps 10"
+    run = nano_run(small_folder, tmp_path, settings, "--optimizer.gradient_clipping 0")
     error = run_distributed(session_that_explodes, 1, run, 5, timeout=120)[0][1]
     assert error is not None and "10 updates in a row were skipped" in error
     assert "step 4 is kept" in error
@@ -233,8 +198,5 @@ def session_that_explodes(run, at_step):
         calls.append(loss)
         return loss * float("inf") if len(calls) > 4 * at_step else loss  # four passes a step
 
-    Transformer.forward = forward
-    try:
+    with mock.patch.object(Transformer, "forward", forward):
         return session(run)
-    finally:
-        Transformer.forward = original

@@ -1,4 +1,5 @@
-"""One run, many faults at random moments: it completes, and its curve is that of a run without any. Its heads grow.
+"""One run, many faults at random moments: it completes, and its curve is that of a run without any. Its heads
+grow.
 
 CHAOS_FAULTS=30 CHAOS_SEED=1 python -m pytest -m slow tests/scenarios/test_chaos.py -s
 """
@@ -26,12 +27,11 @@ SEED = int(os.environ.get("CHAOS_SEED", "1"))
 RANKS = 2
 STEPS = 10 * FAULTS + 20
 SETTINGS = (
-    "--steps", str(STEPS), "--checkpoint.every", "3", "--checkpoint.keep_last", "3", "--validation.every", "7",
-    "--validation.sequences", "40", "--logging.every", "1", "--logging.seconds", "0", "--skip_spikes", "6",
-    "--checkpoint.background", "true",
-    "--growth.criterion", "incrt", "--growth.interval", "6", "--growth.calibration", "2", "--growth.maximum", "6",
-    "--growth.start", "3", "--growth.grow_above", "0.1", "--growth.prune_below", "0.0999", "--growth.patience", "2",
-)  # fmt: skip
+    f"--steps {STEPS} --checkpoint.every 3 --checkpoint.keep_last 3 --validation.every 7",
+    "--validation.sequences 40 --logging.every 1 --logging.seconds 0 --skip_spikes 6 --checkpoint.background true",
+    "--growth.criterion incrt --growth.interval 6 --growth.calibration 2 --growth.maximum 6 --growth.start 3",
+    "--growth.grow_above 0.1 --growth.prune_below 0.0999 --growth.patience 2",
+)
 
 
 def signals(*numbers: signal.Signals) -> Callable[[Running, random.Random, Path], None]:
@@ -79,7 +79,8 @@ def full_disk(running: Running, generator: random.Random, folder: Path) -> None:
 
 
 def lose_the_checkpoints(running: Running, generator: random.Random, folder: Path) -> None:
-    """The folder of checkpoints disappears under the run, perhaps during a save; a little later all is over."""
+    """The folder of checkpoints disappears under the run, perhaps during a save; a little later all is
+    over."""
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     time.sleep(generator.uniform(0, 2))
     running.kill()
@@ -106,13 +107,8 @@ def disk(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_survives_everything(small_folder, tmp_path, disk):
-    arguments = ["--ds_config", "ds_configs/zero2.json", *nano_arguments(small_folder, disk, *SETTINGS)]
-    undisturbed = [
-        "--ds_config",
-        "ds_configs/zero2.json",
-        *nano_arguments(small_folder, tmp_path / "whole", *SETTINGS),
-    ]
-    finished = launch(undisturbed, RANKS, timeout=600)
+    arguments = nano_arguments(small_folder, disk, *SETTINGS)
+    finished = launch(nano_arguments(small_folder, tmp_path / "whole", *SETTINGS), RANKS, timeout=600)
     assert finished.returncode == 0, finished.output
 
     generator = random.Random(SEED)

@@ -1,4 +1,5 @@
-"""What runs other kernels on a GPU: such tests also run on the CPU, so that the test itself is known to be right."""
+"""What runs other kernels on a GPU: such tests also run on the CPU, so that the test itself is known to be
+right."""
 
 from __future__ import annotations
 
@@ -108,7 +109,8 @@ def test_grouped_queries_that_flash_does_not_take_have_a_fused_kernel(window, dt
 
 
 # What torch's fused kernels take on a GPU (sdp_utils.cpp: check_head_dim_size_flash and _mem_efficient):
-# flash attention ends at 256 and pads dims that 8 does not divide, the memory-efficient kernel takes wider heads.
+# flash attention ends at 256 and pads dims that 8 does not divide, the memory-efficient kernel takes wider
+# heads.
 FLASH, EFFICIENT = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION
 KERNELS = dict.fromkeys((8, 12, 16, 24, 32, 64, 96, 128, 192, 256), FLASH) | {384: EFFICIENT}
 WIDER = {"config-5-124m": 1, "config-7-124m": 2}

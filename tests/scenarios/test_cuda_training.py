@@ -8,10 +8,12 @@ from tests.helpers.gpus import needs_gpus
 from tests.helpers.launch import launch
 from tests.helpers.training import curve, nano_arguments
 
+CONSTANT = "--schedule.kind wsd --schedule.warmup 2 --schedule.decay 0"
+
 
 def train(data, runs, name, *more, world=1, stage=2):
-    arguments = nano_arguments(data, runs, "--name", name, *more)
-    finished = launch(["--ds_config", f"ds_configs/zero{stage}.json", *arguments], world)
+    settings = f"--name {name} --ds_config ds_configs/zero{stage}.json"
+    finished = launch(nano_arguments(data, runs, settings, *more), world)
     assert finished.returncode == 0, finished.output
     return curve(runs / name)
 
@@ -32,10 +34,9 @@ def test_same_curve_as_on_the_cpu(small_folder, tmp_path, monkeypatch, stage):
 @needs_gpus(1)
 def test_continued_in_two_sessions(small_folder, tmp_path, stage, precision):
     """--deterministic: stopped after 6 steps and continued, the curve is that of one session to the bit."""
-    common = ("--deterministic", "true", "--precision", precision, "--schedule.kind", "wsd", "--schedule.warmup", "2",
-              "--schedule.decay", "0", "--validation.every", "0")  # fmt: skip
+    common = ("--deterministic true --validation.every 0", f"--precision {precision}", CONSTANT)
     whole = train(small_folder, tmp_path, "whole", *common, stage=stage)
-    train(small_folder, tmp_path, "halves", *common, "--steps", "6", stage=stage)
+    train(small_folder, tmp_path, "halves", *common, "--steps 6", stage=stage)
     assert train(small_folder, tmp_path, "halves", *common, stage=stage) == whole
 
 
@@ -43,12 +44,11 @@ def test_continued_in_two_sessions(small_folder, tmp_path, stage, precision):
 @needs_gpus(1)
 def test_heads_that_grow(small_folder, tmp_path, compiled, stage):
     """Checks after 4 and 8 steps; the run is stopped between them, and goes on to the bit."""
-    common = ("--deterministic", "true", "--schedule.kind", "wsd", "--schedule.warmup", "2", "--schedule.decay", "0",
-              "--validation.every", "0", "--compile", compiled, "--growth.criterion", "incrt", "--growth.interval", "4",
-              "--growth.calibration", "1", "--growth.until", "11")  # fmt: skip
+    growth = "--growth.criterion incrt --growth.interval 4 --growth.calibration 1 --growth.until 11"
+    common = ("--deterministic true --validation.every 0", f"--compile {compiled}", CONSTANT, growth)
     whole = train(small_folder, tmp_path, "whole", *common, stage=stage)
     assert [row["growth/heads/layer_0"] for row in whole if "growth/heads/layer_0" in row] == [2, 2]
-    train(small_folder, tmp_path, "halves", *common, "--steps", "6", stage=stage)
+    train(small_folder, tmp_path, "halves", *common, "--steps 6", stage=stage)
     assert train(small_folder, tmp_path, "halves", *common, stage=stage) == whole
 
 
@@ -63,9 +63,8 @@ def test_heads_that_grow(small_folder, tmp_path, compiled, stage):
 )
 def test_ranks_on_nccl_give_the_curve_of_one(small_folder, tmp_path, tensor_parallel, world, stage):
     alone = train(small_folder, tmp_path, "alone")
-    degree = ("--tensor_parallel", str(tensor_parallel))
-    for one, other in zip(
-        alone, train(small_folder, tmp_path, "ranks", *degree, world=world, stage=stage), strict=True
-    ):
+    degree = f"--tensor_parallel {tensor_parallel}"
+    ranks = train(small_folder, tmp_path, "ranks", degree, world=world, stage=stage)
+    for one, other in zip(alone, ranks, strict=True):
         assert one["train_loss"] == pytest.approx(other["train_loss"], rel=1e-5)
         assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-4)

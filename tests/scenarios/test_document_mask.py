@@ -1,8 +1,10 @@
-"""Whole runs with --document_mask: what the model is given, the same numbers on any ranks, resuming, memory."""
+"""Whole runs with --document_mask: what the model is given, the same numbers on any ranks, resuming,
+memory."""
 
 from __future__ import annotations
 
 import json
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,19 +18,17 @@ from pretrain.data.making.make import make_corpus
 from pretrain.data.sources.files import PlainFiles
 from pretrain.engine.build import build_engine
 from pretrain.engine.ds_config import EngineSettings
-from pretrain.engine.ds_config_check import read_ds_config
 from pretrain.engine.memory.footprint import activations, document_bytes
-from pretrain.engine.patches import prepare_deepspeed
 from pretrain.plan.command import main as plan_main
-from pretrain.run.data import open_data
-from pretrain.runtime.world import World, start_world
-from pretrain.session import build_session
+from pretrain.runtime.world import World
 from pretrain.validation.loss import Validation
 from tests.helpers.distributed import run_distributed
 from tests.helpers.small_corpus import small_paths
-from tests.helpers.training import ROOT, curve, interrupted, nano_run, session
+from tests.helpers.training import build, curve, interrupted, nano_run, session
 
-MASK = ("--document_mask", "true")
+MASK = ("--document_mask true",)
+
+STEPS = "--steps 3 --validation.every 3 --checkpoint.every 0"
 
 
 @pytest.fixture(scope="module")
@@ -51,19 +51,15 @@ def recording(run):
         given.append((torch.is_grad_enabled(), tokens.clone(), document_offsets))
         return original(self, tokens, labels, document_offsets)
 
-    Transformer.forward = forward
-    try:
+    with mock.patch.object(Transformer, "forward", forward):
         assert session(run) == ([], None)
-    finally:
-        Transformer.forward = original
     return given
 
 
 def test_the_model_gets_the_documents_of_its_windows_and_the_order_stays(small, lines_folder, tmp_path):
-    steps = ("--steps", "3", "--validation.every", "3", "--checkpoint.every", "0")
     plain, masked = (
         run_distributed(
-            recording, 1, nano_run(lines_folder, tmp_path, *steps, "--name", name, *more), timeout=120
+            recording, 1, nano_run(lines_folder, tmp_path, STEPS, f"--name {name}", *more), timeout=120
         )[0]
         for name, more in (("plain", ()), ("masked", MASK))
     )
@@ -105,10 +101,8 @@ def validated(windows, micro_batch, world, starts):
 
 def losses(run, stage, steps=4):
     """Losses and norms of some steps of the run's own batches."""
-    prepare_deepspeed()
-    world = start_world(None, False, run.tensor_parallel, run.sequence_parallel)
-    data = open_data(run, lambda progress: None)
-    session = build_session(run, read_ds_config(str(ROOT / f"ds_configs/zero{stage}.json")), data, world)
+    session = build(run, stage)
+    world = session.world
     engine = build_engine(run, session.model, session.ds_config, world.grid)
     found = []
     for step in range(steps):
@@ -126,6 +120,7 @@ def losses(run, stage, steps=4):
 
 
 # The heads 3 and 6 of prism-nano do not divide by 2 or 4; windows in half of the layers.
+SAVING = "--sequence_parallel true --activation_checkpointing true"
 ARCHITECTURE = json.dumps({"context_length": 64, "positions": "learned", "local_window": [None, 9, None, 30]})
 
 
@@ -143,22 +138,17 @@ def masked_run(folder, runs, *more):
 @pytest.mark.parametrize(
     ("world", "stage", "options"),
     [
-        (1, 3, ()),
-        (2, 1, ("--tensor_parallel", "2")),
-        pytest.param(2, 2, ("--tensor_parallel", "2", "--compile", "true"), marks=pytest.mark.slow),
-        pytest.param(
-            2,
-            3,
-            ("--tensor_parallel", "2", "--sequence_parallel", "true", "--activation_checkpointing", "true"),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(2, 2, ("--tensor_parallel", "2", "--micro_batch", "1"), marks=pytest.mark.slow),
-        pytest.param(4, 3, ("--tensor_parallel", "2"), marks=pytest.mark.slow),
-        pytest.param(4, 1, ("--tensor_parallel", "4"), marks=pytest.mark.slow),
+        (1, 3, "--tensor_parallel 1"),
+        (2, 1, "--tensor_parallel 2"),
+        pytest.param(2, 2, "--tensor_parallel 2 --compile true", marks=pytest.mark.slow),
+        pytest.param(2, 3, f"--tensor_parallel 2 {SAVING}", marks=pytest.mark.slow),
+        pytest.param(2, 2, "--tensor_parallel 2 --micro_batch 1", marks=pytest.mark.slow),
+        pytest.param(4, 3, "--tensor_parallel 2", marks=pytest.mark.slow),
+        pytest.param(4, 1, "--tensor_parallel 4", marks=pytest.mark.slow),
     ],
 )
 def test_the_same_numbers_on_any_ranks(reference, lines_folder, tmp_path, world, stage, options):
-    run = masked_run(lines_folder, tmp_path, *options)
+    run = masked_run(lines_folder, tmp_path, options)
     for found in run_distributed(losses, world, run, stage, timeout=240):
         assert found == pytest.approx(reference, rel=1e-6)  # the design's bound in fp32
 
@@ -170,9 +160,9 @@ def test_the_mask_changes_the_numbers(reference, lines_folder, tmp_path):
 
 
 def test_a_resumed_run_is_bit_identical_and_the_mask_is_fixed(lines_folder, tmp_path):
-    arguments = (*MASK, "--steps", "8", "--validation.every", "4")
+    arguments = (*MASK, "--steps 8 --validation.every 4")
     whole, broken = (
-        nano_run(lines_folder, tmp_path, *arguments, "--name", name) for name in ("whole", "broken")
+        nano_run(lines_folder, tmp_path, *arguments, f"--name {name}") for name in ("whole", "broken")
     )
     assert run_distributed(session, 1, whole, timeout=120) == [([], None)]
     assert run_distributed(interrupted, 1, broken, 6, 1, 2, timeout=120) == ["stopped"]

@@ -15,10 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def gpu_sh(*arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"REHEARSE": "1", "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"} | variables
-    return subprocess.run(
-        [str(ROOT / "benchmarks/gpu.sh"), *map(str, arguments)],
-        env=environment, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    command = [str(ROOT / "benchmarks/gpu.sh"), *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.parametrize("rehearsal", ["1", ""])

@@ -1,4 +1,5 @@
-"""Runs that are asked to stop at any moment, and go on as if nothing had happened: real processes, real signals."""
+"""Runs that are asked to stop at any moment, and go on as if nothing had happened: real processes, real
+signals."""
 
 from __future__ import annotations
 
@@ -14,25 +15,22 @@ from tests.helpers.training import curve, nano_arguments
 
 # Slow enough to be hit in the middle: validation after every second step takes longer than the steps.
 SETTINGS = (
-    "--steps", "10", "--validation.every", "2", "--validation.sequences", "40", "--micro_batch", "1",
-    "--logging.every", "1", "--logging.seconds", "0", "--checkpoint.every", "5",
-    "--checkpoint.background", "true",
-)  # fmt: skip
+    "--ds_config ds_configs/zero1.json --steps 10 --validation.every 2 --micro_batch 1",
+    "--validation.sequences 40 --logging.every 1 --logging.seconds 0 --checkpoint.every 5 --checkpoint.background true",
+)
 
 
 @pytest.fixture(scope="module")
 def whole(small_folder, tmp_path_factory):
     """The curve of an uninterrupted run on two ranks."""
     runs = tmp_path_factory.mktemp("whole")
-    finished = launch(
-        ["--ds_config", "ds_configs/zero1.json", *nano_arguments(small_folder, runs, *SETTINGS)], 2
-    )
+    finished = launch(arguments_of(small_folder, runs), 2)
     assert finished.returncode == 0, finished.output
     return curve(runs / "nano")
 
 
 def arguments_of(data, runs, *more):
-    return ["--ds_config", "ds_configs/zero1.json", *nano_arguments(data, runs, *SETTINGS, *more)]
+    return nano_arguments(data, runs, *SETTINGS, *more)
 
 
 def disappear(folder):
@@ -70,8 +68,8 @@ def test_stopped_by_a_signal(small_folder, tmp_path, whole, number, rank, code, 
 @pytest.mark.slow
 def test_stopped_while_compiling(small_folder, tmp_path):
     """The first step compiles; it is finished, and saved, and perhaps one more."""
-    settings = ("--compile", "true", "--steps", "4", "--interruption.agreement_seconds", "200")
-    arguments = arguments_of(small_folder, tmp_path, *settings)
+    settings = "--compile true --steps 4 --interruption.agreement_seconds 200"
+    arguments = arguments_of(small_folder, tmp_path, settings)
     with start(arguments, 1, env={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}) as running:
         running.wait_for("steps    ")
         time.sleep(4)  # the engine is there, and what follows takes longer
@@ -88,9 +86,10 @@ def test_stopped_while_compiling(small_folder, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("background", ["true", "false"])
 def test_checkpoints_that_disappear(small_folder, tmp_path, whole, background):
-    """Later saves make the folder again; one that was under way ends the run with a line, and the next life goes on."""
-    settings = ("--checkpoint.background", background, "--checkpoint.every", "3")
-    arguments = arguments_of(small_folder, tmp_path, *settings)
+    """Later saves make the folder again; one that was under way ends the run with a line, and the next life
+    goes on."""
+    settings = f"--checkpoint.background {background} --checkpoint.every 3"
+    arguments = arguments_of(small_folder, tmp_path, settings)
     with start(arguments, 2) as running:
         running.wait_for("step  4/10")
         disappear(tmp_path / "nano" / "checkpoints")

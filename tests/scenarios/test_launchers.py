@@ -1,4 +1,5 @@
-"""Without SLURM, as docs/cluster.md has it: deepspeed with a hostfile, torchrun, and a launcher that is killed."""
+"""Without SLURM, as docs/cluster.md has it: deepspeed with a hostfile, torchrun, and a launcher that is
+killed."""
 
 from __future__ import annotations
 
@@ -19,11 +20,7 @@ from tests.helpers.training import curve, nano_arguments
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["deepspeed", "torchrun"])
 def test_two_ranks_by_another_launcher(small_folder, tmp_path, launcher):
-    arguments = [
-        "--ds_config",
-        "ds_configs/zero1.json",
-        *nano_arguments(small_folder, tmp_path, "--steps", "4"),
-    ]
+    arguments = nano_arguments(small_folder, tmp_path, "--ds_config ds_configs/zero1.json --steps 4")
     if launcher == "deepspeed":
         (tmp_path / "hostfile").write_text("localhost slots=2\n")
         command = ["deepspeed", "--hostfile", str(tmp_path / "hostfile"), "--master_port", str(free_port())]
@@ -34,10 +31,9 @@ def test_two_ranks_by_another_launcher(small_folder, tmp_path, launcher):
         command = ["torchrun", "--nnodes", "1", "--nproc_per_node", "2", "--rdzv_backend", "c10d"]
         command += ["--rdzv_endpoint", endpoint]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        [*command, "pretrain/main.py", *arguments],
-        cwd=ROOT, env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
+    command += ["pretrain/main.py", *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "world    2 ranks" in done.stdout
     reference = [*arguments, "--name", "reference"]
@@ -49,11 +45,7 @@ def test_two_ranks_by_another_launcher(small_folder, tmp_path, launcher):
 @pytest.mark.slow
 def test_ranks_save_and_stop_when_their_launcher_is_killed(small_folder, tmp_path):
     """The deepspeed command on one node passes no signal on, and its ranks would train to the end."""
-    arguments = [
-        "--ds_config",
-        "ds_configs/zero1.json",
-        *nano_arguments(small_folder, tmp_path, "--steps", "100000"),
-    ]
+    arguments = nano_arguments(small_folder, tmp_path, "--ds_config ds_configs/zero1.json --steps 100000")
     with start(arguments, 2, launcher="deepspeed") as running:
         running.wait_for("grad norm")
         running.kill(signal_number=signal.SIGTERM)

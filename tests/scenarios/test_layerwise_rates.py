@@ -1,7 +1,9 @@
-"""What learning rate every parameter is really trained with: under every stage, grid, resume and change of shape."""
+"""What learning rate every parameter is really trained with: under every stage, grid, resume and change of
+shape."""
 
 import dataclasses
 import json
+from unittest import mock
 
 import pytest
 import torch
@@ -36,17 +38,15 @@ def hand_computed(name, step):
 
 
 def rates_run(small_folder, folder, *more, rules=(SLOW, FAST)):
-    """AdamW without memory (betas 0) and with a vanishing eps moves every weight that has a gradient by exactly its
-    learning rate: the rate can be read off the weights."""
-    flags = [
-        *("--model", "gpt2-nano", "--steps", "100", "--global_batch_tokens", "256", "--micro_batch", "2"),
-        *("--schedule.kind", "wsd", "--schedule.warmup", "4", "--schedule.decay", "20"),
-        *("--schedule.minimum", "0.1"),
-        *("--optimizer.learning_rate", str(PEAK), "--optimizer.betas", "[0, 0]", "--optimizer.eps", "1e-20"),
-        *("--optimizer.weight_decay", "0", "--validation.every", "0", "--checkpoint.every", "10"),
-        *("--logging.every", "50", "--lr_rules", json.dumps(list(rules))),
-    ]
-    return nano_run(small_folder, folder, *flags, *more)
+    """AdamW without memory (betas 0) and with a vanishing eps moves every weight that has a gradient by
+    exactly its learning rate: the rate can be read off the weights."""
+    settings = (
+        "--model gpt2-nano --steps 100 --global_batch_tokens 256 --micro_batch 2",
+        "--schedule.kind wsd --schedule.warmup 4 --schedule.decay 20 --schedule.minimum 0.1",
+        f"--optimizer.learning_rate {PEAK} --optimizer.betas [0,0] --optimizer.eps 1e-20",
+        "--optimizer.weight_decay 0 --validation.every 0 --checkpoint.every 10 --logging.every 50",
+    )
+    return nano_run(small_folder, folder, *settings, "--lr_rules", json.dumps(list(rules)), *more)
 
 
 def masters(engine):
@@ -82,13 +82,11 @@ def observed_session(run, shape, stop=None):
         seen[self.state.step] = {name: (rate, moved.get(name)) for name, rate in rates.items()}
         return loss
 
-    Trainer._forward_backward = observe
-    try:
-        fit(build(run, shape))
-    except KeyboardInterrupt:
-        assert stop is not None
-    finally:
-        Trainer._forward_backward = original
+    with mock.patch.object(Trainer, "_forward_backward", observe):
+        try:
+            fit(build(run, shape))
+        except KeyboardInterrupt:
+            assert stop is not None
     return seen
 
 
@@ -118,22 +116,21 @@ QUICK = (Shape(2, 2),)
     ids=str,
 )
 def test_every_parameter_at_every_step(small_folder, tmp_path, shape):
-    run = rates_run(small_folder, tmp_path, "--tensor_parallel", str(shape.tensor_parallel))
+    run = rates_run(small_folder, tmp_path, f"--tensor_parallel {shape.tensor_parallel}")
     results = run_distributed(observed_session, shape.ranks, run, shape, timeout=240)
     check(results, range(100))
     rows = curve(run.folder)
     assert [row["lr/slow/decay"] for row in rows] == pytest.approx(
         [PEAK * base * factor for base, factor in zip(BASE, SLOW_FACTOR, strict=True)], rel=1e-12
     )
-    assert {key for key in rows[0] if key.startswith("lr/")} == {
-        "lr/base/decay", "lr/base/no_decay", "lr/slow/decay", "lr/fast/no_decay",
-    }  # fmt: skip
+    groups = {key for key in rows[0] if key.startswith("lr/")}
+    assert groups == {"lr/base/decay", "lr/base/no_decay", "lr/slow/decay", "lr/fast/no_decay"}
 
 
 @pytest.mark.slow
 def test_after_resume_and_changes_of_shape(small_folder, tmp_path):
     """Stopped inside the ramp, after it, and after the other rule's hold; each time on with another shape."""
-    run = rates_run(small_folder, tmp_path, "--steps", "100", "--checkpoint.every", "5")
+    run = rates_run(small_folder, tmp_path, "--checkpoint.every 5")
     legs = [
         (Shape(1, 1), 10),
         (Shape(1, 1), 20),  # the same shape: DeepSpeed's own loading
@@ -178,47 +175,24 @@ def stays_and_moves(run):
 def test_frozen_weights_keep_their_bits_and_all_others_move(small_folder, tmp_path, shape):
     """Zero scale and, at a learning rate of zero, no decay."""
     freeze = {"name": "still", "parameters": ["q", "k"], "layers": "upper_half", "freeze": True}
-    run = nano_run(
-        small_folder, tmp_path, "--model", "gpt2-nano", "--steps", "4", "--validation.every", "0",
-        "--lr_rules", json.dumps([freeze]), "--precision", shape.precision,
-        "--tensor_parallel", str(shape.tensor_parallel), "--optimizer.weight_decay", "0.5",
-    )  # fmt: skip
+    settings = "--model gpt2-nano --steps 4 --validation.every 0 --optimizer.weight_decay 0.5"
+    shaped = f"--precision {shape.precision} --tensor_parallel {shape.tensor_parallel}"
+    run = nano_run(small_folder, tmp_path, settings, shaped, "--lr_rules", json.dumps([freeze]))
     stage = shape.stage
     assert run_distributed(session, shape.ranks, run, stage, timeout=120) == [([], None)] * shape.ranks
     frozen = {f"layers.{layer}.attention.{part}.weight" for layer in (2, 3) for part in "qk"}
     assert stays_and_moves(run) == frozen
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        pytest.param(Shape(1, 2), marks=pytest.mark.slow),
-        pytest.param(Shape(2, 1, "bf16"), marks=pytest.mark.slow),
-        pytest.param(Shape(2, 3), marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("shape", [Shape(1, 2), Shape(2, 1, "bf16"), Shape(2, 3)], ids=str)
+@pytest.mark.slow
 def test_other_rules_regroup_what_was_saved(small_folder, tmp_path, shape):
-    """Rules may change on resume: weights and moments are sorted into the new groups, to the bit, and it is noted."""
-    flags = (
-        "--model",
-        "gpt2-nano",
-        "--steps",
-        "3",
-        "--precision",
-        shape.precision,
-        "--validation.every",
-        "0",
-    )
-    run = nano_run(small_folder, tmp_path, *flags)
+    """Rules may change on resume: weights and moments are sorted into the new groups, to the bit, and it is
+    noted."""
+    settings = f"--model gpt2-nano --steps 3 --precision {shape.precision} --validation.every 0"
+    run = nano_run(small_folder, tmp_path, settings)
     run_distributed(session, shape.ranks, run, shape.stage, timeout=120)
-    rule = {
-        "name": "slow",
-        "parameters": ["q", "k"],
-        "layers": "upper_half",
-        "scale": 0.25,
-        "decay_with_lr": False,
-    }
+    rule = {key: SLOW[key] for key in ("name", "parameters", "layers", "scale")} | {"decay_with_lr": False}
     ruled = dataclasses.replace(run, lr_rules=[rule])
     # Loaded and saved again without a step: a run that has all its steps only loads.
     found = run_distributed(load_and_gather, shape.ranks, ruled, shape, tmp_path / "again", timeout=120)[0]
@@ -247,10 +221,8 @@ def test_the_canonical_form_keeps_every_groups_settings(small_folder, tmp_path):
     from tests.helpers.shapes import save_unsharded
 
     rules = [SLOW | {"decay_with_lr": False}]
-    run = nano_run(
-        small_folder, tmp_path, "--model", "gpt2-nano", "--steps", "3", "--validation.every", "0",
-        "--optimizer.weight_decay", "0.1", "--steps", "20", "--lr_rules", json.dumps(rules),
-    )  # fmt: skip
+    settings = "--model gpt2-nano --validation.every 0 --optimizer.weight_decay 0.1 --steps 20"
+    run = nano_run(small_folder, tmp_path, settings, "--lr_rules", json.dumps(rules))
     run_distributed(observed_session, 2, run, Shape(2, 2), 4, timeout=120)
     checkpoint = UnshardedCheckpoint.open(newest(run.folder))
     again = UnshardedCheckpoint.open(save_unsharded(checkpoint, tmp_path / "canonical" / "step_000004"))

@@ -21,9 +21,9 @@ from tests.helpers.training import curve, nano_arguments
 WHY_NOT = slurm.unavailable()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(WHY_NOT is not None, reason=f"real SLURM: {WHY_NOT}")]
 STEPS = (
-    "--steps", "16", "--checkpoint.every", "4", "--checkpoint.background", "true", "--logging.every", "1",
-    "--logging.seconds", "0",
-)  # fmt: skip
+    "--steps 16 --checkpoint.every 4 --checkpoint.background true",
+    "--logging.every 1 --logging.seconds 0",
+)
 # Nodes without GPUs, one task on each.
 NODES = ("--gres=none", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1")
 ENVIRONMENT = {**slurm.ENVIRONMENT, "DATA": "unused"}
@@ -44,8 +44,7 @@ def whole(small_folder, tmp_path_factory):
 
 def undisturbed(small_folder, runs, *settings):
     """The curve of two ranks on one node, started without SLURM, that reach their last step."""
-    arguments = nano_arguments(small_folder, runs, *settings)
-    finished = launch(["--ds_config", "ds_configs/zero2.json", "--config", "124m", *arguments], 2)
+    finished = launch(nano_arguments(small_folder, runs, "--config 124m", *settings), 2)
     assert finished.returncode == 0, finished.output
     return curve(runs / "nano")
 
@@ -74,7 +73,8 @@ def ranks_of(job):
     return [found[rank] for rank in sorted(found)]
 
 
-# With --export=NONE nothing of the submitting shell's environment reaches the job: .venv is the checkout's own then.
+# With --export=NONE nothing of the submitting shell's environment reaches the job: .venv is the checkout's
+# own then.
 @pytest.mark.parametrize("options", [NODES, (*NODES, "--export=NONE")], ids=["all", "export=NONE"])
 def test_two_nodes_give_the_curve_of_one(cluster, small_folder, tmp_path, whole, options):
     if "--export=NONE" in options and not (ROOT / ".venv/bin/activate").is_file():
@@ -98,18 +98,9 @@ def test_a_signal_is_saved_requeued_and_continued(cluster, small_folder, tmp_pat
 
 def test_during_evaluation(cluster, small_folder, tmp_path):
     """Validation takes nearly all of the time here; what was due and not done is done after the requeue."""
-    settings = (
-        "--steps",
-        "6",
-        "--validation.every",
-        "3",
-        "--validation.sequences",
-        "400",
-        "--micro_batch",
-        "1",
-    )
-    reference = undisturbed(small_folder, tmp_path / "a", *settings)
-    job = submit(cluster, small_folder, tmp_path, *settings)
+    settings = "--steps 6 --validation.every 3 --validation.sequences 400 --micro_batch 1"
+    reference = undisturbed(small_folder, tmp_path / "a", settings)
+    job = submit(cluster, small_folder, tmp_path, settings)
     job.wait_for("step 2/6")
     time.sleep(0.5)  # step 3 takes a tenth of that, and its line comes after the validation
     job.signal("USR1")
@@ -122,10 +113,10 @@ def test_during_evaluation(cluster, small_folder, tmp_path):
 
 @pytest.mark.parametrize("background", ["true", "false"])
 def test_during_a_save(cluster, small_folder, tmp_path, whole, background):
-    """The ranks are stopped where files of a checkpoint are half written, get the signal, and go on from there."""
-    job = submit(
-        cluster, small_folder, tmp_path, "--checkpoint.background", background, "--checkpoint.every", "3"
-    )
+    """The ranks are stopped where files of a checkpoint are half written, get the signal, and go on from
+    there."""
+    settings = f"--checkpoint.background {background} --checkpoint.every 3"
+    job = submit(cluster, small_folder, tmp_path, settings)
     job.wait_for("step  1/16")
     ranks = ranks_of(job)
     checkpoints = tmp_path / "nano" / "checkpoints"
@@ -239,8 +230,8 @@ def batch_shells(job):
 
 
 def test_a_node_that_goes_down_requeues_the_job(cluster, small_folder, tmp_path):
-    # More steps than it can make while SLURM waits for the node; the rate does not depend on how many there are.
-    # So many steps would be compiled, which rounds differently.
+    # More steps than it can make while SLURM waits for the node; the rate does not depend on how many there
+    # are. So many steps would be compiled, which rounds differently.
     constant = ("--schedule.kind", "wsd", "--schedule.warmup", "2", "--schedule.decay", "0")
     constant += ("--compile", "false")
     expected = undisturbed(small_folder, tmp_path / "undisturbed", *STEPS, *constant, "--steps", "24")
@@ -321,10 +312,15 @@ def test_a_study_as_an_array(cluster, small_folder, tmp_path):
         sort_keys=False,
     )
     (tmp_path / "two.yaml").write_text(text)
-    job = cluster.submit(
-        "--gres=none", "--ntasks-per-node=2", "--cpus-per-task=1", "--array=0-3", f"--output={tmp_path}/%a.log",
-        "slurm/study.sh", str(tmp_path / "two.yaml"), "--out", str(tmp_path / "runs"), env=ENVIRONMENT,
-    )  # fmt: skip
+    options = (
+        "--gres=none",
+        "--ntasks-per-node=2",
+        "--cpus-per-task=1",
+        "--array=0-3",
+        f"--output={tmp_path}/%a.log",
+    )
+    command = ("slurm/study.sh", str(tmp_path / "two.yaml"), "--out", str(tmp_path / "runs"))
+    job = cluster.submit(*options, *command, env=ENVIRONMENT)
     names = {f"{model}-s{seed}" for model in ("prism", "gpt2") for seed in (1, 2)}
     cluster.wait_until(
         lambda: all((tmp_path / "runs" / name / "checkpoints" / "step_000002").is_dir() for name in names),
@@ -332,13 +328,10 @@ def test_a_study_as_an_array(cluster, small_folder, tmp_path):
         "four runs",
     )
     job.wait_for_array(60)
-    done = subprocess.run(
-        [sys.executable, "-m", "pretrain.study", "list", str(tmp_path / "runs")],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert [line.split()[1:3] for line in done.stdout.splitlines()[1:]] == [
-        ["prism-s1", "finished"], ["gpt2-s1", "finished"], ["prism-s2", "finished"], ["gpt2-s2", "finished"],
-    ]  # fmt: skip
+    command = [sys.executable, "-m", "pretrain.study", "list", str(tmp_path / "runs")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    listed = [line.split()[1:3] for line in done.stdout.splitlines()[1:]]
+    assert listed == [[name, "finished"] for name in ("prism-s1", "gpt2-s1", "prism-s2", "gpt2-s2")]
     for task in range(4):  # two tasks cannot share eight sequences in micro-batches of eight
         log = (tmp_path / f"{task}.log").read_text()
         assert "ranks    1 of the job's 2 tasks" in log and "world    1 rank," in log

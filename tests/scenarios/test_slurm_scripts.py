@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 
@@ -29,39 +30,29 @@ def bash(*arguments, **environment):
 
 
 @pytest.mark.parametrize(
-    ("script", "arguments", "here", "tasks", "entry"),
+    ("script", "arguments", "tasks"),
     [
-        (
-            "757m.sh", ["--seed", "2"],
-            "deepspeed pretrain/main.py --ds_config ds_configs/zero2.json --config 757m --data data/fineweb --seed 2",
-            "4 nodes, 8 tasks each", "pretrain/main.py --ds_config ds_configs/zero2.json --config 757m",
-        ),
-        (
-            "354m.sh", ["--data", "data/x y"],
-            "deepspeed pretrain/main.py --ds_config ds_configs/zero2.json --config 354m --data data/fineweb "
-            "--data data/x\\ y",
-            "2 nodes, 8 tasks each", "pretrain/main.py --ds_config ds_configs/zero2.json --config 354m",
-        ),
-        (
-            "124m.sh", [],
-            "deepspeed pretrain/main.py --ds_config ds_configs/zero2.json --config 124m --data data/fineweb",
-            "1 nodes, 8 tasks each", "pretrain/main.py --ds_config ds_configs/zero2.json --config 124m",
-        ),
-        (
-            "evaluate.sh", ["runs/x"], "deepspeed --module pretrain.evaluation runs/x", "1 nodes, 8 tasks each",
-            "pretrain.evaluation runs/x",
-        ),
-        (
-            "convert.sh", ["runs/x"], "python -m pretrain.convert runs/x", "1 nodes, 1 tasks each",
-            "pretrain.convert runs/x",
-        ),
+        ("757m.sh", "--seed 2", "4 nodes, 8"),
+        ("354m.sh", "--data data/x\\ y", "2 nodes, 8"),
+        ("124m.sh", "", "1 nodes, 8"),
+        ("evaluate.sh", "runs/x", "1 nodes, 8"),
+        ("convert.sh", "runs/x", "1 nodes, 1"),
     ],
-)  # fmt: skip
-def test_a_dry_run_shows_both_ways(script, arguments, here, tasks, entry):
-    done = bash(f"slurm/{script}", *arguments, "--dry_run", SLURM="0")
+)
+def test_a_dry_run_shows_both_ways(script, arguments, tasks):
+    """What it would run here, and in a job of so many tasks."""
+    recipe = script.removesuffix(".sh")
+    training = f"pretrain/main.py --ds_config ds_configs/zero2.json --config {recipe} --data data/fineweb"
+    commands = {
+        "evaluate": ("deepspeed --module ", "pretrain.evaluation"),
+        "convert": ("python -m ", "pretrain.convert"),
+    }
+    launcher, entry = commands.get(recipe, ("deepspeed ", training))
+    done = bash(f"slurm/{script}", *shlex.split(arguments), "--dry_run", SLURM="0")
     assert done.returncode == 0, done.stderr
-    assert f"would run: {here}\n" in done.stdout
-    assert tasks in done.stdout and SRUN in done.stdout and f"bash slurm/task.sh {entry}" in done.stdout
+    assert f"would run: {launcher}{entry} {arguments}".rstrip() + "\n" in done.stdout
+    assert f"{tasks} tasks each" in done.stdout and SRUN in done.stdout
+    assert f"bash slurm/task.sh {entry} {arguments}".rstrip() in done.stdout
 
 
 @pytest.mark.slow
@@ -125,11 +116,13 @@ def test_a_task_of_a_study_starts_as_many_ranks_as_its_batch_allows(tmp_path, ta
     ):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
-    done = bash(
-        "slurm/study.sh", "direction-small", "--out", str(tmp_path / "o"), PATH=f"{tmp_path}:{os.environ['PATH']}",
-        SLURM_JOB_ID="7", SLURM_ARRAY_TASK_ID="3", SLURM_JOB_NODELIST="n1", SLURM_NTASKS=tasks,
-        SLURM_NTASKS_PER_NODE=tasks, VENV=str(tmp_path / "none"),
-    )  # fmt: skip
+    job = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3", "SLURM_JOB_NODELIST": "n1", "SLURM_NTASKS": tasks}
+    job |= {
+        "SLURM_NTASKS_PER_NODE": tasks,
+        "VENV": str(tmp_path / "none"),
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+    }
+    done = bash("slurm/study.sh", "direction-small", "--out", str(tmp_path / "o"), **job)
     assert done.returncode == 0, done.stderr
     assert f"srun: {started} of {'any' if tasks != started else tasks}" in done.stdout
     assert ("ranks    2 of the job's 8 tasks" in done.stdout) == (tasks != started)
@@ -159,11 +152,14 @@ def test_a_study_in_a_container(tmp_path, container, asked):
     }.items():
         (tools / name).write_text(f"#!/bin/sh\n{script}\n")
         (tools / name).chmod(0o755)
-    done = bash(
-        "slurm/study.sh", "direction-small", "--out", str(tmp_path / "out"), "--dry_run",
-        SLURM_JOB_ID="7", SLURM_ARRAY_TASK_ID="3", SLURM_JOB_NODELIST="node1", CONTAINER=container,
-        PATH=f"{tools}:/usr/bin:/bin",
-    )  # fmt: skip
+    job = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_ARRAY_TASK_ID": "3",
+        "SLURM_JOB_NODELIST": "node1",
+        "CONTAINER": container,
+    }
+    study = ["direction-small", "--out", str(tmp_path / "out"), "--dry_run"]
+    done = bash("slurm/study.sh", *study, PATH=f"{tools}:/usr/bin:/bin", **job)
     assert done.returncode == 0 and done.stderr == "", done.stderr
     assert calls.read_text().startswith(asked)
     assert "bash slurm/task.sh pretrain/main.py --ds_config ds_configs/zero2.json --config" in done.stdout

@@ -18,6 +18,7 @@ from tests.helpers.training import nano_arguments
 WHY_NOT = slurm.unavailable()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(WHY_NOT is not None, reason=f"real SLURM: {WHY_NOT}")]
 TASKS = "piqa,wikitext"
+TWO_TASKS = ("--gres=none", "--ntasks-per-node=2", "--cpus-per-task=1")
 
 
 def ended_well(cluster, tmp_path, *arguments):
@@ -31,8 +32,7 @@ def ended_well(cluster, tmp_path, *arguments):
 def run(small_folder, tmp_path_factory):
     """A run with a context long enough for the items of a task."""
     runs = tmp_path_factory.mktemp("runs")
-    more = ("--architecture.context_length", "128", "--micro_batch", "1")
-    finished = launch(["--ds_config", "ds_configs/zero2.json", *nano_arguments(small_folder, runs, *more)])
+    finished = launch(nano_arguments(small_folder, runs, "--architecture.context_length 128 --micro_batch 1"))
     assert finished.returncode == 0, finished.output
     return runs / "nano"
 
@@ -43,10 +43,9 @@ def test_prepare_over_an_array(cluster, tmp_path):
     settings = ["--text", *texts, "--train_tokenizer", str(SMALL_VOCABULARY), "--validation_fraction", "0.2"]
     assert prepare_main([*settings, "--out", str(tmp_path / "alone")]) == 0
     settings[-4:-2] = ["--tokenizer", str(tmp_path / "alone" / "tokenizer")]
-    job = cluster.submit(
-        "--array=0-1", "--cpus-per-task=1", "--mem-per-cpu=0", f"--output={tmp_path}/%a.log",
-        "slurm/prepare.sh", *settings, "--out", str(tmp_path / "shared"), env=slurm.ENVIRONMENT,
-    )  # fmt: skip
+    options = ("--array=0-1", "--cpus-per-task=1", "--mem-per-cpu=0", f"--output={tmp_path}/%a.log")
+    command = ("slurm/prepare.sh", *settings, "--out", str(tmp_path / "shared"))
+    job = cluster.submit(*options, *command, env=slurm.ENVIRONMENT)
     job.wait_for_array(120)
     said = "\n".join((tmp_path / f"{task}.log").read_text() for task in (0, 1))
     for name in ("training.bin", "training.idx", "validation.bin", "validation.idx"):
@@ -54,16 +53,8 @@ def test_prepare_over_an_array(cluster, tmp_path):
 
 
 def test_convert(cluster, run, tmp_path):
-    said = ended_well(
-        cluster,
-        tmp_path,
-        "--cpus-per-task=1",
-        "--mem=0",
-        "slurm/convert.sh",
-        str(run),
-        "--out",
-        str(tmp_path / "hf"),
-    )
+    command = ("--cpus-per-task=1", "--mem=0", "slurm/convert.sh", str(run), "--out", str(tmp_path / "hf"))
+    said = ended_well(cluster, tmp_path, *command)
     assert "logits   max" in said
     assert convert.main([str(run), "--out", str(tmp_path / "here")]) == 0
     weights = "model.safetensors"
@@ -74,10 +65,7 @@ def test_evaluate_on_two_ranks(cluster, run, tmp_path):
     pytest.importorskip("lm_eval")
     data_sets = write_data_sets(tmp_path / "data_sets")
     arguments = [str(run), "--tasks", TASKS, "--data_dir", str(data_sets), "--wandb", "disabled", "--out"]
-    ended_well(
-        cluster, tmp_path, "--gres=none", "--ntasks-per-node=2", "--cpus-per-task=1", "slurm/evaluate.sh",
-        *arguments, str(tmp_path / "cluster.json"),
-    )  # fmt: skip
+    ended_well(cluster, tmp_path, *TWO_TASKS, "slurm/evaluate.sh", *arguments, str(tmp_path / "cluster.json"))
     assert evaluation.main([*arguments, str(tmp_path / "here.json")]) == 0
     found, expected = (
         json.loads((tmp_path / f"{name}.json").read_text())["figures"] for name in ("cluster", "here")
@@ -86,10 +74,8 @@ def test_evaluate_on_two_ranks(cluster, run, tmp_path):
 
 
 def test_evaluate_refuses_bad_input_once(cluster, run, tmp_path):
-    job = cluster.submit(
-        "--gres=none", "--ntasks-per-node=2", "--cpus-per-task=1", f"--output={tmp_path}/%j.log",
-        "slurm/evaluate.sh", str(run), "--tasks", "piqua", env=slurm.ENVIRONMENT,
-    )  # fmt: skip
+    command = ("slurm/evaluate.sh", str(run), "--tasks", "piqua")
+    job = cluster.submit(*TWO_TASKS, f"--output={tmp_path}/%j.log", *command, env=slurm.ENVIRONMENT)
     assert job.wait() == "FAILED"
     said = [line for line in job.log.splitlines() if line.startswith("error: ")]
     assert len(said) == 1 and "did you mean 'piqa'" in said[0]

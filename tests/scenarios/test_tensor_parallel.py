@@ -32,7 +32,8 @@ ARCHITECTURE = [
 def train(
     tensor_parallel, stage, precision="fp32", sequence_parallel=False, model="prism-nano", compiled=False
 ):
-    """Train on random tokens; losses, norms, and this rank's parameters in full, in the order of the model."""
+    """Train on random tokens; losses, norms, and this rank's parameters in full, in the order of the
+    model."""
     import deepspeed
 
     prepare_deepspeed()
@@ -104,8 +105,7 @@ def test_a_whole_session_gives_the_curve_of_one_rank(small_folder, tmp_path):
     """Batches, validation windows and logged means go by data-parallel rank: here 2 copies of 2 ranks."""
     rows = {}
     for name, world, tensor_parallel in (("alone", 1, 1), ("grid", 4, 2)):
-        arguments = ("--steps", "4", "--name", name, "--tensor_parallel", str(tensor_parallel))
-        run = nano_run(small_folder, tmp_path, *arguments)
+        run = nano_run(small_folder, tmp_path, f"--steps 4 --name {name} --tensor_parallel {tensor_parallel}")
         assert run_distributed(session, world, run, 2, timeout=120) == [([], None)] * world
         rows[name] = curve(run.folder)
     for one, other in zip(rows["alone"], rows["grid"], strict=True):
@@ -120,17 +120,11 @@ def bf16_reference():
     return run_distributed(train, 1, 1, 2, "bf16", timeout=120)[0]
 
 
-@pytest.mark.parametrize(
-    ("tensor_parallel", "stage"),
-    [
-        pytest.param(2, 1, marks=pytest.mark.slow),
-        pytest.param(2, 2, marks=pytest.mark.slow),
-        pytest.param(4, 3, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("tensor_parallel", "stage"), [(2, 1), (2, 2), (4, 3)])
+@pytest.mark.slow
 def test_bf16_curves_agree(bf16_reference, tensor_parallel, stage):
-    """In bf16 every sum is rounded to 8 bits, in another order for each t: 1e-3 on the loss (the design's bound),
-    and 1e-2 on the norm, in which Adam has made 20 steps' weights of the differences."""
+    """In bf16 every sum is rounded to 8 bits, in another order for each t: 1e-3 on the loss (the design's
+    bound), and 1e-2 on the norm, in which Adam has made 20 steps' weights of the differences."""
     losses, norms, _ = bf16_reference
     results = run_distributed(train, tensor_parallel, tensor_parallel, stage, "bf16", timeout=120)
     for found, found_norms, weights in results:
@@ -143,9 +137,10 @@ def test_bf16_curves_agree(bf16_reference, tensor_parallel, stage):
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [1, 3])
 def test_a_resumed_run_is_bit_identical(small_folder, tmp_path, stage):
-    arguments = ("--tensor_parallel", "2", "--steps", "8", "--validation.every", "0")
-    whole = nano_run(small_folder, tmp_path, *arguments, "--name", "whole")
-    broken = nano_run(small_folder, tmp_path, *arguments, "--name", "broken")
+    arguments = "--tensor_parallel 2 --steps 8 --validation.every 0"
+    whole, broken = (
+        nano_run(small_folder, tmp_path, arguments, f"--name {name}") for name in ("whole", "broken")
+    )
     assert run_distributed(session, 2, whole, stage, timeout=120) == [([], None)] * 2
     assert set(run_distributed(interrupted, 2, broken, 6, 2, stage, timeout=120)) == {"stopped"}
     assert run_distributed(session, 2, broken, stage, timeout=120) == [([], None)] * 2
@@ -161,23 +156,24 @@ def refusal(run, stage=2):
     [
         (
             2,
-            ["--tensor_parallel", "4"],
+            ["--tensor_parallel 4"],
             "tensor_parallel: 4 does not divide the 2 ranks of this run; valid values are 1, 2",
         ),
         (
             4,
-            ["--tensor_parallel", "4", "--architecture", '{"ffn_width": 126}'],
+            ["--tensor_parallel 4", "--architecture", '{"ffn_width": 126}'],
             "tensor_parallel: 4 does not divide ffn_width 126; nearest valid: 3 or 6",
         ),
         (
             2,
-            ["--tensor_parallel", "2", "--architecture", '{"context_length": 63}', "--global_batch_tokens", "504",
-             "--micro_batch", "1"],
+            [
+                "--tensor_parallel 2 --architecture.context_length 63 --global_batch_tokens 504 --micro_batch 1"
+            ],
             "micro_batch: 1 sequences of 63 tokens cannot be shared by the 2 ranks that split the heads of layer 1; "
             "micro_batch must be a multiple of 2 (nearest: 2), or context_length one of 4",
         ),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_refused_on_every_rank(small_folder, tmp_path, world, arguments, message):
     run = nano_run(small_folder, tmp_path, *arguments)
     assert set(run_distributed(refusal, world, run, timeout=120)) == {message}
@@ -190,7 +186,7 @@ def test_a_degree_below_one_is_refused():
 
 
 def test_a_run_continues_at_another_degree(small_folder, tmp_path):
-    run = nano_run(small_folder, tmp_path, "--steps", "4")
+    run = nano_run(small_folder, tmp_path, "--steps 4")
     run_distributed(session, 2, run, 2, timeout=120)
     results = run_distributed(session, 2, run, 2, tensor_parallel=2, steps=8, timeout=120)
     assert all(error is None for _, error in results)
@@ -230,7 +226,8 @@ def test_sampling_gives_the_same_tokens(sequence_parallel):
 
 @pytest.mark.slow
 def test_compiled_blocks_train_alike(reference):
-    """Fusing changes rounding: the design's bound. Both forms of the exchange are compiled (B = 2; r = 2 and 4)."""
+    """Fusing changes rounding: the design's bound. Both forms of the exchange are compiled (B = 2; r = 2 and
+    4)."""
     losses, norms, _ = reference
     for found, found_norms, _ in run_distributed(
         train, 4, 4, 2, "fp32", False, "prism-nano", compiled=True, timeout=400
@@ -240,6 +237,6 @@ def test_compiled_blocks_train_alike(reference):
 
 
 def test_compiling_is_refused_at_stage_3(small_folder, tmp_path):
-    run = nano_run(small_folder, tmp_path, "--compile", "true")
+    run = nano_run(small_folder, tmp_path, "--compile true")
     [error] = run_distributed(refusal, 1, run, 3, timeout=120)
     assert error == "compile: true is not valid at ZeRO stage 3; use stage 1 or 2, or leave it out"

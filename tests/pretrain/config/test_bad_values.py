@@ -1,24 +1,62 @@
-"""Numbers and files that no run can be made of: one line that names the field, exit code 2, at once."""
+"""Values that no run can be made of: one line that names the setting or its file, at once, whatever the
+setting."""
 
+import dataclasses
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from model.config import ModelConfig
 from model.errors import UserError
 from pretrain.config.command_line import parse_command_line
+from pretrain.config.run_config import RunConfig
 from pretrain.data.blend import parse_blend
 from pretrain.plan.command import read_arguments
+from tests.helpers.fuzzing import fixed
 
-LONG, LONGER = "1" * 400, "9" * 4400
-NUMBERS = [LONG, LONGER, "1e999", ".inf", ".nan", "NaN", "0x" + "f" * 400]
-FIELDS = ["steps", "optimizer.learning_rate", "interruption.minutes", "seed"]
+LONG = "1" * 400
+NO_NUMBERS = [
+    "!!int 'abc'",
+    "!!set {a}",
+    "2026-13-45",
+    "[[1]]",
+    "{a: 1}",
+    ".nan",
+    "1e999",
+    LONG,
+    "[" * 1000,
+    "{a: " * 1000,
+]
+
+
+def settings(value, name=""):
+    """Every setting of a run by its flag, with its default."""
+    if not dataclasses.is_dataclass(value):
+        yield name, value
+        return
+    for field in dataclasses.fields(value):
+        if field.name != "recipe":  # which --config sets
+            yield from settings(getattr(value, field.name), f"{name}.{field.name}" if name else field.name)
+
+
+SETTINGS = dict(settings(RunConfig()))
+NUMBERS = [
+    name
+    for name, value in SETTINGS.items()
+    if isinstance(value, (int, float)) and not isinstance(value, bool)
+]
+SIZES = [
+    field.name for field in dataclasses.fields(ModelConfig) if field.type in (int, float, "int", "float")
+]
 
 
 def refused(call, *arguments: str) -> str:
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(UserError) as caught:
         call(list(arguments))
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
     line = str(caught.value)
     assert "\n" not in line and len(line) < 700
     return line
@@ -28,91 +66,92 @@ def build(arguments: list[str]) -> None:
     parse_command_line(arguments).run.build_model_config()
 
 
-@pytest.mark.parametrize("number", NUMBERS, ids=lambda text: f"{text:.6}-{len(text)}")
-@pytest.mark.parametrize("field", FIELDS)
-def test_numbers_in_flags(field, number):
-    assert field in refused(build, f"--{field}", number)
+def test_there_are_settings():
+    assert {"steps", "optimizer.learning_rate", "checkpoint.every", "seed"} <= set(
+        NUMBERS
+    ) and "vocab_size" in SIZES
 
 
-def test_numbers_after_an_equals_sign():
-    assert "skip_spikes" in refused(build, f"--skip_spikes={LONG}")
+def in_yaml(name: str, value: str) -> str:
+    """The recipe that gives one setting."""
+    *sections, last = name.split(".")
+    return "".join(f"{section}: {{" for section in sections) + f"{last}: {value}" + "}" * len(sections)
 
 
-@pytest.mark.parametrize("number", [LONG, LONGER, ".inf", ".nan"], ids=lambda text: f"{text:.6}-{len(text)}")
-@pytest.mark.parametrize("field", ["steps", "skip_spikes"])
-def test_numbers_in_recipes(field, number, tmp_path):
+def test_what_is_no_number(tmp_path):
+    """As a flag, after an equals sign, in a recipe, in the model's sizes and in a rule."""
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(f"{field}: {number}")
-    line = refused(build, "--config", str(recipe))
-    assert "recipe.yaml" in line and (field in line or "digits" in line)
+    routes = {
+        "flag": lambda name, value: [f"--{name}", value],
+        "equals sign": lambda name, value: [f"--{name}={value}"],
+        "recipe": lambda name, value: ["--config", str(recipe)],
+        "size": lambda name, value: [f"--architecture.{name}", value],
+        "rule": lambda name, value: ["--lr_rules", f"[{{name: slow, parameters: [q], {name}: {value}}}]"],
+    }
+    names = {"size": SIZES, "rule": ["scale", "hold", "ramp", "depth_decay"]}
+
+    @given(st.sampled_from(sorted(routes)), st.sampled_from(NO_NUMBERS), st.data())
+    def test(route: str, value: str, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(names.get(route, NUMBERS)))
+        recipe.write_text(in_yaml(name, value))
+        line = refused(build, *routes[route](name, value))
+        assert name in line or {"recipe": "recipe.yaml", "rule": "lr_rules"}.get(route, name) in line
+
+    fixed(test, examples=60)
 
 
-@pytest.mark.parametrize("number", NUMBERS, ids=lambda text: f"{text:.6}-{len(text)}")
-@pytest.mark.parametrize("field", ["scale: {}", "scale: 0.5, hold: {}", "scale: 0.5, layers: {}",
-                                   'scale: 0.5, layers: "{}"', 'scale: 0.5, layers: "0-{}"'])  # fmt: skip
-def test_numbers_in_rules(field, number):
-    text = f"[{{name: slow, parameters: [q], {field.format(number)}}}]"
-    assert "lr_rules" in refused(build, "--lr_rules", text)
+def test_any_text_at_any_setting():
+    @given(st.sampled_from(sorted(SETTINGS)), st.sampled_from(NO_NUMBERS) | st.text(max_size=12))
+    def test(name: str, value: str) -> None:
+        try:
+            build([f"--{name}={value}"])
+        except UserError as error:
+            assert "\n" not in str(error) and str(error).isprintable() and len(str(error)) < 1000
+
+    fixed(test, examples=30)
+
+
+@pytest.mark.parametrize("layers", [LONG, f'"{LONG}"', f'"0-{LONG}"', "1e999"])
+def test_layers_of_a_rule(layers):
+    assert "lr_rules" in refused(
+        build, "--lr_rules", f"[{{name: slow, parameters: [q], scale: 1, layers: {layers}}}]"
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--heads", LONG], "heads: "),
-        (["--heads", f"3x{LONGER}"], "heads: "),
         (["--heads", "3x100000"], "more than 10,000 layers"),
         (["--architecture", '{heads: "3x99999,3x2"}'], "more than 10,000 layers"),
         (["--architecture.d_model", "1000000007"], "heads: layer 0 has 2 heads, which do not divide d_model"),
-        (["--architecture.d_model", "1e12"], "d_model"),
-        (["--architecture.d_model", "1000000000000"], "d_model: 1000000000000 is not valid.*at most 2,147,483,647"),
-        (["--architecture", "{kv_heads: [3000000000,3,3,3]}"], "kv_heads"),
-        (["--architecture.ffn_width", LONG], "ffn_width"),
-        (["--architecture.norm_eps", LONG], "norm_eps"),
-        (["--global_batch_tokens", "1000000000000000"], "global_batch_tokens: .*give at most 1,000,000,000,000"),
+        (["--architecture.d_model", "1000000000000"], "d_model: 1000000000000 is not valid"),
+        (["--architecture", "{kv_heads: [3000000000,3,3,3]}"], "kv_heads: "),
+        (["--global_batch_tokens", "1000000000000000"], "global_batch_tokens: "),
     ],
-)  # fmt: skip
+)
 def test_sizes_of_a_model(arguments, message):
-    with pytest.raises(UserError, match=message):
-        refused(build, *arguments)
-        build(arguments)
+    assert message in refused(build, *arguments)
 
 
-@pytest.mark.parametrize("text", ["5", "null", "true", "NaN", "[]", '"a"', "[" * 1000, '{"a":' * 1000, "",
-                                  f'{{"heads": {LONGER}}}', '{"heads": [3], "heads ": [[[1]]]}'])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    ["5", "null", "true", "NaN", "[]", '"a"', "[" * 1000, '{"a":' * 1000, "", '{"heads": [3], "x": 1}'],
+)
 def test_model_files(text, tmp_path):
     path = tmp_path / "model.json"
     path.write_text(text)
     assert refused(build, "--model", str(path)).startswith("model")
 
 
-@pytest.mark.parametrize("text", ["steps: !!int 'abc'", "steps: null", "seed: null", "model: null", "data:",
-                                  "optimizer: null", "optimizer: {eps: null}", "5", "[" * 1000, "{a: " * 1000,
-                                  "steps: !!timestamp 'x'", "!!int 'abc'", "steps: 2026-13-45"])  # fmt: skip
-def test_recipes(text, tmp_path):
-    path = tmp_path / "recipe.yaml"
-    path.write_text(text)
-    assert "recipe.yaml" in refused(build, "--config", str(path))
-
-
-@pytest.mark.parametrize(
-    "value", ["!!int 'abc'", "!!timestamp 'abc'", "[" * 1000, "{a: " * 1000, "!!set {a}"]
-)
-@pytest.mark.parametrize("flag", ["steps", "lr_rules", "architecture"])
-def test_yaml_in_flags(flag, value):
-    assert flag in refused(build, f"--{flag}", value)
-
-
-@pytest.mark.parametrize("weight", ["1e999", "1e-99999999", "1e99999999", LONG, LONGER, "1/0", "0", "-1"])
+@pytest.mark.parametrize("weight", ["1e999", "1e-99999999", LONG, "1/0", "0", "-1"])
 def test_weights_of_a_blend(weight):
     assert "weight for 'x'" in refused(lambda arguments: parse_blend(arguments[0]), f"x:{weight}")
     assert "weight for 'y'" in refused(lambda arguments: parse_blend(arguments[0]), f"x:0.5,y:{weight}")
 
 
-@pytest.mark.parametrize("value", ["1e400", "nan", "inf", "1e12", "0", LONG], ids=lambda text: text[:6])
-def test_options_of_the_plan(value):
-    assert "gpu_memory: " in refused(read_arguments, "--gpu_memory", value)
-
-
-def test_nodes_of_the_plan():
-    assert "nodes: " in refused(read_arguments, "--nodes", LONG)
-    assert "nodes" in refused(read_arguments, "--nodes", LONGER)
+@pytest.mark.parametrize(
+    ("option", "value"), [*(("gpu_memory", v) for v in ("1e400", "nan", "1e12", "0", LONG)), ("nodes", LONG)]
+)
+def test_options_of_the_plan(option, value):
+    assert f"{option}: " in refused(read_arguments, f"--{option}", value)

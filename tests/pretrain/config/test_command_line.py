@@ -44,20 +44,16 @@ def test_every_field_is_documented(capsys):
     [
         (["--stesp", "3"], "--stesp: unknown flag; did you mean '--steps'?"),
         (["--optimizer.learning_rat", "3"], "did you mean '--optimizer.learning_rate'?"),
-        (["--steps", "many"], "steps"),
         (["--steps", "0"], "steps: 0 is not valid; give a positive number"),
         (["--schedule.kind", "polynomial"], "'cosine', 'linear', 'wsd'"),
         (["--config", "125m"], "no recipe or file '125m'"),
-        (["--config", "x" * 300], "no recipe or file"),
         (["--config"], "config: no value given"),
         (["--model", "prism-125m"], "prism-124m"),
         (["--heads", "3x2"], "a schedule for 2 layers"),
         (["--heads", "2x5,5"], "5"),
         (["--architecture.nrom", "layernorm"], "did you mean 'norm'?"),
         (["--model", "nope.json"], "cannot read 'nope.json'"),
-        (["--name", "a/b"], "name: 'a/b' is not valid"),
         (["--optimizer.betas", "[0.9, 1.5]"], "optimizer.betas: 1.5"),
-        (["--micro_batch", "-1"], "micro_batch: -1"),
     ],
 )
 def test_bad_input_is_one_clear_line(arguments, message):

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from pretrain.engine.memory.micro_batch import plan_batch
 from torch import Tensor
 
 from model.config import ModelConfig
@@ -16,6 +15,7 @@ from pretrain.config.command_line import parse_command_line
 from pretrain.engine.batch import BatchPlan
 from pretrain.engine.build import build_engine
 from pretrain.engine.ds_config import merge_ds_config
+from pretrain.engine.memory.micro_batch import plan_batch
 from pretrain.engine.patches import prepare_deepspeed
 
 VOCABULARY = 300

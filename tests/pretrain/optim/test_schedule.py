@@ -3,6 +3,8 @@
 import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from model.errors import UserError
 from pretrain.config.lr_rules import parse_rules
@@ -19,23 +21,46 @@ def test_cosine_by_hand():
     assert schedule.factor(11) == pytest.approx(0.1)
 
 
-def test_warmup_stable_decay_by_hand():
-    schedule = LearningRateSchedule(ScheduleConfig(kind="wsd", warmup=2, decay=4, minimum=0.2), steps=10)
-    expected = [0.5, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2]
-    assert [schedule.factor(s) for s in range(10)] == pytest.approx(expected)
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (
+            ScheduleConfig(kind="wsd", warmup=2, decay=4, minimum=0.2),
+            [0.5, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2],
+        ),
+        (
+            ScheduleConfig(kind="linear", warmup=2, minimum=0.2),
+            [0.5, 1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2],
+        ),
+        (ScheduleConfig(kind="linear", warmup=0, minimum=0), [0.75, 0.5, 0.25, 0]),
+        # Without a warmup it starts below the peak by one step of the cosine.
+        (ScheduleConfig(warmup=0, minimum=0), [0.5, 0.0]),
+    ],
+)
+def test_factors_by_hand(config, expected):
+    schedule = LearningRateSchedule(config, steps=len(expected))
+    assert [schedule.factor(step) for step in range(len(expected))] == pytest.approx(expected)
 
 
-def test_linear_by_hand():
-    schedule = LearningRateSchedule(ScheduleConfig(kind="linear", warmup=2, minimum=0.2), steps=10)
-    expected = [0.5, 1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2]
-    assert [schedule.factor(s) for s in range(10)] == pytest.approx(expected)
-    without = LearningRateSchedule(ScheduleConfig(kind="linear", warmup=0, minimum=0), steps=4)
-    assert [without.factor(s) for s in range(4)] == pytest.approx([0.75, 0.5, 0.25, 0])
-
-
-def test_no_warmup_starts_below_the_peak_by_one_step_of_the_cosine():
-    schedule = LearningRateSchedule(ScheduleConfig(warmup=0, minimum=0), steps=2)
-    assert [schedule.factor(s) for s in range(2)] == pytest.approx([0.5, 0.0])
+@given(
+    st.sampled_from(["cosine", "linear", "wsd"]),
+    st.integers(2, 300),
+    st.floats(0, 0.4),
+    st.floats(0, 0.4),
+    st.floats(0, 1),
+)
+@settings(derandomize=True, database=None, max_examples=60, deadline=None)
+def test_every_schedule_rises_once_and_falls_to_its_minimum(kind, steps, warmup, decay, minimum):
+    length = round(warmup * steps)
+    config = ScheduleConfig(kind=kind, warmup=length, decay=max(2, round(decay * steps)), minimum=minimum)
+    if length + config.decay > steps:
+        return
+    factors = [LearningRateSchedule(config, steps).factor(step) for step in range(steps)]
+    rise, fall = factors[:length], factors[length:]
+    assert (
+        rise == sorted(rise) and fall == sorted(fall, reverse=True) and 0 <= min(factors) <= max(factors) <= 1
+    )
+    assert factors[-1] == pytest.approx(minimum) and (not rise or rise[-1] == pytest.approx(1))
 
 
 def test_fraction_or_steps():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
+from unittest import mock
 
 import pytest
 import torch
@@ -66,7 +67,6 @@ def session_with_a_spike(run, stage, spike_at, kind):
     from pretrain import trainer
     from pretrain.optim import spikes
 
-    spikes_least, spikes.LEAST = spikes.LEAST, 4
     original = trainer.Trainer._forward_backward
 
     def forward_backward(self, batches):
@@ -79,33 +79,27 @@ def session_with_a_spike(run, stage, spike_at, kind):
                 hook.remove()
         return original(self, batches)
 
-    trainer.Trainer._forward_backward = forward_backward
-    try:
+    patched = mock.patch.object(trainer.Trainer, "_forward_backward", forward_backward)
+    with patched, mock.patch.object(spikes, "LEAST", 4):
         return session(run, stage)
-    finally:
-        trainer.Trainer._forward_backward = original
-        spikes.LEAST = spikes_least
+
+
+QUICK = (2, "fp32")
+SLOW = [
+    (stage, precision) for stage in (1, 2, 3) for precision in ("bf16", "fp32") if (stage, precision) != QUICK
+]
 
 
 @pytest.mark.parametrize(
-    ("stage", "precision"),
-    [
-        pytest.param(1, "bf16", marks=pytest.mark.slow),
-        pytest.param(2, "bf16", marks=pytest.mark.slow),
-        pytest.param(3, "bf16", marks=pytest.mark.slow),
-        pytest.param(1, "fp32", marks=pytest.mark.slow),
-        (2, "fp32"),
-        pytest.param(3, "fp32", marks=pytest.mark.slow),
-    ],
+    ("stage", "precision"), [QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
 )
 def test_the_update_is_not_applied(small_folder, tmp_path, stage, precision):
-    """After the spike the loss goes on at its level; without the guard the run with the spike is another one."""
+    """After the spike the loss goes on at its level; without the guard the run with the spike is another
+    one."""
     rows = {}
     for name, sigmas in (("guarded", "6"), ("open", "0")):
-        run = nano_run(
-            small_folder, tmp_path, "--name", name, "--skip_spikes", sigmas, "--precision", precision, "--steps", "10",
-            "--optimizer.gradient_clipping", "0",
-        )  # fmt: skip
+        settings = f"--name {name} --skip_spikes {sigmas} --precision {precision} --steps 10"
+        run = nano_run(small_folder, tmp_path, settings, "--optimizer.gradient_clipping 0")
         assert (
             run_distributed(session_with_a_spike, 2, run, stage, 7, "loss", timeout=120) == [([], None)] * 2
         )

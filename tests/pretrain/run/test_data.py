@@ -1,4 +1,5 @@
-"""What a run validates on: its own corpora's splits, or another corpus; and how often it reads what it trains on."""
+"""What a run validates on: its own corpora's splits, or another corpus; and how often it reads what it trains
+on."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import dataclasses
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -121,7 +123,8 @@ def test_a_run_says_how_often_it_reads_its_corpora(small_folder, other):
 
 
 def opened_by_ranks(run, folders):
-    """Open *run* in a folder of each rank's own: what it identifies, reads and whose index it went through."""
+    """Open *run* in a folder of each rank's own: what it identifies, reads and whose index it went
+    through."""
     prepare_deepspeed()
     world, checked = start_world(1, False), []
     check = IndexedTokens._check_offsets
@@ -134,10 +137,8 @@ def opened_by_ranks(run, folders):
         except UserError as error:
             return str(error)
         patch.setattr(IndexedTokens, "read", IndexedTokens.read if world.is_main else None)
-        context = RunContext(
-            run=run, model=SimpleNamespace(context_length=16), data=data, world=world, batch=None, rates=None,
-            bf16=False,
-        )  # fmt: skip
+        model: Any = SimpleNamespace(context_length=16)
+        context = RunContext(run=run, model=model, data=data, world=world, batch=None, rates=None, bf16=False)
         rows, label_bytes = context.validation_windows(5)
         documents = context.validation_documents(5)
     sequence = data.training_sequences(16, 0).sequence(3)
@@ -183,7 +184,8 @@ def test_a_rank_with_files_of_its_own_checks_them(small_folder, other, tmp_path)
 
 
 def opened_alone(run: RunConfig, folders: list[str]) -> str | None:
-    """The line with which a rank refuses its files, if it does. Nothing collective follows: one may have refused."""
+    """The line with which a rank refuses its files, if it does. Nothing collective follows: one may have
+    refused."""
     prepare_deepspeed()
     world = start_world(1, False)
     with contextlib.chdir(folders[world.rank]):

@@ -37,18 +37,27 @@ RUN = parse_command_line(
     ["--model", "prism-nano", "--global_batch_tokens", "512", "--lr_rules", '["upper_qk"]']
 ).run
 MODEL = RUN.build_model_config(300)
-WORLD = {
-    "ranks": 2, "tensor_parallel": 1, "threads": 1, "device": "cpu", "versions": {"python": "3.11"}, "stage": 2,
-    "dtype": "fp32", "offload": "none", "partitioning": {"overlap_comm": True}, "code": ["ab" * 6],
-}  # fmt: skip
+WORLD = json.loads("""
+{"ranks": 2, "tensor_parallel": 1, "threads": 1, "device": "cpu", "versions": {"python": "3.11"}, "stage": 2,
+ "dtype": "fp32", "offload": "none", "partitioning": {"overlap_comm": true}, "code": ["abababababab"]}
+""")
 WRITTEN = asdict(
     TrainingState(
-        step=3, sequences=24, tokens=1536, seconds=1.5, recent={"losses": [1.0], "norms": [0.5]},
-        pending=["validation"], released={"upper_qk": 2}, maturity={"probes": [[0, 0.5], [2, 0.25]]}, micro_batch=8,
+        step=3,
+        sequences=24,
+        tokens=1536,
+        seconds=1.5,
+        recent={"losses": [1.0], "norms": [0.5]},
+        pending=["validation"],
+        released={"upper_qk": 2},
+        maturity={"probes": [[0, 0.5], [2, 0.25]]},
+        micro_batch=8,
         run=RUN.to_dict(),
-        model=MODEL.to_json(), data={"tokenizer": "ab" * 16, "data": [["cd" * 16, "1"]]}, world=WORLD,
+        model=MODEL.to_json(),
+        data={"tokenizer": "ab" * 16, "data": [["cd" * 16, "1"]]},
+        world=WORLD,
     )
-)  # fmt: skip
+)
 
 
 def places(value: Any) -> Iterator[tuple[Any, ...]]:
@@ -85,7 +94,8 @@ def opened(folder: Path, state: TrainingState, model: Any = None) -> SavedRun:
 
 
 def understood_by_its_readers(folder: Path) -> Any:
-    """A test: what read_state lets pass, those who continue, convert and describe a run can use, or refuse."""
+    """A test: what read_state lets pass, those who continue, convert and describe a run can use, or
+    refuse."""
 
     @given(edited_states())
     def test(text: str) -> None:

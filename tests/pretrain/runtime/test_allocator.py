@@ -28,17 +28,14 @@ print(start_world(1, False).device.type)
 
 
 def printed(prepare, **variables):
-    """The last two words: what *prepare* prints, and the page faults of a tensor after a larger one was freed."""
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("MALLOC_") and name != "GLIBC_TUNABLES"
+    """The last two words: what *prepare* prints, and the page faults of a tensor after a larger one was
+    freed."""
+    kept = {
+        name: os.environ[name] for name in os.environ if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))
     }
-    result = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(prepare=prepare)],
-        cwd=ROOT, env=environment | {"DS_ACCELERATOR": "cpu"} | variables,
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    environment = kept | {"DS_ACCELERATOR": "cpu"} | variables
+    command = [sys.executable, "-c", PROGRAM.format(prepare=prepare)]
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr[-2000:]
     return result.stdout.split()[-2:]
 

@@ -36,7 +36,7 @@ def broken(folder, data, rank, error):
     """Two ranks, one of which raises; how they ended, and the seconds from the first end to the last."""
     script = folder / "broken.py"
     script.write_text(BROKEN.format(root=str(ROOT), rank=rank, error=error))
-    arguments = ["--ds_config", "ds_configs/zero1.json", *nano_arguments(data, folder)]
+    arguments = nano_arguments(data, folder, "--ds_config ds_configs/zero1.json")
     with start(arguments, 2, script=script) as running:
         running.processes[rank].wait(timeout=120)
         failed = time.monotonic()

@@ -49,14 +49,11 @@ def test_known_gpus(name: str, tera: float) -> None:
     assert data_sheet_peak(name, torch.float32) is None
 
 
-def test_a_slice_of_a_gpu_has_no_known_peak() -> None:
-    assert data_sheet_peak("NVIDIA H100 80GB HBM3 MIG 3g.40gb", torch.bfloat16) is None
-
-
-def test_a_name_inside_another_is_not_taken_for_it() -> None:
-    assert data_sheet_peak("NVIDIA A10G", torch.bfloat16) is None
-    assert data_sheet_peak("NVIDIA A1000", torch.bfloat16) is None
-    assert data_sheet_peak("NVIDIA GeForce GTX 1080", torch.bfloat16) is None
+@pytest.mark.parametrize(
+    "name", ["NVIDIA H100 80GB HBM3 MIG 3g.40gb", "NVIDIA A10G", "NVIDIA A1000", "NVIDIA GeForce GTX 1080"]
+)
+def test_a_slice_and_a_name_that_only_begins_alike_have_no_known_peak(name: str) -> None:
+    assert data_sheet_peak(name, torch.bfloat16) is None
 
 
 def test_volta_has_fp16_only() -> None:
@@ -81,7 +78,8 @@ def test_cpu_peak_is_measured_once_and_says_so(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(("share", "busy"), [(0.5, True), (0.95, False)])
 def test_a_busy_machine_is_told(monkeypatch, share, busy):
-    """Other processes that took half of the time made the peak look half as high; the highest of the sizes counts."""
+    """Other processes that took half of the time made the peak look half as high; the highest of the sizes
+    counts."""
     clock = iter(range(100))
     threads = torch.get_num_threads()
     monkeypatch.setattr(hardware.time, "perf_counter", lambda: next(clock))

@@ -1,0 +1,116 @@
+"""What benchmarks share: their parser and figures, ranks without a launcher, memory and time of this
+process."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pretrain.runtime.environment import free_port
+from pretrain.utils.files import write_atomically
+
+ROOT = Path(__file__).resolve().parents[1]
+MAIN_FLAGS = "Flags of pretrain/main.py may follow (python pretrain/main.py --help)."
+"""Under the help of benchmarks that hand on what they do not know."""
+
+
+def parser_of(description: str | None, epilog: str | None = None) -> argparse.ArgumentParser:
+    """A parser with the flag --out; the program's docstring is its help."""
+    parser = argparse.ArgumentParser(
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--out", metavar="FILE.json", help="write all figures as JSON, too")
+    return parser
+
+
+def write(out: str | None, figures: Any) -> None:
+    """Write *figures* to *out*, if one was given; whole or not at all, since a benchmark may be cut off."""
+    if out is None:
+        return
+    path = Path(out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(figures, indent=1) + "\n")
+
+
+def say(line: str) -> None:
+    """A line of progress."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def rank_variables(ranks: int) -> list[dict[str, str]]:
+    """What a launcher would tell each of *ranks* processes of this machine."""
+    shared = {
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
+    return [{"RANK": str(rank), "LOCAL_RANK": str(rank), **shared} for rank in range(ranks)]
+
+
+def run_ranks(
+    arguments: list[str], ranks: int, variables: Mapping[str, str] | None = None, timeout: float | None = None
+) -> list[str]:
+    """Run a Python program on *ranks* processes; what each printed, in rank order.
+
+    Raises:
+        RuntimeError: a rank failed; its last lines are in the message.
+    """
+    processes = [
+        subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=ROOT,
+            env=os.environ | rank | dict(variables or {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in rank_variables(ranks)
+    ]
+    outputs = []
+    try:
+        for process in processes:
+            output, errors = process.communicate(timeout=timeout)
+            if process.returncode:
+                raise RuntimeError(f"{' '.join(arguments)}: {errors[-2000:]}")
+            outputs.append(output)
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+    return outputs
+
+
+def process_memory(field: str) -> int:
+    """A figure of /proc/self/status in bytes: VmRSS (resident), VmHWM (its peak), RssAnon (without mapped
+    files)."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines[field].split()[0]) * 1024
+
+
+def wait() -> None:
+    """Wait until a GPU has done what it was given."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def seconds_of(work: Callable[[], object], repeats: int = 1) -> float:
+    """Wall-clock seconds of one of *repeats* calls, the device's work included."""
+    wait()
+    began = time.perf_counter()
+    for _ in range(repeats):
+        work()
+    wait()
+    return (time.perf_counter() - began) / repeats
