@@ -133,7 +133,7 @@ def valid_in_words(error: Any) -> str:
         most = "least" if error["type"] == "too_short" else "most"
         return f"give at {most} {bound:,} value{'s' * (bound > 1)}"
     if error["type"] == "literal_error":
-        names = re.findall("'([^']*)'", context["expected"])
+        names = [name.strip("'") for name in re.split(", | or ", context["expected"])]
         return f"give one of {', '.join(names)}{closest(shown(error['input'], plain=True), names)}"
     known = {
         "int_type": "give a whole number",

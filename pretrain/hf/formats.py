@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 import torch
@@ -130,10 +130,12 @@ def why_not(model: ModelConfig, chosen: Format) -> list[str]:
     if chosen == "native":
         return []
     problems = []
+    defaults = {item.name: item.default for item in fields(ModelConfig)}
+    switches = defaults | BLOCKS[chosen]
     for name, theirs in SETTINGS.items():
         valid: list[Any] = list(dict.fromkeys(_VALUES.get((name, chosen), {}).values()))
-        if theirs[chosen] is None and name in BLOCKS[chosen]:
-            valid = [BLOCKS[chosen][name]]
+        if theirs[chosen] is None and name != "rope_base":  # no learned positions have that
+            valid = [switches[name]]
         if valid and getattr(model, name) not in valid:
             problems.append(f"{name} {getattr(model, name)!r} ({' or '.join(map(repr, valid))})")
     if any(window is not None for window in model.local_window or ()):

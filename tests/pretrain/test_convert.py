@@ -356,7 +356,7 @@ def test_a_tokenizer_that_does_not_match(prism, tmp_path, capsys, monkeypatch):
         ("{tmp} --out x", "is not a run's folder"),
         ("{run}", "out: missing"),
         ("{run} --out x --step 7", "no checkpoint of step 7"),
-        ("{run} --out x --format onnx", "format: 'onnx' is not valid; give one of auto, native or llama"),
+        ("{run} --out x --format onnx", "format: 'onnx' is not valid; give one of auto, native, llama"),
         ("{run} --from_hf {tmp} --out x", "give one of them"),
         ("--from_hf {tmp} --out x", "has no config.json"),
     ],

@@ -11,7 +11,7 @@ import torch
 
 from model.config import ModelConfig, block
 from model.parameters import parameter_specs
-from pretrain.checkpoint.state import TrainingState
+from pretrain.checkpoint.state import DataIdentity, TrainingState
 from pretrain.checkpoint.unsharded_folder import UnshardedParameter, write_unsharded
 from pretrain.data.tokenizer import tokenizer_hash
 from tests.helpers.exports import trained
@@ -25,7 +25,7 @@ OTHER_BYTES = 110e6
 
 def write_run(folder, small, model: ModelConfig) -> None:
     """A run with random weights that was never trained."""
-    state = TrainingState(model=model.to_json(), data={"tokenizer": tokenizer_hash(small.tokenizer)})
+    state = TrainingState(model=model.to_json(), data=DataIdentity(tokenizer_hash(small.tokenizer)))
     generator = torch.Generator().manual_seed(0)
 
     def parameters():

@@ -8,7 +8,7 @@ from dataclasses import asdict
 import matplotlib
 import pytest
 
-from pretrain.checkpoint.state import TrainingState
+from pretrain.checkpoint.state import DataIdentity, TrainingState
 from pretrain.data.tokenizer import SentencePieceTokenizer, tokenizer_hash
 from pretrain.metrics.file import MetricsFile
 from pretrain.plots.command import _rows, _series, main
@@ -68,7 +68,9 @@ def checkpoint(folder, step, **changes):
         key.removeprefix("run_"): changes.pop(key) for key in list(changes) if key.startswith("run_")
     }
     data = {"tokenizer": "t", "data": [["aaaaaaaa", "1"]]} | changes
-    state = TrainingState(step=step, run=settings, data=data, model={"context_length": 64})
+    state = TrainingState(
+        step=step, run=settings, data=from_plain(DataIdentity, data), model={"context_length": 64}
+    )
     path = folder / "checkpoints" / f"step_{step:06d}"
     path.mkdir(parents=True)
     (path / "state.json").write_text(json.dumps(asdict(state)))

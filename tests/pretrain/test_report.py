@@ -10,8 +10,12 @@ from model.config import ModelConfig
 from model.presets import preset
 from pretrain import report
 from pretrain.classification.accuracy import AccuracyResult
+from pretrain.classification.extension import AccuracyHook
 from pretrain.metrics.file import MetricsFile
 from pretrain.report import continue_command
+from pretrain.run.decisions import Decision
+from pretrain.validation.hook import ValidationHook
+from pretrain.validation.loss import ValidationResult
 from tests.helpers.distributed import run_distributed
 from tests.helpers.training import build, nano_run
 
@@ -98,43 +102,48 @@ def test_a_finished_run_without_a_picture_gets_one(tmp_path):
     file.append(1, {"tokens": 10, "train_loss": 5.0, "grad_norm": 1.0})
     file.close()
     session = SimpleNamespace(
-        state=SimpleNamespace(step=1),
-        run=SimpleNamespace(folder=tmp_path),
-        world=SimpleNamespace(is_main=True),
+        state=SimpleNamespace(step=1), run=SimpleNamespace(folder=tmp_path), finished=True, hooks=[]
     )
     picture = tmp_path / "plots" / "training.png"
-    assert "is already finished at step 1" in report.finished_already(session, "zero2.json", [])[0]
+    assert "is already finished at step 1" in report.finished_already(session, "zero2.json", [])[-1]
     drawn = picture.stat().st_mtime_ns
     report.finished_already(session, "zero2.json", [])
     assert picture.stat().st_mtime_ns == drawn
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_at_the_end_only_rank_0_draws_counts_and_speaks(tmp_path, monkeypatch, rank):
-    """The others take part in the sample, which is collective and comes first: none waits while rank 0
-    counts."""
+def closing_of(folder, monkeypatch, hook, is_text=True, is_main=True):
+    """The closing lines of a session whose hook has measured, and what was done for them, in order."""
     did = []
     monkeypatch.setattr(report, "sample_text", lambda *_: did.append("sample") or "a\nb")
-    monkeypatch.setattr(report, "draw_runs", lambda *_: did.append("draw"))
-    monkeypatch.setattr(report, "compare_baselines", lambda *_: did.append("count") or "guessing 3")
-    run = SimpleNamespace(
-        folder=tmp_path, steps=2, run_name="n", validation=SimpleNamespace(sequences=1, data=None)
-    )
+    closing, hook.closing = hook.closing, lambda session: did.append("count") or closing(session)
+    run = SimpleNamespace(folder=folder, steps=2, run_name="n", validation=SimpleNamespace(sequences=1))
     session = SimpleNamespace(
-        world=SimpleNamespace(is_main=rank == 0, say=print),
-        validation=SimpleNamespace(result=SimpleNamespace(loss=3.0, bpb=2.0)),
-        store=SimpleNamespace(path=lambda step: tmp_path / f"step_{step}"),
-        data=SimpleNamespace(labelled=False),
+        run=run,
+        world=SimpleNamespace(is_main=is_main, say=print),
+        hooks=[hook],
+        finished=True,
+        store=SimpleNamespace(path=lambda step: folder / f"step_{step}"),
+        data=SimpleNamespace(is_text=is_text),
         model=SimpleNamespace(context_length=8),
     )
     state = SimpleNamespace(step=2, tokens=10, seconds=1.0, skipped=0)
     trainer = SimpleNamespace(session=session, run=run, state=state, engine=None, data_share=0.0)
-    lines = report.closing(trainer, "zero2.json", [])
+    return report.closing(trainer, "zero2.json", []), did
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_at_the_end_only_rank_0_counts_and_speaks(tmp_path, monkeypatch, rank):
+    """The others take part in the sample, which is collective and comes first: none waits while rank 0 counts."""
+    monkeypatch.setattr("pretrain.validation.hook.compare_baselines", lambda *_: "guessing 3")
+    hook = ValidationHook.__new__(ValidationHook)
+    hook.result = ValidationResult(3.0, 2.0)
+    lines, did = closing_of(tmp_path, monkeypatch, hook, is_main=rank == 0)
     if rank:
         assert (did, lines) == (["sample"], [])
     else:
-        assert did == ["sample", "draw", "count"]
+        assert did == ["sample", "count"]
         assert "compare  bits per byte of the same windows: the model 2.0000, guessing 3" in lines
+        assert any("python -m pretrain.convert" in line for line in lines)
 
 
 def opening_of(run, stage):
@@ -156,24 +165,14 @@ def test_stage_1_in_bf16_is_noted_where_there_is_something_to_reduce(
 
 
 def test_the_end_of_a_classifier(tmp_path, monkeypatch):
-    """Accuracy beside that of the most frequent class; no sample, and no command that needs a language
-    model."""
-    monkeypatch.setattr(report, "draw_runs", lambda *_: None)
-    session = SimpleNamespace(
-        world=SimpleNamespace(is_main=True),
-        validation=SimpleNamespace(result=AccuracyResult(0.5, 0.875, 1600, 0.25)),
-        store=SimpleNamespace(path=lambda step: tmp_path / f"step_{step}"),
-        data=SimpleNamespace(labelled=True),
-    )
-    run = SimpleNamespace(folder=tmp_path, steps=2, run_name="n")
-    state = SimpleNamespace(step=2, tokens=10, seconds=1.0, skipped=0)
-    trainer = SimpleNamespace(session=session, run=run, state=state, engine=None, data_share=0.0)
-    lines = report.closing(trainer, "zero2.json", [])
+    """Accuracy beside that of the most frequent class; no sample, and no command that needs a language model."""
+    hook = AccuracyHook.__new__(AccuracyHook)
+    hook.result = AccuracyResult(0.5, 0.875, 1600, 0.25)
+    lines, did = closing_of(tmp_path, monkeypatch, hook, is_text=False)
+    assert did == ["count"]
     assert "result   accuracy 87.50%, validation loss 0.5000 nats per example" in lines
     assert "compare  always the most frequent class: accuracy 25.00% of the same 1,600 examples" in lines
-    assert not any(
-        word in line for line in lines for word in ("sample", "pretrain.convert", "pretrain.evaluation")
-    )
+    assert not any("pretrain.convert" in line or "pretrain.evaluation" in line for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -186,10 +185,10 @@ def test_the_end_of_a_classifier(tmp_path, monkeypatch):
         *[("loss", 3, 1, "nothing"), ("none", 3, 1, "nothing"), ("loss", None, 2, "nothing")],
     ],
 )
-def test_what_is_computed_in_one(fused, classes, t, expected):
+def test_what_is_fused(fused, classes, t, expected):
     session = SimpleNamespace(
-        run=SimpleNamespace(fused=fused),
+        decisions=SimpleNamespace(fused=Decision(fused, "")),
         model=SimpleNamespace(classes=classes),
         world=SimpleNamespace(tensor_parallel=t),
     )
-    assert report._in_one(session) == expected
+    assert report._fused(session) == expected

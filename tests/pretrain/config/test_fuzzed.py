@@ -20,7 +20,7 @@ from model.config import ModelConfig
 from model.errors import UserError
 from model.presets import preset
 from pretrain.config.command_line import parse_command_line
-from pretrain.config.lr_rules import LAYER_WORDS, NAMED_RULES, PARTS, RELEASES, LearningRateRule
+from pretrain.config.lr_rules import LAYER_WORDS, NAMED_RULES, PARTS, LearningRateRule
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.memory.micro_batch import plan_batch
 from pretrain.optim.groups import GroupRates, run_groups
@@ -169,7 +169,7 @@ RULES: dict[str, st.SearchStrategy[Any]] = {
     "scale": st.sampled_from([0.25, 1, 2, 100.0, 1e-9, 0]),
     "hold": LENGTHS,
     "ramp": LENGTHS,
-    "release": st.sampled_from(RELEASES),
+    "release": st.sampled_from(["hold", "maturity"]),
     "latest": LENGTHS,
     "depth_decay": st.sampled_from([0.9, 1, 2.0, 1e10, 1e-10]),
     "freeze": st.booleans(),

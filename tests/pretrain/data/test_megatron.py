@@ -96,7 +96,7 @@ def test_a_run_opens_pairs_folders_and_blends_of_them(small, small_folder, tmp_p
     assert [weight for _, weight in data.corpora] == [Fraction(1, 4), Fraction(3, 4)]
     assert data.tokenizer.vocab_size == small.tokenizer.vocab_size
     data.training_sequences(64, 0).batch(0, 8)
-    assert data.fingerprint()["data"][0] != data.fingerprint()["data"][1]
+    assert data.identity().data[0] != data.identity().data[1]
     with pytest.raises(UserError, match="give --tokenizer"):
         open_data(RunConfig(data=str(prefix)), lambda _: None)
     with pytest.raises(UserError, match=r"was made with sentencepiece-600, and not with gpt2"):

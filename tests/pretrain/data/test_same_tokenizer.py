@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from model.errors import UserError
 from model.presets import preset
-from pretrain.checkpoint.state import TrainingState
+from pretrain.checkpoint.state import DataIdentity, TrainingState
 from pretrain.config.run_config import RunConfig
 from pretrain.data.corpus import Corpus
 from pretrain.data.making.make import make_corpus
@@ -138,9 +138,9 @@ def test_a_run_goes_on_with_the_same_tokenizer_and_no_other(corpus, tmp_path):
     folder, again = corpus
     run, model, opened = RunConfig(runs_dir=str(tmp_path)), preset("prism-tiny"), Corpus.open(folder)
     imported = tokenizer_hash(load_tokenizer(again))
-    saved = TrainingState(model=model.to_json(), data={"tokenizer": imported})
-    data = {"tokenizer": opened.meta.tokenizer.hash, "data": [["c", "1"]]}
-    check_resume(saved, run, model, data, {}, (again, opened.tokenizer))
+    saved = TrainingState(model=model.to_json(), data=DataIdentity(imported))
+    state = TrainingState(data=DataIdentity(opened.meta.tokenizer.hash, [("c", "1")]))
+    check_resume(saved, state, run, model, (again, opened.tokenizer))
     other = byte_level(tmp_path / "small", 280)
     with pytest.raises(UserError, match=r"tokenizer: different vocabulary"):
-        check_resume(saved, run, model, data, {}, (again, other))
+        check_resume(saved, state, run, model, (again, other))

@@ -20,9 +20,9 @@ def left_alive(run, stage):
     optimizers."""
     parts, alive, original = [], [], trainer.build_engine
 
-    def built(*given):
+    def built(*given, **chosen):
         alive.append([name for name, reference in parts if reference() is not None])
-        engine = original(*given)
+        engine = original(*given, **chosen)
         parts.extend((name, weakref.ref(parameter)) for name, parameter in engine.module.named_parameters())
         parts.extend([("module", weakref.ref(engine.module)), ("engine", weakref.ref(engine))])
         parts.append(("optimizer", weakref.ref(engine.optimizer)))

@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pretrain.run.context import RunContext
 
 from model.errors import UserError
 from model.presets import preset
 from pretrain import report
-from pretrain.checkpoint.state import TrainingState
+from pretrain.checkpoint.state import DataIdentity, TrainingState
 from pretrain.config.run_config import RunConfig, ValidationConfig
 from pretrain.data.corpus import Corpus
 from pretrain.data.indexed import IndexedTokens, IndexedWriter
@@ -28,6 +27,7 @@ from pretrain.data.tokenizer import load_tokenizer
 from pretrain.engine.patches import prepare_deepspeed
 from pretrain.run.data import open_data
 from pretrain.run.resume import check_resume
+from pretrain.run.session import Session
 from pretrain.runtime.world import start_world
 from tests.helpers.distributed import run_distributed
 
@@ -49,22 +49,22 @@ def config(data, validation=None) -> RunConfig:
 def test_another_corpus_is_validated_on(small_folder, other):
     plain = open_data(config(small_folder), print)
     data = open_data(config(small_folder, other), print)
-    rows, label_bytes = data.validation_windows(16, 5)
-    expected, expected_bytes = open_data(config(other), print).validation_windows(16, 5)
-    np.testing.assert_array_equal(rows, expected)
-    assert label_bytes == expected_bytes and len(data.validation_documents(16, 5)) == 5
+    alone = open_data(config(other), print)
+    np.testing.assert_array_equal(data.validation_windows(16, 5), alone.validation_windows(16, 5))
+    assert data.validation_bytes(16, 5) == alone.validation_bytes(16, 5)
+    assert len(data.validation_documents(16, 5)) == 5
     np.testing.assert_array_equal(
         data.training_sequences(16, 0).batch(0, 9), plain.training_sequences(16, 0).batch(0, 9)
     )
     both = open_data(config(small_folder, f"{other}:0.5,{small_folder}:0.5"), print)
-    assert both.validation_windows(16, 8)[0].shape == (8, 17)
+    assert both.validation_windows(16, 8).shape == (8, 17)
 
 
 def test_it_is_part_of_the_datas_identity_only_where_it_is_given(small_folder, other):
-    plain = open_data(config(small_folder), print).fingerprint()
-    assert plain.keys() == {"tokenizer", "data"}
-    given = open_data(config(small_folder, other), print).fingerprint()
-    assert given == plain | {"validation": [[Corpus.open(other).meta.content_hash, "1"]]}
+    plain = open_data(config(small_folder), print).identity()
+    assert plain.validation is None
+    given = open_data(config(small_folder, other), print).identity()
+    assert given == dataclasses.replace(plain, validation=[(Corpus.open(other).meta.content_hash, "1")])
 
 
 def test_a_pair_has_no_split_and_is_validated_on_whole(small, small_folder, tmp_path):
@@ -73,7 +73,7 @@ def test_a_pair_has_no_split_and_is_validated_on_whole(small, small_folder, tmp_
             writer.add_document(small.training.document(number)[:30])
     data = open_data(config(small_folder, tmp_path / "pair"), print)
     whole = IndexedTokens(tmp_path / "pair")
-    rows, _ = data.validation_windows(16, 10**6)
+    rows = data.validation_windows(16, 10**6)
     assert len(rows) == (whole.num_tokens - 1) // 16
     np.testing.assert_array_equal(rows[0], whole.read(0, 17))
 
@@ -90,20 +90,19 @@ def test_another_tokenizer_is_refused(small_folder, tmp_path):
     assert load_tokenizer(folder / "tokenizer").vocab_size == 266
 
 
-def test_runs_from_before_the_setting_continue_without_a_word(tmp_path):
-    run = RunConfig(runs_dir=str(tmp_path))
-    model = preset("prism-tiny")
-    before = run.to_dict()
-    del before["validation"]["data"]
-    data = {"tokenizer": "t", "data": [["c", "1"]]}
-    saved = TrainingState(model=model.to_json(), run=before, data=data)
-    assert not any("changed" in line for line in check_resume(saved, run, model, data, {}))
+def test_other_validation_texts_are_another_run(tmp_path):
+    run, model = RunConfig(runs_dir=str(tmp_path)), preset("prism-tiny")
     changed = dataclasses.replace(run, validation=ValidationConfig(every=7, data="x"))
-    given = data | {"validation": [["v", "1"]]}
-    assert any("validation changed" in line for line in check_resume(saved, changed, model, given, {}))
-    saved = dataclasses.replace(saved, run=changed.to_dict(), data=given)
+    saved, given, other = (
+        TrainingState(
+            model=model.to_json(), run=asked.to_dict(), data=DataIdentity("t", [("c", "1")], validation)
+        )
+        for asked, validation in ((run, None), (changed, [("v", "1")]), (changed, [("w", "1")]))
+    )
+    assert not any("changed" in line for line in check_resume(saved, saved, run, model))
+    assert any("validation changed" in line for line in check_resume(saved, given, changed, model))
     with pytest.raises(UserError, match=r"validation: .*'v'.* != .*'w'"):
-        check_resume(saved, changed, model, data | {"validation": [["w", "1"]]}, {})
+        check_resume(given, other, changed, model)
 
 
 def test_a_run_says_how_often_it_reads_its_corpora(small_folder, other):
@@ -138,11 +137,12 @@ def opened_by_ranks(run, folders):
             return str(error)
         patch.setattr(IndexedTokens, "read", IndexedTokens.read if world.is_main else None)
         model: Any = SimpleNamespace(context_length=16)
-        context = RunContext(run=run, model=model, data=data, world=world, batch=None, rates=None, bf16=False)
-        rows, label_bytes = context.validation_windows(5)
-        documents = context.validation_documents(5)
+        given: dict[str, Any] = dict.fromkeys(("decisions", "sequences", "rates", "store", "state"))
+        session = Session(run=run, model=model, data=data, world=world, **given)
+        rows, label_bytes = session.validation_windows(5), session.validation_bytes(5)
+        documents = session.validation_documents(5)
     sequence = data.training_sequences(16, 0).sequence(3)
-    return len(checked), data.fingerprint(), rows.tolist(), label_bytes, len(documents), sequence.tolist()
+    return len(checked), data.identity(), rows.tolist(), label_bytes, len(documents), sequence.tolist()
 
 
 @pytest.mark.parametrize("kind", ["folder", "pair"])
@@ -155,9 +155,9 @@ def test_one_rank_checks_and_reads_the_windows_for_all(small, small_folder, othe
                 writer.add_document(small.training.document(number))
     run = dataclasses.replace(config(path, other), tokenizer=tokenizer)
     alone = open_data(run, print)
-    rows, label_bytes = alone.validation_windows(16, 5)
+    rows, label_bytes = alone.validation_windows(16, 5), alone.validation_bytes(16, 5)
     sequence = alone.training_sequences(16, 0).sequence(3)
-    expected = (alone.fingerprint(), rows.tolist(), label_bytes, 5, sequence.tolist())
+    expected = (alone.identity(), rows.tolist(), label_bytes, 5, sequence.tolist())
     indexes = {"folder": 4, "pair": 3}[kind]
     assert run_distributed(opened_by_ranks, 2, run, [str(Path.cwd())] * 2) == [
         (indexes, *expected),

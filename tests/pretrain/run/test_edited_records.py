@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.config import ModelConfig
+from model.declared import from_plain
 from model.errors import UserError
-from pretrain.checkpoint.state import TrainingState, read_state
+from pretrain.checkpoint.state import DataIdentity, Decided, Record, TrainingState, WorldRecord, read_state
 from pretrain.config.command_line import parse_command_line
-from pretrain.diagnostics.maturity import settled
+from pretrain.diagnostics.maturity import Probes, settled
 from pretrain.hf.model_card import _data, _number
 from pretrain.metrics.file import MetricsFile, read_metrics
 from pretrain.optim.spikes import SpikeGuard
@@ -37,27 +37,22 @@ RUN = parse_command_line(
     ["--model", "prism-nano", "--global_batch_tokens", "512", "--lr_rules", '["upper_qk"]']
 ).run
 MODEL = RUN.build_model_config(300)
-WORLD = json.loads("""
-{"ranks": 2, "tensor_parallel": 1, "threads": 1, "device": "cpu", "versions": {"python": "3.11"}, "stage": 2,
- "dtype": "fp32", "offload": "none", "partitioning": {"overlap_comm": true}, "code": ["abababababab"]}
-""")
-WRITTEN = asdict(
-    TrainingState(
-        step=3,
-        sequences=24,
-        tokens=1536,
-        seconds=1.5,
-        recent={"losses": [1.0], "norms": [0.5]},
-        pending=["validation"],
-        released={"upper_qk": 2},
-        maturity={"probes": [[0, 0.5], [2, 0.25]]},
-        micro_batch=8,
-        run=RUN.to_dict(),
-        model=MODEL.to_json(),
-        data={"tokenizer": "ab" * 16, "data": [["cd" * 16, "1"]]},
-        world=WORLD,
-    )
+STATE = TrainingState(
+    step=3,
+    sequences=24,
+    tokens=1536,
+    seconds=1.5,
+    recent={"losses": [1.0], "norms": [0.5]},
+    pending=["validation"],
+    released={"upper_qk": 2},
+    records={"maturity": Record({"probes": [[0, 0.5], [2, 0.25]]})},
+    run=RUN.to_dict(),
+    decided=Decided(False, "loss", "torch", 8),
+    model=MODEL.to_json(),
+    data=DataIdentity("ab" * 16, [("cd" * 16, "1")]),
+    world=WorldRecord(ranks=2, stage=2, versions={"python": "3.11"}, code=["abababababab"]),
 )
+WRITTEN = json.loads(STATE.to_json())
 
 
 def places(value: Any) -> Iterator[tuple[Any, ...]]:
@@ -105,11 +100,12 @@ def understood_by_its_readers(folder: Path) -> Any:
             model = ModelConfig.from_json(state.model)
             saved = opened(folder, state, model)
             saved.corpora()
-            _data(state.run.get("data", "builtin"), state.data.get("data", []))
-            check_resume(state, RUN, MODEL, WRITTEN["data"], WORLD)
-            shape_change(state.world, {**WORLD, "ranks": 3})
+            _data(state.run.get("data", "builtin"), state.data.data or [])
+            check_resume(state, STATE, RUN, MODEL)
+            shape_change(state.world, WorldRecord(ranks=3))
             SpikeGuard(3.0, **state.recent)
-            settled([drift for _, drift in state.maturity.get("probes", [])], RUN.maturity)
+            probes = from_plain(Probes, state.record("maturity"))
+            settled([drift for _, drift in probes.probes], RUN.maturity)
         except UserError as error:
             assert "\n" not in str(error) and len(str(error)) < 1500
 

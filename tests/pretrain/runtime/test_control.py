@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 from pretrain.runtime import control as control_module
-from pretrain.runtime.control import Abandoned, Answer, Control, Vote
-from pretrain.runtime.signals import STOPPED
+from pretrain.runtime.control import Control
+from pretrain.runtime.signals import STOPPED, Stopped
 from tests.helpers.distributed import run_distributed
 from tests.helpers.training import alone
 
@@ -23,19 +23,19 @@ def world():
 
 
 def votes(stops):
-    vote = Vote(dist.get_world_size())
+    control = Control(world(), Asked(stops if dist.get_rank() == 1 else 1000))
     read = []
     for step in range(4):
-        vote.submit(step == stops and dist.get_rank() == 1, 10 * dist.get_rank())
-        read.append(vote.result())
+        control.start_vote(step, writing=dist.get_rank() == 2)
+        stop, writing = control.vote_result()
+        read.append((stop.exit_code if stop else 0, writing))
     return read
 
 
 def test_all_ranks_read_the_same_vote():
-    for ranks in (1, 3):
-        most = 10 * (ranks - 1)
-        expected = [[0, most], [0, most], [int(ranks > 1), most], [0, most]]
-        assert run_distributed(votes, ranks, 2) == [expected] * ranks
+    assert run_distributed(votes, 1, 2) == [[(0, False)] * 4]
+    read = [(0, True), (0, True), (STOPPED, True)]
+    assert [found[:3] for found in run_distributed(votes, 3, 2)] == [read] * 3
 
 
 class Asked:
@@ -65,8 +65,8 @@ def passes(asked):
             for _ in range(10):
                 engine(torch.zeros(2))
                 done += 1
-    except Abandoned:
-        return done, listener.has_agreed, str(control.stopped(STOPPED)), len(engine._forward_hooks)
+    except Stopped as stopped:
+        return done, listener.has_agreed, stopped.reason, len(engine._forward_hooks)
     return done
 
 
@@ -79,13 +79,13 @@ def stopped_at(vote_ranks, asked):
     """The turns at which ranks learn of a request, and those at which they voted."""
     with mock.patch.object(control_module, "VOTE_RANKS", vote_ranks):  # these workers serve other tests, too
         control = Control(world(), Asked(asked if dist.get_rank() == 1 else 1000))
-    submit, voted = control._vote.submit, []
-    control._vote.submit = lambda *values: (voted.append(turn), submit(*values))[1]  # type: ignore[method-assign]
+    voted = []
     for turn in range(6, 20):
         control.start_vote(turn, writing=False)
-        answer = control.vote_result()
-        assert answer.writing == (turn not in voted), "not known at a turn without a vote"
-        if answer.stop:
+        voted += [turn] if control._ballot is not None else []
+        stop, writing = control.vote_result()
+        assert writing == (turn not in voted), "not known at a turn without a vote"
+        if stop:
             return turn, voted
     return None
 
@@ -102,4 +102,5 @@ def test_one_rank_needs_nobody():
     for writing in (False, True):
         control.start_vote(len(answers), writing)
         answers.append(control.vote_result())
-    assert answers == [Answer(0, False), Answer(STOPPED, True)]
+    (go_on, idle), (stop, writing) = answers
+    assert (go_on, idle, stop and stop.exit_code, writing) == (None, False, STOPPED, True)
