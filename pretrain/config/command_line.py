@@ -113,11 +113,21 @@ def _build_parser() -> jsonargparse.ArgumentParser:
         "--plot_lr", metavar="FILE", help="Draw every group's learning rate over the run into FILE, and stop."
     )
     parser.add_argument("--local_rank", type=int, default=0, help="Passed by the launcher; ignored.")
+    _without_ranges(RunConfig)
     parser.add_class_arguments(RunConfig)
     for action in parser._actions:
         if action.dest in ("recipe", "local_rank"):  # set by --config, and by the launcher
             action.help = argparse.SUPPRESS
     return parser
+
+
+def _without_ranges(config_class: Any) -> None:
+    """Leave the parser the types alone: ranges are checked, and put into words, when the RunConfig is made."""
+    types = typing.get_type_hints(config_class)
+    for item in dataclasses.fields(config_class):
+        item.type = config_class.__init__.__annotations__[item.name] = types[item.name]
+        if dataclasses.is_dataclass(item.type):
+            _without_ranges(item.type)
 
 
 def find_ds_config(name: str) -> str:

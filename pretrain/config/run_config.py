@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import typing
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -307,10 +306,6 @@ else:
     RunConfig = declared()(
         type("RunConfig", (*sections(), CoreSettings), {"__doc__": "The settings of a run."})
     )
-    # Each class names its types in its own module, where a parser of RunConfig does not look for them.
-    _types = typing.get_type_hints(RunConfig, include_extras=True)
-    for _field in dataclasses.fields(RunConfig):
-        _field.type = RunConfig.__init__.__annotations__[_field.name] = _types[_field.name]
 
 
 def _named_or_trained(name: str) -> ModelConfig:

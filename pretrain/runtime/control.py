@@ -37,7 +37,8 @@ class Control:
         self.world, self.listener, self.watchdog = world, listener, watchdog
         self._group: Any = dist.new_group(backend="gloo", timeout=world.timeout) if world.size > 1 else None
         self._interval = max(1, world.size // VOTE_RANKS)
-        self._ballot: torch.Tensor | None = None  # on the CPU, even when training runs on a GPU
+        self._ballot: list[int] | None = None
+        self._sent: torch.Tensor | None = None  # on the CPU, even when training runs on a GPU
         self._work: Any = None
 
     def heartbeat(self, doing: str) -> None:
@@ -55,9 +56,10 @@ class Control:
             return
         asked = self.listener is not None and self.listener.reason is not None
         code = self.listener.exit_code if self.listener and asked else 0
-        self._ballot = torch.tensor([code, int(writing)], dtype=torch.int64)
+        self._ballot = [code, int(writing)]
         if self._group is not None:
-            self._work = dist.all_reduce(self._ballot, dist.ReduceOp.MAX, group=self._group, async_op=True)
+            self._sent = torch.tensor(self._ballot, dtype=torch.int64)
+            self._work = dist.all_reduce(self._sent, dist.ReduceOp.MAX, group=self._group, async_op=True)
 
     def vote_result(self) -> tuple[Stopped | None, bool]:
         """The result of the last start_vote: to go on, and not to be sure, at a turn without one. Collective.
@@ -68,10 +70,11 @@ class Control:
         """
         if self._ballot is None:
             return None, True
-        if self._work is not None:
+        if self._sent is not None:
             self._work.wait()  # for the slowest rank
-        code, writing = self._ballot.tolist()
-        self._ballot = self._work = None
+            self._ballot = self._sent.tolist()
+        code, writing = self._ballot
+        self._ballot = self._sent = self._work = None
         if not code:
             return None, bool(writing)
         if self.listener is not None:
