@@ -18,6 +18,7 @@ from pretrain.config.command_line import parse_command_line  # noqa: E402
 from pretrain.runtime.environment import environment_rank, settle_waiting_threads  # noqa: E402
 from pretrain.runtime.exit import end_after, leave  # noqa: E402
 from pretrain.runtime.signals import StopListener, Stopped  # noqa: E402
+from pretrain.utils.text import labelled  # noqa: E402
 
 
 def main(arguments: list[str], listener: StopListener, rank: int) -> None:
@@ -70,7 +71,9 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
         if world.is_main:
             world.say(*opening(session))
             for name in command.left_out:
-                world.say(f"note     recipe {run.recipe}: {name} is left out; no extension here has it")
+                world.say(
+                    labelled("note", f"recipe {run.recipe}: {name} is left out; no extension here has it")
+                )
         hang_seconds = 60 * run.interruption.hang_minutes
         with (
             build_metrics(session) as metrics,
@@ -91,7 +94,7 @@ if __name__ == "__main__":
     except Stopped as stopped:
         if rank == 0:
             print(
-                f"stopped  ({stopped.reason}); the same command continues the run",
+                labelled("stopped", f"({stopped.reason}); the same command continues the run"),
                 file=sys.stderr,
                 flush=True,
             )

@@ -19,6 +19,7 @@ from pretrain.extensions import extensions
 from pretrain.metrics.session import Metrics
 from pretrain.run.session import Session
 from pretrain.runtime.hardware import MEASURED, describe_device, peak_flops
+from pretrain.utils.text import labelled
 
 if TYPE_CHECKING:
     from pretrain.trainer import Trainer
@@ -34,34 +35,48 @@ def opening(session: Session) -> list[str]:
     if world.tensor_parallel > 1:
         where += f"; {world.tensor_parallel} tensor-parallel x {world.data_parallel} data-parallel"
     lines = [
-        f"run      {run.folder}",
-        f"world    {where}",
-        f"engine   ZeRO stage {settings.stage}; {decisions.dtype.value} ({decisions.dtype.reason})",
-        f"compile  {'yes' if decisions.compile.value else 'no'} ({decisions.compile.reason})",
-        f"kernels  attention: {_attention_line(session)} ({decisions.attention.reason}); "
-        f"fused: {_fused(session)} ({decisions.fused.reason})",
-        f"model    {_model_line(run.model, model)}",
-        *(f"data     {line}" for line in session.sequences.describe().splitlines()),
-        *["data     documents are kept apart: attention and positions begin anew in each"]
+        labelled("run", run.folder),
+        labelled("world", where),
+        labelled(
+            "engine", f"ZeRO stage {settings.stage}; {decisions.dtype.value} ({decisions.dtype.reason})"
+        ),
+        labelled("compile", f"{'yes' if decisions.compile.value else 'no'} ({decisions.compile.reason})"),
+        labelled(
+            "kernels",
+            f"attention: {_attention_line(session)} ({decisions.attention.reason}); "
+            f"fused: {_fused(session)} ({decisions.fused.reason})",
+        ),
+        labelled("model", _model_line(run.model, model)),
+        *(labelled("data", line) for line in session.sequences.describe().splitlines()),
+        *[labelled("data", "documents are kept apart: attention and positions begin anew in each")]
         * run.document_mask,
-        *(f"source   {_source(corpus)}" for corpus, _ in session.data.corpora),
-        f"steps    {run.steps:,} of {session.tokens_per_step:,} tokens = {batch.sequences} sequences "
-        f"({batch.micro_batch} a micro-batch x {batch.accumulation} accumulated x {batch.data_parallel} ranks; "
-        f"{decisions.batch.reason})",
-        *(f"epochs   {line}" for line in _epochs(session)),
+        *(labelled("source", _source(corpus)) for corpus, _ in session.data.corpora),
+        labelled(
+            "steps",
+            f"{run.steps:,} of {session.tokens_per_step:,} tokens = {batch.sequences} sequences "
+            f"({batch.micro_batch} a micro-batch x {batch.accumulation} accumulated x {batch.data_parallel} ranks; "
+            f"{decisions.batch.reason})",
+        ),
+        *(labelled("epochs", line) for line in _epochs(session)),
         *(line for extension in extensions() for line in extension.opening(session)),
     ]
     if session.resumed_from:
         lines.append(
-            f"resume   from {session.resumed_from} (step {session.state.step:,}, "
-            f"{session.state.sequences:,} sequences seen)"
+            labelled(
+                "resume",
+                f"from {session.resumed_from} (step {session.state.step:,}, "
+                f"{session.state.sequences:,} sequences seen)",
+            )
         )
     if settings.whole_gradients and world.data_parallel > 1:
         lines.append(
-            "note     ZeRO 1 in bf16 reduces all gradients after the backward pass; "
-            "ds_configs/zero2.json does so during it"
+            labelled(
+                "note",
+                "ZeRO 1 in bf16 reduces all gradients after the backward pass; "
+                "ds_configs/zero2.json does so during it",
+            )
         )
-    return lines + [f"note     {note}" for note in session.notes]
+    return lines + [labelled("note", note) for note in session.notes]
 
 
 def _fused(session: Session) -> str:
@@ -158,9 +173,10 @@ def finished_already(session: Session, ds_config: str, arguments: list[str]) -> 
 
 def _mfu_line(flops: float, peak: float, source: str) -> str:
     """What MFU refers to, and whether it compares with that of another session."""
-    line = (
-        f"MFU      = tokens/s x {flops / 1e6:,.1f} MFLOP per token (6 N_matmul + 12 sum min(T, window) A) / "
-        f"{peak / 1e12:,.3g} TFLOP/s ({source})"
+    line = labelled(
+        "MFU",
+        f"= tokens/s x {flops / 1e6:,.1f} MFLOP per token (6 N_matmul + 12 sum min(T, window) A) / "
+        f"{peak / 1e12:,.3g} TFLOP/s ({source})",
     )
     if source.startswith(MEASURED):
         line += "; a peak measured anew by every session: compare tokens/s between sessions, and not MFU"
@@ -215,14 +231,17 @@ def closing(trainer: Trainer, ds_config: str, arguments: list[str]) -> list[str]
         return []
     extra = [line for extension in extensions() for line in extension.closing(session)]
     lines = [
-        f"finished {state.step:,} steps, {state.tokens:,} tokens in {state.seconds:,.0f} s"
+        labelled("finished", f"{state.step:,} steps, {state.tokens:,} tokens in {state.seconds:,.0f} s")
         + (f"; {state.skipped} updates skipped" if state.skipped else "")
         + f"; {trainer.data_share:.2%} of this session's training time spent waiting for data",
         *(line for hook in session.hooks for line in hook.closing(session)),
         *["sample", *(f"  | {line}" for line in sample.splitlines())] * bool(sample),
         *extra,
-        f"saved    {run.folder}: config.yaml, decisions.json, metrics.jsonl, tokenizer/, "
-        f"checkpoints/{session.store.path(state.step).name}",
+        labelled(
+            "saved",
+            f"{run.folder}: config.yaml, decisions.json, metrics.jsonl, tokenizer/, "
+            f"checkpoints/{session.store.path(state.step).name}",
+        ),
         "next",
     ]
     commands = {

@@ -25,6 +25,7 @@ from pretrain.run.hooks import Hook, HookResult
 from pretrain.run.session import Batch, Session
 from pretrain.runtime.control import Control
 from pretrain.runtime.signals import Stopped
+from pretrain.utils.text import labelled
 
 
 class Trainer:
@@ -217,10 +218,10 @@ class Trainer:
             state.step, loss, guard.norm if guard.reason else self.engine.get_global_grad_norm(), row
         )
         if self.session.decisions.compile.value and (graphs := compiled_graphs()) != self.graphs:
-            self.metrics.message(f"compile  step {state.step:,}: {graphs} graphs so far")
+            self.metrics.message(labelled("compile", f"step {state.step:,}: {graphs} graphs so far"))
             self.graphs = graphs
         if guard.reason:
-            self.metrics.message(f"spike    step {state.step:,}: update skipped; {guard.reason}")
+            self.metrics.message(labelled("spike", f"step {state.step:,}: update skipped; {guard.reason}"))
 
     def _check_skipped(self) -> None:
         """Stop a run of which too many updates in a row were skipped."""
@@ -275,8 +276,11 @@ class Trainer:
         learning = state.skipped_in_a_row == 0
         if not (learning or asked or self.session.finished):
             self.metrics.message(
-                f"note     step {state.step:,}: no checkpoint, since the last {state.skipped_in_a_row} updates were "
-                "skipped"
+                labelled(
+                    "note",
+                    f"step {state.step:,}: no checkpoint, since the last {state.skipped_in_a_row} updates were "
+                    "skipped",
+                )
             )
             return
         state.seconds, state.recent = self.log.seconds, self.guard.recent()

@@ -16,6 +16,7 @@ from pretrain.run.data import RunData
 from pretrain.run.extension import Extension
 from pretrain.run.hooks import Hook, HookResult, every
 from pretrain.run.session import Session
+from pretrain.utils.text import labelled
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,15 @@ class AccuracyHook(Hook):
         if result is None:
             return []
         return [
-            f"result   accuracy {result.accuracy:.2%}, validation loss {result.loss:.4f} nats per example",
-            f"compare  always the most frequent class: accuracy {result.most_frequent:.2%} of the same "
-            f"{result.examples:,} examples",
+            labelled(
+                "result",
+                f"accuracy {result.accuracy:.2%}, validation loss {result.loss:.4f} nats per example",
+            ),
+            labelled(
+                "compare",
+                f"always the most frequent class: accuracy {result.most_frequent:.2%} of the same "
+                f"{result.examples:,} examples",
+            ),
         ]
 
 

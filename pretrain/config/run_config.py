@@ -177,7 +177,7 @@ class CoreSettings:
     """Compile the model with torch.compile: slower to start, faster steps, ZeRO stages 1 and 2 only. auto: on GPUs, and
     on CPUs for runs of some minutes. What a run began with is kept when it is resumed."""
     fused: Literal["auto", "all", "loss", "none"] = "auto"
-    """What is computed in one. loss: the output head and the loss, where tensor_parallel is 1, which saves the memory
+    """Which products are fused. loss: the output head and the loss, where tensor_parallel is 1, which saves the memory
     of the logits. all: also q, k and v, and gate and up, not at ZeRO stage 3. none: each by itself. auto: all where a
     GPU's model is compiled, else loss. Only rounding changes; what a run began with is kept when it is resumed."""
     attention: Literal["auto", "blocks", "torch"] = "auto"

@@ -8,6 +8,7 @@ from pretrain.checkpoint.state import TrainingState
 from pretrain.run.extension import Extension
 from pretrain.run.hooks import Hook, HookResult, every
 from pretrain.run.session import Session
+from pretrain.utils.text import labelled
 
 
 class EvaluationHook(Hook):
@@ -35,7 +36,7 @@ class EvaluationHook(Hook):
     def run(self, engine: Any, state: TrainingState) -> HookResult:
         """Return ``evaluation/TASK/METRIC`` of each task, and a line with them."""
         scores = self._evaluation.run(engine)
-        return HookResult(scores.figures, [f"scores   step {state.step:,}: {scores}"])
+        return HookResult(scores.figures, [labelled("scores", f"step {state.step:,}: {scores}")])
 
 
 class Evaluation(Extension):

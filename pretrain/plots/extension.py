@@ -6,6 +6,7 @@ from pretrain.metrics.file import FILE_NAME
 from pretrain.plots.command import draw_runs
 from pretrain.run.extension import Extension
 from pretrain.run.session import Session
+from pretrain.utils.text import labelled
 
 
 class Plotting(Extension):
@@ -21,4 +22,4 @@ class Plotting(Extension):
             session.finished and not session.hooks and picture.is_file()
         ):
             return []
-        return [f"plots    {draw_runs([folder], picture)}"]
+        return [labelled("plots", f"{draw_runs([folder], picture)}")]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pretrain.checkpoint.state import TrainingState
 from pretrain.run.hooks import Hook, HookResult, every
+from pretrain.utils.text import labelled
 from pretrain.validation.baselines import compare_baselines
 from pretrain.validation.loss import Validation, ValidationResult
 
@@ -48,6 +49,11 @@ class ValidationHook(Hook):
             session.data, session.model.context_length, session.run.validation.sequences, session.world.say
         )
         return [
-            f"result   validation loss {self.result.loss:.4f} nats per token, {self.result.bpb:.4f} bits per byte",
-            f"compare  bits per byte of the same windows: the model {self.result.bpb:.4f}, {others}",
+            labelled(
+                "result",
+                f"validation loss {self.result.loss:.4f} nats per token, {self.result.bpb:.4f} bits per byte",
+            ),
+            labelled(
+                "compare", f"bits per byte of the same windows: the model {self.result.bpb:.4f}, {others}"
+            ),
         ]
