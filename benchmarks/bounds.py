@@ -97,7 +97,7 @@ def main() -> None:
                 one.step()
         with Traffic(compiled=False) as traffic:
             one.step()
-        device, bf16 = one.session.world.device, one.session.bf16
+        device, bf16 = one.session.world.device, one.session.decisions.bf16
         peak, _ = peak_flops(device, torch.bfloat16 if bf16 else torch.float32)
         rate = copy_rate(device)
     times = dict.fromkeys((*GROUPS, "everything else"), 0.0)

@@ -53,9 +53,9 @@ def main() -> None:
 
         def check() -> None:
             """The first check again: what it decides is not done."""
-            growth, captured = copy.deepcopy(session.state.growth), hook._captured
+            growth, captured = copy.deepcopy(session.state.records), hook._captured
             hook.run(trainer.engine, session.state)
-            session.state.growth, hook._captured = growth, captured
+            session.state.records, hook._captured = growth, captured
 
         one.step()
         check()
@@ -72,8 +72,8 @@ def main() -> None:
         )
         heads = session.model.heads
         changes = [Change(layer, count, "grow") for layer, count in enumerate(heads)]
-        session.state.growth["pending"] = [vars(change) for change in changes]
-        prepare_run_folder(session.run, session.data, session.ds_config, session.world)
+        session.state.record("growth")["pending"] = [vars(change) for change in changes]
+        prepare_run_folder(session.run, session.data, session.decisions, session.world)
         saving = one.seconds(trainer._save)
         trainer._next_model = changed_model(session.model, changes)
         changing = one.seconds(trainer._change_model)

@@ -58,7 +58,9 @@ def main(case: dict[str, Any]) -> dict[str, Any]:
     merged = merge_ds_config(ds_config, run, plan, run.precision == "bf16", model)
 
     def train(config: ModelConfig, steps: int) -> None:
-        engine = build_engine(run, config, merged, world.grid)
+        chosen: Any = {"compiled": run.compile is True}
+        chosen |= {name: value for name in ("fused", "attention") if (value := getattr(run, name)) != "auto"}
+        engine = build_engine(run, config, merged, world.grid, **chosen)
         engine.train()
         generator = torch.Generator().manual_seed(world.data_rank)
         shape = (plan.micro_batch, config.context_length)

@@ -26,7 +26,6 @@ from benchmarks.helpers import seconds_of  # noqa: E402
 from model.config import ModelConfig  # noqa: E402
 from pretrain.config.command_line import parse_command_line  # noqa: E402
 from pretrain.data.loader import BatchPrefetcher  # noqa: E402
-from pretrain.engine.build import build_engine  # noqa: E402
 from pretrain.engine.ds_config_check import read_ds_config  # noqa: E402
 from pretrain.engine.patches import prepare_deepspeed  # noqa: E402
 from pretrain.engine.quiet import quiet_deepspeed  # noqa: E402
@@ -90,7 +89,7 @@ def one_trainer(*flags: str) -> Iterator[OneTrainer]:
         session = build_session(run, read_ds_config(command.ds_config, run), open_data(run, print), world)
         with Metrics(session.run.folder, total_steps=run.steps, wandb="disabled") as metrics:
             trainer = Trainer(session, metrics)
-            trainer.engine = build_engine(session.run, session.model, session.ds_config, world.grid)
+            trainer.engine = trainer._build_engine()
             trainer.engine.train()
             with BatchPrefetcher(lambda index: session.micro_batch(0, index), start=0) as batches:
                 yield OneTrainer(session, trainer, batches)

@@ -53,7 +53,7 @@ def main() -> None:
         with profile(activities=activities) as profiler:
             one.step()
             wait()
-        compiled = one.session.run.compile
+        compiled = one.session.decisions.compile.value
     device = "device" if cuda else "cpu"
     averages = profiler.key_averages()
     print(

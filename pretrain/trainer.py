@@ -121,15 +121,8 @@ class Trainer:
     def _build_engine(self) -> Any:
         """An engine of the session's model, with the weights of its seed."""
         session, decisions = self.session, self.session.decisions
-        return build_engine(
-            self.run,
-            session.model,
-            decisions.ds_config.value,
-            session.world.grid,
-            compiled=decisions.compile.value,
-            fused=decisions.fused.value,
-            attention=decisions.attention.value,
-        )
+        ds_config = decisions.ds_config.value
+        return build_engine(self.run, session.model, ds_config, session.world.grid, **decisions.kernels())
 
     def _save_and_change(self, stop: Stopped | None, due: bool) -> None:
         """Begin a checkpoint if one is *due*, asked for or needed; then go on with the model that a hook asked for."""

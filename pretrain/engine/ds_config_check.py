@@ -168,7 +168,7 @@ def _contradictions(given: Mapping[str, Any], run: RunConfig) -> list[str]:
             'write "auto"'
         )
     if _value(given, "zero_optimization.stage") == 3:
-        mistakes += [f"zero_optimization.stage is 3, where {text}" for text in not_at_stage_3(run)]
+        mistakes += [f"zero_optimization.stage is 3: {text}" for text in not_at_stage_3(run)]
     return mistakes
 
 
@@ -176,8 +176,8 @@ def not_at_stage_3(run: RunConfig) -> list[str]:
     """What a run asks for that ZeRO stage 3 cannot do: its hooks split a compiled block into dozens of frames, and it
     gathers weights layer by layer."""
     asked = {
-        "compile: true is not valid; use stage 1 or 2, or leave it out": run.compile is True,
-        "fused: all is not valid; give --fused loss or none": run.fused == "all",
+        "compile: true is not valid at ZeRO stage 3; use stage 1 or 2, or leave it out": run.compile is True,
+        "fused: all is not valid at ZeRO stage 3; give --fused loss or none": run.fused == "all",
     }
     return [text for text, given in asked.items() if given]
 

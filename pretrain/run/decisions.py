@@ -89,6 +89,10 @@ class Decisions:
         """Whether the model computes in bf16; else in fp32."""
         return self.dtype.value == "bf16"
 
+    def kernels(self) -> dict[str, Any]:
+        """What build_engine takes of them."""
+        return {"compiled": self.compile.value, "fused": self.fused.value, "attention": self.attention.value}
+
     def decided(self) -> Decided:
         """What a checkpoint keeps, so that the run goes on as it began."""
         return Decided(
@@ -152,7 +156,7 @@ def decide(
     t, stage = run.tensor_parallel, ds_config["zero_optimization"]["stage"]
     check_tensor_parallel(model.value, t, sequence_parallel=run.sequence_parallel)
     if stage == 3 and (asked := not_at_stage_3(run)):
-        raise UserError(f"at ZeRO stage 3 {asked[0]}")
+        raise UserError(asked[0])
     largest = run.largest_model_config(model.value)
     dtype = _dtype(run, ds_config, facts)
     bf16 = dtype.value == "bf16"

@@ -181,7 +181,7 @@ def test_bad_input_is_refused_on_every_rank(small_folder, tmp_path, world, argum
 
 
 def test_a_degree_below_one_is_refused():
-    with pytest.raises(UserError, match="tensor_parallel: 0 is not valid; give a positive number"):
+    with pytest.raises(UserError, match="tensor_parallel: 0 is not valid; give a number above 0"):
         parse_command_line(["--tensor_parallel", "0"])
 
 
