@@ -7,7 +7,7 @@ tensor-parallel degree.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -44,9 +44,13 @@ class ProbeResult:
     features: dict[int, Tensor]
     """By requested layer: fp32 [windows, positions, d] on the CPU, see ``normalised``."""
 
-    def row(self) -> dict[str, Any]:
-        """Return the figures by their metrics keys: by layer (mean over its heads), and lists by layer and
-        head."""
+    def row(self, before: Mapping[int, Tensor]) -> dict[str, Any]:
+        """Return the figures by their metrics keys: by layer (mean over its heads), and lists by layer and head.
+
+        Args:
+            before: the features of the measurement before, from which the drift is counted where there are some of the
+                same windows and positions.
+        """
         figures: dict[str, Any] = {}
         for index, measure in enumerate(HEAD_MEASURES):
             for layer, heads in enumerate(self.heads):
@@ -56,6 +60,9 @@ class ProbeResult:
                 figures[f"diagnostics/{measure}/layer_{layer}"] = self.layers[layer, index].item()
         for index, measure in enumerate(HEAD_MEASURES):
             figures[f"diagnostics/{measure}/heads"] = [heads[:, index].tolist() for heads in self.heads]
+        for layer, features in self.features.items():
+            if layer in before and before[layer].shape == features.shape:
+                figures[f"diagnostics/feature_drift/layer_{layer}"] = feature_drift(features, before[layer])
         return figures
 
 

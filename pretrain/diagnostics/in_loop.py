@@ -12,15 +12,17 @@ from model.config import ModelConfig
 from model.errors import UserError
 from model.parameters import parameter_specs
 from pretrain.checkpoint.state import TrainingState
-from pretrain.diagnostics.forward import ForwardProbe, feature_drift, lower_layers
+from pretrain.diagnostics.forward import ForwardProbe, lower_layers
 from pretrain.diagnostics.weights import (
     OwnWeights,
     Pieces,
+    displacement_row,
     initial_weights,
     kept_path,
     open_kept,
     projections,
-    update_sizes,
+    update_row,
+    update_sums,
     write_kept,
 )
 from pretrain.optim.groups import GroupRates
@@ -109,14 +111,10 @@ class Diagnostics(Hook):
             return HookResult()
         rank_weights = self._rank_weights(engine)
         self._release_weights = (state.step, rank_weights.copy())
-        tensors = {}
-        for name, weight in rank_weights.full(self.world):
-            if self.world.is_main:
-                tensors[name] = weight
+        tensors = {name: weight for name, weight in rank_weights.full(self.world) if self.world.is_main}
         path = kept_path(self.session.run.folder, state.step)
         problem = write_kept(path, tensors) if self.world.is_main else None
-        problem = self.world.agree(problem)
-        if problem:
+        if problem := self.world.agree(problem):
             return HookResult(lines=[f"warning: {problem}"])
         return HookResult(lines=[f"release  W_Q and W_K of step {state.step:,} kept in {path}"])
 
@@ -125,11 +123,7 @@ class Diagnostics(Hook):
         if self._probe is None:  # pending from a session that still had diagnostics
             return HookResult()
         result = self._probe.run(engine, lower_layers(self.model.num_layers))
-        row = result.row()
-        for layer, features in result.features.items():
-            before = self._features.get(layer)
-            if before is not None and before.shape == features.shape:
-                row[f"diagnostics/feature_drift/layer_{layer}"] = feature_drift(features, before)
+        row = result.row(self._features)
         self._features = result.features
         rank_weights = self._rank_weights(engine)
         if state.from_seed:
@@ -141,10 +135,7 @@ class Diagnostics(Hook):
         at_release = self._weights_at_release(rank_weights, state)
         if at_release is not None:
             row |= displacement_row(rank_weights.displacements(at_release), "release")
-        for group, (effective, relative) in update_sizes(engine, self.specs).items():
-            row[f"diagnostics/effective_lr/{group}"] = effective
-            row[f"diagnostics/relative_update/{group}"] = relative
-        return HookResult(row)
+        return HookResult(row | update_row(update_sums(engine, self.specs)))
 
     # ---------------------------------------------------------------------- parts
 
@@ -179,12 +170,3 @@ def slowing_rule(rates: GroupRates) -> str | None:
         ):
             return name
     return None
-
-
-def displacement_row(displacements: Mapping[str, float], reference: str) -> dict[str, Any]:
-    """Turn displacements by weight name into rows ``diagnostics/lambda_q_REFERENCE/layer_N``."""
-    row = {}
-    for name, value in displacements.items():
-        _, layer, _, part, _ = name.split(".")
-        row[f"diagnostics/lambda_{part}_{reference}/layer_{layer}"] = value
-    return row

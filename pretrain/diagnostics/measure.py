@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -19,15 +18,16 @@ from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.config.run_config import group_and_seed
 from pretrain.data.blend import parse_blend
 from pretrain.data.corpus import Corpus
-from pretrain.diagnostics.forward import ForwardProbe, feature_drift, lower_layers
-from pretrain.diagnostics.in_loop import displacement_row
+from pretrain.diagnostics.forward import ForwardProbe, lower_layers
 from pretrain.diagnostics.weights import (
     displacement,
+    displacement_row,
     initial_weights,
     kept_path,
     open_kept,
     projections,
     update_norm,
+    update_row,
 )
 from pretrain.metrics.file import FILE_NAME, read_metrics
 from pretrain.run.data import RunData
@@ -124,24 +124,18 @@ def _measure(
         network, lower_layers(source.model.num_layers)
     )
     del network
-    row = result.row()
-    for layer, features in result.features.items():
-        if layer in before:
-            row[f"diagnostics/feature_drift/layer_{layer}"] = feature_drift(features, before[layer])
+    row = result.row(before)
     checkpoint, state = source.checkpoint, source.state
     names = projections(source.model.num_layers)
+    references = {"initial": None, "release": _release_weights(source, names)}
     if state.from_seed and state.run:
         dtype = torch.bfloat16 if state.world and state.world.dtype == "bf16" else torch.float32
-        initial = initial_weights(source.model, checkpoint.specs, state.run["seed"], dtype)
-        row |= displacement_row(
-            {name: displacement(checkpoint.parameter(name), initial(name)) for name in names}, "initial"
-        )
-    at_release = _release_weights(source, names)
-    if at_release is not None:
-        row |= displacement_row(
-            {name: displacement(checkpoint.parameter(name), at_release(name)) for name in names}, "release"
-        )
-    row |= _updates(checkpoint)
+        references["initial"] = initial_weights(source.model, checkpoint.specs, state.run["seed"], dtype)
+    for reference, weight in references.items():
+        if weight is not None:
+            moved = {name: displacement(checkpoint.parameter(name), weight(name)) for name in names}
+            row |= displacement_row(moved, reference)
+    row |= update_row({name: _update_sums(checkpoint, name) for name in checkpoint.groups})
     checkpoint.release()
     return row, result.features
 
@@ -156,23 +150,16 @@ def _release_weights(source: SavedRun, names: list[str]) -> Callable[[str], Tens
     return open_kept(kept_path(source.run_folder, max(past_steps)), source.checkpoint.specs, names)
 
 
-def _updates(checkpoint: UnshardedCheckpoint) -> dict[str, Any]:
-    """Effective learning rate and relative update of every group, as
-    pretrain.diagnostics.weights.update_sizes."""
-    row = {}
-    for name, group in checkpoint.groups.items():
-        moved = whole = count = 0.0
-        for parameter in group.parameters:
-            state = checkpoint.optimizer_state(parameter)
-            if not state["step"]:
-                break
-            size = update_norm(state["exp_avg"], state["exp_avg_sq"], state["step"], group.settings)
-            weight = checkpoint.parameter(parameter)
-            moved += size**2
-            whole += torch.linalg.vector_norm(weight, dtype=torch.float64).item() ** 2
-            count += weight.numel()
-        else:
-            if count and whole:
-                row[f"diagnostics/effective_lr/{name}"] = math.sqrt(moved / count)
-                row[f"diagnostics/relative_update/{name}"] = math.sqrt(moved / whole)
-    return row
+def _update_sums(checkpoint: UnshardedCheckpoint, group: str) -> tuple[float, float, int]:
+    """‖lr u‖², ‖W‖² and elements of an optimizer group, as update_sums; zeros for one that has not been stepped."""
+    moved, whole, count = 0.0, 0.0, 0
+    for parameter in checkpoint.groups[group].parameters:
+        state = checkpoint.optimizer_state(parameter)
+        if not state["step"]:
+            return 0, 0, 0
+        settings = checkpoint.groups[group].settings
+        moved += update_norm(state["exp_avg"], state["exp_avg_sq"], state["step"], settings) ** 2
+        weight = checkpoint.parameter(parameter)
+        whole += torch.linalg.vector_norm(weight, dtype=torch.float64).item() ** 2
+        count += weight.numel()
+    return moved, whole, count

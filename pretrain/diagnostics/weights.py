@@ -7,7 +7,7 @@ added up, so nothing is gathered, at any stage and degree.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,19 +141,37 @@ class OwnWeights:
             yield name, whole.cpu()
 
 
-def update_sizes(engine: Any, specs: dict[str, ParameterSpec]) -> dict[str, tuple[float, float]]:
-    """How far the last update moved each optimizer group. Collective.
+def displacement_row(displacements: Mapping[str, float], reference: str) -> dict[str, float]:
+    """Turn displacements by weight name into rows ``diagnostics/lambda_q_REFERENCE/layer_N``."""
+    row = {}
+    for name, value in displacements.items():
+        _, layer, _, part, _ = name.split(".")
+        row[f"diagnostics/lambda_{part}_{reference}/layer_{layer}"] = value
+    return row
 
-    AdamW's step is lr · u with u = m̂ / (sqrt(v̂) + eps), weight decay apart (Loshchilov & Hutter 2019,
-    algorithm 2).
 
-    Returns:
-        Group name -> effective learning rate lr · rms(u), by which a weight of the group moved on average,
-        and the relative update lr · ‖u‖ / ‖W‖. Groups that have not been stepped are left out.
+def update_row(sums: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Turn update_sums into rows of every group that has been stepped.
+
+    ``diagnostics/effective_lr``: lr · rms(u), by which a weight of the group moved on average;
+    ``diagnostics/relative_update``: lr · ‖u‖ / ‖W‖.
+    """
+    row = {}
+    for name, (moved, whole, count) in sums.items():
+        if count:
+            row[f"diagnostics/effective_lr/{name}"] = math.sqrt(moved / count)
+            row[f"diagnostics/relative_update/{name}"] = math.sqrt(moved / whole) if whole else math.nan
+    return row
+
+
+def update_sums(engine: Any, specs: dict[str, ParameterSpec]) -> dict[str, list[float]]:
+    """How far the last update moved each optimizer group: ‖lr u‖², ‖W‖² and number of elements. Collective.
+
+    AdamW's step is lr · u with u = m̂ / (sqrt(v̂) + eps), weight decay apart (Loshchilov & Hutter 2019, algorithm 2).
     """
     adam, (tensor_parallel, _) = inner_optimizer(engine), tensor_place(engine)
     groups = [group["name"] for group in adam.param_groups]
-    sums = torch.zeros(len(groups), 3, dtype=torch.float64)  # ‖lr u‖², ‖W‖², elements
+    sums = torch.zeros(len(groups), 3, dtype=torch.float64)
     for flat in engine_flats(engine):
         state = adam.state.get(flat.master)
         if not state or "exp_avg" not in state:
@@ -171,11 +189,7 @@ def update_sizes(engine: Any, specs: dict[str, ParameterSpec]) -> dict[str, tupl
                 sums[index] += share * torch.tensor(
                     [moved**2, weight.item() ** 2, piece.numel], dtype=torch.float64
                 )
-    return {
-        name: (math.sqrt(moved / count), math.sqrt(moved / whole) if whole else math.nan)
-        for name, (moved, whole, count) in zip(groups, _sum_over_ranks(sums).tolist(), strict=True)
-        if count
-    }
+    return dict(zip(groups, _sum_over_ranks(sums).tolist(), strict=True))
 
 
 def update_norm(exp_avg: Tensor, exp_avg_sq: Tensor, step: int, group: dict[str, Any]) -> float:

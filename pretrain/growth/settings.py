@@ -13,6 +13,8 @@ from model.errors import UserError
 from model.heads import HeadSchedule, format_heads, parse_heads
 from pretrain.config.section import Section
 
+ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
+
 
 @declared("growth")
 class GrowthConfig:
@@ -48,7 +50,7 @@ class GrowthConfig:
     decides from the first check on."""
     grow_share: PositiveNumber = 0.1
     """incrt: a layer grows above this share of the median of its residual energy over the calibration."""
-    prune_share: FromZero = 0.01
+    prune_share: ShareBelowOne = 0.01
     """incrt: a head is pruned below this share of the threshold for growth; 0 prunes none."""
     grow_above: PositiveNumber | None = None
     """incrt: threshold of growth for all layers, in place of grow_share."""
@@ -58,7 +60,7 @@ class GrowthConfig:
     """incrt: checks that a layer waits after it has grown or was pruned."""
     patience: Positive = 5
     """Checks in a row in which a head must be below the threshold before it is pruned."""
-    average: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    average: ShareBelowOne = 0.5
     """Weight of the past in the running average of the second moment, from one check to the next."""
     schedule: dict[int, str] = field(default_factory=dict)
     """For the criterion schedule: step -> heads per layer, such as {100: 2x4, 200: "2x2,4x2"}."""
@@ -72,8 +74,11 @@ class GrowthConfig:
         """The schedule's head counts by step, ascending."""
         return {step: parse_heads(self.schedule[step]) for step in sorted(self.schedule)}
 
-    def start_model(self, model: ModelConfig, tensor_parallel: int = 1) -> ModelConfig:
+    def start_model(self, model: ModelConfig, steps: int, tensor_parallel: int = 1) -> ModelConfig:
         """*model* with ``start`` heads of ``head_dim`` in every layer.
+
+        Args:
+            steps: of the run.
 
         Raises:
             UserError: no head dim fits, t does not divide it, the model groups its queries, or ``schedule`` or
@@ -84,61 +89,44 @@ class GrowthConfig:
                 f"growth.criterion: {self.criterion} is not for grouped queries, and the model has kv_heads "
                 f"{format_heads(model.kv_heads or ())}; take a model without kv_heads"
             )
-        maximum, head_dim = self.maximum or max(model.heads), self.head_dim
+        layers, maximum = model.num_layers, self.maximum or max(model.heads)
         if maximum < self.start:
             raise UserError(
-                f"growth.start: {self.start} is above the model's {maximum} heads; give growth.maximum"
+                f"growth.maximum: {maximum} is below growth.start {self.start}; give at least that"
             )
-        layers = model.num_layers
-        if head_dim is None:
-            head_dim = min(model.layer_head_dim(layer) for layer in range(layers))
-        check_head_dim(head_dim, tensor_parallel)
-        for step, counts in self.counts().items():
-            if len(counts) != layers:
-                raise UserError(
-                    f"growth.schedule: {self.schedule[step]!r} has {len(counts)} layers, and the model {layers}"
-                )
-            if max(counts) > maximum:
-                raise UserError(
-                    f"growth.maximum: the {maximum} heads of the model's own schedule are below the {max(counts)} of "
-                    f"growth.schedule at step {step}; give growth.maximum {max(counts)}"
-                )
-        if self.budget is not None and self.budget < self.start * layers:
+        least = self.start * layers
+        if self.budget is not None and self.budget < least:
             raise UserError(
-                f"growth.budget: {self.budget} is below the {self.start * layers} heads that {layers} layers start "
-                "with; give more"
+                f"growth.budget: {self.budget} is below the {least} heads that {layers} layers start with; give more"
             )
+        before = (self.start,) * layers
+        for step, counts in self.counts().items():
+            fits = 0 < step < steps and len(counts) == layers and max(counts) <= maximum
+            if not fits or any(now < earlier for now, earlier in zip(counts, before, strict=True)):
+                raise UserError(
+                    f"growth.schedule: {self.schedule[step]!r} at step {step} is not valid; give steps from 1 to "
+                    f"{steps - 1}, and in each of {layers} layers at most {maximum} heads (growth.maximum) and no "
+                    f"fewer than before, {format_heads(before)}"
+                )
+            before = counts
+        head_dim = self.head_dim or min(model.layer_head_dim(layer) for layer in range(layers))
+        check_head_dim(head_dim, tensor_parallel)
         return model.replace(heads=(self.start,) * layers, head_dim=(head_dim,) * layers, kv_heads=None)
 
-    def check(self, heads: str | None, steps: int) -> None:
-        """Refuse fields that contradict each other.
-
-        Args:
-            heads: the run's field of that name.
-            steps: of the run.
+    def check(self, heads: str | None) -> None:
+        """Refuse fields that contradict each other, or *heads*, the run's field of that name.
 
         Raises:
             UserError: it names the field, its value and what would be valid.
         """
-        if not self.active:
-            if self.schedule:
-                raise UserError(
-                    "growth.criterion: none ignores growth.schedule; give growth.criterion schedule"
-                )
-            return
-        if heads is not None:
+        if (self.criterion == "schedule") != bool(self.schedule):
+            raise UserError(
+                f"growth.schedule: {self.schedule} does not go with growth.criterion {self.criterion}; give steps and "
+                "head counts, such as {100: 2x4, 200: 4x4}, for the criterion schedule alone"
+            )
+        if self.active and heads is not None:
             raise UserError(
                 f"heads: {heads!r} contradicts growth.criterion {self.criterion}, which finds the heads; leave one out"
-            )
-        for name in ("interval", "until"):
-            value = getattr(self, name)
-            if value >= 1 and value != int(value):
-                raise UserError(
-                    f"growth.{name}: {value} is neither a fraction below 1 nor a whole number of steps"
-                )
-        if self.maximum is not None and self.maximum < self.start:
-            raise UserError(
-                f"growth.maximum: {self.maximum} is below growth.start {self.start}; give at least {self.start}"
             )
         above, below = self.grow_above, self.prune_below
         if above is not None and below is not None and below >= above:
@@ -146,36 +134,6 @@ class GrowthConfig:
                 f"growth.prune_below: {below:g} is not below growth.grow_above {above:g}: a new head could be "
                 "pruned at once; give less"
             )
-        if below is None and self.prune_share >= 1:
-            raise UserError(
-                f"growth.prune_share: {self.prune_share:g} would prune what grows; give a share below 1"
-            )
-        if (self.criterion == "schedule") != bool(self.schedule):
-            raise UserError(
-                "growth.schedule: it is for growth.criterion schedule, and needs steps and head counts there, such as "
-                "{100: 2x4, 200: 4x4}"
-            )
-        before: HeadSchedule = ()
-        for step, counts in self.counts().items():
-            before = before or (self.start,) * len(counts)
-            if not 0 < step < steps:
-                raise UserError(
-                    f"growth.schedule: step {step} is not valid; give steps from 1 to {steps - 1}"
-                )
-            if len(before) != len(counts):
-                raise UserError(
-                    f"growth.schedule: {self.schedule[step]!r} has {len(counts)} layers, the one before {len(before)}"
-                )
-            if any(now < earlier for now, earlier in zip(counts, before, strict=True)):
-                raise UserError(
-                    f"growth.schedule: {self.schedule[step]!r} of step {step} has fewer heads in a layer than "
-                    f"{format_heads(before)} before it; a schedule only grows"
-                )
-            if self.maximum is not None and max(counts) > self.maximum:
-                raise UserError(
-                    f"growth.maximum: {self.maximum} is below the {max(counts)} heads of growth.schedule at step {step}"
-                )
-            before = counts
 
 
 def check_head_dim(head_dim: int, tensor_parallel: int) -> None:
@@ -202,12 +160,12 @@ class GrowthSettings(Section):
     @staticmethod
     def check(run: Any) -> None:
         """Refuse fields of growth that contradict each other, or the run."""
-        run.growth.check(run.heads, run.steps)
+        run.growth.check(run.heads)
 
     @staticmethod
     def first_model(run: Any, model: ModelConfig) -> ModelConfig:
         """The model with the heads that growth starts with."""
-        return run.growth.start_model(model, run.tensor_parallel) if run.growth.active else model
+        return run.growth.start_model(model, run.steps, run.tensor_parallel) if run.growth.active else model
 
     @staticmethod
     def largest_model(run: Any, model: ModelConfig) -> ModelConfig:

@@ -4,14 +4,14 @@ about."""
 from __future__ import annotations
 
 import argparse
-import json
-import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pydantic_core import to_json
 
 from model.errors import UserError, run_command, shown
 from model.heads import HeadSchedule
@@ -40,22 +40,15 @@ def build_parser() -> Parser:
         description="Heads that grew, and what heads are worth.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "command",
-        choices=["report"],
-        metavar="report",
-        help="the worth of every head of a run, and predicted head counts of a grown one",
+    add, what = (
+        parser.add_argument,
+        "the worth of every head of a run, and predicted head counts of a grown one",
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder, such as runs/NAME")
-    parser.add_argument(
-        "--step", type=int, metavar="N", help="which checkpoint (default: the newest valid one)"
-    )
-    parser.add_argument(
-        "--sequences", type=int, default=32, metavar="N", help="held-out windows (default: 32)"
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="where to write (default: growth/ of the run)"
-    )
+    add("command", choices=["report"], metavar="report", help=what)
+    add("run", type=Path, metavar="RUN", help="a run's folder, such as runs/NAME")
+    add("--step", type=int, metavar="N", help="which checkpoint (default: the newest valid one)")
+    add("--sequences", type=int, default=32, metavar="N", help="held-out windows (default: 32)")
+    add("--out", type=Path, metavar="FOLDER", help="where to write (default: growth/ of the run)")
     return parser
 
 
@@ -104,9 +97,11 @@ def run_growth(arguments: Sequence[str]) -> None:
         stopped_by = (run.growth.criterion, most_heads(run)) if run and run.growth.active else ()
         print("\n".join(law_lines(predictions, *stopped_by)))
     print("\n".join(worth_lines(worths, text)))
-    report = _known(figures(source, worths, record, predictions, text))
-    write_atomically(out / "report.json", json.dumps(report, indent=1) + "\n")
-    print("wrote " + ", ".join(map(str, [*written, out / "report.json"])))
+    report = figures(source, worths, record, predictions, text)
+    # Numbers that are not finite, which JSON does not know, become null.
+    written.append(out / "report.json")
+    write_atomically(written[-1], to_json(report, indent=1, inf_nan_mode="null").decode() + "\n")
+    print("wrote " + ", ".join(map(str, written)))
 
 
 def _settings(source: SavedRun) -> RunConfig | None:
@@ -144,7 +139,12 @@ def held_out(source: SavedRun, sequences: int) -> tuple[np.ndarray, np.ndarray, 
     from pretrain.classification.examples import held_out_examples
     from pretrain.run.data import RunData
 
-    weights = {entry[0]: _weight(entry[1]) for entry in source.state.data.data or []}
+    shares = source.state.data.data or []
+    weights = {content: parse_fraction(share) or Fraction(0) for content, share in shares}
+    if not all(weight > 0 for weight in weights.values()):
+        raise UserError(
+            f"checkpoint: state.json has the shares {shown(shares)} of data; give numbers above zero"
+        )
     corpora = source.corpora()
     if not corpora:
         raise UserError(
@@ -156,23 +156,13 @@ def held_out(source: SavedRun, sequences: int) -> tuple[np.ndarray, np.ndarray, 
         inputs, labels = held_out_examples(corpora[0], length, sequences)
         return inputs, labels, None, f"held-out examples of {corpora[0].name}"
     data = RunData([(corpus, weights[corpus.meta.content_hash]) for corpus in corpora])
-    windows = data.validation_windows(length, sequences)[0]
+    windows = data.validation_windows(length, sequences)
     mask = source.state.run.get("document_mask", False)
     starts = data.validation_documents(length, sequences) if mask else None
     names = ", ".join(corpus.name for corpus in corpora)
     missing = len(weights) - len({corpus.meta.content_hash for corpus in corpora})
     rest = f" ({missing} of the run's {len(weights)} corpora not on this machine)" if missing else ""
     return windows[:, :-1], windows[:, 1:], starts, f"held-out text of {names}{rest}"
-
-
-def _weight(value: object) -> Fraction:
-    """A corpus's share of the training data, as the checkpoint says."""
-    weight = parse_fraction(str(value))
-    if weight is not None and weight > 0:
-        return weight
-    raise UserError(
-        f"checkpoint: data in state.json has the weight {shown(value)}; it must be a number above zero"
-    )
 
 
 def figures(
@@ -182,7 +172,7 @@ def figures(
     predictions: Sequence[Prediction],
     text: str,
 ) -> dict[str, Any]:
-    """The report as one JSON object; losses and worths in nats per token, what is not known null."""
+    """The report as one JSON object; losses and worths in nats per token."""
     from pretrain.growth.report.text import direction
 
     heads = source.model.heads
@@ -190,8 +180,8 @@ def figures(
         "run": str(source.run_folder),
         "step": source.state.step,
         "tokens": source.state.tokens,
-        "heads": list(heads),
-        "kv_heads": list(source.model.kv_heads or heads),
+        "heads": heads,
+        "kv_heads": source.model.kv_heads or heads,
         "mean_heads": sum(heads) / len(heads),
         "correlation_with_depth": direction(heads),
         "text": text,
@@ -199,9 +189,9 @@ def figures(
         "loss": worths.loss,
         "worths": worths.worths,
         "standard_errors": worths.errors,
-        "removal": [asdict(point) for point in worths.curve],
+        "removal": worths.curve,
         "removable_share": worths.removable.share,
-        "growth": asdict(record) if record else None,
+        "growth": record,
         "predictions": [asdict(found) | {"relative_error": found.relative_error} for found in predictions],
     }
 
@@ -214,15 +204,6 @@ def _folder(options: argparse.Namespace) -> Path:
     except OSError as error:
         raise UserError(f"out: cannot write {str(out)!r} ({error.strerror}); give a folder") from None
     return out
-
-
-def _known(value: Any) -> Any:
-    """The same with null for numbers that are not finite, which JSON does not know."""
-    if isinstance(value, dict):
-        return {key: _known(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_known(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from statistics import StatisticsError, linear_regression
 
 from pretrain.growth.record import GrowthState
 
@@ -39,15 +41,6 @@ class Prediction:
         return None if self.predicted is None else (self.predicted - self.observed) / self.observed
 
 
-def slope(x: Sequence[float], y: Sequence[float]) -> float | None:
-    """Least-squares slope of y against x; None where all x are the same."""
-    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
-    spread = sum((a - mean_x) ** 2 for a in x)
-    if not spread:
-        return None
-    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread
-
-
 def predict(record: GrowthState, heads: Sequence[int]) -> list[Prediction]:
     """Predict every layer's head count from the first half of its growth events, at least FEWEST_EVENTS of them.
 
@@ -76,8 +69,11 @@ def _predict(record: GrowthState, layer: int, observed: int) -> Prediction:
     first = grown[: max(FEWEST_EVENTS, len(grown) // 2)]
     if not all(gamma > 0 and math.isfinite(gamma) for _, gamma in first):
         return none("a Γ that is not above zero")
-    fall = slope([before for before, _ in first], [math.log(gamma) for _, gamma in first])
-    if fall is None or fall >= 0:
+    counts, gammas = zip(*first, strict=True)
+    fall = 0.0
+    with suppress(StatisticsError):  # all counts are the same
+        fall = linear_regression(counts, [math.log(gamma) for gamma in gammas]).slope
+    if fall >= 0:
         return none(f"Γ does not fall over the first {len(first)} growth events")
     heads, gamma = first[0]
     predicted = heads - math.log(gamma / threshold[0]) / fall

@@ -62,7 +62,12 @@ def test_reads(tmp_path, name, content, columns, expected):
 @pytest.mark.parametrize(
     ("name", "content", "columns", "message"),
     [
-        ("x.tsv", "sentence\tlabel\na\t1\t2\n", {}, "line 2 of .* has 3 fields, and its first line names 2"),
+        (
+            "x.tsv",
+            "sentence\tlabel\na\t1\t2\n",
+            {},
+            "line 2 of .* has not the 2 fields that its first line names",
+        ),
         (
             "x.tsv",
             "index\tsentence\n0\ta\n",
@@ -84,10 +89,15 @@ def test_reads(tmp_path, name, content, columns, expected):
         ("x.jsonl", '{"text": 5, "label": 1}\n', {}, "line 1 of .* has the text 5"),
         ("x.jsonl", '{"text": "\\ud800", "label": 1}\n', {}, "line 1 of .* has the text"),
         ("x.fasta", "ACGT\n", {}, "does not begin with a FASTA header"),
-        ("x.fasta", ">alone\nACGT\n", {}, "line 1 of .* has no label"),
-        ("x.fasta", ">a A\n>b B\nAC\n", {}, "the sequence at line 1 of .* is empty"),
-        ("x.fasta", ">a A\nAC\n", {"text_column": "x"}, "column: .* is FASTA, which has no columns"),
-        ("x.parquet", "", {}, "is of no known kind; valid endings: .tsv"),
+        ("x.fasta", ">alone\nACGT\n", {}, "line 1 of .* has the label ''"),
+        ("x.fasta", ">a A\n>b B\nAC\n", {}, "line 1 of .* has the text ''"),
+        (
+            "x.fasta",
+            ">a A\nAC\n",
+            {"text_column": "x"},
+            "text_column: line 1 of .* has no 'x'; valid: .* sequence, label",
+        ),
+        ("x.parquet", "", {}, "is of no known kind; give .tsv"),
         ("x.tsv.gz", None, {}, "cannot be read"),
     ],
 )
@@ -111,7 +121,7 @@ def test_a_file_that_is_not_there(tmp_path):
 def test_integers_are_sorted_by_value_and_words_by_alphabet():
     assert class_names([Example("", label) for label in ("10", "2", "2", "-1")]) == ["-1", "2", "10"]
     assert class_names([Example("", label) for label in ("b", "10", "a")]) == ["10", "a", "b"]
-    with pytest.raises(UserError, match="the training examples have 1 different labels; valid: 2 to 1,000"):
+    with pytest.raises(UserError, match="the training examples have 1 different labels; give 2 to 1,000"):
         class_names([Example("", "a")])
 
 

@@ -118,7 +118,7 @@ def test_equals_the_direct_computation(name, changes, micro_batch):
             kept = kept - kept.mean(-1, keepdim=True)
         expected = kept / kept.square().mean(-1, keepdim=True).sqrt()
         torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)
-    row = result.row()
+    row = result.row({})
     assert row["diagnostics/attention_distance/layer_1"] == pytest.approx(heads[1][:, 0].mean().item())
     assert row["diagnostics/logit_spread/heads"][3] == pytest.approx(heads[3][:, 3].tolist())
     assert row["diagnostics/path_energy/layer_0"] == 0
@@ -168,7 +168,7 @@ def look_in_engine(
     assert torch.equal(again.features[1], result.features[1])
     assert hooks(engine.module) == before
     features = {layer: tensor.numpy() for layer, tensor in result.features.items()}
-    return result.row(), features
+    return result.row({}), features
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from model.errors import UserError
 from model.presets import preset
 from pretrain.checkpoint.state import Record, TrainingState
 from pretrain.growth.record import Event, GrowthState
-from pretrain.growth.report.law import predict, slope
+from pretrain.growth.report.law import predict
 
 
 def grown(layer, gammas, start=2, step=10, each=1):
@@ -62,8 +62,6 @@ def test_noise_is_fitted_by_least_squares():
     assert found.kappa_squared == pytest.approx(4)
     assert found.predicted == pytest.approx(10)
     assert found.relative_error == pytest.approx(0.25)
-    assert slope([2, 3, 4], [3, 2, 2.5]) == pytest.approx(-0.25)
-    assert slope([2, 2], [1, 3]) is None
 
 
 def test_heads_before_an_event_are_those_after_the_one_before():

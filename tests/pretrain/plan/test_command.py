@@ -106,7 +106,7 @@ def test_when_nothing_fits(capsys):
         (["--gpu", "h10"], r"gpu: 'h10' is unknown; give one of .*did you mean 'h100'"),
         (["--nodes", "0"], r"nodes: 0 is not valid; give a positive number"),
         (["--nodes", "two"], r"--nodes: invalid int value: 'two'"),
-        (["--mfu", "40"], r"mfu: 40.0 is not valid; give a share of the peak in \(0, 1\]"),
+        (["--mfu", "40"], r"mfu: 40.0 is not valid; give a positive number of at most 1"),
         (["--tensor_parallel", "3"], r"tensor_parallel: 3 does not divide the 8 ranks"),
         (["--model", "prism-757"], r"model: no preset 'prism-757'; did you mean"),
         (["--heads", "5x24"], r"heads: layer 0 has 5 heads, which do not divide d_model 1536"),
