@@ -1,14 +1,12 @@
 """The training curves: drawn from what the metrics say."""
 
 import html
-import json
 import re
-from dataclasses import asdict
 
 import matplotlib
 import pytest
 
-from pretrain.checkpoint.state import TrainingState
+from pretrain.checkpoint.state import DataIdentity, TrainingState
 from pretrain.data.tokenizer import SentencePieceTokenizer, tokenizer_hash
 from pretrain.metrics.file import MetricsFile
 from pretrain.plots.command import _rows, _series, main
@@ -67,11 +65,11 @@ def checkpoint(folder, step, **changes):
     settings |= {
         key.removeprefix("run_"): changes.pop(key) for key in list(changes) if key.startswith("run_")
     }
-    data = {"tokenizer": "t", "data": [["aaaaaaaa", "1"]]} | changes
+    data = DataIdentity(**{"tokenizer": "t", "data": [("aaaaaaaa", "1")]} | changes)
     state = TrainingState(step=step, run=settings, data=data, model={"context_length": 64})
     path = folder / "checkpoints" / f"step_{step:06d}"
     path.mkdir(parents=True)
-    (path / "state.json").write_text(json.dumps(asdict(state)))
+    (path / "state.json").write_text(state.to_json())
     return path
 
 
@@ -83,7 +81,7 @@ def checkpoint(folder, step, **changes):
         (4, {}, ["steps differ: 6 (a); 4 (b)"]),
         (
             6,
-            {"data": [["bbbbbbbb", "1"]], "run_data": "corpora/b"},
+            {"data": [("bbbbbbbb", "1")], "run_data": "corpora/b"},
             [
                 "data differ: a aaaaaaaa (a); b bbbbbbbb (b)",
                 "validation windows differ: 8 of 64 tokens of a aaaaaaaa (a); 8 of 64 tokens of b bbbbbbbb (b)",

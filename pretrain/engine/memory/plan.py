@@ -1,9 +1,9 @@
 """Predicts a rank's memory by arithmetic: states by ZeRO stage, buffers, and the peak of a step.
 
 The formulas follow what torch's autograd keeps for this model's operations (see footprint.py) and what DeepSpeed
-0.19.8 allocates (its files are named below); docs/memory.md derives them and compares them with real sessions. s is the size of a compute element in bytes (bf16 2, fp32 4), P the parameters that a tensor rank's part of
-the model has, N the data-parallel ranks. Nothing is allocated here and no process group is needed: the numbers are
-for any number of ranks.
+0.19.8 allocates (its files are named below); docs/memory.md derives them and compares them with real sessions. s is the
+size of a compute element in bytes (bf16 2, fp32 4), P the parameters that a tensor rank's part of the model has, N the
+data-parallel ranks. Nothing is allocated here and no process group is needed: the numbers are for any number of ranks.
 """
 
 from __future__ import annotations
