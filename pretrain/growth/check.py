@@ -79,8 +79,9 @@ class Check:
         state.checks += 1
         self._calibrate()
         self._count_below()
-        waiting = [count > 0 for count in state.wait]
-        state.wait = [max(0, count - 1) for count in state.wait]
+        waiting = [layer.wait > 0 for layer in state.layers]
+        for known in state.layers:
+            known.wait = max(0, known.wait - 1)
         pruned = self._pruned(waiting) if self.config.criterion == "incrt" else []
         for layer in self._growing(step, waiting, norms):
             if self._budget_left() <= 0:
@@ -91,13 +92,13 @@ class Check:
                 self.captured[layer] = extended(self.captured[layer], pair.top)
             if (directions := self._directions(pair)) is not None:
                 decision.directions[change] = directions
-            state.grown[layer] += 1
-            state.below[layer].append(0)
+            state.layers[layer].grown += 1
+            state.layers[layer].below.append(0)
             self._note(change, step, decision)
         grown = {change.layer for change in decision.changes}
         for layer, head in pruned:
             if layer not in grown:
-                del state.below[layer][head]
+                del state.layers[layer].below[head]
                 self._note(Change(layer, head, "prune"), step, decision)
         state.pending = list(decision.changes)
         return decision
@@ -105,7 +106,7 @@ class Check:
     def _note(self, change: Change, step: int, decision: Decision) -> None:
         layer, kind = change.layer, change.kind
         self.heads[layer] += 1 if kind == "grow" else -1
-        self.state.wait[layer] = self.config.dwell
+        self.state.layers[layer].wait = self.config.dwell
         measure = self.measures[layer]
         figures = (self.heads[layer], measure.gamma, measure.extremes.largest)
         self.state.events.append(Event(step, layer, change.head, kind, *figures))
@@ -120,8 +121,8 @@ class Check:
         again. φ_g is at most θ_w: a head that was just added must not be pruned at once.
         """
         config = self.config
-        for layer, measure in enumerate(self.measures):
-            seen = self.state.calibration[layer]
+        for layer, measure in zip(self.state.layers, self.measures, strict=True):
+            seen = layer.calibration
             if len(seen) < config.calibration:
                 seen.append(measure.gamma)
             grow = config.grow_above
@@ -130,13 +131,13 @@ class Check:
                     continue
                 grow = config.grow_share * statistics.median(seen)
             prune = config.prune_share * grow if config.prune_below is None else config.prune_below
-            self.state.thresholds[layer] = (grow, min(prune, grow))
+            layer.thresholds = (grow, min(prune, grow))
 
     def _count_below(self) -> None:
-        for layer, (thresholds, measure) in enumerate(zip(self.state.thresholds, self.measures, strict=True)):
-            if thresholds is not None:
-                counts = zip(self.state.below[layer], measure.energies, strict=True)
-                self.state.below[layer] = [n + 1 if energy < thresholds[1] else 0 for n, energy in counts]
+        for layer, measure in zip(self.state.layers, self.measures, strict=True):
+            if layer.thresholds is not None:
+                least, counts = layer.thresholds[1], zip(layer.below, measure.energies, strict=True)
+                layer.below = [count + 1 if energy < least else 0 for count, energy in counts]
 
     # ---------------------------------------------------------------------- criteria
 
@@ -167,7 +168,7 @@ class Check:
             layer
             for layer, count in enumerate(self.heads)
             if count < self.most
-            and self.state.grown[layer] < len(self.measures[layer].residual)
+            and self.state.layers[layer].grown < len(self.measures[layer].residual)
             and self._budget_left() > 0
         ]
 
@@ -176,7 +177,7 @@ class Check:
 
     def _urgency(self, layer: int) -> float:
         """λ_max over its threshold; 0 before there is one, and where λ_max is nothing but rounding."""
-        thresholds, measure = self.state.thresholds[layer], self.measures[layer]
+        thresholds, measure = self.state.layers[layer].thresholds, self.measures[layer]
         largest = measure.extremes.largest
         if thresholds is None or largest <= SMALLEST_SHARE * measure.gamma:
             return 0.0
@@ -185,8 +186,8 @@ class Check:
     def _pruned(self, waiting: Sequence[bool]) -> list[tuple[int, int]]:
         """Layers that lose a head, and which: the one of least energy of those below φ_g for long enough."""
         found = []
-        for layer, counts in enumerate(self.state.below):
-            ready = [head for head, count in enumerate(counts) if count >= self.config.patience]
+        for layer, known in enumerate(self.state.layers):
+            ready = [head for head, count in enumerate(known.below) if count >= self.config.patience]
             if ready and self.heads[layer] > 1 and not waiting[layer]:
                 found.append((layer, min(ready, key=self.measures[layer].energies.__getitem__)))
         return found if self.config.layers == "per_layer" or len(found) == len(self.heads) else []

@@ -56,20 +56,19 @@ def check_kept_heads(run: RunConfig, saved: TrainingState, model: ModelConfig) -
     if asked.num_layers != model.num_layers:
         return  # another run, which check_resume refuses
     now, before = run.to_dict(), saved.run
-    for name, same in (
-        ("heads", asked.heads == model.heads),
-        ("head_dim", _with_head_dims(asked).head_dim == _with_head_dims(model).head_dim),
-        ("kv_heads", (asked.kv_heads or asked.heads) == (model.kv_heads or model.heads)),
-    ):
-        for field, value, earlier in (
-            (name, now.get(name), before.get(name)),
-            (f"architecture.{name}", now["architecture"].get(name), before["architecture"].get(name)),
+    asked, model = _with_head_dims(asked), _with_head_dims(model)
+    for name in ("heads", "head_dim", "kv_heads"):
+        if (getattr(asked, name) or asked.heads) == (getattr(model, name) or model.heads):
+            continue
+        for field, new, old in (
+            (name, now, before),
+            (f"architecture.{name}", now["architecture"], before["architecture"]),
         ):
-            if value is not None and value != earlier and not same:
-                widths = format_heads(_with_head_dims(model).head_dim or ())
+            if new.get(name) not in (None, old.get(name)):
+                kept = f"{format_heads(model.heads)} of width {format_heads(model.head_dim or ())}"
                 raise UserError(
-                    f"{field}: {shown(value)} is not what the run has: it keeps its heads, {format_heads(model.heads)} "
-                    f"of width {widths}; leave it out, or give --name for a new run"
+                    f"{field}: {shown(new[name])} is not what the run has: it keeps its heads, {kept}; leave it out, "
+                    "or give --name for a new run"
                 )
 
 

@@ -41,13 +41,11 @@ def corpus(tmp_path_factory):
     return prepare_labelled(tmp_path_factory.mktemp("data") / "letters", task, None)
 
 
-def classifying(corpus, runs, *more, steps=STEPS):
+def classifying(corpus, runs, flags="", steps=STEPS):
     """A run that classifies: 16 examples a step."""
-    return nano_run(
-        corpus, runs, "--task", "classification", "--steps", str(steps), "--global_batch_tokens", "1024",
-        "--validation.every", "10", "--validation.sequences", "99", "--checkpoint.every", "10",
-        "--optimizer.learning_rate", "5e-3", "--diagnostics_every", "15", *more,
-    )  # fmt: skip
+    shared = f"""--task classification --steps {steps} --global_batch_tokens 1024 --validation.every 10
+        --validation.sequences 99 --checkpoint.every 10 --optimizer.learning_rate 5e-3 --diagnostics_every 15 {flags}"""
+    return nano_run(corpus, runs, *shared.split())
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +84,9 @@ def test_an_interrupted_run_is_bit_identical(corpus, trained, tmp_path):
 def test_other_worlds_give_the_same_losses_and_go_on_from_each_other(
     corpus, trained, tmp_path, ranks, tensor_parallel, stage
 ):
-    flags = ("--tensor_parallel", str(tensor_parallel), "--micro_batch", "2")
-    run = classifying(corpus, tmp_path, *flags)
+    run = classifying(corpus, tmp_path, f"--tensor_parallel {tensor_parallel} --micro_batch 2")
     assert set(run_distributed(interrupted, ranks, run, 10, ranks, stage, timeout=120)) == {"stopped"}
-    alone = classifying(corpus, tmp_path, "--micro_batch", "2")
+    alone = classifying(corpus, tmp_path, "--micro_batch 2")
     assert run_distributed(session, 1, alone, 2, timeout=120)[0][1] is None
     expected, found = (
         [row["train_loss"] for row in curve(r.folder) if "train_loss" in row] for r in (trained, run)
@@ -100,26 +97,11 @@ def test_other_worlds_give_the_same_losses_and_go_on_from_each_other(
     assert np.allclose(found[:3], expected[:3], rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "flags"),
-    [
-        (1, ()),
-        pytest.param(2, ("--tensor_parallel", "2"), marks=pytest.mark.slow),
-    ],
-)
-def test_heads_grow_and_padding_is_not_measured(corpus, tmp_path, capsys, ranks, flags):
-    growth = (
-        "--growth.criterion",
-        "incrt",
-        "--growth.maximum",
-        "3",
-        "--growth.interval",
-        "2",
-        "--growth.average",
-        "0",
-    )
-    more = ("--growth.calibration", "1", "--checkpoint.keep_last", "9")
-    run = classifying(corpus, tmp_path, *growth, *more, *flags, steps=12)
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_heads_grow_and_padding_is_not_measured(corpus, tmp_path, capsys, ranks):
+    growth = "--growth.criterion incrt --growth.maximum 3 --growth.interval 2 --growth.average 0 --growth.calibration 1"
+    flags = f"{growth} --checkpoint.keep_last 9 --tensor_parallel {ranks}"
+    run = classifying(corpus, tmp_path, flags, steps=12)
     assert run_distributed(session, ranks, run, timeout=120)[0] == ([], None)
     saved = SavedRun.open(run.folder)
     assert sum(saved.model.heads) > 4 and saved.model.classes == 2
@@ -157,14 +139,11 @@ def test_a_classifier_is_no_language_model(trained, tmp_path, capsys):
 
 def test_text_without_labels_and_another_task_are_refused(corpus, small_folder, trained, tmp_path):
     run = classifying(small_folder, tmp_path)
-    assert (
-        "has no labels; valid: one written by python -m pretrain.prepare labelled"
-        in (run_distributed(session, 1, run)[0][1])
-    )
+    assert "has no labels; valid: one written by" in run_distributed(session, 1, run)[0][1]
     assert not run.folder.exists()
     blend = classifying(f"{corpus}:0.5,{corpus}:0.5", tmp_path)
     assert "data: a blend of 2 corpora cannot be classified" in run_distributed(session, 1, blend)[0][1]
-    other = classifying(corpus, trained.folder.parent, "--task", "language")
+    other = classifying(corpus, trained.folder.parent, "--task language")
     assert "classes: 2 != None" in run_distributed(session, 1, other)[0][1]
     # A labelled corpus is text, too, and a language model takes its shape from a classifier's run.
     language = nano_run(corpus, tmp_path, "--model", str(trained.folder), "--steps", "2")

@@ -41,7 +41,7 @@ def draw_growth(
             for axis, name in ((axes[1], "gamma"), (axes[2], "lambda_max")):
                 steps, values = _figure_of(record, rows, layer, name)
                 axis.plot(steps, values, marker=MARKERS[layer % len(MARKERS)], markersize=3, **style)
-            threshold = record.thresholds[layer]
+            threshold = record.layers[layer].thresholds
             if threshold is not None and steps:
                 axes[2].axhline(threshold[0], linewidth=0.7, alpha=0.6, **style)
         axes[0].set_ylabel("heads of the layer")

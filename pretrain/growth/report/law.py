@@ -63,7 +63,7 @@ def _predict(record: GrowthState, layer: int, observed: int) -> Prediction:
 
     if len(grown) < FEWEST_EVENTS:
         return none(f"fewer than {FEWEST_EVENTS} growth events")
-    threshold = record.thresholds[layer]
+    threshold = record.layers[layer].thresholds
     if threshold is None or not (threshold[0] > 0 and math.isfinite(threshold[0])):
         return none("no threshold θ_w above zero")
     first = grown[: max(FEWEST_EVENTS, len(grown) // 2)]

@@ -60,12 +60,7 @@ def direct(config, network, tokens):
     for layer, block in enumerate(network.layers):
         entering = hidden
         inputs = block.attention_norm(entering)
-        q, k, v = (
-            torch.nn.functional.linear(
-                inputs, getattr(block.attention, part).weight, getattr(block.attention, part).bias
-            )
-            for part in "qkv"
-        )
+        q, k, v = (getattr(block.attention, part)(inputs) for part in "qkv")
         h, kv, d_h = config.heads[layer], config.layer_kv_heads(layer), config.layer_head_dim(layer)
         q, k, v = q.unflatten(2, (h, d_h)), k.unflatten(2, (kv, d_h)), v.unflatten(2, (kv, d_h))
         if config.positions == "rope":
@@ -80,7 +75,7 @@ def direct(config, network, tokens):
         logits = torch.einsum("bthc,bshc->bhts", q, k.repeat_interleave(h // kv, 2)) * scale
         A = logits.masked_fill(~seen, -torch.inf).softmax(-1)
         output = torch.einsum("bhts,bshc->bthc", A, v.repeat_interleave(h // kv, 2)).flatten(2)
-        write = torch.nn.functional.linear(output, block.attention.o.weight, block.attention.o.bias)
+        write = block.attention.o(output)
         middle = entering + write
         ffn = block.ffn(block.ffn_norm(middle))
         hidden = middle + ffn
@@ -195,9 +190,8 @@ def test_the_same_in_every_shape(reference, ranks, stage, tensor_parallel, micro
     for row, found in results:
         assert row.keys() == expected.keys()
         for key, value in expected.items():
-            parts = zip(row[key], value, strict=True) if isinstance(value, list) else [([row[key]], [value])]
-            for part, whole in parts:
-                assert part == pytest.approx(whole, rel=1e-5, abs=1e-9), key
+            parts = zip(row[key], value, strict=True) if isinstance(value, list) else [(row[key], value)]
+            assert all(part == pytest.approx(whole, rel=1e-5, abs=1e-9) for part, whole in parts), key
         for layer, tensor in features.items():
             np.testing.assert_allclose(found[layer], tensor, rtol=1e-4, atol=1e-5)
 

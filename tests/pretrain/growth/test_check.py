@@ -41,9 +41,9 @@ def checks(config, layers, count, heads=(2, 2, 2), most=4, norms=None):
 def test_thresholds_are_shares_of_the_median_of_the_calibration():
     config, state = GrowthConfig(criterion="incrt", calibration=3), GrowthState.begin([2])
     for step, gamma in enumerate((1.0, 50.0, 3.0)):
-        assert state.thresholds == [None]
+        assert state.layers[0].thresholds is None
         Check(config, 4, 1, [2], state, [measure(0.0, gamma=gamma)], [torch.zeros(0, D)]).decide(step, {})
-    assert state.thresholds == [pytest.approx([0.3, 0.003])]
+    assert state.layers[0].thresholds == pytest.approx([0.3, 0.003])
 
 
 def test_a_run_goes_on_with_other_thresholds():
@@ -61,7 +61,7 @@ def test_a_run_goes_on_with_other_thresholds():
     ):
         config = GrowthConfig(criterion="incrt", calibration=2, **settings)
         assert Check(config, 4, 1, [2], state, measures, captured).decide(step, {}).changes == []
-        assert state.thresholds == [expected and pytest.approx(expected)]
+        assert state.layers[0].thresholds == (expected and pytest.approx(expected))
 
 
 def test_the_most_urgent_layers_come_first_and_wait():
@@ -88,7 +88,7 @@ def test_a_head_is_pruned_after_its_patience_and_one_stays():
     assert found == [[], [], [("prune", 0, 1), ("prune", 1, 0)]]
     assert heads == [1, 1, 2]
     _, heads, state = checks(config, weak, 20)
-    assert heads == [1, 1, 2] and len(state.below[1]) == 1  # a layer keeps one, however weak
+    assert heads == [1, 1, 2] and len(state.layers[1].below) == 1  # a layer keeps one, however weak
 
 
 def test_random_depends_on_the_seed_and_the_step_only():
@@ -152,6 +152,7 @@ def test_a_damaged_state_is_one_line():
         )
 
     assert read(values) == GrowthState.begin([2, 2, 2])
-    for damaged in ({**values, "below": [[0], [0, 0], [0]]}, {**values, "wait": []}, {**values, "what": 1}):
+    other = GrowthState.begin([1, 2, 1]).to_json()["layers"]
+    for damaged in (values | {"layers": other}, values | {"layers": []}, values | {"what": 1}):
         with pytest.raises(UserError, match="growth"):
             read(damaged)
