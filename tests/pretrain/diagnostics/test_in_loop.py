@@ -189,7 +189,7 @@ def test_update_by_hand():
         ([], None),
         (["upper_qk"], "upper_qk"),
         ([{"name": "n", "parameters": ["norm"], "scale": 2, "hold": 0.5}, "upper_qk"], "upper_qk"),
-        (["upper_qk_maturity", {"name": "k", "parameters": ["k"], "hold": 0.1}], "upper_qk_maturity"),
+        (["upper_qk_maturity", RULE | {"name": "k", "hold": 0.1}], "upper_qk_maturity"),
         ([{"name": "forever", "parameters": ["q"], "scale": 0.5}], None),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 from model.errors import UserError
 from model.heads import format_heads
 from pretrain.checkpoint.state import DataIdentity, TrainingState
-from pretrain.growth.report import command, figures, text
+from pretrain.growth.report import contents, figures, text
 from pretrain.growth.report.command import main
 from pretrain.growth.report.law import predict
 from pretrain.metrics.file import MetricsFile, read_metrics
@@ -120,4 +120,4 @@ def test_weights_of_corpora():
     state = TrainingState(data=DataIdentity(data=[("hash", "much")]))
     source = SimpleNamespace(state=state, corpora=list, run_folder="runs/a")
     with pytest.raises(UserError, match=r"has the shares .*'much'.* of data; give numbers above zero"):
-        command.held_out(source, 3)
+        contents.held_out(source, 3)

@@ -170,9 +170,8 @@ def test_exactly_as_many_heads_as_eigenvalues_above_the_threshold(above, seed):
     values = torch.linalg.eigvalsh((moment_of_c @ skew - skew @ moment_of_c) / 2)
     torch.testing.assert_close(values.sort().values, torch.cat([energies, -energies]).sort().values)
     energy = residual(moment_of_c, skew, torch.zeros(0, d)).float()
-    heads, captured = grown_heads(
-        GrowthConfig(criterion="incrt", grow_above=threshold, dwell=0), energy, most=100
-    )
+    config = GrowthConfig(criterion="incrt", grow_above=threshold, dwell=0)
+    heads, captured = grown_heads(config, energy, most=100)
     assert heads == 1 + above and len(captured) == above
 
 
