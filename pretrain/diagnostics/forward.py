@@ -154,7 +154,7 @@ class _Recorder:
             before(block, lambda inputs, add=energy: add(0, inputs[0]))
             after(block.attention.q, partial(self.seen.__setitem__, "q"))
             after(block.attention.k, partial(self.seen.__setitem__, "k"))
-            # Read from the inputs, so that the positions and masks measured are those that the network gives its layers.
+            # From the inputs, so that the positions and masks measured are those that the network gives its layers.
             before(block.attention, partial(self.seen.__setitem__, "inputs"))
             after(block.attention, partial(self._add_head_sums, layer, block.attention))
             before(block.ffn_norm, lambda inputs, add=energy: add(2, inputs[0]))

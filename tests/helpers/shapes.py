@@ -73,7 +73,7 @@ def shape_run(data: Path, runs: Path, shape: Shape, *more: str) -> RunConfig:
 def build(run: RunConfig, shape: Shape) -> Session:
     """A session in this worker."""
     prepare_deepspeed()
-    world = start_world(None, False, run.tensor_parallel)
+    world = start_world(None, False, run.tensor_parallel, run.sequence_parallel)
     ds_config = read_ds_config(str(ROOT / f"ds_configs/zero{shape.stage}.json"))
     ds_config["zero_optimization"] |= dict(shape.zero)
     return build_session(run, ds_config, open_data(run, lambda progress: None), world)

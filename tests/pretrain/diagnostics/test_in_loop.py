@@ -21,6 +21,7 @@ from tests.helpers.shapes import Shape, build, contents
 from tests.helpers.training import curve, interrupted, nano_run, session
 
 RULE = {"name": "slow", "parameters": ["q", "k"], "layers": "upper_half", "scale": 0.25, "hold": 3}
+K_RULE = {"name": "k", "parameters": ["k"], "scale": 0.5, "hold": 0.1}
 
 
 def measured_run(small_folder, folder, name, every, flags="", rules=(RULE,)):
@@ -189,7 +190,7 @@ def test_update_by_hand():
         ([], None),
         (["upper_qk"], "upper_qk"),
         ([{"name": "n", "parameters": ["norm"], "scale": 2, "hold": 0.5}, "upper_qk"], "upper_qk"),
-        (["upper_qk_maturity", RULE | {"name": "k", "hold": 0.1}], "upper_qk_maturity"),
+        (["upper_qk_maturity", K_RULE], "upper_qk_maturity"),
         ([{"name": "forever", "parameters": ["q"], "scale": 0.5}], None),
     ],
 )

@@ -11,7 +11,7 @@ from model.transformer import Transformer
 from pretrain.config.command_line import parse_command_line
 from pretrain.engine.ds_config import EngineSettings
 from pretrain.engine.ds_config_check import read_ds_config
-from pretrain.engine.memory.footprint import activations, layer_activation_bytes, rank_parameters
+from pretrain.engine.memory.footprint import activations, rank_parameters
 
 LLAMA = block("llama", vocab_size=500, context_length=64, d_model=64, heads=(2, 4), ffn_width=176)
 GPT2 = block("gpt2", vocab_size=500, context_length=64, d_model=64, heads=(2, 4), ffn_width=256)
@@ -77,18 +77,23 @@ def test_activations_are_what_autograd_keeps(config: ModelConfig, dtype: torch.d
     assert predicted == pytest.approx(saved, rel=0.05 if checkpointing else 0.02)
 
 
+def kept(config, layer, micro_batch, t=1, device="cuda", **settings):
+    """Bytes that autograd keeps of a layer."""
+    return activations(config, micro_batch, EngineSettings(**settings), t, device).per_layer[layer]
+
+
 def test_layer_of_757m_by_hand():
     config = preset("prism-757m")  # d 1536, W 4096, T 1024; layer 0 has 6 heads
     norms = 2 * (2 * 2 * 1536 + 4)  # input and output in bf16, one fp32 statistic
     attention = 2 * 4 * 1536 + 4 * 6  # q, k, v, output; log-sum-exp of each head
     gated = 2 * 4 * 4096
-    assert layer_activation_bytes(config, 0, 1, 2) == 1024 * (norms + attention + gated) == 58_753_024
+    assert kept(config, 0, 1) == 1024 * (norms + attention + gated) == 58_753_024
     # t = 4: 6 heads in 2 groups of 2 ranks, whose output is kept before and after its way back
     shared = 2 * 5 * 1536 // 4 + 6 + gated // 4
-    assert layer_activation_bytes(config, 0, 2, 2, 4) == 2 * 1024 * (norms + shared)
+    assert kept(config, 0, 2, 4) == 2 * 1024 * (norms + shared)
     # with sequence parallelism a quarter of the norms, and their gathered outputs
     parts = 2 * (2 * 2 * 1536 + 4) // 4 + 2 * 2 * 1536 * 3 // 4
-    assert layer_activation_bytes(config, 0, 2, 2, 4, True) == 2 * 1024 * (parts + shared)
+    assert kept(config, 0, 2, 4, sequence_parallel=True) == 2 * 1024 * (parts + shared)
 
 
 def test_keys_and_values_are_repeated_where_flash_does_not_run_on_a_gpu():
@@ -96,7 +101,7 @@ def test_keys_and_values_are_repeated_where_flash_does_not_run_on_a_gpu():
     B, T = 3, GROUPED.context_length
 
     def of(model, element, device, **options):
-        return [layer_activation_bytes(model, i, B, element, device=device, **options) for i in (0, 1)]
+        return [kept(model, i, B, 1, device, bf16=element == 2, **options) for i in (0, 1)]
 
     def added(element, device, **options):
         """Bytes that a window adds to each layer, or a document mask."""
