@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.errors import UserError
+from model.errors import UserError, shown
 from pretrain.checkpoint.finder import checkpoint_steps
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.config.run_config import group_and_seed
@@ -33,6 +33,7 @@ from pretrain.metrics.file import FILE_NAME, read_metrics
 from pretrain.run.data import RunData
 from pretrain.run.saved import SavedRun
 from pretrain.runtime.world import single_world
+from pretrain.utils.parsing import parse_fraction
 
 Report = Callable[[str], None]
 
@@ -60,7 +61,6 @@ def measure_run(
     sequences: int = 32,
     micro_batch: int = 4,
     steps: Sequence[int] | str = "last",
-    device: torch.device | None = None,
     report: Report = print,
 ) -> RunFigures:
     """Measure checkpoints of a run on held-out windows.
@@ -71,13 +71,12 @@ def measure_run(
         sequences: windows that are read.
         micro_batch: windows read at a time.
         steps: which checkpoints: "last", "all", or their steps.
-        device: where to compute; by default CUDA if available.
         report: called with a line for each checkpoint.
 
     Raises:
         UserError: no run, no such checkpoint, no data, another tokenizer.
     """
-    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     requested_steps: list[int | None] = [None]
     if steps == "all":
         requested_steps = [*checkpoint_steps(folder)] or [None]
@@ -103,16 +102,31 @@ def measure_run(
     return RunFigures(folder.name, name, seed, [rows[step] for step in sorted(rows)], last, num_layers)
 
 
-def _windows(source: SavedRun, data: str | None, sequences: int) -> np.ndarray:
-    if data is not None:
-        corpora = [(Corpus.open(folder, source.tokenizer), weight) for folder, weight in parse_blend(data)]
-    else:
-        corpora = [(corpus, Fraction(1)) for corpus in source.corpora()]
+def own_data(source: SavedRun) -> RunData:
+    """The corpora that the run was trained on, as far as they are on this machine, with their shares.
+
+    Raises:
+        UserError: none of them is, or the checkpoint gives a share that is not a number above zero.
+    """
+    shares = source.state.data.data or []
+    weights = {content: parse_fraction(share) or Fraction(0) for content, share in shares}
+    if any(weight <= 0 for weight in weights.values()):
+        raise UserError(
+            f"checkpoint: state.json has the shares {shown(shares)} of data; give numbers above zero"
+        )
+    corpora = [(corpus, weights[corpus.meta.content_hash]) for corpus in source.corpora()]
     if not corpora:
         raise UserError(
-            f"data: the corpus that {source.run_folder} was trained on is not on this machine; give --data"
+            f"data: no corpus that {str(source.run_folder)!r} was trained on is on this machine "
+            f"({source.state.run.get('data', 'builtin')}, unchanged); put it where the run read it"
         )
-    return RunData(corpora).validation_windows(source.model.context_length, sequences)
+    return RunData(corpora)
+
+
+def _windows(source: SavedRun, data: str | None, sequences: int) -> np.ndarray:
+    given = data and [(Corpus.open(folder, source.tokenizer), weight) for folder, weight in parse_blend(data)]
+    held_out = RunData(given) if given else own_data(source)
+    return held_out.validation_windows(source.model.context_length, sequences)
 
 
 def _measure(

@@ -55,8 +55,7 @@ class Growth(Hook):
         self.last = min(run.steps - 1, length_in_steps("growth.until", run.growth.until, run.steps))
         if run.growth.criterion == "gradient" and run.activation_checkpointing:
             raise UserError(
-                "growth.criterion: gradient does not go with activation_checkpointing true, which keeps no "
-                "activations; turn that off, or take another criterion"
+                "growth.criterion: gradient needs activations; leave out activation_checkpointing true"
             )
         check_every_split(run, self.model, session.batch.micro_batch)
         layers, d = self.model.num_layers, self.model.d_model
@@ -68,29 +67,21 @@ class Growth(Hook):
     @property
     def notes(self) -> list[str]:
         """What to know before the run: that no layer may grow, or that no check comes early enough to decide."""
-        if self.config.criterion == "schedule":
+        config, heads = self.config, self.model.heads
+        share = config.prune_share if config.prune_below is None else config.prune_below
+        fixed = config.criterion != "incrt" or not share  # else heads may be pruned, and others added
+        first = self.every if config.grow_above is not None else self.every * config.calibration
+        if config.criterion == "schedule":
             return []
-        if full := self._full():
-            return [f"growth   no head can be added: {full}"]
-        first = self.every if self.config.grow_above is not None else self.every * self.config.calibration
-        if first <= self.last:
+        if fixed and config.budget is not None and sum(heads) >= config.budget:
+            why = f"can be added: the model has {sum(heads)} heads, and growth.budget is {config.budget}"
+        elif fixed and min(heads) >= self.most:
+            why = f"can be added: every layer has {self.most} heads or more, which is growth.maximum"
+        elif first > self.last:
+            why = f"is added: the first decision would be after step {first:,}, and growth.until is {self.last:,}"
+        else:
             return []
-        return [
-            f"growth   no head is added: the first decision would be after step {first:,}, and growth.until is "
-            f"{self.last:,}"
-        ]
-
-    def _full(self) -> str:
-        """Why no layer may grow, if none may before the end of the run."""
-        heads, budget = self.model.heads, self.config.budget
-        share = self.config.prune_share if self.config.prune_below is None else self.config.prune_below
-        if self.config.criterion == "incrt" and share:
-            return ""  # heads may be pruned, and others added
-        if budget is not None and sum(heads) >= budget:
-            return f"the model has {sum(heads)} heads, and growth.budget is {budget}"
-        if min(heads) >= self.most:
-            return f"every layer has {self.most} heads or more, which is growth.maximum"
-        return ""
+        return [f"growth   no head {why}"]
 
     def due(self, step: int) -> bool:
         """Whether to check after this many steps: at the interval, or at the steps of a schedule."""

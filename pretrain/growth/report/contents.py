@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,13 @@ import torch
 from pydantic_core import to_json
 
 from model.config import ModelConfig
-from model.errors import UserError, shown
+from model.errors import UserError
 from model.heads import HeadSchedule
 from model.presets import preset, preset_names
 from pretrain.classification.examples import held_out_examples
 from pretrain.config.command_line import load_run_config
 from pretrain.config.run_config import RunConfig
+from pretrain.diagnostics.measure import own_data
 from pretrain.growth.record import GrowthState
 from pretrain.growth.report.figures import draw_growth, draw_worths
 from pretrain.growth.report.law import Prediction, predict
@@ -27,10 +27,8 @@ from pretrain.growth.report.text import direction, law_lines, schedule_lines, wo
 from pretrain.growth.report.worth import HeadWorths, measure_worths
 from pretrain.growth.settings import most_heads
 from pretrain.metrics.file import FILE_NAME, read_metrics
-from pretrain.run.data import RunData
 from pretrain.run.saved import SavedRun
 from pretrain.utils.files import write_atomically
-from pretrain.utils.parsing import parse_fraction
 from pretrain.utils.progress import ProgressLine
 
 
@@ -103,29 +101,17 @@ def held_out(source: SavedRun, sequences: int) -> tuple[np.ndarray, np.ndarray, 
     Raises:
         UserError: no corpus of the run is on this machine.
     """
-    shares = source.state.data.data or []
-    weights = {content: parse_fraction(share) or Fraction(0) for content, share in shares}
-    if not all(weight > 0 for weight in weights.values()):
-        raise UserError(
-            f"checkpoint: state.json has the shares {shown(shares)} of data; give numbers above zero"
-        )
-    corpora = source.corpora()
-    if not corpora:
-        raise UserError(
-            f"data: no corpus that {str(source.run_folder)!r} was trained on is on this machine "
-            f"({source.state.run.get('data', 'builtin')}, unchanged); put it where the run read it"
-        )
-    length = source.model.context_length
+    data, length = own_data(source), source.model.context_length
+    names = ", ".join(corpus.name for corpus, _ in data.corpora)
     if source.model.classes is not None:
-        inputs, labels = held_out_examples(corpora[0], length, sequences)
-        return inputs, labels, None, f"held-out examples of {corpora[0].name}"
-    data = RunData([(corpus, weights[corpus.meta.content_hash]) for corpus in corpora])
+        inputs, labels = held_out_examples(data.corpora[0][0], length, sequences)
+        return inputs, labels, None, f"held-out examples of {names}"
     windows = data.validation_windows(length, sequences)
     mask = source.state.run.get("document_mask", False)
     starts = data.validation_documents(length, sequences) if mask else None
-    names = ", ".join(corpus.name for corpus in corpora)
-    missing = len(weights) - len({corpus.meta.content_hash for corpus in corpora})
-    rest = f" ({missing} of the run's {len(weights)} corpora not on this machine)" if missing else ""
+    of_run = {content for content, _ in source.state.data.data or []}
+    missing = len(of_run - {corpus.meta.content_hash for corpus, _ in data.corpora})
+    rest = f" ({missing} of the run's {len(of_run)} corpora not on this machine)" if missing else ""
     return windows[:, :-1], windows[:, 1:], starts, f"held-out text of {names}{rest}"
 
 
