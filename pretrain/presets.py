@@ -129,8 +129,8 @@ def plan_table(found: ParallelPlan, accumulation: int = 1) -> str:
     all_reduce = found.all_reduce_bytes
     share = f", {100 * found.exchange_bytes / all_reduce:.1f} % on top" if all_reduce else ""
     totals = [
-        f"sent by each rank per step of {accumulation} x {found.micro_batch} sequences of {found.context_length} "
-        f"tokens at t = {found.tensor_parallel}, forward and backward, in MiB:",
+        f"sent by each rank per step of {accumulation} x {found.micro_batch} sequences of "
+        f"{found.context_length} tokens at t = {found.tensor_parallel}, forward and backward, in MiB:",
         f"  all-reduces that tensor parallelism costs anyway  {mebibytes(all_reduce)}"
         f"  (outside the layers {mebibytes(found.outside_bytes)})",
         f"  head exchange                                     {mebibytes(found.exchange_bytes)}{share}",

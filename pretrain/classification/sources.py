@@ -54,8 +54,9 @@ def read_examples(
 ) -> list[Example]:
     """The examples of a file, in order. Its ending says what it is; ``.gz`` and ``.zst`` are decompressed.
 
-    A TSV file begins with the names of its columns, and quotes mean nothing in it. JSON Lines are objects. FASTA has
-    the columns ``sequence`` and ``label``, the last word of a sequence's header, where spaces and ``|`` part words.
+    A TSV file begins with the names of its columns, and quotes mean nothing in it. JSON Lines are objects.
+    FASTA has the columns ``sequence`` and ``label``, the last word of a sequence's header, where spaces and
+    ``|`` part words.
 
     Args:
         text_column: where the text is; by default the first of TEXT_COLUMNS that there is.
@@ -99,8 +100,8 @@ def _read_tsv(path: Path, lines: TextIO) -> Iterator[Record]:
     for row in rows:
         if None in row or None in row.values():  # more fields than names, or fewer
             raise UserError(
-                f"labelled: line {rows.line_num} of {str(path)!r} has not the {len(rows.fieldnames or ())} fields that "
-                "its first line names; a tab parts fields, and the first line must name the columns"
+                f"labelled: line {rows.line_num} of {str(path)!r} has not the {len(rows.fieldnames or ())} "
+                "fields that its first line names; a tab parts fields, the first line must name the columns"
             )
         yield rows.line_num, row
 
@@ -114,7 +115,8 @@ def _read_json_lines(path: Path, lines: TextIO) -> Iterator[Record]:
             record = json.loads(line)
         if not isinstance(record, dict):
             raise UserError(
-                f'labelled: line {number} of {str(path)!r} is not a JSON object, such as {{"text": …, "label": …}}'
+                f"labelled: line {number} of {str(path)!r} is not a JSON object, such as "
+                '{"text": …, "label": …}'
             )
         yield number, record
 

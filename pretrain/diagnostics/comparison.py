@@ -81,7 +81,8 @@ def difference(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.DataFrame:
 
 
 def bands(values: pd.DataFrame) -> pd.DataFrame:
-    """``mean`` and sample deviation ``sd`` (NaN of a single seed) by layer or step, where all seeds have a value."""
+    """``mean`` and sample deviation ``sd`` (NaN of a single seed) by layer or step, where all seeds have a
+    value."""
     values = values.dropna(axis="columns").sort_index(axis="columns")
     return pd.DataFrame({"mean": values.mean(), "sd": values.std()})
 
@@ -92,13 +93,14 @@ def check_depth(groups: Groups, baseline: str) -> None:
     for run in (runs[0] for runs in groups.values()):
         if run.num_layers != other.num_layers:
             raise UserError(
-                f"runs: {run.name} has {run.num_layers} layers, {other.name} has {other.num_layers}; a difference "
-                "by layer needs models of one depth"
+                f"runs: {run.name} has {run.num_layers} layers, {other.name} has {other.num_layers}; a "
+                "difference by layer needs models of one depth"
             )
 
 
 def table(groups: Groups) -> list[str]:
-    """Format the measures by layer at the last checkpoint, mean over seeds: a block of lines for each group."""
+    """Format the measures by layer at the last checkpoint, mean over seeds: a block of lines for each
+    group."""
     lines = []
     for name, runs in groups.items():
         seeds = f"{len(runs)} seeds" if len(runs) > 1 else "1 run"

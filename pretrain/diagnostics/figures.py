@@ -63,10 +63,11 @@ def draw_all(
 
 
 def draw_curves(groups: Groups, path: Path, notes: Sequence[str] = ()) -> Path:
-    """Draw measures over training: a panel per group of runs, a line per layer (dark: low, bright: high), seeds' mean.
+    """Draw measures over training: a panel per group of runs, a line per layer (dark: low, bright: high),
+    seeds' mean.
 
-    The last measures have a line for each optimizer group. Groups of runs are side by side, on one scale. A row has
-    so many measures that the picture is not much longer than wide.
+    The last measures have a line for each optimizer group. Groups of runs are side by side, on one scale. A
+    row has so many measures that the picture is not much longer than wide.
     """
     every_row = [row for runs in groups.values() for run in runs for row in run.rows]
     titles = {m: title for m, title in TITLES.items() if any(layer_values(row, m) for row in every_row)}
@@ -112,7 +113,8 @@ def _curves(axis: Any, runs: Sequence[RunFigures], measure: str) -> None:
 
 
 def draw_layers(groups: Groups, path: Path, notes: Sequence[str] = ()) -> Path:
-    """Draw bars by layer at the last checkpoint, with the standard deviation over seeds; dots are single heads.
+    """Draw bars by layer at the last checkpoint, with the standard deviation over seeds; dots are single
+    heads.
 
     Logarithmic axes have points in place of bars, since a bar has no zero to begin at.
     """
@@ -231,7 +233,8 @@ def _step_axis(axis: Any) -> None:
 
 
 def _legend(figure: Any, axis: Any, ncols: int, explained: Sequence[tuple[str, str]] = ()) -> None:
-    """Explain the lines of *axis* and the band around them; *explained*: pairs of text and matplotlib style."""
+    """Explain the lines of *axis* and the band around them; *explained*: pairs of text and matplotlib
+    style."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

@@ -46,11 +46,12 @@ class ProbeResult:
     """By requested layer: fp32 [windows, positions, d] on the CPU, see ``normalised``."""
 
     def row(self, before: Mapping[int, Tensor]) -> dict[str, Any]:
-        """Return the figures by their metrics keys: by layer (mean over its heads), and lists by layer and head.
+        """Return the figures by their metrics keys: by layer (mean over its heads), and lists by layer and
+        head.
 
         Args:
-            before: the features of the measurement before, from which the drift is counted where there are some of the
-                same windows and positions.
+            before: the features of the measurement before, from which the drift is counted where there are
+                some of the same windows and positions.
         """
         figures: dict[str, Any] = {}
         for index, measure in enumerate(HEAD_MEASURES):
@@ -154,7 +155,8 @@ class _Recorder:
             before(block, lambda inputs, add=energy: add(0, inputs[0]))
             after(block.attention.q, partial(self.seen.__setitem__, "q"))
             after(block.attention.k, partial(self.seen.__setitem__, "k"))
-            # From the inputs, so that the positions and masks measured are those that the network gives its layers.
+            # From the inputs, so that the positions and masks measured are those that the network gives its
+            # layers.
             before(block.attention, partial(self.seen.__setitem__, "inputs"))
             after(block.attention, partial(self._add_head_sums, layer, block.attention))
             before(block.ffn_norm, lambda inputs, add=energy: add(2, inputs[0]))

@@ -1,4 +1,5 @@
-"""Measures a run every N steps while it trains, on held-out windows, without changing the training numbers."""
+"""Measures a run every N steps while it trains, on held-out windows, without changing the training
+numbers."""
 
 from __future__ import annotations
 
@@ -40,8 +41,8 @@ class Diagnostics(Hook):
         session: the run's. With ``diagnostics_every`` 0, only W_Q and W_K at the release are kept.
 
     Raises:
-        UserError: ``diagnostics.release`` is not a step of the run, or there is no held-out window to measure on (a run
-            without validation then has no diagnostics, which ``notes`` says).
+        UserError: ``diagnostics.release`` is not a step of the run, or there is no held-out window to measure
+            on (a run without validation then has no diagnostics, which ``notes`` says).
     """
 
     name = "diagnostics"
@@ -76,7 +77,8 @@ class Diagnostics(Hook):
         return self._probe is not None and step % self.session.run.diagnostics_every == 0
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors for the checkpoint, so that the first drift after a resume is that of an uninterrupted run."""
+        """Tensors for the checkpoint, so that the first drift after a resume is that of an uninterrupted
+        run."""
         return {f"{FEATURE}{layer}": features for layer, features in self._features.items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
@@ -87,7 +89,8 @@ class Diagnostics(Hook):
                 self._features[int(layer)] = features
 
     def reshaped(self, model: ModelConfig) -> None:
-        """Measure a model of other heads; how far W_Q and W_K moved from weights of other shapes is not told."""
+        """Measure a model of other heads; how far W_Q and W_K moved from weights of other shapes is not
+        told."""
         self.model, self.specs = model, parameter_specs(model)
         self._initial = self._release_weights = None
         if self._probe is not None:
@@ -100,7 +103,8 @@ class Diagnostics(Hook):
         return self.session.rates.rules[self._rule].released_at(state.released.get(self._rule))
 
     def before_step(self, engine: Any, state: TrainingState) -> HookResult:
-        """Keep W_Q and W_K in the run's folder when the step about to be attempted is the first after the slow-down.
+        """Keep W_Q and W_K in the run's folder when the step about to be attempted is the first after the
+        slow-down.
 
         Collective.
 
@@ -148,7 +152,8 @@ class Diagnostics(Hook):
         return OwnWeights(engine, projections(self.model.num_layers), self.specs)
 
     def _weights_at_release(self, rank_weights: OwnWeights, state: TrainingState) -> Pieces | None:
-        """This rank's pieces of the weights at the release, once it is past; from the run's folder after a resume."""
+        """This rank's pieces of the weights at the release, once it is past; from the run's folder after a
+        resume."""
         step = self.release_step(state)
         if step is None or state.step < step:
             return None
@@ -162,7 +167,8 @@ class Diagnostics(Hook):
 
 
 def slowing_rule(rates: GroupRates) -> str | None:
-    """The rule whose release the second displacement refers to: the first that ends and matches a W_Q or W_K."""
+    """The rule whose release the second displacement refers to: the first that ends and matches a W_Q or
+    W_K."""
     for name, rule in rates.rules.items():
         matched = [p for g in rates.groups.values() if g.rule and g.rule.name == name for p in g.parameters]
         if any(p.endswith((".attention.q.weight", ".attention.k.weight")) for p in matched) and (

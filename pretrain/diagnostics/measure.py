@@ -165,7 +165,8 @@ def _release_weights(source: SavedRun, names: list[str]) -> Callable[[str], Tens
 
 
 def _update_sums(checkpoint: UnshardedCheckpoint, group: str) -> tuple[float, float, int]:
-    """‖lr u‖², ‖W‖² and elements of an optimizer group, as update_sums; zeros for one that has not been stepped."""
+    """‖lr u‖², ‖W‖² and elements of an optimizer group, as update_sums; zeros for one that has not been
+    stepped."""
     moved, whole, count = 0.0, 0.0, 0
     for parameter in checkpoint.groups[group].parameters:
         state = checkpoint.optimizer_state(parameter)

@@ -167,7 +167,8 @@ def update_row(sums: Mapping[str, Sequence[float]]) -> dict[str, float]:
 def update_sums(engine: Any, specs: dict[str, ParameterSpec]) -> dict[str, list[float]]:
     """How far the last update moved each optimizer group: ‖lr u‖², ‖W‖² and number of elements. Collective.
 
-    AdamW's step is lr · u with u = m̂ / (sqrt(v̂) + eps), weight decay apart (Loshchilov & Hutter 2019, algorithm 2).
+    AdamW's step is lr · u with u = m̂ / (sqrt(v̂) + eps), weight decay apart (Loshchilov & Hutter 2019,
+    algorithm 2).
     """
     adam, (tensor_parallel, _) = inner_optimizer(engine), tensor_place(engine)
     groups = [group["name"] for group in adam.param_groups]

@@ -1,4 +1,5 @@
-"""Decides which layers get a head and which lose one, from what their layers measure. Pure arithmetic, on one rank."""
+"""Decides which layers get a head and which lose one, from what their layers measure. Pure arithmetic, on one
+rank."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ class LayerMeasure:
 
 @dataclass
 class Decision:
-    """What is to change, with the directions of new heads (fp32 [2, d]: top and bottom of the residual energy)."""
+    """What is to change, with the directions of new heads (fp32 [2, d]: top and bottom of the residual
+    energy)."""
 
     changes: list[Change] = field(default_factory=list)
     directions: dict[Change, Tensor] = field(default_factory=dict)
@@ -115,10 +117,11 @@ class Check:
     # ---------------------------------------------------------------------- thresholds
 
     def _calibrate(self) -> None:
-        """Set the thresholds: shares of the median Γ of the calibration, as the paper's code does, or as given.
+        """Set the thresholds: shares of the median Γ of the calibration, as the paper's code does, or as
+        given.
 
-        They follow from the settings at every check, so that a run may go on with others; the calibration is not made
-        again. φ_g is at most θ_w: a head that was just added must not be pruned at once.
+        They follow from the settings at every check, so that a run may go on with others; the calibration is
+        not made again. φ_g is at most θ_w: a head that was just added must not be pruned at once.
         """
         config = self.config
         for layer, measure in zip(self.state.layers, self.measures, strict=True):
@@ -153,7 +156,8 @@ class Check:
                 return free if not any(waiting) and statistics.median(urgency) > 1 else []
             asking = [layer for layer in free if urgency[layer] > 1 and not waiting[layer]]
             return sorted(asking, key=lambda layer: -urgency[layer])
-        # The others have no threshold; they wait for the calibration, so that all criteria begin at its last check.
+        # The others have no threshold; they wait for the calibration, so that all criteria begin at its last
+        # check.
         if self.state.checks < self.config.calibration or not free:
             return []
         if together:
@@ -163,7 +167,8 @@ class Check:
         return [max(free, key=lambda layer: norms[layer])]
 
     def _free(self) -> list[int]:
-        """Layers that may grow: below the most heads, fewer than d heads added so far, and the budget not spent."""
+        """Layers that may grow: below the most heads, fewer than d heads added so far, and the budget not
+        spent."""
         return [
             layer
             for layer, count in enumerate(self.heads)

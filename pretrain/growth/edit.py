@@ -1,6 +1,8 @@
-"""Turns a checkpoint into one with other heads: the weights and Adam's state of all other heads stay, bit for bit.
+"""Turns a checkpoint into one with other heads: the weights and Adam's state of all other heads stay, bit for
+bit.
 
-A new head is appended to its layer; its output projection is zero, so that the network computes what it did before.
+A new head is appended to its layer; its output projection is zero, so that the network computes what it did
+before.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from pretrain.growth.measure import Candidate
 from pretrain.growth.record import Change, GrowthState
 
 NOISE = 0.1
-"""Share of a usual initial weight that is added to a head along its directions. Without it all of the head's dimensions
-would be multiples of each other, and without rotary positions would stay so."""
+"""Share of a usual initial weight that is added to a head along its directions. Without it all of the head's
+dimensions would be multiples of each other, and without rotary positions would stay so."""
 
 
 def pending_changes(state: TrainingState) -> list[Change]:
@@ -42,8 +44,8 @@ def changed_model(model: ModelConfig, changes: Sequence[Change]) -> ModelConfig:
         valid = change.head == count if change.kind == "grow" else 0 <= change.head < count > 1
         if not count or not valid:
             raise UserError(
-                f"checkpoint: growth.pending would {change.kind} head {change.head} of layer {change.layer}, which the "
-                "model does not have"
+                f"checkpoint: growth.pending would {change.kind} head {change.head} of layer {change.layer}, "
+                "which the model does not have"
             )
         heads[change.layer] += 1 if change.kind == "grow" else -1
     return model.replace(heads=tuple(heads))
@@ -59,8 +61,8 @@ def candidate(
         seed: of the run.
         step: at which it is added.
         change: its layer and index.
-        directions: fp32 [2, d], unit vectors that q and k lie along, with the usual length of a row; or None, and both
-            are drawn as at step 0. v always is.
+        directions: fp32 [2, d], unit vectors that q and k lie along, with the usual length of a row; or None,
+            and both are drawn as at step 0. v always is.
     """
     digest = hashlib.sha256(f"{seed}/{step}/{change.layer}/{change.head}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
@@ -145,7 +147,8 @@ class _ChangedSource:
         return torch.cat(heads, dimension)
 
     def _head(self, change: Change, role: ParameterRole, key: str, like: Tensor) -> Tensor:
-        """The new head's part of a weight or bias; its moments begin at zero, as do biases and the output's."""
+        """The new head's part of a weight or bias; its moments begin at zero, as do biases and the
+        output's."""
         parts: dict[str, Callable[[Candidate], Tensor]] = {
             "q": lambda head: head.query,
             "k": lambda head: head.key,

@@ -1,4 +1,5 @@
-"""The hook that measures every layer at an interval, decides, and hands the trainer the model to go on with."""
+"""The hook that measures every layer at an interval, decides, and hands the trainer the model to go on
+with."""
 
 from __future__ import annotations
 
@@ -27,8 +28,9 @@ MOMENT = "growth/second_moment/layer_"
 CAPTURED = "growth/captured/layer_"
 TOP = "growth/top/layer_"
 LEAST_INTERVAL = {"incrt": 24, "random": 24, "gradient": 60, "schedule": 1}
-"""Steps between checks, at least, by criterion, where the interval is a share of the run. In small models, too, checks
-then take less than 3 % of the time: one costs up to two thirds of a step of one micro-batch, a ``gradient`` one 1.7."""
+"""Steps between checks, at least, by criterion, where the interval is a share of the run. In small models,
+too, checks then take less than 3 % of the time: one costs up to two thirds of a step of one micro-batch, a
+``gradient`` one 1.7."""
 
 
 class Growth(Hook):
@@ -38,8 +40,8 @@ class Growth(Hook):
         session: the run's. A check reads this rank's next micro-batch.
 
     Raises:
-        UserError: ``growth.interval`` or ``growth.until`` is no length in the run, or an option does not go with the
-            criterion.
+        UserError: ``growth.interval`` or ``growth.until`` is no length in the run, or an option does not go
+            with the criterion.
     """
 
     name = "growth"
@@ -66,7 +68,8 @@ class Growth(Hook):
 
     @property
     def notes(self) -> list[str]:
-        """What to know before the run: that no layer may grow, or that no check comes early enough to decide."""
+        """What to know before the run: that no layer may grow, or that no check comes early enough to
+        decide."""
         config, heads = self.config, self.model.heads
         share = config.prune_share if config.prune_below is None else config.prune_below
         fixed = config.criterion != "incrt" or not share  # else heads may be pruned, and others added
@@ -78,7 +81,8 @@ class Growth(Hook):
         elif fixed and min(heads) >= self.most:
             why = f"can be added: every layer has {self.most} heads or more, which is growth.maximum"
         elif first > self.last:
-            why = f"is added: the first decision would be after step {first:,}, and growth.until is {self.last:,}"
+            why = f"is added: the first decision would be after step {first:,}"
+            why += f", and growth.until is {self.last:,}"
         else:
             return []
         return [f"growth   no head {why}"]
@@ -100,7 +104,8 @@ class Growth(Hook):
         return {name: tensor.cpu() for name, tensor in named.items() if tensor is not None} | directions
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load the tensors of ``state``; directions of pending heads are read where their weights are made."""
+        """Load the tensors of ``state``; directions of pending heads are read where their weights are
+        made."""
         for name, kept, dimensions in self._kept():
             for layer in range(self.model.num_layers):
                 tensor = tensors.get(f"{name}{layer}")
@@ -119,7 +124,8 @@ class Growth(Hook):
         """Measure and decide. Collective; no training number changes.
 
         Returns:
-            ``growth/…`` figures of every layer, a line for each change, and the model to go on with if there is any.
+            ``growth/…`` figures of every layer, a line for each change, and the model to go on with if there
+            is any.
         """
         batch = self.session.micro_batch(state.sequences, 0)
         moments = second_moments(engine, batch, self.world)

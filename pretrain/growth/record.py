@@ -1,4 +1,5 @@
-"""What growth remembers from one session to the next: the record of that name in a checkpoint's TrainingState."""
+"""What growth remembers from one session to the next: the record of that name in a checkpoint's
+TrainingState."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ class Change:
 
     layer: Count
     head: Count
-    """Index among the layer's heads: of a new one that it gets, of a pruned one that it has. Changes are made one after
-    the other."""
+    """Index among the layer's heads: of a new one that it gets, of a pruned one that it has. Changes are made
+    one after the other."""
     kind: Literal["grow", "prune"]
 
     @property
@@ -81,7 +82,8 @@ class GrowthState:
     events: list[Event] = field(default_factory=list)
     """All changes so far, in order of step."""
     pending: list[Change] = field(default_factory=list)
-    """Changes decided at the checkpoint's step and not made yet; empty but in checkpoints written for an event."""
+    """Changes decided at the checkpoint's step and not made yet; empty but in checkpoints written for an
+    event."""
 
     @classmethod
     def begin(cls, heads: Sequence[int]) -> GrowthState:

@@ -24,16 +24,17 @@ class GrowthConfig:
     """
 
     criterion: Literal["none", "incrt", "gradient", "random", "schedule"] = "none"
-    """What asks for a head. none: the heads stay as they are. incrt: the largest eigenvalue of a layer's residual
-    directional energy exceeds a threshold. gradient: at every check the layer where a new head would have the largest
-    gradient. random: at every check a layer by chance. schedule: given steps and head counts."""
+    """What asks for a head. none: the heads stay as they are. incrt: the largest eigenvalue of a layer's
+    residual directional energy exceeds a threshold. gradient: at every check the layer where a new head would
+    have the largest gradient. random: at every check a layer by chance. schedule: given steps and head
+    counts."""
     start: Positive = 1
     """Heads of every layer at step 0."""
     maximum: Positive | None = None
     """Most heads of a layer; the largest head count of the model's own schedule when not given."""
     budget: Positive | None = None
-    """Most heads of all layers together; no limit when not given. Where several layers grow at once and it is too
-    small for all, those that ask most (incrt) or come first get theirs."""
+    """Most heads of all layers together; no limit when not given. Where several layers grow at once and it is
+    too small for all, those that ask most (incrt) or come first get theirs."""
     head_dim: Positive | None = None
     """Width of every head; the smallest of the model's own schedule when not given."""
     interval: PositiveNumber = 0.02
@@ -41,13 +42,14 @@ class GrowthConfig:
     until: PositiveNumber = 0.9
     """Step (or fraction of the run) of the last check: a head added at the very end learns nothing."""
     layers: Literal["per_layer", "together"] = "per_layer"
-    """per_layer: each layer by what it measures. together: all layers grow when the median layer asks for it, and are
-    pruned when all have a head to prune; random and gradient add a head to every layer at every check."""
+    """per_layer: each layer by what it measures. together: all layers grow when the median layer asks for it,
+    and are pruned when all have a head to prune; random and gradient add a head to every layer at every
+    check."""
     new_heads: Literal["captured", "random"] = "captured"
     """q and k of a new head: along the direction that was found and its partner, or drawn as at step 0."""
     calibration: Positive = 4
-    """Checks from which a layer's thresholds are taken. Decisions begin with the last of them; with grow_above incrt
-    decides from the first check on."""
+    """Checks from which a layer's thresholds are taken. Decisions begin with the last of them; with
+    grow_above incrt decides from the first check on."""
     grow_share: PositiveNumber = 0.1
     """incrt: a layer grows above this share of the median of its residual energy over the calibration."""
     prune_share: ShareBelowOne = 0.01
@@ -55,7 +57,8 @@ class GrowthConfig:
     grow_above: PositiveNumber | None = None
     """incrt: threshold of growth for all layers, in place of grow_share."""
     prune_below: FromZero | None = None
-    """incrt: threshold of pruning for all heads, in place of prune_share; the layer's threshold for growth at most."""
+    """incrt: threshold of pruning for all heads, in place of prune_share; the layer's threshold for growth at
+    most."""
     dwell: Count = 1
     """incrt: checks that a layer waits after it has grown or was pruned."""
     patience: Positive = 5
@@ -81,8 +84,8 @@ class GrowthConfig:
             steps: of the run.
 
         Raises:
-            UserError: no head dim fits, t does not divide it, the model groups its queries, or ``schedule`` or
-                ``budget`` do not fit the model.
+            UserError: no head dim fits, t does not divide it, the model groups its queries, or ``schedule``
+                or ``budget`` do not fit the model.
         """
         if model.kv_heads not in (None, model.heads):
             raise UserError(
@@ -97,16 +100,17 @@ class GrowthConfig:
         least = self.start * layers
         if self.budget is not None and self.budget < least:
             raise UserError(
-                f"growth.budget: {self.budget} is below the {least} heads that {layers} layers start with; give more"
+                f"growth.budget: {self.budget} is below the {least} heads that {layers} layers start with; "
+                "give more"
             )
         before = (self.start,) * layers
         for step, counts in self.counts().items():
             fits = 0 < step < steps and len(counts) == layers and max(counts) <= maximum
             if not fits or any(now < earlier for now, earlier in zip(counts, before, strict=True)):
                 raise UserError(
-                    f"growth.schedule: {self.schedule[step]!r} at step {step} is not valid; give steps from 1 to "
-                    f"{steps - 1}, and in each of {layers} layers at most {maximum} heads (growth.maximum) and no "
-                    f"fewer than before, {format_heads(before)}"
+                    f"growth.schedule: {self.schedule[step]!r} at step {step} is not valid; give steps from "
+                    f"1 to {steps - 1}, and in each of {layers} layers at most {maximum} heads "
+                    f"(growth.maximum) and no fewer than before, {format_heads(before)}"
                 )
             before = counts
         head_dim = self.head_dim or min(model.layer_head_dim(layer) for layer in range(layers))
@@ -121,18 +125,19 @@ class GrowthConfig:
         """
         if (self.criterion == "schedule") != bool(self.schedule):
             raise UserError(
-                f"growth.schedule: {self.schedule} does not go with growth.criterion {self.criterion}; give steps and "
-                "head counts, such as {100: 2x4, 200: 4x4}, for the criterion schedule alone"
+                f"growth.schedule: {self.schedule} does not go with growth.criterion {self.criterion}; give "
+                "steps and head counts, such as {100: 2x4, 200: 4x4}, for the criterion schedule alone"
             )
         if self.active and heads is not None:
             raise UserError(
-                f"heads: {heads!r} contradicts growth.criterion {self.criterion}, which finds the heads; leave one out"
+                f"heads: {heads!r} contradicts growth.criterion {self.criterion}, which finds the heads; "
+                "leave one out"
             )
         above, below = self.grow_above, self.prune_below
         if above is not None and below is not None and below >= above:
             raise UserError(
-                f"growth.prune_below: {below:g} is not below growth.grow_above {above:g}: a new head could be "
-                "pruned at once; give less"
+                f"growth.prune_below: {below:g} is not below growth.grow_above {above:g}: a new head could "
+                "be pruned at once; give less"
             )
 
 
@@ -140,8 +145,8 @@ def check_head_dim(head_dim: int, tensor_parallel: int) -> None:
     """Refuse heads whose width t does not divide: then it would not divide every head count's width."""
     if head_dim % tensor_parallel:
         raise UserError(
-            f"growth.head_dim: {head_dim} is not a multiple of tensor_parallel {tensor_parallel}, which every head "
-            f"count needs; give a multiple of {tensor_parallel}"
+            f"growth.head_dim: {head_dim} is not a multiple of tensor_parallel {tensor_parallel}, which "
+            f"every head count needs; give a multiple of {tensor_parallel}"
         )
 
 

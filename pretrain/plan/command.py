@@ -2,8 +2,8 @@
 
     python -m pretrain.plan --model prism-757m --nodes 2 --gpus_per_node 8 --ds_config ds_configs/zero2.json
 
-takes every flag of pretrain/main.py besides its own. A plan that does not fit is refused with exit code 2 and one line
-that says what would fit. The plan itself is made in run_plan.py; this file reads flags and prints.
+takes every flag of pretrain/main.py besides its own. A plan that does not fit is refused with exit code 2 and
+one line that says what would fit. The plan itself is made in run_plan.py; this file reads flags and prints.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, RunCon
             )
     if options.gpu not in GPUS:
         raise UserError(
-            f"gpu: {options.gpu!r} is unknown; give one of {', '.join(GPUS)}, or --gpu_memory and --peak_tflops"
-            + closest(options.gpu, GPUS)
+            f"gpu: {options.gpu!r} is unknown; give one of {', '.join(GPUS)}, or --gpu_memory and "
+            f"--peak_tflops{closest(options.gpu, GPUS)}"
         )
     command = parse_command_line([*_recipe(run_arguments), *run_arguments])
     for name in ("plot_lr", "print_config"):
@@ -90,7 +90,8 @@ def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, RunCon
 
 
 def _recipe(arguments: list[str]) -> list[str]:
-    """``--config`` for the recipe of the model's size, where none is given: prism-757m is planned with recipe 757m."""
+    """``--config`` for the recipe of the model's size, where none is given: prism-757m is planned with recipe
+    757m."""
     if any(argument == "--config" or argument.startswith("--config=") for argument in arguments):
         return []
     named = [a.split("=", 1)[1] for a in arguments if a.startswith("--model=")]

@@ -34,8 +34,8 @@ def describe(plan: RunPlan, ds_config: str) -> str:
         f"engine   {ds_config}: ZeRO stage {plan.settings.stage}, {precision}"
         + (", activation checkpointing" if plan.settings.checkpointing else "")
         + (", sequence parallelism" if plan.settings.sequence_parallel and run.tensor_parallel > 1 else ""),
-        f"batch    {plan.tokens_per_step:,} tokens a step = {batch.sequences} sequences = {batch.micro_batch} a "
-        f"micro-batch x {batch.accumulation} accumulated x {batch.data_parallel} data-parallel ranks",
+        f"batch    {plan.tokens_per_step:,} tokens a step = {batch.sequences} sequences = {batch.micro_batch} "
+        f"a micro-batch x {batch.accumulation} accumulated x {batch.data_parallel} data-parallel ranks",
         "",
         *_memory_lines(plan),
         "",
@@ -117,9 +117,9 @@ def _time_lines(plan: RunPlan) -> list[str]:
         return [*lines, f"time     not estimated: no {precision} peak is known; give --peak_tflops"]
     hours = seconds * run.steps / 3600
     lines.append(
-        f"time     {seconds:.3f} s a step, {plan.tokens_per_step / seconds:,.0f} tokens/s, {hours:,.2f} hours in all "
-        f"({hours * machine.ranks:,.1f} GPU-hours), at an MFU of {plan.mfu:g} of {machine.peak / 1e12:,.0f} TFLOP/s "
-        "a GPU"
+        f"time     {seconds:.3f} s a step, {plan.tokens_per_step / seconds:,.0f} tokens/s, {hours:,.2f} "
+        f"hours in all ({hours * machine.ranks:,.1f} GPU-hours), at an MFU of {plan.mfu:g} of "
+        f"{machine.peak / 1e12:,.0f} TFLOP/s a GPU"
     )
     if plan.settings.checkpointing:
         lines.append("         MFU does not count what is recomputed: expect about a quarter less of it")

@@ -90,7 +90,8 @@ class RunPlan:
 
 
 def make_plan(run: RunConfig, ds_config: dict[str, Any], machine: Machine, mfu: float) -> RunPlan:
-    """Plan a run as pretrain.trainer would start it. Where its precision is left open, every GPU of the table has bf16.
+    """Plan a run as pretrain.trainer would start it. Where its precision is left open, every GPU of the table
+    has bf16.
 
     Raises:
         UserError: for what the trainer would refuse: sizes that do not divide, contradicting settings.
@@ -182,7 +183,7 @@ def check_fits(plan: RunPlan) -> None:
     settings = f"ZeRO stage {plan.settings.stage}, t = {plan.run.tensor_parallel}"
     advice = "; or ".join(offers) if offers else "more GPUs, or ones with more memory"
     raise UserError(
-        f"micro_batch: {plan.batch.micro_batch} sequences of {plan.model.context_length} tokens at {settings} need "
-        f"{plan.memory.peak / GIB:.1f} GiB a GPU, and {plan.machine.usable / GIB:.1f} of its "
+        f"micro_batch: {plan.batch.micro_batch} sequences of {plan.model.context_length} tokens at "
+        f"{settings} need {plan.memory.peak / GIB:.1f} GiB a GPU, and {plan.machine.usable / GIB:.1f} of its "
         f"{plan.machine.memory / GIB:.1f} GiB are usable; what would fit: {advice}"
     )

@@ -1,7 +1,8 @@
 """Computes the parts of a run's memory by arithmetic: the parameters of a rank, and its activations.
 
-pretrain/engine/memory/plan.py puts them together. s is the size of a compute element in bytes (bf16 2, fp32 4), t the
-tensor-parallel degree, B T the tokens of a micro-batch. docs/memory.md has the formulas beside measurements.
+pretrain/engine/memory/plan.py puts them together. s is the size of a compute element in bytes (bf16 2, fp32
+4), t the tensor-parallel degree, B T the tokens of a micro-batch. docs/memory.md has the formulas beside
+measurements.
 """
 
 from __future__ import annotations
@@ -98,12 +99,13 @@ class _Pass:
     def layer(self, layer: int) -> int:
         """Bytes that autograd keeps of one layer for its backward pass.
 
-        Per token: both norms' inputs and outputs, 4 d s (outputs are what q, k, v and gate, up multiply), and the
-        norms' statistics in fp32; q, k, v as attention sees them and its output, (2 A + 2 A_kv) s / t, and 4 bytes of
-        log-sum-exp a head; gate, up, the activation and the product, 4 W s / t (plain: before and after the
-        activation, 2 W s / t). Where heads are exchanged, the output is kept once more after its way back (A s / t),
-        and the query form holds keys and values of all r ranks. On a GPU keys and values are as wide as queries where
-        flash does not run. A windowed layer keeps its mask, T² s, once; with a document mask layers share theirs.
+        Per token: both norms' inputs and outputs, 4 d s (outputs are what q, k, v and gate, up multiply), and
+        the norms' statistics in fp32; q, k, v as attention sees them and its output, (2 A + 2 A_kv) s / t,
+        and 4 bytes of log-sum-exp a head; gate, up, the activation and the product, 4 W s / t (plain: before
+        and after the activation, 2 W s / t). Where heads are exchanged, the output is kept once more after
+        its way back (A s / t), and the query form holds keys and values of all r ranks. On a GPU keys and
+        values are as wide as queries where flash does not run. A windowed layer keeps its mask, T² s, once;
+        with a document mask layers share theirs.
         """
         config, t, mask = self.config, self.t, self.settings.document_mask
         q, kv = config.attention_width(layer) // t, config.kv_width(layer) // t
@@ -126,7 +128,8 @@ class _Pass:
         return choose_form(ranks, self.micro_batch, self.config.context_length, layer), ranks
 
     def takes_offsets(self, layer: int) -> bool:
-        """Whether a layer keeps documents apart without a mask (model/documents.py: CUDA, bf16, whole sequences)."""
+        """Whether a layer keeps documents apart without a mask (model/documents.py: CUDA, bf16, whole
+        sequences)."""
         kernel = self.device == "cuda" and self.element == 2
         return (
             kernel and self.form(layer)[0] != "query" and varlen_head_dim(self.config.layer_head_dim(layer))
@@ -138,10 +141,11 @@ class _Pass:
         return FP32_BYTES * sum({self.config.layer_head_dim(layer) for layer in layers})
 
     def documents(self) -> int:
-        """Bytes that a document mask adds to a micro-batch, shared by all layers: positions, rotary tables, masks.
+        """Bytes that a document mask adds to a micro-batch, shared by all layers: positions, rotary tables,
+        masks.
 
-        Per token a position, 8 bytes, and its row of the rotary tables. For each attention window a mask, B T² s,
-        unless all its layers take the documents' offsets.
+        Per token a position, 8 bytes, and its row of the rotary tables. For each attention window a mask, B
+        T² s, unless all its layers take the documents' offsets.
         """
         T, layers = self.config.context_length, range(self.config.num_layers)
         masks = {min(self.config.layer_window(i) or T, T) for i in layers if not self.takes_offsets(i)}
@@ -163,7 +167,8 @@ class Activations:
     kept: tuple[int, ...]
     """Kept with the run's setting: with activation checkpointing, each layer's input only."""
     final_norm: int
-    """The final norm's input, output and statistics; the output's gradient takes its place where the loss is fused."""
+    """The final norm's input, output and statistics; the output's gradient takes its place where the loss is
+    fused."""
     outside: int
     """Ids, labels and rotary tables."""
     documents: int
@@ -171,10 +176,11 @@ class Activations:
     head_gradient: int
     """The fp32 gradient of the output head's weight, which a fused loss makes in the forward pass; else 0."""
     logits: int
-    """The logits in the compute precision; the backward pass of the loss holds as much again for their gradient. 0
-    where the loss is fused."""
+    """The logits in the compute precision; the backward pass of the loss holds as much again for their
+    gradient. 0 where the loss is fused."""
     loss_chunks: int
-    """The loss's chunks: logits, their softmax in fp32; where it is fused also its part of the head's gradient."""
+    """The loss's chunks: logits, their softmax in fp32; where it is fused also its part of the head's
+    gradient."""
     hidden: int
     """One hidden state."""
     working: int
@@ -200,13 +206,13 @@ def activations(
     tokens, columns = of.tokens, config.classes or config.padded_vocab_size(t) // t
     layers = tuple(of.layer(layer) for layer in range(config.num_layers))
     hidden = tokens // of.parts * d * s
-    # In the feed-forward network: the gradients of the product and of both factors (plain: before and after the
-    # activation), less the product that is free by then; and the gradient that comes in.
+    # In the feed-forward network: the gradients of the product and of both factors (plain: before and after
+    # the activation), less the product that is free by then; and the gradient that comes in.
     work = hidden + tokens * s * (2 if config.ffn == "swiglu" else 1) * config.ffn_width // t
     fused = settings.fused != "none" and t == 1 and config.classes is None
     if fused:
-        # The logits of a product, beside them a chunk's softmax, or what is added to the head's gradient. On a CPU
-        # torch widens the logits in a copy of their own before it takes the softmax.
+        # The logits of a product, beside them a chunk's softmax, or what is added to the head's gradient. On
+        # a CPU torch widens the logits in a copy of their own before it takes the softmax.
         chunks = token_products(tokens, columns, device)[0]
         narrow = s < FP32_BYTES
         softmax = FP32_BYTES * chunks[0].stop * (2 if narrow and device == "cpu" else 1)

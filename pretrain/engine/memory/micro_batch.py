@@ -13,8 +13,9 @@ from pretrain.engine.memory.footprint import DeviceType, rank_parameters
 from pretrain.engine.memory.plan import memory_plan, states
 
 CPU_MICRO_BATCH_TOKENS = 4096  # a larger micro-batch gains nothing on a CPU and costs memory
-# Of a device's memory that a plan may use. On a GPU the rest is for what the allocator cannot reuse and for libraries
-# (CUDA's context and NCCL's buffers take the fixed part); a CPU's memory is shared with everything else that runs.
+# Of a device's memory that a plan may use. On a GPU the rest is for what the allocator cannot reuse and for
+# libraries (CUDA's context and NCCL's buffers take the fixed part); a CPU's memory is shared with everything
+# else that runs.
 USABLE_SHARE: dict[DeviceType, float] = {"cuda": 0.92, "cpu": 0.6}
 LIBRARY_BYTES: dict[DeviceType, int] = {"cuda": 3 << 29, "cpu": 0}
 
@@ -40,8 +41,8 @@ def plan_batch(
         settings: the other settings that memory depends on; stage 2 in bf16 when not given.
 
     Raises:
-        UserError: on a CPU, weights and optimizer state are larger than the memory; something does not divide, or
-            the ranks that share heads cannot split the micro-batch; the message lists what would.
+        UserError: on a CPU, weights and optimizer state are larger than the memory; something does not
+            divide, or the ranks that share heads cannot split the micro-batch; the message lists what would.
     """
     sequences, per_rank = share_batch(global_batch_tokens, micro_batch, model.context_length, data_parallel)
     settings, device = settings or EngineSettings(), "cpu" if device_type == "cpu" else "cuda"
@@ -71,7 +72,8 @@ def fitting_micro_batch(
     limit: int,
     device: DeviceType = "cuda",
 ) -> int | None:
-    """The largest valid micro-batch of at most *limit* whose peak is at most *usable* bytes; None if there is none.
+    """The largest valid micro-batch of at most *limit* whose peak is at most *usable* bytes; None if there is
+    none.
 
     Args:
         per_rank: sequences of a step that a rank reads.
@@ -87,7 +89,8 @@ def fitting_micro_batch(
 def _check_states_fit(
     model: ModelConfig, settings: EngineSettings, data_parallel: int, memory: int, tensor_parallel: int
 ) -> None:
-    """Refuse what a CPU's memory cannot hold before a batch is read: the system would kill the run without a message.
+    """Refuse what a CPU's memory cannot hold before a batch is read: the system would kill the run without a
+    message.
 
     A GPU reports by itself what does not fit.
     """
@@ -95,10 +98,10 @@ def _check_states_fit(
     needed = kept.device + kept.host
     if needed > memory:
         raise UserError(
-            f"model: {model.num_parameters():,} parameters (d_model {model.d_model}, {model.num_layers} layers, "
-            f"ffn_width {model.ffn_width}) need {needed / 2**30:,.1f} GiB a rank for weights and optimizer state, and "
-            f"a rank has {memory / 2**30:,.1f} GiB here; give a smaller model, or more machines and ZeRO stage 3 "
-            "(python -m pretrain.plan tells what fits)"
+            f"model: {model.num_parameters():,} parameters (d_model {model.d_model}, {model.num_layers} "
+            f"layers, ffn_width {model.ffn_width}) need {needed / 2**30:,.1f} GiB a rank for weights and "
+            f"optimizer state, and a rank has {memory / 2**30:,.1f} GiB here; give a smaller model, or more "
+            "machines and ZeRO stage 3 (python -m pretrain.plan tells what fits)"
         )
 
 

@@ -1,4 +1,5 @@
-"""``python -m pretrain.growth report runs/NAME``: what every head is worth, and how a grown run's heads came about."""
+"""``python -m pretrain.growth report runs/NAME``: what every head is worth, and how a grown run's heads came
+about."""
 
 from __future__ import annotations
 

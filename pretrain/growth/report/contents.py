@@ -1,4 +1,5 @@
-"""What a growth report holds: worths of heads on held-out text, schedules, predictions; printed, drawn and written."""
+"""What a growth report holds: worths of heads on held-out text, schedules, predictions; printed, drawn and
+written."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def write_report(folder: Path, step: int | None, sequences: int, out: Path) -> N
         sequences: held-out windows that are read.
 
     Raises:
-        UserError: a run that cannot be read, no held-out text of it on this machine, or *out* cannot be written.
+        UserError: a run that cannot be read, no held-out text of it on this machine, or *out* cannot be
+            written.
     """
     source = SavedRun.open(folder, step)
     model, step = source.model, source.state.step

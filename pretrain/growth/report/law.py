@@ -42,11 +42,13 @@ class Prediction:
 
 
 def predict(record: GrowthState, heads: Sequence[int]) -> list[Prediction]:
-    """Predict every layer's head count from the first half of its growth events, at least FEWEST_EVENTS of them.
+    """Predict every layer's head count from the first half of its growth events, at least FEWEST_EVENTS of
+    them.
 
-    ln Γ against the number of heads that it was measured with has the least-squares slope -1 / κ². Γ(0) is that of the
-    layer's first growth event, and K_0 the number of heads before it: the start, unless heads were pruned before.
-    With fewer than six events the first three are more than half of them; ``fitted`` says how many were used.
+    ln Γ against the number of heads that it was measured with has the least-squares slope -1 / κ². Γ(0) is
+    that of the layer's first growth event, and K_0 the number of heads before it: the start, unless heads
+    were pruned before. With fewer than six events the first three are more than half of them; ``fitted`` says
+    how many were used.
 
     Args:
         record: what the checkpoint says.

@@ -172,8 +172,8 @@ class Ablation:
     def losses(self, sets: Sequence[Iterable[Head]]) -> Tensor:
         """The loss of each window without each set of heads, fp64 [sets, n] on the CPU, nats per token.
 
-        Every set is computed by the same operations on tensors of the same shapes, so a head that adds nothing makes a
-        difference of exactly zero.
+        Every set is computed by the same operations on tensors of the same shapes, so a head that adds
+        nothing makes a difference of exactly zero.
         """
         removed, layers = [sorted(set(heads)) for heads in sets], self.config.num_layers
         lowest = [heads[0][0] if heads else layers for heads in removed]

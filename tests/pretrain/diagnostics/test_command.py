@@ -24,7 +24,8 @@ def runs(small_folder, tmp_path_factory):
     """Two seeds of a control and of a run with a rule, 6 steps each; the rule's under ZeRO 3 and t = 2."""
     folder = tmp_path_factory.mktemp("runs")
     made = []
-    shared = "--steps 6 --diagnostics_every 3 --diagnostics.sequences 6 --checkpoint.every 3 --diagnostics.release 2"
+    shared = """--steps 6 --diagnostics_every 3 --diagnostics.sequences 6 --diagnostics.release 2
+        --checkpoint.every 3"""
     for name, rules, ranks, stage in (("control", [], 1, 2), ("rule", [RULE], 2, 3)):
         for seed in (1, 2):
             own = f"--name {name}-s{seed} --seed {seed} --tensor_parallel {ranks} --lr_rules"

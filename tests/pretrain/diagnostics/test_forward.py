@@ -134,7 +134,8 @@ def hooks(network):
 
 
 def look_in_engine(run, shape):
-    """The figures of a freshly built engine; also that a second pass finds the same and leaves the mode alone."""
+    """The figures of a freshly built engine; also that a second pass finds the same and leaves the mode
+    alone."""
     opened = build(run, shape)
     engine = build_engine(opened.run, opened.model, opened.decisions.ds_config.value, opened.world.grid)
     windows = windows_of(opened.model, 5)

@@ -1,4 +1,5 @@
-"""Diagnostics of a run in progress: they leave no trace in its numbers, and equal what its checkpoints say."""
+"""Diagnostics of a run in progress: they leave no trace in its numbers, and equal what its checkpoints
+say."""
 
 import json
 import math
@@ -159,7 +160,8 @@ def test_weights_made_elsewhere_have_no_displacement_from_a_seed(small_folder, t
 
 
 def test_without_a_held_out_window(small_folder, small, tmp_path):
-    """A context longer than the validation split: a run without validation trains all the same, and says so."""
+    """A context longer than the validation split: a run without validation trains all the same, and says
+    so."""
     tokens = str(small.validation.num_tokens)
     long = f"--architecture.context_length {tokens} --global_batch_tokens {tokens} --micro_batch 1"
     run = measured_run(small_folder, tmp_path, "long", 2, f"{long} --validation.every 0")

@@ -1,4 +1,5 @@
-"""Runs whose heads grow, continued otherwise than they began: without growth, again with it, in another world."""
+"""Runs whose heads grow, continued otherwise than they began: without growth, again with it, in another
+world."""
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ from tests.helpers.shapes import Shape, build
 from tests.helpers.training import curve, interrupted, nano_run, session
 
 INCRT = """--growth.criterion incrt --growth.interval 2 --growth.calibration 1 --growth.maximum 5
-    --growth.grow_above 1e-6 --growth.dwell 0 --growth.until 20 --validation.every 0 --checkpoint.keep_last 9"""
+    --growth.grow_above 1e-6 --growth.dwell 0 --growth.until 20 --validation.every 0
+    --checkpoint.keep_last 9"""
 
 
 def nano(data, runs, flags):
@@ -120,7 +122,8 @@ def test_activations_that_are_not_finite_are_not_measured(small_folder, tmp_path
 
 @pytest.mark.slow
 def test_growth_in_another_world(small_folder, tmp_path):
-    """One rank at stage 2, then two at t = 2 with sequence parallelism, then two that share the data at stage 3."""
+    """One rank at stage 2, then two at t = 2 with sequence parallelism, then two that share the data at stage
+    3."""
     flags = f"{INCRT} --steps 11 --growth.head_dim 12 --micro_batch 2 --checkpoint.every 0"
     whole, run = (nano(small_folder, tmp_path / name, flags) for name in ("whole", "other"))
     assert run_distributed(session, 1, whole)[0][1] is None

@@ -59,7 +59,8 @@ def test_only_the_first_half_counts():
 
 
 def test_noise_is_fitted_by_least_squares():
-    # ln Γ = 3, 2, 2.5 at K = 2, 3, 4: slope (-1 · 0.5 + 1 · 0) / 2 = -0.25, so κ² = 4; K* = 2 + 4 · (3 - 1) = 10.
+    # ln Γ = 3, 2, 2.5 at K = 2, 3, 4: slope (-1 · 0.5 + 1 · 0) / 2 = -0.25, so κ² = 4; K* = 2 + 4 · (3 - 1) =
+    # 10.
     events = grown(0, [math.exp(3), math.exp(2), math.exp(2.5)])
     (found,) = predict(record(events, [[math.e, 0.1]]), [8])
     assert found.kappa_squared == pytest.approx(4)

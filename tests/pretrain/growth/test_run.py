@@ -1,4 +1,5 @@
-"""Heads that grow and are pruned in real runs: nothing else changes, and a run that was cut off goes on the same."""
+"""Heads that grow and are pruned in real runs: nothing else changes, and a run that was cut off goes on the
+same."""
 
 import json
 import math
@@ -28,7 +29,8 @@ BIASED = """--growth.head_dim 12 --growth.maximum 4 --global_batch_tokens 768 --
     --architecture.attention_bias all --architecture.positions learned --architecture.norm layernorm
     --architecture.norm_bias true --architecture.ffn_width 96"""
 GROWN = (1, 2, 1, 3)
-# Every head of these small weights is below the threshold of pruning at first; λ_max is above that of growth later.
+# Every head of these small weights is below the threshold of pruning at first; λ_max is above that of growth
+# later.
 PRUNING = "--growth.start 3 --growth.grow_above 0.1 --growth.prune_below 0.0999"
 INCRT = "--growth.criterion incrt --growth.interval 2 --growth.calibration 1"
 
@@ -193,16 +195,14 @@ def test_a_run_stopped_in_a_check_makes_its_event_before_the_next_step(small_fol
     ],
 )
 def test_a_run_cut_off_at_any_step_gives_the_same_curve(small_folder, tmp_path, ranks, stage, flags):
-    shared = (
-        "--growth.interval 2 --growth.calibration 1 --growth.maximum 3 --growth.until 11 --growth.patience 2"
-    )
-    shared += " --growth.grow_above 1e-6 --validation.every 5 --checkpoint.every 5 --checkpoint.keep_last 9 --steps 14"
+    shared = """--growth.interval 2 --growth.calibration 1 --growth.maximum 3 --growth.until 11
+        --growth.patience 2 --growth.grow_above 1e-6 --validation.every 5 --checkpoint.every 5
+        --checkpoint.keep_last 9 --steps 14"""
     shared += " --growth.head_dim 16" * ("head_dim" not in flags)
-
-    def run_in(folder):
-        return nano_run(small_folder, folder, *shared.split(), *flags.split())
-
-    whole = run_in(tmp_path / "whole")
+    whole, broken = (
+        nano_run(small_folder, tmp_path / name, *shared.split(), *flags.split())
+        for name in ("whole", "broken")
+    )
     assert run_distributed(session, ranks, whole, stage, timeout=200)[0] == ([], None)
     state = read_state(whole.folder / "checkpoints/step_000014")
     events = state.record("growth")["events"]
@@ -211,7 +211,6 @@ def test_a_run_cut_off_at_any_step_gives_the_same_curve(small_folder, tmp_path, 
         assert {event["kind"] for event in events} == {"grow", "prune"}
     else:
         assert sum(ModelConfig.from_json(state.model).heads) > 4
-    broken = run_in(tmp_path / "broken")
     for step in (4, 5, 9):  # in the step after an event, in one that is saved for itself, and later
         run_distributed(interrupted, ranks, broken, step, ranks, stage, timeout=200)
     assert run_distributed(session, ranks, broken, stage, timeout=200)[0][1] is None
@@ -255,7 +254,8 @@ def test_a_run_of_fixed_heads_goes_on_with_growth(small_folder, tmp_path):
 
 
 def gradient_of_a_candidate(run):
-    """A candidate's gradient norm, and the norm of the gradient that its output has once it is in the network."""
+    """A candidate's gradient norm, and the norm of the gradient that its output has once it is in the
+    network."""
     opened = build(run, Shape(1, 2))
     engine = build_engine(opened.run, opened.model, opened.decisions.ds_config.value, opened.world.grid)
     batch, layer, d = opened.micro_batch(0, 0), 2, opened.model.d_model
@@ -277,7 +277,8 @@ def gradient_of_a_candidate(run):
 
 
 def moments_of_a_batch(run, ranks):
-    """The second moments that growth measures, and those of the norms' outputs, in fp64, of all ranks' batches."""
+    """The second moments that growth measures, and those of the norms' outputs, in fp64, of all ranks'
+    batches."""
     opened = build(run, Shape(ranks, 2))
     engine = build_engine(opened.run, opened.model, opened.decisions.ds_config.value, opened.world.grid)
     measured = second_moments(engine, opened.micro_batch(0, 0), opened.world)
@@ -304,7 +305,8 @@ def test_second_moments_are_those_of_the_norms_outputs(small_folder, tmp_path, r
 
 
 def test_the_figures_of_a_run_are_those_of_its_weights(small_folder, tmp_path):
-    """Γ and λ_max of the last check, from a checkpoint's weights, second moments and captured directions, in fp64."""
+    """Γ and λ_max of the last check, from a checkpoint's weights, second moments and captured directions, in
+    fp64."""
     run = growing(small_folder, tmp_path, f"{INCRT} --growth.until 6", steps=7)
     assert run_distributed(session, 1, run, 2)[0] == ([], None)
     folder = run.folder / "checkpoints/step_000006"  # written for an event, with the weights before it

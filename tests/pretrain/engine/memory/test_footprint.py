@@ -73,7 +73,8 @@ def test_activations_are_what_autograd_keeps(config: ModelConfig, dtype: torch.d
     saved = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
     settings = EngineSettings(bf16=dtype == torch.bfloat16, checkpointing=checkpointing)
     predicted = activations(config, 4, settings, device="cpu").total
-    # Not all ids and labels are saved, and checkpointing hides its layers' tables: a few bytes of thousands a token.
+    # Not all ids and labels are saved, and checkpointing hides its layers' tables: a few bytes of thousands a
+    # token.
     assert predicted == pytest.approx(saved, rel=0.05 if checkpointing else 0.02)
 
 
@@ -97,7 +98,8 @@ def test_layer_of_757m_by_hand():
 
 
 def test_keys_and_values_are_repeated_where_flash_does_not_run_on_a_gpu():
-    """Heads 2 and 4 of 16 and 32, with 1 and 2 of keys and values: 32 and 128 columns of queries, 16 and 64 of keys."""
+    """Heads 2 and 4 of 16 and 32, with 1 and 2 of keys and values: 32 and 128 columns of queries, 16 and 64
+    of keys."""
     B, T = 3, GROUPED.context_length
 
     def of(model, element, device, **options):

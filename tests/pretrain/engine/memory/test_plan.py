@@ -34,7 +34,8 @@ def test_zero2_of_757m_on_8_ranks_by_hand():
     assert plan.buffers.bucket == 2 * 2 * BUCKET == 4 * 6_292_992
     assert plan.buffers.copies == (2 + 4) * embedding
     acts = activations(PRISM, 1, EngineSettings())
-    # the fused loss takes all 1,024 tokens as one chunk: logits, and their softmax, which outweighs the head's gradient
+    # the fused loss takes all 1,024 tokens as one chunk: logits, and their softmax, which outweighs the
+    # head's gradient
     assert (acts.logits, acts.head_gradient) == (0, 4 * embedding)
     assert plan.phases["loss"] == kept.device + acts.total + (2 + 4) * 1024 * 50_304
     plain = memory_plan(PRISM, EngineSettings(stage=2, fused="none", **SHIPPED), 8, micro_batch=1)
