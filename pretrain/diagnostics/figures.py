@@ -125,14 +125,14 @@ def draw_layers(groups: Groups, path: Path, notes: Sequence[str] = ()) -> Path:
         for axis, (measure, by_group) in zip(panels, found.items(), strict=False):
             for index, (name, band) in enumerate(by_group.items()):
                 places = band.index - 0.4 + (index + 0.5) * width
-                drawn = (places, band["mean"], band["sd"].fillna(0), _group_title(name, groups[name]))
+                style = {"yerr": band["sd"].fillna(0), "label": _group_title(name, groups[name])}
                 if measure in LOGARITHMIC:
-                    axis.errorbar(*drawn[:3], fmt="o", markersize=4, label=drawn[3])
+                    axis.errorbar(places, band["mean"], fmt="o", markersize=4, **style)
                 else:
-                    axis.bar(*drawn[:2], width, yerr=drawn[2], label=drawn[3])
-                heads = groups[name][0].last.get(f"diagnostics/{measure}/heads")
-                for place, layer in zip(places, band.index if heads else (), strict=False):
-                    axis.plot([place] * len(heads[layer]), heads[layer], "k.", markersize=2, alpha=0.5)
+                    axis.bar(places, band["mean"], width, **style)
+                heads = groups[name][0].last.get(f"diagnostics/{measure}/heads", [])
+                for place, of_layer in zip(places, heads, strict=False):
+                    axis.plot([place] * len(of_layer), of_layer, "k.", markersize=2, alpha=0.5)
             if measure in LOGARITHMIC:
                 logarithmic(axis)
             axis.set_title(TITLES[measure], fontsize="small")
@@ -244,8 +244,8 @@ def _legend(figure: Any, axis: Any, ncols: int, explained: Sequence[tuple[str, s
     if any(panel.collections for panel in figure.axes if not explained):
         band = "band: ± one standard deviation over the seeds"
         handles.append(Patch(color="gray", alpha=0.4, label=band))
-    for text, (color, marker) in explained:
-        handles.append(Line2D([], [], color=color, marker=marker, linestyle="none", label=text))
+    for text, style in explained:
+        handles.append(Line2D([], [], color=style[0], marker=style[1], linestyle="none", label=text))
     figure.legend(handles=handles, loc="outside lower center", ncols=ncols, fontsize="small")
 
 

@@ -151,17 +151,19 @@ class _Recorder:
                 after(block, partial(self._record_features, layer))
             if not attention:
                 continue
-            energy = partial(self._add_energy, layer)
-            before(block, lambda inputs, add=energy: add(0, inputs[0]))
+            before(block, partial(self._add_input_energy, layer, 0))
             after(block.attention.q, partial(self.seen.__setitem__, "q"))
             after(block.attention.k, partial(self.seen.__setitem__, "k"))
             # From the inputs, so that the positions and masks measured are those that the network gives its
             # layers.
             before(block.attention, partial(self.seen.__setitem__, "inputs"))
             after(block.attention, partial(self._add_head_sums, layer, block.attention))
-            before(block.ffn_norm, lambda inputs, add=energy: add(2, inputs[0]))
-            after(block.ffn, partial(energy, 3))
+            before(block.ffn_norm, partial(self._add_input_energy, layer, 2))
+            after(block.ffn, partial(self._add_energy, layer, 3))
         return stack
+
+    def _add_input_energy(self, layer: int, which: int, inputs: tuple[Any, ...]) -> None:
+        self._add_energy(layer, which, inputs[0])
 
     def _add_energy(self, layer: int, which: int, hidden: Tensor) -> None:
         """Add ‖hidden‖² of the sequences that count; hidden [B, T, d], with sequence parallelism a part of

@@ -75,10 +75,8 @@ def candidate(
     if directions is not None:
         # The same lengths in q and in k: every dimension of the head adds to W_Q W_Kᵀ with the same sign.
         lengths = model.init_std * d**0.5 * torch.empty(head_dim, 1).normal_(generator=generator)
-        query, key = (
-            lengths * direction + NOISE * noise
-            for direction, noise in zip(directions, (query, key), strict=True)
-        )
+        along_query, along_key = directions
+        query, key = lengths * along_query + NOISE * query, lengths * along_key + NOISE * key
     return Candidate(query, key, value)
 
 

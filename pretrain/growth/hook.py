@@ -108,12 +108,8 @@ class Growth(Hook):
         made."""
         for name, kept, dimensions in self._kept():
             for layer in range(self.model.num_layers):
-                tensor = tensors.get(f"{name}{layer}")
-                if (
-                    tensor is not None
-                    and tensor.ndim == dimensions
-                    and tensor.shape[-1] == self.model.d_model
-                ):
+                tensor = tensors.get(f"{name}{layer}", torch.empty(0))
+                if tensor.ndim == dimensions and tensor.shape[-1] == self.model.d_model:
                     kept[layer] = tensor
 
     def reshaped(self, model: ModelConfig) -> None:
@@ -159,10 +155,9 @@ class Growth(Hook):
         """Update the running averages of C."""
         share = self.config.average
         for layer, moment in enumerate(moments):
-            before = self._moments[layer]
-            self._moments[layer] = (
-                moment if before is None else share * before.to(moment) + (1 - share) * moment
-            )
+            if (before := self._moments[layer]) is not None:
+                moment = share * before.to(moment) + (1 - share) * moment
+            self._moments[layer] = moment
 
     def _measure(self, weights: Mapping[str, Tensor]) -> list[LayerMeasure]:
         measures = []

@@ -57,9 +57,7 @@ def _memory_lines(plan: RunPlan) -> list[str]:
     if settings.checkpointing:
         layers = f"inputs of {layers}; {max(acts.per_layer) / GIB:.3f} GiB while one is recomputed"
     head = "logits, their gradient, fp32 chunks" if acts.logits else "a chunk of logits, the head's gradient"
-    verdict = (
-        f"{'fits' if plan.fits else 'does not fit'}: {machine.usable / GIB:.1f} of {machine.memory / GIB:.1f}"
-    )
+    usable = f"{machine.usable / GIB:.1f} of {machine.memory / GIB:.1f} GiB are usable"
     rows = [
         ("parameters", states.parameters, weights),
         ("master weights", states.master, "fp32, this rank's part"),
@@ -81,7 +79,7 @@ def _memory_lines(plan: RunPlan) -> list[str]:
     if states.host:
         rows.append(("in host memory", states.host, "offloaded, for each rank; not in the peak"))
     rows += [(f"peak: {phase}", size, PHASES[phase]) for phase, size in memory.phases.items()]
-    rows.append(("predicted peak", memory.peak, f"{verdict} GiB are usable"))
+    rows.append(("predicted peak", memory.peak, f"{'fits' if plan.fits else 'does not fit'}: {usable}"))
     return _table("memory of a rank", rows)
 
 

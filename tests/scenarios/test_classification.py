@@ -88,9 +88,8 @@ def test_other_worlds_give_the_same_losses_and_go_on_from_each_other(
     assert set(run_distributed(interrupted, ranks, run, 10, ranks, stage, timeout=120)) == {"stopped"}
     alone = classifying(corpus, tmp_path, "--micro_batch 2")
     assert run_distributed(session, 1, alone, 2, timeout=120)[0][1] is None
-    expected, found = (
-        [row["train_loss"] for row in curve(r.folder) if "train_loss" in row] for r in (trained, run)
-    )
+    rows = [[row for row in curve(r.folder) if "train_loss" in row] for r in (trained, run)]
+    expected, found = ([row["train_loss"] for row in each] for each in rows)
     assert len(found) == len(expected) == STEPS
     # fp32 sums in another order, over 30 steps of a rate of 5e-3.
     assert np.allclose(found, expected, rtol=1e-3, atol=1e-4)

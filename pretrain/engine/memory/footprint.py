@@ -130,10 +130,8 @@ class _Pass:
     def takes_offsets(self, layer: int) -> bool:
         """Whether a layer keeps documents apart without a mask (model/documents.py: CUDA, bf16, whole
         sequences)."""
-        kernel = self.device == "cuda" and self.element == 2
-        return (
-            kernel and self.form(layer)[0] != "query" and varlen_head_dim(self.config.layer_head_dim(layer))
-        )
+        kernel = self.device == "cuda" and self.element == 2 and self.form(layer)[0] != "query"
+        return kernel and varlen_head_dim(self.config.layer_head_dim(layer))
 
     def tables(self) -> int:
         """Bytes of rotary tables for a position: cosines and sines of d_h / 2 angles for each head dim."""

@@ -45,18 +45,15 @@ def plan_batch(
             divide, or the ranks that share heads cannot split the micro-batch; the message lists what would.
     """
     sequences, per_rank = share_batch(global_batch_tokens, micro_batch, model.context_length, data_parallel)
-    settings, device = settings or EngineSettings(), "cpu" if device_type == "cpu" else "cuda"
+    settings = settings or EngineSettings()
+    device: DeviceType = "cpu" if device_type == "cpu" else "cuda"
     if device == "cpu":
         _check_states_fit(model, settings, data_parallel, memory, tensor_parallel)
     if micro_batch is None:
         limit = CPU_MICRO_BATCH_TOKENS // model.context_length if device == "cpu" else per_rank
-        usable = usable_memory(memory, device)
-        micro_batch = fitting_micro_batch(
-            per_rank, model, settings, data_parallel, tensor_parallel, usable, limit, device
-        )
-        if (
-            micro_batch is None
-        ):  # nothing fits: the smallest comes closest; check_split refuses where none is valid
+        sizes = (data_parallel, tensor_parallel, usable_memory(memory, device), limit)
+        micro_batch = fitting_micro_batch(per_rank, model, settings, *sizes, device)
+        if micro_batch is None:  # the smallest comes closest; check_split refuses where none is valid
             micro_batch = min(valid_micro_batches(per_rank, model, tensor_parallel), default=1)
     check_split(model, tensor_parallel, micro_batch)
     return BatchPlan(sequences, micro_batch, per_rank // micro_batch, data_parallel)

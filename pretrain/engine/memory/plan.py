@@ -267,9 +267,8 @@ def _buffers(
         decayed = sum(p.elements for p in parameters if p.decayed)
         copied = total if data_parallel > 1 and decayed <= ENGINE_BUCKET else 0
         # In fp32; for a reduction in bf16 narrowed once more, one group at a time where they are large.
-        narrowed = (
-            communication * (copied or decayed) if data_parallel > 1 and communication != FP32_BYTES else 0
-        )
+        narrows = data_parallel > 1 and communication != FP32_BYTES
+        narrowed = communication * (copied or decayed) if narrows else 0
         return Buffers(0, FP32_BYTES * max(copied, largest) + narrowed)
     reserved = settings.reduce_bucket * (2 if settings.overlap and settings.stage < 3 else 1)
     if device == "cpu":  # the system does not allocate memory that is never written to

@@ -17,10 +17,8 @@ def build_parser() -> CommandParser:
         description="Heads that grew, and what heads are worth.",
         allow_abbrev=False,
     )
-    add, what = (
-        parser.add_argument,
-        "the worth of every head of a run, and predicted head counts of a grown one",
-    )
+    add = parser.add_argument
+    what = "the worth of every head of a run, and predicted head counts of a grown one"
     add("command", choices=["report"], metavar="report", help=what)
     add("run", type=Path, metavar="RUN", help="a run's folder, such as runs/NAME")
     add("--step", type=int, metavar="N", help="which checkpoint (default: the newest valid one)")

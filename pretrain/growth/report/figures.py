@@ -112,9 +112,8 @@ def draw_worths(found: HeadWorths, path: Path) -> Path:
         whole_numbers(strip.xaxis)
         strip.set_ylabel(f"worth (nats per {found.per})\nloss without the head − loss with it")
         strip.legend(fontsize="small", loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False)
-        shares, increases = (
-            [100 * getattr(point, name) for point in found.curve] for name in ("share", "increase")
-        )
+        increases = [100 * point.increase for point in found.curve]
+        shares = [100 * point.share for point in found.curve]
         curve.plot(shares, increases, "ko-", markersize=4, label="loss without them")
         bound = {"color": "0.4", "linestyle": "--", "label": f"{SMALL_INCREASE:.0%} more loss"}
         curve.axhline(100 * SMALL_INCREASE, **bound)

@@ -127,9 +127,8 @@ def test_a_control_keeps_the_weights_of_the_step_it_is_told(small_folder, tmp_pa
 )
 def test_after_a_resume_the_figures_go_on(small_folder, tmp_path, first, second):
     """Drift, and displacement from the release, need what an earlier session saw: the checkpoint has it."""
-    whole, broken = (
-        measured_run(small_folder, tmp_path, name, 2, "--checkpoint.every 5") for name in ("whole", "broken")
-    )
+    flags, names = "--checkpoint.every 5", ("whole", "broken")
+    whole, broken = (measured_run(small_folder, tmp_path, name, 2, flags) for name in names)
     run_distributed(session, second.ranks, whole, second.stage, timeout=120)
     run_distributed(interrupted, first.ranks, broken, 7, first.ranks, first.stage, timeout=120)
     assert run_distributed(session, second.ranks, broken, second.stage, timeout=120)[0][1] is None

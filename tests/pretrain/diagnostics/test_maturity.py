@@ -35,9 +35,8 @@ def test_settled_by_hand(drifts, expected):
 
 
 def test_patience_and_share():
-    assert settled([1.0, 0.5], MaturityConfig(patience=1)) and not settled(
-        [1.0, 0.5, 0.5], MaturityConfig(patience=3)
-    )
+    assert settled([1.0, 0.5], MaturityConfig(patience=1))
+    assert not settled([1.0, 0.5, 0.5], MaturityConfig(patience=3))
     assert not settled([1.0, 0.5, 0.5], MaturityConfig(settled=0.4))
     # A drift is compared with one before it.
     assert not settled([1.0], MaturityConfig(settled=1.0, patience=1))
@@ -48,11 +47,9 @@ def maturity_run(small_folder, folder, name, more="", **changes):
     """16 steps, probes at every second, released at 10 at the latest."""
     rule = {"name": "slow", "parameters": ["q", "k"], "layers": "upper_half", "scale": 0.25, "ramp": 2}
     rules = json.dumps([rule | {"release": "maturity", "latest": 10, **changes}])
-    flags = (
-        f"--name {name} --steps 16 --maturity.every 2 --maturity.sequences 3 --optimizer.learning_rate 1e-2"
-    )
-    quick = f"--validation.every 0 --schedule.warmup 2 --diagnostics_every 0 {more}"
-    return nano_run(small_folder, folder, *flags.split(), *quick.split(), "--lr_rules", rules)
+    flags = f"""--name {name} --steps 16 --maturity.every 2 --maturity.sequences 3 --schedule.warmup 2
+        --optimizer.learning_rate 1e-2 --validation.every 0 --diagnostics_every 0 {more}"""
+    return nano_run(small_folder, folder, *flags.split(), "--lr_rules", rules)
 
 
 def rates(run):

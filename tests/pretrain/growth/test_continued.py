@@ -131,9 +131,8 @@ def test_growth_in_another_world(small_folder, tmp_path):
     split = nano(small_folder, tmp_path / "other", f"{flags} --tensor_parallel 2 --sequence_parallel true")
     run_distributed(interrupted, 2, split, 9, 2, 2, timeout=120)
     assert run_distributed(session, 2, run, 3, timeout=120)[0][1] is None
-    expected, found = (
-        read_state(r.folder / "checkpoints/step_000011").record("growth")["events"] for r in (whole, run)
-    )
+    states = [read_state(r.folder / "checkpoints/step_000011") for r in (whole, run)]
+    expected, found = (state.record("growth")["events"] for state in states)
     assert len(expected) == 16 and heads_at(run, 11) == (5, 5, 5, 5)
     for event, other in zip(expected, found, strict=True):
         close = {name: pytest.approx(event.pop(name), rel=1e-3) for name in ("gamma", "lambda_max")}

@@ -37,11 +37,12 @@ INCRT = "--growth.criterion incrt --growth.interval 2 --growth.calibration 1"
 
 def growing(data, runs, flags="", steps=6, schedule=None):
     """A run that saves at every event only."""
-    planned = (
-        ("--growth.criterion", "schedule", "--growth.schedule", json.dumps(schedule)) if schedule else ()
+    quick = (
+        f"--steps {steps} --validation.every 0 --checkpoint.every 0 --checkpoint.keep_last 9 {flags}".split()
     )
-    quick = f"--steps {steps} --validation.every 0 --checkpoint.every 0 --checkpoint.keep_last 9 {flags}"
-    return nano_run(data, runs, *quick.split(), *planned)
+    if schedule:
+        quick += ["--growth.criterion", "schedule", "--growth.schedule", json.dumps(schedule)]
+    return nano_run(data, runs, *quick)
 
 
 def loaded_after_the_event(run, shape):
@@ -199,10 +200,8 @@ def test_a_run_cut_off_at_any_step_gives_the_same_curve(small_folder, tmp_path, 
         --growth.patience 2 --growth.grow_above 1e-6 --validation.every 5 --checkpoint.every 5
         --checkpoint.keep_last 9 --steps 14"""
     shared += " --growth.head_dim 16" * ("head_dim" not in flags)
-    whole, broken = (
-        nano_run(small_folder, tmp_path / name, *shared.split(), *flags.split())
-        for name in ("whole", "broken")
-    )
+    every = (*shared.split(), *flags.split())
+    whole, broken = (nano_run(small_folder, tmp_path / name, *every) for name in ("whole", "broken"))
     assert run_distributed(session, ranks, whole, stage, timeout=200)[0] == ([], None)
     state = read_state(whole.folder / "checkpoints/step_000014")
     events = state.record("growth")["events"]
