@@ -8,14 +8,14 @@ before.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from model.config import ModelConfig
 from model.errors import UserError
-from model.parameters import ParameterRole, ParameterSpec, parameter_specs
+from model.parameters import ParameterRole, parameter_specs
 from pretrain.checkpoint.deepspeed_files import MASTERS
 from pretrain.checkpoint.source import ParameterGroup
 from pretrain.checkpoint.state import TrainingState, read_features
@@ -91,7 +91,7 @@ def changed_checkpoint(checkpoint: UnshardedCheckpoint) -> UnshardedCheckpoint:
         return checkpoint
     model = ModelConfig.from_json(checkpoint.state.model)
     after = changed_model(model, changes)
-    source = _ChangedSource(checkpoint, model, changes, read_features(checkpoint.folder))
+    source = _ChangedSource(checkpoint, model, changes)
     return UnshardedCheckpoint(checkpoint.folder, checkpoint.state, source, parameter_specs(after))
 
 
@@ -99,45 +99,28 @@ class _ChangedSource:
     """A checkpoint's tensors with heads added and removed (a Source)."""
 
     def __init__(
-        self,
-        checkpoint: UnshardedCheckpoint,
-        model: ModelConfig,
-        changes: Sequence[Change],
-        features: Mapping[str, Tensor],
+        self, checkpoint: UnshardedCheckpoint, model: ModelConfig, changes: Sequence[Change]
     ) -> None:
-        self._checkpoint, self._model = checkpoint, model
+        self._checkpoint, self._model, self._changes = checkpoint, model, changes
         self.groups: dict[str, ParameterGroup] = checkpoint.groups
-        self._changes: dict[int, list[Change]] = {}
-        for change in changes:
-            self._changes.setdefault(change.layer, []).append(change)
-        seed = checkpoint.state.run.get("seed", 0)
+        self.names, self.step, self.release = checkpoint.names, checkpoint.step, checkpoint.release
+        state, features = checkpoint.state, read_features(checkpoint.folder)
         self._new: dict[Change, Candidate] = {}
-        for change in changes:
-            if change.kind == "grow":
-                directions = features.get(change.directions)
-                if directions is not None and directions.shape != (2, model.d_model):
-                    raise UserError(f"checkpoint: {change.directions} has shape {list(directions.shape)}")
-                self._new[change] = candidate(model, seed, checkpoint.state.step, change, directions)
-
-    def names(self) -> list[str]:
-        return self._checkpoint.names()
-
-    def step(self, name: str) -> int:
-        return self._checkpoint.step(name)
-
-    def release(self) -> None:
-        self._checkpoint.release()
+        for change in (change for change in changes if change.kind == "grow"):
+            directions = features.get(change.directions)
+            if directions is not None and directions.shape != (2, model.d_model):
+                raise UserError(f"checkpoint: {change.directions} has shape {list(directions.shape)}")
+            self._new[change] = candidate(model, state.run.get("seed", 0), state.step, change, directions)
 
     def tensor(self, name: str, key: str) -> Tensor:
-        tensor = self._checkpoint.tensor(name, key)
-        spec: ParameterSpec = self._checkpoint.specs[name]
-        role = spec.role
-        if role.layer not in self._changes or not has_heads(role):
+        tensor, role = self._checkpoint.tensor(name, key), self._checkpoint.specs[name].role
+        changes = [change for change in self._changes if change.layer == role.layer]
+        if not changes or not has_heads(role):
             return tensor
         dimension = 1 if role.part == "o" else 0
         head_dim = self._model.layer_head_dim(role.layer)
         heads = list(tensor.split(head_dim, dimension))
-        for change in self._changes[role.layer]:
+        for change in changes:
             if change.kind == "prune":
                 del heads[change.head]
             else:
@@ -147,13 +130,8 @@ class _ChangedSource:
     def _head(self, change: Change, role: ParameterRole, key: str, like: Tensor) -> Tensor:
         """The new head's part of a weight or bias; its moments begin at zero, as do biases and the
         output's."""
-        parts: dict[str, Callable[[Candidate], Tensor]] = {
-            "q": lambda head: head.query,
-            "k": lambda head: head.key,
-            "v": lambda head: head.value,
-        }
-        if key == MASTERS and role.kind == "matrix" and role.part in parts:
-            return parts[role.part](self._new[change]).to(like.dtype)
+        if key == MASTERS and role.kind == "matrix" and role.part in ("q", "k", "v"):
+            return self._new[change]["qkv".index(role.part)].to(like.dtype)
         return torch.zeros_like(like)
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import cast
 
@@ -208,25 +208,19 @@ class Ablation:
     def _block(self, layer: int) -> Block:
         return cast(Block, self.network.layers[layer])
 
-    @contextmanager
-    def _without(self, heads: Sequence[Head]) -> Iterator[None]:
-        """Within the block, the o projections read zeros in the columns of these heads."""
-        handles = []
-        for layer in sorted({layer for layer, _ in heads}):
-            head_dim = self.config.layer_head_dim(layer)
-            kept = torch.ones(self.config.attention_width(layer), device=self.device, dtype=torch.bool)
-            for _, head in (pair for pair in heads if pair[0] == layer):
-                kept[head * head_dim : (head + 1) * head_dim] = False
+    def _without(self, heads: Sequence[Head]) -> ExitStack:
+        """Until the end of the context, the o projections read zeros in the columns of these heads."""
+        hooks = ExitStack()
+        for layer in {layer for layer, _ in heads}:
+            kept = torch.ones(self.config.heads[layer], device=self.device, dtype=torch.bool)
+            kept[[head for place, head in heads if place == layer]] = False
+            columns = kept.repeat_interleave(self.config.layer_head_dim(layer))
 
-            def zero(module: object, inputs: tuple[Tensor], kept: Tensor = kept) -> tuple[Tensor]:
-                return (inputs[0].where(kept, 0),)
+            def zero(_: object, inputs: tuple[Tensor], columns: Tensor = columns) -> tuple[Tensor]:
+                return (inputs[0].where(columns, 0),)
 
-            handles.append(self._block(layer).attention.o.register_forward_pre_hook(zero))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+            hooks.callback(self._block(layer).attention.o.register_forward_pre_hook(zero).remove)
+        return hooks
 
     def _loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """The last block's output [B, T, d] and labels [B, T] -> mean loss of each row, fp64 [B].
