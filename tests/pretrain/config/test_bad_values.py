@@ -115,4 +115,3 @@ def test_options_of_the_plan(value):
 
 def test_nodes_of_the_plan():
     assert "nodes: " in refused(read_arguments, "--nodes", LONG)
-    assert "nodes" in refused(read_arguments, "--nodes", LONGER)
