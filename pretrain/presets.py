@@ -8,7 +8,6 @@ python -m pretrain.presets exchange --model prism-124m --tensor_parallel 4      
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from model.errors import UserError, run_command
 from model.heads import format_heads
 from model.parallel_plan import DTYPE_BYTES, ParallelPlan, plan
 from model.presets import preset, preset_names
+from pretrain.config.command_line import CommandParser
 from pretrain.config.model_file import named_model
 from pretrain.utils.plotting import saved_figure
 from pretrain.utils.tables import aligned
@@ -38,7 +38,7 @@ def run_presets(arguments: list[str]) -> None:
     """
     if arguments[:1] == ["exchange"]:
         return run_exchange(arguments[1:])
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m pretrain.presets",
         description="List the model presets.",
         epilog="python -m pretrain.presets exchange --help: how tensor parallelism spreads a model's heads",
@@ -63,7 +63,7 @@ def run_presets(arguments: list[str]) -> None:
 def run_exchange(arguments: list[str]) -> None:
     """Print, and draw if asked, how tensor parallelism spreads a model. Raises UserError as run_presets
     does."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m pretrain.presets exchange",
         description="How tensor parallelism spreads a model's heads.",
     )

@@ -127,40 +127,36 @@ def logits_of(checkpoint, tokens):
         return network(tokens)
 
 
-def test_the_function_does_not_change(small_folder, tmp_path):
-    run = growing(small_folder, tmp_path, BIASED, schedule={2: "1,2,1,3"})
+def opened_with(folder, pending):
+    """The checkpoint after these changes, in place of those that it was saved with."""
+    state = json.loads((folder / "state.json").read_text())
+    state["records"]["growth"]["values"]["pending"] = pending
+    (folder / "state.json").write_text(json.dumps(state))
+    return open_checkpoint(folder)
+
+
+def test_new_heads_change_no_function_and_pruned_ones_leave_the_others(small_folder, tmp_path):
+    run = growing(small_folder, tmp_path, f"--growth.start 3 {BIASED}", schedule={2: "3,4,3,4"})
     run_distributed(interrupted, 1, run, 2, 1, 2)
     folder = run.folder / "checkpoints/step_000002"
+    before, grown = UnshardedCheckpoint.open(folder), open_checkpoint(folder)
     tokens = torch.randint(0, 600, (4, 64), generator=torch.Generator().manual_seed(1))
-    before = logits_of(UnshardedCheckpoint.open(folder), tokens)
-    after = logits_of(open_checkpoint(folder), tokens)
+    logits = logits_of(before, tokens)
     # A product over more columns is summed in another order, so the last bit may differ.
-    torch.testing.assert_close(after, before, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(logits_of(grown, tokens), logits, rtol=1e-6, atol=1e-6)
     # A head whose output is zero goes without a trace.
-    state = json.loads((folder / "state.json").read_text())
-    state["records"]["growth"]["values"]["pending"].append({"layer": 3, "head": 1, "kind": "prune"})
-    (folder / "state.json").write_text(json.dumps(state))
-    pruned = open_checkpoint(folder)
-    assert pruned.shape("layers.3.attention.q.weight")[0] == 2 * 12
-    torch.testing.assert_close(logits_of(pruned, tokens), before, rtol=1e-6, atol=1e-6)
-
-
-def test_pruning_takes_one_head_away(small_folder, tmp_path):
-    run = growing(small_folder, tmp_path, f"--growth.start 3 {BIASED}", schedule={2: "3,3,3,4"})
-    run_distributed(interrupted, 1, run, 2, 1, 2)
-    folder = run.folder / "checkpoints/step_000002"
-    state = json.loads((folder / "state.json").read_text())
-    state["records"]["growth"]["values"]["pending"] = [{"layer": 1, "head": 1, "kind": "prune"}]
-    (folder / "state.json").write_text(json.dumps(state))
-    before, after = UnshardedCheckpoint.open(folder), open_checkpoint(folder)
+    head = {"layer": 3, "head": 3}
+    pruned = opened_with(folder, [head | {"kind": "grow"}, head | {"kind": "prune"}])
+    torch.testing.assert_close(logits_of(pruned, tokens), logits, rtol=1e-6, atol=1e-6)
+    pruned = opened_with(folder, [{"layer": 1, "head": 1, "kind": "prune"}])
     parts = [(f"{part}.{kind}", 0) for part in "qkv" for kind in ("weight", "bias")] + [("o.weight", 1)]
     for part, dimension in parts:
         name = f"layers.1.attention.{part}"
         for key in ("fp32", "exp_avg", "exp_avg_sq"):
             kept = [before.tensor(name, key).split(12, dimension)[head] for head in (0, 2)]
-            assert same_bits(after.tensor(name, key), torch.cat(kept, dimension))
+            assert same_bits(pruned.tensor(name, key), torch.cat(kept, dimension))
     first = "layers.0.attention.q.weight"
-    assert torch.equal(after.parameter(first), before.parameter(first))
+    assert torch.equal(pruned.parameter(first), before.parameter(first))
 
 
 def test_a_run_stopped_in_a_check_makes_its_event_before_the_next_step(small_folder, tmp_path):
