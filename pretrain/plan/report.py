@@ -34,8 +34,9 @@ def describe(plan: RunPlan, ds_config: str) -> str:
         f"engine   {ds_config}: ZeRO stage {plan.settings.stage}, {precision}"
         + (", activation checkpointing" if plan.settings.checkpointing else "")
         + (", sequence parallelism" if plan.settings.sequence_parallel and run.tensor_parallel > 1 else ""),
-        f"batch    {plan.tokens_per_step:,} tokens a step = {batch.sequences} sequences = {batch.micro_batch} "
-        f"a micro-batch x {batch.accumulation} accumulated x {batch.data_parallel} data-parallel ranks",
+        f"batch    {plan.tokens_per_step:,} tokens a step = {batch.sequences} sequences = "
+        f"{batch.micro_batch} a micro-batch x {batch.accumulation} accumulated x "
+        f"{batch.data_parallel} data-parallel ranks",
         "",
         *_memory_lines(plan),
         "",
