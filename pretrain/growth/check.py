@@ -84,6 +84,7 @@ class Check:
         waiting = [layer.wait > 0 for layer in state.layers]
         for known in state.layers:
             known.wait = max(0, known.wait - 1)
+        # Among the heads that were measured, before new ones are added.
         pruned = self._pruned(waiting) if self.config.criterion == "incrt" else []
         for layer in self._growing(step, waiting, norms):
             if self._budget_left() <= 0:

@@ -107,6 +107,6 @@ def check_every_split(run: RunConfig, model: ModelConfig, micro_batch: int) -> N
     if micro_batch % t and model.context_length % (2 * t):
         raise UserError(
             f"micro_batch: {micro_batch} sequences of {model.context_length} tokens cannot be shared by {t} "
-            f"ranks at every head count of a run that grows; give a multiple of {t}, or a context_length that "
-            f"is one of {2 * t}"
+            f"ranks at every head count of a run that grows; give a multiple of {t}, or a context_length "
+            f"that is one of {2 * t}"
         )
