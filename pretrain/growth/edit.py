@@ -115,7 +115,7 @@ class _ChangedSource:
     def tensor(self, name: str, key: str) -> Tensor:
         tensor, role = self._checkpoint.tensor(name, key), self._checkpoint.specs[name].role
         changes = [change for change in self._changes if change.layer == role.layer]
-        if not changes or not has_heads(role):
+        if role.layer is None or not changes or not has_heads(role):
             return tensor
         dimension = 1 if role.part == "o" else 0
         head_dim = self._model.layer_head_dim(role.layer)
