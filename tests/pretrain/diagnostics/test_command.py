@@ -55,8 +55,8 @@ def test_measured_afterwards_is_what_was_measured_in_the_loop(runs, which):
         measured = {k: v for k, v in row.items() if k.startswith("diagnostics/")}
         assert measured.keys() == expected.keys()
         for key, value in expected.items():  # a number, or a list for each layer
-            found = measured[key]
-            parts = zip(found, value, strict=True) if type(value) is list else [(found, value)]
+            own = measured[key]
+            parts = zip(own, value, strict=True) if type(value) is list else [(own, value)]
             assert all(part == pytest.approx(other, rel=1e-4, abs=1e-7) for part, other in parts), key
     assert found.last["step"] == 6 and (found.group, found.seed) == (("control", "rule")[which // 2], "1")
 
