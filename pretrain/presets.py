@@ -8,7 +8,6 @@ python -m pretrain.presets exchange --model prism-124m --tensor_parallel 4      
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from model.errors import UserError, run_command
 from model.heads import format_heads
 from model.parallel_plan import DTYPE_BYTES, ParallelPlan, plan
 from model.presets import preset, preset_names
+from pretrain.config.command_line import CommandParser
 from pretrain.config.model_file import named_model
 from pretrain.utils.plotting import saved_figure
 from pretrain.utils.tables import aligned
@@ -38,16 +38,15 @@ def run_presets(arguments: list[str]) -> None:
     """
     if arguments[:1] == ["exchange"]:
         return run_exchange(arguments[1:])
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m pretrain.presets",
         description="List the model presets.",
         epilog="python -m pretrain.presets exchange --help: how tensor parallelism spreads a model's heads",
     )
-    parser.add_argument("name", nargs="?", help="show this preset only")
-    parser.add_argument(
-        "--plot", metavar="FILE", help="draw the preset's head schedule, for example heads.png"
-    )
-    parser.add_argument("--json", action="store_true", help="print the preset's config as JSON")
+    add = parser.add_argument
+    add("name", nargs="?", help="show this preset only")
+    add("--plot", metavar="FILE", help="draw the preset's head schedule, for example heads.png")
+    add("--json", action="store_true", help="print the preset's config as JSON")
     options = parser.parse_args(arguments)
     if options.name is None and (options.plot or options.json):
         raise UserError("name: --plot and --json need the name of a preset")
@@ -64,21 +63,19 @@ def run_presets(arguments: list[str]) -> None:
 def run_exchange(arguments: list[str]) -> None:
     """Print, and draw if asked, how tensor parallelism spreads a model. Raises UserError as run_presets
     does."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m pretrain.presets exchange",
         description="How tensor parallelism spreads a model's heads.",
     )
-    parser.add_argument(
-        "--model",
-        required=True,
-        help="preset (python -m pretrain.presets lists them), or a .json file of its fields",
-    )
-    parser.add_argument("--heads", help="head schedule in place of the preset's, such as 3x2,6x2,8x2,12x6")
-    parser.add_argument("--tensor_parallel", type=int, required=True, help="t: ranks that share the model")
-    parser.add_argument("--micro_batch", type=int, default=8, help="B: sequences per rank and pass (8)")
-    parser.add_argument("--accumulation", type=int, default=1, help="micro-batches per step (1)")
-    parser.add_argument("--dtype", choices=sorted(DTYPE_BYTES), default="bf16", help="of activations (bf16)")
-    parser.add_argument("--plot", metavar="FILE", help="draw the plan, for example plan.png")
+    add = parser.add_argument
+    presets = "preset (python -m pretrain.presets lists them), or a .json file of its fields"
+    add("--model", required=True, help=presets)
+    add("--heads", help="head schedule in place of the preset's, such as 3x2,6x2,8x2,12x6")
+    add("--tensor_parallel", type=int, required=True, help="t: ranks that share the model")
+    add("--micro_batch", type=int, default=8, help="B: sequences per rank and pass (8)")
+    add("--accumulation", type=int, default=1, help="micro-batches per step (1)")
+    add("--dtype", choices=sorted(DTYPE_BYTES), default="bf16", help="of activations (bf16)")
+    add("--plot", metavar="FILE", help="draw the plan, for example plan.png")
     options = parser.parse_args(arguments)
     for name in ("micro_batch", "accumulation"):
         if getattr(options, name) < 1:
@@ -96,15 +93,13 @@ def run_exchange(arguments: list[str]) -> None:
 
 def preset_table(names: Sequence[str]) -> str:
     """An aligned text table of presets: sizes, schedule, exact parameters, training FLOPs per token."""
-    rows: list[tuple[str, ...]] = [
-        ("name", "layers", "d_model", "heads", "head dims", "parameters", "padded", "FLOPs/token")
-    ]
+    rows = [["name", "layers", "d_model", "heads", "head dims", "parameters", "padded", "FLOPs/token"]]
     for name in names:
         config = preset(name)
         head_dims = format_heads(config.layer_head_dim(layer) for layer in range(config.num_layers))
         shape = (str(config.num_layers), str(config.d_model), format_heads(config.heads), head_dims)
         counts = (config.num_parameters(), config.num_parameters(padded=True), config.flops_per_token())
-        rows.append((name, *shape, *(f"{count:,}" for count in counts)))
+        rows.append([name, *shape, *(f"{count:,}" for count in counts)])
     return "\n".join(aligned(rows, left={0, 3, 4}))
 
 
@@ -114,27 +109,33 @@ def plan_table(found: ParallelPlan, accumulation: int = 1) -> str:
     def mebibytes(number: int) -> str:
         return f"{number * accumulation / 2**20:,.2f}"
 
-    rows: list[tuple[str, ...]] = [
-        ("layer", "heads", "kv", "head dim", "groups", "ranks a head group", "form", "exchange", "all-reduce")
+    header = [
+        "layer",
+        "heads",
+        "kv",
+        "head dim",
+        "groups",
+        "ranks a head group",
+        "form",
+        "exchange",
+        "all-reduce",
     ]
+    rows = [header]
     for layer in found.layers:
         shape = (layer.layer, layer.heads, layer.kv_heads, layer.head_dim, layer.groups, layer.ranks)
         form = "-" if layer.form == "none" else layer.form
-        rows.append(
-            (*map(str, shape), form, mebibytes(layer.exchange_bytes), mebibytes(layer.all_reduce_bytes))
-        )
+        sent = (mebibytes(layer.exchange_bytes), mebibytes(layer.all_reduce_bytes))
+        rows.append([*map(str, shape), form, *sent])
     all_reduce = found.all_reduce_bytes
     share = f", {100 * found.exchange_bytes / all_reduce:.1f} % on top" if all_reduce else ""
-    return "\n".join(
-        [
-            *aligned(rows),
-            f"sent by each rank per step of {accumulation} x {found.micro_batch} sequences of "
-            f"{found.context_length} tokens at t = {found.tensor_parallel}, forward and backward, in MiB:",
-            f"  all-reduces that tensor parallelism costs anyway  {mebibytes(all_reduce)}"
-            f"  (outside the layers {mebibytes(found.outside_bytes)})",
-            f"  head exchange                                     {mebibytes(found.exchange_bytes)}{share}",
-        ]
-    )
+    totals = [
+        f"sent by each rank per step of {accumulation} x {found.micro_batch} sequences of "
+        f"{found.context_length} tokens at t = {found.tensor_parallel}, forward and backward, in MiB:",
+        f"  all-reduces that tensor parallelism costs anyway  {mebibytes(all_reduce)}"
+        f"  (outside the layers {mebibytes(found.outside_bytes)})",
+        f"  head exchange                                     {mebibytes(found.exchange_bytes)}{share}",
+    ]
+    return "\n".join([*aligned(rows), *totals])
 
 
 def draw_preset(name: str, path: str) -> None:
@@ -151,8 +152,7 @@ def draw_preset(name: str, path: str) -> None:
         head_dim_axis = heads_axis.twinx()
         head_dims = [config.layer_head_dim(layer) for layer in layers]
         head_dim_axis.plot(layers, head_dims, color="tab:orange", marker="o", label="head dim")
-        head_dim_axis.set_ylabel("head dim")
-        head_dim_axis.set_ylim(bottom=0)
+        head_dim_axis.set(ylabel="head dim", ylim=(0, None))
         # Above the axes: inside, a legend would cover bars for one schedule or another.
         figure.legend(loc="outside lower center", ncols=2)
 
@@ -165,10 +165,8 @@ def draw_plan(found: ParallelPlan, title: str, path: str) -> None:
     with saved_figure(Path(path), "--plot", rows=2, size=(8, 6), dpi=150, sharex=True) as (_, axes):
         heads_axis, bytes_axis = axes
         for form, (label, color) in FORMS.items():
-            layers = [layer for layer in found.layers if layer.form == form]
-            if layers:
-                heads = [layer.heads for layer in layers]
-                heads_axis.bar([layer.layer for layer in layers], heads, color=color, label=label)
+            if layers := {layer.layer: layer.heads for layer in found.layers if layer.form == form}:
+                heads_axis.bar([*layers], [*layers.values()], color=color, label=label)
         for layer in found.layers:
             text, place = f"{layer.groups}x{layer.ranks}", (layer.layer, layer.heads)
             heads_axis.annotate(text, place, ha="center", va="bottom", fontsize=8)

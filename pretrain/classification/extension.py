@@ -35,7 +35,8 @@ class LabelledData(RunData):
 
 
 class AccuracyHook(Hook):
-    """A classifier's validation: accuracy and loss on held-out examples, when a ValidationHook would be due."""
+    """A classifier's validation: accuracy and loss on held-out examples, when a ValidationHook would be
+    due."""
 
     name = "validation"
 

@@ -15,8 +15,8 @@ class ClassificationSettings(Section):
     """What classification adds to RunConfig."""
 
     task: Literal["language", "classification"] = "language"
-    """language: predict the next token. classification: predict the class of a whole sequence, at its end; data is
-    then a labelled corpus (python -m pretrain.prepare labelled)."""
+    """language: predict the next token. classification: predict the class of a whole sequence, at its end;
+    data is then a labelled corpus (python -m pretrain.prepare labelled)."""
 
     @staticmethod
     def check(run: Any) -> None:

@@ -8,10 +8,12 @@ import hashlib
 import io
 import itertools
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 from model.errors import UserError, closest, shown
 from pretrain.data.sources.files import BuiltinCorpus
@@ -36,6 +38,10 @@ MOST_SNIPPETS = {"training": 600, "validation": 100}
 HELD_OUT_FILES = 0.2
 
 
+Record = tuple[int, dict[Any, Any]]
+"""The number of a line, and what it holds by column."""
+
+
 class Example(NamedTuple):
     """One example of a classification task."""
 
@@ -48,36 +54,27 @@ def read_examples(
 ) -> list[Example]:
     """The examples of a file, in order. Its ending says what it is; ``.gz`` and ``.zst`` are decompressed.
 
-    A TSV file begins with the names of its columns, and quotes mean nothing in it. JSON Lines are objects. In
-    FASTA the label is the last word of a sequence's header, where spaces and ``|`` part words.
+    A TSV file begins with the names of its columns, and quotes mean nothing in it. JSON Lines are objects.
+    FASTA has the columns ``sequence`` and ``label``, the last word of a sequence's header, where spaces and
+    ``|`` part words.
 
     Args:
         text_column: where the text is; by default the first of TEXT_COLUMNS that there is.
-        label_column: where the label is; by default LABEL_COLUMN. FASTA has no columns.
+        label_column: where the label is; by default LABEL_COLUMN.
 
     Raises:
         UserError: no such file, another kind of file, no such column, a line that does not fit, no example.
     """
-    kind = kind_of(path)
-    if kind == "fasta" and (text_column or label_column):
-        raise UserError(
-            f"column: {str(path)!r} is FASTA, which has no columns; leave --text_column and --label_column "
-            "out"
-        )
+    read = {"tsv": _read_tsv, "jsonl": _read_json_lines, "fasta": _read_fasta}[kind_of(path)]
     try:
         with open_stream(path) as raw:
-            lines = io.TextIOWrapper(raw, "utf-8-sig", newline=None)
-            if kind == "fasta":
-                examples = list(_read_fasta(path, lines))
-            else:
-                records = _read_tsv(path, lines) if kind == "tsv" else _read_json_lines(path, lines)
-                examples = list(_chosen(path, records, text_column, label_column or LABEL_COLUMN))
+            records = read(path, io.TextIOWrapper(raw, "utf-8-sig", newline=None))
+            examples = list(_chosen(path, records, text_column, label_column or LABEL_COLUMN))
     except FileNotFoundError:
         raise UserError(f"labelled: {str(path)!r} does not exist; give a file of labelled examples") from None
     except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(
-            f"labelled: {str(path)!r} cannot be read ({' '.join(str(error).split())[:120]})"
-        ) from None
+        reason = " ".join(str(error).split())[:120]
+        raise UserError(f"labelled: {str(path)!r} cannot be read ({reason})") from None
     if not examples:
         raise UserError(f"labelled: {str(path)!r} holds no example")
     return examples
@@ -90,36 +87,32 @@ def kind_of(path: Path) -> str:
         name = name.removesuffix(ending)
     kind = ENDINGS.get(Path(name).suffix)
     if kind is None:
+        endings = ", ".join(ENDINGS)
         raise UserError(
-            f"labelled: {str(path)!r} is of no known kind; valid endings: {', '.join(ENDINGS)}, with .gz or "
-            ".zst too"
+            f"labelled: {str(path)!r} is of no known kind; give {endings}, or one with .gz or .zst"
         )
     return kind
 
 
-def _read_tsv(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _read_tsv(path: Path, lines: TextIO) -> Iterator[Record]:
     csv.field_size_limit(MAX_DOCUMENT_BYTES)
-    rows = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
-    header = next(rows, [])
+    rows = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
     for row in rows:
-        if not row:
-            continue
-        if len(row) != len(header):
+        if None in row or None in row.values():  # more fields than names, or fewer
             raise UserError(
-                f"labelled: line {rows.line_num} of {str(path)!r} has {len(row)} fields, and its first line "
-                f"names {len(header)}; a tab parts fields, and the first line must name the columns"
+                f"labelled: line {rows.line_num} of {str(path)!r} has not the {len(rows.fieldnames or ())} "
+                "fields that its first line names; a tab parts fields, the first line must name the columns"
             )
-        yield rows.line_num, dict(zip(header, row, strict=True))
+        yield rows.line_num, row
 
 
-def _read_json_lines(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _read_json_lines(path: Path, lines: TextIO) -> Iterator[Record]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        try:
+        record = None
+        with suppress(ValueError, RecursionError):
             record = json.loads(line)
-        except (ValueError, RecursionError):
-            record = None
         if not isinstance(record, dict):
             raise UserError(
                 f"labelled: line {number} of {str(path)!r} is not a JSON object, such as "
@@ -128,58 +121,38 @@ def _read_json_lines(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, di
         yield number, record
 
 
+def _read_fasta(path: Path, lines: TextIO) -> Iterator[Record]:
+    before, *records = re.split(r"^[ \t]*>", lines.read(), flags=re.MULTILINE)
+    if before.strip():
+        raise UserError(f"labelled: {str(path)!r} does not begin with a FASTA header, >NAME LABEL")
+    number = 1 + before.count("\n")
+    for record in records:
+        header, *sequence = record.split("\n")
+        _, *words = header.replace("|", " ").split() or [""]  # the name, and what follows
+        text = "".join(line.strip() for line in sequence).upper()
+        yield number, {TEXT_COLUMNS[-1]: text, LABEL_COLUMN: words[-1] if words else ""}
+        number += len(sequence)
+
+
 def _chosen(
-    path: Path, records: Iterable[tuple[int, dict[str, Any]]], text_column: str | None, label_column: str
+    path: Path, records: Iterable[Record], text_column: str | None, label_column: str
 ) -> Iterator[Example]:
     """The text and label of each record."""
     for number, record in records:
+        where = f"line {number} of {str(path)!r}"
         text_name = text_column or next((name for name in TEXT_COLUMNS if name in record), TEXT_COLUMNS[0])
         for option, name in (("text_column", text_name), ("label_column", label_column)):
             if name not in record:
                 raise UserError(
-                    f"{option}: line {number} of {str(path)!r} has no {name!r}; valid: --{option} with one "
-                    f"of {', '.join(map(str, record))}{closest(name, record)}"
+                    f"{option}: {where} has no {name!r}; valid: --{option} with one of "
+                    f"{', '.join(map(str, record))}{closest(name, record)}"
                 )
         text, label = record[text_name], record[label_column]
         if not isinstance(text, str) or check_text(text, MAX_DOCUMENT_BYTES)[0] is None:
-            raise UserError(
-                f"labelled: line {number} of {str(path)!r} has the text {shown(text)}; give text that is not "
-                "empty"
-            )
+            raise UserError(f"labelled: {where} has the text {shown(text)}; give text that is not empty")
         if not isinstance(label, str | int) or not str(label).strip():
-            raise UserError(
-                f"labelled: line {number} of {str(path)!r} has the label {shown(label)}; give a word or an "
-                "integer"
-            )
+            raise UserError(f"labelled: {where} has the label {shown(label)}; give a word or an integer")
         yield Example(text, str(label).strip())
-
-
-def _read_fasta(path: Path, lines: Iterable[str]) -> Iterator[Example]:
-    label, header, sequence = "", 0, list[str]()
-
-    def finished() -> Example:
-        if not sequence:
-            raise UserError(f"labelled: the sequence at line {header} of {str(path)!r} is empty")
-        return Example("".join(sequence).upper(), label)
-
-    for number, line in enumerate(lines, start=1):
-        line = line.strip()
-        if line.startswith(">"):
-            if header:
-                yield finished()
-            words = line[1:].replace("|", " ").split()
-            if len(words) < 2:
-                raise UserError(
-                    f"labelled: line {number} of {str(path)!r} has no label; a header is >NAME LABEL or "
-                    ">NAME|…|LABEL"
-                )
-            label, header, sequence = words[-1], number, []
-        elif line and not header:
-            raise UserError(f"labelled: {str(path)!r} does not begin with a FASTA header, >NAME LABEL")
-        elif line:
-            sequence.append(line)
-    if header:
-        yield finished()
 
 
 def builtin_examples(source: BuiltinCorpus | None = None) -> dict[str, list[Example]]:
@@ -197,14 +170,11 @@ def builtin_examples(source: BuiltinCorpus | None = None) -> dict[str, list[Exam
         package, slash, _ = document.path_or_id.partition("/")
         if slash:
             texts[package][document.path_or_id] = document.text
-    sizes = {
-        name: sum(map(len, files.values())) for name, files in texts.items() if len(files) >= PACKAGE_FILES
-    }
+    large = {name: files for name, files in texts.items() if len(files) >= PACKAGE_FILES}
+    sizes = {name: sum(map(len, files.values())) for name, files in large.items()}
     packages = sorted(sorted(sizes, key=lambda name: (-sizes[name], name))[:PACKAGES])
     if len(packages) < 2:
-        raise UserError(
-            "data: the standard library has too few packages for the built-in task; give --data FOLDER"
-        )
+        raise UserError("data: the standard library has too few packages for the task; give --data FOLDER")
     splits: dict[str, list[Example]] = {name: [] for name in MOST_SNIPPETS}
     for package in packages:
         files = sorted(texts[package], key=lambda name: _digest(name))
@@ -240,10 +210,8 @@ def class_names(examples: Sequence[Example]) -> list[str]:
     """
     labels = {example.label for example in examples}
     if not 2 <= len(labels) <= MOST_CLASSES:
-        raise UserError(
-            f"labelled: the training examples have {len(labels):,} different labels; valid: 2 to "
-            f"{MOST_CLASSES:,}"
-        )
+        count = f"{len(labels):,} different labels"
+        raise UserError(f"labelled: the training examples have {count}; give 2 to {MOST_CLASSES:,}")
     try:
         return sorted(labels, key=int)
     except ValueError:

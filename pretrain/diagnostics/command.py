@@ -25,23 +25,14 @@ def build_parser() -> Parser:
         epilog="Runs whose names differ in the seed only (NAME-s1, NAME-s2) are repetitions of one group.",
         allow_abbrev=False,
     )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders, such as runs/NAME")
-    parser.add_argument("--data", metavar="DATA", help="corpora to measure on (default: each run's own)")
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="where to write (default: plots/ of the first run)"
-    )
-    parser.add_argument(
-        "--sequences", type=int, default=32, metavar="N", help="held-out windows (default: 32)"
-    )
-    parser.add_argument(
-        "--micro_batch", type=int, default=4, metavar="N", help="windows at a time (default: 4)"
-    )
-    parser.add_argument(
-        "--steps", default="last", help="checkpoints: last (default), all, or steps such as 100,200"
-    )
-    parser.add_argument(
-        "--baseline", metavar="GROUP", help="what differences are taken from (default: the first)"
-    )
+    add = parser.add_argument
+    add("runs", nargs="+", type=Path, metavar="RUN", help="run folders, such as runs/NAME")
+    add("--data", metavar="DATA", help="corpora to measure on (default: each run's own)")
+    add("--out", type=Path, metavar="DIR", help="where to write (default: plots/ of the first run)")
+    add("--sequences", type=int, default=32, metavar="N", help="held-out windows (default: 32)")
+    add("--micro_batch", type=int, default=4, metavar="N", help="windows at a time (default: 4)")
+    add("--steps", default="last", help="checkpoints: last (default), all, or steps such as 100,200")
+    add("--baseline", metavar="GROUP", help="what differences are taken from (default: the first)")
     return parser
 
 
@@ -75,16 +66,8 @@ def run_diagnostics(arguments: Sequence[str]) -> None:
     if baseline not in names:
         hint = closest(baseline, names) or f"; groups are {', '.join(names)}"
         raise UserError(f"baseline: no run of a group {baseline!r} was given{hint}")
-    figures = [
-        measure_run(
-            folder,
-            data=options.data,
-            sequences=options.sequences,
-            micro_batch=options.micro_batch,
-            steps=steps,
-        )
-        for folder in options.runs
-    ]
+    asked = {name: getattr(options, name) for name in ("data", "sequences", "micro_batch")}
+    figures = [measure_run(folder, steps=steps, **asked) for folder in options.runs]
     groups = by_group(figures)
     differences = run_differences(options.runs, [run.last["step"] for run in figures])
     notes = list(differences.lines)

@@ -5,23 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from pretrain.diagnostics.comparison import (
-    BY_LAYER,
     TITLES,
-    Band,
-    difference_over_training,
-    differences,
-    layer_bands,
+    Groups,
+    at_the_end,
+    bands,
+    check_depth,
+    difference,
+    layer_values,
     over_training,
+    upper_half,
 )
 from pretrain.diagnostics.measure import RunFigures
 from pretrain.utils.plotting import logarithmic, saved_figure, whole_numbers
 
-Groups = dict[str, list[RunFigures]]
 BESIDE = {1: 3, 2: 2, 3: 2}  # measures beside one another in curves.png, by the number of groups
 LOGARITHMIC = ("attention_write", "ffn_write")  # the first layer writes many times what the embedding holds
 LOSSES = {"val_loss": "validation loss (nats)", "val_bpb": "validation loss (bits per byte)"}
@@ -29,6 +31,8 @@ BY_GROUP = {
     "effective_lr": "effective learning rate\nlr · rms(u) of each group",
     "relative_update": "relative update\nlr · ‖u‖/‖W‖ of each group",
 }
+Differences = dict[str, dict[str, pd.DataFrame]]
+"""By title of a panel and name of a group of runs: the bands of its differences to the baseline."""
 
 
 def draw_all(
@@ -48,12 +52,13 @@ def draw_all(
         UserError: the folder cannot be written, or models of different depth are to be compared.
     """
     written = [draw_curves(groups, out / "curves.png", notes), draw_layers(groups, out / "layers.png", notes)]
-    others = [name for name in groups if name != baseline]
-    if others:
-        written.append(draw_difference(groups, baseline, out / "difference.png", notes))
-        path = out / "difference_training.png"
-        training = draw_difference_over_training(groups, baseline, path, notes, loss)
-        written += [training] if training else []
+    if len(groups) > 1:
+        by_layer, training = layer_differences(groups, baseline), training_differences(groups, baseline, loss)
+        path = out / "difference.png"
+        written.append(draw_differences(by_layer, baseline, path, notes, _layer_axis, marker="o"))
+        if training:
+            path = out / "difference_training.png"
+            written.append(draw_differences(training, baseline, path, notes, _step_axis))
     return written
 
 
@@ -64,48 +69,45 @@ def draw_curves(groups: Groups, path: Path, notes: Sequence[str] = ()) -> Path:
     The last measures have a line for each optimizer group. Groups of runs are side by side, on one scale. A
     row has so many measures that the picture is not much longer than wide.
     """
-    from matplotlib import colormaps
-
-    measures = [
-        m for m in BY_LAYER if any(_has_measure(run.rows, m) for runs in groups.values() for run in runs)
-    ]
-    all_measures = [*measures, *BY_GROUP]
-    measures_per_row = BESIDE.get(len(groups), 1)
-    rows = math.ceil(len(all_measures) / measures_per_row)
-    with _figure(path, rows, measures_per_row * len(groups), 2.1, width=3.6, notes=notes) as (figure, axes):
-        for axis in axes.flat:
-            axis.set_axis_off()
-        for index, measure in enumerate(all_measures):
-            row, block = divmod(index, measures_per_row)
-            first = axes[row][block * len(groups)]
-            for column, (name, runs) in enumerate(groups.items(), start=block * len(groups)):
-                axis = axes[row][column]
-                axis.set_axis_on()
-                if measure in BY_GROUP:
-                    _curves_by_group(axis, runs, measure)
-                else:
-                    for layer in range(runs[0].num_layers):
-                        bands = over_training(runs, f"diagnostics/{measure}/layer_{layer}")
-                        color = colormaps["viridis"](layer / max(1, runs[0].num_layers - 1))
-                        _line(axis, bands, color=color, label=f"layer {layer}")
+    every_row = [row for runs in groups.values() for run in runs for row in run.rows]
+    titles = {m: title for m, title in TITLES.items() if any(layer_values(row, m) for row in every_row)}
+    titles |= BY_GROUP
+    beside, count = BESIDE.get(len(groups), 1), len(groups)
+    rows = math.ceil(len(titles) / beside)
+    with _figure(path, rows, beside * count, 2.1, width=3.6, notes=notes) as (figure, axes):
+        panels = axes.reshape(-1, count)  # a row of them for each measure
+        for index, ((measure, title), row) in enumerate(zip(titles.items(), panels, strict=False)):
+            for (name, runs), axis in zip(groups.items(), row, strict=True):
+                _curves(axis, runs, measure)
                 if measure in LOGARITHMIC or measure in BY_GROUP:
                     logarithmic(axis)
-                if axis is first:
-                    axis.set_ylabel((TITLES | BY_GROUP)[measure], fontsize="x-small")
+                if axis is row[0]:
+                    axis.set_ylabel(title, fontsize="x-small")
                 else:
-                    axis.sharey(first)
-                if row == 0:
+                    axis.sharey(row[0])
+                if index < beside:
                     axis.set_title(_group_title(name, runs), fontsize="small")
                 _step_axis(axis)
+        for axis in panels[len(titles) :].flat:
+            axis.set_axis_off()
         _legend(figure, axes[0][0], ncols=6)
     return path
 
 
-def _curves_by_group(axis: Any, runs: Sequence[RunFigures], measure: str) -> None:
+def _curves(axis: Any, runs: Sequence[RunFigures], measure: str) -> None:
+    """A line for each layer, or for each optimizer group."""
+    from matplotlib import colormaps
+
+    if measure not in BY_GROUP:
+        for layer in range(runs[0].num_layers):
+            color = colormaps["viridis"](layer / max(1, runs[0].num_layers - 1))
+            found = bands(over_training(runs, f"diagnostics/{measure}/layer_{layer}"))
+            _line(axis, found, color=color, label=f"layer {layer}")
+        return
     prefix = f"diagnostics/{measure}/"
-    keys = dict.fromkeys(key for line in runs[0].rows for key in line if key.startswith(prefix))
+    keys = dict.fromkeys(key for row in runs[0].rows for key in row if key.startswith(prefix))
     for index, key in enumerate(keys):
-        _line(axis, over_training(runs, key), color=f"C{index}", label=key.removeprefix(prefix))
+        _line(axis, bands(over_training(runs, key)), color=f"C{index}", label=key.removeprefix(prefix))
     if keys:
         axis.legend(fontsize="xx-small")
 
@@ -116,26 +118,21 @@ def draw_layers(groups: Groups, path: Path, notes: Sequence[str] = ()) -> Path:
 
     Logarithmic axes have points in place of bars, since a bar has no zero to begin at.
     """
-    measures = [
-        m for m in BY_LAYER if any(layer_bands([r.last for r in runs], m) for runs in groups.values())
-    ]
+    found = {m: {name: bands(at_the_end(runs, m)) for name, runs in groups.items()} for m in TITLES}
+    found = {m: by_group for m, by_group in found.items() if any(map(len, by_group.values()))}
     width = 0.8 / len(groups)
-    with _panels(path, len(measures), notes) as (figure, panels):
-        for axis, measure in zip(panels, measures, strict=False):
-            for index, (name, runs) in enumerate(groups.items()):
-                bands = layer_bands([run.last for run in runs], measure)
-                places = [layer - 0.4 + (index + 0.5) * width for layer in bands]
-                errors = [0 if math.isnan(band.sd) else band.sd for band in bands.values()]
-                means = [band.mean for band in bands.values()]
+    with _panels(path, len(found), notes) as (figure, panels):
+        for axis, (measure, by_group) in zip(panels, found.items(), strict=False):
+            for index, (name, band) in enumerate(by_group.items()):
+                places = band.index - 0.4 + (index + 0.5) * width
+                style = {"yerr": band["sd"].fillna(0), "label": _group_title(name, groups[name])}
                 if measure in LOGARITHMIC:
-                    style = {"fmt": "o", "markersize": 4, "label": _group_title(name, runs)}
-                    axis.errorbar(places, means, errors, **style)
+                    axis.errorbar(places, band["mean"], fmt="o", markersize=4, **style)
                 else:
-                    axis.bar(places, means, width, yerr=errors, label=_group_title(name, runs))
-                heads = runs[0].last.get(f"diagnostics/{measure}/heads")
-                for place, layer in zip(places, bands, strict=True):
-                    if heads:
-                        axis.plot([place] * len(heads[layer]), heads[layer], "k.", markersize=2, alpha=0.5)
+                    axis.bar(places, band["mean"], width, **style)
+                heads = groups[name][0].last.get(f"diagnostics/{measure}/heads", [])
+                for place, of_layer in zip(places, heads, strict=False):
+                    axis.plot([place] * len(of_layer), of_layer, "k.", markersize=2, alpha=0.5)
             if measure in LOGARITHMIC:
                 logarithmic(axis)
             axis.set_title(TITLES[measure], fontsize="small")
@@ -147,102 +144,81 @@ def draw_layers(groups: Groups, path: Path, notes: Sequence[str] = ()) -> Path:
     return path
 
 
-def draw_difference(groups: Groups, baseline: str, path: Path, notes: Sequence[str] = ()) -> Path:
-    """Draw group − baseline by layer at the last checkpoint, over pairs of seeds: mean ± one standard
-    deviation.
+def layer_differences(groups: Groups, baseline: str) -> Differences:
+    """group − baseline by layer at the last checkpoint, over pairs of seeds.
 
     For attention distance this is the figure of arXiv 2606.27449: ΔD_l of a schedule against the uniform one.
+
+    Raises:
+        UserError: models of another depth.
     """
-    found: dict[str, dict[str, dict[int, Band]]] = {
-        "Δ " + TITLES[measure]: {
-            name: differences(runs, groups[baseline], measure)
-            for name, runs in groups.items()
+    check_depth(groups, baseline)
+    tables = {
+        title: {name: at_the_end(runs, measure) for name, runs in groups.items()}
+        for measure, title in TITLES.items()
+    }
+    return _differences(tables, baseline)
+
+
+def training_differences(groups: Groups, baseline: str, loss: str = "val_loss") -> Differences:
+    """group − baseline over training: the loss, and the measures averaged over the upper half of the layers.
+
+    Empty when the metrics of the runs have no step in common.
+    """
+    tables = {LOSSES[loss]: {name: over_training(runs, loss) for name, runs in groups.items()}}
+    for measure, title in TITLES.items():
+        if measure != "feature_drift":  # of the lower half only
+            by_group = {name: upper_half(runs, measure) for name, runs in groups.items()}
+            tables[f"{title}, upper half"] = by_group
+    return _differences(tables, baseline)
+
+
+def _differences(tables: Differences, baseline: str) -> Differences:
+    """Of tables by title and group: the bands of the differences to the baseline, where there are any."""
+    found = {
+        f"Δ {title}": {
+            name: bands(difference(ours, by_group[baseline]))
+            for name, ours in by_group.items()
             if name != baseline
         }
-        for measure in BY_LAYER
+        for title, by_group in tables.items()
     }
-    _draw_differences(found, baseline, path, notes, _layer_axis, marker="o")
-    return path
+    return {title: by_group for title, by_group in found.items() if any(map(len, by_group.values()))}
 
 
-def draw_difference_over_training(
-    groups: Groups, baseline: str, path: Path, notes: Sequence[str] = (), loss: str = "val_loss"
-) -> Path | None:
-    """Draw group − baseline over training: losses, and the measures averaged over the upper half of the
-    layers.
-
-    Returns None when the metrics of the runs have no step in common.
-    """
-    titles = {loss: LOSSES[loss]}
-    titles |= {f"upper/{m}": TITLES[m] + ", upper half" for m in BY_LAYER if m != "feature_drift"}
-    upper = {name: [_with_upper_half(run) for run in runs] for name, runs in groups.items()}
-    before = upper.pop(baseline)
-    found = {
-        "Δ " + title: {name: difference_over_training(runs, before, key) for name, runs in upper.items()}
-        for key, title in titles.items()
-    }
-    if not any(
-        any(bands.values()) for bands in found.values()
-    ):  # nothing was measured while the runs trained
-        return None
-    _draw_differences(found, baseline, path, notes, _step_axis)
-    return path
-
-
-def _draw_differences(
-    found: dict[str, dict[str, dict[int, Band]]],
+def draw_differences(
+    found: Differences,
     baseline: str,
     path: Path,
     notes: Sequence[str],
     scale: Callable[[Any], None],
     **style: Any,
-) -> None:
-    """Draw a panel for each title that has bands, in it a line for each group, around zero."""
-    drawn = {title: by_group for title, by_group in found.items() if any(by_group.values())}
-    with _panels(path, len(drawn), notes) as (figure, panels):
-        for axis, (title, by_group) in zip(panels, drawn.items(), strict=False):
+) -> Path:
+    """Draw a panel for each title, in it a line for each group around zero: mean ± one standard deviation."""
+    with _panels(path, len(found), notes) as (figure, panels):
+        for axis, (title, by_group) in zip(panels, found.items(), strict=False):
             axis.axhline(0, color="gray", linewidth=0.8)
-            for index, (name, bands) in enumerate(by_group.items()):
-                _line(axis, bands, color=f"C{index}", label=f"{name} − {baseline}", **style)
+            for index, (name, band) in enumerate(by_group.items()):
+                _line(axis, band, color=f"C{index}", label=f"{name} − {baseline}", **style)
             axis.set_title(title, fontsize="small")
             scale(axis)
         _legend(figure, panels[0], ncols=2)
-
-
-def _with_upper_half(run: RunFigures) -> RunFigures:
-    """The run with ``upper/MEASURE``, the mean over the layers l with 2 l >= L, in every row that has the
-    measure."""
-    upper = [layer for layer in range(run.num_layers) if 2 * layer >= run.num_layers]
-    rows = []
-    for row in run.rows:
-        more = {}
-        for measure in BY_LAYER:
-            values = [row.get(f"diagnostics/{measure}/layer_{layer}") for layer in upper]
-            if all(value is not None for value in values):
-                more[f"upper/{measure}"] = sum(v for v in values if v is not None) / len(values)
-        rows.append({**row, **more})
-    return replace(run, rows=rows)
-
-
-def _has_measure(rows: Sequence[dict[str, Any]], measure: str) -> bool:
-    return any(key.startswith(f"diagnostics/{measure}/layer_") for row in rows for key in row)
+    return path
 
 
 def _group_title(name: str, runs: Sequence[RunFigures]) -> str:
     return f"{name} ({len(runs)} seeds)" if len(runs) > 1 else name
 
 
-def _line(axis: Any, bands: dict[int, Band], **style: Any) -> None:
+def _line(axis: Any, band: pd.DataFrame, **style: Any) -> None:
     """Draw the mean as a line, one standard deviation around it as a band."""
-    if not bands:
+    if band.empty:
         return
-    places, means = list(bands), [band.mean for band in bands.values()]
-    marker = style.pop("marker", "." if len(places) < 30 else None)
-    axis.plot(places, means, linewidth=1.2, marker=marker, markersize=4, **style)
-    if not any(math.isnan(band.sd) for band in bands.values()):
-        low = [band.mean - band.sd for band in bands.values()]
-        high = [band.mean + band.sd for band in bands.values()]
-        axis.fill_between(places, low, high, color=style["color"], alpha=0.2, linewidth=0)
+    marker = style.pop("marker", "." if len(band) < 30 else None)
+    axis.plot(band.index, band["mean"], linewidth=1.2, marker=marker, markersize=4, **style)
+    if band["sd"].notna().all():
+        low, high = band["mean"] - band["sd"], band["mean"] + band["sd"]
+        axis.fill_between(band.index, low, high, color=style["color"], alpha=0.2, linewidth=0)
 
 
 def _layer_axis(axis: Any) -> None:
@@ -262,16 +238,15 @@ def _legend(figure: Any, axis: Any, ncols: int, explained: Sequence[tuple[str, s
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    handles, labels = axis.get_legend_handles_labels()
+    handles, _ = axis.get_legend_handles_labels()
     if not handles:
         return
     if any(panel.collections for panel in figure.axes if not explained):
-        handles.append(Patch(color="gray", alpha=0.4))
-        labels.append("band: ± one standard deviation over the seeds")
+        band = "band: ± one standard deviation over the seeds"
+        handles.append(Patch(color="gray", alpha=0.4, label=band))
     for text, style in explained:
-        handles.append(Line2D([], [], color=style[0], marker=style[1], linestyle="none"))
-        labels.append(text)
-    figure.legend(handles, labels, loc="outside lower center", ncols=ncols, fontsize="small")
+        handles.append(Line2D([], [], color=style[0], marker=style[1], linestyle="none", label=text))
+    figure.legend(handles=handles, loc="outside lower center", ncols=ncols, fontsize="small")
 
 
 @contextmanager

@@ -7,9 +7,10 @@ tensor-parallel degree.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,9 +45,14 @@ class ProbeResult:
     features: dict[int, Tensor]
     """By requested layer: fp32 [windows, positions, d] on the CPU, see ``normalised``."""
 
-    def row(self) -> dict[str, Any]:
+    def row(self, before: Mapping[int, Tensor]) -> dict[str, Any]:
         """Return the figures by their metrics keys: by layer (mean over its heads), and lists by layer and
-        head."""
+        head.
+
+        Args:
+            before: the features of the measurement before, from which the drift is counted where there are
+                some of the same windows and positions.
+        """
         figures: dict[str, Any] = {}
         for index, measure in enumerate(HEAD_MEASURES):
             for layer, heads in enumerate(self.heads):
@@ -56,6 +62,9 @@ class ProbeResult:
                 figures[f"diagnostics/{measure}/layer_{layer}"] = self.layers[layer, index].item()
         for index, measure in enumerate(HEAD_MEASURES):
             figures[f"diagnostics/{measure}/heads"] = [heads[:, index].tolist() for heads in self.heads]
+        for layer, features in self.features.items():
+            if layer in before and before[layer].shape == features.shape:
+                figures[f"diagnostics/feature_drift/layer_{layer}"] = feature_drift(features, before[layer])
         return figures
 
 
@@ -93,12 +102,12 @@ class ForwardProbe:
             attention: whether to measure attention and residual writes, or the features alone.
         """
         network: Transformer = getattr(engine, "module", engine)
-        recorder = _Recorder(self, network, features, attention)
+        recorder = _Recorder(self, network, features)
         training = network.training
         engine.eval()
-        with eager(network), recorder:
+        with eager(network), recorder.hooks(attention):
             for batch in self.batches:
-                recorder.begin(batch.rows, batch.present)
+                recorder.rows, recorder.present = batch.rows, batch.present
                 given = [batch.inputs, batch.labels]  # with labels no logits are made of the whole vocabulary
                 if self.config.classes is not None:  # the windows hold examples one after the other
                     given = [batch.inputs]
@@ -108,62 +117,53 @@ class ForwardProbe:
 
 
 class _Recorder:
-    """Context manager that hooks every layer and sums up the measures."""
+    """Sums up the measures of a network's passes, which its hooks hand to it."""
 
-    def __init__(
-        self, probe: ForwardProbe, network: Transformer, features: Sequence[int], attention: bool
-    ) -> None:
-        self.probe, self.network, self.feature_layers, self.attention = (
-            probe,
-            network,
-            set(features),
-            attention,
-        )
+    rows: Tensor
+    """Of the windows that the pass under way reads."""
+    present: Tensor
+    """Which of them count, bool."""
+
+    def __init__(self, probe: ForwardProbe, network: Transformer, features: Sequence[int]) -> None:
         config, device = probe.config, probe.world.device
+        self.probe, self.network = probe, network
         self.head_sums = [torch.zeros(h, 5, dtype=torch.float64, device=device) for h in config.heads]
         # ‖X‖², ‖a‖², ‖X + a‖², ‖f‖² of each layer
         self.energies = torch.zeros(config.num_layers, 4, dtype=torch.float64, device=device)
         shape = (probe.batches.count, len(probe.positions), config.d_model)
         self.features = {layer: torch.zeros(shape, device=device) for layer in features}
-        self.projections: dict[str, Any] = {}
-        self.rows = self.present = torch.empty(0)
-        self._hooks = ExitStack()
+        self.seen: dict[str, Any] = {}
+        """What the attention under way has got, and its projections."""
 
-    def begin(self, rows: Tensor, present: Tensor) -> None:
-        """Set the rows of the windows that the next pass reads, of which *present* count."""
-        self.rows, self.present = rows, present
+    def hooks(self, attention: bool) -> ExitStack:
+        """Hooks of every layer, until the end of the context."""
+        stack = ExitStack()
 
-    def __enter__(self) -> _Recorder:
-        for layer, module in enumerate(self.network.layers):
-            assert isinstance(module, Block)
-            if layer in self.feature_layers:
-                self._after(module, lambda output, layer=layer: self._record_features(layer, output))
-            if self.attention:
-                self._add_hooks(layer, module)
-        return self
+        def before(module: nn.Module, record: Callable[[tuple[Any, ...]], None]) -> None:
+            stack.callback(module.register_forward_pre_hook(lambda _, inputs: record(inputs)).remove)
 
-    def __exit__(self, *error: object) -> None:
-        self._hooks.close()
+        def after(module: nn.Module, record: Callable[[Tensor], None]) -> None:
+            stack.callback(module.register_forward_hook(lambda _, inputs, output: record(output)).remove)
 
-    def _add_hooks(self, layer: int, block: Block) -> None:
-        attention = block.attention
-        self._before(block, lambda inputs: self._add_energy(layer, 0, inputs[0]))
-        self._after(attention.q, lambda output: self.projections.update(q=output))
-        self._after(attention.k, lambda output: self.projections.update(k=output))
-        # Read from the inputs, so that the positions and masks measured are those that the network gives its
-        # layers.
-        self._before(attention, lambda inputs: self.projections.update(inputs=inputs))
-        self._after(attention, lambda output: self._add_head_sums(layer, attention, output))
-        self._before(block.ffn_norm, lambda inputs: self._add_energy(layer, 2, inputs[0]))
-        self._after(block.ffn, lambda output: self._add_energy(layer, 3, output))
+        for layer, block in enumerate(self.network.layers):
+            assert isinstance(block, Block)
+            if layer in self.features:
+                after(block, partial(self._record_features, layer))
+            if not attention:
+                continue
+            before(block, partial(self._add_input_energy, layer, 0))
+            after(block.attention.q, partial(self.seen.__setitem__, "q"))
+            after(block.attention.k, partial(self.seen.__setitem__, "k"))
+            # From the inputs, so that the positions and masks measured are those that the network gives its
+            # layers.
+            before(block.attention, partial(self.seen.__setitem__, "inputs"))
+            after(block.attention, partial(self._add_head_sums, layer, block.attention))
+            before(block.ffn_norm, partial(self._add_input_energy, layer, 2))
+            after(block.ffn, partial(self._add_energy, layer, 3))
+        return stack
 
-    def _before(self, module: nn.Module, record: Any) -> None:
-        handle = module.register_forward_pre_hook(lambda module, inputs: record(inputs) and None)
-        self._hooks.callback(handle.remove)
-
-    def _after(self, module: nn.Module, record: Any) -> None:
-        handle = module.register_forward_hook(lambda module, inputs, output: record(output) and None)
-        self._hooks.callback(handle.remove)
+    def _add_input_energy(self, layer: int, which: int, inputs: tuple[Any, ...]) -> None:
+        self._add_energy(layer, which, inputs[0])
 
     def _add_energy(self, layer: int, which: int, hidden: Tensor) -> None:
         """Add ‖hidden‖² of the sequences that count; hidden [B, T, d], with sequence parallelism a part of
@@ -173,9 +173,8 @@ class _Recorder:
 
     def _add_head_sums(self, layer: int, attention: Attention, output: Tensor) -> None:
         self._add_energy(layer, 1, output)
-        query, key = self.projections.pop("q"), self.projections.pop("k")  # [B, T, own columns]
-        given = self.projections.pop("inputs")[1:]
-        heads, _ = attention.whole_heads(query, key, key, *given)
+        query, key = self.seen.pop("q"), self.seen.pop("k")  # [B, T, own columns]
+        heads, _ = attention.whole_heads(query, key, key, *self.seen.pop("inputs")[1:])
         exchange, first = attention.exchange, 0
         if exchange is not None:
             first = self.network.grid.tensor_rank // exchange.ranks * attention.heads
@@ -193,17 +192,17 @@ class _Recorder:
 
     def result(self) -> ProbeResult:
         """Sum over the ranks, and return the measures."""
-        world = self.probe.world
-        if self.attention and world.size > 1:
-            grid = self.network.grid
+        world, grid = self.probe.world, self.network.grid
+        head_sums = torch.cat(self.head_sums)
+        if world.size > 1:
             if grid.tensor_parallel > 1 and not grid.sequence_parallel and grid.tensor_rank:
                 # Hidden states are whole on every rank of a tensor group: count them once.
                 self.energies.zero_()
             dist.all_reduce(self.energies)
-            for sums in self.head_sums:
-                dist.all_reduce(sums)
+            dist.all_reduce(head_sums)
         features = {layer: world.sum(layer_features).cpu() for layer, layer_features in self.features.items()}
-        heads = [(sums[:, :4] / sums[:, 4:]).cpu() for sums in self.head_sums]
+        means = (head_sums[:, :4] / head_sums[:, 4:]).cpu()
+        heads = list(means.split(list(self.probe.config.heads)))
         entering, attention, middle, ffn = self.energies.cpu().unbind(1)
         path = torch.cumsum(attention + ffn, 0) - (attention + ffn)
         layers = torch.stack([attention / entering, ffn / middle, path / entering], dim=1)

@@ -1,4 +1,5 @@
-"""Measures a run every N steps while it trains, on held-out windows, without changing the training numbers."""
+"""Measures a run every N steps while it trains, on held-out windows, without changing the training
+numbers."""
 
 from __future__ import annotations
 
@@ -12,15 +13,17 @@ from model.config import ModelConfig
 from model.errors import UserError
 from model.parameters import parameter_specs
 from pretrain.checkpoint.state import TrainingState
-from pretrain.diagnostics.forward import ForwardProbe, feature_drift, lower_layers
+from pretrain.diagnostics.forward import ForwardProbe, lower_layers
 from pretrain.diagnostics.weights import (
     OwnWeights,
     Pieces,
+    displacement_row,
     initial_weights,
     kept_path,
     open_kept,
     projections,
-    update_sizes,
+    update_row,
+    update_sums,
     write_kept,
 )
 from pretrain.optim.groups import GroupRates
@@ -38,8 +41,8 @@ class Diagnostics(Hook):
         session: the run's. With ``diagnostics_every`` 0, only W_Q and W_K at the release are kept.
 
     Raises:
-        UserError: ``diagnostics.release`` is not a step of the run, or there is no held-out window to measure on (a run
-            without validation then has no diagnostics, which ``notes`` says).
+        UserError: ``diagnostics.release`` is not a step of the run, or there is no held-out window to measure
+            on (a run without validation then has no diagnostics, which ``notes`` says).
     """
 
     name = "diagnostics"
@@ -74,7 +77,8 @@ class Diagnostics(Hook):
         return self._probe is not None and step % self.session.run.diagnostics_every == 0
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors for the checkpoint, so that the first drift after a resume is that of an uninterrupted run."""
+        """Tensors for the checkpoint, so that the first drift after a resume is that of an uninterrupted
+        run."""
         return {f"{FEATURE}{layer}": features for layer, features in self._features.items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
@@ -85,7 +89,8 @@ class Diagnostics(Hook):
                 self._features[int(layer)] = features
 
     def reshaped(self, model: ModelConfig) -> None:
-        """Measure a model of other heads; how far W_Q and W_K moved from weights of other shapes is not told."""
+        """Measure a model of other heads; how far W_Q and W_K moved from weights of other shapes is not
+        told."""
         self.model, self.specs = model, parameter_specs(model)
         self._initial = self._release_weights = None
         if self._probe is not None:
@@ -98,7 +103,8 @@ class Diagnostics(Hook):
         return self.session.rates.rules[self._rule].released_at(state.released.get(self._rule))
 
     def before_step(self, engine: Any, state: TrainingState) -> HookResult:
-        """Keep W_Q and W_K in the run's folder when the step about to be attempted is the first after the slow-down.
+        """Keep W_Q and W_K in the run's folder when the step about to be attempted is the first after the
+        slow-down.
 
         Collective.
 
@@ -109,14 +115,10 @@ class Diagnostics(Hook):
             return HookResult()
         rank_weights = self._rank_weights(engine)
         self._release_weights = (state.step, rank_weights.copy())
-        tensors = {}
-        for name, weight in rank_weights.full(self.world):
-            if self.world.is_main:
-                tensors[name] = weight
+        tensors = {name: weight for name, weight in rank_weights.full(self.world) if self.world.is_main}
         path = kept_path(self.session.run.folder, state.step)
         problem = write_kept(path, tensors) if self.world.is_main else None
-        problem = self.world.agree(problem)
-        if problem:
+        if problem := self.world.agree(problem):
             return HookResult(lines=[f"warning: {problem}"])
         return HookResult(lines=[f"release  W_Q and W_K of step {state.step:,} kept in {path}"])
 
@@ -125,11 +127,7 @@ class Diagnostics(Hook):
         if self._probe is None:  # pending from a session that still had diagnostics
             return HookResult()
         result = self._probe.run(engine, lower_layers(self.model.num_layers))
-        row = result.row()
-        for layer, features in result.features.items():
-            before = self._features.get(layer)
-            if before is not None and before.shape == features.shape:
-                row[f"diagnostics/feature_drift/layer_{layer}"] = feature_drift(features, before)
+        row = result.row(self._features)
         self._features = result.features
         rank_weights = self._rank_weights(engine)
         if state.from_seed:
@@ -141,10 +139,7 @@ class Diagnostics(Hook):
         at_release = self._weights_at_release(rank_weights, state)
         if at_release is not None:
             row |= displacement_row(rank_weights.displacements(at_release), "release")
-        for group, (effective, relative) in update_sizes(engine, self.specs).items():
-            row[f"diagnostics/effective_lr/{group}"] = effective
-            row[f"diagnostics/relative_update/{group}"] = relative
-        return HookResult(row)
+        return HookResult(row | update_row(update_sums(engine, self.specs)))
 
     # ---------------------------------------------------------------------- parts
 
@@ -157,7 +152,8 @@ class Diagnostics(Hook):
         return OwnWeights(engine, projections(self.model.num_layers), self.specs)
 
     def _weights_at_release(self, rank_weights: OwnWeights, state: TrainingState) -> Pieces | None:
-        """This rank's pieces of the weights at the release, once it is past; from the run's folder after a resume."""
+        """This rank's pieces of the weights at the release, once it is past; from the run's folder after a
+        resume."""
         step = self.release_step(state)
         if step is None or state.step < step:
             return None
@@ -171,7 +167,8 @@ class Diagnostics(Hook):
 
 
 def slowing_rule(rates: GroupRates) -> str | None:
-    """The rule whose release the second displacement refers to: the first that ends and matches a W_Q or W_K."""
+    """The rule whose release the second displacement refers to: the first that ends and matches a W_Q or
+    W_K."""
     for name, rule in rates.rules.items():
         matched = [p for g in rates.groups.values() if g.rule and g.rule.name == name for p in g.parameters]
         if any(p.endswith((".attention.q.weight", ".attention.k.weight")) for p in matched) and (
@@ -179,12 +176,3 @@ def slowing_rule(rates: GroupRates) -> str | None:
         ):
             return name
     return None
-
-
-def displacement_row(displacements: Mapping[str, float], reference: str) -> dict[str, Any]:
-    """Turn displacements by weight name into rows ``diagnostics/lambda_q_REFERENCE/layer_N``."""
-    row = {}
-    for name, value in displacements.items():
-        _, layer, _, part, _ = name.split(".")
-        row[f"diagnostics/lambda_{part}_{reference}/layer_{layer}"] = value
-    return row

@@ -2,18 +2,19 @@
 
 arXiv 2605.10504 releases by a "lower-layer maturity rule" that is not public. Ours:
 
-    F_j   features at probe j: the residual stream after the lower half of the layers, normalised as the layers above
-          see it (pretrain.diagnostics.forward.normalised), at fixed positions of fixed held-out windows
-    D_j   = ‖F_j − F_{j−1}‖_F / ‖F_{j−1}‖_F, the drift since the probe before, ``maturity.every`` steps earlier
+    F_j   features at probe j: the residual stream after the lower half of the layers, normalised as the
+          layers above see it (pretrain.diagnostics.forward.normalised), at fixed positions of fixed windows
+    D_j   = ‖F_j − F_{j−1}‖_F / ‖F_{j−1}‖_F, the drift since the probe before, ``maturity.every`` steps before
     settled at probe j when the last ``patience`` drifts, D_j among them, are ≤ ``settled`` · max(D_1 … D_j)
 
-The drift is measured against its own largest value, so that the rule needs no scale of its own: while the learning rate
-warms up the drift grows, which keeps the largest value at the present one; then features come to rest and it falls. A
-rule of the learning rates is released at the first step at which the lower half is settled, no earlier than its
-``hold`` and no later than its ``latest`` (12 % of the run in that paper; there it fired at 3 to 6 %).
+The drift is measured against its own largest value, so that the rule needs no scale of its own: while the
+learning rate warms up the drift grows, which keeps the largest value at the present one; then features come
+to rest and it falls. A rule of the learning rates is released at the first step at which the lower half is
+settled, no earlier than its ``hold`` and no later than its ``latest`` (12 % of the run in that paper; there
+it fired at 3 to 6 %).
 
-A probe is a forward pass at a step that the run's configuration fixes: the decision is a function of the weights, the
-same on every rank and after a resume, and it changes no training number but the learning rate.
+A probe is a forward pass at a step that the run's configuration fixes: the decision is a function of the
+weights, the same on every rank and after a resume, and it changes no training number but the learning rate.
 """
 
 from __future__ import annotations
@@ -55,12 +56,12 @@ def settled(drifts: list[float], config: MaturityConfig) -> bool:
 class Maturity(Hook):
     """Hook that probes the lower half of the layers, and releases learning-rate rules when it has settled.
 
-    Drifts are kept in the record ``maturity`` of the TrainingState, released rules in ``TrainingState.released``. The
-    features of the last probe are in the checkpoint, too.
+    Drifts are kept in the record ``maturity`` of the TrainingState, released rules in
+    ``TrainingState.released``. The features of the last probe are in the checkpoint, too.
 
     Raises:
-        UserError: ``maturity.every`` is neither a fraction nor a whole number of steps; or a rule is to be released by
-            maturity, and there is no held-out window to probe with.
+        UserError: ``maturity.every`` is neither a fraction nor a whole number of steps; or a rule is to be
+            released by maturity, and there is no held-out window to probe with.
     """
 
     name = NAME
@@ -93,7 +94,8 @@ class Maturity(Hook):
             self._probe.config = model
 
     def before_step(self, engine: Any, state: TrainingState) -> HookResult:
-        """Probe if a probe is due, and release the rules that end at the step about to be attempted. Collective.
+        """Probe if a probe is due, and release the rules that end at the step about to be attempted.
+        Collective.
 
         Returns:
             ``maturity/drift`` at a probe, and a line for each rule that was released.
@@ -123,8 +125,8 @@ class Maturity(Hook):
             elif ready and state.step >= (rule.hold or 0):
                 state.released[name] = state.step
                 lines.append(
-                    f"release  {name} at step {state.step:,}: the lower half has settled (drift {drifts[-1]:.4f} "
-                    f"between probes, {max(drifts):.4f} at most)"
+                    f"release  {name} at step {state.step:,}: the lower half has settled (drift "
+                    f"{drifts[-1]:.4f} between probes, {max(drifts):.4f} at most)"
                 )
         return HookResult(row, lines)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -13,26 +12,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.errors import UserError
+from model.errors import UserError, shown
 from pretrain.checkpoint.finder import checkpoint_steps
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.config.run_config import group_and_seed
 from pretrain.data.blend import parse_blend
 from pretrain.data.corpus import Corpus
-from pretrain.diagnostics.forward import ForwardProbe, feature_drift, lower_layers
-from pretrain.diagnostics.in_loop import displacement_row
+from pretrain.diagnostics.forward import ForwardProbe, lower_layers
 from pretrain.diagnostics.weights import (
     displacement,
+    displacement_row,
     initial_weights,
     kept_path,
     open_kept,
     projections,
     update_norm,
+    update_row,
 )
 from pretrain.metrics.file import FILE_NAME, read_metrics
 from pretrain.run.data import RunData
 from pretrain.run.saved import SavedRun
 from pretrain.runtime.world import single_world
+from pretrain.utils.parsing import parse_fraction
 
 Report = Callable[[str], None]
 
@@ -60,7 +61,6 @@ def measure_run(
     sequences: int = 32,
     micro_batch: int = 4,
     steps: Sequence[int] | str = "last",
-    device: torch.device | None = None,
     report: Report = print,
 ) -> RunFigures:
     """Measure checkpoints of a run on held-out windows.
@@ -71,13 +71,12 @@ def measure_run(
         sequences: windows that are read.
         micro_batch: windows read at a time.
         steps: which checkpoints: "last", "all", or their steps.
-        device: where to compute; by default CUDA if available.
         report: called with a line for each checkpoint.
 
     Raises:
         UserError: no run, no such checkpoint, no data, another tokenizer.
     """
-    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     requested_steps: list[int | None] = [None]
     if steps == "all":
         requested_steps = [*checkpoint_steps(folder)] or [None]
@@ -103,16 +102,31 @@ def measure_run(
     return RunFigures(folder.name, name, seed, [rows[step] for step in sorted(rows)], last, num_layers)
 
 
-def _windows(source: SavedRun, data: str | None, sequences: int) -> np.ndarray:
-    if data is not None:
-        corpora = [(Corpus.open(folder, source.tokenizer), weight) for folder, weight in parse_blend(data)]
-    else:
-        corpora = [(corpus, Fraction(1)) for corpus in source.corpora()]
+def own_data(source: SavedRun) -> RunData:
+    """The corpora that the run was trained on, as far as they are on this machine, with their shares.
+
+    Raises:
+        UserError: none of them is, or the checkpoint gives a share that is not a number above zero.
+    """
+    shares = source.state.data.data or []
+    weights = {content: parse_fraction(share) or Fraction(0) for content, share in shares}
+    if any(weight <= 0 for weight in weights.values()):
+        raise UserError(
+            f"checkpoint: state.json has the shares {shown(shares)} of data; give numbers above zero"
+        )
+    corpora = [(corpus, weights[corpus.meta.content_hash]) for corpus in source.corpora()]
     if not corpora:
         raise UserError(
-            f"data: the corpus that {source.run_folder} was trained on is not on this machine; give --data"
+            f"data: no corpus that {str(source.run_folder)!r} was trained on is on this machine "
+            f"({source.state.run.get('data', 'builtin')}, unchanged); put it where the run read it"
         )
-    return RunData(corpora).validation_windows(source.model.context_length, sequences)
+    return RunData(corpora)
+
+
+def _windows(source: SavedRun, data: str | None, sequences: int) -> np.ndarray:
+    given = data and [(Corpus.open(folder, source.tokenizer), weight) for folder, weight in parse_blend(data)]
+    held_out = RunData(given) if given else own_data(source)
+    return held_out.validation_windows(source.model.context_length, sequences)
 
 
 def _measure(
@@ -124,24 +138,18 @@ def _measure(
         network, lower_layers(source.model.num_layers)
     )
     del network
-    row = result.row()
-    for layer, features in result.features.items():
-        if layer in before:
-            row[f"diagnostics/feature_drift/layer_{layer}"] = feature_drift(features, before[layer])
+    row = result.row(before)
     checkpoint, state = source.checkpoint, source.state
     names = projections(source.model.num_layers)
+    references = {"initial": None, "release": _release_weights(source, names)}
     if state.from_seed and state.run:
         dtype = torch.bfloat16 if state.world and state.world.dtype == "bf16" else torch.float32
-        initial = initial_weights(source.model, checkpoint.specs, state.run["seed"], dtype)
-        row |= displacement_row(
-            {name: displacement(checkpoint.parameter(name), initial(name)) for name in names}, "initial"
-        )
-    at_release = _release_weights(source, names)
-    if at_release is not None:
-        row |= displacement_row(
-            {name: displacement(checkpoint.parameter(name), at_release(name)) for name in names}, "release"
-        )
-    row |= _updates(checkpoint)
+        references["initial"] = initial_weights(source.model, checkpoint.specs, state.run["seed"], dtype)
+    for reference, weight in references.items():
+        if weight is not None:
+            moved = {name: displacement(checkpoint.parameter(name), weight(name)) for name in names}
+            row |= displacement_row(moved, reference)
+    row |= update_row({name: _update_sums(checkpoint, name) for name in checkpoint.groups})
     checkpoint.release()
     return row, result.features
 
@@ -156,23 +164,17 @@ def _release_weights(source: SavedRun, names: list[str]) -> Callable[[str], Tens
     return open_kept(kept_path(source.run_folder, max(past_steps)), source.checkpoint.specs, names)
 
 
-def _updates(checkpoint: UnshardedCheckpoint) -> dict[str, Any]:
-    """Effective learning rate and relative update of every group, as
-    pretrain.diagnostics.weights.update_sizes."""
-    row = {}
-    for name, group in checkpoint.groups.items():
-        moved = whole = count = 0.0
-        for parameter in group.parameters:
-            state = checkpoint.optimizer_state(parameter)
-            if not state["step"]:
-                break
-            size = update_norm(state["exp_avg"], state["exp_avg_sq"], state["step"], group.settings)
-            weight = checkpoint.parameter(parameter)
-            moved += size**2
-            whole += torch.linalg.vector_norm(weight, dtype=torch.float64).item() ** 2
-            count += weight.numel()
-        else:
-            if count and whole:
-                row[f"diagnostics/effective_lr/{name}"] = math.sqrt(moved / count)
-                row[f"diagnostics/relative_update/{name}"] = math.sqrt(moved / whole)
-    return row
+def _update_sums(checkpoint: UnshardedCheckpoint, group: str) -> tuple[float, float, int]:
+    """‖lr u‖², ‖W‖² and elements of an optimizer group, as update_sums; zeros for one that has not been
+    stepped."""
+    moved, whole, count = 0.0, 0.0, 0
+    for parameter in checkpoint.groups[group].parameters:
+        state = checkpoint.optimizer_state(parameter)
+        if not state["step"]:
+            return 0, 0, 0
+        settings = checkpoint.groups[group].settings
+        moved += update_norm(state["exp_avg"], state["exp_avg_sq"], state["step"], settings) ** 2
+        weight = checkpoint.parameter(parameter)
+        whole += torch.linalg.vector_norm(weight, dtype=torch.float64).item() ** 2
+        count += weight.numel()
+    return moved, whole, count

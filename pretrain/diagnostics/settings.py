@@ -1,4 +1,5 @@
-"""The settings of diagnostics: what is measured while training, and when the lower layers count as settled."""
+"""The settings of diagnostics: what is measured while training, and when the lower layers count as
+settled."""
 
 from __future__ import annotations
 
@@ -21,17 +22,17 @@ class DiagnosticsConfig:
     positions: Positive = 64
     """Positions of each window that are compared to see features drift."""
     release: FromZero | None = None
-    """Step (or fraction of the run) whose W_Q and W_K are kept, to tell how far they move from there; when not given,
-    the end of the first slow-down of W_Q or W_K by a rule, if one ends. For controls, that of the run that they are
-    compared with."""
+    """Step (or fraction of the run) whose W_Q and W_K are kept, to tell how far they move from there; when
+    not given, the end of the first slow-down of W_Q or W_K by a rule, if one ends. For controls, that of the
+    run that they are compared with."""
 
 
 @declared("maturity")
 class MaturityConfig:
     """When the lower half of the layers counts as settled, for rules with release: maturity.
 
-    See pretrain/diagnostics/maturity.py. The rule of arXiv 2605.10504 is not public; this one, and every number here,
-    is ours.
+    See pretrain/diagnostics/maturity.py. The rule of arXiv 2605.10504 is not public; this one, and every
+    number here, is ours.
     """
 
     every: PositiveNumber = 0.005
@@ -51,7 +52,8 @@ class DiagnosticsSettings(Section):
     """What diagnostics add to RunConfig."""
 
     diagnostics_every: Count = 250
-    """Steps between measurements of attention, residual writes and the movement of weights; 0 turns them off."""
+    """Steps between measurements of attention, residual writes and the movement of weights; 0 turns them
+    off."""
     diagnostics: DiagnosticsConfig = field(default_factory=DiagnosticsConfig)
     maturity: MaturityConfig = field(default_factory=MaturityConfig)
 

@@ -7,7 +7,7 @@ added up, so nothing is gathered, at any stage and degree.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,7 @@ from model.config import ModelConfig
 from model.initialization import initial_value
 from model.parameters import ParameterSpec
 from pretrain.checkpoint.reshard import shard_of
-from pretrain.engine.layout import (
-    EngineFlat,
-    Piece,
-    engine_flats,
-    inner_optimizer,
-    shard_shapes,
-    tensor_place,
-)
+from pretrain.engine.layout import engine_flats, inner_optimizer, shard_shapes, tensor_place
 from pretrain.runtime.world import World
 from pretrain.utils.files import atomic_file, remove_leftovers
 
@@ -80,47 +73,38 @@ class OwnWeights:
         self.names, self.specs = list(names), specs
         self.shapes = shard_shapes(engine)
         self.tensor_parallel, self.tensor_rank = tensor_place(engine)
-        name_set = set(self.names)
-        self._pieces: dict[str, list[tuple[EngineFlat, Piece]]] = {name: [] for name in self.names}
+        # Views of the masters, and where each begins in the flat shard of this rank's tensor group.
+        self._pieces: dict[str, list[tuple[Tensor, int]]] = {name: [] for name in self.names}
         for flat in engine_flats(engine):
-            for name, pieces in flat.pieces.items():
-                if name in name_set:
-                    self._pieces[name] += [(flat, piece) for piece in pieces]
-
-    def now(self) -> Pieces:
-        """Views of this rank's pieces of the masters."""
-        return {
-            name: [flat.master.data[piece.offset : piece.offset + piece.numel] for flat, piece in pieces]
-            for name, pieces in self._pieces.items()
-        }
+            for name in flat.pieces.keys() & self._pieces.keys():
+                for piece in flat.pieces[name]:
+                    view = flat.master.data[piece.offset : piece.offset + piece.numel]
+                    self._pieces[name].append((view, piece.start))
 
     def copy(self) -> Pieces:
-        """Copies of these pieces on the CPU."""
-        return {
-            name: [piece.detach().cpu().clone() for piece in pieces] for name, pieces in self.now().items()
-        }
+        """Copies of this rank's pieces of the masters, on the CPU."""
+        return {name: [view.cpu().clone() for view, _ in pieces] for name, pieces in self._pieces.items()}
 
     def cut(self, full: Callable[[str], Tensor]) -> Pieces:
-        """Cut this rank's pieces out of other tensors of the same parameters, which *full* returns in full
-        shape.
+        """Cut this rank's pieces out of other tensors of the same parameters.
 
-        *full* is only called for parameters of which this rank has a piece.
+        *full* returns one in full shape; it is only called for those of which this rank has a piece.
         """
-        count, rank = self.tensor_parallel, self.tensor_rank
         found: Pieces = {name: [] for name in self._pieces}
         for name, pieces in self._pieces.items():
             if pieces:
-                shard = shard_of(full(name), self.specs[name], count, rank, self.shapes[name]).flatten()
-                found[name] = [shard[piece.start : piece.start + piece.numel].clone() for _, piece in pieces]
+                place = (self.tensor_parallel, self.tensor_rank, self.shapes[name])
+                shard = shard_of(full(name), self.specs[name], *place).flatten()
+                found[name] = [shard[start : start + view.numel()].clone() for view, start in pieces]
         return found
 
     def displacements(self, reference: Pieces) -> dict[str, float]:
         """Displacement λ of every parameter from a reference, of which every rank has its pieces.
         Collective."""
         sums = torch.zeros(len(self.names), 2, dtype=torch.float64)
-        for index, (name, pieces) in enumerate(self.now().items()):
-            for piece, before in zip(pieces, reference[name], strict=True):
-                difference = piece - before.to(piece.device)
+        for index, (name, pieces) in enumerate(self._pieces.items()):
+            for (view, _), before in zip(pieces, reference[name], strict=True):
+                difference = view - before.to(view.device)
                 sums[index, 0] += torch.linalg.vector_norm(difference, dtype=torch.float64).square().cpu()
                 sums[index, 1] += torch.linalg.vector_norm(before, dtype=torch.float64).square()
         moved, whole = _sum_over_ranks(sums).sqrt().unbind(1)
@@ -128,32 +112,49 @@ class OwnWeights:
 
     def full(self, world: World) -> Iterator[tuple[str, Tensor]]:
         """Yield the masters in full shape, one at a time, on the CPU of every rank. Collective."""
-        count, rank = self.tensor_parallel, self.tensor_rank
         for name, pieces in self._pieces.items():
             whole = torch.zeros(self.specs[name].shape, device=world.device)
             # Projections are cut along dimension 0, so that a shard is a run of the flat tensor.
-            shard = whole.view(count, -1)[rank]
-            for flat, piece in pieces:
-                source = flat.master.data[piece.offset : piece.offset + piece.numel]
-                shard[piece.start : piece.start + piece.numel].copy_(source)
+            shard = whole.view(self.tensor_parallel, -1)[self.tensor_rank]
+            for view, start in pieces:
+                shard[start : start + view.numel()].copy_(view)
             if world.size > 1:
                 dist.all_reduce(whole)
             yield name, whole.cpu()
 
 
-def update_sizes(engine: Any, specs: dict[str, ParameterSpec]) -> dict[str, tuple[float, float]]:
-    """How far the last update moved each optimizer group. Collective.
+def displacement_row(displacements: Mapping[str, float], reference: str) -> dict[str, float]:
+    """Turn displacements by weight name into rows ``diagnostics/lambda_q_REFERENCE/layer_N``."""
+    row = {}
+    for name, value in displacements.items():
+        _, layer, _, part, _ = name.split(".")
+        row[f"diagnostics/lambda_{part}_{reference}/layer_{layer}"] = value
+    return row
+
+
+def update_row(sums: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Turn update_sums into rows of every group that has been stepped.
+
+    ``diagnostics/effective_lr``: lr · rms(u), by which a weight of the group moved on average;
+    ``diagnostics/relative_update``: lr · ‖u‖ / ‖W‖.
+    """
+    row = {}
+    for name, (moved, whole, count) in sums.items():
+        if count:
+            row[f"diagnostics/effective_lr/{name}"] = math.sqrt(moved / count)
+            row[f"diagnostics/relative_update/{name}"] = math.sqrt(moved / whole) if whole else math.nan
+    return row
+
+
+def update_sums(engine: Any, specs: dict[str, ParameterSpec]) -> dict[str, list[float]]:
+    """How far the last update moved each optimizer group: ‖lr u‖², ‖W‖² and number of elements. Collective.
 
     AdamW's step is lr · u with u = m̂ / (sqrt(v̂) + eps), weight decay apart (Loshchilov & Hutter 2019,
     algorithm 2).
-
-    Returns:
-        Group name -> effective learning rate lr · rms(u), by which a weight of the group moved on average,
-        and the relative update lr · ‖u‖ / ‖W‖. Groups that have not been stepped are left out.
     """
     adam, (tensor_parallel, _) = inner_optimizer(engine), tensor_place(engine)
     groups = [group["name"] for group in adam.param_groups]
-    sums = torch.zeros(len(groups), 3, dtype=torch.float64)  # ‖lr u‖², ‖W‖², elements
+    sums = torch.zeros(len(groups), 3, dtype=torch.float64)
     for flat in engine_flats(engine):
         state = adam.state.get(flat.master)
         if not state or "exp_avg" not in state:
@@ -171,11 +172,7 @@ def update_sizes(engine: Any, specs: dict[str, ParameterSpec]) -> dict[str, tupl
                 sums[index] += share * torch.tensor(
                     [moved**2, weight.item() ** 2, piece.numel], dtype=torch.float64
                 )
-    return {
-        name: (math.sqrt(moved / count), math.sqrt(moved / whole) if whole else math.nan)
-        for name, (moved, whole, count) in zip(groups, _sum_over_ranks(sums).tolist(), strict=True)
-        if count
-    }
+    return dict(zip(groups, _sum_over_ranks(sums).tolist(), strict=True))
 
 
 def update_norm(exp_avg: Tensor, exp_avg_sq: Tensor, step: int, group: dict[str, Any]) -> float:

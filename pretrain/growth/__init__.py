@@ -1,7 +1,8 @@
 """Adds and prunes heads while a model trains, and reports what heads are worth.
 
-spectrum.py  measure.py                           what a check measures of every layer
-controller.py  models.py                          what is decided, and which models follow
-edit.py  hook.py                                  what is done to a checkpoint, and the hook of the trainer
-worth.py  law.py  figures.py  text.py  command.py ``python -m pretrain.growth report runs/NAME``
+spectrum.py  measure.py    what a check measures of every layer
+check.py  models.py        what is decided, and which models follow
+record.py  edit.py         what is remembered, and what is done to a checkpoint
+hook.py  extension.py      the hook of the trainer
+report/                    ``python -m pretrain.growth report runs/NAME``
 """

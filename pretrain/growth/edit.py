@@ -1,19 +1,21 @@
-"""Turns a checkpoint into one with other heads: the weights and Adam's state of all other heads stay, bit for bit.
+"""Turns a checkpoint into one with other heads: the weights and Adam's state of all other heads stay, bit for
+bit.
 
-A new head is appended to its layer; its output projection is zero, so that the network computes what it did before.
+A new head is appended to its layer; its output projection is zero, so that the network computes what it did
+before.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from model.config import ModelConfig
 from model.errors import UserError
-from model.parameters import ParameterRole, ParameterSpec, parameter_specs
+from model.parameters import ParameterRole, parameter_specs
 from pretrain.checkpoint.deepspeed_files import MASTERS
 from pretrain.checkpoint.source import ParameterGroup
 from pretrain.checkpoint.state import TrainingState, read_features
@@ -22,8 +24,8 @@ from pretrain.growth.measure import Candidate
 from pretrain.growth.record import Change, GrowthState
 
 NOISE = 0.1
-"""Share of a usual initial weight that is added to a head along its directions. Without it all of the head's dimensions
-would be multiples of each other, and without rotary positions would stay so."""
+"""Share of a usual initial weight that is added to a head along its directions. Without it all of the head's
+dimensions would be multiples of each other, and without rotary positions would stay so."""
 
 
 def pending_changes(state: TrainingState) -> list[Change]:
@@ -42,8 +44,8 @@ def changed_model(model: ModelConfig, changes: Sequence[Change]) -> ModelConfig:
         valid = change.head == count if change.kind == "grow" else 0 <= change.head < count > 1
         if not count or not valid:
             raise UserError(
-                f"checkpoint: growth.pending would {change.kind} head {change.head} of layer {change.layer}, which the "
-                "model does not have"
+                f"checkpoint: growth.pending would {change.kind} head {change.head} of layer {change.layer}, "
+                "which the model does not have"
             )
         heads[change.layer] += 1 if change.kind == "grow" else -1
     return model.replace(heads=tuple(heads))
@@ -59,8 +61,8 @@ def candidate(
         seed: of the run.
         step: at which it is added.
         change: its layer and index.
-        directions: fp32 [2, d], unit vectors that q and k lie along, with the usual length of a row; or None, and both
-            are drawn as at step 0. v always is.
+        directions: fp32 [2, d], unit vectors that q and k lie along, with the usual length of a row; or None,
+            and both are drawn as at step 0. v always is.
     """
     digest = hashlib.sha256(f"{seed}/{step}/{change.layer}/{change.head}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
@@ -73,10 +75,8 @@ def candidate(
     if directions is not None:
         # The same lengths in q and in k: every dimension of the head adds to W_Q W_Kᵀ with the same sign.
         lengths = model.init_std * d**0.5 * torch.empty(head_dim, 1).normal_(generator=generator)
-        query, key = (
-            lengths * direction + NOISE * noise
-            for direction, noise in zip(directions, (query, key), strict=True)
-        )
+        along_query, along_key = directions
+        query, key = lengths * along_query + NOISE * query, lengths * along_key + NOISE * key
     return Candidate(query, key, value)
 
 
@@ -91,7 +91,7 @@ def changed_checkpoint(checkpoint: UnshardedCheckpoint) -> UnshardedCheckpoint:
         return checkpoint
     model = ModelConfig.from_json(checkpoint.state.model)
     after = changed_model(model, changes)
-    source = _ChangedSource(checkpoint, model, changes, read_features(checkpoint.folder))
+    source = _ChangedSource(checkpoint, model, changes)
     return UnshardedCheckpoint(checkpoint.folder, checkpoint.state, source, parameter_specs(after))
 
 
@@ -99,45 +99,28 @@ class _ChangedSource:
     """A checkpoint's tensors with heads added and removed (a Source)."""
 
     def __init__(
-        self,
-        checkpoint: UnshardedCheckpoint,
-        model: ModelConfig,
-        changes: Sequence[Change],
-        features: Mapping[str, Tensor],
+        self, checkpoint: UnshardedCheckpoint, model: ModelConfig, changes: Sequence[Change]
     ) -> None:
-        self._checkpoint, self._model = checkpoint, model
+        self._checkpoint, self._model, self._changes = checkpoint, model, changes
         self.groups: dict[str, ParameterGroup] = checkpoint.groups
-        self._changes: dict[int, list[Change]] = {}
-        for change in changes:
-            self._changes.setdefault(change.layer, []).append(change)
-        seed = checkpoint.state.run.get("seed", 0)
+        self.names, self.step, self.release = checkpoint.names, checkpoint.step, checkpoint.release
+        state, features = checkpoint.state, read_features(checkpoint.folder)
         self._new: dict[Change, Candidate] = {}
-        for change in changes:
-            if change.kind == "grow":
-                directions = features.get(change.directions)
-                if directions is not None and directions.shape != (2, model.d_model):
-                    raise UserError(f"checkpoint: {change.directions} has shape {list(directions.shape)}")
-                self._new[change] = candidate(model, seed, checkpoint.state.step, change, directions)
-
-    def names(self) -> list[str]:
-        return self._checkpoint.names()
-
-    def step(self, name: str) -> int:
-        return self._checkpoint.step(name)
-
-    def release(self) -> None:
-        self._checkpoint.release()
+        for change in (change for change in changes if change.kind == "grow"):
+            directions = features.get(change.directions)
+            if directions is not None and directions.shape != (2, model.d_model):
+                raise UserError(f"checkpoint: {change.directions} has shape {list(directions.shape)}")
+            self._new[change] = candidate(model, state.run.get("seed", 0), state.step, change, directions)
 
     def tensor(self, name: str, key: str) -> Tensor:
-        tensor = self._checkpoint.tensor(name, key)
-        spec: ParameterSpec = self._checkpoint.specs[name]
-        role = spec.role
-        if role.layer not in self._changes or not has_heads(role):
+        tensor, role = self._checkpoint.tensor(name, key), self._checkpoint.specs[name].role
+        changes = [change for change in self._changes if change.layer == role.layer]
+        if role.layer is None or not changes or not has_heads(role):
             return tensor
         dimension = 1 if role.part == "o" else 0
         head_dim = self._model.layer_head_dim(role.layer)
         heads = list(tensor.split(head_dim, dimension))
-        for change in self._changes[role.layer]:
+        for change in changes:
             if change.kind == "prune":
                 del heads[change.head]
             else:
@@ -145,14 +128,10 @@ class _ChangedSource:
         return torch.cat(heads, dimension)
 
     def _head(self, change: Change, role: ParameterRole, key: str, like: Tensor) -> Tensor:
-        """The new head's part of a weight or bias; its moments begin at zero, as do biases and the output's."""
-        parts: dict[str, Callable[[Candidate], Tensor]] = {
-            "q": lambda head: head.query,
-            "k": lambda head: head.key,
-            "v": lambda head: head.value,
-        }
-        if key == MASTERS and role.kind == "matrix" and role.part in parts:
-            return parts[role.part](self._new[change]).to(like.dtype)
+        """The new head's part of a weight or bias; its moments begin at zero, as do biases and the
+        output's."""
+        if key == MASTERS and role.kind == "matrix" and role.part in ("q", "k", "v"):
+            return self._new[change]["qkv".index(role.part)].to(like.dtype)
         return torch.zeros_like(like)
 
 

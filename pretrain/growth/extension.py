@@ -49,7 +49,8 @@ class Growing(Extension):
         return changed_checkpoint(checkpoint)
 
     def loaded(self, state: TrainingState) -> None:
-        """The engine holds the changed heads: nothing is pending, and the seed alone does not give its weights."""
+        """The engine holds the changed heads: nothing is pending, and the seed alone does not give its
+        weights."""
         if state.record(NAME).get("pending"):
             state.record(NAME)["pending"] = []
             state.from_seed = False

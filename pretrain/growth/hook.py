@@ -1,8 +1,9 @@
-"""The hook that measures every layer at an interval, decides, and hands the trainer the model to go on with."""
+"""The hook that measures every layer at an interval, decides, and hands the trainer the model to go on
+with."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from model.config import ModelConfig
 from model.errors import UserError
 from model.heads import format_heads
 from pretrain.checkpoint.state import Record, TrainingState
-from pretrain.growth.controller import Controller, Decision, LayerMeasure
+from pretrain.growth.check import Check, Decision, LayerMeasure
 from pretrain.growth.edit import candidate, changed_model
 from pretrain.growth.measure import gradient_norms, query_and_key_weights, second_moments
 from pretrain.growth.models import check_every_split
@@ -27,8 +28,9 @@ MOMENT = "growth/second_moment/layer_"
 CAPTURED = "growth/captured/layer_"
 TOP = "growth/top/layer_"
 LEAST_INTERVAL = {"incrt": 24, "random": 24, "gradient": 60, "schedule": 1}
-"""Steps between checks, at least, by criterion, where the interval is a share of the run. In small models, too, checks
-then take less than 3 % of the time: one costs up to two thirds of a step of one micro-batch, a ``gradient`` one 1.7."""
+"""Steps between checks, at least, by criterion, where the interval is a share of the run. In small models,
+too, checks then take less than 3 % of the time: one costs up to two thirds of a step of one micro-batch, a
+``gradient`` one 1.7."""
 
 
 class Growth(Hook):
@@ -38,8 +40,8 @@ class Growth(Hook):
         session: the run's. A check reads this rank's next micro-batch.
 
     Raises:
-        UserError: ``growth.interval`` or ``growth.until`` is no length in the run, or an option does not go with the
-            criterion.
+        UserError: ``growth.interval`` or ``growth.until`` is no length in the run, or an option does not go
+            with the criterion.
     """
 
     name = "growth"
@@ -48,15 +50,14 @@ class Growth(Hook):
         run = session.run
         self.session, self.model, self.world = session, session.model, session.world
         self.config = run.growth
-        self.controller = Controller(run.growth, most_heads(run), run.seed)
+        self.most = most_heads(run)
         self.every = length_in_steps("growth.interval", run.growth.interval, run.steps)
         if run.growth.interval < 1:
             self.every = max(self.every, LEAST_INTERVAL[run.growth.criterion])
         self.last = min(run.steps - 1, length_in_steps("growth.until", run.growth.until, run.steps))
         if run.growth.criterion == "gradient" and run.activation_checkpointing:
             raise UserError(
-                "growth.criterion: gradient does not go with activation_checkpointing true, which keeps no "
-                "activations; turn that off, or take another criterion"
+                "growth.criterion: gradient needs activations; leave out activation_checkpointing true"
             )
         check_every_split(run, self.model, session.batch.micro_batch)
         layers, d = self.model.num_layers, self.model.d_model
@@ -67,30 +68,24 @@ class Growth(Hook):
 
     @property
     def notes(self) -> list[str]:
-        """What to know before the run: that no layer may grow, or that no check comes early enough to decide."""
-        if self.config.criterion == "schedule":
+        """What to know before the run: that no layer may grow, or that no check comes early enough to
+        decide."""
+        config, heads = self.config, self.model.heads
+        share = config.prune_share if config.prune_below is None else config.prune_below
+        fixed = config.criterion != "incrt" or not share  # else heads may be pruned, and others added
+        first = self.every if config.grow_above is not None else self.every * config.calibration
+        if config.criterion == "schedule":
             return []
-        if full := self._full():
-            return [f"growth   no head can be added: {full}"]
-        first = self.every if self.config.grow_above is not None else self.every * self.config.calibration
-        if first <= self.last:
+        if fixed and config.budget is not None and sum(heads) >= config.budget:
+            why = f"can be added: the model has {sum(heads)} heads, and growth.budget is {config.budget}"
+        elif fixed and min(heads) >= self.most:
+            why = f"can be added: every layer has {self.most} heads or more, which is growth.maximum"
+        elif first > self.last:
+            why = f"is added: the first decision would be after step {first:,}"
+            why += f", and growth.until is {self.last:,}"
+        else:
             return []
-        return [
-            f"growth   no head is added: the first decision would be after step {first:,}, and growth.until is "
-            f"{self.last:,}"
-        ]
-
-    def _full(self) -> str:
-        """Why no layer may grow, if none may before the end of the run."""
-        heads, budget = self.model.heads, self.config.budget
-        share = self.config.prune_share if self.config.prune_below is None else self.config.prune_below
-        if self.config.criterion == "incrt" and share:
-            return ""  # heads may be pruned, and others added
-        if budget is not None and sum(heads) >= budget:
-            return f"the model has {sum(heads)} heads, and growth.budget is {budget}"
-        if min(heads) >= self.controller.most:
-            return f"every layer has {self.controller.most} heads or more, which is growth.maximum"
-        return ""
+        return [f"growth   no head {why}"]
 
     def due(self, step: int) -> bool:
         """Whether to check after this many steps: at the interval, or at the steps of a schedule."""
@@ -98,23 +93,24 @@ class Growth(Hook):
             return step in self.config.schedule
         return step <= self.last and step % self.every == 0
 
+    def _kept(self) -> tuple[tuple[str, list[Any], int], ...]:
+        """What is kept of every layer: the beginning of its name, the tensors, and their dimensions."""
+        return (MOMENT, self._moments, 2), (CAPTURED, self._captured, 2), (TOP, self._top, 1)
+
     def state(self) -> dict[str, Tensor]:
         """Second moments, captured directions, the last eigenvectors, and the directions of pending heads."""
-        named = {f"{CAPTURED}{layer}": captured for layer, captured in enumerate(self._captured)}
-        named |= {f"{MOMENT}{layer}": m.cpu() for layer, m in enumerate(self._moments) if m is not None}
-        named |= {f"{TOP}{layer}": top for layer, top in enumerate(self._top) if top is not None}
-        return named | {change.directions: pair for change, pair in self._directions.items()}
+        named = {f"{name}{layer}": t for name, kept, _ in self._kept() for layer, t in enumerate(kept)}
+        directions = {change.directions: pair for change, pair in self._directions.items()}
+        return {name: tensor.cpu() for name, tensor in named.items() if tensor is not None} | directions
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load the tensors of ``state``; directions of pending heads are read where their weights are made."""
-        for layer in range(self.model.num_layers):
-            d = self.model.d_model
-            captured = tensors.get(f"{CAPTURED}{layer}")
-            if captured is not None and captured.ndim == 2 and captured.shape[1] == d:
-                self._captured[layer] = captured
-            moment, top = tensors.get(f"{MOMENT}{layer}"), tensors.get(f"{TOP}{layer}")
-            self._moments[layer] = moment if moment is not None and moment.shape == (d, d) else None
-            self._top[layer] = top if top is not None and top.shape == (d,) else None
+        """Load the tensors of ``state``; directions of pending heads are read where their weights are
+        made."""
+        for name, kept, dimensions in self._kept():
+            for layer in range(self.model.num_layers):
+                tensor = tensors.get(f"{name}{layer}", torch.empty(0))
+                if tensor.ndim == dimensions and tensor.shape[-1] == self.model.d_model:
+                    kept[layer] = tensor
 
     def reshaped(self, model: ModelConfig) -> None:
         """Go on with other heads."""
@@ -124,7 +120,8 @@ class Growth(Hook):
         """Measure and decide. Collective; no training number changes.
 
         Returns:
-            ``growth/…`` figures of every layer, a line for each change, and the model to go on with if there is any.
+            ``growth/…`` figures of every layer, a line for each change, and the model to go on with if there
+            is any.
         """
         batch = self.session.micro_batch(state.sequences, 0)
         moments = second_moments(engine, batch, self.world)
@@ -134,24 +131,23 @@ class Growth(Hook):
             )
         self._average(moments)
         weights = query_and_key_weights(engine, self.model, self.world)
-        growth = GrowthState.read(state, self.model.heads)
-        main = self.world.is_main  # rank 0 decides for all
-        measures = self._measure(weights) if main else []
-        heads = self.model.heads
-        compared = self.controller.candidates(heads, growth, measures, self._captured) if main else {}
-        compared = self.world.broadcast(compared)
+        growth, check = GrowthState.read(state, self.model.heads), None
+        if self.world.is_main:  # rank 0 decides for all
+            of_run = (self.config, self.most, self.session.run.seed)
+            check = Check(*of_run, [*self.model.heads], growth, self._measure(weights), self._captured)
+        compared = self.world.broadcast(check.candidates() if check else {})
         norms = self._gradients(engine, batch, compared, state.step) if compared else {}
         decision, figures = Decision(), {}
-        if main:
-            decision = self.controller.decide(state.step, heads, growth, measures, self._captured, norms)
-            figures = self._figures(measures, norms, changed_model(self.model, decision.changes).heads)
+        if check:
+            decision = check.decide(state.step, norms)
+            figures = self._figures(check, norms)
         shared = (growth, decision, figures, self._captured, self._top)
         growth, decision, figures, self._captured, self._top = self.world.broadcast(shared)
         state.records[NAME], self._directions = Record(growth.to_json(), needed=True), decision.directions
         if not decision.changes:
             return HookResult(figures)
         model = changed_model(self.model, decision.changes)
-        return HookResult(figures, [self._line(growth, decision, model, state.step)], model)
+        return HookResult(figures, [self._line(decision, model, state.step)], model)
 
     # ---------------------------------------------------------------------- parts
 
@@ -159,10 +155,9 @@ class Growth(Hook):
         """Update the running averages of C."""
         share = self.config.average
         for layer, moment in enumerate(moments):
-            before = self._moments[layer]
-            self._moments[layer] = (
-                moment if before is None else share * before.to(moment) + (1 - share) * moment
-            )
+            if (before := self._moments[layer]) is not None:
+                moment = share * before.to(moment) + (1 - share) * moment
+            self._moments[layer] = moment
 
     def _measure(self, weights: Mapping[str, Tensor]) -> list[LayerMeasure]:
         measures = []
@@ -191,28 +186,24 @@ class Growth(Hook):
         }
         return gradient_norms(engine, batch, heads, self.world)
 
-    def _figures(
-        self, measures: list[LayerMeasure], norms: Mapping[int, float], heads: Sequence[int]
-    ) -> dict[str, Any]:
-        """What was measured, and the *heads* that the run goes on with."""
-        figures: dict[str, Any] = {}
-        for layer, measure in enumerate(measures):
-            figures[f"growth/heads/layer_{layer}"] = heads[layer]
+    def _figures(self, check: Check, norms: Mapping[int, float]) -> dict[str, Any]:
+        """What was measured, and the heads that the run goes on with."""
+        figures: dict[str, Any] = {f"growth/gradient/layer_{layer}": norm for layer, norm in norms.items()}
+        for layer, measure in enumerate(check.measures):
+            figures[f"growth/heads/layer_{layer}"] = check.heads[layer]
             figures[f"growth/gamma/layer_{layer}"] = measure.gamma
             figures[f"growth/lambda_max/layer_{layer}"] = measure.extremes.largest
             figures[f"growth/weakest_head/layer_{layer}"] = min(measure.energies)
-        return figures | {f"growth/gradient/layer_{layer}": norm for layer, norm in norms.items()}
+        return figures
 
-    def _line(self, growth: GrowthState, decision: Decision, model: ModelConfig, step: int) -> str:
+    def _line(self, decision: Decision, model: ModelConfig, step: int) -> str:
         """What changes, in one line; growth.events holds the same with figures."""
         parts = []
         for kind, words in (("grow", "added one head to"), ("prune", "pruned one of")):
             layers = [str(change.layer) for change in decision.changes if change.kind == kind]
             parts += [f"{words} layer{'s' * (len(layers) > 1)} {', '.join(layers)}"] if layers else []
-        return (
-            f"growth   step {step:,}: {'; '.join(parts)}; heads {format_heads(model.heads)}, "
-            f"{model.num_parameters():,} parameters"
-        )
+        heads = f"{format_heads(model.heads)}, {model.num_parameters():,} parameters"
+        return f"growth   step {step:,}: {'; '.join(parts)}; heads {heads}"
 
 
 class KeptGrowth(Hook):

@@ -15,8 +15,8 @@ from pretrain.growth.settings import check_head_dim
 def continued_model(run_model: ModelConfig, saved: TrainingState) -> tuple[ModelConfig, ModelConfig]:
     """The model that a checkpoint must hold, and the one that the run goes on with.
 
-    A run whose heads grew keeps them, with growth or without. A run of fixed heads that goes on with growth keeps those
-    that it has. Everything else is as in *run_model*.
+    A run whose heads grew keeps them, with growth or without. A run of fixed heads that goes on with growth
+    keeps those that it has. Everything else is as in *run_model*.
 
     Args:
         run_model: what the run's configuration describes.
@@ -41,7 +41,8 @@ def continued_model(run_model: ModelConfig, saved: TrainingState) -> tuple[Model
 
 
 def check_kept_heads(run: RunConfig, saved: TrainingState, model: ModelConfig) -> None:
-    """Refuse head settings that were changed since the last session of a run whose heads are those of its checkpoint.
+    """Refuse head settings that were changed since the last session of a run whose heads are those of its
+    checkpoint.
 
     Args:
         saved: the checkpoint's state.
@@ -56,20 +57,19 @@ def check_kept_heads(run: RunConfig, saved: TrainingState, model: ModelConfig) -
     if asked.num_layers != model.num_layers:
         return  # another run, which check_resume refuses
     now, before = run.to_dict(), saved.run
-    for name, same in (
-        ("heads", asked.heads == model.heads),
-        ("head_dim", _with_head_dims(asked).head_dim == _with_head_dims(model).head_dim),
-        ("kv_heads", (asked.kv_heads or asked.heads) == (model.kv_heads or model.heads)),
-    ):
-        for field, value, earlier in (
-            (name, now.get(name), before.get(name)),
-            (f"architecture.{name}", now["architecture"].get(name), before["architecture"].get(name)),
+    asked, model = _with_head_dims(asked), _with_head_dims(model)
+    for name in ("heads", "head_dim", "kv_heads"):
+        if (getattr(asked, name) or asked.heads) == (getattr(model, name) or model.heads):
+            continue
+        for field, new, old in (
+            (name, now, before),
+            (f"architecture.{name}", now["architecture"], before["architecture"]),
         ):
-            if value is not None and value != earlier and not same:
-                widths = format_heads(_with_head_dims(model).head_dim or ())
+            if new.get(name) not in (None, old.get(name)):
+                kept = f"{format_heads(model.heads)} of width {format_heads(model.head_dim or ())}"
                 raise UserError(
-                    f"{field}: {shown(value)} is not what the run has: it keeps its heads, {format_heads(model.heads)} "
-                    f"of width {widths}; leave it out, or give --name for a new run"
+                    f"{field}: {shown(new[name])} is not what the run has: it keeps its heads, {kept}; leave "
+                    "it out, or give --name for a new run"
                 )
 
 
@@ -91,8 +91,8 @@ def check_widths(run: RunConfig, model: ModelConfig) -> None:
         head_dim = model.layer_head_dim(layer)
         if growth.head_dim not in (None, head_dim):
             raise UserError(
-                f"growth.head_dim: {growth.head_dim} is not the width {head_dim} that the heads of layer {layer} have; "
-                "leave it out"
+                f"growth.head_dim: {growth.head_dim} is not the width {head_dim} that the heads of layer "
+                f"{layer} have; leave it out"
             )
         check_head_dim(head_dim, run.tensor_parallel)
 
@@ -106,6 +106,7 @@ def check_every_split(run: RunConfig, model: ModelConfig, micro_batch: int) -> N
     t = run.tensor_parallel
     if micro_batch % t and model.context_length % (2 * t):
         raise UserError(
-            f"micro_batch: {micro_batch} sequences of {model.context_length} tokens cannot be shared by {t} ranks at "
-            f"every head count of a run that grows; give a multiple of {t}, or a context_length that is one of {2 * t}"
+            f"micro_batch: {micro_batch} sequences of {model.context_length} tokens cannot be shared by {t} "
+            f"ranks at every head count of a run that grows; give a multiple of {t}, or a context_length "
+            f"that is one of {2 * t}"
         )

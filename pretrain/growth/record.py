@@ -1,4 +1,5 @@
-"""What growth remembers from one session to the next: the record of that name in a checkpoint's TrainingState."""
+"""What growth remembers from one session to the next: the record of that name in a checkpoint's
+TrainingState."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from pretrain.checkpoint.state import TrainingState
 
 NAME = "growth"
 DIRECTIONS = "growth/directions/"
+ADVICE = "restore it, or continue without growth (--growth.criterion none)"
 
 
 @declared("growth.pending")
@@ -22,8 +24,8 @@ class Change:
 
     layer: Count
     head: Count
-    """Index among the layer's heads: of a new one that it gets, of a pruned one that it has. Changes are made one after
-    the other."""
+    """Index among the layer's heads: of a new one that it gets, of a pruned one that it has. Changes are made
+    one after the other."""
     kind: Literal["grow", "prune"]
 
     @property
@@ -53,40 +55,40 @@ class Event:
         return self.heads - 1 if self.kind == "grow" else self.heads + 1
 
 
+@declared("growth.layers", frozen=False)
+class LayerState:
+    """What checks remember of a layer."""
+
+    below: list[Count]
+    """By head: checks in a row below φ_g."""
+    calibration: list[float] = field(default_factory=list)
+    """Γ of the checks before the thresholds were set."""
+    thresholds: tuple[float, float] | None = None
+    """(θ_w, for λ_max; φ_g, for the energy of a head), or None before they are set."""
+    wait: Count = 0
+    """Checks that the layer still waits after a change."""
+    grown: Count = 0
+    """Heads that were ever added: at most d, one for each direction."""
+
+
 @declared("growth", frozen=False)
 class GrowthState:
-    """What the controller remembers. Lists have an entry for each layer."""
+    """What checks remember."""
 
     start: Positive = 1
     """Heads of a layer when growth began (the mean, for a run that had its own schedule)."""
     checks: Count = 0
-    calibration: list[list[float]] = field(default_factory=list)
-    """Γ of the checks before the thresholds were set."""
-    thresholds: list[tuple[float, float] | None] = field(default_factory=list)
-    """(θ_w, for λ_max; φ_g, for the energy of a head), or None before they are set."""
-    wait: list[Count] = field(default_factory=list)
-    """Checks that the layer still waits after a change."""
-    grown: list[Count] = field(default_factory=list)
-    """Heads that were ever added: at most d, one for each direction."""
-    below: list[list[Count]] = field(default_factory=list)
-    """By head: checks in a row below φ_g."""
+    layers: list[LayerState] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     """All changes so far, in order of step."""
     pending: list[Change] = field(default_factory=list)
-    """Changes decided at the checkpoint's step and not made yet; empty but in checkpoints written for an event."""
+    """Changes decided at the checkpoint's step and not made yet; empty but in checkpoints written for an
+    event."""
 
     @classmethod
     def begin(cls, heads: Sequence[int]) -> GrowthState:
         """The state before the first check of a model with these heads."""
-        layers = len(heads)
-        return cls(
-            start=round(statistics.mean(heads)),
-            calibration=[[] for _ in heads],
-            thresholds=[None] * layers,
-            wait=[0] * layers,
-            grown=[0] * layers,
-            below=[[0] * count for count in heads],
-        )
+        return cls(round(statistics.mean(heads)), layers=[LayerState([0] * count) for count in heads])
 
     @classmethod
     def of(cls, state: TrainingState) -> GrowthState | None:
@@ -100,10 +102,9 @@ class GrowthState:
             return None
         found = from_plain(cls, values, "checkpoint: records in state.json", NAME)
         layers = len(ModelConfig.from_json(state.model).heads)
-        if any(event.layer >= layers for event in found.events) or len(found.thresholds) != layers:
+        if any(event.layer >= layers for event in found.events) or len(found.layers) != layers:
             raise UserError(
-                f"checkpoint: growth in state.json is not of a model of {layers} layers; restore it, or continue "
-                "without growth (--growth.criterion none)"
+                f"checkpoint: growth in state.json is not of a model of {layers} layers; {ADVICE}"
             )
         return found
 
@@ -114,16 +115,9 @@ class GrowthState:
         Raises:
             UserError: as ``of``, and if it is of other heads.
         """
-        found = cls.of(state)
-        if found is None:
-            return cls.begin(heads)
-        lists = (found.calibration, found.wait, found.grown, found.below)
-        fits = all(len(entries) == len(heads) for entries in lists)
-        if not fits or [len(counts) for counts in found.below] != list(heads):
-            raise UserError(
-                "checkpoint: growth in state.json does not describe the model's heads; restore it, or continue without "
-                "growth (--growth.criterion none)"
-            )
+        found = cls.of(state) or cls.begin(heads)
+        if [len(layer.below) for layer in found.layers] != list(heads):
+            raise UserError(f"checkpoint: growth in state.json does not describe the model's heads; {ADVICE}")
         return found
 
     def to_json(self) -> dict[str, Any]:

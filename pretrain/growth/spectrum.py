@@ -71,23 +71,19 @@ def extremes(matrix: Tensor, start: Tensor | None = None) -> Extremes:
     if scale == 0 or not math.isfinite(scale):
         zero = torch.zeros(size)
         return Extremes(0.0, zero, 0.0, zero)
-    if size < 8:  # ARPACK needs room for its basis
-        eigenvalues, vectors = np.linalg.eigh(values)
+    first = np.ones(size) if start is None or not bool(start.any()) else start.double().cpu().numpy()
+    # The start must not be an eigenvector itself, or the basis is one vector long.
+    first = first / np.linalg.norm(first) + np.cos(np.arange(size)) / math.sqrt(size)
+    # What a restart draws must follow from nothing but the matrix, too; older versions of scipy fix it
+    # themselves.
+    seeded: dict[str, Any] = {"rng": 0} if "rng" in inspect.signature(eigsh).parameters else {}
+    for tolerance, basis in ATTEMPTS if size >= 8 else ():  # ARPACK needs room for its basis
+        with contextlib.suppress(ArpackError):  # among them that it has not converged
+            more = {"tol": tolerance, "ncv": min(basis, size), **seeded}
+            eigenvalues, vectors = eigsh(values, k=2, which="BE", v0=first, **more)
+            break
     else:
-        first = np.ones(size) if start is None or not bool(start.any()) else start.double().cpu().numpy()
-        # The start must not be an eigenvector itself, or the basis is one vector long.
-        first = first / np.linalg.norm(first) + np.cos(np.arange(size)) / math.sqrt(size)
-        # What a restart draws must follow from nothing but the matrix, too; older versions of scipy fix it
-        # themselves.
-        seeded: dict[str, Any] = {"rng": 0} if "rng" in inspect.signature(eigsh).parameters else {}
-        for tolerance, basis in ATTEMPTS:
-            with contextlib.suppress(ArpackError):  # among them that it has not converged
-                eigenvalues, vectors = eigsh(
-                    values, k=2, which="BE", v0=first, tol=tolerance, ncv=min(basis, size), **seeded
-                )
-                break
-        else:
-            eigenvalues, vectors = np.linalg.eigh(values)
+        eigenvalues, vectors = np.linalg.eigh(values)
     order = np.argsort(eigenvalues)
     low, high = int(order[0]), int(order[-1])
 

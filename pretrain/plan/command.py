@@ -2,8 +2,8 @@
 
     python -m pretrain.plan --model prism-757m --nodes 2 --gpus_per_node 8 --ds_config ds_configs/zero2.json
 
-takes every flag of pretrain/main.py besides its own. A plan that does not fit is refused with exit code 2 and one line
-that says what would fit. The plan itself is made in run_plan.py; this file reads flags and prints.
+takes every flag of pretrain/main.py besides its own. A plan that does not fit is refused with exit code 2 and
+one line that says what would fit. The plan itself is made in run_plan.py; this file reads flags and prints.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from model.errors import UserError, closest, run_command, shown
-from pretrain.config.command_line import RECIPES, parse_command_line
+from pretrain.config.command_line import RECIPES, CommandParser, parse_command_line
 from pretrain.config.run_config import RunConfig
 
 LARGEST_OPTION = 1_000_000
@@ -56,38 +56,31 @@ def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, RunCon
     Raises:
         UserError: for what pretrain.config.run_config refuses, or an option that is out of range.
     """
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m pretrain.plan",
         allow_abbrev=False,
-        exit_on_error=False,
         description="Memory, communication and time of a run, without running it. Takes every flag of "
         "pretrain/main.py (its --help lists them) and these:",
     )
-    parser.add_argument("--nodes", type=int, default=1, help="machines (1)")
-    parser.add_argument("--gpus_per_node", type=int, default=1, help="GPUs, and ranks, of each (1)")
-    parser.add_argument("--gpu", default="h100", help=f"one of {', '.join(GPUS)} (h100)")
-    parser.add_argument(
-        "--gpu_memory", type=float, metavar="GIB", help="memory of a GPU, in place of --gpu's"
-    )
-    parser.add_argument("--peak_tflops", type=float, help="dense peak of a GPU, in place of its data sheet's")
-    parser.add_argument("--mfu", type=float, default=0.4, help="share of the peak that the run reaches (0.4)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the tables")
-    try:
-        options, run_arguments = parser.parse_known_args(list(arguments))
-    except argparse.ArgumentError as error:
-        raise UserError(shown(f"{error.argument_name}: {error.message}", limit=400, plain=True)) from None
-    for name in ("nodes", "gpus_per_node", "gpu_memory", "peak_tflops"):
-        value = getattr(options, name)
-        if value is not None and not 0 < value <= LARGEST_OPTION:
+    add = parser.add_argument
+    add("--nodes", type=int, default=1, help="machines (1)")
+    add("--gpus_per_node", type=int, default=1, help="GPUs, and ranks, of each (1)")
+    add("--gpu", default="h100", help=f"one of {', '.join(GPUS)} (h100)")
+    add("--gpu_memory", type=float, metavar="GIB", help="memory of a GPU, in place of --gpu's")
+    add("--peak_tflops", type=float, help="dense peak of a GPU, in place of its data sheet's")
+    add("--mfu", type=float, default=0.4, help="share of the peak that the run reaches (0.4)")
+    add("--json", action="store_true", help="print one JSON object instead of the tables")
+    options, run_arguments = parser.parse_known_args(list(arguments))
+    for name in ("nodes", "gpus_per_node", "gpu_memory", "peak_tflops", "mfu"):
+        value, most = getattr(options, name), 1 if name == "mfu" else LARGEST_OPTION
+        if value is not None and not 0 < value <= most:
             raise UserError(
-                f"{name}: {shown(value)} is not valid; give a positive number of at most {LARGEST_OPTION:,}"
+                f"{name}: {shown(value)} is not valid; give a positive number of at most {most:,}"
             )
-    if not 0 < options.mfu <= 1:
-        raise UserError(f"mfu: {options.mfu} is not valid; give a share of the peak in (0, 1]")
     if options.gpu not in GPUS:
         raise UserError(
-            f"gpu: {options.gpu!r} is unknown; give one of {', '.join(GPUS)}, or --gpu_memory and --peak_tflops"
-            + closest(options.gpu, GPUS)
+            f"gpu: {options.gpu!r} is unknown; give one of {', '.join(GPUS)}, or --gpu_memory and "
+            f"--peak_tflops{closest(options.gpu, GPUS)}"
         )
     command = parse_command_line([*_recipe(run_arguments), *run_arguments])
     for name in ("plot_lr", "print_config"):
@@ -97,7 +90,8 @@ def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, RunCon
 
 
 def _recipe(arguments: list[str]) -> list[str]:
-    """``--config`` for the recipe of the model's size, where none is given: prism-757m is planned with recipe 757m."""
+    """``--config`` for the recipe of the model's size, where none is given: prism-757m is planned with recipe
+    757m."""
     if any(argument == "--config" or argument.startswith("--config=") for argument in arguments):
         return []
     named = [a.split("=", 1)[1] for a in arguments if a.startswith("--model=")]
@@ -128,12 +122,8 @@ def run_plan(arguments: list[str]) -> None:
 
     gpu = GPUS[options.gpu]
     memory = gpu.memory if options.gpu_memory is None else options.gpu_memory
-    plan = make_plan(
-        run,
-        ds_config,
-        Machine(options.nodes, options.gpus_per_node, options.gpu, int(memory * GIB)),
-        options.mfu,
-    )
+    machine = Machine(options.nodes, options.gpus_per_node, options.gpu, int(memory * GIB))
+    plan = make_plan(run, ds_config, machine, options.mfu)
     peak = data_sheet_peak(gpu.name, torch.bfloat16 if plan.settings.bf16 else torch.float32)
     if options.peak_tflops is not None:
         peak = options.peak_tflops * 1e12

@@ -34,8 +34,9 @@ def describe(plan: RunPlan, ds_config: str) -> str:
         f"engine   {ds_config}: ZeRO stage {plan.settings.stage}, {precision}"
         + (", activation checkpointing" if plan.settings.checkpointing else "")
         + (", sequence parallelism" if plan.settings.sequence_parallel and run.tensor_parallel > 1 else ""),
-        f"batch    {plan.tokens_per_step:,} tokens a step = {batch.sequences} sequences = {batch.micro_batch} a "
-        f"micro-batch x {batch.accumulation} accumulated x {batch.data_parallel} data-parallel ranks",
+        f"batch    {plan.tokens_per_step:,} tokens a step = {batch.sequences} sequences = "
+        f"{batch.micro_batch} a micro-batch x {batch.accumulation} accumulated x "
+        f"{batch.data_parallel} data-parallel ranks",
         "",
         *_memory_lines(plan),
         "",
@@ -49,31 +50,27 @@ def describe(plan: RunPlan, ds_config: str) -> str:
 
 
 def _memory_lines(plan: RunPlan) -> list[str]:
-    memory, settings = plan.memory, plan.settings
+    memory, settings, machine = plan.memory, plan.settings, plan.machine
     states, acts, buffers = memory.states, memory.activations, memory.buffers
-    weights = "bf16" if settings.bf16 else "fp32"
+    weights = ("bf16" if settings.bf16 else "fp32") + ", this rank's part" * (settings.stage == 3)
+    accumulated = f"accumulated in {8 * settings.accumulation_bytes} bits"
     layers = f"all {plan.model.num_layers} layers"
     if settings.checkpointing:
         layers = f"inputs of {layers}; {max(acts.per_layer) / GIB:.3f} GiB while one is recomputed"
-    loss_note = (
-        "logits, their gradient, fp32 chunks" if acts.logits else "a chunk of logits, the head's gradient"
-    )
+    head = "logits, their gradient, fp32 chunks" if acts.logits else "a chunk of logits, the head's gradient"
+    usable = f"{machine.usable / GIB:.1f} of {machine.memory / GIB:.1f} GiB are usable"
     rows = [
-        ("parameters", states.parameters, weights + (", this rank's part" if settings.stage == 3 else "")),
+        ("parameters", states.parameters, weights),
         ("master weights", states.master, "fp32, this rank's part"),
         ("moments", states.moments, "fp32 x 2, this rank's part"),
-        (
-            "gradients",
-            states.gradients + memory.gradients,
-            f"accumulated in {8 * settings.accumulation_bytes} bits",
-        ),
+        ("gradients", states.gradients + memory.gradients, accumulated),
         (
             "reduction buffers",
             buffers.bucket + buffers.copies,
             "buckets, and copies of one while it is reduced",
         ),
         ("activations", sum(acts.kept), layers),
-        ("logits and loss", 2 * acts.logits + acts.head_gradient + acts.loss_chunks, loss_note),
+        ("logits and loss", 2 * acts.logits + acts.head_gradient + acts.loss_chunks, head),
     ]
     if settings.document_mask:
         note = "positions, rotary tables, masks where no kernel takes offsets"
@@ -82,36 +79,26 @@ def _memory_lines(plan: RunPlan) -> list[str]:
         rows.append(("gathered parameters", memory.gathered, "whole at the end of the forward pass"))
     if states.host:
         rows.append(("in host memory", states.host, "offloaded, for each rank; not in the peak"))
-    lines = ["memory of a rank                 GiB", *(_row(name, size, note) for name, size, note in rows)]
-    for phase, size in memory.phases.items():
-        lines.append(_row(f"peak: {phase}", size, PHASES[phase]))
-    machine = plan.machine
-    verdict = "fits" if plan.fits else "does not fit"
-    usable = f"{verdict}: {machine.usable / GIB:.1f} of {machine.memory / GIB:.1f} GiB are usable"
-    return [*lines, _row("predicted peak", memory.peak, usable)]
+    rows += [(f"peak: {phase}", size, PHASES[phase]) for phase, size in memory.phases.items()]
+    rows.append(("predicted peak", memory.peak, f"{'fits' if plan.fits else 'does not fit'}: {usable}"))
+    return _table("memory of a rank", rows)
 
 
 def _traffic_lines(plan: RunPlan) -> list[str]:
-    traffic = plan.traffic
+    traffic, among = plan.traffic, "among tensor-parallel ranks"
+    exchange = f"{among}; python -m pretrain.presets exchange has layers"
     rows = [
         ("gradients", traffic.gradients, "among data-parallel ranks"),
         ("parameters", traffic.parameters, "among data-parallel ranks"),
-        ("all-reduces", traffic.tensor_all_reduces, "among tensor-parallel ranks"),
-        (
-            "head exchange",
-            traffic.head_exchange,
-            "among tensor-parallel ranks; python -m pretrain.presets exchange has layers",
-        ),
+        ("all-reduces", traffic.tensor_all_reduces, among),
+        ("head exchange", traffic.head_exchange, exchange),
     ]
     if traffic.host:
         rows.append(("host and device", traffic.host, "gradients down, weights up"))
-    lines = ["sent by a rank in a step          GiB", *(_row(name, size, note) for name, size, note in rows)]
-    seconds = plan.seconds_per_step
-    if seconds is not None:
-        total = traffic.data_parallel + traffic.tensor_parallel
-        lines.append(
-            f"  on average {total / seconds / 1e9:,.2f} GB/s of each rank, if the step takes the time below"
-        )
+    lines = _table("sent by a rank in a step", rows)
+    if plan.seconds_per_step is not None:
+        rate = (traffic.data_parallel + traffic.tensor_parallel) / plan.seconds_per_step / 1e9
+        lines.append(f"  on average {rate:,.2f} GB/s of each rank, if the step takes the time below")
     return lines
 
 
@@ -129,22 +116,23 @@ def _time_lines(plan: RunPlan) -> list[str]:
         return [*lines, f"time     not estimated: no {precision} peak is known; give --peak_tflops"]
     hours = seconds * run.steps / 3600
     lines.append(
-        f"time     {seconds:.3f} s a step, {plan.tokens_per_step / seconds:,.0f} tokens/s, {hours:,.2f} hours in all "
-        f"({hours * machine.ranks:,.1f} GPU-hours), at an MFU of {plan.mfu:g} of {machine.peak / 1e12:,.0f} TFLOP/s "
-        "a GPU"
+        f"time     {seconds:.3f} s a step, {plan.tokens_per_step / seconds:,.0f} tokens/s, {hours:,.2f} "
+        f"hours in all ({hours * machine.ranks:,.1f} GPU-hours), at an MFU of {plan.mfu:g} of "
+        f"{machine.peak / 1e12:,.0f} TFLOP/s a GPU"
     )
     if plan.settings.checkpointing:
         lines.append("         MFU does not count what is recomputed: expect about a quarter less of it")
     return lines
 
 
-def _row(name: str, size: int, note: str) -> str:
-    return f"  {name:<22}{size / GIB:>12.3f}  {note}"
+def _table(title: str, rows: list[tuple[str, int, str]]) -> list[str]:
+    """Lines of names, sizes in GiB and notes."""
+    return [f"{title:<33}GiB", *(f"  {name:<22}{size / GIB:>12.3f}  {note}" for name, size, note in rows)]
 
 
 def to_json(plan: RunPlan) -> dict[str, Any]:
     """Return every figure of the plan; bytes as integers, seconds and FLOP/s as floats."""
-    run = plan.run
+    run, machine, seconds = plan.run, plan.machine, plan.seconds_per_step
     return {
         "model": run.model,
         "recipe": run.recipe,
@@ -152,8 +140,7 @@ def to_json(plan: RunPlan) -> dict[str, Any]:
         "heads": list(plan.model.heads),
         "tensor_parallel": run.tensor_parallel,
         "engine": dataclasses.asdict(plan.settings),
-        "machine": dataclasses.asdict(plan.machine)
-        | {"ranks": plan.machine.ranks, "usable": plan.machine.usable},
+        "machine": dataclasses.asdict(machine) | {"ranks": machine.ranks, "usable": machine.usable},
         "batch": dataclasses.asdict(plan.batch),
         "memory_bytes": dataclasses.asdict(plan.memory) | {"peak": plan.memory.peak},
         "sent_bytes_per_step": dataclasses.asdict(plan.traffic),
@@ -163,7 +150,7 @@ def to_json(plan: RunPlan) -> dict[str, Any]:
         "flops_per_token": plan.model.flops_per_token(),
         "flops_per_step": plan.flops_per_step,
         "mfu": plan.mfu,
-        "seconds_per_step": plan.seconds_per_step,
-        "seconds": None if plan.seconds_per_step is None else plan.seconds_per_step * run.steps,
+        "seconds_per_step": seconds,
+        "seconds": None if seconds is None else seconds * run.steps,
         "fits": plan.fits,
     }

@@ -15,9 +15,9 @@ from model.process_grid import check_world
 from model.transformer import Fused
 from pretrain.checkpoint.state import TrainingState
 from pretrain.config.run_config import RunConfig
-from pretrain.engine.batch import BatchPlan, valid_micro_batches
+from pretrain.engine.batch import BatchPlan
 from pretrain.engine.ds_config import EngineSettings
-from pretrain.engine.memory.micro_batch import usable_memory
+from pretrain.engine.memory.micro_batch import fitting_micro_batch, usable_memory
 from pretrain.engine.memory.plan import MemoryPlan, memory_plan
 from pretrain.plan.traffic import Traffic, traffic
 from pretrain.run.decisions import Decision, Facts, decide
@@ -90,7 +90,8 @@ class RunPlan:
 
 
 def make_plan(run: RunConfig, ds_config: dict[str, Any], machine: Machine, mfu: float) -> RunPlan:
-    """Plan a run as pretrain.trainer would start it. Where its precision is left open, every GPU of the table has bf16.
+    """Plan a run as pretrain.trainer would start it. Where its precision is left open, every GPU of the table
+    has bf16.
 
     Raises:
         UserError: for what the trainer would refuse: sizes that do not divide, contradicting settings.
@@ -122,7 +123,7 @@ def what_fits(plan: RunPlan) -> list[str]:
     """
     run, settings, t = plan.run, plan.settings, plan.run.tensor_parallel
     planned = plan.batch.micro_batch
-    smaller = _largest(plan, settings, t, limit=planned - 1) or 0
+    smaller = _largest(plan, settings, t, limit=planned - 1)
     candidates: list[tuple[str, EngineSettings, int]] = []
     if not settings.checkpointing:
         changed = dataclasses.replace(settings, checkpointing=True)
@@ -140,7 +141,7 @@ def what_fits(plan: RunPlan) -> list[str]:
             candidates.append((f"--tensor_parallel {degree}", changed, degree))
     flags = [f"--micro_batch {smaller}"] if smaller else []
     for flag, changed, degree in candidates:
-        micro_batch = _largest(plan, changed, degree, limit=planned) or 0
+        micro_batch = _largest(plan, changed, degree, limit=planned)
         if micro_batch > smaller:
             flags.append(flag if micro_batch == planned else f"{flag} --micro_batch {micro_batch}")
     return flags[:MOST_OFFERS]
@@ -148,25 +149,18 @@ def what_fits(plan: RunPlan) -> list[str]:
 
 def _fused(settings: EngineSettings, ds_config: dict[str, Any]) -> Fused:
     """What stays fused with another ds_config: at stage 3 the loss at most."""
-    return (
-        "loss" if settings.fused == "all" and ds_config["zero_optimization"]["stage"] == 3 else settings.fused
-    )
+    whole = settings.fused == "all" and ds_config["zero_optimization"]["stage"] == 3
+    return "loss" if whole else settings.fused
 
 
-def _largest(plan: RunPlan, settings: EngineSettings, tensor_parallel: int, limit: int) -> int | None:
-    """The largest valid micro-batch of at most *limit* whose peak fits."""
+def _largest(plan: RunPlan, settings: EngineSettings, tensor_parallel: int, limit: int) -> int:
+    """The largest valid micro-batch of at most *limit* whose peak fits; 0 if there is none."""
     data_parallel = plan.machine.ranks // tensor_parallel
-    if plan.batch.sequences % data_parallel:
-        return None
-    per_rank = plan.batch.sequences // data_parallel
-    for micro_batch in reversed(valid_micro_batches(per_rank, plan.model, tensor_parallel)):
-        if micro_batch <= limit:
-            memory = memory_plan(
-                plan.model, settings, data_parallel, micro_batch, per_rank // micro_batch, tensor_parallel
-            )
-            if memory.peak <= plan.machine.usable:
-                return micro_batch
-    return None
+    per_rank, rest = divmod(plan.batch.sequences, data_parallel)
+    if rest:
+        return 0
+    sizes = (data_parallel, tensor_parallel, plan.machine.usable, limit)
+    return fitting_micro_batch(per_rank, plan.model, settings, *sizes) or 0
 
 
 def _divides(model: ModelConfig, degree: int, sequence_parallel: bool) -> bool:
@@ -189,7 +183,7 @@ def check_fits(plan: RunPlan) -> None:
     settings = f"ZeRO stage {plan.settings.stage}, t = {plan.run.tensor_parallel}"
     advice = "; or ".join(offers) if offers else "more GPUs, or ones with more memory"
     raise UserError(
-        f"micro_batch: {plan.batch.micro_batch} sequences of {plan.model.context_length} tokens at {settings} need "
-        f"{plan.memory.peak / GIB:.1f} GiB a GPU, and {plan.machine.usable / GIB:.1f} of its "
+        f"micro_batch: {plan.batch.micro_batch} sequences of {plan.model.context_length} tokens at "
+        f"{settings} need {plan.memory.peak / GIB:.1f} GiB a GPU, and {plan.machine.usable / GIB:.1f} of its "
         f"{plan.machine.memory / GIB:.1f} GiB are usable; what would fit: {advice}"
     )

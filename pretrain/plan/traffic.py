@@ -47,15 +47,17 @@ def traffic(
 ) -> Traffic:
     """Count the bytes that a rank sends in a step.
 
-    With n = P (N-1)/N elements of a rank's P parameters (an all-gather or a reduce-scatter sends n, an all-reduce 2 n):
+    With n = P (N-1)/N elements of a rank's P parameters (an all-gather or a reduce-scatter sends n, an
+    all-reduce 2 n):
 
     - stage 1: gradients once a step, 2 n (DeepSpeed all-reduces buckets, and keeps its part); weights, n;
     - stage 2: the same, but gradients once a micro-batch, since a rank keeps the sums of its part only;
-    - stage 3: gradients n a micro-batch; weights n for each forward pass, and for each backward pass those that were
+    - stage 3: gradients n a micro-batch; weights n for each forward pass, and for each backward pass those
+    that were
       released in between; parameters below the persistence threshold once a step.
 
-    Gradients travel in the ds_config's communication_data_type, weights in the compute precision. Tensor-parallel
-    bytes are model.parallel_plan's; activation checkpointing repeats their forward half.
+    Gradients travel in the ds_config's communication_data_type, weights in the compute precision.
+    Tensor-parallel bytes are model.parallel_plan's; activation checkpointing repeats their forward half.
 
     Raises:
         UserError: t does not divide the model, or the micro-batch cannot be split.

@@ -42,16 +42,9 @@ def draw_runs(folders: list[Path], out: Path) -> Path:
         )
     classified = any(_series(rows, "val_accuracy")[0] for rows in rows_of_runs)
     ratios = (3, 1, 1, 1) if classified else (3, 1, 1)
-    with saved_figure(
-        out,
-        "out",
-        len(ratios),
-        size=(9, 9),
-        dpi=120,
-        notes=differences.lines,
-        sharex=True,
-        height_ratios=ratios,
-    ) as (_, (loss_axis, *accuracy_axes, rate_axis, norm_axis)):
+    layout: dict[str, Any] = {"notes": differences.lines, "sharex": True, "height_ratios": ratios}
+    with saved_figure(out, "out", len(ratios), size=(9, 9), dpi=120, **layout) as (_, axes):
+        loss_axis, *accuracy_axes, rate_axis, norm_axis = axes
         for index, (folder, rows) in enumerate(zip(folders, rows_of_runs, strict=True)):
             color = f"C{index}"
             if not differences.tokenizers:
@@ -62,20 +55,14 @@ def draw_runs(folders: list[Path], out: Path) -> Path:
             for key in dict.fromkeys(key for row in rows for key in row if key.startswith("lr/")):
                 rate_axis.plot(*_series(rows, key), color=color, linewidth=1)
             norm_axis.plot(*_series(rows, "grad_norm"), color=color, linewidth=1)
-        loss_axis.set_ylabel(
-            "validation loss (bits per byte)"
-            if differences.tokenizers
-            else f"loss (nats per {'example' if classified else 'token'})\nfaint: training, dots: validation"
-        )
+        label = f"loss (nats per {'example' if classified else 'token'})\nfaint: training, dots: validation"
+        loss_axis.set_ylabel("validation loss (bits per byte)" if differences.tokenizers else label)
         for axis in accuracy_axes:
-            axis.set_ylabel("accuracy")
-            axis.set_ylim(0, 1.02)
+            axis.set(ylabel="accuracy", ylim=(0, 1.02))
         loss_axis.legend()
         rate_axis.set_ylabel("learning rate")
-        norm_axis.set_ylabel("gradient norm")
+        norm_axis.set(ylabel="gradient norm", xlabel="tokens", xlim=(0, None))
         logarithmic(norm_axis)
-        norm_axis.set_xlabel("tokens")
-        norm_axis.set_xlim(left=0)
         count_axis(norm_axis.xaxis)
     return out
 

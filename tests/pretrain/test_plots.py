@@ -1,9 +1,7 @@
 """The training curves: drawn from what the metrics say."""
 
 import html
-import json
 import re
-from dataclasses import asdict
 
 import matplotlib
 import pytest
@@ -19,19 +17,15 @@ def write_rows(folder, *rows):
     folder.mkdir(exist_ok=True)
     file = MetricsFile(folder / "metrics.jsonl")
     for step, row in rows:
-        file.append(
-            step, {"tokens": step * 10, "lr/base/decay": 1e-3, "grad_norm": 1.0, "train_loss": 5 / step} | row
-        )
+        usual = {"tokens": step * 10, "lr/base/decay": 1e-3, "grad_norm": 1.0, "train_loss": 5 / step}
+        file.append(step, usual | row)
     file.close()
 
 
 def write_run(folder, steps):
-    every = {2: {"grad_norm": float("inf")}}
-    rows = [
-        (step, every.get(step, {}) | ({"val_loss": 6 / step} if step % 2 == 0 else {}))
-        for step in range(1, steps + 1)
-    ]
-    write_rows(folder, *rows)
+    rows = {step: {} if step % 2 else {"val_loss": 6 / step} for step in range(1, steps + 1)}
+    rows[2]["grad_norm"] = float("inf")
+    write_rows(folder, *rows.items())
 
 
 def texts(out, *folders):
@@ -64,17 +58,18 @@ def test_series_are_the_rows_that_have_the_figure(tmp_path):
 def checkpoint(folder, step, **changes):
     """A checkpoint as far as comparing needs it; *changes* are to the data, ``run_`` ones to the run."""
     settings = {"data": "corpora/a", "document_mask": False, "validation": {"sequences": 8, "data": None}}
-    settings |= {
-        key.removeprefix("run_"): changes.pop(key) for key in list(changes) if key.startswith("run_")
-    }
-    data = {"tokenizer": "t", "data": [["aaaaaaaa", "1"]]} | changes
-    state = TrainingState(
-        step=step, run=settings, data=from_plain(DataIdentity, data), model={"context_length": 64}
-    )
+    of_run = [key for key in changes if key.startswith("run_")]
+    settings |= {key.removeprefix("run_"): changes.pop(key) for key in of_run}
+    data = DataIdentity(**{"tokenizer": "t", "data": [("aaaaaaaa", "1")]} | changes)
+    state = TrainingState(step=step, run=settings, data=data, model={"context_length": 64})
     path = folder / "checkpoints" / f"step_{step:06d}"
     path.mkdir(parents=True)
-    (path / "state.json").write_text(json.dumps(asdict(state)))
+    (path / "state.json").write_text(state.to_json())
     return path
+
+
+WINDOWS = "validation windows differ"
+A, B = "a aaaaaaaa", "b bbbbbbbb"  # corpora, as they are named
 
 
 @pytest.mark.parametrize(
@@ -85,17 +80,16 @@ def checkpoint(folder, step, **changes):
         (4, {}, ["steps differ: 6 (a); 4 (b)"]),
         (
             6,
-            {"data": [["bbbbbbbb", "1"]], "run_data": "corpora/b"},
+            {"data": [("bbbbbbbb", "1")], "run_data": "corpora/b"},
             [
-                "data differ: a aaaaaaaa (a); b bbbbbbbb (b)",
-                "validation windows differ: 8 of 64 tokens of a aaaaaaaa (a); "
-                "8 of 64 tokens of b bbbbbbbb (b)",
+                f"data differ: {A} (a); {B} (b)",
+                f"{WINDOWS}: 8 of 64 tokens of {A} (a); 8 of 64 tokens of {B} (b)",
             ],
         ),
         (
             6,
             {"run_validation": {"sequences": 9, "data": None}},
-            ["validation windows differ: 8 of 64 tokens of a aaaaaaaa (a); 9 of 64 tokens of a aaaaaaaa (b)"],
+            [f"{WINDOWS}: 8 of 64 tokens of {A} (a); 9 of 64 tokens of {A} (b)"],
         ),
         (
             6,
@@ -120,13 +114,12 @@ def test_what_does_not_compare_is_said_and_drawn(tmp_path, capsys, steps, change
 def test_losses_of_different_tokenizers_are_drawn_in_bits_per_byte(tmp_path, capsys):
     for name, size in (("a", 280), ("b", 290)):
         write_run(tmp_path / name, 6)
-        tokenizer = SentencePieceTokenizer.train(
-            [f"{n} bottles stand on shelf {7 * n}\n" for n in range(200)], size
-        )
+        text = [f"{n} bottles stand on shelf {7 * n}\n" for n in range(200)]
+        tokenizer = SentencePieceTokenizer.train(text, size)
         tokenizer.save(checkpoint(tmp_path / name, 6, tokenizer=tokenizer_hash(tokenizer)) / "tokenizer")
     folders, out = (tmp_path / "a", tmp_path / "b"), tmp_path / "curves.svg"
     line = refusal(capsys, main, *folders, "--out", out)  # none of them has bits per byte
-    assert "error: runs: tokenizers differ: b from a (vocabulary: " in line
+    assert "error: runs: tokenizers differ: b from a (different vocabulary" in line
     for folder in folders:
         write_rows(folder, (7, {"val_bpb": 2.0}))
     drawn = " ".join(texts(out, *folders))

@@ -60,17 +60,14 @@ def test_it_is_printed_and_drawn(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "prism-124", "--tensor_parallel", "4"], "did you mean 'prism-124m'"),
-        (["--model", "prism-124m", "--tensor_parallel", "5"], "nearest valid: 4 or 8"),
-        (["--model", "prism-124m", "--tensor_parallel", "4", "--micro_batch", "0"], "micro_batch: 0"),
-        (
-            ["--model", "prism-124m", "--tensor_parallel", "4", "--plot", "/dev/null/x.png"],
-            "--plot: cannot write",
-        ),
+        ("prism-124 --tensor_parallel 4", "did you mean 'prism-124m'"),
+        ("prism-124m --tensor_parallel 5", "nearest valid: 4 or 8"),
+        ("prism-124m --tensor_parallel 4 --micro_batch 0", "micro_batch: 0"),
+        ("prism-124m --tensor_parallel 4 --plot /dev/null/x.png", "--plot: cannot write"),
     ],
 )
 def test_bad_input_is_one_line(arguments, message, capsys):
-    assert main(["exchange", *arguments]) == 2
+    assert main(["exchange", "--model", *arguments.split()]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
 
@@ -82,13 +79,6 @@ def test_a_model_of_ones_own_is_read_from_a_file(tmp_path, capsys):
     own = capsys.readouterr().out
     assert main(["exchange", "--model", "prism-nano", "--heads", "1,2,4,4", "--tensor_parallel", "2"]) == 0
     assert capsys.readouterr().out == own
-    for text, said in (
-        ("[[", "is not valid JSON"),
-        ("5", "error: model"),
-        ("[" * 100_000, "is not valid JSON"),
-    ):
-        file.write_text(text)
-        assert main(["exchange", "--model", str(file), "--tensor_parallel", "2"]) == 2
-        assert said in capsys.readouterr().err
-    assert main(["exchange", "--model", str(tmp_path / "none.json"), "--tensor_parallel", "2"]) == 2
-    assert "cannot read" in capsys.readouterr().err
+    file.write_text("[[")
+    assert main(["exchange", "--model", str(file), "--tensor_parallel", "2"]) == 2
+    assert "is not valid JSON" in capsys.readouterr().err

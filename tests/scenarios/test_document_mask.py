@@ -18,7 +18,7 @@ from pretrain.data.making.make import make_corpus
 from pretrain.data.sources.files import PlainFiles
 from pretrain.engine.build import build_engine
 from pretrain.engine.ds_config import EngineSettings
-from pretrain.engine.memory.footprint import activations, document_bytes
+from pretrain.engine.memory.footprint import activations
 from pretrain.plan.command import main as plan_main
 from pretrain.runtime.world import World
 from pretrain.validation.loss import Validation
@@ -174,6 +174,12 @@ def test_a_resumed_run_is_bit_identical_and_the_mask_is_fixed(lines_folder, tmp_
 
 
 # ---------------------------------------------------------------------- memory
+
+
+def document_bytes(model, micro_batch, element, tensor_parallel, device):
+    """Bytes that a document mask adds."""
+    settings = EngineSettings(bf16=element == 2, document_mask=True)
+    return activations(model, micro_batch, settings, tensor_parallel, device).documents
 
 
 def test_memory_of_the_mask(capsys):

@@ -1,7 +1,8 @@
 """Computes the parts of a run's memory by arithmetic: the parameters of a rank, and its activations.
 
-pretrain/engine/memory/plan.py puts them together. s is the size of a compute element in bytes (bf16 2, fp32 4), t the
-tensor-parallel degree, B T the tokens of a micro-batch. docs/memory.md has the formulas beside measurements.
+pretrain/engine/memory/plan.py puts them together. s is the size of a compute element in bytes (bf16 2, fp32
+4), t the tensor-parallel degree, B T the tokens of a micro-batch. docs/memory.md has the formulas beside
+measurements.
 """
 
 from __future__ import annotations
@@ -55,90 +56,98 @@ def rank_parameters(config: ModelConfig, tensor_parallel: int = 1) -> tuple[Para
 # ---------------------------------------------------------------------- activations
 
 
-def layer_activation_bytes(
-    config: ModelConfig,
-    layer: int,
-    micro_batch: int,
-    element: int,
-    tensor_parallel: int = 1,
-    sequence_parallel: bool = False,
-    device: DeviceType = "cuda",
-    document_mask: bool = False,
-) -> int:
-    """Bytes that autograd keeps of one layer for its backward pass, on one rank.
+@dataclass(frozen=True)
+class _Pass:
+    """What a rank's activations depend on."""
 
-    Per token: both norms' inputs and outputs, 4 d s (outputs are what q, k, v and gate, up multiply), and the norms'
-    statistics in fp32; q, k, v as attention sees them and its output, (2 A + 2 A_kv) s / t, and 4 bytes of
-    log-sum-exp a head; gate, up, the activation and the product, 4 W s / t (plain: before and after the activation,
-    2 W s / t). Where heads are exchanged, the output is kept once more after its way back (A s / t), and the query form
-    holds keys and values of all r ranks. On a GPU keys and values are as wide as queries where flash does not run. A
-    windowed layer keeps its mask, T² s, once; with a document mask layers share theirs (document_bytes).
-    """
-    t, d = tensor_parallel, config.d_model
-    tokens = micro_batch * config.context_length
-    heads, kv_heads = config.heads[layer], config.layer_kv_heads(layer)
-    q, kv = config.attention_width(layer) // t, config.kv_width(layer) // t
-    _, ranks = head_groups(kv_heads, t)
-    form = choose_form(ranks, micro_batch, config.context_length, layer)
-    window = config.layer_window(layer)
-    windowed = window is not None and window < config.context_length
-    packed = document_mask and _takes_offsets(config, layer, micro_batch, element, tensor_parallel, device)
-    flash = flash_takes(element, config.layer_head_dim(layer))
-    if device == "cuda" and not packed and (windowed or document_mask or not flash):
-        kv = q  # only flash takes grouped queries, and without a mask
-    attention = 2 * q + 2 * kv * (ranks if form == "query" else 1)
-    if form != "none":
-        attention += q
-    hidden = (4 if config.ffn == "swiglu" else 2) * config.ffn_width // t
-    total = tokens * (element * (attention + hidden) + FP32_BYTES * heads // t)
-    total += 2 * norm_bytes(config, tokens, element, tensor_parallel if sequence_parallel else 1, device)
-    if sequence_parallel:
-        total += 2 * tokens * d * element * (t - 1) // t  # the gathered outputs of the norms
-    if windowed and not document_mask:
-        total += config.context_length**2 * element
-    return total
+    config: ModelConfig
+    micro_batch: int
+    settings: EngineSettings
+    t: int
+    device: DeviceType
 
+    @property
+    def element(self) -> int:
+        """s: bytes of a compute element."""
+        return self.settings.compute_bytes
 
-def document_bytes(
-    config: ModelConfig, micro_batch: int, element: int, tensor_parallel: int, device: DeviceType
-) -> int:
-    """Bytes that a document mask adds to a micro-batch, shared by all layers: positions, rotary tables, masks.
+    @property
+    def tokens(self) -> int:
+        """B T"""
+        return self.micro_batch * self.config.context_length
 
-    Per token a position, 8 bytes, and for each head dim its row of the rotary table, 4 d_h bytes. For each attention
-    window a mask, B T² s, unless all its layers take the documents' offsets.
-    """
-    T, layers = config.context_length, range(config.num_layers)
-    each_token = 8
-    if config.positions == "rope":
-        each_token += FP32_BYTES * sum({config.layer_head_dim(layer) for layer in layers})
-    masks = set()
-    for layer in layers:
-        if not _takes_offsets(config, layer, micro_batch, element, tensor_parallel, device):
-            masks.add(min(config.layer_window(layer) or T, T))
-    return micro_batch * T * (each_token + len(masks) * T * element)
+    @property
+    def parts(self) -> int:
+        """Ranks that share a hidden state."""
+        return self.t if self.settings.sequence_parallel else 1
 
+    def gathered(self) -> int:
+        """Bytes that sequence parallelism adds to a norm's output, which is gathered."""
+        return self.tokens * self.config.d_model * self.element * (self.parts - 1) // self.parts
 
-def _takes_offsets(
-    config: ModelConfig, layer: int, micro_batch: int, element: int, tensor_parallel: int, device: DeviceType
-) -> bool:
-    """Whether a layer keeps documents apart without a mask (see model/documents.py: CUDA, bf16, whole sequences)."""
-    _, ranks = head_groups(config.layer_kv_heads(layer), tensor_parallel)
-    whole = choose_form(ranks, micro_batch, config.context_length, layer) != "query"
-    return device == "cuda" and element == 2 and whole and varlen_head_dim(config.layer_head_dim(layer))
+    def norm(self) -> int:
+        """Bytes of one norm's input, output and statistics for the backward pass.
 
+        torch has no fused RMS norm on CPUs: the widened input and the normed values are kept in fp32 there.
+        """
+        tokens, d, s = self.tokens // self.parts, self.config.d_model, self.element
+        if self.config.norm == "rmsnorm":
+            input_bytes = 2 * FP32_BYTES if self.device == "cpu" else s
+            return tokens * ((input_bytes + s) * d + FP32_BYTES)
+        return tokens * (2 * s * d + 2 * FP32_BYTES)
 
-def norm_bytes(
-    config: ModelConfig, tokens: int, element: int, parts: int = 1, device: DeviceType = "cuda"
-) -> int:
-    """Bytes of one norm's input, output and statistics for the backward pass; *parts* is t with sequence parallelism.
+    def layer(self, layer: int) -> int:
+        """Bytes that autograd keeps of one layer for its backward pass.
 
-    torch has no fused RMS norm on CPUs: the widened input and the normed values are kept in fp32 there.
-    """
-    tokens //= parts
-    if config.norm == "rmsnorm":
-        input_bytes = 2 * FP32_BYTES if device == "cpu" else element
-        return tokens * ((input_bytes + element) * config.d_model + FP32_BYTES)
-    return tokens * (2 * element * config.d_model + 2 * FP32_BYTES)
+        Per token: both norms' inputs and outputs, 4 d s (outputs are what q, k, v and gate, up multiply), and
+        the norms' statistics in fp32; q, k, v as attention sees them and its output, (2 A + 2 A_kv) s / t,
+        and 4 bytes of log-sum-exp a head; gate, up, the activation and the product, 4 W s / t (plain: before
+        and after the activation, 2 W s / t). Where heads are exchanged, the output is kept once more after
+        its way back (A s / t), and the query form holds keys and values of all r ranks. On a GPU keys and
+        values are as wide as queries where flash does not run. A windowed layer keeps its mask, T² s, once;
+        with a document mask layers share theirs.
+        """
+        config, t, mask = self.config, self.t, self.settings.document_mask
+        q, kv = config.attention_width(layer) // t, config.kv_width(layer) // t
+        form, ranks = self.form(layer)
+        window = config.layer_window(layer)
+        windowed = window is not None and window < config.context_length
+        flash = flash_takes(self.element, config.layer_head_dim(layer))
+        packed = mask and self.takes_offsets(layer)
+        if self.device == "cuda" and not packed and (windowed or mask or not flash):
+            kv = q  # only flash takes grouped queries, and without a mask
+        attention = 2 * q + 2 * kv * (ranks if form == "query" else 1) + (q if form != "none" else 0)
+        hidden = (4 if config.ffn == "swiglu" else 2) * config.ffn_width // t
+        total = self.tokens * (self.element * (attention + hidden) + FP32_BYTES * config.heads[layer] // t)
+        total += 2 * self.norm() + 2 * self.gathered()
+        return total + (config.context_length**2 * self.element if windowed and not mask else 0)
+
+    def form(self, layer: int) -> tuple[str, int]:
+        """In which form ranks share the layer's heads, and how many share one."""
+        _, ranks = head_groups(self.config.layer_kv_heads(layer), self.t)
+        return choose_form(ranks, self.micro_batch, self.config.context_length, layer), ranks
+
+    def takes_offsets(self, layer: int) -> bool:
+        """Whether a layer keeps documents apart without a mask (model/documents.py: CUDA, bf16, whole
+        sequences)."""
+        kernel = self.device == "cuda" and self.element == 2 and self.form(layer)[0] != "query"
+        return kernel and varlen_head_dim(self.config.layer_head_dim(layer))
+
+    def tables(self) -> int:
+        """Bytes of rotary tables for a position: cosines and sines of d_h / 2 angles for each head dim."""
+        layers = range(self.config.num_layers) if self.config.positions == "rope" else ()
+        return FP32_BYTES * sum({self.config.layer_head_dim(layer) for layer in layers})
+
+    def documents(self) -> int:
+        """Bytes that a document mask adds to a micro-batch, shared by all layers: positions, rotary tables,
+        masks.
+
+        Per token a position, 8 bytes, and its row of the rotary tables. For each attention window a mask, B
+        T² s, unless all its layers take the documents' offsets.
+        """
+        T, layers = self.config.context_length, range(self.config.num_layers)
+        masks = {min(self.config.layer_window(i) or T, T) for i in layers if not self.takes_offsets(i)}
+        return self.tokens * (8 + self.tables() + len(masks) * T * self.element)
 
 
 def _joint_columns(config: ModelConfig, layer: int) -> int:
@@ -156,18 +165,20 @@ class Activations:
     kept: tuple[int, ...]
     """Kept with the run's setting: with activation checkpointing, each layer's input only."""
     final_norm: int
-    """The final norm's input, output and statistics; the output's gradient takes its place where the loss is fused."""
+    """The final norm's input, output and statistics; the output's gradient takes its place where the loss is
+    fused."""
     outside: int
     """Ids, labels and rotary tables."""
     documents: int
-    """What a document mask adds (document_bytes), 0 without one."""
+    """What a document mask adds , 0 without one."""
     head_gradient: int
     """The fp32 gradient of the output head's weight, which a fused loss makes in the forward pass; else 0."""
     logits: int
-    """The logits in the compute precision; the backward pass of the loss holds as much again for their gradient. 0
-    where the loss is fused."""
+    """The logits in the compute precision; the backward pass of the loss holds as much again for their
+    gradient. 0 where the loss is fused."""
     loss_chunks: int
-    """The loss's chunks: logits, their softmax in fp32; where it is fused also its part of the head's gradient."""
+    """The loss's chunks: logits, their softmax in fp32; where it is fused also its part of the head's
+    gradient."""
     hidden: int
     """One hidden state."""
     working: int
@@ -176,14 +187,8 @@ class Activations:
     @property
     def total(self) -> int:
         """Bytes that are alive when the loss has been computed."""
-        return (
-            sum(self.kept)
-            + self.final_norm
-            + self.outside
-            + self.documents
-            + self.head_gradient
-            + self.logits
-        )
+        beside = (self.final_norm, self.outside, self.documents, self.head_gradient, self.logits)
+        return sum(self.kept) + sum(beside)
 
 
 def activations(
@@ -193,34 +198,19 @@ def activations(
     tensor_parallel: int = 1,
     device: DeviceType = "cuda",
 ) -> Activations:
-    """Activations of a micro-batch of full sequences; see layer_activation_bytes for the formula."""
+    """Activations of a micro-batch of full sequences; see _Pass.layer for the formula."""
     t, d, s = tensor_parallel, config.d_model, settings.compute_bytes
-    sequence_parallel = settings.sequence_parallel and t > 1
-    tokens = micro_batch * config.context_length
-    rank_tokens = tokens // t if sequence_parallel else tokens
-    columns = config.classes or config.padded_vocab_size(t) // t
-    layers = tuple(
-        layer_activation_bytes(
-            config, layer, micro_batch, s, t, sequence_parallel, device, settings.document_mask
-        )
-        for layer in range(config.num_layers)
-    )
-    hidden = rank_tokens * d * s
-    # In the feed-forward network: the gradients of the product and of both factors (plain: before and after the
-    # activation), less the product that is free by then; and the gradient that comes in.
+    of = _Pass(config, micro_batch, settings, t, device)
+    tokens, columns = of.tokens, config.classes or config.padded_vocab_size(t) // t
+    layers = tuple(of.layer(layer) for layer in range(config.num_layers))
+    hidden = tokens // of.parts * d * s
+    # In the feed-forward network: the gradients of the product and of both factors (plain: before and after
+    # the activation), less the product that is free by then; and the gradient that comes in.
     work = hidden + tokens * s * (2 if config.ffn == "swiglu" else 1) * config.ffn_width // t
-    tables = 0
-    if config.positions == "rope":
-        dims = {config.layer_head_dim(layer) for layer in range(config.num_layers)}
-        tables = config.context_length * FP32_BYTES * sum(dims)  # cosines and sines of d_h / 2 angles
-    documents = document_bytes(config, micro_batch, s, t, device) if settings.document_mask else 0
-    norm = norm_bytes(config, tokens, s, t if sequence_parallel else 1, device)
-    if sequence_parallel:
-        norm += tokens * d * s * (t - 1) // t
     fused = settings.fused != "none" and t == 1 and config.classes is None
     if fused:
-        # The logits of a product, beside them a chunk's softmax, or what is added to the head's gradient. On a CPU
-        # torch widens the logits in a copy of their own before it takes the softmax.
+        # The logits of a product, beside them a chunk's softmax, or what is added to the head's gradient. On
+        # a CPU torch widens the logits in a copy of their own before it takes the softmax.
         chunks = token_products(tokens, columns, device)[0]
         narrow = s < FP32_BYTES
         softmax = FP32_BYTES * chunks[0].stop * (2 if narrow and device == "cpu" else 1)
@@ -228,17 +218,16 @@ def activations(
     else:
         loss_chunks = LOSS_CHUNKS * FP32_BYTES * min(CHUNK_ELEMENTS[device], tokens * columns)
     if settings.fused == "all":  # the weights of joint products are copied together
-        layers = tuple(
-            layer_bytes + s * d * _joint_columns(config, layer) // t
-            for layer, layer_bytes in enumerate(layers)
-        )
+        joint = (s * d * _joint_columns(config, layer) // t for layer in range(config.num_layers))
+        layers = tuple(map(sum, zip(layers, joint, strict=True)))
     return Activations(
         per_layer=layers,
         kept=tuple(hidden for _ in layers) if settings.checkpointing else layers,
-        final_norm=norm,
+        final_norm=of.norm() + of.gathered(),
         # ids, labels and, unless the loss is fused, targets; log-sum-exp; mask
-        outside=tables + tokens * (2 * 8 + 1 if fused else 3 * 8 + FP32_BYTES + 1),
-        documents=documents,
+        outside=config.context_length * of.tables()
+        + tokens * (2 * 8 + 1 if fused else 3 * 8 + FP32_BYTES + 1),
+        documents=of.documents() if settings.document_mask else 0,
         head_gradient=FP32_BYTES * columns * d if fused else 0,
         logits=0 if fused else tokens * columns * s,
         loss_chunks=loss_chunks,

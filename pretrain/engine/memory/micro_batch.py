@@ -13,8 +13,9 @@ from pretrain.engine.memory.footprint import DeviceType, rank_parameters
 from pretrain.engine.memory.plan import memory_plan, states
 
 CPU_MICRO_BATCH_TOKENS = 4096  # a larger micro-batch gains nothing on a CPU and costs memory
-# Of a device's memory that a plan may use. On a GPU the rest is for what the allocator cannot reuse and for libraries
-# (CUDA's context and NCCL's buffers take the fixed part); a CPU's memory is shared with everything else that runs.
+# Of a device's memory that a plan may use. On a GPU the rest is for what the allocator cannot reuse and for
+# libraries (CUDA's context and NCCL's buffers take the fixed part); a CPU's memory is shared with everything
+# else that runs.
 USABLE_SHARE: dict[DeviceType, float] = {"cuda": 0.92, "cpu": 0.6}
 LIBRARY_BYTES: dict[DeviceType, int] = {"cuda": 3 << 29, "cpu": 0}
 
@@ -40,39 +41,63 @@ def plan_batch(
         settings: the other settings that memory depends on; stage 2 in bf16 when not given.
 
     Raises:
-        UserError: on a CPU, weights and optimizer state are larger than the memory; something does not divide, or
-            the ranks that share heads cannot split the micro-batch; the message lists what would.
+        UserError: on a CPU, weights and optimizer state are larger than the memory; something does not
+            divide, or the ranks that share heads cannot split the micro-batch; the message lists what would.
     """
     sequences, per_rank = share_batch(global_batch_tokens, micro_batch, model.context_length, data_parallel)
-    if device_type == "cpu":
-        _check_states_fit(model, settings or EngineSettings(), data_parallel, memory, tensor_parallel)
+    settings = settings or EngineSettings()
+    device: DeviceType = "cpu" if device_type == "cpu" else "cuda"
+    if device == "cpu":
+        _check_states_fit(model, settings, data_parallel, memory, tensor_parallel)
     if micro_batch is None:
-        micro_batch = _largest_micro_batch(
-            per_rank,
-            model,
-            data_parallel,
-            memory,
-            "cuda" if device_type == "cuda" else "cpu",
-            tensor_parallel,
-            settings or EngineSettings(),
-        )
+        limit = CPU_MICRO_BATCH_TOKENS // model.context_length if device == "cpu" else per_rank
+        sizes = (data_parallel, tensor_parallel, usable_memory(memory, device), limit)
+        micro_batch = fitting_micro_batch(per_rank, model, settings, *sizes, device)
+        if micro_batch is None:  # the smallest comes closest; check_split refuses where none is valid
+            micro_batch = min(valid_micro_batches(per_rank, model, tensor_parallel), default=1)
     check_split(model, tensor_parallel, micro_batch)
     return BatchPlan(sequences, micro_batch, per_rank // micro_batch, data_parallel)
+
+
+def fitting_micro_batch(
+    per_rank: int,
+    model: ModelConfig,
+    settings: EngineSettings,
+    data_parallel: int,
+    tensor_parallel: int,
+    usable: int,
+    limit: int,
+    device: DeviceType = "cuda",
+) -> int | None:
+    """The largest valid micro-batch of at most *limit* whose peak is at most *usable* bytes; None if there is
+    none.
+
+    Args:
+        per_rank: sequences of a step that a rank reads.
+    """
+    for micro_batch in reversed(valid_micro_batches(per_rank, model, tensor_parallel)):
+        if micro_batch <= limit:
+            sizes = (data_parallel, micro_batch, per_rank // micro_batch, tensor_parallel)
+            if memory_plan(model, settings, *sizes, device).peak <= usable:
+                return micro_batch
+    return None
 
 
 def _check_states_fit(
     model: ModelConfig, settings: EngineSettings, data_parallel: int, memory: int, tensor_parallel: int
 ) -> None:
-    """Refuse what a CPU's memory cannot hold before a batch is read: the system would kill the run without a message.
+    """Refuse what a CPU's memory cannot hold before a batch is read: the system would kill the run without a
+    message.
 
     A GPU reports by itself what does not fit.
     """
-    needed = states(rank_parameters(model, tensor_parallel), settings, data_parallel)
-    if needed.device + needed.host > memory:
+    kept = states(rank_parameters(model, tensor_parallel), settings, data_parallel)
+    needed = kept.device + kept.host
+    if needed > memory:
         raise UserError(
-            f"model: {model.num_parameters():,} parameters (d_model {model.d_model}, {model.num_layers} layers, "
-            f"ffn_width {model.ffn_width}) need {(needed.device + needed.host) / 2**30:,.1f} GiB a rank for weights "
-            f"and optimizer state, and a rank has {memory / 2**30:,.1f} GiB here; give a smaller model, or more "
+            f"model: {model.num_parameters():,} parameters (d_model {model.d_model}, {model.num_layers} "
+            f"layers, ffn_width {model.ffn_width}) need {needed / 2**30:,.1f} GiB a rank for weights and "
+            f"optimizer state, and a rank has {memory / 2**30:,.1f} GiB here; give a smaller model, or more "
             "machines and ZeRO stage 3 (python -m pretrain.plan tells what fits)"
         )
 
@@ -80,31 +105,6 @@ def _check_states_fit(
 def usable_memory(memory: int, device_type: DeviceType) -> int:
     """Bytes of a device's *memory* that a plan's peak may reach."""
     return max(0, int(memory * USABLE_SHARE[device_type]) - LIBRARY_BYTES[device_type])
-
-
-def _largest_micro_batch(
-    per_rank: int,
-    model: ModelConfig,
-    data_parallel: int,
-    memory: int,
-    device_type: DeviceType,
-    tensor_parallel: int,
-    settings: EngineSettings,
-) -> int:
-    valid = valid_micro_batches(per_rank, model, tensor_parallel)
-    if not valid:
-        return 1  # plan_batch refuses it, and says what is valid
-    usable = usable_memory(memory, device_type)
-    for micro_batch in reversed(valid):
-        if device_type == "cpu" and micro_batch * model.context_length > CPU_MICRO_BATCH_TOKENS:
-            continue
-        accumulation = per_rank // micro_batch
-        plan = memory_plan(
-            model, settings, data_parallel, micro_batch, accumulation, tensor_parallel, device_type
-        )
-        if plan.peak <= usable:
-            return micro_batch
-    return valid[0]  # nothing fits: the smallest comes closest
 
 
 def device_memory(device: torch.device, local_ranks: int = 1) -> int:

@@ -1,10 +1,10 @@
 """Predicts a rank's memory by arithmetic: states by ZeRO stage, buffers, and the peak of a step.
 
-The formulas follow what torch's autograd keeps for this model's operations (pretrain/engine/memory/footprint.py) and what
-DeepSpeed 0.19.8 allocates (its files are named below); docs/memory.md derives them and compares them with real
-sessions. s is the size of a compute element in bytes (bf16 2, fp32 4), P the parameters that a tensor rank's part of
-the model has, N the data-parallel ranks. Nothing is allocated here and no process group is needed: the numbers are
-for any number of ranks.
+The formulas follow what torch's autograd keeps for this model's operations (see footprint.py) and what
+DeepSpeed 0.19.8 allocates (its files are named below); docs/memory.md derives them and compares them with
+real sessions. s is the size of a compute element in bytes (bf16 2, fp32 4), P the parameters that a tensor
+rank's part of the model has, N the data-parallel ranks. Nothing is allocated here and no process group is
+needed: the numbers are for any number of ranks.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pretrain.engine.ds_config import FP32_BYTES, EngineSettings
 from pretrain.engine.memory.footprint import Activations, DeviceType, Parameter, activations, rank_parameters
 
 MOMENTS = 2  # of AdamW
-# Above this many gradient elements BF16_Optimizer's groups are all-reduced one by one, without being copied into one
-# (deepspeed/runtime/engine.py, MEMORY_OPT_ALLREDUCE_SIZE).
+# Above this many gradient elements BF16_Optimizer's groups are all-reduced one by one, without being copied
+# into one (deepspeed/runtime/engine.py, MEMORY_OPT_ALLREDUCE_SIZE).
 ENGINE_BUCKET = 500_000_000
 
 
@@ -120,7 +120,8 @@ def memory_plan(
     """Predict what one rank allocates, as the largest of four moments of a steady step.
 
     - loss: every activation, the logits and their gradient, or the head's gradients where the loss is fused;
-    - layers: from the last layer to the first, its activations and those before it, and the gradients made so far;
+    - layers: from the last layer to the first, its activations and those before it, and the gradients made so
+    far;
     - reduction: all gradients, no activations;
     - step: gradients, flattened for the optimizer.
     """
@@ -131,7 +132,8 @@ def memory_plan(
     buffers = _buffers(parameters, settings, data_parallel, device)
     gathered = gathered_bytes(parameters, settings)
     embedding = parameters[0].elements * settings.compute_bytes
-    # With tied embeddings the head's gradient waits through the backward pass for the embedding's to be added.
+    # With tied embeddings the head's gradient waits through the backward pass for the embedding's to be
+    # added.
     waiting = embedding if config.tied else 0
     base = state_bytes.device + gradients.before
     lasting = buffers.bucket if settings.stage == 3 else 0
@@ -164,8 +166,8 @@ def _layers(
 ) -> int:
     """The peak of the backward pass through the layers, beyond what it holds from its start to its end.
 
-    Two moments count in each layer: inside its feed-forward network, where its own activations are still there, and
-    at its end, where they are gone and a bucket is reduced.
+    Two moments count in each layer: inside its feed-forward network, where its own activations are still
+    there, and at its end, where they are gone and a bucket is reduced.
     """
     by_layer: list[list[int]] = [[] for _ in range(config.num_layers)]
     for parameter in parameters:
@@ -192,9 +194,9 @@ def _layers(
 def gathered_bytes(parameters: tuple[Parameter, ...], settings: EngineSettings) -> int:
     """Stage 3: bytes of parameters that are whole at the end of the forward pass.
 
-    A parameter stays after its use if it is used again within the reuse distance. From a layer's forward pass to its
-    backward pass, everything above it is used twice, so the upper half of that distance stays. Below that, what is
-    prefetched stays, and the largest parameter in use.
+    A parameter stays after its use if it is used again within the reuse distance. From a layer's forward pass
+    to its backward pass, everything above it is used twice, so the upper half of that distance stays. Below
+    that, what is prefetched stays, and the largest parameter in use.
     """
     if settings.stage < 3:
         return 0
@@ -222,11 +224,13 @@ class Gradients:
 def _gradients(
     parameters: tuple[Parameter, ...], settings: EngineSettings, data_parallel: int, accumulation: int
 ) -> Gradients:
-    """See deepspeed/runtime/bf16_optimizer.py, zero/stage_1_and_2.py and zero/stage3.py (reduce, epilogue, step)."""
+    """See deepspeed/runtime/bf16_optimizer.py, zero/stage_1_and_2.py and zero/stage3.py (reduce, epilogue,
+    step)."""
     total = sum(p.elements for p in parameters)
     share = -(-total // data_parallel)
     s, decayed = settings.compute_bytes, sum(p.elements for p in parameters if p.decayed)
-    # Except where they are flat already, the gradients of one group at a time are flattened for the optimizer.
+    # Except where they are flat already, the gradients of one group at a time are flattened for the
+    # optimizer.
     flattened = FP32_BYTES * -(-max(decayed, total - decayed) // data_parallel)
     accumulates = accumulation > 1
     if settings.stage == 3:
@@ -263,9 +267,8 @@ def _buffers(
         decayed = sum(p.elements for p in parameters if p.decayed)
         copied = total if data_parallel > 1 and decayed <= ENGINE_BUCKET else 0
         # In fp32; for a reduction in bf16 narrowed once more, one group at a time where they are large.
-        narrowed = (
-            communication * (copied or decayed) if data_parallel > 1 and communication != FP32_BYTES else 0
-        )
+        narrows = data_parallel > 1 and communication != FP32_BYTES
+        narrowed = communication * (copied or decayed) if narrows else 0
         return Buffers(0, FP32_BYTES * max(copied, largest) + narrowed)
     reserved = settings.reduce_bucket * (2 if settings.overlap and settings.stage < 3 else 1)
     if device == "cpu":  # the system does not allocate memory that is never written to

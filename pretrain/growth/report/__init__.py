@@ -1,1 +1,2 @@
-"""``python -m pretrain.growth report runs/NAME``: how heads grew, what the law predicts, and what each is worth."""
+"""``python -m pretrain.growth report runs/NAME``: how heads grew, what the law predicts, and what each is
+worth."""

@@ -41,7 +41,7 @@ def draw_growth(
             for axis, name in ((axes[1], "gamma"), (axes[2], "lambda_max")):
                 steps, values = _figure_of(record, rows, layer, name)
                 axis.plot(steps, values, marker=MARKERS[layer % len(MARKERS)], markersize=3, **style)
-            threshold = record.thresholds[layer]
+            threshold = record.layers[layer].thresholds
             if threshold is not None and steps:
                 axes[2].axhline(threshold[0], linewidth=0.7, alpha=0.6, **style)
         axes[0].set_ylabel("heads of the layer")
@@ -112,9 +112,8 @@ def draw_worths(found: HeadWorths, path: Path) -> Path:
         whole_numbers(strip.xaxis)
         strip.set_ylabel(f"worth (nats per {found.per})\nloss without the head − loss with it")
         strip.legend(fontsize="small", loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False)
-        shares, increases = (
-            [100 * getattr(point, name) for point in found.curve] for name in ("share", "increase")
-        )
+        increases = [100 * point.increase for point in found.curve]
+        shares = [100 * point.share for point in found.curve]
         curve.plot(shares, increases, "ko-", markersize=4, label="loss without them")
         bound = {"color": "0.4", "linestyle": "--", "label": f"{SMALL_INCREASE:.0%} more loss"}
         curve.axhline(100 * SMALL_INCREASE, **bound)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from statistics import StatisticsError, linear_regression
 
 from pretrain.growth.record import GrowthState
 
@@ -39,21 +41,14 @@ class Prediction:
         return None if self.predicted is None else (self.predicted - self.observed) / self.observed
 
 
-def slope(x: Sequence[float], y: Sequence[float]) -> float | None:
-    """Least-squares slope of y against x; None where all x are the same."""
-    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
-    spread = sum((a - mean_x) ** 2 for a in x)
-    if not spread:
-        return None
-    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread
-
-
 def predict(record: GrowthState, heads: Sequence[int]) -> list[Prediction]:
-    """Predict every layer's head count from the first half of its growth events, at least FEWEST_EVENTS of them.
+    """Predict every layer's head count from the first half of its growth events, at least FEWEST_EVENTS of
+    them.
 
-    ln Γ against the number of heads that it was measured with has the least-squares slope -1 / κ². Γ(0) is that of the
-    layer's first growth event, and K_0 the number of heads before it: the start, unless heads were pruned before.
-    With fewer than six events the first three are more than half of them; ``fitted`` says how many were used.
+    ln Γ against the number of heads that it was measured with has the least-squares slope -1 / κ². Γ(0) is
+    that of the layer's first growth event, and K_0 the number of heads before it: the start, unless heads
+    were pruned before. With fewer than six events the first three are more than half of them; ``fitted`` says
+    how many were used.
 
     Args:
         record: what the checkpoint says.
@@ -70,14 +65,17 @@ def _predict(record: GrowthState, layer: int, observed: int) -> Prediction:
 
     if len(grown) < FEWEST_EVENTS:
         return none(f"fewer than {FEWEST_EVENTS} growth events")
-    threshold = record.thresholds[layer]
+    threshold = record.layers[layer].thresholds
     if threshold is None or not (threshold[0] > 0 and math.isfinite(threshold[0])):
         return none("no threshold θ_w above zero")
     first = grown[: max(FEWEST_EVENTS, len(grown) // 2)]
     if not all(gamma > 0 and math.isfinite(gamma) for _, gamma in first):
         return none("a Γ that is not above zero")
-    fall = slope([before for before, _ in first], [math.log(gamma) for _, gamma in first])
-    if fall is None or fall >= 0:
+    counts, gammas = zip(*first, strict=True)
+    fall = 0.0
+    with suppress(StatisticsError):  # all counts are the same
+        fall = linear_regression(counts, [math.log(gamma) for gamma in gammas]).slope
+    if fall >= 0:
         return none(f"Γ does not fall over the first {len(first)} growth events")
     heads, gamma = first[0]
     predicted = heads - math.log(gamma / threshold[0]) / fall

@@ -8,9 +8,10 @@ stands.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import cast
 
@@ -87,7 +88,6 @@ def measure_worths(
     inputs: np.ndarray,
     labels: np.ndarray,
     document_starts: Sequence[np.ndarray] | None = None,
-    *,
     points: int = CURVE_POINTS,
     progress: Progress | None = None,
 ) -> HeadWorths:
@@ -108,13 +108,8 @@ def measure_worths(
     single: list[frozenset[Head]] = [frozenset(), *(frozenset({head}) for head in heads)]
     counts = sorted({round(len(heads) * point / points) for point in range(1, points + 1)} - {0})
     ablation = Ablation(network, inputs, labels, document_starts)
-    passes = ablation.passes(single) + ablation.passes([frozenset()] * len(counts))
-
-    def report(before: int, done: int) -> None:
-        if progress:
-            progress(before + done, passes)
-
-    losses = ablation.losses(single, lambda done, _: report(0, done))
+    ablation.expect(len(single) + len(counts), progress)
+    losses = ablation.losses(single)
     whole, differences = losses[0], losses[1:] - losses[0]  # [n], [heads, n]
     if not whole.isfinite().all():
         raise UserError(
@@ -124,27 +119,21 @@ def measure_worths(
     worths = differences.mean(1)
     deviations = differences.std(1) if len(whole) > 1 else torch.full((len(heads),), math.nan)
     order = [head for _, head in sorted(zip(worths.tolist(), heads, strict=True))]
-    first = ablation.passes(single)
-    reduced = ablation.losses(
-        [frozenset(order[:count]) for count in counts], lambda done, _: report(first, done)
-    )
+    reduced = ablation.losses([frozenset(order[:count]) for count in counts])
     loss = whole.mean().item()
     curve = [
         RemovalPoint(count, count / len(heads), value, value / loss - 1)
         for count, value in zip([0, *counts], [loss, *reduced.mean(1).tolist()], strict=True)
     ]
+    by_layer = list(network.config.heads)
     return HeadWorths(
         loss=loss,
         windows=len(inputs),
         tokens=int((labels != IGNORED_LABEL).sum()),
-        worths=_by_layer(worths, network.config.heads),
-        errors=_by_layer(deviations / math.sqrt(len(whole)), network.config.heads),
+        worths=[part.tolist() for part in worths.split(by_layer)],
+        errors=[part.tolist() for part in (deviations / math.sqrt(len(whole))).split(by_layer)],
         curve=curve,
     )
-
-
-def _by_layer(values: Tensor, heads: Sequence[int]) -> list[list[float]]:
-    return [part.tolist() for part in values.split(list(heads))]
 
 
 class Ablation:
@@ -171,36 +160,35 @@ class Ablation:
         self.document_starts = document_starts
         at_once = TOKENS_AT_ONCE.get(self.device.type, TOKENS_AT_ONCE["cpu"])
         self.micro_batch = max(1, at_once // self.length)
+        self.expect(0, None)
 
-    def passes(self, sets: Sequence[object]) -> int:
-        """How many passes ``losses`` makes for as many sets of heads."""
-        return len(sets) * math.ceil(len(self.inputs) / self.micro_batch)
+    def expect(self, sets: int, progress: Progress | None) -> None:
+        """Report every pass from now on, of those that ``losses`` makes for so many sets of heads."""
+        passes = itertools.count(1)
+        total = sets * math.ceil(len(self.inputs) / self.micro_batch)
+        self.passed = (lambda: progress(next(passes), total)) if progress else lambda: None
 
     @torch.no_grad()
-    def losses(self, sets: Sequence[Iterable[Head]], progress: Progress | None = None) -> Tensor:
+    def losses(self, sets: Sequence[Iterable[Head]]) -> Tensor:
         """The loss of each window without each set of heads, fp64 [sets, n] on the CPU, nats per token.
 
         Every set is computed by the same operations on tensors of the same shapes, so a head that adds
         nothing makes a difference of exactly zero.
         """
-        removed = [sorted(set(heads)) for heads in sets]
-        lowest = [heads[0][0] if heads else self.config.num_layers for heads in removed]
-        total, done = self.passes(sets), 0
+        removed, layers = [sorted(set(heads)) for heads in sets], self.config.num_layers
+        lowest = [heads[0][0] if heads else layers for heads in removed]
         batches = []
         for first in range(0, len(self.inputs), self.micro_batch):
             rows = range(first, min(first + self.micro_batch, len(self.inputs)))
             hidden, inputs = self._enter(self.inputs[first : rows.stop].to(self.device), rows)
             labels = self.labels[first : rows.stop].to(self.device)
             losses = torch.empty(len(removed), len(labels), dtype=torch.float64)
-            for layer in range(self.config.num_layers + 1):
+            for layer in range(layers + 1):
                 for index in (i for i, start in enumerate(lowest) if start == layer):
                     with self._without(removed[index]):
-                        losses[index] = self._loss(self._run(hidden, inputs, layer), labels)
-                    done += 1
-                    if progress:
-                        progress(done, total)
-                if layer < self.config.num_layers:
-                    hidden = self._run(hidden, inputs, layer, layer + 1)
+                        losses[index] = self._loss(self._run(hidden, inputs, range(layer, layers)), labels)
+                    self.passed()
+                hidden = self._run(hidden, inputs, range(layer, min(layer + 1, layers)))
             batches.append(losses)
         return torch.cat(batches, dim=1)
 
@@ -211,36 +199,28 @@ class Ablation:
         offsets = pack_documents([self.document_starts[row] for row in rows], self.length)
         return self.network.enter(tokens, torch.from_numpy(offsets).to(self.device))
 
-    def _run(
-        self, hidden: Tensor, inputs: Sequence[BlockInputs], first: int, last: int | None = None
-    ) -> Tensor:
-        """Hidden [B, T, d] through the layers from *first* to before *last*, or to the end."""
-        for layer in range(first, self.config.num_layers if last is None else last):
+    def _run(self, hidden: Tensor, inputs: Sequence[BlockInputs], layers: range) -> Tensor:
+        """Hidden [B, T, d] through these layers."""
+        for layer in layers:
             hidden = self._block(layer)(hidden, *inputs[layer])
         return hidden
 
     def _block(self, layer: int) -> Block:
         return cast(Block, self.network.layers[layer])
 
-    @contextmanager
-    def _without(self, heads: Sequence[Head]) -> Iterator[None]:
-        """Within the block, the o projections read zeros in the columns of these heads."""
-        handles = []
-        for layer in sorted({layer for layer, _ in heads}):
-            head_dim = self.config.layer_head_dim(layer)
-            kept = torch.ones(self.config.attention_width(layer), device=self.device, dtype=torch.bool)
-            for _, head in (pair for pair in heads if pair[0] == layer):
-                kept[head * head_dim : (head + 1) * head_dim] = False
+    def _without(self, heads: Sequence[Head]) -> ExitStack:
+        """Until the end of the context, the o projections read zeros in the columns of these heads."""
+        hooks = ExitStack()
+        for layer in {layer for layer, _ in heads}:
+            kept = torch.ones(self.config.heads[layer], device=self.device, dtype=torch.bool)
+            kept[[head for place, head in heads if place == layer]] = False
+            columns = kept.repeat_interleave(self.config.layer_head_dim(layer))
 
-            def zero(module: object, inputs: tuple[Tensor], kept: Tensor = kept) -> tuple[Tensor]:
-                return (inputs[0].where(kept, 0),)
+            def zero(_: object, inputs: tuple[Tensor], columns: Tensor = columns) -> tuple[Tensor]:
+                return (inputs[0].where(columns, 0),)
 
-            handles.append(self._block(layer).attention.o.register_forward_pre_hook(zero))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+            hooks.callback(self._block(layer).attention.o.register_forward_pre_hook(zero).remove)
+        return hooks
 
     def _loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """The last block's output [B, T, d] and labels [B, T] -> mean loss of each row, fp64 [B].

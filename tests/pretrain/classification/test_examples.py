@@ -14,10 +14,7 @@ from pretrain.data.corpus import Corpus
 from pretrain.data.sources.files import BuiltinCorpus
 
 # As in GLUE's SST-2: a header, no quoting, a space at the end of the sentence.
-SST2 = (
-    "sentence\tlabel\nhide new secretions from the parental units \t0\n"
-    "\"it 's a charming \t1\nlend some dignity \t1\n"
-)
+SST2 = "sentence\tlabel\nhide new secretions \t0\n\"it 's a charming \t1\nlend some \t1\n"
 
 
 def write(path, content):
@@ -32,26 +29,17 @@ def write(path, content):
             "train.tsv",
             SST2,
             {},
-            [
-                ("hide new secretions from the parental units ", "0"),
-                ("\"it 's a charming ", "1"),
-                ("lend some dignity ", "1"),
-            ],
+            [("hide new secretions ", "0"), ("\"it 's a charming ", "1"), ("lend some ", "1")],
         ),
         ("x.tsv.gz", "label\ttext\tid\nyes\ta b\t7\n\nno\tc\t8\n", {}, [("a b", "yes"), ("c", "no")]),
         ("x.tsv", "s1\tgold\nab\tA\n", {"text_column": "s1", "label_column": "gold"}, [("ab", "A")]),
         (
             "x.jsonl",
-            '{"text": "a\\tb", "label": 3}\n\n{"label": "x", "text": "c", "more": []}\n',
+            '{"text": "a\\tb", "label": 3}\n\n{"label": "x", "text": "c"}\n',
             {},
             [("a\tb", "3"), ("c", "x")],
         ),
-        (
-            "x.fasta",
-            ">hCoV-19/A|EPI|Alpha\nACGT\nacgn\n\n>second Beta\nTTT\n",
-            {},
-            [("ACGTACGN", "Alpha"), ("TTT", "Beta")],
-        ),
+        ("x.fasta", ">h/A|E|B\nACGT\nacgn\n\n>second C\nTTT\n", {}, [("ACGTACGN", "B"), ("TTT", "C")]),
         ("bom.tsv", "\ufeffsequence\tlabel\r\nAB\t1\r\n", {}, [("AB", "1")]),
     ],
 )
@@ -62,7 +50,13 @@ def test_reads(tmp_path, name, content, columns, expected):
 @pytest.mark.parametrize(
     ("name", "content", "columns", "message"),
     [
-        ("x.tsv", "sentence\tlabel\na\t1\t2\n", {}, "line 2 of .* has 3 fields, and its first line names 2"),
+        (
+            "x.tsv",
+            "sentence\tlabel\na\t1\t2\n",
+            {},
+            "line 2 of .* has not the 2 fields that its first line names",
+        ),
+        ("x.tsv", "sentence\tlabel\na\n", {}, "line 2 of .* has not the 2 fields that its first line names"),
         (
             "x.tsv",
             "index\tsentence\n0\ta\n",
@@ -81,37 +75,35 @@ def test_reads(tmp_path, name, content, columns, expected):
         ("x.tsv", "sentence\tlabel\n", {}, "holds no example"),
         ("x.jsonl", '{"text": "a", "label": 1}\n[1]\n', {}, "line 2 of .* is not a JSON object"),
         ("x.jsonl", '{"text": "a", "label": 1.5}\n', {}, "line 1 of .* has the label 1.5"),
-        ("x.jsonl", '{"text": 5, "label": 1}\n', {}, "line 1 of .* has the text 5"),
         ("x.jsonl", '{"text": "\\ud800", "label": 1}\n', {}, "line 1 of .* has the text"),
         ("x.fasta", "ACGT\n", {}, "does not begin with a FASTA header"),
-        ("x.fasta", ">alone\nACGT\n", {}, "line 1 of .* has no label"),
-        ("x.fasta", ">a A\n>b B\nAC\n", {}, "the sequence at line 1 of .* is empty"),
-        ("x.fasta", ">a A\nAC\n", {"text_column": "x"}, "column: .* is FASTA, which has no columns"),
-        ("x.parquet", "", {}, "is of no known kind; valid endings: .tsv"),
+        ("x.fasta", ">a A\nACGT\n>alone\nAC\n", {}, "line 3 of .* has the label ''"),
+        ("x.fasta", ">a A\n>b B\nAC\n", {}, "line 1 of .* has the text ''"),
+        (
+            "x.fasta",
+            ">a A\nAC\n",
+            {"text_column": "x"},
+            "text_column: line 1 of .* no 'x'; valid: .* sequence, label",
+        ),
+        ("x.parquet", "", {}, "is of no known kind; give .tsv"),
         ("x.tsv.gz", None, {}, "cannot be read"),
+        ("nowhere/x.tsv", None, {}, "x.tsv' does not exist; give a file of labelled examples"),
     ],
 )
 def test_refuses(tmp_path, name, content, columns, message):
     path = tmp_path / name
-    if content is None:
-        path.write_bytes(b"not gzip")
-    else:
+    if content is not None:
         write(path, content)
+    elif path.parent.is_dir():
+        path.write_bytes(b"not gzip")
     with pytest.raises(UserError, match=message):
         read_examples(path, **columns)
-
-
-def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(
-        UserError, match=r"labelled: '.*x.tsv' does not exist; give a file of labelled examples"
-    ):
-        read_examples(tmp_path / "x.tsv")
 
 
 def test_integers_are_sorted_by_value_and_words_by_alphabet():
     assert class_names([Example("", label) for label in ("10", "2", "2", "-1")]) == ["-1", "2", "10"]
     assert class_names([Example("", label) for label in ("b", "10", "a")]) == ["10", "a", "b"]
-    with pytest.raises(UserError, match="the training examples have 1 different labels; valid: 2 to 1,000"):
+    with pytest.raises(UserError, match="the training examples have 1 different labels; give 2 to 1,000"):
         class_names([Example("", "a")])
 
 
@@ -153,9 +145,7 @@ def test_rows(corpus):
 def test_every_example_comes_once_an_epoch_in_an_order_of_the_seed(corpus):
     def order(seed, first, count):
         inputs, labels = LabelledSequences([(corpus, 1)], 12, seed).inputs_and_labels(first, count)
-        return [
-            (tuple(row), tuple(label)) for row, label in zip(inputs.tolist(), labels.tolist(), strict=True)
-        ]
+        return list(zip(map(tuple, inputs.tolist()), map(tuple, labels.tolist()), strict=True))
 
     examples = Examples.open(corpus, "training")
     each = [tuple(map(tuple, (part[0].tolist() for part in examples.rows([n], 12)))) for n in range(11)]

@@ -3,14 +3,14 @@ drawn."""
 
 import dataclasses
 import json
-import math
 
 import pytest
 
 from model.errors import UserError
 from pretrain.data.tokenizer import SentencePieceTokenizer
 from pretrain.diagnostics.command import main
-from pretrain.diagnostics.comparison import Band, by_group, differences, paired
+from pretrain.diagnostics.comparison import at_the_end, bands, by_group, difference, upper_half
+from pretrain.diagnostics.figures import layer_differences
 from pretrain.diagnostics.measure import RunFigures, group_and_seed, measure_run
 from pretrain.metrics.file import read_metrics
 from tests.helpers.distributed import run_distributed
@@ -24,19 +24,12 @@ def runs(small_folder, tmp_path_factory):
     """Two seeds of a control and of a run with a rule, 6 steps each; the rule's under ZeRO 3 and t = 2."""
     folder = tmp_path_factory.mktemp("runs")
     made = []
+    shared = """--steps 6 --diagnostics_every 3 --diagnostics.sequences 6 --diagnostics.release 2
+        --checkpoint.every 3"""
     for name, rules, ranks, stage in (("control", [], 1, 2), ("rule", [RULE], 2, 3)):
         for seed in (1, 2):
-            flags = ["--steps", "6", "--diagnostics_every", "3", "--diagnostics.sequences", "6"]
-            flags += [
-                "--checkpoint.every",
-                "3",
-                "--diagnostics.release",
-                "2",
-                "--lr_rules",
-                json.dumps(rules),
-            ]
-            flags += ["--name", f"{name}-s{seed}", "--seed", str(seed), "--tensor_parallel", str(ranks)]
-            run = nano_run(small_folder, folder, *flags)
+            own = f"--name {name}-s{seed} --seed {seed} --tensor_parallel {ranks} --lr_rules"
+            run = nano_run(small_folder, folder, *shared.split(), *own.split(), json.dumps(rules))
             run_distributed(session, ranks, run, stage, timeout=120)
             made.append(run.folder)
     return made
@@ -57,20 +50,14 @@ def test_measured_afterwards_is_what_was_measured_in_the_loop(runs, which):
     found = measure_run(runs[which], sequences=6, steps="all", report=lines.append)
     assert len(lines) == 2 and "step 6 measured on 6 windows" in lines[1]
     in_loop = looks(runs[which])
-    for row in found.rows:
-        if row["step"] not in in_loop:
-            continue
+    for row in (row for row in found.rows if row["step"] in in_loop):
         expected = in_loop[row["step"]]
         measured = {k: v for k, v in row.items() if k.startswith("diagnostics/")}
         assert measured.keys() == expected.keys()
-        for key, value in expected.items():
-            parts = (
-                zip(measured[key], value, strict=True)
-                if isinstance(value, list)
-                else [([measured[key]], [value])]
-            )
-            for part, other in parts:
-                assert part == pytest.approx(other, rel=1e-4, abs=1e-7), key
+        for key, value in expected.items():  # a number, or a list for each layer
+            own = measured[key]
+            parts = zip(own, value, strict=True) if type(value) is list else [(own, value)]
+            assert all(part == pytest.approx(other, rel=1e-4, abs=1e-7) for part, other in parts), key
     assert found.last["step"] == 6 and (found.group, found.seed) == (("control", "rule")[which // 2], "1")
 
 
@@ -121,17 +108,28 @@ def figures(name, values, layers=2):
 
 
 def test_differences_are_paired_by_seed():
-    control = [figures("a-s1", [1.0, 2.0]), figures("a-s2", [2.0, 4.0])]
+    control = [figures("a-s1", [1.0, 2.0]), figures("a-s2", [2.0, 4.0]), figures("a-s3", [9.0, 9.0])]
     other = [figures("b-s2", [2.5, 4.0]), figures("b-s1", [1.25, 1.0])]
-    assert [(x.seed, y.seed) for x, y in paired(other, control)] == [("2", "2"), ("1", "1")]
-    bands = differences(other, control, "attention_distance")
+    ours, theirs = (at_the_end(runs, "attention_distance") for runs in (other, control))
+    found = bands(difference(ours, theirs))
     # Layer 0: 0.5 and 0.25. Layer 1: 0 and -1. Sample deviations: 0.25 / sqrt 2 and 1 / sqrt 2.
-    assert bands[0] == Band(0.375, pytest.approx(0.25 / 2**0.5), 2)
-    assert bands[1] == Band(-0.5, pytest.approx(1 / 2**0.5), 2)
-    assert math.isnan(Band.of([3.0]).sd)
+    assert found["mean"].to_dict() == {0: 0.375, 1: -0.5}
+    assert found["sd"].to_dict() == pytest.approx({0: 0.25 / 2**0.5, 1: 1 / 2**0.5})
+    unseeded = difference(at_the_end([figures("c", [4.0, 5.0])], "attention_distance"), theirs)
+    assert unseeded.values.tolist() == [[3.0, 3.0]], "in their order"
     assert list(by_group([*control, *other])) == ["a", "b"]
     with pytest.raises(UserError, match="needs models of one depth"):
-        differences([figures("c-s1", [1.0], layers=1)], control, "attention_distance")
+        layer_differences({"a": control, "c": [figures("c-s1", [1.0], layers=1)]}, "a")
+
+
+def test_bands_are_where_all_seeds_have_a_value():
+    found = bands(
+        at_the_end([figures("a-s1", [1.0, 2.0, 4.0]), figures("a-s2", [3.0])], "attention_distance")
+    )
+    assert found["mean"].to_dict() == {0: 2.0} and found["sd"].to_dict() == pytest.approx({0: 2**0.5})
+    assert bands(at_the_end([figures("a", [3.0])], "attention_distance"))["sd"].isna().all()
+    upper = upper_half([figures("a", [9.0, 9.0, 1.0, 2.0, 6.0], layers=5)], "attention_distance")
+    assert upper.values.tolist() == [[4.0]], "layers 3 and 4 of 0 to 4"
 
 
 def test_names():

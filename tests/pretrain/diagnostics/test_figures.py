@@ -70,7 +70,7 @@ def legend(figure):
 
 def test_logarithmic_panels_have_points_and_others_bars_from_zero(drawn, tmp_path):
     figures.draw_layers(grouped("a", "b"), tmp_path / "layers.png")
-    titles = {figures.TITLES[measure]: measure for measure in figures.BY_LAYER}
+    titles = {figures.TITLES[measure]: measure for measure in figures.TITLES}
     for axis in panels(drawn["layers.png"]):
         logarithmic = titles[axis.get_title()] in figures.LOGARITHMIC
         assert (axis.get_yscale() == "log") == logarithmic

@@ -10,19 +10,12 @@ import torch
 from model.initialization import initialize
 from model.presets import preset
 from model.transformer import Transformer
-from pretrain.config.command_line import parse_command_line
 from pretrain.diagnostics.forward import ForwardProbe, feature_drift, lower_layers, normalised
 from pretrain.engine.build import build_engine
-from pretrain.engine.ds_config import merge_ds_config
-from pretrain.engine.ds_config_check import read_ds_config
-from pretrain.engine.memory.micro_batch import plan_batch
-from pretrain.engine.patches import prepare_deepspeed
-from pretrain.runtime.world import World, start_world
 from tests.helpers.distributed import run_distributed
-from tests.helpers.training import ROOT
+from tests.helpers.shapes import Shape, build
+from tests.helpers.training import alone, nano_run
 from tests.pretrain.diagnostics.test_attention import by_loops
-
-ALONE = World(rank=0, local_rank=0, size=1, local_size=1, device=torch.device("cpu"))
 
 
 def small(name, **changes):
@@ -60,12 +53,7 @@ def direct(config, network, tokens):
     for layer, block in enumerate(network.layers):
         entering = hidden
         inputs = block.attention_norm(entering)
-        q, k, v = (
-            torch.nn.functional.linear(
-                inputs, getattr(block.attention, part).weight, getattr(block.attention, part).bias
-            )
-            for part in "qkv"
-        )
+        q, k, v = (getattr(block.attention, part)(inputs) for part in "qkv")
         h, kv, d_h = config.heads[layer], config.layer_kv_heads(layer), config.layer_head_dim(layer)
         q, k, v = q.unflatten(2, (h, d_h)), k.unflatten(2, (kv, d_h)), v.unflatten(2, (kv, d_h))
         if config.positions == "rope":
@@ -80,7 +68,7 @@ def direct(config, network, tokens):
         logits = torch.einsum("bthc,bshc->bhts", q, k.repeat_interleave(h // kv, 2)) * scale
         A = logits.masked_fill(~seen, -torch.inf).softmax(-1)
         output = torch.einsum("bhts,bshc->bthc", A, v.repeat_interleave(h // kv, 2)).flatten(2)
-        write = torch.nn.functional.linear(output, block.attention.o.weight, block.attention.o.bias)
+        write = block.attention.o(output)
         middle = entering + write
         ffn = block.ffn(block.ffn_norm(middle))
         hidden = middle + ffn
@@ -106,7 +94,7 @@ def test_equals_the_direct_computation(name, changes, micro_batch):
     windows = windows_of(config, 3)
     with torch.no_grad():
         heads, layers, features = direct(config, network, torch.from_numpy(windows[:, :-1]))
-    probe = ForwardProbe(config, windows, micro_batch, ALONE, positions=4)
+    probe = ForwardProbe(config, windows, micro_batch, alone(), positions=4)
     result = probe.run(network, features=[0, 2])
     for found, expected in zip(result.heads, heads, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
@@ -118,7 +106,7 @@ def test_equals_the_direct_computation(name, changes, micro_batch):
             kept = kept - kept.mean(-1, keepdim=True)
         expected = kept / kept.square().mean(-1, keepdim=True).sqrt()
         torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)
-    row = result.row()
+    row = result.row({})
     assert row["diagnostics/attention_distance/layer_1"] == pytest.approx(heads[1][:, 0].mean().item())
     assert row["diagnostics/logit_spread/heads"][3] == pytest.approx(heads[3][:, 3].tolist())
     assert row["diagnostics/path_energy/layer_0"] == 0
@@ -145,21 +133,13 @@ def hooks(network):
     return [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in network.modules()]
 
 
-def look_in_engine(
-    stage, tensor_parallel=1, micro_batch=2, sequence_parallel=False, precision="fp32", compiled=False
-):
+def look_in_engine(run, shape):
     """The figures of a freshly built engine; also that a second pass finds the same and leaves the mode
     alone."""
-    prepare_deepspeed()
-    world = start_world(None, False, tensor_parallel, sequence_parallel)
-    flags = ["--model", "prism-nano", "--precision", precision, "--compile", str(compiled).lower()]
-    run = parse_command_line([*flags, "--architecture.context_length", "16"]).run
-    config = run.build_model_config(300)
-    plan = plan_batch(16 * 12, micro_batch, config, world.data_parallel, 1 << 30, "cpu", tensor_parallel)
-    ds_config = read_ds_config(str(ROOT / f"ds_configs/zero{stage}.json"))
-    merged = merge_ds_config(ds_config, run, plan, precision == "bf16", config)
-    engine = build_engine(run, config, merged, world.grid)
-    probe = ForwardProbe(config, windows_of(config, 5), micro_batch, world, positions=4)
+    opened = build(run, shape)
+    engine = build_engine(opened.run, opened.model, opened.decisions.ds_config.value, opened.world.grid)
+    windows = windows_of(opened.model, 5)
+    probe = ForwardProbe(opened.model, windows, opened.batch.micro_batch, opened.world, positions=4)
     engine.train()
     before = hooks(engine.module)
     result = probe.run(engine, lower_layers(4))
@@ -168,42 +148,39 @@ def look_in_engine(
     assert torch.equal(again.features[1], result.features[1])
     assert hooks(engine.module) == before
     features = {layer: tensor.numpy() for layer, tensor in result.features.items()}
-    return result.row(), features
+    return result.row({}), features
+
+
+def look(data, runs, ranks=1, stage=2, flags="--compile false"):
+    """The figures of an engine of this shape."""
+    small = f"--architecture.context_length 16 --global_batch_tokens 192 {flags}"
+    run = nano_run(data, runs, *small.split())
+    return run_distributed(look_in_engine, ranks, run, Shape(ranks, stage), timeout=240)
 
 
 @pytest.fixture(scope="module")
-def reference():
-    return run_distributed(look_in_engine, 1, 2, timeout=120)[0]
+def reference(small_folder, tmp_path_factory):
+    return look(small_folder, tmp_path_factory.mktemp("runs"))[0]
 
 
 @pytest.mark.parametrize(
-    ("ranks", "stage", "tensor_parallel", "micro_batch", "sequence_parallel"),
+    ("ranks", "stage", "flags"),
     [
-        pytest.param(2, 1, 1, 2, False, marks=pytest.mark.slow),
-        (2, 3, 1, 2, False),
-        (2, 2, 2, 2, False),  # three heads over two ranks: batch form
-        (2, 3, 2, 3, True),  # query form
-        pytest.param(4, 1, 4, 3, False, marks=pytest.mark.slow),
-        pytest.param(4, 3, 2, 2, True, marks=pytest.mark.slow),
+        (2, 3, ""),
+        (2, 2, "--tensor_parallel 2"),  # three heads over two ranks: batch form
+        (2, 3, "--tensor_parallel 2 --sequence_parallel true --micro_batch 3"),  # query form
+        pytest.param(2, 1, "", marks=pytest.mark.slow),
+        pytest.param(4, 1, "--tensor_parallel 4 --micro_batch 3", marks=pytest.mark.slow),
+        pytest.param(4, 3, "--tensor_parallel 2 --sequence_parallel true", marks=pytest.mark.slow),
+        pytest.param(1, 2, "--compile true", marks=pytest.mark.slow),
     ],
 )
-def test_the_same_in_every_shape(reference, ranks, stage, tensor_parallel, micro_batch, sequence_parallel):
+def test_the_same_in_every_shape(small_folder, tmp_path, reference, ranks, stage, flags):
     expected, features = reference
-    results = run_distributed(
-        look_in_engine, ranks, stage, tensor_parallel, micro_batch, sequence_parallel, timeout=120
-    )
-    for row, found in results:
+    for row, found in look(small_folder, tmp_path, ranks, stage, flags):
         assert row.keys() == expected.keys()
         for key, value in expected.items():
-            parts = zip(row[key], value, strict=True) if isinstance(value, list) else [([row[key]], [value])]
-            for part, whole in parts:
-                assert part == pytest.approx(whole, rel=1e-5, abs=1e-9), key
+            parts = zip(row[key], value, strict=True) if isinstance(value, list) else [(row[key], value)]
+            assert all(part == pytest.approx(whole, rel=1e-5, abs=1e-9) for part, whole in parts), key
         for layer, tensor in features.items():
             np.testing.assert_allclose(found[layer], tensor, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow  # it compiles
-def test_compiled_blocks_are_looked_into(reference):
-    row, _ = run_distributed(look_in_engine, 1, 2, compiled=True, timeout=240)[0]
-    key = "diagnostics/attention_distance/layer_2"
-    assert row[key] == pytest.approx(reference[0][key], rel=1e-5)

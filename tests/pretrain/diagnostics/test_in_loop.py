@@ -1,4 +1,5 @@
-"""Diagnostics of a run in progress: they leave no trace in its numbers, and equal what its checkpoints say."""
+"""Diagnostics of a run in progress: they leave no trace in its numbers, and equal what its checkpoints
+say."""
 
 import json
 import math
@@ -21,33 +22,21 @@ from tests.helpers.shapes import Shape, build, contents
 from tests.helpers.training import curve, interrupted, nano_run, session
 
 RULE = {"name": "slow", "parameters": ["q", "k"], "layers": "upper_half", "scale": 0.25, "hold": 3}
+K_RULE = {"name": "k", "parameters": ["k"], "scale": 0.5, "hold": 0.1}
 
 
-def measured_run(small_folder, folder, name, every, *more):
-    flags = (
-        "--name",
-        name,
-        "--steps",
-        "8",
-        "--diagnostics_every",
-        str(every),
-        "--diagnostics.sequences",
-        "5",
-    )
-    rule = () if "--lr_rules" in more else ("--lr_rules", json.dumps([RULE]))
-    saved = () if "--checkpoint.every" in more else ("--checkpoint.every", "2", "--checkpoint.keep_last", "9")
-    return nano_run(small_folder, folder, *flags, *rule, *saved, *more)
+def measured_run(small_folder, folder, name, every, flags="", rules=(RULE,)):
+    saved = "" if "--checkpoint.every" in flags else "--checkpoint.every 2"
+    flags = f"--name {name} --steps 8 --diagnostics_every {every} --diagnostics.sequences 5 {saved} {flags}"
+    more = ("--checkpoint.keep_last", "9", "--lr_rules", json.dumps(rules))
+    return nano_run(small_folder, folder, *flags.split(), *more)
 
 
 def split(rows):
     """Rows without diagnostics, and the diagnostics of the rows that have some."""
     plain = [{k: v for k, v in row.items() if not k.startswith("diagnostics/")} for row in rows]
-    measured = {
-        row["step"]: {k: v for k, v in row.items() if k.startswith("diagnostics/")}
-        for row in rows
-        if any(k.startswith("diagnostics/") for k in row)
-    }
-    return plain, measured
+    measured = {row["step"]: {k: v for k, v in row.items() if k.startswith("diagnostics/")} for row in rows}
+    return plain, {step: row for step, row in measured.items() if row}
 
 
 @pytest.mark.parametrize(
@@ -62,8 +51,8 @@ def split(rows):
 def test_training_numbers_are_the_same_bits(small_folder, tmp_path, ranks, stage, precision, tensor_parallel):
     rows = {}
     for every in (0, 2):
-        flags = ("--precision", precision, "--tensor_parallel", str(tensor_parallel))
-        run = measured_run(small_folder, tmp_path, f"every{every}", every, *flags)
+        flags = f"--precision {precision} --tensor_parallel {tensor_parallel}"
+        run = measured_run(small_folder, tmp_path, f"every{every}", every, flags)
         assert run_distributed(session, ranks, run, stage, timeout=120)[0] == ([], None)
         rows[every] = curve(run.folder)
     (plain, none), (same, measured) = split(rows[0]), split(rows[2])
@@ -71,12 +60,8 @@ def test_training_numbers_are_the_same_bits(small_folder, tmp_path, ranks, stage
     assert "grad_norm" in plain[0] and "val_loss" in plain[3]
     for suffix in ("attention_distance/layer_3", "path_energy/layer_3", "lambda_q_initial/layer_0"):
         assert all(row[f"diagnostics/{suffix}"] > 0 for row in measured.values())
-    assert (
-        "diagnostics/feature_drift/layer_1" in measured[4]
-        and "diagnostics/feature_drift/layer_1" not in measured[2]
-    )
-    assert "diagnostics/lambda_k_release/layer_3" in measured[4]
-    assert "diagnostics/lambda_k_release/layer_3" not in measured[2]  # the rule holds for 3 steps
+    for suffix in ("feature_drift/layer_1", "lambda_k_release/layer_3"):  # the rule holds for 3 steps
+        assert f"diagnostics/{suffix}" in measured[4] and f"diagnostics/{suffix}" not in measured[2]
     if precision == "fp32":
         weights = {step: contents(run.folder / "checkpoints" / f"step_{step:06d}") for step in (2, 8)}
         check_weights(run, measured, weights)
@@ -95,9 +80,8 @@ def check_weights(run, measured, weights):
                 weight = tensors[name]["fp32"].double()
                 start = initial_value(name, roles[name], weight.shape, config, run.seed).double()
                 expected = ((weight - start).square().sum() / start.square().sum()).sqrt().item()
-                assert row[f"diagnostics/lambda_{part}_initial/layer_{layer}"] == pytest.approx(
-                    expected, rel=1e-6
-                )
+                found = row[f"diagnostics/lambda_{part}_initial/layer_{layer}"]
+                assert found == pytest.approx(expected, rel=1e-6)
         checkpoint = UnshardedCheckpoint.open(run.folder / "checkpoints" / f"step_{step:06d}")
         for name, group in checkpoint.groups.items():
             lr, (b1, b2), eps = (group.settings[key] for key in ("lr", "betas", "eps"))
@@ -108,18 +92,12 @@ def check_weights(run, measured, weights):
                 moved += update.square().sum().item()
                 whole += tensors[parameter]["fp32"].double().square().sum().item()
                 count += update.numel()
-            assert row[f"diagnostics/effective_lr/{name}"] == pytest.approx(
-                math.sqrt(moved / count), rel=1e-5
-            )
-            assert row[f"diagnostics/relative_update/{name}"] == pytest.approx(
-                math.sqrt(moved / whole), rel=1e-5
-            )
+            for figure, square in (("effective_lr", moved / count), ("relative_update", moved / whole)):
+                assert row[f"diagnostics/{figure}/{name}"] == pytest.approx(math.sqrt(square), rel=1e-5)
 
 
 def test_release_reference_is_the_weight_at_that_step(small_folder, tmp_path):
-    run = measured_run(
-        small_folder, tmp_path, "kept", 4, "--checkpoint.every", "1", "--checkpoint.keep_last", "9"
-    )
+    run = measured_run(small_folder, tmp_path, "kept", 4, "--checkpoint.every 1")
     run_distributed(session, 2, run, 3, timeout=120)
     from safetensors.torch import load_file
 
@@ -135,10 +113,8 @@ def test_release_reference_is_the_weight_at_that_step(small_folder, tmp_path):
 
 
 def test_a_control_keeps_the_weights_of_the_step_it_is_told(small_folder, tmp_path):
-    run = measured_run(
-        small_folder, tmp_path, "control", 8, "--lr_rules", "[]", "--diagnostics.release", "0.5",
-        "--validation.every", "0",
-    )  # fmt: skip
+    flags = "--diagnostics.release 0.5 --validation.every 0"
+    run = measured_run(small_folder, tmp_path, "control", 8, flags, rules=())
     run_distributed(session, 1, run, timeout=120)
     assert kept_path(run.folder, 4).is_file()
     assert "diagnostics/lambda_q_release/layer_0" in split(curve(run.folder))[1][8]
@@ -151,8 +127,8 @@ def test_a_control_keeps_the_weights_of_the_step_it_is_told(small_folder, tmp_pa
 )
 def test_after_a_resume_the_figures_go_on(small_folder, tmp_path, first, second):
     """Drift, and displacement from the release, need what an earlier session saw: the checkpoint has it."""
-    whole = measured_run(small_folder, tmp_path, "whole", 2, "--checkpoint.every", "5")
-    broken = measured_run(small_folder, tmp_path, "broken", 2, "--checkpoint.every", "5")
+    flags, names = "--checkpoint.every 5", ("whole", "broken")
+    whole, broken = (measured_run(small_folder, tmp_path, name, 2, flags) for name in names)
     run_distributed(session, second.ranks, whole, second.stage, timeout=120)
     run_distributed(interrupted, first.ranks, broken, 7, first.ranks, first.stage, timeout=120)
     assert run_distributed(session, second.ranks, broken, second.stage, timeout=120)[0][1] is None
@@ -163,9 +139,8 @@ def test_after_a_resume_the_figures_go_on(small_folder, tmp_path, first, second)
         if first == second:
             assert found[step] == expected[step]
         for key in ("feature_drift/layer_1", "lambda_q_release/layer_3", "attention_distance/layer_0"):
-            assert found[step][f"diagnostics/{key}"] == pytest.approx(
-                expected[step][f"diagnostics/{key}"], rel=1e-3
-            )
+            key = f"diagnostics/{key}"
+            assert found[step][key] == pytest.approx(expected[step][key], rel=1e-3)
 
 
 def test_weights_made_elsewhere_have_no_displacement_from_a_seed(small_folder, tmp_path):
@@ -184,18 +159,15 @@ def test_weights_made_elsewhere_have_no_displacement_from_a_seed(small_folder, t
 
 
 def test_without_a_held_out_window(small_folder, small, tmp_path):
-    """A context longer than the validation split: a run without validation trains all the same, and says so."""
+    """A context longer than the validation split: a run without validation trains all the same, and says
+    so."""
     tokens = str(small.validation.num_tokens)
-    long = ("--architecture.context_length", tokens, "--global_batch_tokens", tokens, "--micro_batch", "1")
-    run = measured_run(small_folder, tmp_path, "long", 2, *long, "--validation.every", "0")
-    trainer_notes = run_distributed(notes_of, 1, run, timeout=120)[0]
-    assert len(trainer_notes) == 1 and trainer_notes[0].startswith(
-        "no diagnostics: data: small/validation has"
-    )
-    ripe = [RULE | {"release": "maturity", "hold": 0}]
-    assert (
-        "fewer than one window" in run_distributed(notes_of, 1, replace(run, lr_rules=ripe), timeout=120)[0]
-    )
+    long = f"--architecture.context_length {tokens} --global_batch_tokens {tokens} --micro_batch 1"
+    run = measured_run(small_folder, tmp_path, "long", 2, f"{long} --validation.every 0")
+    (note,) = run_distributed(notes_of, 1, run, timeout=120)[0]
+    assert note.startswith("no diagnostics: data: small/validation has")
+    ripe = replace(run, lr_rules=[RULE | {"release": "maturity", "hold": 0}])
+    assert "fewer than one window" in run_distributed(notes_of, 1, ripe, timeout=120)[0]
 
 
 def notes_of(run):
@@ -219,10 +191,7 @@ def test_update_by_hand():
         ([], None),
         (["upper_qk"], "upper_qk"),
         ([{"name": "n", "parameters": ["norm"], "scale": 2, "hold": 0.5}, "upper_qk"], "upper_qk"),
-        (
-            ["upper_qk_maturity", {"name": "k", "parameters": ["k"], "scale": 0.5, "hold": 0.1}],
-            "upper_qk_maturity",
-        ),
+        (["upper_qk_maturity", K_RULE], "upper_qk_maturity"),
         ([{"name": "forever", "parameters": ["q"], "scale": 0.5}], None),
     ],
 )

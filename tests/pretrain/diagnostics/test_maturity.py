@@ -13,6 +13,7 @@ from tests.helpers.shapes import newest
 from tests.helpers.training import curve, interrupted, nano_run, session
 
 CONFIG = MaturityConfig(settled=0.5, patience=2)
+SOON = "--maturity.settled 1.0 --maturity.patience 1"
 
 
 @pytest.mark.parametrize(
@@ -34,29 +35,21 @@ def test_settled_by_hand(drifts, expected):
 
 
 def test_patience_and_share():
-    assert settled([1.0, 0.5], MaturityConfig(patience=1)) and not settled(
-        [1.0, 0.5, 0.5], MaturityConfig(patience=3)
-    )
+    assert settled([1.0, 0.5], MaturityConfig(patience=1))
+    assert not settled([1.0, 0.5, 0.5], MaturityConfig(patience=3))
     assert not settled([1.0, 0.5, 0.5], MaturityConfig(settled=0.4))
     # A drift is compared with one before it.
     assert not settled([1.0], MaturityConfig(settled=1.0, patience=1))
     assert settled([1.0, 1.0], MaturityConfig(settled=1.0, patience=1))
 
 
-def maturity_run(small_folder, folder, name, *more):
+def maturity_run(small_folder, folder, name, more="", **changes):
     """16 steps, probes at every second, released at 10 at the latest."""
-    rule = {
-        "name": "slow", "parameters": ["q", "k"], "layers": "upper_half", "scale": 0.25,
-        "release": "maturity", "latest": 10, "ramp": 2,
-    }  # fmt: skip
-    flags = {
-        "name": name, "steps": 16, "lr_rules": json.dumps([rule]), "maturity.every": 2, "maturity.sequences": 3,
-        "optimizer.learning_rate": "1e-2", "validation.every": 0, "schedule.warmup": 2, "diagnostics_every": 0,
-    }  # fmt: skip
-    given = [
-        part for key, value in flags.items() if f"--{key}" not in more for part in (f"--{key}", str(value))
-    ]
-    return nano_run(small_folder, folder, *given, *more)
+    rule = {"name": "slow", "parameters": ["q", "k"], "layers": "upper_half", "scale": 0.25, "ramp": 2}
+    rules = json.dumps([rule | {"release": "maturity", "latest": 10, **changes}])
+    flags = f"""--name {name} --steps 16 --maturity.every 2 --maturity.sequences 3 --schedule.warmup 2
+        --optimizer.learning_rate 1e-2 --validation.every 0 --diagnostics_every 0 {more}"""
+    return nano_run(small_folder, folder, *flags.split(), "--lr_rules", rules)
 
 
 def rates(run):
@@ -66,7 +59,7 @@ def rates(run):
 
 def test_forced_at_the_latest_step(small_folder, tmp_path):
     """A share that no drift can reach."""
-    run = maturity_run(small_folder, tmp_path, "forced", "--maturity.settled", "1e-9")
+    run = maturity_run(small_folder, tmp_path, "forced", "--maturity.settled 1e-9")
     assert run_distributed(session, 1, run, timeout=120)[0] == ([], None)
     assert rates(run) == pytest.approx([0.25] * 10 + [0.625] + [1] * 5)
     state = read_state(newest(run.folder))
@@ -79,9 +72,7 @@ def test_forced_at_the_latest_step(small_folder, tmp_path):
 
 def test_fires_when_settled_and_not_before_the_hold(small_folder, tmp_path):
     """A share of 1 is reached by the first two drifts that are not larger than the largest."""
-    run = maturity_run(
-        small_folder, tmp_path, "fires", "--maturity.settled", "1.0", "--maturity.patience", "1"
-    )
+    run = maturity_run(small_folder, tmp_path, "fires", SOON)
     run_distributed(session, 1, run, timeout=120)
     state = read_state(newest(run.folder))
     probes = state.record("maturity")["probes"]
@@ -90,57 +81,37 @@ def test_fires_when_settled_and_not_before_the_hold(small_folder, tmp_path):
     )
     assert state.released == {"slow": fired} and fired < 10 and probes[-1][0] == fired
     assert rates(run) == pytest.approx([0.25] * fired + [0.625] + [1] * (15 - fired))
-    rule = json.loads(json.dumps(run.lr_rules))
-    rule[0]["hold"] = fired + 3
-    held = maturity_run(
-        small_folder,
-        tmp_path,
-        "held",
-        "--maturity.settled",
-        "1.0",
-        "--maturity.patience",
-        "1",
-        "--lr_rules",
-        json.dumps(rule),
-    )
+    held = maturity_run(small_folder, tmp_path, "held", SOON, hold=fired + 3)
     run_distributed(session, 1, held, timeout=120)
     assert read_state(newest(held.folder)).released == {"slow": fired + 4}  # the first probe after the hold
 
 
-@pytest.mark.parametrize(
-    ("settled_share", "stop"),
-    [
-        pytest.param("1e-9", 8, marks=pytest.mark.slow),
-        pytest.param("1.0", 5, marks=pytest.mark.slow),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("1e-9", 5), ("1.0", 8))),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("settled_share", ["1e-9", "1.0"])
+@pytest.mark.parametrize("stop", [5, 8])
 def test_a_break_changes_nothing(small_folder, tmp_path, settled_share, stop):
     """Stopped between probes and at one: the features of the last probe are in the checkpoint."""
-    more = ("--maturity.settled", settled_share, "--maturity.patience", "1", "--checkpoint.every", str(stop))
-    whole = maturity_run(small_folder, tmp_path, "whole", *more)
-    broken = maturity_run(small_folder, tmp_path, "broken", *more)
+    more = f"--maturity.settled {settled_share} --maturity.patience 1 --checkpoint.every {stop}"
+    whole, broken = (maturity_run(small_folder, tmp_path, name, more) for name in ("whole", "broken"))
     run_distributed(session, 2, whole, 2, timeout=120)
     run_distributed(interrupted, 2, broken, stop + 1, 2, 2, timeout=120)
     assert run_distributed(session, 2, broken, 2, timeout=120)[0] == ([], None)
     assert curve(broken.folder) == curve(whole.folder)
     one, other = read_state(newest(whole.folder)), read_state(newest(broken.folder))
-    assert one.maturity == other.maturity and one.released == other.released
+    assert one.record("maturity") == other.record("maturity") and one.released == other.released
 
 
-@pytest.mark.parametrize(
-    ("ranks", "stage", "tensor_parallel"),
-    [pytest.param(2, 3, 1, marks=pytest.mark.slow), pytest.param(2, 2, 2, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "stage", "tensor_parallel"), [(2, 3, 1), (2, 2, 2)])
 def test_every_shape_decides_alike(small_folder, tmp_path, ranks, stage, tensor_parallel):
     """And so does a run that is continued in another shape, or from the canonical form."""
     from pretrain.checkpoint.unsharded import UnshardedCheckpoint
     from tests.helpers.shapes import save_unsharded
 
-    more = ("--maturity.settled", "1.0", "--maturity.patience", "1", "--checkpoint.every", "3")
-    alone = maturity_run(small_folder, tmp_path, "alone", *more)
+    more = f"{SOON} --checkpoint.every 3"
+    alone = maturity_run(small_folder, tmp_path, "alone", more)
     run_distributed(session, 1, alone, timeout=120)
-    shaped = maturity_run(small_folder, tmp_path, "shaped", *more, "--tensor_parallel", str(tensor_parallel))
+    shaped = maturity_run(small_folder, tmp_path, "shaped", f"{more} --tensor_parallel {tensor_parallel}")
     run_distributed(interrupted, ranks, shaped, 4, ranks, stage, timeout=120)
     folder = newest(shaped.folder)
     assert folder.name == "step_000003"
@@ -152,17 +123,13 @@ def test_every_shape_decides_alike(small_folder, tmp_path, ranks, stage, tensor_
     run_distributed(session, ranks, shaped, stage, timeout=120)
     one, other = read_state(newest(alone.folder)), read_state(newest(shaped.folder))
     assert one.released == other.released
-    for (step, drift), (same_step, same_drift) in zip(
-        one.record("maturity")["probes"], other.record("maturity")["probes"], strict=True
-    ):
-        assert step == same_step and drift == pytest.approx(same_drift, rel=1e-3)
+    for probe, same in zip(one.record("maturity")["probes"], other.record("maturity")["probes"], strict=True):
+        assert probe == pytest.approx(same, rel=1e-3)
 
 
 def test_bad_settings(small_folder, tmp_path):
     with pytest.raises(UserError, match=r"maturity\.settled: 1\.5 is not valid; give at most 1"):
-        maturity_run(small_folder, tmp_path, "bad", "--maturity.settled", "1.5")
-    with pytest.raises(UserError, match=r"maturity\.settled: 0\.0 is not valid"):
-        maturity_run(small_folder, tmp_path, "bad", "--maturity.settled", "0")
-    run = maturity_run(small_folder, tmp_path, "bad", "--maturity.every", "2.5")
+        maturity_run(small_folder, tmp_path, "bad", "--maturity.settled 1.5")
+    run = maturity_run(small_folder, tmp_path, "bad", "--maturity.every 2.5")
     _, error = run_distributed(session, 1, run, timeout=120)[0]
     assert error == "maturity.every: 2.5 is neither a fraction below 1 nor a whole number of steps"

@@ -5,20 +5,22 @@ from types import SimpleNamespace
 
 import pytest
 
+from model.errors import UserError
 from model.heads import format_heads
-from pretrain.growth import command, figures, text
+from pretrain.checkpoint.state import DataIdentity, TrainingState
+from pretrain.growth.report import contents, figures, text
 from pretrain.growth.report.command import main
-from pretrain.growth.report.law import GrowthRecord, predict
+from pretrain.growth.report.law import predict
 from pretrain.metrics.file import MetricsFile, read_metrics
 from tests.helpers.distributed import run_distributed
 from tests.helpers.training import nano_run, session
-from tests.pretrain.growth.test_law import grown
+from tests.pretrain.growth.test_law import grown, record
 
 
 @pytest.fixture(scope="module")
 def run(small_folder, tmp_path_factory):
     """A run with a schedule that does not grow."""
-    flags = ("--steps", "2", "--validation.sequences", "6", "--model", "prism-nano")
+    flags = ("--steps", "2", "--validation.sequences", "6")
     made = nano_run(small_folder, tmp_path_factory.mktemp("runs"), *flags)
     assert run_distributed(session, 1, made, timeout=120)[0][1] is None
     return made.folder
@@ -62,14 +64,8 @@ def test_a_grown_run(small_folder, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "the following arguments are required: report, RUN"),
-        (["grow"], "invalid choice: 'grow' (choose from "),
-        (["report"], "the following arguments are required: RUN"),
         (["report", "{run}", "--sequences", "0"], "sequences: 0 is not valid; give a positive number"),
-        (["report", "{run}", "--sequences", "x"], "argument --sequences: invalid int value: 'x'"),
-        (["report", "{run}", "--sequence", "3"], "did you mean '--sequences'?"),
         (["report", "{run}", "--step", "7"], "step: no checkpoint of step 7"),
-        (["report", "{run}", "--step", "-1"], "step: no checkpoint of step -1"),
         (["report", "nowhere"], "run: 'nowhere' does not exist"),
         (["report", "{run}", "--out", "/dev/null/x"], "out: cannot write '/dev/null/x'"),
     ],
@@ -92,18 +88,16 @@ def test_without_the_corpus(run, monkeypatch, capsys):
 def test_the_growth_picture_shows_checks_or_events(tmp_path):
     """Γ from the rows of checks where there are some, else from the events; what is not finite is left
     out."""
-    values = {"start": 2, "thresholds": [[0.25, 0.1], None], "events": grown(0, [8, 4, 2])}
-    record = GrowthRecord.of(values, 2)
-    assert record is not None
+    found = record(grown(0, [8, 4, 2]), [[0.25, 0.1], None])
     file = MetricsFile(tmp_path / "metrics.jsonl")
     file.append(5, {"growth/gamma/layer_0": 9.0, "growth/lambda_max/layer_0": 1.0})
     file.append(10, {"growth/gamma/layer_0": float("nan")})
     file.close()
     rows = read_metrics(tmp_path)
-    assert figures._figure_of(record, rows, 0, "gamma") == ([5], [9.0])
-    assert figures._figure_of(record, [], 0, "gamma") == ([10, 20, 30], [8, 4, 2])
-    assert figures._figure_of(record, rows, 1, "gamma") == ([], [])
-    assert figures._heads(record, 0, 5, 40) == ([0, 10, 20, 30, 40], [2, 3, 4, 5, 5])
+    assert figures._figure_of(found, rows, 0, "gamma") == ([5], [9.0])
+    assert figures._figure_of(found, [], 0, "gamma") == ([10, 20, 30], [8, 4, 2])
+    assert figures._figure_of(found, rows, 1, "gamma") == ([], [])
+    assert figures._heads(found, 0, 5, 40) == ([0, 10, 20, 30, 40], [2, 3, 4, 5, 5])
 
 
 def test_lines():
@@ -113,9 +107,7 @@ def test_lines():
     assert lines[0] == "schedule  2,5,4: 11 heads, 3.67 a layer, correlation with depth +0.65"
     assert "uniform 4x3 (11 heads do not spread evenly); ascending 2,4,5; descending 5,4,2" in lines[1]
     assert lines[2] == "          prism-x 1,2,3: 6 heads"
-    record = GrowthRecord.of({"start": 2, "thresholds": [[0.25, 1]], "events": grown(0, [8, 4, 2])}, 1)
-    assert record is not None
-    found = predict(record, [7])
+    found = predict(record(grown(0, [8, 4, 2]), [[0.25, 1]]), [7])
     assert text.law_lines(found)[2].split() == ["0", "3", "3", "1.44", "7.0", "7", "+0%"]
     assert len(text.law_lines(found, "incrt", 8)) == 3
     assert text.law_lines(found, "incrt", 7)[3] == "note: layer 0 stopped at growth.maximum, 7 heads"
@@ -125,9 +117,7 @@ def test_lines():
 
 
 def test_weights_of_corpora():
-    from model.errors import UserError
-
-    state = SimpleNamespace(data={"data": [["hash", "much"]]}, run={})
+    state = TrainingState(data=DataIdentity(data=[("hash", "much")]))
     source = SimpleNamespace(state=state, corpora=list, run_folder="runs/a")
-    with pytest.raises(UserError, match="has the weight 'much'; it must be a number above zero"):
-        command.held_out(source, 3)
+    with pytest.raises(UserError, match=r"has the shares .*'much'.* of data; give numbers above zero"):
+        contents.held_out(source, 3)

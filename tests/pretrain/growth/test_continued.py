@@ -1,4 +1,5 @@
-"""Runs whose heads grow, continued otherwise than they began: without growth, again with it, in another world."""
+"""Runs whose heads grow, continued otherwise than they began: without growth, again with it, in another
+world."""
 
 import pytest
 import torch
@@ -13,11 +14,13 @@ from tests.helpers.items import write_data_sets
 from tests.helpers.shapes import Shape, build
 from tests.helpers.training import curve, interrupted, nano_run, session
 
-INCRT = (
-    "--growth.criterion", "incrt", "--growth.interval", "2", "--growth.calibration", "1", "--growth.maximum", "5",
-    "--growth.grow_above", "1e-6", "--growth.dwell", "0", "--growth.until", "20", "--validation.every", "0",
-    "--checkpoint.keep_last", "9",
-)  # fmt: skip
+INCRT = """--growth.criterion incrt --growth.interval 2 --growth.calibration 1 --growth.maximum 5
+    --growth.grow_above 1e-6 --growth.dwell 0 --growth.until 20 --validation.every 0
+    --checkpoint.keep_last 9"""
+
+
+def nano(data, runs, flags):
+    return nano_run(data, runs, *flags.split())
 
 
 def heads_at(run, step):
@@ -29,13 +32,13 @@ def notes_of(run):
 
 
 def test_growth_that_was_off_goes_on_with_what_it_knew(small_folder, tmp_path):
-    run = nano_run(small_folder, tmp_path, *INCRT, "--steps", "3")
+    run = nano(small_folder, tmp_path, f"{INCRT} --steps 3")
     assert run_distributed(session, 1, run)[0][1] is None
     assert heads_at(run, 3) == (2, 2, 2, 2)
-    off = nano_run(small_folder, tmp_path, "--steps", "5", "--checkpoint.keep_last", "9")
+    off = nano(small_folder, tmp_path, "--steps 5 --checkpoint.keep_last 9")
     assert run_distributed(session, 1, off)[0][1] is None
     assert heads_at(run, 5) == (2, 2, 2, 2)
-    on = nano_run(small_folder, tmp_path, *INCRT, "--steps", "7")
+    on = nano(small_folder, tmp_path, f"{INCRT} --steps 7")
     assert run_distributed(session, 1, on)[0][1] is None
     assert heads_at(run, 7) == (3, 3, 3, 3)
     before, after = (read_features(run.folder / f"checkpoints/step_{step:06d}") for step in (3, 7))
@@ -45,79 +48,54 @@ def test_growth_that_was_off_goes_on_with_what_it_knew(small_folder, tmp_path):
 
 
 def test_a_run_stopped_before_its_first_check_goes_on_without_growth(small_folder, tmp_path):
-    run = nano_run(small_folder, tmp_path, "--growth.criterion", "incrt", "--steps", "2")
+    run = nano(small_folder, tmp_path, "--growth.criterion incrt --steps 2")
     assert run_distributed(session, 1, run)[0][1] is None
-    fixed = nano_run(small_folder, tmp_path, "--steps", "3")
+    fixed = nano(small_folder, tmp_path, "--steps 3")
     assert run_distributed(session, 1, fixed)[0][1] is None
     assert heads_at(run, 3) == (1, 1, 1, 1)
 
 
-def assert_noted(run, said):
-    """The run has a note of its growth that says so; with None it has none."""
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        # Too short: four checks, 24 steps apart (60 by gradient, whose checks cost more).
+        ("incrt --steps 80", "the first decision would be after step 96, and growth.until is 72"),
+        ("incrt --steps 80 --growth.calibration 3", None),
+        (
+            "incrt --steps 80 --growth.grow_above 0.1 --growth.until 23",
+            "after step 24, and growth.until is 23",
+        ),
+        ("incrt --steps 80 --growth.grow_above 0.1", None),
+        ("gradient --steps 80 --growth.calibration 2", "the first decision would be after step 120"),
+        # No head may be added; incrt may prune one, and add another.
+        ("random --steps 200 --growth.budget 4", "the model has 4 heads, and growth.budget is 4"),
+        ("random --steps 200 --growth.maximum 1", "every layer has 1 heads or more, which is growth.maximum"),
+        ("random --steps 200 --growth.maximum 2", None),
+        ("incrt --steps 200 --growth.maximum 1", None),
+        ("incrt --steps 200 --growth.maximum 1 --growth.prune_share 0", "every layer has 1"),
+    ],
+)
+def test_a_run_that_cannot_grow_says_so(small_folder, tmp_path, flags, said):
+    run = nano(small_folder, tmp_path, f"--growth.criterion {flags}")
     notes = run_distributed(notes_of, 1, run)[0]
     assert [said in note for note in notes if note.startswith("growth")] == [True] * (said is not None)
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (
-            (),
-            "the first decision would be after step 96, and growth.until is 72",
-        ),  # four checks, 24 steps apart
-        (("--growth.calibration", "3"), None),
-        (("--growth.grow_above", "0.1", "--growth.until", "23"), "after step 24, and growth.until is 23"),
-        (("--growth.grow_above", "0.1"), None),
-        (
-            ("--growth.criterion", "gradient", "--growth.calibration", "2"),
-            "the first decision would be after step 120",
-        ),  # whose checks are 60 steps apart, for they cost more
-    ],
-)
-def test_a_run_that_is_too_short_to_grow_says_so(small_folder, tmp_path, flags, said):
-    run = nano_run(small_folder, tmp_path, "--growth.criterion", "incrt", "--steps", "80", *flags)
-    assert_noted(run, said)
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (("--growth.budget", "4"), "the model has 4 heads, and growth.budget is 4"),
-        (("--growth.maximum", "1"), "every layer has 1 heads or more, which is growth.maximum"),
-        (("--growth.maximum", "2"), None),
-        (("--growth.maximum", "1", "--growth.criterion", "incrt"), None),  # may prune a head, and add another
-        (
-            ("--growth.maximum", "1", "--growth.criterion", "incrt", "--growth.prune_share", "0"),
-            "every layer has 1",
-        ),
-    ],
-)
-def test_a_run_that_may_not_grow_says_so(small_folder, tmp_path, flags, said):
-    run = nano_run(small_folder, tmp_path, "--growth.criterion", "random", "--steps", "200", *flags)
-    assert_noted(run, said)
-
-
-@pytest.mark.parametrize(
     ("flags", "refused"),
     [
-        (("--heads", "4x4"), "heads: '4x4' is not what the run has: it keeps its heads, 2x4 of width 16"),
-        (
-            ("--architecture.head_dim", "[8,8,8,8]"),
-            "architecture.head_dim: [8, 8, 8, 8] is not what the run has",
-        ),
-        (
-            ("--architecture.kv_heads", "[1,1,1,1]"),
-            "architecture.kv_heads: [1, 1, 1, 1] is not what the run has",
-        ),
-        (("--heads", "2x4"), None),
-        ((), None),
+        ("--heads 4x4", "heads: '4x4' is not what the run has: it keeps its heads, 2x4 of width 16"),
+        ("--architecture.head_dim [8,8,8,8]", "architecture.head_dim: [8, 8, 8, 8] is not what the run has"),
+        ("--architecture.kv_heads [1,1,1,1]", "architecture.kv_heads: [1, 1, 1, 1] is not what the run has"),
+        ("--heads 2x4", None),
+        ("", None),
     ],
 )
 def test_a_grown_run_is_not_given_other_heads(small_folder, tmp_path, flags, refused):
-    schedule = ("--growth.criterion", "schedule", "--growth.schedule", "{1: 2x4}", "--growth.head_dim", "16")
-    run = nano_run(small_folder, tmp_path, *schedule, "--steps", "2", "--validation.every", "0")
+    schedule = '--growth.criterion schedule --growth.schedule {"1":"2x4"} --growth.head_dim 16'
+    run = nano(small_folder, tmp_path, f"{schedule} --steps 2 --validation.every 0")
     assert run_distributed(session, 1, run)[0][1] is None
-    more = nano_run(small_folder, tmp_path, "--steps", "3", "--validation.every", "0", *flags)
+    more = nano(small_folder, tmp_path, f"--steps 3 --validation.every 0 {flags}")
     problem = run_distributed(session, 1, more)[0][1]
     assert problem is None if refused is None else problem.startswith(refused)
 
@@ -136,7 +114,7 @@ def a_check_of_broken_activations(run):
 
 
 def test_activations_that_are_not_finite_are_not_measured(small_folder, tmp_path):
-    run = nano_run(small_folder, tmp_path, *INCRT, "--steps", "9")
+    run = nano(small_folder, tmp_path, f"{INCRT} --steps 9")
     figures, lines, moments = run_distributed(a_check_of_broken_activations, 1, run)[0]
     assert figures == {} and moments == []
     assert lines == ["growth   step 0: not checked; activations are not finite"]
@@ -144,20 +122,17 @@ def test_activations_that_are_not_finite_are_not_measured(small_folder, tmp_path
 
 @pytest.mark.slow
 def test_growth_in_another_world(small_folder, tmp_path):
-    """One rank at stage 2, then two at t = 2 with sequence parallelism, then two that share the data at stage 3."""
-    steps = ("--steps", "11", "--growth.head_dim", "12", "--micro_batch", "2", "--checkpoint.every", "0")
-    whole = nano_run(small_folder, tmp_path / "whole", *INCRT, *steps)
+    """One rank at stage 2, then two at t = 2 with sequence parallelism, then two that share the data at stage
+    3."""
+    flags = f"{INCRT} --steps 11 --growth.head_dim 12 --micro_batch 2 --checkpoint.every 0"
+    whole, run = (nano(small_folder, tmp_path / name, flags) for name in ("whole", "other"))
     assert run_distributed(session, 1, whole)[0][1] is None
-    run = nano_run(small_folder, tmp_path, *INCRT, *steps)
     run_distributed(interrupted, 1, run, 5, 1, 2)
-    split = ("--tensor_parallel", "2", "--sequence_parallel", "true")
-    run_distributed(
-        interrupted, 2, nano_run(small_folder, tmp_path, *INCRT, *steps, *split), 9, 2, 2, timeout=120
-    )
+    split = nano(small_folder, tmp_path / "other", f"{flags} --tensor_parallel 2 --sequence_parallel true")
+    run_distributed(interrupted, 2, split, 9, 2, 2, timeout=120)
     assert run_distributed(session, 2, run, 3, timeout=120)[0][1] is None
-    expected, found = (
-        read_state(r.folder / "checkpoints/step_000011").record("growth")["events"] for r in (whole, run)
-    )
+    states = [read_state(r.folder / "checkpoints/step_000011") for r in (whole, run)]
+    expected, found = (state.record("growth")["events"] for state in states)
     assert len(expected) == 16 and heads_at(run, 11) == (5, 5, 5, 5)
     for event, other in zip(expected, found, strict=True):
         close = {name: pytest.approx(event.pop(name), rel=1e-3) for name in ("gamma", "lambda_max")}
@@ -171,15 +146,8 @@ def test_a_grown_run_is_scored(small_folder, tmp_path, capsys):
     pytest.importorskip("lm_eval")
     from pretrain.evaluation import command as evaluation
 
-    schedule = (
-        "--growth.criterion",
-        "schedule",
-        "--growth.schedule",
-        "{1: '1,2,1,2'}",
-        "--growth.head_dim",
-        "16",
-    )
-    run = nano_run(small_folder, tmp_path, *schedule, "--steps", "2", "--validation.every", "0")
+    schedule = '--growth.criterion schedule --growth.schedule {"1":"1,2,1,2"} --growth.head_dim 16'
+    run = nano(small_folder, tmp_path, f"{schedule} --steps 2 --validation.every 0")
     assert run_distributed(session, 1, run)[0][1] is None
     sets = str(write_data_sets(tmp_path / "sets"))
     options = ["--tasks", "piqa", "--data_dir", sets, "--limit", "4", "--wandb", "disabled"]

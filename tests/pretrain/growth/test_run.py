@@ -1,4 +1,5 @@
-"""Heads that grow and are pruned in real runs: nothing else changes, and a run that was cut off goes on the same."""
+"""Heads that grow and are pruned in real runs: nothing else changes, and a run that was cut off goes on the
+same."""
 
 import json
 import math
@@ -24,24 +25,24 @@ from tests.helpers.shapes import VOCABULARY_ROWS, Shape, build, gathered, joined
 from tests.helpers.training import curve, interrupted, nano_run, session
 
 # Every kind of parameter that has heads; 12 is a multiple of 2 and 3 tensor-parallel ranks.
-BIASED = (
-    "--architecture", "{attention_bias: all, positions: learned, norm: layernorm, norm_bias: true}",
-    "--growth.head_dim", "12", "--growth.maximum", "4", "--global_batch_tokens", "768", "--micro_batch", "6",
-    "--architecture.ffn_width", "96",
-)  # fmt: skip
+BIASED = """--growth.head_dim 12 --growth.maximum 4 --global_batch_tokens 768 --micro_batch 6
+    --architecture.attention_bias all --architecture.positions learned --architecture.norm layernorm
+    --architecture.norm_bias true --architecture.ffn_width 96"""
 GROWN = (1, 2, 1, 3)
-# Every head of these small weights is below the threshold of pruning at first; λ_max is above that of growth later.
-PRUNING = ("--growth.start", "3", "--growth.grow_above", "0.1", "--growth.prune_below", "0.0999")
+# Every head of these small weights is below the threshold of pruning at first; λ_max is above that of growth
+# later.
+PRUNING = "--growth.start 3 --growth.grow_above 0.1 --growth.prune_below 0.0999"
+INCRT = "--growth.criterion incrt --growth.interval 2 --growth.calibration 1"
 
 
-def growing(data, runs, *more, steps=6, **schedule):
+def growing(data, runs, flags="", steps=6, schedule=None):
     """A run that saves at every event only."""
-    planned = {step.removeprefix("at_"): heads for step, heads in schedule.items()}
-    criterion = (
-        ("--growth.criterion", "schedule", "--growth.schedule", json.dumps(planned)) if planned else ()
+    quick = (
+        f"--steps {steps} --validation.every 0 --checkpoint.every 0 --checkpoint.keep_last 9 {flags}".split()
     )
-    quick = ("--validation.every", "0", "--checkpoint.every", "0", "--checkpoint.keep_last", "9")
-    return nano_run(data, runs, "--steps", str(steps), *quick, *criterion, *more)
+    if schedule:
+        quick += ["--growth.criterion", "schedule", "--growth.schedule", json.dumps(schedule)]
+    return nano_run(data, runs, *quick)
 
 
 def loaded_after_the_event(run, shape):
@@ -49,11 +50,8 @@ def loaded_after_the_event(run, shape):
     opened = build(run, shape)
     engine = build_engine(opened.run, opened.model, opened.decisions.ds_config.value, opened.world.grid)
     load_resharded(engine, opened.resumed_from, opened.world, opened=open_checkpoint)
-    return (
-        gathered(engine)
-        if torch.distributed.get_rank() < shape.tensor_parallel
-        else gathered(engine) and None
-    )
+    held = gathered(engine)
+    return held if torch.distributed.get_rank() < shape.tensor_parallel else None
 
 
 def heads_of(name, tensor, layer_heads, head_dim=12):
@@ -78,14 +76,13 @@ def heads_of(name, tensor, layer_heads, head_dim=12):
     ids=str,
 )
 def test_all_other_heads_keep_weights_and_moments(small_folder, tmp_path, shape):
-    flags = ("--precision", shape.precision, "--tensor_parallel", str(shape.tensor_parallel))
-    run = growing(small_folder, tmp_path, *BIASED, *flags, at_2="1,2,1,3")
+    flags = f"--precision {shape.precision} --tensor_parallel {shape.tensor_parallel}"
+    run = growing(small_folder, tmp_path, f"{flags} {BIASED}", schedule={2: "1,2,1,3"})
     run_distributed(interrupted, shape.ranks, run, 2, shape.ranks, shape.stage, timeout=120)
     before = UnshardedCheckpoint.open(run.folder / "checkpoints/step_000002")
     assert ModelConfig.from_json(before.state.model).heads == (1, 1, 1, 1)
-    held = joined(
-        run_distributed(loaded_after_the_event, shape.ranks, run, shape, timeout=120), VOCABULARY_ROWS
-    )
+    parts = run_distributed(loaded_after_the_event, shape.ranks, run, shape, timeout=120)
+    held = joined(parts, VOCABULARY_ROWS)
     assert held["steps"] == {2}
     for name in before.names():
         layer = int(name.split(".")[1]) if name.startswith("layers.") else None
@@ -130,54 +127,41 @@ def logits_of(checkpoint, tokens):
         return network(tokens)
 
 
-def test_the_function_does_not_change(small_folder, tmp_path):
-    run = growing(small_folder, tmp_path, *BIASED, at_2="1,2,1,3")
+def opened_with(folder, pending):
+    """The checkpoint after these changes, in place of those that it was saved with."""
+    state = json.loads((folder / "state.json").read_text())
+    state["records"]["growth"]["values"]["pending"] = pending
+    (folder / "state.json").write_text(json.dumps(state))
+    return open_checkpoint(folder)
+
+
+def test_new_heads_change_no_function_and_pruned_ones_leave_the_others(small_folder, tmp_path):
+    run = growing(small_folder, tmp_path, f"--growth.start 3 {BIASED}", schedule={2: "3,4,3,4"})
     run_distributed(interrupted, 1, run, 2, 1, 2)
     folder = run.folder / "checkpoints/step_000002"
+    before, grown = UnshardedCheckpoint.open(folder), open_checkpoint(folder)
     tokens = torch.randint(0, 600, (4, 64), generator=torch.Generator().manual_seed(1))
-    before, after = (
-        logits_of(UnshardedCheckpoint.open(folder), tokens),
-        logits_of(open_checkpoint(folder), tokens),
-    )
+    logits = logits_of(before, tokens)
     # A product over more columns is summed in another order, so the last bit may differ.
-    torch.testing.assert_close(after, before, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(logits_of(grown, tokens), logits, rtol=1e-6, atol=1e-6)
     # A head whose output is zero goes without a trace.
-    state = json.loads((folder / "state.json").read_text())
-    state["records"]["growth"]["values"]["pending"].append({"layer": 3, "head": 1, "kind": "prune"})
-    (folder / "state.json").write_text(json.dumps(state))
-    pruned = open_checkpoint(folder)
-    assert pruned.shape("layers.3.attention.q.weight")[0] == 2 * 12
-    torch.testing.assert_close(logits_of(pruned, tokens), before, rtol=1e-6, atol=1e-6)
-
-
-def test_pruning_takes_one_head_away(small_folder, tmp_path):
-    run = growing(small_folder, tmp_path, *BIASED, "--growth.start", "3", at_2="3,3,3,4")
-    run_distributed(interrupted, 1, run, 2, 1, 2)
-    folder = run.folder / "checkpoints/step_000002"
-    state = json.loads((folder / "state.json").read_text())
-    state["records"]["growth"]["values"]["pending"] = [{"layer": 1, "head": 1, "kind": "prune"}]
-    (folder / "state.json").write_text(json.dumps(state))
-    before, after = UnshardedCheckpoint.open(folder), open_checkpoint(folder)
+    head = {"layer": 3, "head": 3}
+    pruned = opened_with(folder, [head | {"kind": "grow"}, head | {"kind": "prune"}])
+    torch.testing.assert_close(logits_of(pruned, tokens), logits, rtol=1e-6, atol=1e-6)
+    pruned = opened_with(folder, [{"layer": 1, "head": 1, "kind": "prune"}])
     parts = [(f"{part}.{kind}", 0) for part in "qkv" for kind in ("weight", "bias")] + [("o.weight", 1)]
     for part, dimension in parts:
         name = f"layers.1.attention.{part}"
         for key in ("fp32", "exp_avg", "exp_avg_sq"):
             kept = [before.tensor(name, key).split(12, dimension)[head] for head in (0, 2)]
-            assert same_bits(after.tensor(name, key), torch.cat(kept, dimension))
-    assert torch.equal(
-        after.parameter("layers.0.attention.q.weight"), before.parameter("layers.0.attention.q.weight")
-    )
+            assert same_bits(pruned.tensor(name, key), torch.cat(kept, dimension))
+    first = "layers.0.attention.q.weight"
+    assert torch.equal(pruned.parameter(first), before.parameter(first))
 
 
 def test_a_run_stopped_in_a_check_makes_its_event_before_the_next_step(small_folder, tmp_path):
-    options = ("--growth.criterion", "incrt", "--growth.interval", "2", "--growth.calibration", "1")
-
-    def run_in(folder):
-        return growing(
-            small_folder, folder, *options, "--growth.maximum", "3", "--growth.until", "7", steps=8
-        )
-
-    whole, run = run_in(tmp_path / "whole"), run_in(tmp_path / "stopped")
+    flags = f"{INCRT} --growth.maximum 3 --growth.until 7"
+    whole, run = (growing(small_folder, tmp_path / name, flags, steps=8) for name in ("whole", "stopped"))
     assert run_distributed(session, 1, whole)[0] == ([], None)
     events = read_state(whole.folder / "checkpoints/step_000008").record("growth")["events"]
     step = events[0]["step"]
@@ -191,46 +175,37 @@ def test_a_run_stopped_in_a_check_makes_its_event_before_the_next_step(small_fol
 @pytest.mark.parametrize(
     ("ranks", "stage", "flags"),
     [
-        (1, 2, ()),
-        (1, 2, PRUNING),
-        pytest.param(2, 2, ("--tensor_parallel", "2", "--growth.head_dim", "12"), marks=pytest.mark.slow),
-        pytest.param(2, 3, ("--tensor_parallel", "2", "--precision", "bf16", *PRUNING), marks=pytest.mark.slow),
-        pytest.param(2, 3, ("--document_mask", "true"), marks=pytest.mark.slow),
-        pytest.param(2, 1, ("--growth.criterion", "gradient", "--growth.budget", "8"), marks=pytest.mark.slow),
-        pytest.param(2, 3, ("--growth.criterion", "gradient"), marks=pytest.mark.slow),
-        pytest.param(1, 2, ("--growth.criterion", "random", "--precision", "bf16"), marks=pytest.mark.slow),
-        pytest.param(1, 2, ("--compile", "true",), marks=pytest.mark.slow),
+        (1, 2, "--growth.criterion incrt"),
+        (1, 2, f"--growth.criterion incrt {PRUNING}"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (2, 2, "--growth.criterion incrt --tensor_parallel 2 --growth.head_dim 12"),
+                (2, 3, f"--growth.criterion incrt --tensor_parallel 2 --precision bf16 {PRUNING}"),
+                (2, 3, "--growth.criterion incrt --document_mask true"),
+                (2, 1, "--growth.criterion gradient --growth.budget 8"),
+                (2, 3, "--growth.criterion gradient"),
+                (1, 2, "--growth.criterion random --precision bf16"),
+                (1, 2, "--growth.criterion incrt --compile true"),
+            )
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_run_cut_off_at_any_step_gives_the_same_curve(small_folder, tmp_path, ranks, stage, flags):
-    options = (
-        "--growth.interval",
-        "2",
-        "--growth.calibration",
-        "1",
-        "--growth.maximum",
-        "3",
-        "--growth.until",
-        "11",
-    )
-    options += ("--growth.criterion", "incrt") if "--growth.criterion" not in flags else ()
-    options += ("--growth.patience", "2", "--growth.grow_above", "1e-6")
-    options += ("--growth.head_dim", "16") if "--growth.head_dim" not in flags else ()
-
-    def run_in(folder, *more):
-        quick = ("--validation.every", "5", "--checkpoint.every", "5", "--checkpoint.keep_last", "9")
-        return nano_run(small_folder, folder, "--steps", "14", *quick, *options, *flags, *more)
-
-    whole = run_in(tmp_path / "whole")
+    shared = """--growth.interval 2 --growth.calibration 1 --growth.maximum 3 --growth.until 11
+        --growth.patience 2 --growth.grow_above 1e-6 --validation.every 5 --checkpoint.every 5
+        --checkpoint.keep_last 9 --steps 14"""
+    shared += " --growth.head_dim 16" * ("head_dim" not in flags)
+    every = (*shared.split(), *flags.split())
+    whole, broken = (nano_run(small_folder, tmp_path / name, *every) for name in ("whole", "broken"))
     assert run_distributed(session, ranks, whole, stage, timeout=200)[0] == ([], None)
     state = read_state(whole.folder / "checkpoints/step_000014")
     events = state.record("growth")["events"]
     assert len(events) >= 3
-    if flags[-len(PRUNING) :] == PRUNING:
+    if PRUNING in flags:
         assert {event["kind"] for event in events} == {"grow", "prune"}
     else:
         assert sum(ModelConfig.from_json(state.model).heads) > 4
-    broken = run_in(tmp_path / "broken")
     for step in (4, 5, 9):  # in the step after an event, in one that is saved for itself, and later
         run_distributed(interrupted, ranks, broken, step, ranks, stage, timeout=200)
     assert run_distributed(session, ranks, broken, stage, timeout=200)[0][1] is None
@@ -239,7 +214,7 @@ def test_a_run_cut_off_at_any_step_gives_the_same_curve(small_folder, tmp_path, 
 
 
 def test_a_grown_run_is_an_ordinary_model(small_folder, tmp_path):
-    run = growing(small_folder, tmp_path, "--growth.head_dim", "16", at_2="1,2,1,3")
+    run = growing(small_folder, tmp_path, "--growth.head_dim 16", schedule={2: "1,2,1,3"})
     run_distributed(session, 1, run, 2)
     saved = SavedRun.open(run.folder)
     assert saved.model.heads == GROWN and saved.model.head_dim == (16,) * 4
@@ -265,10 +240,8 @@ def test_a_run_of_fixed_heads_goes_on_with_growth(small_folder, tmp_path):
     fixed = nano_run(small_folder, tmp_path, "--steps", "2", "--validation.every", "0")
     run_distributed(session, 1, fixed, 2)
     heads = fixed.build_model_config().heads
-    more = growing(
-        small_folder, tmp_path, "--growth.criterion", "random", "--growth.interval", "1", "--growth.calibration", "1",
-        "--growth.maximum", str(max(heads) + 1), steps=6,
-    )  # fmt: skip
+    flags = "--growth.criterion random --growth.interval 1 --growth.calibration 1"
+    more = growing(small_folder, tmp_path, f"{flags} --growth.maximum {max(heads) + 1}")
     assert run_distributed(session, 1, more, 2)[0][1] is None
     found = ModelConfig.from_json(read_state(more.folder / "checkpoints/step_000006").model)
     assert sum(found.heads) > sum(heads)
@@ -276,7 +249,8 @@ def test_a_run_of_fixed_heads_goes_on_with_growth(small_folder, tmp_path):
 
 
 def gradient_of_a_candidate(run):
-    """A candidate's gradient norm, and the norm of the gradient that its output has once it is in the network."""
+    """A candidate's gradient norm, and the norm of the gradient that its output has once it is in the
+    network."""
     opened = build(run, Shape(1, 2))
     engine = build_engine(opened.run, opened.model, opened.decisions.ds_config.value, opened.world.grid)
     batch, layer, d = opened.micro_batch(0, 0), 2, opened.model.d_model
@@ -298,7 +272,8 @@ def gradient_of_a_candidate(run):
 
 
 def moments_of_a_batch(run, ranks):
-    """The second moments that growth measures, and those of the norms' outputs, in fp64, of all ranks' batches."""
+    """The second moments that growth measures, and those of the norms' outputs, in fp64, of all ranks'
+    batches."""
     opened = build(run, Shape(ranks, 2))
     engine = build_engine(opened.run, opened.model, opened.decisions.ds_config.value, opened.world.grid)
     measured = second_moments(engine, opened.micro_batch(0, 0), opened.world)
@@ -318,16 +293,16 @@ def moments_of_a_batch(run, ranks):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_second_moments_are_those_of_the_norms_outputs(small_folder, tmp_path, ranks):
-    run = growing(small_folder, tmp_path, "--growth.criterion", "incrt")
+    run = growing(small_folder, tmp_path, "--growth.criterion incrt")
     for measured, expected in run_distributed(moments_of_a_batch, ranks, run, ranks):
         for found, right in zip(measured, expected, strict=True):
             torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5)
 
 
 def test_the_figures_of_a_run_are_those_of_its_weights(small_folder, tmp_path):
-    """Γ and λ_max of the last check, from a checkpoint's weights, second moments and captured directions, in fp64."""
-    options = ("--growth.criterion", "incrt", "--growth.interval", "2", "--growth.calibration", "1")
-    run = growing(small_folder, tmp_path, *options, "--growth.until", "6", steps=7)
+    """Γ and λ_max of the last check, from a checkpoint's weights, second moments and captured directions, in
+    fp64."""
+    run = growing(small_folder, tmp_path, f"{INCRT} --growth.until 6", steps=7)
     assert run_distributed(session, 1, run, 2)[0] == ([], None)
     folder = run.folder / "checkpoints/step_000006"  # written for an event, with the weights before it
     checkpoint, features = UnshardedCheckpoint.open(folder), read_features(folder)
@@ -349,59 +324,50 @@ def test_the_figures_of_a_run_are_those_of_its_weights(small_folder, tmp_path):
             sign = 1 if found @ vectors[:, -1] > 0 else -1
             assert torch.linalg.vector_norm(found - sign * vectors[:, -1]) < 0.01
         assert row[f"growth/lambda_max/layer_{layer}"] == pytest.approx(values[-1].item(), rel=1e-2)
-        assert row[f"growth/gamma/layer_{layer}"] == pytest.approx(
-            torch.linalg.matrix_norm(energy).item(), rel=1e-3
-        )
+        gamma = torch.linalg.matrix_norm(energy).item()
+        assert row[f"growth/gamma/layer_{layer}"] == pytest.approx(gamma, rel=1e-3)
 
 
 @pytest.mark.parametrize("mask", ["false", "true"])
 def test_the_gradient_is_that_of_the_head_in_the_network(small_folder, tmp_path, mask):
-    flags = ("--growth.criterion", "gradient", "--growth.head_dim", "16", "--document_mask", mask)
-    run = growing(small_folder, tmp_path, *flags)
+    run = growing(
+        small_folder, tmp_path, f"--growth.criterion gradient --growth.head_dim 16 --document_mask {mask}"
+    )
     [(measured, expected)] = run_distributed(gradient_of_a_candidate, 1, run)
     assert measured > 0 and math.isclose(measured, expected, rel_tol=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("flags", "schedule", "message"),
     [
-        (("--growth.start", "4", "--growth.maximum", "2"), "growth.maximum: 2 is below growth.start 4"),
-        (("--growth.grow_above", "1", "--growth.prune_below", "2"), "growth.prune_below: 2 is not below"),
-        (("--heads", "1,2,3,4"), "heads: '1,2,3,4' contradicts growth.criterion incrt"),
-        (("--growth.head_dim", "7"), "head_dim: layer 0 has 7; positions 'rope' needs an even head dim"),
-        (("--growth.prune_share", "2"), "growth.prune_share: 2 would prune what grows"),
-        (("--architecture", "{kv_heads: [1,1,1,1]}"), "growth.criterion: incrt is not for grouped queries"),
-        (("--growth.schedule", "{2: 2x4}"), "growth.schedule: it is for growth.criterion schedule"),
-        (("--growth.interval", "0"), "growth.interval: 0.0 is not valid"),
-        (("--growth.budget", "3"), "growth.budget: 3 is below the 4 heads that 4 layers start with"),
-        (("--growth.criterion", "none", "--growth.schedule", "{2: 2x4}"), "growth.criterion: none ignores"),
+        ("--growth.start 4 --growth.maximum 2", None, "growth.maximum: 2 is below growth.start 4"),
+        ("--growth.grow_above 1 --growth.prune_below 2", None, "growth.prune_below: 2 is not below"),
+        ("--heads 1,2,3,4", None, "heads: '1,2,3,4' contradicts growth.criterion incrt"),
+        ("--growth.head_dim 7", None, "head_dim: layer 0 has 7; positions 'rope' needs an even head dim"),
+        ("--growth.prune_share 2", None, "growth.prune_share: 2.0 is not valid; give a number below 1"),
+        ("--architecture.kv_heads [1,1,1,1]", None, "growth.criterion: incrt is not for grouped queries"),
+        (
+            '--growth.schedule {"2":"2x4"}',
+            None,
+            "growth.schedule: {2: '2x4'} does not go with growth.criterion incrt",
+        ),
+        ("--growth.interval 0", None, "growth.interval: 0.0 is not valid"),
+        ("--growth.budget 3", None, "growth.budget: 3 is below the 4 heads that 4 layers start with"),
+        ("", {9: "2x4"}, "growth.schedule: '2x4' at step 9 is not valid; give steps from 1 to 5"),
+        ("", {2: "9x4"}, "growth.schedule: '9x4' at step 2 is not valid"),
+        ("", {2: "2x3"}, "growth.schedule: '2x3' at step 2 is not valid"),
+        ("", {2: "2x4", 3: "1x4"}, "growth.schedule: '1x4' at step 3 is not valid"),
     ],
 )
-def test_bad_settings_are_one_line(small_folder, tmp_path, flags, message):
+def test_bad_settings_are_one_line(small_folder, tmp_path, flags, schedule, message):
+    flags = flags if schedule else f"--growth.criterion incrt {flags}"
     with pytest.raises(UserError) as caught:
-        growing(small_folder, tmp_path, "--growth.criterion", "incrt", *flags).build_model_config()
-    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "message"),
-    [
-        ({"at_9": "2x4"}, "growth.schedule: step 9 is not valid"),
-        ({"at_2": "9x4"}, "growth.maximum: the 4 heads of the model's own schedule are below the 9"),
-        ({"at_2": "2x3"}, "growth.schedule: '2x3' has 3 layers, and the model 4"),
-        ({"at_2": "2x4", "at_3": "1x4"}, "growth.schedule: '1x4' of step 3 has fewer heads"),
-    ],
-)
-def test_a_schedule_that_does_not_fit_is_one_line(small_folder, tmp_path, schedule, message):
-    with pytest.raises(UserError) as caught:
-        growing(small_folder, tmp_path, **schedule).build_model_config()
+        growing(small_folder, tmp_path, flags, schedule=schedule).build_model_config()
     assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
 
 
 def test_a_head_dim_that_ranks_do_not_divide(small_folder, tmp_path):
-    flags = ("--growth.criterion", "incrt", "--growth.head_dim", "16", "--tensor_parallel", "3")
-    run = growing(
-        small_folder, tmp_path, *flags, "--architecture.ffn_width", "96", "--global_batch_tokens", "768"
-    )
+    flags = "--growth.criterion incrt --growth.head_dim 16 --tensor_parallel 3 --architecture.ffn_width 96"
+    run = growing(small_folder, tmp_path, f"{flags} --global_batch_tokens 768")
     _, problem = run_distributed(session, 3, run, 2)[0]
     assert problem.startswith("growth.head_dim: 16 is not a multiple of tensor_parallel 3")

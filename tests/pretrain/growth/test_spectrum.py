@@ -6,7 +6,7 @@ import pytest
 import scipy.sparse.linalg
 import torch
 
-from pretrain.growth.controller import Controller, LayerMeasure
+from pretrain.growth.check import Check, LayerMeasure
 from pretrain.growth.record import GrowthState
 from pretrain.growth.settings import GrowthConfig
 from pretrain.growth.spectrum import extended, extremes, head_energies, projected, residual, skew_product
@@ -143,14 +143,12 @@ def test_head_energies_are_the_norms_of_their_matrices():
 def grown_heads(config, energy, most, start=1):
     """Heads and captured directions of a layer after 50 checks in which C and M_a stay, so that only P
     changes."""
-    controller, state = Controller(config, most, seed=1), GrowthState.begin([start])
-    captured, heads = [torch.zeros(0, len(energy))], start
+    state, captured, heads = GrowthState.begin([start]), [torch.zeros(0, len(energy))], [start]
     for step in range(50):
         left = projected(energy, captured[0])
-        measure = LayerMeasure(left, torch.linalg.matrix_norm(left).item(), extremes(left), [9.0] * heads)
-        for change in controller.decide(step, [heads], state, [measure], captured, {}).changes:
-            heads += 1 if change.kind == "grow" else -1
-    return heads, captured[0]
+        measure = LayerMeasure(left, torch.linalg.matrix_norm(left).item(), extremes(left), [9.0] * heads[0])
+        Check(config, most, 1, heads, state, [measure], captured).decide(step, {})
+    return heads[0], captured[0]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -172,15 +170,14 @@ def test_exactly_as_many_heads_as_eigenvalues_above_the_threshold(above, seed):
     values = torch.linalg.eigvalsh((moment_of_c @ skew - skew @ moment_of_c) / 2)
     torch.testing.assert_close(values.sort().values, torch.cat([energies, -energies]).sort().values)
     energy = residual(moment_of_c, skew, torch.zeros(0, d)).float()
-    heads, captured = grown_heads(
-        GrowthConfig(criterion="incrt", grow_above=threshold, dwell=0), energy, most=100
-    )
+    config = GrowthConfig(criterion="incrt", grow_above=threshold, dwell=0)
+    heads, captured = grown_heads(config, energy, most=100)
     assert heads == 1 + above and len(captured) == above
 
 
 def test_extreme_thresholds_stop_at_the_bounds():
     d = 12
-    config = GrowthConfig(criterion="incrt", grow_above=1e30, prune_below=1e29, dwell=0, patience=1)
+    config = GrowthConfig(criterion="incrt", grow_above=1e18, prune_below=1e17, dwell=0, patience=1)
     energy = torch.diag(torch.linspace(-1, 1, d))
     assert grown_heads(config, energy, most=5, start=3)[0] == 1
     config = GrowthConfig(criterion="incrt", grow_above=1e-30, prune_share=0, dwell=0)

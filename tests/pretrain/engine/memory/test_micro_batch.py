@@ -34,18 +34,8 @@ def test_never_below_one_sequence():
 @pytest.mark.parametrize(
     ("tokens", "micro", "ranks", "message"),
     [
-        (
-            1000,
-            None,
-            1,
-            r"global_batch_tokens: 1000 is not a multiple of the context length 1024; nearest are 1024 and 2048",
-        ),
-        (
-            6144,
-            None,
-            4,
-            r"6 sequences .* 4 data-parallel ranks; valid .* \[1, 2, 3, 6\] .*--global_batch_tokens 4096 or 8192",
-        ),
+        (1000, None, 1, r"1000 is not a multiple of the context length 1024; nearest are 1024 and 2048"),
+        (6144, None, 4, r"6 sequences .* 4 data-parallel ranks; valid .* \[1, 2, 3, 6\] .* 4096 or 8192"),
         (8192, 3, 2, r"micro_batch: 3 does not divide the 4 sequences .*valid values are \[1, 2, 4\]"),
     ],
 )
@@ -57,8 +47,6 @@ def test_what_does_not_divide(tokens, micro, ranks, message):
 def test_a_model_that_a_cpu_cannot_hold():
     """It would end in the system's out-of-memory kill; a GPU says itself that it is full."""
     huge = MODEL.replace(ffn_width=3_000_000)
-    with pytest.raises(
-        UserError, match=r"model: [\d,]+ parameters \(.*ffn_width 3000000\) need [\d,.]+ GiB a rank"
-    ):
+    with pytest.raises(UserError, match=r"model: [\d,]+ parameters \(.*ffn_width 3000000\) need [\d,.]+ GiB"):
         plan_batch(1024, None, huge, 1, 16 * GIB, "cpu")
     assert plan_batch(1024, None, MODEL, 1, 16 * GIB, "cpu").micro_batch == 1

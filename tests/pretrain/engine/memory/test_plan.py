@@ -17,9 +17,7 @@ from pretrain.engine.memory.plan import memory_plan, states
 GIB = 1 << 30
 PRISM = preset("prism-757m")
 P = 756_819_456  # the paper's 756.8M, with 50,304 rows
-BUCKET = (
-    1536 * 4096 + 1536
-)  # what "auto" makes of it: a matrix of the feed-forward network, and the final norm
+BUCKET = 1536 * 4096 + 1536  # of "auto": a matrix of the feed-forward network, and the final norm
 SHIPPED = {"reduce_bucket": BUCKET, "overlap": True}
 
 
@@ -52,9 +50,8 @@ def test_reduction_in_bf16_copies_less_at_stages_2_and_3_and_more_at_stage_1():
         return memory_plan(preset(model), settings, 8, micro_batch=1).buffers.copies
 
     embedding = 50_304 * 1536
-    assert (
-        copies("prism-757m", 2, 4) - copies("prism-757m", 2, 2) == 4 * embedding
-    )  # the widened copy is not made
+    # The widened copy is not made.
+    assert copies("prism-757m", 2, 4) - copies("prism-757m", 2, 2) == 4 * embedding
     assert copies("prism-757m", 3, 4) == 2 * copies("prism-757m", 3, 2) == 4 * embedding
     # Stage 1 has fp32 gradients: one copy of them, and for bf16 a narrow one besides.
     everything = 353_944_576
@@ -68,9 +65,8 @@ def test_stages_of_a_small_model_by_hand():
     sizes = {}
     for stage in (1, 2, 3):
         for bf16 in (False, True):
-            kept = states(
-                rank_parameters(config), EngineSettings(stage=stage, bf16=bf16, persistence_threshold=0), 4
-            )
+            settings = EngineSettings(stage=stage, bf16=bf16, persistence_threshold=0)
+            kept = states(rank_parameters(config), settings, 4)
             sizes[stage, bf16] = (kept.parameters, kept.master, kept.moments, kept.gradients)
     assert sizes[1, False] == sizes[2, False] == (4 * 1688, 1688, 2 * 1688, 0)
     assert sizes[1, True] == (2 * 1688, 1688, 2 * 1688, 4 * 1688)  # BF16_Optimizer: whole fp32 gradients
@@ -86,11 +82,10 @@ def test_optimizer_state_over_all_ranks_depends_on_nothing(bf16: bool):
         elements = sum(p.elements for p in parameters)
         for ranks in (1, 2, 8, 32):
             for stage in (1, 2, 3):
-                kept = states(parameters, EngineSettings(stage=stage, bf16=bf16), ranks)
+                settings = EngineSettings(stage=stage, bf16=bf16)
+                kept = states(parameters, settings, ranks)
                 assert 0 <= ranks * (kept.master + kept.moments) - 12 * elements < 12 * ranks
-                offloaded = states(
-                    parameters, EngineSettings(stage=stage, bf16=bf16, offload_optimizer=True), ranks
-                )
+                offloaded = states(parameters, dataclasses.replace(settings, offload_optimizer=True), ranks)
                 assert offloaded.master == offloaded.moments == 0
                 assert ranks * offloaded.host >= 16 * elements
 
@@ -103,12 +98,9 @@ def test_what_makes_a_peak_smaller(device, bf16: bool, accumulation: int):
         settings = EngineSettings(stage=stage, bf16=bf16, **SHIPPED, **changes)
         return memory_plan(PRISM, settings, ranks, micro_batch, accumulation, t, device).peak
 
-    assert peak(micro_batch=4) < peak() < peak(micro_batch=16)
-    assert peak(checkpointing=True) < peak()
-    assert peak(t=2) < peak()
+    less = ("micro_batch", 4), ("checkpointing", True), ("t", 2), ("ranks", 16), ("offload_optimizer", True)
+    assert all(peak(**{name: value}) < peak() for name, value in less) and peak() < peak(micro_batch=16)
     assert peak(t=4, sequence_parallel=True) < peak(t=4)
-    assert peak(ranks=16) < peak()
-    assert peak(offload_optimizer=True) < peak()
     assert peak(stage=2) <= peak(stage=1)
     assert peak(stage=3, reuse_distance=0, prefetch_bucket=0) < peak(stage=2)
 

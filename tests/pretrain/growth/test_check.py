@@ -6,7 +6,7 @@ import torch
 from model.config import block
 from model.errors import UserError
 from pretrain.checkpoint.state import Record, TrainingState
-from pretrain.growth.controller import Controller, LayerMeasure
+from pretrain.growth.check import Check, LayerMeasure
 from pretrain.growth.edit import candidate, changed_model
 from pretrain.growth.record import Change, GrowthState
 from pretrain.growth.settings import GrowthConfig
@@ -25,28 +25,25 @@ def measure(largest, energies=(9.0, 9.0), gamma=10.0):
 
 def checks(config, layers, count, heads=(2, 2, 2), most=4, norms=None):
     """The changes of *count* checks that all measure the same."""
-    controller, state = Controller(config, most, seed=1), GrowthState.begin(heads)
+    state = GrowthState.begin(heads)
     captured, heads, found = [torch.zeros(0, D) for _ in heads], list(heads), []
     for step in range(1, count + 1):
         measures = [
             LayerMeasure(m.residual, m.gamma, m.extremes, (m.energies * 4)[: heads[layer]])
             for layer, m in enumerate(layers)
         ]
-        decision = controller.decide(step, heads, state, measures, captured, norms or {})
+        decision = Check(config, most, 1, heads, state, measures, captured).decide(step, norms or {})
         found.append([(change.kind, change.layer, change.head) for change in decision.changes])
-        for change in decision.changes:
-            heads[change.layer] += 1 if change.kind == "grow" else -1
         assert state.pending == decision.changes
     return found, heads, state
 
 
 def test_thresholds_are_shares_of_the_median_of_the_calibration():
-    controller = Controller(GrowthConfig(criterion="incrt", calibration=3), 4, 1)
-    state = GrowthState.begin([2])
+    config, state = GrowthConfig(criterion="incrt", calibration=3), GrowthState.begin([2])
     for step, gamma in enumerate((1.0, 50.0, 3.0)):
-        assert state.thresholds == [None]
-        controller.decide(step, [2], state, [measure(0.0, gamma=gamma)], [torch.zeros(0, D)], {})
-    assert state.thresholds == [pytest.approx([0.3, 0.003])]
+        assert state.layers[0].thresholds is None
+        Check(config, 4, 1, [2], state, [measure(0.0, gamma=gamma)], [torch.zeros(0, D)]).decide(step, {})
+    assert state.layers[0].thresholds == pytest.approx([0.3, 0.003])
 
 
 def test_a_run_goes_on_with_other_thresholds():
@@ -62,9 +59,9 @@ def test_a_run_goes_on_with_other_thresholds():
             ({"grow_share": 0.5, "prune_below": 7.0}, [5.0, 5.0]),  # what just grew is not pruned at once
         ]
     ):
-        controller = Controller(GrowthConfig(criterion="incrt", calibration=2, **settings), 4, 1)
-        assert controller.decide(step, [2], state, measures, captured, {}).changes == []
-        assert state.thresholds == [expected and pytest.approx(expected)]
+        config = GrowthConfig(criterion="incrt", calibration=2, **settings)
+        assert Check(config, 4, 1, [2], state, measures, captured).decide(step, {}).changes == []
+        assert state.layers[0].thresholds == (expected and pytest.approx(expected))
 
 
 def test_the_most_urgent_layers_come_first_and_wait():
@@ -91,7 +88,7 @@ def test_a_head_is_pruned_after_its_patience_and_one_stays():
     assert found == [[], [], [("prune", 0, 1), ("prune", 1, 0)]]
     assert heads == [1, 1, 2]
     _, heads, state = checks(config, weak, 20)
-    assert heads == [1, 1, 2] and len(state.below[1]) == 1  # a layer keeps one, however weak
+    assert heads == [1, 1, 2] and len(state.layers[1].below) == 1  # a layer keeps one, however weak
 
 
 def test_random_depends_on_the_seed_and_the_step_only():
@@ -106,11 +103,11 @@ def test_gradient_takes_the_largest():
     config = GrowthConfig(criterion="gradient", calibration=1)
     found, _, _ = checks(config, [measure(2.0)] * 3, 3, norms={0: 1.0, 1: 3.0, 2: 2.0})
     assert found[:2] == [[("grow", 1, 2)], [("grow", 1, 3)]]
-    controller, state = Controller(config, 4, 1), GrowthState.begin([4, 2, 2])
-    compared = controller.candidates([4, 2, 2], state, [measure(2.0)] * 3, [torch.zeros(0, D)] * 3)
+    given = ([4, 2, 2], GrowthState.begin([4, 2, 2]), [measure(2.0)] * 3, [torch.zeros(0, D)] * 3)
+    compared = Check(config, 4, 1, *given).candidates()
     assert [(change.layer, change.head) for change in compared] == [(1, 2), (2, 2)]  # layer 0 has its most
-    spent = Controller(GrowthConfig(criterion="gradient", calibration=1, budget=8), 4, 1)
-    assert spent.candidates([4, 2, 2], state, [measure(2.0)] * 3, [torch.zeros(0, D)] * 3) == {}
+    spent = GrowthConfig(criterion="gradient", calibration=1, budget=8)
+    assert Check(spent, 4, 1, *given).candidates() == {}
 
 
 def test_together_a_random_run_grows_everywhere():
@@ -155,6 +152,7 @@ def test_a_damaged_state_is_one_line():
         )
 
     assert read(values) == GrowthState.begin([2, 2, 2])
-    for damaged in ({**values, "below": [[0], [0, 0], [0]]}, {**values, "wait": []}, {**values, "what": 1}):
+    other = GrowthState.begin([1, 2, 1]).to_json()["layers"]
+    for damaged in (values | {"layers": other}, values | {"layers": []}, values | {"what": 1}):
         with pytest.raises(UserError, match="growth"):
             read(damaged)
