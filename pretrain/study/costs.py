@@ -9,7 +9,7 @@ History = list[tuple[int, tuple[int, ...]]]
 
 
 def training_flops(run: RunResult) -> float | None:
-    """FLOPs of all training steps: FLOPs per token of the model of the time, times tokens; None if it is not known.
+    """FLOPs of all training steps: FLOPs per token of the model of the time, times tokens; None if not known.
 
     Heads that grow count from the check at which metrics.jsonl shows them.
     """
@@ -28,9 +28,9 @@ def training_flops(run: RunResult) -> float | None:
     return flops
 
 
-def parameters(run: RunResult) -> float | None:
-    """Parameters of the model of the newest checkpoint; None without one."""
-    return float(run.model_config.num_parameters()) if run.model_config else None
+def total_heads(run: RunResult) -> float | None:
+    """Heads of all layers of the newest checkpoint's model; None without one."""
+    return float(sum(run.model_config.heads)) if run.model_config else None
 
 
 def head_history(run: RunResult) -> History:
