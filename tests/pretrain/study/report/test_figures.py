@@ -144,14 +144,6 @@ def test_distance_differences_are_those_of_the_pairs(drawn):
     )  # as planted: D has one token a head
 
 
-def test_legends_are_outside_the_axes(drawn):
-    for file, figure in drawn[2].items():
-        if file == "scores.png":  # its bars have names on the axis
-            continue
-        box = figure.legends[0].get_window_extent()
-        assert not any(box.overlaps(axis.get_window_extent()) for axis in shown_axes(figure)), file
-
-
 def test_no_text_lies_on_other_text(drawn):
     for file, figure in drawn[2].items():
         for axis in shown_axes(figure):
@@ -226,26 +218,20 @@ def test_the_effect_is_drawn_in_its_own_unit_alone(tmp_path, kept_figures):
     assert [len(kept_figures[file].axes[1].patches) for file in ("nats.png", "bits.png")] == [1, 0]
 
 
-def test_the_spread_of_many_lines_is_shown_beside_them(tmp_path, kept_figures):
+@pytest.mark.parametrize("lines", [3, 5])
+def test_the_spread_of_many_lines_is_shown_beside_one_another(tmp_path, kept_figures, lines):
     """Bands of more than three lines would hide one another."""
-    variants = {
-        name: {"heads": f"{count}x4"} for name, count in zip("abcdef", (8, 4, 2, 1, 16, 32), strict=True)
-    }
-    few = {name: variants[name] for name in "abcd"}
-
-    def losses(run):
-        return 3.5 + 0.001 * len(run.variant) * run.seed**2 * (run.variant != "a")
-
-    found = compared_view(
-        {"many": {"baseline": "a", "variants": variants}, "few": {"baseline": "a", "variants": few}}, losses
-    )
+    variants = {name: {"heads": f"{2**place}x4"} for place, name in enumerate("abcdef"[: lines + 1])}
+    comparisons = {"one": {"baseline": "a", "variants": variants}}
+    found = compared_view(comparisons, lambda run: 3.5 + 0.001 * run.seed**2 * len(run.variant))
     compared.draw_gap_over_tokens(found, tmp_path / "gap.png")
-    many, few_axis = kept_figures["gap.png"].axes
-    assert [isinstance(found, PolyCollection) for found in few_axis.collections] == [True] * 3
-    places = [found.get_segments()[0][0][0] for found in many.collections]
-    assert places == [80 * 512] * 5
-    shifts = [found.get_transform().transform((0, 0))[0] for found in many.collections]
-    assert shifts == sorted(set(shifts))  # beside one another
+    (axis,) = kept_figures["gap.png"].axes
+    bands = [isinstance(found, PolyCollection) for found in axis.collections]
+    assert bands == [lines == 3] * lines
+    if lines == 5:
+        assert {found.get_segments()[0][0][0] for found in axis.collections} == {80 * 512}
+        shifts = [found.get_transform().transform((0, 0))[0] for found in axis.collections]
+        assert shifts == sorted(set(shifts))
 
 
 def test_pictures_without_figures_are_left_out_with_a_reason(tmp_path):
@@ -256,14 +242,6 @@ def test_pictures_without_figures_are_left_out_with_a_reason(tmp_path):
     assert {file for file, reason in drawn.items() if not reason} == {"results.png", "gap_over_tokens.png"}
     assert "same heads" in drawn["schedules.png"] and "zero-shot" in drawn["scores.png"]
     assert {path.name for path in tmp_path.iterdir()} == {"results.png", "gap_over_tokens.png"}
-
-
-def test_without_a_finished_run_only_the_schedules_are_drawn(tmp_path):
-    variants = {name: {"heads": heads} for name, heads in SCHEDULES.items()}
-    names = [f"one-{name}-s{seed}" for name in SCHEDULES for seed in (1, 2)]
-    found = compared_view({"one": {"baseline": "uniform", "variants": variants}}, seeds=2, without=names)
-    drawn = [path.name for path, reason in draw_all(found, tmp_path).items() if not reason]
-    assert drawn == ["schedules.png"]
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
