@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pretrain.checkpoint.state import TrainingState
 from pretrain.study.results import RunResult, some_names
 
 
@@ -24,33 +23,29 @@ class Differences:
         return "val_bpb" if self.tokenizers and asked != "val_accuracy" else asked
 
 
-NOTED: dict[str, Callable[[RunResult, TrainingState], object]] = {
-    "the runs are validated on windows of several lengths": lambda run, _: (
+NOTED: dict[str, Callable[[RunResult], object]] = {
+    "the runs are validated on windows of several lengths": lambda run: (
         f"{run.planned.run.build_model_config().context_length:,} tokens"
     ),
-    "the documents of a window are kept apart in some runs": lambda run, _: (
+    "the documents of a window are kept apart in some runs": lambda run: (
         "kept apart" if run.planned.run.document_mask else "not kept apart"
     ),
-    "the runs are of several versions of the code": lambda _, saved: (
-        saved.world and ", ".join(saved.world.code)
-    ),
-    "the runs are of several kinds of device": lambda _, saved: saved.world and saved.world.device,
-    "the runs are of several dtypes": lambda _, saved: saved.world and saved.world.dtype,
-    "the runs are of several versions of torch": lambda _, saved: (
-        saved.world and saved.world.versions.get("torch")
-    ),
-    "the runs had several numbers of ranks": lambda _, saved: saved.world and saved.world.ranks,
+    "the runs are of several versions of the code": lambda run: run.world and ", ".join(run.world.code),
+    "the runs are of several kinds of device": lambda run: run.world and run.world.device,
+    "the runs are of several dtypes": lambda run: run.world and run.world.dtype,
+    "the runs are of several versions of torch": lambda run: run.world and run.world.versions.get("torch"),
+    "the runs had several numbers of ranks": lambda run: run.world and run.world.ranks,
     # On GPUs the number of threads changes no figure.
-    "the runs had different CPU thread counts": lambda _, saved: (
-        saved.world.threads if saved.world and saved.world.device == "cpu" else None
+    "the runs had different CPU thread counts": lambda run: (
+        run.world.threads if run.world and run.world.device == "cpu" else None
     ),
 }
-"""Sentences, and the values that should be one; runs with None are left out."""
+"""Sentences, and the values that should be one; runs with None, or without a checkpoint, are left out."""
 
 
 def differences_between(runs: Sequence[RunResult]) -> Differences:
     """Compare what the newest checkpoints of *runs* say; runs without one are only counted."""
-    tokenizers = _listed(runs, lambda _, saved: saved.data.tokenizer[:8])
+    tokenizers = _listed(runs, lambda run: run.saved and run.saved.data.tokenizer[:8])
     notes = [f"tokenizers differ, so bits per byte are compared: {tokenizers}"] * bool(tokenizers)
     notes += [f"{what}: {found}" for what, value in NOTED.items() if (found := _listed(runs, value))]
     lost = [run.planned.name for run in runs if run.state == "finished" and not run.saved]
@@ -62,16 +57,16 @@ def differences_between(runs: Sequence[RunResult]) -> Differences:
     return Differences(_listed(runs, _validation_text), tokenizers, notes)
 
 
-def _listed(runs: Sequence[RunResult], value: Callable[[RunResult, TrainingState], object]) -> str:
+def _listed(runs: Sequence[RunResult], value: Callable[[RunResult], object]) -> str:
     names: dict[str, list[str]] = {}
     for run in runs:
-        if run.saved and (found := value(run, run.saved)) is not None:
+        if run.saved and (found := value(run)) is not None:
             names.setdefault(str(found), []).append(run.planned.name)
     return "; ".join(f"{key} ({some_names(of)})" for key, of in names.items()) if len(names) > 1 else ""
 
 
-def _validation_text(run: RunResult, saved: TrainingState) -> str:
+def _validation_text(run: RunResult) -> str:
     """The corpora whose held-out text a run was measured on (hash and weight), and how many windows."""
-    corpora = saved.data.validation or saved.data.data or []
+    corpora = (run.saved.data.validation or run.saved.data.data or []) if run.saved else []
     listed = ", ".join(f"{content[:8]} x {weight}" for content, weight in corpora)
     return f"{run.planned.run.validation.sequences} windows of {listed}"

@@ -166,8 +166,7 @@ def study_costs(study: Study, pilot: View | None, parallel: int) -> Costs:
     if pilot is None or not rates:
         rate, source, shared = machine_rate()
         return Costs(flops, rate, source, 1 if shared else parallel)
-    worlds = [run.saved.world for run in pilot.results if run.saved and run.saved.world]
-    where = " and ".join(dict.fromkeys(world.device for world in worlds))
+    where = " and ".join(dict.fromkeys(run.world.device for run in pilot.results if run.world))
     theirs = _range([run.planned.flops for run in pilot.results if run.rows])
     return Costs(
         flops, median(rates), f"median of runs of {theirs} FLOPs in {pilot.folder} on {where}", parallel

@@ -20,7 +20,7 @@ from pretrain.metrics.file import FILE_NAME, read_metrics
 from pretrain.study.study_file import PlannedRun, Study, differing_fields, read_study
 
 if TYPE_CHECKING:
-    from pretrain.checkpoint.state import TrainingState
+    from pretrain.checkpoint.state import TrainingState, WorldRecord
 
 STUDY_FILE = "study.yaml"
 TASKS_FILE = "tasks.txt"
@@ -68,6 +68,11 @@ class RunResult:
     def model_config(self) -> ModelConfig | None:
         """The newest checkpoint's model, with growth the heads that it has now; None without a checkpoint."""
         return ModelConfig.from_json(self.saved.model) if self.saved else None
+
+    @property
+    def world(self) -> WorldRecord | None:
+        """What wrote the newest checkpoint."""
+        return self.saved.world if self.saved else None
 
     def series(self, key: str) -> dict[int, float]:
         """The values of *key* by tokens, in order."""

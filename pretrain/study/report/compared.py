@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -98,6 +97,11 @@ def _with_runs(summary: Summary) -> str:
     return summary.label + f" ({finished} of {every})" * (finished < every)
 
 
+def _baseline(summary: Summary) -> str:
+    """What is subtracted."""
+    return f"{summary.baseline} (other seeds)" if summary.other_seeds else summary.baseline
+
+
 def draw_gap_over_tokens(view: View, path: Path) -> str:
     """Draw Δ of the validation loss over tokens, mean ± sd over the pairs (arXiv 2606.27449, figure 3a)."""
     gaps = {
@@ -114,7 +118,7 @@ def draw_gap_over_tokens(view: View, path: Path) -> str:
             axis.axhline(0, color="gray", linewidth=0.8)
             edges: list[float] = []
             for place, (summary, gap) in enumerate(gaps[name]):
-                style = styles[summary.variant] | {"label": f"{summary.variant} − {summary.baseline}"}
+                style = styles[summary.variant] | {"label": f"{summary.variant} − {_baseline(summary)}"}
                 edges += band(axis, gap, place, len(gaps[name]), **style)
             set_labels(axis, "tokens", f"Δ {measure}", unit)
             axis.set_xlim(left=0)
@@ -126,8 +130,7 @@ def draw_gap_over_tokens(view: View, path: Path) -> str:
 def draw_gap_by_scale(view: View, path: Path) -> str:
     """Draw Δ by comparison, in order of size, of variants that several share (arXiv 2606.27449, figure 3b).
 
-    Comparisons of one size differ in something else, so a line joins sizes only where each has one
-    comparison, and all have one baseline.
+    No line joins the points: comparisons may differ in more than their size, and have baselines of their own.
     """
     every = {name: [size for s in of_one for size in s.parameters] for name, of_one in view.summaries.items()}
     sizes = {name: fmean(found) for name, found in every.items() if found}
@@ -139,31 +142,25 @@ def draw_gap_by_scale(view: View, path: Path) -> str:
     shared = {variant: dict(sorted(found.items())) for variant, found in shared.items() if len(found) > 1}
     if not shared or sizes[ordered[-1]] < SCALES_APART * sizes[ordered[0]]:
         return "no variant was run at two scales (in several comparisons, with models of different sizes)"
-    baselines = {name: view.summaries[name][0].comparison.baseline for name in ordered}
-    joined = len({summary.baseline for found in shared.values() for summary in found.values()}) == 1 and all(
-        sizes[larger] > SCALES_APART * sizes[smaller] for smaller, larger in pairwise(ordered)
-    )
     styles, (measure, unit) = line_styles(view), view.words(view.measure)
     with panels(path, 1) as (axis,):
         axis.axhline(0, color="gray", linewidth=0.8)
         for place, (variant, found) in enumerate(shared.items()):
-            style = (
-                styles[variant] | {"capsize": 2, "elinewidth": 1} | ({} if joined else {"linestyle": "none"})
-            )
-            against = " or ".join(dict.fromkeys(summary.baseline for summary in found.values()))
+            style = styles[variant] | {"capsize": 2, "elinewidth": 1, "linestyle": "none"}
+            against = " or ".join(dict.fromkeys(map(_baseline, found.values())))
             intervals = [summary.differences.interval for summary in found.values()]
             bars = axis.errorbar(
                 list(found),
                 [summary.differences.mean for summary in found.values()],
                 [each.high - each.mean if each else 0.0 for each in intervals],
-                label=f"{next(iter(found.values())).variant} − {against}",
+                label=f"{variant} − {against}",
                 **style,
             )
             move(bars.get_children(), place, len(shared), right=7)
-        own = len(set(baselines.values())) > 1
+        baselines = [view.summaries[name][0].comparison.baseline for name in ordered]
         ticks = [
-            f"{human_number(sizes[name])}\n{name}" + f"\n(baseline {baselines[name]})" * own
-            for name in ordered
+            f"{human_number(sizes[name])}\n{name}\n(baseline {baseline})"
+            for name, baseline in zip(ordered, baselines, strict=True)
         ]
         axis.set_xticks(range(len(ordered)), ticks)
         axis.margins(x=0.2)

@@ -54,7 +54,7 @@ def _run(view: View, run: RunResult) -> dict[str, Any]:
         "steps": run.planned.run.steps,
         "result": run.result(view.measure, view.last),
         "heads": list(run.model_config.heads) if run.model_config else None,
-        "code": run.saved.world.code if run.saved and run.saved.world else None,
+        "code": run.world.code if run.world else None,
     }
 
 
