@@ -28,6 +28,11 @@ def training_flops(run: RunResult) -> float | None:
     return flops
 
 
+def parameters(run: RunResult) -> float | None:
+    """Parameters of the model of the newest checkpoint; None without one."""
+    return float(run.model_config.num_parameters()) if run.model_config else None
+
+
 def total_heads(run: RunResult) -> float | None:
     """Heads of all layers of the newest checkpoint's model; None without one."""
     return float(sum(run.model_config.heads)) if run.model_config else None

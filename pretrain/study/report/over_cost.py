@@ -1,4 +1,4 @@
-"""Pictures of results over what a run has cost: total heads and training FLOPs."""
+"""Pictures of results over what a run has cost: total heads, training FLOPs and parameters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.config.run_config import RunConfig
-from pretrain.study.costs import total_heads, training_flops
+from pretrain.study.costs import parameters, total_heads, training_flops
 from pretrain.study.report.panels import (
     SINGLE,
     line_style,
@@ -37,6 +37,12 @@ def draw_by_flops(view: View, path: Path) -> str:
     """Draw results over the FLOPs of all training steps, of runs whose heads grow those that they took."""
     lines = [_by_variant(view, summaries, training_flops) for summaries in view.summaries.values()]
     return _draw(view, path, "training FLOPs", lines)
+
+
+def draw_by_parameters(view: View, path: Path) -> str:
+    """Draw results over the parameters of the model at the end of training."""
+    lines = [_by_variant(view, summaries, parameters) for summaries in view.summaries.values()]
+    return _draw(view, path, "parameters at the end", lines)
 
 
 def draw_by_total_heads(view: View, path: Path) -> str:

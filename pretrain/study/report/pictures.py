@@ -13,7 +13,7 @@ from pretrain.study.report.compared import (
 )
 from pretrain.study.report.growing import draw_growing_heads
 from pretrain.study.report.measured import draw_distances, draw_scores
-from pretrain.study.report.over_cost import draw_by_flops, draw_by_total_heads
+from pretrain.study.report.over_cost import draw_by_flops, draw_by_parameters, draw_by_total_heads
 from pretrain.study.summaries import View
 
 PICTURES: dict[str, Callable[[View, Path], str]] = {
@@ -24,6 +24,7 @@ PICTURES: dict[str, Callable[[View, Path], str]] = {
     "gap_by_scale": draw_gap_by_scale,
     "total_heads": draw_by_total_heads,
     "training_flops": draw_by_flops,
+    "parameters": draw_by_parameters,
     "attention_distance": draw_distances,
     "scores": draw_scores,
 }

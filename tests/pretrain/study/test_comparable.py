@@ -6,7 +6,6 @@ import dataclasses
 
 import pytest
 
-from model.errors import UserError
 from tests.pretrain.study.report.conftest import planted, small_study, view_of
 
 VARIANTS = {"uniform": {"heads": "8x4"}, "rising": {"heads": "2,4,8,8"}}
@@ -64,8 +63,3 @@ def test_other_worlds_are_said(world, said):
 
 def test_threads_change_no_figure_on_gpus():
     assert notes(world=lambda run: {"device": "cuda", "threads": run.seed}) == []
-
-
-def test_other_texts_are_refused():
-    with pytest.raises(UserError, match="validated on different texts"):
-        notes(data=lambda run: {"data": [("deadbeef", "1")]} if run.name == "rising-s2" else None)

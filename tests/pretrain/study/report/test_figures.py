@@ -70,7 +70,7 @@ def test_every_picture_is_drawn_and_is_a_png(drawn):
     folder, found, _ = drawn
     # No heads grow, and all variants cost the same: see test_growing.py and test_over_cost.py.
     left_out = {path.stem for path, reason in found.items() if reason}
-    assert left_out == {"growing_heads", "training_flops"}
+    assert left_out == {"growing_heads", "training_flops", "parameters"}
     assert {path.stem for path in folder.iterdir()} == PICTURES.keys() - left_out
     for path in folder.iterdir():
         with Image.open(path) as image:

@@ -11,6 +11,7 @@ from pretrain.study.costs import training_flops
 from pretrain.study.report.over_cost import (
     beside_heads,
     draw_by_flops,
+    draw_by_parameters,
     draw_by_total_heads,
     order,
 )
@@ -47,7 +48,7 @@ def test_flops_of_a_run_that_grows_are_those_of_its_heads_at_the_time():
     assert training_flops(result(found.study.runs[0], [])) is None  # without a checkpoint
 
 
-@pytest.mark.parametrize("draw", [draw_by_flops, draw_by_total_heads])
+@pytest.mark.parametrize("draw", [draw_by_flops, draw_by_parameters, draw_by_total_heads])
 def test_every_run_and_every_mean_is_drawn(draw, tmp_path, kept_figures):
     found = grown_view({"grown": {"growth": GROWTH}})
     assert draw(found, tmp_path / "x.png") == ""

@@ -93,14 +93,6 @@ def test_missing_runs_are_shown_and_never_filled_in(tmp_path):
     assert runs["rising-s3"]["result"] == "3.440000" and runs["rising-s3"]["Δ"] == NOTHING
 
 
-def test_runs_of_two_seeds_are_never_paired():
-    found = finished({"uniform-s1": 3.5, "rising-s2": 3.4, "rising-s3": 3.4})
-    summary = found.summaries[""][1]
-    assert summary.differences == {} and summary.differences.interval is None
-    assert tokens_saved(found, summary) == {}
-    assert rows_of(found)["rising"][GAP] == NOTHING and rows_of(found)["rising"]["pairs"] == "0"
-
-
 def test_what_is_special_about_differences_is_said():
     variants = {**VARIANTS, "falling": {**VARIANTS["falling"], "against": "rising"}}
     variants["again"] = {"heads": "8x4", "seed_shift": 1000}
@@ -109,18 +101,6 @@ def test_what_is_special_about_differences_is_said():
     assert rows_of(found)["falling (against rising)"][GAP].startswith(f"{expected:+.4f}")
     assert rows_of(found)["again (other seeds)"]["pairs"] == "3"
     assert rows_of(found, "Runs")["again-s2"]["trained with"] == "1002"
-
-
-def test_the_result_is_the_mean_of_the_last_validations():
-    study = three(last_validations=2)
-    results = planted(study, FINALS)
-    results[1].rows[-2]["val_loss"] = 5.0  # of rising-s1
-    found = view_of(study, results)
-    uniform, rising, _ = found.summaries[""]
-    assert rising.values[1] == pytest.approx((FINALS["rising-s1"] + 5.0) / 2)
-    last_but_one = results[0].rows[-2]["val_loss"]
-    assert uniform.values[1] == pytest.approx((FINALS["uniform-s1"] + last_but_one) / 2)
-    assert rising.differences[1] == pytest.approx(rising.values[1] - uniform.values[1])
 
 
 def test_a_run_with_too_few_validations_has_no_result():
@@ -195,14 +175,6 @@ def test_scores_are_those_that_were_measured():
 def test_what_was_not_measured_is_said(title):
     found = section(finished(), title)
     assert not found.tables and found.left_out[0].startswith("no finished run has measured any")
-
-
-def test_bits_per_byte_are_compared_when_tokenizers_differ():
-    found = view(three(), FINALS, data=lambda run: {"tokenizer": str(run.variant == "rising")})
-    assert found.measure == found.loss == "val_bpb"
-    # A third of the nats, as the rows were planted.
-    assert rows_of(found)["rising"][GAP].startswith("-0.0067")
-    assert any("tokenizers differ" in note for note in found.notes)
 
 
 def test_higher_accuracy_is_better():
