@@ -158,10 +158,10 @@ def test_what_is_not_there_is_said_before_anything_is_written(file, capsys, tmp_
 
 def test_what_deepspeed_does_not_take_is_said_before_anything_is_written(file, capsys, tmp_path):
     bad = tmp_path / "bad.json"
-    bad.write_text('{"zero_optimization": {"stage": 2, "reduce_bucket_size": -1}}')
+    bad.write_text('{"zero_optimization": {"stage": 2, "contigous_gradients": true}}')
     (tmp_path / "far.yaml").write_text(TEXT + f"ds_config: {bad}\n")
     assert main(["run", "far.yaml"]) == 2
-    assert "zero_optimization.reduce_bucket_size is -1" in capsys.readouterr().err
+    assert "zero_optimization.contigous_gradients is unknown to DeepSpeed" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 
