@@ -80,8 +80,9 @@ def extensions(root: Path) -> dict[str, Extension]:
 
 
 def packages(root: Path) -> dict[str, str]:
-    """What each module belongs to: a package of the core as the page's table names it (model, pretrain/engine, pretrain),
-    or an extension by its name.
+    """What each module belongs to: a package of the core, or an extension by its name.
+
+    A package has the name that the page's table gives it: model, pretrain/engine, pretrain.
 
     A folder inside a package is part of that package.
     """

@@ -69,7 +69,14 @@ EXTENSIONS = (
     Listed("prepare", builds_on={"classification": "its command labelled prepares examples of classes"}),
     Listed("plan"),
     Listed("generate", files=("generate.py",), builds_on={"hf": "continues text with exported models, too"}),
-    Listed("study", launcher="pretrain.study", builds_on={"diagnostics": "their figures by layer"}),
+    Listed(
+        "study",
+        launcher="pretrain.study",
+        builds_on={
+            "diagnostics": "their figures by layer",
+            "growth": "with it a run's heads, costs and parameters are those of its end",
+        },
+    ),
 )
 
 

@@ -41,6 +41,7 @@ Check = Callable[[Path], list[str]]
 MOST_MODULES = 14  # of a package of pretrain/
 MOST_AT_THE_TOP = 12  # of pretrain/ itself
 MOST_LINES = 500
+PUBLIC_TITLE = "## What study uses"
 
 # ---------------------------------------------------------------------- who imports whom
 
@@ -115,6 +116,23 @@ def cycles(root: Path) -> list[str]:
     while way and way[-1] not in way[:-1]:
         way.append(min(needs[way[-1]] & needs.keys()))
     return [" imports ".join(way[way.index(way[-1]) :])] if way else []
+
+
+def study_apart(root: Path) -> list[str]:
+    """Studies start runs and read what they wrote: they import what the page calls public, all of it and no more."""
+    text = (root / PAGE).read_text(encoding="utf-8")
+    public, last = set(), ""
+    for name in re.findall(r"`([a-z_.]+)`", text.partition(f"{PUBLIC_TITLE}\n")[2].partition("\n## ")[0]):
+        last = last.rpartition(".")[0] + name if name.startswith(".") else name
+        public.add(last)
+    used = {
+        found.imported: f"{found.importer}:{found.line}"
+        for found in imports(root)
+        if found.importer.startswith("pretrain.study") and not found.imported.startswith("pretrain.study")
+    }
+    return [
+        f"{used[name]} imports {name}, which {PAGE} does not call public" for name in {*used} - public
+    ] + [f"{PAGE}: studies do not use {name}" for name in public & {*modules(root)} - {*used}]
 
 
 def network_alone(root: Path) -> list[str]:
@@ -348,6 +366,7 @@ CHECKS: list[Check] = [
     extensions_apart,
     cycles,
     network_alone,
+    study_apart,
     private_deepspeed,
     sizes,
     shadows,
@@ -363,14 +382,16 @@ def test_this_repository(check: Check) -> None:
 
 SMALL = {
     PAGE: "## The order of packages\n\n| package | |\n|---|---|\n| `model/` | |\n| `pretrain/config/` | |\n"
-    "| `pretrain/engine/` | |\n| `pretrain/metrics/` | |\n| `pretrain/` | |\n",
+    "| `pretrain/engine/` | |\n| `pretrain/metrics/` | |\n| `pretrain/` | |\n"
+    f"\n{PUBLIC_TITLE}\n\n| `pretrain.metrics.file` |\n",
     "model/heads.py": "",
     "pretrain/config/__init__.py": "",
     "pretrain/config/run_config.py": "from model.heads import heads\n",
     "pretrain/engine/build.py": "from deepspeed.runtime import engine\nfrom pretrain.config import run_config\n",
     "pretrain/metrics/file.py": "from pretrain.engine import build\n",
-    LIST: "Listed('extra')\nListed('more', files=('more.py',), builds_on={'extra': 'why'})\n",
+    LIST: "Listed('study')\nListed('extra')\nListed('more', files=('more.py',), builds_on={'extra': 'why'})\n",
     "pretrain/extra/thing.py": "",
+    "pretrain/study/file.py": "from pretrain.metrics import file\n",
     "pretrain/more.py": "from pretrain.extra import thing\n",
     "pretrain/trainer.py": "import deepspeed\nfrom pretrain.metrics.file import rows\ndeepspeed.initialize()\n",
 }
@@ -440,6 +461,11 @@ PLANTED: dict[Check, list[tuple[str, str, str | None]]] = {
         ("model/new.py", "import pretrain.config.run_config", "model.new:1 imports pretrain.config.run_config"),
         ("model/new.py", "def late():\n    from pretrain import trainer", "model.new:2 imports pretrain.trainer"),
     ],
+    study_apart: [
+        ("pretrain/study/new.py", "from pretrain.engine import build", "new:1 imports pretrain.engine.build"),
+        ("pretrain/study/new.py", "from pretrain.study import file", None),
+        ("pretrain/study/file.py", "", "studies do not use pretrain.metrics.file"),
+    ],
     private_deepspeed: [
         (NEW, "from deepspeed.runtime.zero import stage3", "new.py:1 uses deepspeed.runtime.zero.stage3"),
         (NEW, "import deepspeed.runtime.engine", "new.py:1 uses deepspeed.runtime.engine"),
@@ -471,7 +497,7 @@ PLANTED: dict[Check, list[tuple[str, str, str | None]]] = {
     ],
     picture: [
         ("pretrain/engine/build.py", "", "pretrain/engine -> pretrain/config"),
-        (LIST, "Listed('extra')", "extensions.png is out of date (more -> extra)"),
+        (LIST, "Listed('study')\nListed('extra')", "extensions.png is out of date (more -> extra)"),
         ("pretrain/config/new.py", "from pretrain.config import run_config", None),
         ("pretrain/metrics/new.py", "from pretrain.config import run_config", None),  # by way of engine
     ],

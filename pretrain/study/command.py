@@ -7,14 +7,14 @@ import contextlib
 import os
 import shlex
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from model.errors import INTERRUPTED, UserError, run_command, shown
 from pretrain.config.command_line import CommandParser as Parser
 from pretrain.config.run_config import is_folder_name
 from pretrain.runtime.signals import STOPPED
-from pretrain.study.ranks import most_ranks, rank_lines
+from pretrain.study.ranks import most_ranks
 from pretrain.study.results import (
     CONFIGS,
     STUDY_FILE,
@@ -32,15 +32,15 @@ from pretrain.study.results import (
 )
 from pretrain.study.scheduler import (
     ROOT,
-    Outcome,
     Scheduler,
+    Slot,
     check_runs,
     ds_config_path,
     slots,
     write_study,
 )
 from pretrain.study.slurm import run_of_task, sbatch_commands, submit
-from pretrain.study.study_file import Study, find_study, parse_study, read_study, study_names
+from pretrain.study.study_file import PlannedRun, Study, find_study, parse_study, read_study, study_names
 from pretrain.utils.tables import aligned
 
 SOME_FAILED = 1
@@ -54,51 +54,40 @@ def build_parser() -> Parser:
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
-    run = _command(commands, "run", "train what a study still lacks; the same command goes on after a stop")
-    run.add_argument(
-        "--parallel", type=int, metavar="N", help="runs at a time (default: 1; with --slurm: no limit)"
-    )
-    run.add_argument("--slurm", action="store_true", help="submit an array job, a task for each run")
-    run.add_argument(
-        "--sbatch", default="", metavar="OPTIONS", help="more options of sbatch, as --sbatch='--gres=gpu:1'"
-    )
-    run.add_argument("--dry_run", action="store_true", help="say what would run, and stop")
-    _command(
-        commands, "list", "how far each run is; without STUDY: the studies that there are", optional=True
-    )
-    power = _command(commands, "power", "how many seeds an effect needs, and what the study costs")
-    power.add_argument(
-        "--pilot",
-        type=Path,
-        metavar="FOLDER",
-        help="a study's folder with finished runs, to take the spread and the speed from",
-    )
-    power.add_argument(
-        "--sd", type=float, help="standard deviation of paired differences, in place of a pilot's"
-    )
-    power.add_argument("--effect", type=float, help="difference to be found (default: the study's)")
-    power.add_argument("--power", type=float, default=0.8, help="probability to find it (default: 0.8)")
-    power.add_argument("--parallel", type=int, default=1, metavar="N", help="runs at a time (default: 1)")
-    _command(commands, "report", "tables and figures of what is finished, into FOLDER/report")
-    task = _command(commands, "task", "the arguments of one run, for slurm/study.sh")
-    task.add_argument("number", metavar="N", help="number of the run, from 0; 'only' in a study of one run")
-    task.add_argument(
-        "--ranks", type=int, metavar="N", help="also print how many of so many ranks it can use"
-    )
+    made: dict[str, Parser] = {}
+    for name, text in COMMANDS.items():
+        made[name] = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        what = "a study's name, its YAML file, or a folder that has been run"
+        made[name].add_argument("study", metavar="STUDY", nargs="?" if name == "list" else None, help=what)
+        made[name].add_argument(
+            "--out", type=Path, metavar="FOLDER", help="the study's folder (default: runs/NAME)"
+        )
+    add = made["run"].add_argument
+    add("--parallel", type=int, metavar="N", help="runs at a time (default: 1; with --slurm: no limit)")
+    add("--slurm", action="store_true", help="submit an array job, a task for each run")
+    more = "more options of sbatch, as --sbatch='--gres=gpu:1'"
+    add("--sbatch", type=shlex.split, default=[], metavar="OPTIONS", help=more)
+    add("--dry_run", action="store_true", help="say what would run, and stop")
+    add = made["power"].add_argument
+    pilot = "a study's folder with finished runs, to take the spread and the speed from"
+    add("--pilot", type=Path, metavar="FOLDER", help=pilot)
+    add("--sd", type=float, help="standard deviation of paired differences, in place of a pilot's")
+    add("--effect", type=float, help="difference to be found (default: the study's)")
+    add("--power", type=float, default=0.8, help="probability to find it (default: 0.8)")
+    add("--parallel", type=int, default=1, metavar="N", help="runs at a time (default: 1)")
+    add = made["task"].add_argument
+    add("number", metavar="N", help="number of the run, from 0; 'only' in a study of one run")
+    add("--ranks", type=int, metavar="N", help="also print how many of so many ranks it can use")
     return parser
 
 
-def _command(
-    commands: argparse._SubParsersAction[Parser], name: str, text: str, optional: bool = False
-) -> Parser:
-    parser: Parser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-    what = "a study's name, its YAML file, or a folder that has been run"
-    if optional:
-        parser.add_argument("study", metavar="STUDY", nargs="?", help=what)
-    else:
-        parser.add_argument("study", metavar="STUDY", help=what)
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="the study's folder (default: runs/NAME)")
-    return parser
+COMMANDS = {
+    "run": "train what a study still lacks; the same command goes on after a stop",
+    "list": "how far each run is; without STUDY: the studies that there are",
+    "power": "how many seeds an effect needs, and what the study costs",
+    "report": "tables and figures of what is finished, into FOLDER/report",
+    "task": "the arguments of one run, for slurm/study.sh",
+}
 
 
 def run_study(arguments: Sequence[str]) -> int:
@@ -144,8 +133,8 @@ def _open(name: str, out: Path | None) -> tuple[Study, Path]:
 
 
 def _run(study: Study, folder: Path, options: argparse.Namespace) -> int:
+    from pretrain.run.lock import RunLock
     from pretrain.runtime.hardware import available_cores
-    from pretrain.study.pairing import pairing_lines
 
     if options.parallel is not None and options.parallel < 1:
         raise UserError(f"parallel: {options.parallel} is not valid; give a positive number")
@@ -153,36 +142,42 @@ def _run(study: Study, folder: Path, options: argparse.Namespace) -> int:
         raise UserError("sbatch: options of sbatch without --slurm; give both or neither")
     check_settings(study, folder)
     todo = unfinished(study, folder)
-    print("\n".join(_opening(study, folder, todo, pairing_lines(study))), flush=True)
+    print("\n".join(_opening(study, folder, todo)), flush=True)
     if not todo:
         print(f"next     {_python('report', folder)}")
         return 0
+    lines: list[list[str]] = []
+    shares: list[Slot] = []
     if options.slurm:
-        lines = sbatch_commands(study, folder, todo, options.parallel, _words(options.sbatch))
+        lines = sbatch_commands(study, folder, todo, options.parallel, options.sbatch)
         with contextlib.chdir(ROOT):  # where the jobs look for recipes and data
             check_runs(_as_jobs_read_it(study, folder))
-        if options.dry_run:
-            print("\n".join(f"would run: {shlex.join(line)}" for line in lines))
-            return 0
-        with _locked(folder):
-            write_study(study, folder)
-            for line in lines:
-                print(f"submitted job {submit(line)}: {shlex.join(line)}", flush=True)
-        return 0
-    shares = slots(options.parallel or 1, _devices(), available_cores())
-    for note in rank_lines([study.runs[number] for number in todo], len(shares[0].devices)):
-        print(note, flush=True)
-    check_runs(study)
+    else:
+        shares = slots(options.parallel or 1, _devices(), available_cores())
+        check_runs(study)
     if options.dry_run:
+        print("".join(f"would run: {shlex.join(line)}\n" for line in lines), end="")
         return 0
-    with _locked(folder):
+    with contextlib.ExitStack() as stack:
+        # No other session may change the files of runs that train.
+        stack.callback(RunLock(folder, option="out", parent_option="out").release)
         write_study(study, folder)
+        for line in lines:
+            print(f"submitted job {submit(line)}: {shlex.join(line)}", flush=True)
+        if options.slurm:
+            return 0
         scheduler = Scheduler(study, folder, shares)
-        outcome = scheduler.run()
-    print("\n".join(_closing(study, folder, outcome)), flush=True)
+        failed = scheduler.run()
+    left = unfinished(study, folder)
+    print(f"runs     {len(study.runs) - len(left)} of {len(study.runs)} finished, {len(failed)} failed")
+    for name, reason in failed.items():
+        print(f"failed   {name}: {reason} (logs/{name}.log)")
+    if left:
+        print(f"continue {_python('run', folder)}")
+    print(f"next     {_python('report', folder)}", flush=True)
     if scheduler.stopped is not None:
         return INTERRUPTED if scheduler.stopped == signal.SIGINT else STOPPED
-    return SOME_FAILED if outcome.failed else 0
+    return SOME_FAILED if failed else 0
 
 
 def _as_jobs_read_it(study: Study, folder: Path) -> Study:
@@ -193,43 +188,16 @@ def _as_jobs_read_it(study: Study, folder: Path) -> Study:
         raise UserError(f"{error} (jobs look for it from {Path.cwd()}; give an absolute path)") from None
 
 
-def _words(options: str) -> list[str]:
-    try:
-        return shlex.split(options)
-    except ValueError as error:
-        raise UserError(f"sbatch: {options!r} is not valid ({error}); quote as in a shell") from None
+def _opening(study: Study, folder: Path, todo: Sequence[PlannedRun]) -> list[str]:
+    from pretrain.study.pairing import pairing_lines
 
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Keep a study's folder for this command: no other session may change the files of runs that train."""
-    from pretrain.run.lock import RunLock
-
-    lock = RunLock(folder, option="out", parent_option="out")
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _opening(study: Study, folder: Path, todo: Sequence[int], pairs: Sequence[str]) -> list[str]:
-    flops = sum(study.runs[number].flops for number in todo)
-    sized = f"; sized for {study.hours:g} h on {study.machine}" if study.hours and study.machine else ""
+    variants = f"{len(study.of_first_seed)} variants x {len(study.file.seeds)} seeds"
     return [
         f"study    {study.name}: {study.title}",
-        f"runs     {len(study.runs)}: {sum(len(c.variants) for c in study.comparisons)} variants x "
-        f"{len(study.seeds)} seeds, in {folder}{sized}",
-        *(f"paired   {line}" for line in pairs),
-        f"to do    {len(todo)} runs, {flops:.2e} FLOPs",
+        f"runs     {len(study.runs)}: {variants}, in {folder}",
+        *(f"paired   {line}" for line in pairing_lines(study)),
+        f"to do    {len(todo)} runs, {sum(planned.flops for planned in todo):.2e} FLOPs",
     ]
-
-
-def _closing(study: Study, folder: Path, outcome: Outcome) -> list[str]:
-    lines = [f"runs     {outcome.finished} of {len(study.runs)} finished, {len(outcome.failed)} failed"]
-    lines += [f"failed   {name}: {reason} (logs/{name}.log)" for name, reason in outcome.failed.items()]
-    if outcome.left or outcome.failed:
-        lines.append(f"continue {_python('run', folder)}")
-    return [*lines, f"next     {_python('report', folder)}"]
 
 
 def _studies() -> list[str]:
@@ -237,7 +205,8 @@ def _studies() -> list[str]:
     for name in study_names():
         study = read_study(find_study(name))
         flops = sum(planned.flops for planned in study.runs)
-        sized = f"{study.hours:g} h on {study.machine}" if study.hours else study.machine
+        hours, machine = study.file.hours, study.file.machine
+        sized = f"{hours:g} h on {machine}" if hours else machine
         rows.append((name, str(len(study.runs)), f"{flops:.1e}", sized, study.title))
     return aligned(rows, left={0, 3, 4})
 
@@ -251,8 +220,7 @@ def _states(study: Study, folder: Path) -> list[str]:
         step = f"{metrics[-1]['step']:,}" if metrics else "0"
         text = f"{state} ({failure(planned, folder)})" if state == "failed" else state
         rows.append((str(numbers[planned.name]), planned.name, text, f"{step}/{planned.run.steps:,}"))
-    beside = unnamed_runs(study, folder)
-    return aligned(rows, left={1, 2}) + [unnamed_line(beside)] * bool(beside)
+    return [*aligned(rows, left={1, 2}), *filter(None, [unnamed_line(unnamed_runs(study, folder))])]
 
 
 def _task(study: Study, folder: Path, number: str, ranks: int | None) -> None:
@@ -273,13 +241,15 @@ def _task(study: Study, folder: Path, number: str, ranks: int | None) -> None:
 
 
 def _power(study: Study, options: argparse.Namespace) -> None:
-    from pretrain.study.power import Pilot, Question, power_lines
+    from pretrain.study.power import Question, power_lines
+    from pretrain.study.summaries import View
 
     question = Question(sd=options.sd, effect=options.effect, power=options.power, parallel=options.parallel)
     pilot = None
     if options.pilot is not None:
         planned = study_of(options.pilot)
-        pilot = Pilot(options.pilot, planned, load_results(planned, options.pilot))
+        results = load_results(planned, options.pilot)
+        pilot = View(planned, results, options.pilot, study.file.measure, study.file.last_validations)
     print("\n".join(power_lines(study, question, pilot)))
 
 
@@ -288,7 +258,8 @@ def _report(study: Study, folder: Path) -> None:
         raise UserError(
             f"study: {shown(str(folder))} does not exist; run it first: {_python('run', study.name)}"
         )
-    from pretrain.study.report.page import terminal_lines, view_of, write_report
+    from pretrain.study.report.page import terminal_lines, write_report
+    from pretrain.study.summaries import view_of
 
     view = view_of(study, load_results(study, folder), folder)
     written = write_report(view, folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, NoReturn
@@ -57,11 +57,6 @@ class Contrast:
         """What is subtracted from what; of many variants some."""
         return " − ".join(_mean(list(map(full_name, side))) for side in (self.plus, self.minus))
 
-    @property
-    def described(self) -> str:
-        """The name, and the formula where that says something else."""
-        return self.name if self.name == self.formula else f"{self.name} ({self.formula})"
-
 
 def full_name(variant: Name) -> str:
     """As a study file writes it: comparison.variant, or the variant alone in a study of one comparison."""
@@ -102,24 +97,19 @@ def parse_contrasts(values: Mapping[str, Sides], variants: Sequence[Name]) -> It
         yield Contrast(name, plus, minus)
 
 
-def _matching(name: str, where: str, variants: Sequence[Name]) -> Iterable[Name]:
-    full = {full_name(variant): variant for variant in variants}
-    if name in full:
-        return [full[name]]
-    own = [variant for variant in variants if variant[1] == name]
-    if len(own) == 1:
-        return own
-    if own:
-        options = " or ".join(map(full_name, own[:3]))
-        refuse(where, name, f"several comparisons have it; give {options}")
-    if "*" in name:
-        pattern = name.replace("[", "[[]").replace("?", "[?]")  # a star alone is special
-        found = [variant for text, variant in full.items() if fnmatchcase(text, pattern)]
-        if found:
-            return found
-    valid = [*full, *dict.fromkeys(variant for _, variant in variants)]
-    listed = ", ".join(list(full)[:6]) + (", …" if len(full) > 6 else "")
-    refuse(where, name, closest(name, valid).removeprefix("; ") or f"variants are {listed}")
+def _matching(name: str, where: str, variants: Sequence[Name]) -> Sequence[Name]:
+    found = [variant for variant in variants if full_name(variant) == name]
+    found = found or [variant for variant in variants if variant[1] == name]
+    if len(found) > 1:
+        refuse(where, name, f"several comparisons have it; give {' or '.join(map(full_name, found[:3]))}")
+    if "*" in name:  # a star alone is special
+        pattern = name.replace("[", "[[]").replace("?", "[?]")
+        found = found or [variant for variant in variants if fnmatchcase(full_name(variant), pattern)]
+    if not found:
+        valid = list(map(full_name, variants))
+        hint = closest(name, valid).removeprefix("; ")
+        refuse(where, name, hint or f"variants are {', '.join(valid[:6])}{', …' * (len(valid) > 6)}")
+    return found
 
 
 def refuse(key: str, value: Any, valid: str) -> NoReturn:

@@ -12,7 +12,7 @@ from model.initialization import initial_distribution
 from model.parameters import parameter_roles
 from model.transformer import Transformer
 from pretrain.config.run_config import RunConfig
-from pretrain.study.study_file import Comparison, PlannedRun, Study
+from pretrain.study.study_file import Study
 
 
 @dataclass(frozen=True)
@@ -61,23 +61,15 @@ def _initial(model: ModelConfig) -> dict[str, tuple[tuple[int, ...], tuple[float
 
 def pairing_lines(study: Study) -> list[str]:
     """A line for each comparison, or for each of its variants where they differ."""
-    first = {
-        (planned.comparison, planned.variant): planned
-        for planned in study.runs
-        if planned.seed == study.seeds[0]
-    }
-    return [line for comparison in study.comparisons for line in _lines(comparison, first)]
-
-
-def _lines(comparison: Comparison, first: dict[tuple[str, str], PlannedRun]) -> list[str]:
-    found: dict[tuple[str, str], list[str]] = {}
-    for variant in comparison.variants:
-        name = comparison.baseline_of(variant.name)
-        if name != variant.name:
-            text = str(pairing(first[comparison.name, variant.name].run, first[comparison.name, name].run))
-            found.setdefault((name, text), []).append(variant.name)
-    where = f"{comparison.name}: " if comparison.name else ""
+    first = {(planned.comparison, planned.variant): planned.run for planned in study.of_first_seed}
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for comparison in study.comparisons:
+        for variant in comparison.variants:
+            name = comparison.baseline_of(variant)
+            if name != variant:
+                shared = pairing(first[comparison.name, variant], first[comparison.name, name])
+                found.setdefault((comparison.name, name, str(shared)), []).append(variant)
     return [
-        f"{where}{', '.join(names)} with {baseline}, seed by seed: {text}"
-        for (baseline, text), names in found.items()
+        f"{f'{where}: ' * bool(where)}{', '.join(names)} with {baseline}, seed by seed: {text}"
+        for (where, baseline, text), names in found.items()
     ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Annotated
 
@@ -14,8 +13,6 @@ from pydantic import Field
 from model.declared import Positive, PositiveNumber, declared
 from model.errors import UserError
 from pretrain.study.contrasts import full_name
-from pretrain.study.paired import differences, in_common, runs_of, values_of
-from pretrain.study.results import RunResult
 from pretrain.study.statistics import (
     MOST_PAIRS,
     detectable_effect,
@@ -25,6 +22,7 @@ from pretrain.study.statistics import (
     sd_interval,
 )
 from pretrain.study.study_file import Study
+from pretrain.study.summaries import View
 from pretrain.utils.tables import aligned
 from pretrain.utils.text import human_seconds
 
@@ -32,8 +30,6 @@ UTILISATION = {"cuda": 0.4, "cpu": 0.06}
 """Assumed share of the device's peak, where no pilot says how fast runs are. On CPUs a guess: runs of a
 million parameters, not compiled, reached 5 to 8 % of the peak of two cores; larger or compiled ones may reach
 more."""
-SIZES_APART = 3.0
-"""Runs whose FLOPs differ by more than this factor may spread otherwise, and be faster or slower."""
 
 
 @declared()
@@ -89,88 +85,65 @@ class Costs:
         return self.total / self.rate / self.at_a_time / 3600
 
 
-@dataclass(frozen=True)
-class Pilot:
-    """A study with finished runs, which another one is planned from."""
-
-    folder: Path
-    study: Study
-    results: Sequence[RunResult]
-
-    @property
-    def devices(self) -> list[str]:
-        """What its runs ran on, as they say."""
-        return list(dict.fromkeys(run.world["device"] for run in self.results if "device" in run.world))
-
-
-def power_lines(study: Study, question: Question, pilot: Pilot | None = None) -> list[str]:
+def power_lines(study: Study, question: Question, pilot: View | None = None) -> list[str]:
     """Plan the size of *study*: what ``power`` prints.
 
     Args:
-        pilot: where spread (unless it is stated) and speed are from.
+        pilot: a study with finished runs by the measure of *study*, where spread (unless it is stated) and
+            speed are from.
 
     Raises:
         UserError: neither a pilot nor a stated spread, or a pilot with too few finished pairs.
     """
     spread, notes = Spread(math.nan), []
     if pilot is not None:
-        spread = pilot_spread(pilot, study.measure, study.last_validations)
-        notes = [
-            f"note     {pilot.folder}: {note}" for note in (*spread.notes, *carry_over_notes(study, pilot))
-        ]
+        spread = pilot_spread(pilot)
+        notes = [f"note     {pilot.folder}: {note}" for note in spread.notes]
     if question.sd is not None:
         spread = Spread(question.sd)
-    elif pilot is None:
-        raise UserError(
-            "pilot: none is not valid without --sd; give the folder of a study with finished runs, or the "
-            "standard deviation of paired differences"
-        )
     elif math.isnan(spread.sd):
+        given = f"{str(pilot.folder)!r} with {spread.pairs} finished pairs" if pilot else "none"
         raise UserError(
-            f"pilot: {str(pilot.folder)!r} is not valid, with {spread.pairs} finished pairs "
-            f"({_measured(study)}); give the folder of a study in which a variant and its baseline have two "
-            "or more seeds finished"
+            f"pilot: {given} is not valid; give the folder of a study in which a variant and its baseline "
+            f"have two or more seeds finished ({_measured(study)}), or --sd"
         )
-    effect = study.effect if question.effect is None else question.effect
+    effect = study.file.effect if question.effect is None else question.effect
     costs = study_costs(study, pilot, question.parallel)
+    growing = any(planned.grows for planned in study.runs)
+    bound = "; runs grow, so this is an upper bound: the largest model they may become" if growing else ""
     return [
         *_answer(study, effect, question.power, spread),
         "",
         *_sizes(study, effect, question.power, spread.sd, costs),
         "",
-        *_costs(study, costs),
+        f"cost     {_some(len(costs.flops), 'run')} of {_range(costs.flops)} FLOPs{bound}",
+        f"speed    {costs.rate:.2e} FLOP/s a run, {costs.source}; {_some(costs.at_a_time, 'run')} at a time, "
+        "each as fast; without validation, diagnostics and checkpoints",
         *notes,
     ]
 
 
-def pilot_spread(pilot: Pilot, measure: str, last: int) -> Spread:
+def pilot_spread(pilot: View) -> Spread:
     """The spread of a pilot's finished pairs over the seeds, pooled over its variants.
 
     The interval of ``sd`` knows that differences share runs (effective_degrees). Variants that train with
     other seeds than what they are compared with are left out: their pairs have nothing in common.
-
-    Args:
-        measure: what is compared.
-        last: a run's result is the mean of so many last values.
     """
     groups: list[list[float]] = []
     pairs, notes = [], []
-    for comparison in pilot.study.comparisons:
-        for variant in comparison.variants:
-            name, against = variant.name, comparison.baseline_of(variant.name)
-            if name == against:
-                continue
-            called = full_name((comparison.name, name))
-            runs, baseline = (runs_of(pilot.results, comparison, each) for each in (name, against))
-            if not in_common(runs, baseline):
-                notes.append(f"{called} is not in the spread: its seeds are not those of {against}")
-                continue
-            found = differences(*(values_of(each, measure, last) for each in (runs, baseline)))
+    for summary in pilot.every:
+        called, against = (
+            full_name((summary.comparison.name, name)) for name in (summary.variant, summary.baseline)
+        )
+        if summary.other_seeds:
+            notes.append(f"{called} is not in the spread: its seeds are not those of {summary.baseline}")
+        elif not summary.is_baseline:
+            found = summary.differences
             finite = {seed: value for seed, value in found.items() if math.isfinite(value)}
             if len(finite) < len(found):
                 notes.append(f"{called}: {len(found) - len(finite)} pairs left out: not finite numbers")
             groups.append(list(finite.values()))
-            pairs.append([(runs[seed].folder, baseline[seed].folder) for seed in finite])
+            pairs.append([((called, seed), (against, seed)) for seed in finite])
     sd = pooled_sd(groups)
     low, high = sd_interval(sd, effective_degrees(pairs))
     count, variants = sum(map(len, groups)), sum(map(bool, groups))
@@ -178,23 +151,26 @@ def pilot_spread(pilot: Pilot, measure: str, last: int) -> Spread:
     return Spread(sd, low, high, count, source, tuple(notes))
 
 
-def study_costs(study: Study, pilot: Pilot | None, parallel: int) -> Costs:
+def study_costs(study: Study, pilot: View | None, parallel: int) -> Costs:
     """The costs of *study* with *parallel* runs at a time, at a pilot's median speed or an assumed one.
 
     Runs of the pilot that grow are left out: they take fewer FLOPs than planned.
     """
     flops = tuple(planned.flops for planned in study.runs)
     rates = [
-        run.planned.flops * row["step"] / run.steps / row["seconds"]
+        run.planned.flops * row["step"] / run.planned.run.steps / row["seconds"]
         for run in (pilot.results if pilot else ())
-        if not run.planned.run.growth.active
+        if not run.planned.grows
         for row in [row for row in run.rows if row.get("seconds", 0) > 0][-1:]
     ]
     if pilot is None or not rates:
         rate, source, shared = machine_rate()
         return Costs(flops, rate, source, 1 if shared else parallel)
-    where = f" on {' and '.join(pilot.devices)}" if pilot.devices else ""
-    return Costs(flops, median(rates), f"median of the runs in {pilot.folder}{where}", parallel)
+    where = " and ".join(dict.fromkeys(run.world.device for run in pilot.results if run.world))
+    theirs = _range([run.planned.flops for run in pilot.results if run.rows])
+    return Costs(
+        flops, median(rates), f"median of runs of {theirs} FLOPs in {pilot.folder} on {where}", parallel
+    )
 
 
 def machine_rate() -> tuple[float, str, bool]:
@@ -210,25 +186,6 @@ def machine_rate() -> tuple[float, str, bool]:
     return share * peak, text, device.type == "cpu"
 
 
-def carry_over_notes(study: Study, pilot: Pilot) -> list[str]:
-    """Why spread and speed of a pilot may not be the study's: sentences without their full stop."""
-    notes = []
-    theirs = [run.planned.flops for run in pilot.results if run.rows]
-    ours = [planned.flops for planned in study.runs]
-    if theirs and (max(ours) > SIZES_APART * max(theirs) or SIZES_APART * min(ours) < min(theirs)):
-        notes.append(
-            f"its runs take {_range(theirs)} FLOPs, those of {study.name} {_range(ours)}: spread and speed "
-            "may not carry over"
-        )
-    from pretrain.runtime.hardware import detect_device
-
-    here = detect_device().type
-    if pilot.devices and pilot.devices != [here]:
-        there = " and ".join(pilot.devices)
-        notes.append(f"its runs were on {there}, and this machine has {here}: speed will not carry over")
-    return notes
-
-
 def _answer(study: Study, effect: float | None, power: float, spread: Spread) -> list[str]:
     def needed(sd: float) -> str:
         count = pairs_needed(effect or 0.0, sd, power)
@@ -242,65 +199,33 @@ def _answer(study: Study, effect: float | None, power: float, spread: Spread) ->
     asked = "not known: the study names no effect; give --effect"
     if effect is not None:
         asked = f"{needed(spread.sd)} seeds{span} to find {effect:g} {test}"
-    detectable = detectable_effect(spread.sd, len(study.seeds), power)
-    found = "nothing: one pair has no spread" if math.isnan(detectable) else f"{detectable:.3g} or more"
-    if effect is not None and detectable <= effect:
-        found += ", so the effect"
     return [
         f"spread   sd {spread.sd:.3g}{interval} of paired differences of {_measured(study)}, {spread.source}",
         f"needed   {asked}",
-        f"finds    with the {_some(len(study.seeds), 'seed')} of {study.name}: {found}",
     ]
 
 
 def _sizes(study: Study, effect: float | None, power: float, sd: float, costs: Costs) -> list[str]:
     """A table of numbers of seeds: what they find, and what they cost."""
+    planned, hours, machine = len(study.file.seeds), study.file.hours, study.file.machine
+    budget = f"fits {hours or 0:g} h" + f" on {machine}" * bool(machine)
     reasons = {
-        "this study": len(study.seeds),
+        "this study": planned,
         "finds the effect": pairs_needed(effect or 0.0, sd, power),
-        "fits the budget": fitting_seeds(study, costs),
+        budget: int(planned * hours / costs.hours + 1e-9) if hours else None,
     }
     rows = [("seeds", "find", "FLOPs", "time here", "")]
     for seeds in sorted({count for count in reasons.values() if count}):
-        found, share = detectable_effect(sd, seeds, power), seeds / len(study.seeds)
-        rows.append(
-            (
-                f"{seeds:,}",
-                "-" if math.isnan(found) else f"{found:.3g}",
-                f"{costs.total * share:.2e}",
-                human_seconds(3600 * costs.hours * share),
-                ", ".join(reason for reason, count in reasons.items() if count == seeds),
-            )
-        )
+        found, share = detectable_effect(sd, seeds, power), seeds / planned
+        sizes = f"{costs.total * share:.2e}", human_seconds(3600 * costs.hours * share)
+        why = ", ".join(reason for reason, count in reasons.items() if count == seeds)
+        rows.append((f"{seeds:,}", "-" if math.isnan(found) else f"{found:.3g}", *sizes, why))
     return aligned(rows, left={4})
 
 
-def fitting_seeds(study: Study, costs: Costs) -> int | None:
-    """Seeds that fit into the study's budget of hours; None without one."""
-    return None if study.hours is None else int(len(study.seeds) * study.hours / costs.hours + 1e-9)
-
-
-def _costs(study: Study, costs: Costs) -> list[str]:
-    growing = any(planned.run.growth.active for planned in study.runs)
-    bound = "; runs grow, so this is an upper bound: the largest model they may become" if growing else ""
-    runs = f"{_some(len(costs.flops), 'run')} of {_range(costs.flops)} FLOPs"
-    lines = [
-        f"cost     {runs}, {costs.total:.2e} in all{bound}",
-        f"speed    {costs.rate:.2e} FLOP/s a run, {costs.source}",
-        f"time     {human_seconds(3600 * costs.hours)} with {_some(costs.at_a_time, 'run')} at a time, each "
-        "as fast; without validation, diagnostics and checkpoints",
-    ]
-    if study.hours is not None:
-        on = f" on {study.machine}" if study.machine else ""
-        fitting = fitting_seeds(study, costs)
-        fits = f"{_some(fitting, 'seed')} would fit" if fitting else "not one seed would fit"
-        lines.append(f"budget   {study.hours:g} h{on}: {costs.hours / study.hours:.0%} of it; {fits}")
-    return lines
-
-
 def _measured(study: Study) -> str:
-    last = study.last_validations
-    return study.measure if last == 1 else f"{study.measure} (mean of the last {last})"
+    measure, last = study.file.measure, study.file.last_validations
+    return measure if last == 1 else f"{measure} (mean of the last {last})"
 
 
 def _range(flops: Sequence[float]) -> str:

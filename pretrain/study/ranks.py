@@ -47,13 +47,3 @@ def by_most_ranks(runs: Sequence[PlannedRun], devices: int) -> dict[int, list[Pl
     for planned in runs:
         found.setdefault(most_ranks(planned.run, devices), []).append(planned)
     return dict(sorted(found.items(), reverse=True))
-
-
-def rank_lines(runs: Sequence[PlannedRun], devices: int) -> list[str]:
-    """A line for the runs that cannot use all of so many GPUs; none where all can."""
-    return [
-        f"ranks    {len(found)} run{'s' * (len(found) != 1)} on {ranks} of {devices} GPUs each: more cannot "
-        "share the batch"
-        for ranks, found in by_most_ranks(runs, devices).items()
-        if ranks < devices
-    ]

@@ -1,4 +1,4 @@
-"""What a study's runs have left in their folders: how far each is, its figures, and whether they are this study's."""
+"""What a study's runs have left in their folders: state, figures, and whose they are."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
 
 from model.config import ModelConfig
-from model.declared import Count, explained, to_plain
+from model.declared import Count, explained
 from model.errors import UserError, shown
 from pretrain.config.command_line import load_run_config
 from pretrain.metrics.file import FILE_NAME, read_metrics
 from pretrain.study.study_file import PlannedRun, Study, differing_fields, read_study
+
+if TYPE_CHECKING:
+    from pretrain.checkpoint.state import TrainingState, WorldRecord
 
 STUDY_FILE = "study.yaml"
 TASKS_FILE = "tasks.txt"
@@ -48,55 +51,49 @@ class RunResult:
     """One run of a study, as far as it is."""
 
     planned: PlannedRun
-    folder: Path
     state: State
     rows: list[dict[str, Any]] = field(default_factory=list)
     """Of its metrics.jsonl, in order of step."""
-    model: dict[str, Any] = field(default_factory=dict)
-    """The ModelConfig of its newest checkpoint, as JSON: with growth, the heads that it has now."""
-    data: dict[str, Any] = field(default_factory=dict)
-    """What identifies its corpora and its tokenizer."""
-    world: dict[str, Any] = field(default_factory=dict)
-    """Ranks, device, dtype, versions and code."""
-
-    @property
-    def comparison(self) -> str:
-        """Name of the comparison; empty in a study of one."""
-        return self.planned.comparison
-
-    @property
-    def variant(self) -> str:
-        """Name of the variant."""
-        return self.planned.variant
-
-    @property
-    def seed(self) -> int:
-        """The study's seed."""
-        return self.planned.seed
+    saved: TrainingState | None = None
+    """Of its newest checkpoint."""
+    failure: str = ""
+    """What ended its last attempt, in a line; empty if nothing did."""
 
     @property
     def step(self) -> int:
         """The step of the newest row; 0 without one."""
         return int(self.rows[-1]["step"]) if self.rows else 0
 
-    @property
-    def steps(self) -> int:
-        """Steps in the whole run."""
-        return self.planned.run.steps
-
     @cached_property
     def model_config(self) -> ModelConfig | None:
-        """The newest checkpoint's model; None without a checkpoint."""
-        return ModelConfig.from_json(self.model) if self.model else None
+        """The newest checkpoint's model, with growth the heads that it has now; None without a checkpoint."""
+        return ModelConfig.from_json(self.saved.model) if self.saved else None
 
-    def series(self, key: str) -> list[tuple[int, float]]:
-        """Tokens and value of each row that has *key*."""
-        return [(row["tokens"], row[key]) for row in self.rows if key in row and "tokens" in row]
+    @property
+    def world(self) -> WorldRecord | None:
+        """What wrote the newest checkpoint."""
+        return self.saved.world if self.saved else None
+
+    def series(self, key: str) -> dict[int, float]:
+        """The values of *key* by tokens, in order."""
+        return {row["tokens"]: row[key] for row in self.rows if key in row and "tokens" in row}
 
     def result(self, measure: str, last: int = 1) -> float | None:
         """Mean of the *last* values of a figure; None unless the run is finished and has so many."""
         values = [row[measure] for row in self.rows if measure in row]
         return fmean(values[-last:]) if self.state == "finished" and len(values) >= last else None
+
+    @property
+    def described(self) -> str:
+        """Its name and how far it is."""
+        where = f"at step {self.step:,} of {self.planned.run.steps:,}"
+        words = {
+            "missing": "missing",
+            "finished": "finished, without so many values of the measure",
+            "unfinished": f"unfinished, {where}",
+            "failed": f"failed {where}" + (f" ({self.failure})" if self.failure else ""),
+        }
+        return f"{self.planned.name}: {words[self.state]}"
 
 
 def study_of(folder: Path) -> Study:
@@ -126,13 +123,10 @@ def load_results(study: Study, folder: Path) -> list[RunResult]:
     check_settings(study, folder)
     results = []
     for planned in study.runs:
-        path = folder / planned.name
         state, rows = run_state(study, planned, folder)
-        steps = checkpoint_steps(path)
-        saved = read_state(checkpoint_path(path, steps[-1])) if steps else None
-        world = to_plain(saved.world) if saved and saved.world else {}
-        found = (saved.model, to_plain(saved.data), world) if saved else ()
-        results.append(RunResult(planned, path, state, rows, *found))
+        steps = checkpoint_steps(folder / planned.name)
+        saved = read_state(checkpoint_path(folder / planned.name, steps[-1])) if steps else None
+        results.append(RunResult(planned, state, rows, saved, failure(planned, folder)))
     return results
 
 
@@ -154,25 +148,22 @@ def run_state(study: Study, planned: PlannedRun, folder: Path) -> tuple[State, l
     except ValidationError as error:
         raise explained(error, where=f"study: {shown(str(path / FILE_NAME))}", section="rows") from None
     newest, steps = _text(path / "latest"), planned.run.steps
-    measured = any(row["step"] == steps and study.measure in row for row in rows[-1:])
+    measured = any(row["step"] == steps and study.file.measure in row for row in rows[-1:])
     if measured and newest == f"step_{steps:06d}":
         return "finished", rows
     return ("failed" if failure(planned, folder) else "unfinished"), rows
 
 
-def unfinished(study: Study, folder: Path) -> list[int]:
-    """Numbers of the runs that are not finished, in the study's order."""
-    return [
-        number
-        for number, planned in enumerate(study.runs)
-        if run_state(study, planned, folder)[0] != "finished"
-    ]
+def unfinished(study: Study, folder: Path) -> list[PlannedRun]:
+    """The runs that are not finished, in the study's order."""
+    return [run for run in study.runs if run_state(study, run, folder)[0] != "finished"]
 
 
 def task_names(study: Study, folder: Path) -> list[str]:
     """The run of each task number: those in the folder's TASKS_FILE, then the study's others in its order.
 
-    Numbers stay when variants and seeds are added or taken out, so a queued array trains what it was submitted for.
+    Numbers stay when variants and seeds are added or taken out: a queued array trains what it was submitted
+    for.
     """
     names = _text(folder / TASKS_FILE).split()
     known = set(names)
@@ -188,15 +179,15 @@ def _text(path: Path) -> str:
 
 
 def unnamed_runs(study: Study, folder: Path) -> list[str]:
-    """Names of the runs in *folder* that the study does not name: a variant or a seed was taken out of its file."""
+    """Names of the runs in *folder* of variants or seeds that were taken out of the study's file."""
     named = {planned.name for planned in study.runs}
     return sorted(path.parent.name for path in folder.glob("*/config.yaml") if path.parent.name not in named)
 
 
 def unnamed_line(names: Sequence[str]) -> str:
-    """A sentence on runs of unnamed_runs, without its full stop."""
-    several = len(names) != 1
-    return f"the folder also holds {len(names)} run{'s' * several} that the study does not name: {some_names(names)}"
+    """A sentence on runs of unnamed_runs, without its full stop; empty without such runs."""
+    what = f"{len(names)} run{'s' * (len(names) != 1)} that the study does not name: {some_names(names)}"
+    return f"the folder also holds {what}" if names else ""
 
 
 def some_names(names: Sequence[str], most: int = 3) -> str:
@@ -204,9 +195,9 @@ def some_names(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def failure(planned: PlannedRun, folder: Path) -> str | None:
-    """What ended the run's last attempt, in a line; None if nothing did."""
-    return _text(failed_mark(planned, folder)) or None
+def failure(planned: PlannedRun, folder: Path) -> str:
+    """What ended the run's last attempt, in a line; empty if nothing did."""
+    return _text(failed_mark(planned, folder))
 
 
 def failed_mark(planned: PlannedRun, folder: Path) -> Path:
@@ -221,15 +212,15 @@ def check_settings(study: Study, folder: Path) -> None:
         UserError: it names the first such run and its fields.
     """
     for planned in study.runs:
-        if (folder / planned.name / "config.yaml").is_file():
-            _check_run(planned, folder / planned.name)
-
-
-def _check_run(planned: PlannedRun, path: Path) -> None:
-    made = load_run_config(path / "config.yaml")
-    differing = differing_fields(planned.run, made)
-    if differing:
-        listed = ", ".join(f"{key} {made} (now {now})" for key, (now, made) in list(differing.items())[:4])
-        raise UserError(
-            f"study: {path} was made with {listed}; give another --out, or remove that folder to run it again"
-        )
+        path = folder / planned.name
+        if not (path / "config.yaml").is_file():
+            continue
+        differing = differing_fields(planned.run, load_run_config(path / "config.yaml"))
+        if differing:
+            listed = ", ".join(
+                f"{key} {made} (now {now})" for key, (now, made) in list(differing.items())[:4]
+            )
+            raise UserError(
+                f"study: {path} was made with {listed}; give another --out, or remove that folder to run it "
+                "again"
+            )

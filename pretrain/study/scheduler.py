@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from model.errors import UserError
 from pretrain.config.command_line import find_ds_config
@@ -47,17 +47,6 @@ class Slot:
     """CUDA devices; empty on a machine without."""
     threads: int | None = None
     """CPU threads of each rank; None leaves it to the run."""
-
-
-@dataclass
-class Outcome:
-    """How a session of a study ended."""
-
-    finished: int
-    failed: dict[str, str]
-    """Names of runs, and what ended them."""
-    left: int
-    """Runs that are neither."""
 
 
 @dataclass
@@ -119,7 +108,7 @@ def run_command_line(
 
 def ds_config_path(study: Study) -> str:
     """The study's ds_config, looked for here and then in this project."""
-    return find_ds_config(study.ds_config)
+    return find_ds_config(study.file.ds_config)
 
 
 def check_runs(study: Study) -> None:
@@ -128,20 +117,22 @@ def check_runs(study: Study) -> None:
     Relative paths are looked for in the working directory.
 
     Raises:
-        UserError: see read_ds_config, rank_numbers, check_settings and check_start of
-            pretrain/run/preflight.py.
+        UserError: see read_ds_config, check_with_deepspeed, rank_numbers, and check_settings and check_start
+            of pretrain/run/preflight.py.
     """
-    from pretrain.engine.ds_config_check import read_ds_config
+    from pretrain.engine.ds_config_check import check_with_deepspeed, read_ds_config
+    from pretrain.engine.quiet import quiet_deepspeed
     from pretrain.run.preflight import check_settings, check_start
 
-    for planned in study.runs:
-        if planned.seed == study.seeds[0]:
-            read_ds_config(ds_config_path(study), planned.run)
-            rank_numbers(planned.run)
-            # How it fits the ranks of its launch is checked there.
-            run = dataclasses.replace(planned.run, tensor_parallel=1, micro_batch=None)
-            check_settings(run)
-            check_start(run)
+    for planned in study.of_first_seed:
+        ds_config = read_ds_config(ds_config_path(study), planned.run)
+        rank_numbers(planned.run)
+        # How it fits the ranks of its launch is checked there.
+        run = dataclasses.replace(planned.run, tensor_parallel=1, micro_batch=None)
+        check_settings(run)
+        check_start(run)
+    quiet_deepspeed()
+    check_with_deepspeed(ds_config_path(study), ds_config)  # what is the same for all runs
 
 
 def write_study(study: Study, folder: Path) -> None:
@@ -150,24 +141,16 @@ def write_study(study: Study, folder: Path) -> None:
     Writers of one study at a time write the same bytes.
 
     Raises:
-        UserError: the folder cannot be written.
+        OSError: the folder cannot be written.
     """
-    try:
-        for name in (CONFIGS, LOGS):
-            (folder / name).mkdir(parents=True, exist_ok=True)
-        for planned in study.runs:
-            write_atomically(folder / CONFIGS / f"{planned.name}.yaml", recipe_of(planned, folder))
-        write_atomically(folder / TASKS_FILE, "".join(f"{name}\n" for name in task_names(study, folder)))
-        write_atomically(folder / STUDY_FILE, study.text)
-    except OSError as error:
-        raise UserError(
-            f"out: cannot write {str(folder)!r} ({error.strerror}); give a folder with --out"
-        ) from None
-
-
-def recipe_of(planned: PlannedRun, folder: Path) -> str:
-    """A recipe that main.py takes as --config for this run, from any working directory of the same data."""
-    return dataclasses.replace(planned.run, runs_dir=str(folder.resolve())).to_yaml()
+    for name in (CONFIGS, LOGS):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    for planned in study.runs:
+        # main.py takes it as --config from any working directory of the same data.
+        recipe = dataclasses.replace(planned.run, runs_dir=str(folder.resolve())).to_yaml()
+        write_atomically(folder / CONFIGS / f"{planned.name}.yaml", recipe)
+    write_atomically(folder / TASKS_FILE, "".join(f"{name}\n" for name in task_names(study, folder)))
+    write_atomically(folder / STUDY_FILE, study.text)
 
 
 class Scheduler:
@@ -176,7 +159,8 @@ class Scheduler:
     Args:
         study: what to run; its files are in *folder* (write_study).
         shares: how the machine is shared; as many runs train at a time.
-        stream: where progress goes.
+        stream: where progress goes, by FLOPs.
+        every: seconds between two lines of progress.
     """
 
     def __init__(
@@ -185,37 +169,56 @@ class Scheduler:
         folder: Path,
         shares: Sequence[Slot],
         stream: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        every: float = 15.0,
     ) -> None:
-        self.study, self.folder, self.clock = study, folder, clock
+        self.study, self.folder = study, folder
+        self.stream = sys.stdout if stream is None else stream
         self.stopped: int | None = None
+        self._every = every
         self._free = list(shares)
         self._running: list[_Running] = []
-        self._waiting = [study.runs[number] for number in unfinished(study, folder)]
+        self._waiting = unfinished(study, folder)
         self._failed: dict[str, str] = {}
-        self._progress = StudyProgress(study, folder, sys.stdout if stream is None else stream, clock)
+        self._began = self._said = time.monotonic()
+        self._done_before = self._done()
 
-    def run(self) -> Outcome:
-        """Train until nothing is left, or a signal asks to stop; then the runs save and can be continued."""
-        with self._signals(), closing(self._progress):
-            self._progress.say(
-                f"study    {self.study.name}: {len(self.study.runs) - len(self._waiting)} of "
-                f"{len(self.study.runs)} runs finished, {len(self._waiting)} to do, "
-                f"{len(self._free)} at a time, in {self.folder}"
-            )
+    def run(self) -> dict[str, str]:
+        """Train until nothing is left, or a signal asks to stop; then the runs save and can be continued.
+
+        Returns:
+            Names of the runs that have failed, and what ended them.
+        """
+        with self._signals():
             while self._running or (self._waiting and self.stopped is None):
                 while self._free and self._waiting and self.stopped is None:
                     self._start(self._waiting.pop(0), self._free.pop(0))
                 time.sleep(POLL_SECONDS)
                 for running in [found for found in self._running if _has_ended(found)]:
                     self._end(running)
-                self._progress.update([running.planned for running in self._running])
-        left = [self.study.runs[number] for number in unfinished(self.study, self.folder)]
-        return Outcome(
-            len(self.study.runs) - len(left),
-            self._failed,
-            sum(planned.name not in self._failed for planned in left),
-        )
+                self._progress()
+        return self._failed
+
+    def _say(self, line: str) -> None:
+        print(line, file=self.stream, flush=True)
+
+    def _progress(self) -> None:
+        """Say now and then what the runs have done by now."""
+        now = time.monotonic()
+        if now - self._said < self._every:
+            return
+        self._said = now
+        # Of growing runs this is the most that they may take.
+        done, total, left = self._done(), sum(planned.flops for planned in self.study.runs), ""
+        if done > self._done_before:
+            seconds = (now - self._began) * (total - done) / (done - self._done_before)
+            left = f", {human_seconds(seconds)} left"
+        running = [each.planned for each in self._running]
+        names = ", ".join(f"{each.name} {self._step(each):,}/{each.run.steps:,}" for each in running)
+        self._say(f"progress {done / total:.1%} of the study{left}; running: {names}")
+
+    def _done(self) -> float:
+        """FLOPs of all steps that were made."""
+        return sum(run.flops * min(1.0, self._step(run) / run.run.steps) for run in self.study.runs)
 
     def _start(self, planned: PlannedRun, slot: Slot) -> None:
         begun = (self.folder / planned.name / "latest").is_file()
@@ -231,7 +234,7 @@ class Scheduler:
                 # Ctrl-C reaches this process alone, which asks the runs to save.
                 start_new_session=True,
             )
-        self._running.append(_Running(planned, slot, process, self._step(planned.name)))
+        self._running.append(_Running(planned, slot, process, self._step(planned)))
         if self.stopped is not None:  # the signal came while the process was started
             process.send_signal(signal.SIGTERM)
 
@@ -241,11 +244,11 @@ class Scheduler:
         name, code = ended.planned.name, ended.process.returncode
         state, rows = run_state(self.study, ended.planned, self.folder)
         if code == 0 and state == "finished":
-            measure = self.study.measure
-            self._progress.say(f"finished {name}: {measure} {rows[-1][measure]:.4f}")
+            measure = self.study.file.measure
+            self._say(f"finished {name}: {measure} {rows[-1][measure]:.4f}")
             return
         if code == STOPPED:
-            further = self._step(name) > ended.began_at
+            further = self._step(ended.planned) > ended.began_at
             if self.stopped is None and further:  # its own limit of minutes: it goes on
                 self._waiting.insert(0, ended.planned)
             if self.stopped is not None or further:
@@ -254,14 +257,14 @@ class Scheduler:
             return
         reason = f"exit code {code}: {self._last_error(name)}"
         if code == 0:
-            reason = f"it ended at step {self._step(name):,} without {self.study.measure}"
+            reason = f"it ended at step {self._step(ended.planned):,} without {self.study.file.measure}"
         with suppress(OSError):
             write_atomically(failed_mark(ended.planned, self.folder), reason + "\n")
         self._failed[name] = reason
-        self._progress.say(f"failed   {name}: {reason}")
+        self._say(f"failed   {name}: {reason}")
 
-    def _step(self, name: str) -> int:
-        return last_step(self.folder / name / FILE_NAME)
+    def _step(self, planned: PlannedRun) -> int:
+        return last_step(self.folder / planned.name / FILE_NAME)
 
     def _last_error(self, name: str) -> str:
         """The line of a run's log that says most about its end."""
@@ -310,62 +313,3 @@ def _has_ended(running: _Running) -> bool:
             if os.getpgid(process.pid) == running.process.pid and process.status() != psutil.STATUS_ZOMBIE:
                 return False
     return True
-
-
-class StudyProgress:
-    """Shows how much of a study is done, by FLOPs: a bar on a terminal, a line now and then in a log."""
-
-    def __init__(
-        self, study: Study, folder: Path, stream: TextIO, clock: Callable[[], float], every: float = 15.0
-    ) -> None:
-        self.study, self.folder, self.stream, self.clock = study, folder, stream, clock
-        # Of growing runs this is the most that they may take.
-        self._total = sum(planned.flops for planned in study.runs)
-        self._began = self._said = clock()
-        self._done_before = self._done()
-        self._bar: Any = None
-        self._every = 1.0 if stream.isatty() else every
-        if stream.isatty():
-            from tqdm import tqdm
-
-            bar = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
-            self._bar = tqdm(
-                total=self._total, initial=self._done_before, file=stream, desc=study.name, bar_format=bar
-            )
-
-    def close(self) -> None:
-        """Leave the bar as it is."""
-        if self._bar is not None:
-            self._bar.close()
-
-    def say(self, line: str) -> None:
-        """Print a line of its own."""
-        if self._bar is not None:
-            self._bar.write(line, file=self.stream)
-        else:
-            print(line, file=self.stream, flush=True)
-
-    def update(self, running: Sequence[PlannedRun]) -> None:
-        """Show what the runs have done by now."""
-        now = self.clock()
-        if now - self._said < self._every:
-            return
-        self._said = now
-        done = self._done()
-        names = ", ".join(f"{run.name} {self._step(run):,}/{run.run.steps:,}" for run in running)
-        if self._bar is not None:
-            self._bar.n = done
-            self._bar.set_postfix_str(names[:80])
-            return
-        left = ""
-        if done > self._done_before:
-            seconds = (now - self._began) * (self._total - done) / (done - self._done_before)
-            left = f", {human_seconds(seconds)} left"
-        self.say(f"progress {done / self._total:.1%} of the study{left}; running: {names}")
-
-    def _step(self, planned: PlannedRun) -> int:
-        return last_step(self.folder / planned.name / FILE_NAME)
-
-    def _done(self) -> float:
-        """FLOPs of all steps that were made."""
-        return sum(run.flops * min(1.0, self._step(run) / run.run.steps) for run in self.study.runs)

@@ -37,7 +37,7 @@ def array_of(numbers: Sequence[int], parallel: int | None = None) -> str:
 def sbatch_commands(
     study: Study,
     folder: Path,
-    todo: Sequence[int],
+    todo: Sequence[PlannedRun],
     parallel: int | None = None,
     options: Sequence[str] = (),
 ) -> list[list[str]]:
@@ -47,13 +47,13 @@ def sbatch_commands(
     options that say how many tasks or GPUs there are, one line in any case.
 
     Args:
-        todo: places of the runs in the study; the array has their task numbers (see task_names).
+        todo: the runs; the array has their task numbers (see task_names).
         parallel: how many of an array run at a time, at most; None: no limit.
         options: of sbatch, such as ``--partition=big``.
     """
     number = {name: index for index, name in enumerate(task_names(study, folder))}
-    runs, most = [study.runs[place] for place in todo], script_ranks()
-    groups = {most: runs} if any(map(RANKS.match, options)) else by_most_ranks(runs, most)
+    most = script_ranks()
+    groups = {most: todo} if any(map(RANKS.match, options)) else by_most_ranks(todo, most)
     commands = []
     for ranks, group in groups.items():
         array = array_of(sorted(number[planned.name] for planned in group), parallel)
@@ -74,24 +74,15 @@ def run_of_task(study: Study, folder: Path, number: str) -> PlannedRun:
     """
     names = task_names(study, folder)
     runs = {planned.name: planned for planned in study.runs}
-    valid = f"--array={array_of([number for number, name in enumerate(names) if name in runs])}"
-    if number == "only":
-        if len(study.runs) == 1:
-            return study.runs[0]
-        raise UserError(
-            f"array: this is one job for {len(runs)} runs; submit it with {valid}, or "
-            f"python -m pretrain.study run {shlex.quote(str(folder))} --slurm"
-        )
-    if not number.isdecimal() or int(number) >= len(names):
-        raise UserError(
-            f"array: task {shown(number, plain=True)} is beyond the {len(runs)} runs of {study.name}; valid: "
-            f"{valid}"
-        )
-    name = names[int(number)]
+    if number == "only" and len(runs) == 1:
+        return study.runs[0]
+    name = names[int(number)] if number.isdecimal() and int(number) < len(names) else ""
     if name not in runs:
+        valid = array_of([number for number, name in enumerate(names) if name in runs])
+        was = f" ({name}, which the study does not name any more)" if name else ""
         raise UserError(
-            f"array: task {number} is {name}, which {study.name} does not name any more; cancel it "
-            f"(scancel), or put the run back into the study; valid: {valid}"
+            f"array: task {shown(number, plain=True)}{was} is no run of {study.name}; cancel it (scancel); "
+            f"valid: --array={valid}"
         )
     return runs[name]
 

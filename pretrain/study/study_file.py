@@ -17,6 +17,7 @@ from model.declared import Count, Positive, PositiveNumber, declared, from_plain
 from model.errors import UserError, closest, shown
 from pretrain.config.command_line import find_recipe, parse_command_line, read_recipe
 from pretrain.config.run_config import DEFAULT_RECIPE, RunConfig, is_folder_name
+from pretrain.growth.settings import GrowthConfig
 from pretrain.study.contrasts import Contrast, Sides, Text, full_name, parse_contrasts, refuse
 from pretrain.utils.parsing import parse_yaml, read_text
 
@@ -31,6 +32,8 @@ OF_A_STUDY = {
 }
 NOT_THE_RUN = {"name", "runs_dir", "resume", "recipe", "data_root", "threads", "logging", "interruption"}
 """Fields that do not change what a run computes, or (threads) only its rounding."""
+
+DESCRIBE_A_MODEL = ("model", "heads", "architecture")
 
 
 def _seeds(value: Any) -> Any:
@@ -62,7 +65,7 @@ class ComparisonFile:
 
 @declared()
 class StudyFile:
-    """A study file as it is written; Study says what the keys mean."""
+    """A study file as it is written."""
 
     seeds: Annotated[list[Count], BeforeValidator(_seeds)]
     title: Text | None = None
@@ -72,21 +75,26 @@ class StudyFile:
     variants: Variants | None = None
     comparisons: Annotated[dict[Text, ComparisonFile], Field(min_length=1)] | None = None
     contrasts: dict[Text, Sides] | None = None
+    """What is compared beside the differences from baselines."""
     ds_config: Text = "ds_configs/zero2.json"
     measure: Literal["val_loss", "val_bpb", "val_accuracy", "train_loss"] = "val_loss"
+    """What is compared: a key of metrics.jsonl."""
     last_validations: Positive = 1
+    """The result of a run is the mean of so many last values."""
     effect: PositiveNumber | None = None
+    """Smallest difference of ``measure`` that the study is meant to see."""
     machine: Text = ""
+    """What its size was chosen for, in words."""
     hours: PositiveNumber | None = None
+    """The budget there."""
 
 
 @declared()
 class Variant:
     """One line of a comparison: settings that are run with every seed."""
 
-    name: str
-    settings: Settings
-    """Fields of RunConfig: the recipe's, with those of the study, the comparison and the variant in place."""
+    run: RunConfig
+    """The recipe's fields, with those of the study, the comparison and the variant in place."""
     seed_shift: Count = 0
     """Its runs take seed + so much. Their pairs have nothing in common, as a check on the intervals."""
     against: Text | None = None
@@ -99,14 +107,13 @@ class Comparison:
 
     name: str
     """Empty in a study of one comparison."""
-    variants: tuple[Variant, ...]
+    variants: dict[str, Variant]
     baseline: str
     """The name of one of the variants."""
 
     def baseline_of(self, variant: str) -> str:
         """The name of the variant that *variant* is compared with; its own if with none."""
-        found = next(each for each in self.variants if each.name == variant)
-        return variant if variant == self.baseline else found.against or self.baseline
+        return variant if variant == self.baseline else self.variants[variant].against or self.baseline
 
 
 @dataclass(frozen=True)
@@ -124,6 +131,17 @@ class PlannedRun:
         """Name of the run's folder, in the study's folder."""
         return self.run.run_name
 
+    @property
+    def full_name(self) -> str:
+        """Name of its variant, with the comparison's."""
+        return full_name((self.comparison, self.variant))
+
+    @property
+    def grows(self) -> bool:
+        """Whether heads are added or removed while it trains."""
+        growth: GrowthConfig = self.run.growth
+        return growth.active
+
     @cached_property
     def flops(self) -> float:
         """Training FLOPs of the whole run, 6 N_matmul + 12 Σ min(T, window) A per token; with growth the most
@@ -137,30 +155,24 @@ class Study:
     """What a study file asks for."""
 
     name: str
-    title: str
+    file: StudyFile
     comparisons: tuple[Comparison, ...]
-    seeds: tuple[int, ...]
     runs: tuple[PlannedRun, ...]
     """Seed by seed: after an interruption whole pairs are there."""
-    contrasts: tuple[Contrast, ...] = ()
+    contrasts: tuple[Contrast, ...]
     """What is compared beside the differences from baselines."""
-    ds_config: str = "ds_configs/zero2.json"
-    measure: str = "val_loss"
-    """What is compared: a key of metrics.jsonl."""
-    last_validations: int = 1
-    """The result of a run is the mean of so many last values."""
-    effect: float | None = None
-    """Smallest difference of ``measure`` that the study is meant to see."""
-    machine: str = ""
-    """What its size was chosen for, in words."""
-    hours: float | None = None
-    """The budget there."""
-    text: str = ""
+    text: str
     """The file's contents."""
 
-    def comparison(self, name: str) -> Comparison:
-        """The comparison of that name."""
-        return next(found for found in self.comparisons if found.name == name)
+    @property
+    def title(self) -> str:
+        """The file's title, or the study's name."""
+        return self.file.title or self.name
+
+    @property
+    def of_first_seed(self) -> list[PlannedRun]:
+        """A run of each variant."""
+        return [planned for planned in self.runs if planned.seed == self.file.seeds[0]]
 
 
 def study_names() -> list[str]:
@@ -206,44 +218,32 @@ def parse_study(text: str, name: str, out: Path, where: str = "study") -> Study:
     if not is_folder_name(name):
         raise UserError(f"study: {shown(name)} is not the name of a folder; call the file otherwise")
     comparisons = tuple(_comparisons(file))
-    names = [(comparison.name, variant.name) for comparison in comparisons for variant in comparison.variants]
-    study = Study(
-        name=name,
-        title=file.title or name,
-        comparisons=comparisons,
-        seeds=tuple(file.seeds),
-        runs=tuple(_runs(comparisons, file.seeds, out)),
-        contrasts=tuple(parse_contrasts(file.contrasts or {}, names)),
-        ds_config=file.ds_config,
-        measure=file.measure,
-        last_validations=file.last_validations,
-        effect=file.effect,
-        machine=file.machine,
-        hours=file.hours,
-        text=text,
-    )
-    _refuse_doubles(study)
-    for planned in study.runs:
-        _refuse_unmeasured(study, planned)
+    runs = tuple(_runs(comparisons, file.seeds, out))
+    names = list(dict.fromkeys((planned.comparison, planned.variant) for planned in runs))
+    study = Study(name, file, comparisons, runs, tuple(parse_contrasts(file.contrasts or {}, names)), text)
+    _refuse_doubles(study.of_first_seed)
+    for planned in study.of_first_seed:
+        _refuse_unmeasured(file, planned)
     return study
 
 
 def _comparisons(file: StudyFile) -> Iterator[Comparison]:
-    if file.comparisons is None:
-        if file.variants is None or file.baseline is None:
-            raise UserError(
-                "study: give variants and a baseline, which is one of them, or comparisons that have both"
-            )
+    alone = file.variants is not None and file.baseline is not None
+    if alone == (file.comparisons is not None) or (not alone and (file.variants or file.baseline)):
+        raise UserError(
+            "study: give either variants and a baseline, which is one of them, or comparisons that have both"
+        )
+    if file.comparisons is not None:
+        for name, own in file.comparisons.items():
+            yield _comparison(_folder_part(name, "comparisons"), own, file)
+    elif file.variants is not None and file.baseline is not None:
         yield _comparison("", ComparisonFile(file.variants, file.baseline), file)
-        return
-    if file.variants is not None or file.baseline is not None:
-        raise UserError("study: variants or baseline stand beside comparisons; give both in each of them")
-    for name, own in file.comparisons.items():
-        yield _comparison(_folder_part(name, "comparisons"), own, file)
 
 
 def _comparison(name: str, own: ComparisonFile, file: StudyFile) -> Comparison:
     where = f"comparisons.{name}." if name else ""
+    for variant in own.variants:
+        _folder_part(variant, f"{where}variants")
     if own.baseline not in own.variants:
         valid = (
             f"it must be one of the variants: {', '.join(own.variants)}{closest(own.baseline, own.variants)}"
@@ -252,26 +252,23 @@ def _comparison(name: str, own: ComparisonFile, file: StudyFile) -> Comparison:
     path = find_recipe(own.recipe or file.recipe, f"study: {where}recipe")
     settings = {"recipe": path.stem} | read_recipe(path, f"study: {where}recipe")
     common = merge(file.settings or {}, own.settings or {})
-    found = []
+    variants = {}
     for variant, given in own.variants.items():
-        at = f"{where}variants.{_folder_part(variant, f'{where}variants')}"
+        at = f"{where}variants.{variant}"
         given = dict(given or {})
         keys = {key: given.pop(key) for key in ("seed_shift", "against") if key in given}
         for key in {*given, *common} & OF_A_STUDY.keys():
             raise UserError(f"study: {at}.{key}: not a setting of a study's runs: {OF_A_STUDY[key]}")
+        run = _run_config(full_name((name, variant)), merge(merge(settings, common), given))
         try:
-            made = Variant(variant, merge(merge(settings, common), given), **keys)
+            variants[variant] = made = Variant(run, **keys)
         except UserError as error:
             raise UserError(f"study: {at}.{error}") from None
-        if made.against is not None and (
-            made.against not in own.variants or variant in (made.against, own.baseline)
-        ):
-            others = ", ".join(each for each in own.variants if each != variant)
-            refuse(
-                f"{at}.against", made.against, f"give another variant ({others}), and none for the baseline"
-            )
-        found.append(made)
-    return Comparison(name, tuple(found), own.baseline)
+        others = [each for each in own.variants if each != variant]
+        if made.against is not None and (made.against not in others or variant == own.baseline):
+            valid = f"give another variant ({', '.join(others)}), and none for the baseline"
+            refuse(f"{at}.against", made.against, valid)
+    return Comparison(name, variants, own.baseline)
 
 
 def merge(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -289,34 +286,21 @@ _SECTIONS = {
 } | {"architecture"}
 
 
-_DESCRIBE_A_MODEL = ("model", "heads", "architecture")
-
-
 def _runs(comparisons: Sequence[Comparison], seeds: Sequence[int], out: Path) -> Iterator[PlannedRun]:
-    configs = {
-        (comparison.name, variant.name): _run_config(comparison, variant)
-        for comparison in comparisons
-        for variant in comparison.variants
-    }
     for seed in seeds:
         for comparison in comparisons:
-            for variant in comparison.variants:
-                parts = [comparison.name] * bool(comparison.name) + [variant.name, f"s{seed}"]
-                run = dataclasses.replace(
-                    configs[comparison.name, variant.name],
-                    seed=seed + variant.seed_shift,
-                    name="-".join(parts),
-                    runs_dir=str(out),
-                )
-                yield PlannedRun(comparison.name, variant.name, seed, run)
+            for name, variant in comparison.variants.items():
+                folder = "-".join(filter(None, (comparison.name, name, f"s{seed}")))
+                own = seed + variant.seed_shift
+                run = dataclasses.replace(variant.run, seed=own, name=folder, runs_dir=str(out))
+                yield PlannedRun(comparison.name, name, seed, run)
 
 
-def _run_config(comparison: Comparison, variant: Variant) -> RunConfig:
+def _run_config(where: str, settings: Mapping[str, Any]) -> RunConfig:
     """The variant's RunConfig, checked as main.py checks it, with the model that it describes."""
-    where = full_name((comparison.name, variant.name))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "variant.yaml"
-        path.write_text(yaml.safe_dump(variant.settings, sort_keys=False), encoding="utf-8")
+        path.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
         try:
             run = parse_command_line(["--config", str(path)]).run
             run.build_model_config()
@@ -325,62 +309,49 @@ def _run_config(comparison: Comparison, variant: Variant) -> RunConfig:
     return run
 
 
-def _refuse_unmeasured(study: Study, planned: PlannedRun) -> None:
+def _refuse_unmeasured(file: StudyFile, planned: PlannedRun) -> None:
     """Refuse a study whose runs would train to their end without the figure that is compared."""
-    run, measure = planned.run, study.measure
-    where = full_name((planned.comparison, planned.variant))
+    run, measure, variant = planned.run, file.measure, f"variant {planned.full_name}"
     classifier = run.task == "classification"
     if (measure == "val_accuracy" and not classifier) or (measure == "val_bpb" and classifier):
         what = "a classifier" if classifier else "a language model"
-        refuse("measure", measure, f"variant {where} is {what}, in which it is not measured; give val_loss")
+        refuse("measure", measure, f"{variant} is {what}, in which it is not measured; give val_loss")
     every = 1 if measure == "train_loss" else run.validation.every
     if not every:
-        refuse("measure", measure, f"variant {where} has validation.every 0; give a number of steps there")
+        refuse("measure", measure, f"{variant} has validation.every 0; give a number of steps there")
     values = -(-run.steps // every)
-    if study.last_validations > values:
-        times = f"{values:,} time{'s' * (values != 1)}"
-        refuse(
-            "last_validations", study.last_validations, f"variant {where} measures {measure} {times} in all"
-        )
+    if file.last_validations > values:
+        times = f"{variant} measures {measure} {values:,} time{'s' * (values != 1)} in all"
+        refuse("last_validations", file.last_validations, times)
 
 
-def _refuse_doubles(study: Study) -> None:
+def _refuse_doubles(runs: Sequence[PlannedRun]) -> None:
     """Refuse two runs whose folders would have one name (a: b-c and a-b: c), and one run under two names."""
-    folders: dict[str, str] = {}
-    runs: dict[str, str] = {}
-    for planned in study.runs:
-        where = full_name((planned.comparison, planned.variant))
-        other = folders.setdefault(planned.name, where)
-        if other != where:
-            raise UserError(
-                f"study: variants {other} and {where} would share the folder {planned.name}; call one "
-                "otherwise"
-            )
-        if planned.seed != study.seeds[0]:
-            continue
+    seen: dict[str, str] = {}
+    for planned in runs:
         # The same model can be described in several ways.
         settings = differing_fields(planned.run, RunConfig())
-        settings = {k: v for k, v in settings.items() if k.split(".")[0] not in _DESCRIBE_A_MODEL}
+        settings = {k: v for k, v in settings.items() if k.split(".")[0] not in DESCRIBE_A_MODEL}
         model = planned.run.build_model_config()
-        other = runs.setdefault(f"{planned.comparison} {settings} {planned.run.seed} {model}", where)
-        if other != where:
-            raise UserError(
-                f"study: variants {other} and {where} are the same run; leave one out, or give one "
-                "seed_shift: 1000 to compare equal runs of other seeds"
-            )
+        problems = {
+            planned.name: f"would share the folder {planned.name}; call one otherwise",
+            f"{planned.comparison} {settings} {planned.run.seed} {model}": "are the same run; leave one out, "
+            "or give one seed_shift: 1000 to compare equal runs of other seeds",
+        }
+        for key, problem in problems.items():
+            other = seen.setdefault(key, planned.full_name)
+            if other != planned.full_name:
+                raise UserError(f"study: variants {other} and {planned.full_name} {problem}")
 
 
 def differing_fields(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:
     """Fields in which two runs differ, nested ones with dots; without those that do not change what is
     computed."""
-    values = [
-        {key: value for key, value in run.to_dict().items() if key not in NOT_THE_RUN} for run in (one, other)
-    ]
-    flat = [dict(_flat(value)) for value in values]
+    first, second = (dict(_flat(run.to_dict())) for run in (one, other))
     return {
-        key: (flat[0].get(key), flat[1].get(key))
-        for key in dict.fromkeys([*flat[0], *flat[1]])
-        if flat[0].get(key) != flat[1].get(key)
+        key: (first.get(key), second.get(key))
+        for key in {**first, **second}
+        if first.get(key) != second.get(key) and key.split(".")[0] not in NOT_THE_RUN
     }
 
 

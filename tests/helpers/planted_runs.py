@@ -1,30 +1,23 @@
-"""Results of a study's runs without training: as objects, or planted in folders as trained runs leave them."""
+"""Results of a study's runs without training: as objects, or planted in folders."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import json
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from model.config import ModelConfig
-from model.declared import from_plain, to_plain
 from pretrain.checkpoint.finder import checkpoint_path
-from pretrain.checkpoint.state import TrainingState
+from pretrain.checkpoint.state import DataIdentity, TrainingState, WorldRecord
 from pretrain.metrics.file import MetricsFile
-from pretrain.study.results import LOGS, RunResult
+from pretrain.study.results import LOGS, RunResult, State
 from pretrain.study.study_file import PlannedRun, Study, parse_study
 
-DATA = {"tokenizer": "0f0f0f0f0f0f", "data": [["c0ffee00c0ffee00", "1"]]}
-WORLD = {
-    "ranks": 1,
-    "device": "cpu",
-    "dtype": "fp32",
-    "code": ["abc123abc123"],
-    "versions": {"torch": "2.7.0"},
-}
+DATA = DataIdentity(tokenizer="0f0f0f0f0f0f", data=[("c0ffee00c0ffee00", "1")])
+WORLD = WorldRecord(code=["abc123abc123"], versions={"torch": "2.7.0"})
 
 
 def planned_study(folder: Path, **values: Any) -> Study:
@@ -71,56 +64,46 @@ def result(
     model: ModelConfig | None = None,
     data: dict[str, Any] | None = None,
     world: dict[str, Any] | None = None,
+    failure: str = "",
 ) -> RunResult:
-    """What load_results reads of a run that is as far as its rows: finished, if the last one is of its last step.
+    """What load_results reads of a run that is as far as its rows: finished, if the last is of its last step.
 
     Args:
         rows: none for a run that has not begun.
         model: of its checkpoint; by default the run's, with a vocabulary of 2,048.
-        data: replaces entries of DATA.
-        world: replaces entries of WORLD.
+        data: replaces fields of DATA.
+        world: replaces fields of WORLD.
+        failure: what ended its last attempt.
     """
-    folder = Path(planned.run.runs_dir) / planned.name
     if not rows:
-        return RunResult(planned, folder, "missing")
-    return RunResult(
-        planned,
-        folder,
-        "finished" if rows[-1]["step"] == planned.run.steps else "unfinished",
-        rows,
-        (model or planned.run.build_model_config(vocab_size=2048)).to_json(),
-        DATA | (data or {}),
-        WORLD | (world or {}),
+        return RunResult(planned, "missing")
+    saved = TrainingState(
+        step=rows[-1]["step"],
+        tokens=rows[-1]["tokens"],
+        run=planned.run.to_dict(),
+        model=(model or planned.run.build_model_config(vocab_size=2048)).to_json(),
+        data=dataclasses.replace(DATA, **(data or {})),
+        world=dataclasses.replace(WORLD, **(world or {})),
     )
+    unfinished: State = "failed" if failure else "unfinished"
+    state = "finished" if rows[-1]["step"] == planned.run.steps else unfinished
+    return RunResult(planned, state, rows, saved, failure)
 
 
-def plant(found: RunResult, *, failed: str | None = None) -> None:
-    """Write what a run has left into its folder.
-
-    Args:
-        failed: what ended its last attempt.
-    """
-    planned, path = found.planned, found.folder
+def plant(found: RunResult) -> None:
+    """Write what a run has left into its folder."""
+    planned, path = found.planned, found.planned.run.folder
     path.mkdir(parents=True)
     (path / "config.yaml").write_text(planned.run.to_yaml())
     file = MetricsFile(path / "metrics.jsonl")
     for row in found.rows:
         file.append(row["step"], {key: value for key, value in row.items() if key != "step"})
     file.close()
-    if failed is not None:
+    if found.failure:
         (path.parent / LOGS).mkdir(exist_ok=True)
-        (path.parent / LOGS / f"{planned.name}.failed").write_text(f"{failed}\n")
-    if found.rows:
-        values = {
-            "step": found.step,
-            "tokens": found.rows[-1]["tokens"],
-            "run": planned.run.to_dict(),
-            "model": found.model,
-            "data": found.data,
-            "world": found.world,
-        }
+        (path.parent / LOGS / f"{planned.name}.failed").write_text(f"{found.failure}\n")
+    if found.saved:
         checkpoint = checkpoint_path(path, found.step)
         checkpoint.mkdir(parents=True)
-        state = to_plain(from_plain(TrainingState, values))
-        (checkpoint / "state.json").write_text(json.dumps(state))
+        (checkpoint / "state.json").write_text(found.saved.to_json())
         (path / "latest").write_text(f"{checkpoint.name}\n")

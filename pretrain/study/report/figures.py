@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from pretrain.diagnostics.comparison import BY_LAYER, TITLES, layer_values
-from pretrain.study.paired import differences, values_of
-from pretrain.study.report.summaries import Sample, Summary, View
 from pretrain.study.results import RunResult
 from pretrain.study.statistics import tokens_to_reach
+from pretrain.study.summaries import Runs, Sample, Summary, View, values_of
 
 EVALUATION = "evaluation/"
 DISTANCE = "attention_distance"
 
 
 def tokens_saved(view: View, summary: Summary) -> dict[int, float | None]:
-    """The share of the baseline's tokens that a variant does not need to reach the baseline's final loss, by seed.
+    """The share of the baseline's tokens that a variant does not need to reach its final loss, by seed.
 
-    Both runs of a pair are followed to the baseline's result; the first time that each gets there counts. None: not
-    reached. arXiv 2605.10504 reports 13.2 % fewer tokens so.
+    Both runs of a pair are followed to the baseline's result; the first time that each gets there counts.
+    None: not reached. arXiv 2605.10504 reports 13.2 % fewer tokens so.
     """
+    targets = values_of(summary.controls, view.loss, view.last)
     saved: dict[int, float | None] = {}
-    for seed, (run, control) in view.pairs(summary).items():
-        target = control.result(view.loss, view.last)
-        if target is None or run.result(view.loss, view.last) is None:
-            continue
-        needed = tokens_to_reach(control.series(view.loss), target)
-        own = tokens_to_reach(run.series(view.loss), target)
-        if needed:
-            saved[seed] = None if own is None else (needed - own) / needed
+    for seed in values_of(summary.runs, view.loss, view.last):
+        if seed in targets:
+            needed, own = (
+                tokens_to_reach(list(runs[seed].series(view.loss).items()), targets[seed])
+                for runs in (summary.controls, summary.runs)
+            )
+            if needed:
+                saved[seed] = None if own is None else (needed - own) / needed
     return saved
 
 
@@ -39,26 +39,24 @@ def gap_over_tokens(view: View, summary: Summary) -> dict[int, list[float]]:
 
     Only token counts at which all pairs were validated are in it.
     """
-    pairs = [view.pairs(summary)[seed] for seed in summary.differences]
     return by_place(
-        _gap(dict(run.series(view.loss)), dict(control.series(view.loss))) for run, control in pairs
+        [_gap(run.series(view.loss), control.series(view.loss)) for run, control in summary.pairs]
     )
 
 
 def distances(run: RunResult) -> tuple[int, dict[int, float]]:
-    """Attention distance by layer in tokens, and the step of the last row that has it; no layer if none has."""
+    """Attention distance by layer in tokens, and the step of the last row that has it; else no layer."""
     rows = ((row["step"], layer_values(row, DISTANCE)) for row in reversed(run.rows))
     return next(((step, found) for step, found in rows if found), (0, {}))
 
 
-def distance_differences(view: View, summary: Summary) -> dict[int, list[float]]:
+def distance_differences(summary: Summary) -> dict[int, list[float]]:
     """Attention distance less the baseline's by layer, in tokens: of every pair measured at one step.
 
     This is ΔD of arXiv 2606.27449. Models of another depth have no layers in common with the baseline.
     """
     found = []
-    for run, control in (view.pairs(summary)[seed] for seed in summary.differences):
-        (step, own), (control_step, others) = distances(run), distances(control)
+    for (step, own), (control_step, others) in (map(distances, pair) for pair in summary.pairs):
         if own and step == control_step and own.keys() == others.keys():
             found.append(_gap(own, others))
     return by_place(found)
@@ -78,14 +76,13 @@ class Measured:
     """Less the baseline's."""
 
 
-def scores(view: View, summaries: Sequence[Summary]) -> Iterator[Measured]:
+def scores(summaries: Sequence[Summary]) -> Iterator[Measured]:
     """The zero-shot scores of every variant that has them."""
     for key in score_keys(summaries):
         for summary in summaries:
-            values = values_of(summary.runs, key, 1)
-            if values:
-                gaps = view.difference_of(summary, key)
-                yield Measured(key.removeprefix(EVALUATION), 0, summary, Sample(values), gaps)
+            if values := values_of(summary.runs, key):
+                gaps = summary.differences_of(key)
+                yield Measured(key.removeprefix(EVALUATION), 0, summary, values, gaps)
 
 
 def score_keys(summaries: Sequence[Summary]) -> list[str]:
@@ -94,7 +91,7 @@ def score_keys(summaries: Sequence[Summary]) -> list[str]:
     return sorted({key for row in rows for key in row if key.startswith(EVALUATION)})
 
 
-def halves(view: View, summaries: Sequence[Summary]) -> Iterator[Measured]:
+def halves(summaries: Sequence[Summary]) -> Iterator[Measured]:
     """Means of each diagnostic over the lower half of the layers and over the upper one, early and late.
 
     That is at the first and the last step at which a finished run measured it.
@@ -102,25 +99,27 @@ def halves(view: View, summaries: Sequence[Summary]) -> Iterator[Measured]:
     rows = [row for summary in summaries for run in summary.finished for row in run.rows]
     for measure in BY_LAYER:
         steps = sorted({row["step"] for row in rows if f"diagnostics/{measure}/layer_0" in row})
-        for half, upper in (("lower", False), ("upper", True)):
+        for half in ("lower", "upper"):
             for step in dict.fromkeys(steps[:1] + steps[-1:]):
                 for summary in summaries:
-                    values = half_means(
-                        {seed: summary.runs[seed] for seed in summary.values}, measure, step, upper
+                    values, controls = (
+                        half_means({seed: runs[seed] for seed in seeds}, measure, step, half == "upper")
+                        for runs, seeds in (
+                            (summary.runs, summary.values),
+                            (summary.controls, summary.differences),
+                        )
                     )
-                    controls = {seed: view.pairs(summary)[seed][1] for seed in summary.differences}
-                    gaps = differences(values, half_means(controls, measure, step, upper))
                     if values:
                         name = f"{TITLES[measure]}, {half} half"
-                        yield Measured(name, step, summary, Sample(values), Sample(gaps))
+                        yield Measured(name, step, summary, values, values.less(controls))
 
 
-def half_means(runs: dict[int, RunResult], measure: str, step: int, upper: bool) -> dict[int, float]:
-    """Mean of a diagnostic over the upper layers (l of L with 2 l >= L) or the lower ones at one step, by seed.
+def half_means(runs: Runs, measure: str, step: int, upper: bool) -> Sample:
+    """Mean of a diagnostic over the upper layers (l of L with 2 l >= L) or the lower ones, by seed.
 
     Runs without this diagnostic at this step are left out.
     """
-    found = {}
+    found = Sample()
     for seed, run in runs.items():
         row = next((row for row in run.rows if row["step"] == step), {})
         values = [value for _, value in sorted(layer_values(row, measure).items())]
@@ -130,11 +129,10 @@ def half_means(runs: dict[int, RunResult], measure: str, step: int, upper: bool)
     return found
 
 
-def by_place(curves: Iterable[dict[int, float]]) -> dict[int, list[float]]:
+def by_place(curves: Sequence[dict[int, float]]) -> dict[int, list[float]]:
     """The values of several curves at the places that all of them have, in ascending order."""
-    found = list(curves)
-    shared = set.intersection(*map(set, found)) if found else set()
-    return {place: [curve[place] for curve in found] for place in sorted(shared)}
+    shared = set.intersection(*map(set, curves)) if curves else set()
+    return {place: [curve[place] for curve in curves] for place in sorted(shared)}
 
 
 def _gap(own: dict[int, float], control: dict[int, float]) -> dict[int, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pretrain.study.report.contrasts import contrast_notes, contrasted
+from pretrain.study.contrasts import full_name
 from pretrain.study.report.figures import (
     Measured,
     distance_differences,
@@ -13,8 +13,8 @@ from pretrain.study.report.figures import (
     score_keys,
     tokens_saved,
 )
-from pretrain.study.report.summaries import CONFIDENCE, Summary, View
-from pretrain.study.results import RunResult
+from pretrain.study.results import RunResult, unnamed_runs
+from pretrain.study.summaries import CONFIDENCE, Contrasted, Summary, View, values_of
 
 
 def numbers(view: View) -> dict[str, Any]:
@@ -26,35 +26,35 @@ def numbers(view: View) -> dict[str, Any]:
         "better": view.better,
         "last_validations": view.last,
         "confidence": CONFIDENCE,
-        "notes": [*view.comparability.notes, *contrast_notes(view)],
-        "unnamed_runs": list(view.unnamed),
+        "notes": view.caveats,
+        "unnamed_runs": unnamed_runs(view.study, view.folder),
         "runs": [_run(view, run) for run in view.results],
         "comparisons": [
             {
                 "name": name,
                 "baseline": summaries[0].comparison.baseline,
                 "variants": [_variant(view, summary) for summary in summaries],
-                "diagnostics": [_measured(found) for found in halves(view, summaries)],
+                "diagnostics": [_measured(found) for found in halves(summaries)],
             }
             for name, summaries in view.summaries.items()
         ],
-        "contrasts": [found.numbers() for found in contrasted(view)],
+        "contrasts": [_contrast(found) for found in view.contrasted],
     }
 
 
 def _run(view: View, run: RunResult) -> dict[str, Any]:
     return {
         "name": run.planned.name,
-        "comparison": run.comparison,
-        "variant": run.variant,
-        "seed": run.seed,
+        "comparison": run.planned.comparison,
+        "variant": run.planned.variant,
+        "seed": run.planned.seed,
         "trained_with": run.planned.run.seed,
         "state": run.state,
         "step": run.step,
-        "steps": run.steps,
+        "steps": run.planned.run.steps,
         "result": run.result(view.measure, view.last),
         "heads": list(run.model_config.heads) if run.model_config else None,
-        "code": run.world.get("code"),
+        "code": run.world.code if run.world else None,
     }
 
 
@@ -76,12 +76,9 @@ def _variant(view: View, summary: Summary) -> dict[str, Any]:
         "training_flops": summary.training_flops,
         "tokens_saved": tokens_saved(view, summary),
         "gap_over_tokens": gap_over_tokens(view, summary),
-        "attention_distance_differences": distance_differences(view, summary),
-        "scores": {
-            key: {seed: run.result(key) for seed, run in summary.runs.items() if run.result(key) is not None}
-            for key in keys
-        },
-        "score_differences": {key: view.difference_of(summary, key) for key in keys},
+        "attention_distance_differences": distance_differences(summary),
+        "scores": {key: values_of(summary.runs, key) for key in keys},
+        "score_differences": {key: summary.differences_of(key) for key in keys},
     }
 
 
@@ -92,4 +89,19 @@ def _measured(found: Measured) -> dict[str, Any]:
         "variant": found.summary.variant,
         "values": found.values,
         "differences": found.differences,
+    }
+
+
+def _contrast(found: Contrasted) -> dict[str, Any]:
+    return {
+        "name": found.contrast.name,
+        "plus": [full_name(variant) for variant in found.contrast.plus],
+        "minus": [full_name(variant) for variant in found.contrast.minus],
+        "measure": found.measure,
+        "values": found.values,
+        "mean": found.values.mean,
+        **found.values.numbers(),
+        "other_seeds": found.other_seeds,
+        "notes": found.notes,
+        "left_out": found.left_out or None,
     }

@@ -3,54 +3,49 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
 from model.heads import format_heads
-from pretrain.study.report.contrasts import contrasted
 from pretrain.study.report.figures import halves, scores, tokens_saved
-from pretrain.study.report.summaries import OTHER_SEEDS, POWER, Sample, Summary, View
-from pretrain.study.statistics import Interval, mean_of
+from pretrain.study.statistics import mean_of
+from pretrain.study.summaries import Contrasted, Sample, Summary, View
 
 NOTHING = "—"
 MOST_SCHEDULES = 3
 
-Columns = Mapping[str, Callable[[Any], str]]
+Columns = dict[str, Callable[[Any], str]]
 """Names of columns, and what a row's cell says of the object that the row is of."""
 
 
 @dataclass(frozen=True)
-class Table:
-    """A data frame of text, with its title and notes."""
-
-    title: str
-    frame: pd.DataFrame
-    notes: list[str] = field(default_factory=list)
-
-    def html(self) -> str:
-        """The frame as an HTML table, escaped."""
-        with pd.option_context("display.max_colwidth", None):
-            return str(self.frame.to_html(index=False, border=0, justify="left"))
-
-
-@dataclass(frozen=True)
 class Section:
-    """Tables of one kind, and how all of them are to be read."""
+    """Tables of one kind. How they are to be read is in the page's template."""
 
     title: str
-    notes: list[str]
-    tables: list[Table]
-    left_out: list[str] = field(default_factory=list)
+    tables: dict[str, pd.DataFrame]
+    """By what they are of: a comparison, whose name may be empty, or a measure."""
+    left_out: list[str]
     """What there are no figures for, and why."""
 
 
 def sections(view: View) -> list[Section]:
     """Every table of the report; sections without figures have none, but say why."""
-    return [_results(view), _contrasts(view), _tokens(view), _scores(view), _halves(view), _runs(view)]
+    found = []
+    for title, (columns, items, reason) in BY_COMPARISON.items():
+        frames = {name: _frame(columns, items(view, of_one)) for name, of_one in view.summaries.items()}
+        tables = {name: frame for name, frame in frames.items() if len(frame)}
+        found.append(Section(title, tables, [] if tables or not reason else [reason]))
+    return [found[0], _contrasts(view), *found[1:]]
+
+
+def html(frame: pd.DataFrame) -> str:
+    """The frame as an HTML table, escaped."""
+    with pd.option_context("display.max_colwidth", None):
+        return str(frame.to_html(index=False, border=0, justify="left"))
 
 
 def _frame(columns: Columns, items: Iterable[Any]) -> pd.DataFrame:
@@ -58,22 +53,15 @@ def _frame(columns: Columns, items: Iterable[Any]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(columns))
 
 
-def _tables(view: View, columns: Columns, items: Callable[[list[Summary]], Iterable[Any]]) -> list[Table]:
-    """A table for each comparison that has *items*."""
-    frames = {name: _frame(columns, items(summaries)) for name, summaries in view.summaries.items()}
-    return [Table(name, frame) for name, frame in frames.items() if len(frame)]
-
-
-# ---------------------------------------------------------------------- cells
-
-
-def interval_text(interval: Interval) -> str:
-    """A mean difference with its interval."""
-    return f"{interval.mean:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}]"
-
-
 def _difference(values: Sample) -> str:
-    return interval_text(values.interval) if values.interval else _number(values.mean, "+.4f")
+    """A mean difference with its interval."""
+    found = values.interval
+    text = _number(values.mean, "+.4f")
+    return f"{text} [{found.low:+.4f}, {found.high:+.4f}]" if found else text
+
+
+def _excludes_zero(values: Sample) -> str:
+    return NOTHING if not values.interval else "yes" if values.interval.excludes_zero else "no"
 
 
 def _spread(values: Sample) -> str:
@@ -100,14 +88,13 @@ def _heads(summary: Summary) -> str:
     return " or ".join(texts[:MOST_SCHEDULES]) + more + summary.when
 
 
-# ---------------------------------------------------------------------- results and contrasts
-
 RESULTS: Columns = {
     "variant": lambda summary: summary.label,
     "heads": _heads,
     "runs": lambda summary: f"{len(summary.values)} of {len(summary.runs)}",
     "mean ± sd": lambda summary: _spread(summary.values),
     "Δ [95 % interval]": lambda summary: _difference(summary.differences),
+    "excludes 0": lambda summary: _excludes_zero(summary.differences),
     "pairs": lambda summary: NOTHING if summary.is_baseline else str(len(summary.differences)),
     "detectable Δ": lambda summary: _number(summary.differences.detectable, ".4f"),
     "tokens/s": lambda summary: _number(summary.tokens_per_second, ",.0f"),
@@ -115,65 +102,28 @@ RESULTS: Columns = {
     "training FLOPs": lambda summary: _range(summary.training_flops, ".3e"),
 }
 CONTRASTS: Columns = {
-    "contrast": lambda found: found.contrast.name + f", {OTHER_SEEDS}" * found.other_seeds,
+    "contrast": lambda found: found.contrast.name + " (other seeds)" * found.other_seeds,
     "of": lambda found: found.contrast.formula,
     "mean [95 % interval]": lambda found: _difference(found.values),
-    "seeds": lambda found: f"{len(found.values)} of {found.seeds}",
+    "excludes 0": lambda found: _excludes_zero(found.values),
     "detectable": lambda found: _number(found.values.detectable, ".4f"),
 }
 
 
-def _results(view: View) -> Section:
-    """Variants with mean ± sd, Δ by seed with its t-interval, and costs (the results table of arXiv 2606.27449)."""
-    name, unit = view.words(view.measure)
-    last = f" A run's value is the mean of its last {view.last}." if view.last > 1 else ""
-    notes = [
-        f"{name.capitalize()} in {unit}; {view.better} is better. Mean and standard deviation are over the "
-        f"finished runs.{last}",
-        "Δ is the variant's value less its baseline's, seed by seed: their mean, with its 95 % t-interval over "
-        "the pairs. The detectable Δ is the smallest true one that so many pairs find with a power of "
-        f"{100 * POWER:.0f} %, from the standard deviation of these differences.",
-        "Tokens/s are the median over the runs of the median over a run's later half. They depend on what else "
-        "the machine did. Parameters are without padding; training FLOPs are FLOPs per token times tokens, of "
-        "the model of the time.",
-    ]
-    if any(summary.when for summary in view.every):
-        notes.append(
-            "At the end: of runs whose heads change, heads and parameters are those of the last step."
-        )
-    tables = _tables(view, RESULTS, lambda summaries: summaries)
-    for table in tables:
-        gone = view.without_result(view.summaries[table.title])
-        table.notes.extend([f"Not in this table: {'; '.join(gone)}."] if gone else [])
-    return Section("Results", notes, tables)
-
-
 def _contrasts(view: View) -> Section:
     """The study's own contrasts, a table for each measure that they are in."""
-    every = contrasted(view)
-    shown = [found for found in every if found.values]
-    tables = [
-        Table(
-            view.described(measure), _frame(CONTRASTS, [found for found in shown if found.measure == measure])
-        )
-        for measure in dict.fromkeys(found.measure for found in shown)
-    ]
-    notes = [
-        "The mean of some variants less the mean of others, for every seed of which all their runs are finished: "
-        f"the mean of these values, with its 95 % t-interval. {view.better.capitalize()} is better, so a "
-        f"{'positive' if view.better == 'higher' else 'negative'} value favours what is before the minus sign. "
-        "A difference of two differences, with two variants on each side, is half of it. The detectable value is "
-        f"the smallest true one that so many seeds find with a power of {100 * POWER:.0f} %."
-    ]
+    seeds: Columns = {"seeds": lambda found: f"{len(found.values)} of {len(view.study.file.seeds)}"}
+    by_measure: dict[str, list[Contrasted]] = {}
+    for found in view.contrasted:
+        if found.values:
+            by_measure.setdefault(view.described(found.measure), []).append(found)
     left_out = [
         f"{found.contrast.name}: {found.left_out or 'no seed of which all its runs are finished'}"
-        for found in every
+        for found in view.contrasted
         if not found.values
     ]
-    return Section("Contrasts", notes, tables, left_out)
-
-
-# ---------------------------------------------------------------------- tokens to the control's loss
+    tables = {measure: _frame(CONTRASTS | seeds, of) for measure, of in by_measure.items()}
+    return Section("Contrasts", tables, left_out)
 
 
 def _reached(saved: dict[int, float | None]) -> list[float]:
@@ -188,25 +138,6 @@ TOKENS: Columns = {
         f"{seed}: {'not reached' if share is None else f'{share:.1%}'}" for seed, share in row[1].items()
     ),
 }
-
-
-def _tokens(view: View) -> Section:
-    def rows(summaries: list[Summary]) -> list[Any]:
-        return [(summary, saved) for summary in summaries if (saved := tokens_saved(view, summary))]
-
-    tables = _tables(view, TOKENS, rows)
-    notes = [
-        "The share of the baseline's tokens that the variant of the same seed does not need; negative where it "
-        "needs more. There is a mean only if every pair reaches the loss.",
-        f"By {view.described(view.loss)}. Between two validations it is taken to be a straight line. The learning "
-        "rate follows the run's whole length, so a shorter run would have ended otherwise.",
-    ]
-    left_out = [] if tables else ["no pair of finished runs has a validation loss"]
-    return Section("Tokens saved to reach the baseline's final loss", notes, tables, left_out)
-
-
-# ---------------------------------------------------------------------- what else was measured
-
 SCORES: Columns = {
     "task/metric": lambda row: row.name,
     "variant": lambda row: row.summary.label,
@@ -217,48 +148,33 @@ SCORES: Columns = {
 HALVES: Columns = {"figure": lambda row: row.name, "step": lambda row: f"{row.step:,}"} | {
     name: column for name, column in SCORES.items() if name != "task/metric"
 }
-
-
-def _scores(view: View) -> Section:
-    tables = _tables(view, SCORES, partial(scores, view))
-    notes = [
-        "Scores of lm-eval at the end of finished runs, as it defines the metrics: accuracies are shares (higher "
-        "is better), perplexities and bits per byte are better when lower. Only what was measured is listed."
-    ]
-    return Section("Zero-shot scores", notes, tables, [] if tables else ["no finished run has measured any"])
-
-
-def _halves(view: View) -> Section:
-    """Diagnostics of the lower and the upper half of the layers, early and late (arXiv 2605.10504 slows the upper)."""
-    tables = _tables(view, HALVES, partial(halves, view))
-    notes = [
-        "Means over the lower half of the layers and over the upper one (l of L with 2 l ≥ L), of finished runs, "
-        "at the first step at which a figure was measured and at the last; Δ less the baseline's, seed by seed. "
-        "docs/diagnostics.md says what the figures are."
-    ]
-    left_out = [] if tables else ["no finished run has measured any (diagnostics_every)"]
-    return Section("Diagnostics by half of the layers", notes, tables, left_out)
-
-
-RUN_COLUMNS: Columns = {
+RUNS: Columns = {
     "run": lambda row: row[1].planned.name,
-    "variant": lambda row: row[1].variant,
-    "seed": lambda row: str(row[1].seed),
+    "variant": lambda row: row[1].planned.variant,
+    "seed": lambda row: str(row[1].planned.seed),
     "trained with": lambda row: str(row[1].planned.run.seed),
     "state": lambda row: row[1].state,
-    "step": lambda row: f"{row[1].step:,} of {row[1].steps:,}",
-    "result": lambda row: _number(row[0].values.get(row[1].seed), ".6f"),
-    "Δ": lambda row: _number(row[0].differences.get(row[1].seed), "+.6f"),
+    "step": lambda row: f"{row[1].step:,} of {row[1].planned.run.steps:,}",
+    "result": lambda row: _number(row[0].values.get(row[1].planned.seed), ".6f"),
+    "Δ": lambda row: _number(row[0].differences.get(row[1].planned.seed), "+.6f"),
 }
-
-
-def _runs(view: View) -> Section:
-    def rows(summaries: list[Summary]) -> list[Any]:
-        return [(summary, run) for summary in summaries for run in summary.runs.values()]
-
-    notes = [
-        "Every run of the study, so that all of the above can be computed again. Seed is the study's, which pairs "
-        f"runs; trained with is the run's own. The result is {view.measure}. Runs without a value are in no mean "
-        "and no difference."
-    ]
-    return Section("Runs", notes, _tables(view, RUN_COLUMNS, rows))
+BY_COMPARISON: dict[str, tuple[Columns, Callable[[View, list[Summary]], Iterable[Any]], str]] = {
+    "Results": (RESULTS, lambda _, summaries: summaries, ""),
+    "Tokens saved to reach the baseline's final loss": (
+        TOKENS,
+        lambda view, summaries: [(each, saved) for each in summaries if (saved := tokens_saved(view, each))],
+        "no pair of finished runs has a validation loss",
+    ),
+    "Zero-shot scores": (SCORES, lambda _, summaries: scores(summaries), "no finished run has measured any"),
+    "Diagnostics by half of the layers": (
+        HALVES,
+        lambda _, summaries: halves(summaries),
+        "no finished run has measured any (diagnostics_every)",
+    ),
+    "Runs": (
+        RUNS,
+        lambda _, summaries: [(each, run) for each in summaries for run in each.runs.values()],
+        "",
+    ),
+}
+"""Sections with a table for each comparison: columns, what the rows are of, and why there may be none."""

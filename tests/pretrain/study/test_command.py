@@ -45,13 +45,6 @@ def test_a_dry_run_writes_nothing(file, capsys, tmp_path):
     assert not (tmp_path / "o").exists()
 
 
-def test_the_array_that_a_dry_run_of_slurm_shows(file, capsys):
-    options = ["--slurm", "--parallel", "2", "--sbatch", "--gres=gpu:1 --time=1:00"]
-    assert main(["run", file, "--dry_run", *options]) == 0
-    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("would run"))
-    assert line.split()[2:7] == ["sbatch", "--array=0-5%2", "--job-name=three", "--gres=gpu:1", "--time=1:00"]
-
-
 def submitted(arguments, capsys):
     """The sbatch lines of a dry run, each without its first word and without script and folder."""
     assert main(["run", *arguments, "--dry_run", "--slurm"]) == 0
@@ -64,10 +57,8 @@ def test_an_array_asks_for_no_more_ranks_than_the_batch_allows(file, capsys, tmp
     assert submitted([file], capsys) == [
         ["--array=0-5", "--job-name=three", "--ntasks-per-node=4", "--gres=gpu:4"]
     ]
-    given = [["--array=0-5", "--job-name=three", "--gres=gpu:1"]]
-    assert (
-        submitted([file, "--sbatch=--gres=gpu:1"], capsys) == given
-    )  # those who say it themselves are heard
+    given = [file, "--parallel", "2", "--sbatch=--gres=gpu:1 --time=1:00"]  # those who say it are heard
+    assert submitted(given, capsys) == [["--array=0-5%2", "--job-name=three", "--gres=gpu:1", "--time=1:00"]]
     mixed = TEXT.replace("prism: {}", "b: {global_batch_tokens: 4096}")
     (tmp_path / "mixed.yaml").write_text(mixed)
     assert submitted(["mixed.yaml"], capsys) == [
@@ -92,8 +83,8 @@ def test_a_task_keeps_its_number_when_the_study_changes(file, capsys, tmp_path):
     assert [task(str(number)) for number in (0, 2, 3)] == ["uniform-s1", "descending-s1", "uniform-s2"]
     code, said = task("1")
     assert code == 2 and said == (
-        "error: array: task 1 is prism-s1, which three does not name any more; cancel it (scancel), or put "
-        "the run back into the study; valid: --array=0,2-3,5-10\n"
+        "error: array: task 1 (prism-s1, which the study does not name any more) is no run of three; "
+        "cancel it (scancel); valid: --array=0,2-3,5-10\n"
     )
     assert [task(str(number)) for number in (6, 10)] == ["new-s1", "descending-s3"]
     assert Path("o/tasks.txt").read_text().split()[5:8] == ["descending-s2", "new-s1", "new-s2"]
@@ -103,18 +94,11 @@ def test_a_task_keeps_its_number_when_the_study_changes(file, capsys, tmp_path):
 
 
 def test_a_task_forgets_an_earlier_failure(file, capsys, tmp_path):
-    (tmp_path / "o/logs").mkdir(parents=True)
-    (tmp_path / "o/logs/prism-s2.failed").write_text("exit code 1: error: data: gone\n")
-    assert main(["list", file, "--out", "o"]) == 0 and "failed" in capsys.readouterr().out
-    assert main(["task", file, "4", "--out", "o"]) == 0
-    assert main(["list", file, "--out", "o"]) == 0
-    assert "failed" not in capsys.readouterr().out
-
-
-def test_a_task_says_how_many_ranks_can_share_its_batch(file, capsys):
-    for given, used in (("8", "4"), ("1", "1")):
-        assert main(["task", file, "0", "--out", "o", "--ranks", given]) == 0
-        assert capsys.readouterr().out.split()[2] == used
+    mark = tmp_path / "o/logs/prism-s2.failed"
+    mark.parent.mkdir(parents=True)
+    mark.write_text("exit code 1: error: data: gone\n")
+    assert main(["list", file, "--out", "o"]) == 0 and "data: gone" in capsys.readouterr().out
+    assert main(["task", file, "4", "--out", "o"]) == 0 and not mark.exists()
 
 
 def test_runs_that_the_study_does_not_name_are_listed(file, capsys, tmp_path):
@@ -172,6 +156,15 @@ def test_what_is_not_there_is_said_before_anything_is_written(file, capsys, tmp_
     assert capsys.readouterr().err.startswith(said) and not (tmp_path / "runs").exists()
 
 
+def test_what_deepspeed_does_not_take_is_said_before_anything_is_written(file, capsys, tmp_path):
+    bad = tmp_path / "bad.json"
+    bad.write_text('{"zero_optimization": {"stage": 2, "contigous_gradients": true}}')
+    (tmp_path / "far.yaml").write_text(TEXT + f"ds_config: {bad}\n")
+    assert main(["run", "far.yaml"]) == 2
+    assert "zero_optimization.contigous_gradients is unknown to DeepSpeed" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_recipe_that_jobs_would_not_find_is_refused(file, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(command, "submit", lambda line: pytest.fail("submitted"))
     (tmp_path / "mine.yaml").write_text("model: prism-micro\nvocab_size: 2048\n")
@@ -193,27 +186,29 @@ def test_damaged_files_of_a_run(file, capsys, tmp_path):
     assert "o/prism-s1/config.yaml" in capsys.readouterr().err
 
 
-def test_a_task_writes_what_it_reads(file, capsys, tmp_path):
-    assert main(["task", file, "4", "--out", str(tmp_path / "o")]) == 0
-    ds_config, config = capsys.readouterr().out.split()
-    assert ds_config.endswith("ds_configs/zero2.json") and config == str(tmp_path / "o/configs/prism-s2.yaml")
-    assert (tmp_path / "o/study.yaml").read_text() == TEXT
+def test_a_task_writes_what_it_reads_and_says_how_many_ranks_share_its_batch(file, capsys, tmp_path):
+    for given, used in (("8", "4"), ("1", "1")):
+        assert main(["task", file, "4", "--out", str(tmp_path / "o"), "--ranks", given]) == 0
+        ds_config, config, ranks = capsys.readouterr().out.split()
+        assert ds_config.endswith("ds_configs/zero2.json") and ranks == used
+        assert config == str(tmp_path / "o/configs/prism-s2.yaml")
+        assert (tmp_path / "o/study.yaml").read_text() == TEXT
 
 
 BAD_INPUT = [
     ("run FILE --parallel 0", "parallel: 0 is not valid"),
     ("run FILE --parallel 1000", "parallel: 1000 runs at a time"),
     ("run FILE --sbatch x", "sbatch: options of sbatch without --slurm"),
-    ("run FILE --slurm --sbatch='", 'sbatch: "\'" is not valid (No closing quotation)'),
+    ("run FILE --slurm --sbatch='", "argument --sbatch: invalid split value"),
     ("run FILE --dry_run --out .h", "out: '.h' is not valid; give a folder whose name"),
     ("run FILE --paralel 2", "did you mean '--parallel'"),
     ("run nothing", "study: no file or study 'nothing'"),
-    ("task FILE 6", "array: task 6 is beyond the 6 runs of three; valid: --array=0-5"),
-    ("task FILE x", "array: task x is beyond the 6 runs of three; valid: --array=0-5"),
-    ("task FILE only", "array: this is one job for 6 runs; submit it with --array=0-5"),
+    ("task FILE 6", "array: task 6 is no run of three; cancel it (scancel); valid: --array=0-5"),
+    ("task FILE x", "array: task x is no run of three"),
+    ("task FILE only", "array: task only is no run of three"),
     ("report FILE", "does not exist; run it first"),
     ("report .", "has no study.yaml"),
-    ("power FILE", "pilot: none is not valid without --sd"),
+    ("power FILE", "pilot: none is not valid; give the folder of a study"),
     ("power FILE --sd 0.1 --parallel 0", "parallel: 0 is not valid"),
     ("power FILE --sd nan", "sd: nan is not valid"),
     ("power FILE --pilot none", "study: 'none' has no study.yaml"),
@@ -227,12 +222,6 @@ def test_bad_input_is_one_line(file, capsys, monkeypatch, arguments, said):
     assert main(arguments.replace("FILE", file).split()) == 2
     error = capsys.readouterr().err
     assert said in error and error.startswith("error: ") and len(error.splitlines()) == 1
-
-
-def test_power_of_a_stated_spread(file, capsys):
-    assert main(["power", file, "--sd", "0.03", "--effect", "0.02"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1].startswith("needed   20 seeds to find 0.02 with a power of 80%")
 
 
 @pytest.mark.parametrize("place", ["latin.yaml", "old/study.yaml"])

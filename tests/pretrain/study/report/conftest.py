@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.study.comparable import check_comparable
-from pretrain.study.report import compared, measured, panels
-from pretrain.study.report.summaries import View
+from pretrain.study import summaries
+from pretrain.study.report import panels
 from pretrain.study.report.tables import sections
 from tests.helpers.planted_runs import planned_study, planted_rows, result
 
@@ -23,16 +22,15 @@ def small_study(folder=Path("runs/small"), **values):
 
 
 def view_of(study, results):
-    results = list(results)
-    return View(study, results, check_comparable(study, results))
+    return summaries.view_of(study, list(results), Path(study.runs[0].run.runs_dir))
 
 
 def planted(study, loss, more=lambda run: {}, without=(), **options):
-    """Results of runs that end with *loss*, a function of the run or losses by name; without one a run is missing.
+    """Results of runs that end with *loss*, a function or losses by name; without one a run is missing.
 
     Args:
         more: figures of a run's last row.
-        options: of the function result: data, world; each may be a function of the run.
+        options: of the function result: data, world, failure; each may be a function of the run.
     """
     results = []
     for run in study.runs:
@@ -53,8 +51,8 @@ def section(found, title):
 
 
 def rows_of(found, title="Results", table=0):
-    """The rows of a table as dictionaries, by their first cell; the first row of those with equal first cells."""
-    frame = section(found, title).tables[table].frame
+    """The rows of a table as dictionaries, by their first cell; of equal first cells the first row."""
+    frame = list(section(found, title).tables.values())[table]
     rows = {}
     for row in frame.to_dict("records"):
         rows.setdefault(row[frame.columns[0]], row)
@@ -73,8 +71,7 @@ def keeping_figures():
             yield figure, axes
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (compared, measured, panels):
-            patch.setattr(module, "saved_figure", kept)
+        patch.setattr(panels, "saved_figure", kept)
         yield made
 
 
@@ -103,5 +100,6 @@ def growing_view(variants, final, heads_at):
                 heads = heads_at(run, row["step"])
                 row |= {f"growth/heads/layer_{layer}": count for layer, count in enumerate(heads)}
             model = run.run.build_model_config(vocab_size=2048).replace(heads=heads)
-            results[place] = dataclasses.replace(found, model=model.to_json())
+            saved = dataclasses.replace(found.saved, model=model.to_json())
+            results[place] = dataclasses.replace(found, saved=saved)
     return view_of(study, results)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import combinations, pairwise
 
 import pytest
@@ -10,11 +11,8 @@ from matplotlib.colors import to_rgb
 from PIL import Image
 
 from model.errors import UserError
-from pretrain.study.comparable import Comparability
 from pretrain.study.report import compared, panels
-from pretrain.study.report.panels import counted, line_style
 from pretrain.study.report.pictures import PICTURES, draw_all
-from pretrain.study.report.summaries import View
 from tests.pretrain.study.report.conftest import keeping_figures, small_study, view
 
 SCHEDULES = {"uniform": "8x4", "rising": "2,4,8,8", "falling": "8,8,4,2", "narrow": "4x4"}
@@ -70,14 +68,12 @@ def shown_axes(figure):
 
 def test_every_picture_is_drawn_and_is_a_png(drawn):
     folder, found, _ = drawn
-    assert len(found) == len(PICTURES)
-    left_out = [picture.path.name for picture in found if picture.left_out]
     # No heads grow, and all variants cost the same: see test_growing.py and test_over_cost.py.
-    assert left_out == ["growing_heads.png", "training_flops.png", "parameters.png"]
-    there = [picture for picture in found if not picture.left_out]
-    assert {path.name for path in folder.iterdir()} == {picture.path.name for picture in there}
-    for picture in there:
-        with Image.open(folder / picture.path.name) as image:
+    left_out = {path.stem for path, reason in found.items() if reason}
+    assert left_out == {"growing_heads", "training_flops", "parameters"}
+    assert {path.stem for path in folder.iterdir()} == PICTURES.keys() - left_out
+    for path in folder.iterdir():
+        with Image.open(path) as image:
             image.load()
             assert image.format == "PNG" and min(image.size) > 200
 
@@ -87,8 +83,12 @@ def test_every_picture_is_drawn_and_is_a_png(drawn):
     [
         ("schedules.png", "layer", "heads of the layer (log)"),
         ("gap_over_tokens.png", "tokens", "Δ validation loss\n(nats per token)"),
-        ("gap_by_scale.png", "parameters (log)", "Δ validation loss (nats per token)\nlower is better"),
-        ("total_heads.png", "total heads of all layers (log)", "validation loss\n(nats per token)"),
+        (
+            "gap_by_scale.png",
+            "parameters, by comparison",
+            "Δ validation loss (nats per token)\nlower is better",
+        ),
+        ("total_heads.png", "total heads of all layers", "validation loss\n(nats per token)"),
     ],
 )
 def test_axes_say_what_they_show_and_its_unit(drawn, file, x, y):
@@ -96,24 +96,21 @@ def test_axes_say_what_they_show_and_its_unit(drawn, file, x, y):
         assert (axis.get_xlabel(), axis.get_ylabel()) == (x, y)
 
 
-def test_results_and_distances_say_their_units(drawn):
-    last = shown_axes(drawn[2]["results.png"])[-2:]
-    assert [axis.get_xlabel() for axis in last] == [
+def test_results_and_distances_say_their_units_and_how_many_seeds_there_are(drawn):
+    shown = shown_axes(drawn[2]["results.png"])
+    assert [axis.get_xlabel() for axis in shown[-2:]] == [
         "validation loss (nats per token)",
         "Δ validation loss (nats per token); lower is better",
     ]
+    assert [axis.get_title().replace("\xa0", " ") for axis in shown[:3]] == [
+        "small: results, 2 to 3 seeds",
+        "small: Δ against the baseline, 2 to 3 pairs",
+        "large: results, 3 seeds",
+    ]
+    rows = [label.get_text() for label in shown[0].get_yticklabels()]
+    assert rows == ["uniform (baseline)", "rising (2 of 3)", "falling", "narrow", "again (other seeds)"]
     labels = {axis.get_ylabel() for axis in shown_axes(drawn[2]["attention_distance.png"])}
     assert labels == {"attention distance D (tokens)", "ΔD (tokens)"}
-
-
-def test_titles_say_how_many_seeds_there_are(drawn):
-    plain = [axis.get_title().replace("\xa0", " ") for axis in shown_axes(drawn[2]["results.png"])]
-    assert (
-        plain[0] == "small: results, 2 to 3 seeds"
-        and plain[1] == "small: Δ against the baseline, 2 to 3 pairs"
-    )
-    assert plain[2] == "large: results, 3 seeds"
-    assert counted([4, 4], "pair") == "4\xa0pairs" and counted([1], "seed") == "1\xa0seed"
 
 
 def test_the_forest_shows_every_pair_and_the_interval(drawn):
@@ -131,14 +128,9 @@ def test_the_forest_shows_every_pair_and_the_interval(drawn):
     assert (low, high) == pytest.approx((summary.differences.interval.low, summary.differences.interval.high))
 
 
-def test_incomplete_variants_and_other_seeds_are_named(drawn):
-    labels = [label.get_text() for label in shown_axes(drawn[2]["results.png"])[0].get_yticklabels()]
-    assert labels == ["uniform", "rising (2 of 3)", "falling", "narrow", "again (other seeds)"]
-
-
 def test_the_gap_is_that_of_the_pairs(drawn):
     axis = shown_axes(drawn[2]["gap_over_tokens.png"])[1]
-    line = next(line for line in axis.lines if line.get_label() == "falling − uniform")
+    line = next(bars.lines[0] for bars in axis.containers if bars.get_label() == "falling − uniform")
     summary = full_view().summaries["large"][2]
     assert line.get_xdata()[-1] == 80 * 512
     assert line.get_ydata()[-1] == pytest.approx(sum(summary.differences.values()) / 3)
@@ -152,18 +144,13 @@ def test_distance_differences_are_those_of_the_pairs(drawn):
     )  # as planted: D has one token a head
 
 
-def test_legends_are_outside_the_axes(drawn):
-    for file, figure in drawn[2].items():
-        if file == "scores.png":  # its bars have names on the axis
-            continue
-        box = figure.legends[0].get_window_extent()
-        assert not any(box.overlaps(axis.get_window_extent()) for axis in shown_axes(figure)), file
-
-
 def test_no_text_lies_on_other_text(drawn):
     for file, figure in drawn[2].items():
         for axis in shown_axes(figure):
-            labels = [*axis.get_xticklabels(), *axis.get_yticklabels(), axis.xaxis.label, axis.yaxis.label]
+            ticks = zip(axis.get_xticks(), axis.get_xticklabels(), strict=True)
+            low, high = axis.get_xlim()  # ticks beyond are not drawn
+            labels = [label for place, label in ticks if low <= place <= high]
+            labels += [*axis.get_yticklabels(), axis.xaxis.label, axis.yaxis.label]
             texts = [text for text in [*labels, axis.title, *axis.texts] if text.get_text()]
             for one, other in combinations(texts, 2):
                 apart = not one.get_window_extent().overlaps(other.get_window_extent())
@@ -183,15 +170,8 @@ def in_two_baselines():
     )
 
 
-def test_baselines_of_one_panel_are_told_apart():
-    styles = panels.line_styles(in_two_baselines())
-    seen = {name: (style["linestyle"], style["marker"]) for name, style in styles.items()}
-    assert len(set(seen.values())) == 3
-    assert styles["small"]["color"] == styles["large"]["color"] == "black"
-
-
-def test_neighbours_differ_in_lightness():
-    """By a third of the range at least, so that greyscale will do."""
+def test_lines_of_one_panel_are_told_apart_without_colour():
+    """Neighbours differ in lightness by a third of its range at least."""
     counts = ("8x4", "4x4", "2x4", "1x4", "16x4", "32x4", "64x4", "2,4,8,8")
     heads = {name: {"heads": each} for name, each in zip("abcdefgh", counts, strict=True)}
     styles = panels.line_styles(compared_view({"one": {"baseline": "a", "variants": heads}}))
@@ -200,46 +180,31 @@ def test_neighbours_differ_in_lightness():
     apart = (max(lightness) - min(lightness)) / 3
     assert all(abs(one - other) > apart for one, other in pairwise(lightness))
     assert len({(style["linestyle"], style["marker"]) for style in styles.values()}) == 8
-
-
-def test_baselines_that_never_meet_look_alike():
-    variants = {"first": {"heads": "4x4"}, "rising": {"heads": "2,4,8,8"}}
-    others = {"other": {"heads": "8x4"}, "rising": {"heads": "2,4,8,8"}}
-    styles = panels.line_styles(
-        compared_view(
-            {"a": {"baseline": "first", "variants": variants}, "b": {"baseline": "other", "variants": others}}
-        )
-    )
-    assert styles["first"] == styles["other"]
+    two = panels.line_styles(in_two_baselines())
+    assert len({(style["linestyle"], style["marker"]) for style in two.values()}) == 3
+    assert two["small"]["color"] == two["large"]["color"] == "black"
 
 
 def test_every_scale_names_its_own_baseline(tmp_path, kept_figures):
     assert compared.draw_gap_by_scale(in_two_baselines(), tmp_path / "scale.png") == ""
     (axis,) = kept_figures["scale.png"].axes
-    labels = axis.get_legend_handles_labels()[1]
-    assert labels == ["rising − baseline"]
+    assert axis.get_legend_handles_labels()[1] == ["rising − small or large"]
     ticks = [label.get_text().split("\n")[1:] for label in axis.get_xticklabels()]
     assert ticks == [["a", "(baseline small)"], ["b", "(baseline large)"]]
-    (container,) = axis.containers
-    assert container.lines[0].get_linestyle() == "None"  # differences from two baselines are not one line
 
 
-def test_baselines_of_single_variants_are_named_with_their_comparisons(tmp_path, kept_figures):
-    variants = {"a": {"heads": "8x4"}, "b": {"heads": "4x4"}, "c": {"heads": "2x4"}}
-    found = compared_view(
-        {
-            "one": {"baseline": "a", "variants": variants | {"c": {"heads": "2x4", "against": "b"}}},
-            "two": {"baseline": "a", "variants": variants, "settings": {"architecture": {"d_model": 256}}},
-        }
-    )
-    compared.draw_gap_by_scale(found, tmp_path / "scale.png")
-    (axis,) = kept_figures["scale.png"].axes
-    assert axis.get_legend_handles_labels()[1] == ["b − a", "c − b (one), a (two)"]
+def test_the_gap_by_scale_is_that_of_the_pairs(drawn):
+    (axis,) = shown_axes(drawn[2]["gap_by_scale.png"])
+    found = full_view()
+    for container, place in zip(axis.containers, range(1, 5), strict=True):
+        shown = [found.summaries[name][place].differences.mean for name in ("small", "large")]
+        assert list(container.lines[0].get_xdata()) == [0, 1]
+        assert list(container.lines[0].get_ydata()) == pytest.approx(shown)
 
 
 def test_the_effect_is_drawn_in_its_own_unit_alone(tmp_path, kept_figures):
     in_nats = full_view()
-    in_bits = View(in_nats.study, in_nats.results, Comparability([], True))
+    in_bits = dataclasses.replace(in_nats, measure="val_bpb")
     for file, found in (("nats.png", in_nats), ("bits.png", in_bits)):
         compared.draw_results(found, tmp_path / file)
     said = [
@@ -250,56 +215,30 @@ def test_the_effect_is_drawn_in_its_own_unit_alone(tmp_path, kept_figures):
     assert [len(kept_figures[file].axes[1].patches) for file in ("nats.png", "bits.png")] == [1, 0]
 
 
-def test_the_spread_of_many_lines_is_shown_beside_them(tmp_path, kept_figures):
+@pytest.mark.parametrize("lines", [3, 5])
+def test_the_spread_of_many_lines_is_shown_beside_one_another(tmp_path, kept_figures, lines):
     """Bands of more than three lines would hide one another."""
-    variants = {
-        name: {"heads": f"{count}x4"} for name, count in zip("abcdef", (8, 4, 2, 1, 16, 32), strict=True)
-    }
-    few = {name: variants[name] for name in "abcd"}
-
-    def losses(run):
-        return 3.5 + 0.001 * len(run.variant) * run.seed**2 * (run.variant != "a")
-
-    found = compared_view(
-        {"many": {"baseline": "a", "variants": variants}, "few": {"baseline": "a", "variants": few}}, losses
-    )
+    variants = {name: {"heads": f"{2**place}x4"} for place, name in enumerate("abcdef"[: lines + 1])}
+    comparisons = {"one": {"baseline": "a", "variants": variants}}
+    found = compared_view(comparisons, lambda run: 3.5 + 0.001 * run.seed**2 * len(run.variant))
     compared.draw_gap_over_tokens(found, tmp_path / "gap.png")
-    many, few_axis = kept_figures["gap.png"].axes
-    assert [isinstance(found, PolyCollection) for found in few_axis.collections] == [True] * 3
-    assert len(many.collections) == 5 and not any(
-        isinstance(found, PolyCollection) for found in many.collections
-    )
-    places = [found.get_segments()[0][0][0] for found in many.collections]
-    assert places == sorted(set(places)) and places[0] > 80 * 512
-    texts = [text.get_text() for text in kept_figures["gap.png"].legends[0].get_texts()]
-    assert texts[-2:] == ["band: ± 1 sd over the pairs", "bar: ± 1 sd over the pairs"]
-
-
-def test_styles_differ_without_colour():
-    styles = [line_style(place, 12) for place in range(12)]
-    assert len({(style["linestyle"], style["marker"]) for style in styles}) == 12
-    lightness = [
-        0.299 * r + 0.587 * g + 0.114 * b for r, g, b in (to_rgb(style["color"]) for style in styles)
-    ]
-    assert all(darker < brighter for darker, brighter in pairwise(lightness))
+    (axis,) = kept_figures["gap.png"].axes
+    bands = [isinstance(found, PolyCollection) for found in axis.collections]
+    assert bands == [lines == 3] * lines
+    if lines == 5:
+        assert {found.get_segments()[0][0][0] for found in axis.collections} == {80 * 512}
+        shifts = [found.get_transform().transform((0, 0))[0] for found in axis.collections]
+        assert shifts == sorted(set(shifts))
 
 
 def test_pictures_without_figures_are_left_out_with_a_reason(tmp_path):
     (tmp_path / "scores.png").write_bytes(b"of an earlier report")
     variants = {"control": {}, "slow": {"lr_rules": ["upper_qk"]}}
     found = compared_view({"one": {"baseline": "control", "variants": variants}})
-    drawn = {picture.path.name: picture.left_out for picture in draw_all(found, tmp_path)}
+    drawn = {path.name: reason for path, reason in draw_all(found, tmp_path).items()}
     assert {file for file, reason in drawn.items() if not reason} == {"results.png", "gap_over_tokens.png"}
     assert "same heads" in drawn["schedules.png"] and "zero-shot" in drawn["scores.png"]
     assert {path.name for path in tmp_path.iterdir()} == {"results.png", "gap_over_tokens.png"}
-
-
-def test_without_a_finished_run_only_the_schedules_are_drawn(tmp_path):
-    variants = {name: {"heads": heads} for name, heads in SCHEDULES.items()}
-    names = [f"one-{name}-s{seed}" for name in SCHEDULES for seed in (1, 2)]
-    found = compared_view({"one": {"baseline": "uniform", "variants": variants}}, seeds=2, without=names)
-    drawn = [picture.path.name for picture in draw_all(found, tmp_path) if not picture.left_out]
-    assert drawn == ["schedules.png"]
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):

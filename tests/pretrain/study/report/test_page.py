@@ -9,10 +9,10 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from model.errors import UserError
-from pretrain.study.report.page import intervals_say, terminal_lines, view_of, write_report
+from pretrain.study.report.page import intervals_say, terminal_lines, write_report
 from pretrain.study.results import load_results
 from tests.helpers.planted_runs import plant, result
-from tests.pretrain.study.report.conftest import planted, small_study, view
+from tests.pretrain.study.report.conftest import planted, small_study, view, view_of
 
 TITLE = "Does <order> matter & *why*?"
 VARIANTS = {"uniform": {"heads": "8x4"}, "rising": {"heads": "2,4,8,8"}, "near": {"heads": "4x4"}}
@@ -30,7 +30,7 @@ def study_in(*folder, **changes):
 def written_in(folder, finals=FINALS, changes=None, **options):
     """The page and the numbers of a report on planted results."""
     study = study_in(folder, **(changes or {}))
-    write_report(view_of(study, planted(study, finals, **options), folder), folder)
+    write_report(view_of(study, planted(study, finals, **options)), folder)
     page = (folder / "report" / "index.html").read_text(encoding="utf-8")
     return page, json.loads((folder / "report" / "results.json").read_text(encoding="utf-8"))
 
@@ -42,10 +42,9 @@ def report(tmp_path_factory):
     study = study_in(folder)
     for found in planted(study, FINALS):
         if found.planned.name == "near-s3":
-            plant(result(found.planned, found.rows[:4]), failed="error: <out> of disk")
-        else:
-            plant(found)
-    files = write_report(view_of(study, load_results(study, folder), folder), folder)
+            found = result(found.planned, found.rows[:4], failure="error: <out> of disk")
+        plant(found)
+    files = write_report(view_of(study, load_results(study, folder)), folder)
     page, numbers = (path.read_text(encoding="utf-8") for path in files[:2])
     return page, json.loads(numbers), files
 
@@ -86,15 +85,11 @@ def test_texts_are_escaped(report, tmp_path):
     texts = Page(text).texts
     assert TITLE in texts  # as the reader sees it
     assert any("error: <out> of disk" in found for found in texts)
-    named = {"variants": {"uniform": {"heads": "8x4"}, "<i>x": {"heads": "4x4"}}}
-    text, _ = written_in(tmp_path, {"uniform-s1": 3.5}, named)
-    assert "<i>" not in text and "<i>x" in Page(text).texts  # in tables, too
-
-
-def test_long_cells_are_whole(tmp_path):
-    name = "long-" + 100 * "x"
-    text, _ = written_in(tmp_path, {}, {"variants": {"uniform": {"heads": "8x4"}, name: {"heads": "4x4"}}})
-    assert name in Page(text).texts
+    name = "<i>" + 100 * "x"  # in tables, too, where long cells are whole
+    text, _ = written_in(
+        tmp_path, {"uniform-s1": 3.5}, {"variants": {"uniform": {"heads": "8x4"}, name: {"heads": "4x4"}}}
+    )
+    assert "<i>" not in text and name in Page(text).texts
 
 
 def test_the_page_begins_with_what_there_is(report):
@@ -134,40 +129,23 @@ def test_a_second_report_has_the_same_bytes(report):
     folder = files[0].parent.parent
     before = {path: path.read_bytes() for path in files}
     study = study_in(folder)
-    assert write_report(view_of(study, load_results(study, folder), folder), folder) == files
+    assert write_report(view_of(study, load_results(study, folder)), folder) == files
     assert {path: path.read_bytes() for path in files} == before
     assert set((folder / "report").iterdir()) == set(files)
 
 
-def test_what_the_intervals_say_is_counted():
+def test_the_intervals_that_exclude_zero_are_counted():
     found = view(study_in(), FINALS)
-    lines = intervals_say(found)
+    line = intervals_say(found)
     # t(2) = 4.302653: ± 0.0124 around -0.025, and ± 0.0250 around 0.0007.
-    rising = "rising − uniform: -0.0250 [-0.0374, -0.0126], 3 pairs. The interval excludes zero: lower than uniform."
-    assert lines[0] == rising
-    assert lines[1] == "near − uniform: +0.0007 [-0.0243, +0.0257], 3 pairs. The interval includes zero."
-    assert lines[2].startswith("2 comparisons made; 1 interval excludes zero.")
-    assert "0.1 of 2 would do so by chance" in lines[2]
+    assert line.startswith("2 comparisons made; 1 interval excludes zero.")
+    assert "0.1 of 2 would do so by chance" in line
     said = list(terminal_lines(found))
-    assert said[0] == TITLE and f"  {rising}" in said
-    assert any("2,4,8x2  3 of 3  3.4850 ± 0.0427  -0.0250 [-0.0374, -0.0126]" in line for line in said)
-
-
-def test_one_pair_has_no_interval():
-    lines = intervals_say(view(study_in(seeds=1), FINALS))
-    assert lines[0] == "rising − uniform: 1 pair, no interval."
-    assert lines[-1].startswith("No interval")
-
-
-def test_other_seeds_are_said():
-    variants = {"uniform": {"heads": "8x4"}, "again": {"heads": "8x4", "seed_shift": 100}}
-    lines = intervals_say(view(study_in(variants=variants), lambda run: 3.5 + 0.01 * run.seed**2))
-    assert "Other seeds (not paired in data or weights)." in lines[0]
-
-
-def test_several_versions_of_the_code_are_said(tmp_path):
-    page, _ = written_in(tmp_path, changes={"seeds": 1}, world=lambda run: {"code": [run.variant]})
-    assert "several versions of the code" in page and "rising (rising-s1)" in page
+    assert said[0] == TITLE and f"  {line}" in said
+    assert any(
+        "2,4,8x2  3 of 3  3.4850 ± 0.0427  -0.0250 [-0.0374, -0.0126]         yes" in row for row in said
+    )
+    assert intervals_say(view(study_in(seeds=1), FINALS)).startswith("No interval")
 
 
 def test_bits_per_byte_take_the_place_of_the_studys_measure(tmp_path):
@@ -179,13 +157,13 @@ def test_bits_per_byte_take_the_place_of_the_studys_measure(tmp_path):
 
 def test_different_validation_texts_are_refused_and_nothing_is_written(tmp_path):
     with pytest.raises(UserError, match="different texts"):
-        written_in(tmp_path, data=lambda run: {"data": [[run.variant, "1"]]})
+        written_in(tmp_path, data=lambda run: {"data": [(run.variant, "1")]})
     assert not (tmp_path / "report").exists()
 
 
 def test_a_study_that_has_not_begun_has_a_report(tmp_path):
     page, _ = written_in(tmp_path, {})
-    assert "0 of 9 runs are finished" in page and page.count(": missing") == 2 * 9
+    assert "0 of 9 runs are finished" in page and page.count(": missing") == 9
     Page(page)
 
 

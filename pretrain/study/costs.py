@@ -9,7 +9,7 @@ History = list[tuple[int, tuple[int, ...]]]
 
 
 def training_flops(run: RunResult) -> float | None:
-    """FLOPs of all training steps: FLOPs per token of the model of the time, times tokens; None if it is not known.
+    """FLOPs of all training steps: FLOPs per token of the model of the time, times tokens; None if not known.
 
     Heads that grow count from the check at which metrics.jsonl shows them.
     """
@@ -33,12 +33,17 @@ def parameters(run: RunResult) -> float | None:
     return float(run.model_config.num_parameters()) if run.model_config else None
 
 
+def total_heads(run: RunResult) -> float | None:
+    """Heads of all layers of the newest checkpoint's model; None without one."""
+    return float(sum(run.model_config.heads)) if run.model_config else None
+
+
 def head_history(run: RunResult) -> History:
     """At step 0, at each check of growth, and at the last row; empty without a checkpoint."""
     model = run.model_config
     if model is None:
         return []
-    grows = run.planned.run.growth.active
+    grows = run.planned.grows
     found = {0: run.planned.run.build_model_config().heads if grows else model.heads}
     for row in run.rows:
         shown = [row.get(f"growth/heads/layer_{layer}") for layer in range(model.num_layers)]

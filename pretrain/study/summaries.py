@@ -1,0 +1,335 @@
+"""What the finished runs of a study show: values of each variant, paired differences and contrasts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from model.errors import UserError
+from pretrain.config.run_config import RunConfig
+from pretrain.study.comparable import differences_between
+from pretrain.study.contrasts import Contrast
+from pretrain.study.costs import training_flops
+from pretrain.study.results import RunResult
+from pretrain.study.statistics import Interval, detectable_effect, mean_of, paired_interval, sd_of
+from pretrain.study.study_file import Comparison, PlannedRun, Study
+
+POWER = 0.8
+CONFIDENCE = 0.95
+MEASURES = {
+    "val_loss": ("validation loss", "nats per token"),
+    "val_bpb": ("validation loss", "bits per byte"),
+    "val_accuracy": ("validation accuracy", "share of examples"),
+    "train_loss": ("training loss", "nats per token"),
+}
+"""What a measure is called, and its unit."""
+
+
+class Sample(dict[int, float]):
+    """Values or differences by the study's seed, for the seeds that have one."""
+
+    @property
+    def mean(self) -> float | None:
+        """None without a value."""
+        return mean_of(self.values()) if self else None
+
+    @property
+    def sd(self) -> float | None:
+        """Sample standard deviation; None for fewer than two values."""
+        return sd_of(self.values()) if len(self) > 1 else None
+
+    @cached_property
+    def interval(self) -> Interval | None:
+        """The 95 % t-interval of the mean; None for fewer than two values, or if one is not finite."""
+        known = len(self) > 1 and all(map(math.isfinite, self.values()))
+        return paired_interval(list(self.values()), CONFIDENCE) if known else None
+
+    @property
+    def detectable(self) -> float | None:
+        """The smallest true mean that so many values with this spread find with a power of 80 %."""
+        return detectable_effect(self.interval.sd, len(self), POWER) if self.interval else None
+
+    def less(self, other: Mapping[int, float]) -> Sample:
+        """The differences from *other*, for the seeds that both have."""
+        return Sample({seed: value - other[seed] for seed, value in self.items() if seed in other})
+
+    def numbers(self) -> dict[str, Any]:
+        """What the values say as differences, for results.json; what is not known is None."""
+        found = self.interval
+        return {
+            "interval": asdict(found) if found else None,
+            "excludes_zero": found.excludes_zero if found else None,
+            "detectable_difference": self.detectable,
+        }
+
+
+Runs = Mapping[int, RunResult]
+"""Runs of one variant by the study's seed, finished or not."""
+
+
+def values_of(runs: Runs, key: str, last: int = 1) -> Sample:
+    """The mean of the *last* values of a figure, of each finished run that has so many."""
+    found = {seed: run.result(key, last) for seed, run in runs.items()}
+    return Sample({seed: value for seed, value in found.items() if value is not None})
+
+
+def other_seeds(runs: Sequence[Runs]) -> bool:
+    """Whether runs of one of the study's seeds trained with several, so that they have nothing in common."""
+    seeds = {seed for each in runs for seed in each}
+    return any(len({each[seed].planned.run.seed for each in runs if seed in each}) > 1 for seed in seeds)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the finished runs of one variant show, paired by seed with those that it is compared with."""
+
+    comparison: Comparison
+    variant: str
+    runs: Runs
+    controls: Runs
+    """Of the variant that this one is compared with; none for a baseline."""
+    measure: str
+    last: int
+
+    @cached_property
+    def values(self) -> Sample:
+        """The measure of each finished run: the mean of its *last* values."""
+        return values_of(self.runs, self.measure, self.last)
+
+    @cached_property
+    def differences(self) -> Sample:
+        """Its value less that of its baseline's run of the same seed, where both are finished."""
+        return self.values.less(values_of(self.controls, self.measure, self.last))
+
+    def differences_of(self, key: str) -> Sample:
+        """The same of the last value of another figure."""
+        return values_of(self.runs, key).less(values_of(self.controls, key))
+
+    @property
+    def pairs(self) -> list[tuple[RunResult, RunResult]]:
+        """The runs of ``differences``, each with its baseline's."""
+        return [(self.runs[seed], self.controls[seed]) for seed in self.differences]
+
+    @property
+    def other_seeds(self) -> bool:
+        """Whether runs and controls trained with other seeds, so that pairs have nothing in common."""
+        return other_seeds([self.runs, self.controls])
+
+    @property
+    def baseline(self) -> str:
+        """The variant that this one is compared with; its own name if with none."""
+        return self.comparison.baseline_of(self.variant)
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether this variant is compared with none."""
+        return self.variant == self.baseline
+
+    @property
+    def label(self) -> str:
+        """The variant's name, and what is special about its differences."""
+        own = not self.is_baseline and self.baseline != self.comparison.baseline
+        marks = {
+            "baseline": self.is_baseline,
+            f"against {self.baseline}": own,
+            "other seeds": self.other_seeds,
+        }
+        special = ", ".join(mark for mark, given in marks.items() if given)
+        return f"{self.variant} ({special})" if special else self.variant
+
+    @property
+    def finished(self) -> list[RunResult]:
+        """The runs that have a result."""
+        return [self.runs[seed] for seed in self.values]
+
+    @property
+    def without_result(self) -> list[str]:
+        """What became of every run that has no result, in words."""
+        return [run.described for seed, run in self.runs.items() if seed not in self.values]
+
+    @property
+    def schedules(self) -> list[tuple[int, ...]]:
+        """The head schedules of the finished runs' models, each once; without a finished run the planned one.
+
+        With growth, runs of several seeds may have found several.
+        """
+        models = [run.model_config for run in self.finished if run.model_config]
+        return list(dict.fromkeys(model.heads for model in models)) or [self.first.build_model_config().heads]
+
+    @property
+    def planned(self) -> PlannedRun:
+        """The first seed's run."""
+        return next(iter(self.runs.values())).planned
+
+    @property
+    def first(self) -> RunConfig:
+        """Its settings."""
+        return self.planned.run
+
+    @property
+    def grows(self) -> bool:
+        """Whether heads are added or removed while the runs train."""
+        return self.planned.grows
+
+    @property
+    def when(self) -> str:
+        """For runs whose heads change: when the heads and sizes given are theirs."""
+        return "" if not self.grows else " (at the end)" if self.values else " (at the start)"
+
+    @property
+    def parameters(self) -> list[int]:
+        """Parameters of the finished runs' models at their end, each number once."""
+        return sorted({run.model_config.num_parameters() for run in self.finished if run.model_config})
+
+    @property
+    def training_flops(self) -> list[float]:
+        """Training FLOPs of the finished runs, each number once."""
+        return sorted({flops for run in self.finished if (flops := training_flops(run)) is not None})
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Median over the finished runs of the median over the later half of a run's rows."""
+        later = [run.rows[len(run.rows) // 2 :] for run in self.finished]
+        rates = [[row["tokens_per_second"] for row in rows if "tokens_per_second" in row] for rows in later]
+        return median(median(each) for each in rates if each) if any(rates) else None
+
+
+@dataclass(frozen=True)
+class Contrasted:
+    """A contrast with its value for each seed, in the unit of ``measure``."""
+
+    contrast: Contrast
+    measure: str
+    """The view's; bits per byte if its own runs have several tokenizers."""
+    values: Sample
+    """The mean of plus less the mean of minus, for every seed of the study of which all runs are finished."""
+    other_seeds: bool
+    """Whether runs of one of the study's seeds trained with several, so that they have nothing in common."""
+    notes: list[str] = field(default_factory=list)
+    """What to know of runs of several comparisons, a sentence each, without its full stop."""
+    left_out: str = ""
+    """Why it has no values, if it could not have any."""
+
+
+@dataclass(frozen=True)
+class View:
+    """A study's results, seen by one measure."""
+
+    study: Study
+    results: Sequence[RunResult]
+    folder: Path
+    """Of the study."""
+    measure: str
+    """What is compared."""
+    last: int
+    """The result of a run is the mean of so many last values."""
+    notes: Sequence[str] = ()
+    """What to know before comparing the runs of a comparison: sentences without their full stop."""
+
+    @property
+    def loss(self) -> str:
+        """The validation loss that is followed over tokens."""
+        return "val_bpb" if self.measure == "val_bpb" else "val_loss"
+
+    @property
+    def better(self) -> str:
+        """Whether lower or higher values of the measure are better."""
+        return "higher" if self.measure == "val_accuracy" else "lower"
+
+    def words(self, measure: str) -> tuple[str, str]:
+        """What a measure is called, and its unit."""
+        name, unit = MEASURES[measure]
+        if self.study.runs[0].run.task == "classification":
+            unit = unit.replace("per token", "per example")
+        return name, unit
+
+    def described(self, measure: str) -> str:
+        """A measure with its unit in parentheses."""
+        return "{} ({})".format(*self.words(measure))
+
+    @cached_property
+    def summaries(self) -> dict[str, list[Summary]]:
+        """The variants of each comparison, in the study's order."""
+        runs: dict[tuple[str, str], dict[int, RunResult]] = {}
+        for run in self.results:
+            planned = run.planned
+            runs.setdefault((planned.comparison, planned.variant), {})[planned.seed] = run
+        found: dict[str, list[Summary]] = {}
+        for comparison in self.study.comparisons:
+            for name in comparison.variants:
+                against = comparison.baseline_of(name)
+                own, controls = (runs.get((comparison.name, each), {}) for each in (name, against))
+                controls = {} if against == name else controls
+                summary = Summary(comparison, name, own, controls, self.measure, self.last)
+                found.setdefault(comparison.name, []).append(summary)
+        return found
+
+    @property
+    def every(self) -> list[Summary]:
+        """All variants of all comparisons."""
+        return [summary for of_one in self.summaries.values() for summary in of_one]
+
+    @property
+    def compared(self) -> list[Summary]:
+        """Every variant that is compared with another, and has a pair."""
+        return [summary for summary in self.every if summary.differences]
+
+    @cached_property
+    def contrasted(self) -> list[Contrasted]:
+        """Every contrast of the study, in its order."""
+        return [self._contrasted(contrast) for contrast in self.study.contrasts]
+
+    def _contrasted(self, contrast: Contrast) -> Contrasted:
+        runs = {(s.comparison.name, s.variant): s.runs for s in self.every}
+        sides = [[runs[name] for name in side] for side in (contrast.plus, contrast.minus)]
+        every = [*sides[0], *sides[1]]
+        differing = differences_between([run for each in every for run in each.values()])
+        if differing.texts:
+            reason = f"its runs were validated on different texts: {differing.texts}"
+            return Contrasted(contrast, self.measure, Sample(), False, [], reason)
+        several = len({name for name, _ in contrast.variants}) > 1  # of one comparison it has been said
+        measure, notes = differing.measure(self.measure), differing.notes if several else []
+        plus, minus = ([values_of(each, measure, self.last) for each in side] for side in sides)
+        values = {
+            seed: mean_of(each[seed] for each in plus) - mean_of(each[seed] for each in minus)
+            for seed in self.study.file.seeds
+            if all(seed in each for each in (*plus, *minus))
+        }
+        return Contrasted(contrast, measure, Sample(values), other_seeds(every), notes)
+
+    @property
+    def caveats(self) -> list[str]:
+        """The notes, and those of all contrasts."""
+        return [*self.notes] + [
+            f"contrast {c.contrast.name}: {note}" for c in self.contrasted for note in c.notes
+        ]
+
+
+def view_of(study: Study, results: Sequence[RunResult], folder: Path) -> View:
+    """The study's results, if they may be compared; in bits per byte for losses of several tokenizers.
+
+    Args:
+        results: of load_results.
+        folder: the study's.
+
+    Raises:
+        UserError: runs of one comparison were validated on different texts.
+    """
+    measure: str = study.file.measure
+    notes: list[str] = []
+    for comparison in study.comparisons:
+        label = f"{comparison.name}: " if comparison.name else ""
+        found = differences_between([run for run in results if run.planned.comparison == comparison.name])
+        if found.texts:
+            raise UserError(
+                f"study: {label}runs were validated on different texts: {found.texts}; give all the "
+                "same data, or the same validation.data"
+            )
+        measure = found.measure(measure)
+        notes += [f"{label}{note}" for note in found.notes]
+    return View(study, results, folder, measure, study.file.last_validations, notes)
