@@ -14,9 +14,9 @@ from pretrain.classification.sources import Example, kind_of, read_examples
 from pretrain.config.command_line import CommandParser
 from pretrain.data.making.assemble import Selection
 from pretrain.data.making.make import check_vocabulary
+from pretrain.data.making.progress import say
 from pretrain.data.making.split import Split, in_chunks
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer
-from pretrain.prepare.progress import ProgressPrinter
 
 VALIDATION_FRACTION = 0.1
 
@@ -68,7 +68,6 @@ def run_labelled(argv: Sequence[str]) -> Path:
         UserError: bad input.
     """
     options = build_parser().parse_args(argv)
-    report = ProgressPrinter()
     if (options.train is None) != options.builtin:
         raise UserError("train: give either --train FILE, or --builtin for the task that needs none")
     if options.tokenizer is not None and options.train_tokenizer is not None:
@@ -87,7 +86,7 @@ def run_labelled(argv: Sequence[str]) -> Path:
         tokenizer = None if options.tokenizer == CHARACTERS else load_tokenizer(options.tokenizer)
     elif options.train_tokenizer is None and not options.builtin and kind_of(options.train) == "fasta":
         tokenizer = None
-    return prepare_labelled(options.out, task, tokenizer, report)
+    return prepare_labelled(options.out, task, tokenizer, say)
 
 
 def _task_of_files(options: argparse.Namespace) -> Task:

@@ -55,10 +55,8 @@ class TextSource(ABC):
 
     name: str
     """Short name, part of messages and of default folder names."""
-
-    def __init__(self) -> None:
-        self.skipped: Counter[str] = Counter()
-        """Reason -> number of documents left out; counted anew by every pass over :meth:`documents`."""
+    skipped: Counter[str]
+    """Reason -> number of documents left out; counted anew by every pass over :meth:`documents`."""
 
     @abstractmethod
     def units(self) -> list[Unit]:

@@ -62,7 +62,7 @@ def test_builtin_without_out_goes_to_the_shared_folder(monkeypatch, capsys):
         command, "prepare_builtin", lambda *arguments: called.append(arguments) or Path("nowhere")
     )
     assert run("--dataset", "builtin") == 2
-    assert called == [("data", 4096, command._print_progress)]
+    assert called == [("data", 4096, command.say)]
     assert (
         capsys.readouterr().err
         == "error: data: 'nowhere' is not a folder; valid: one written by python -m pretrain.prepare\n"
@@ -203,7 +203,7 @@ def test_disk_errors_are_one_line(texts, tmp_path, capsys, monkeypatch):
     def full(*_: object, **__: object) -> Path:
         raise OSError(28, "No space left on device", str(tmp_path / "out"))
 
-    monkeypatch.setattr(command, "prepare", full)
+    monkeypatch.setattr(command.Preparation, "make", full)
     assert run("--text", texts, "--out", tmp_path / "out") == 2
     assert capsys.readouterr().err == f"error: {tmp_path / 'out'}: No space left on device\n"
 
@@ -236,7 +236,7 @@ def test_readers_errors_without_a_number_are_one_line(texts, tmp_path, capsys, m
     def damaged(*args, **kwargs):
         raise error
 
-    monkeypatch.setattr(command, "prepare", damaged)
+    monkeypatch.setattr(command.Preparation, "make", damaged)
     assert run("--text", texts, "--train_tokenizer", 300, "--out", tmp_path / "out") == 2
     assert capsys.readouterr().err == "error: zstd frame is damaged\n"
 

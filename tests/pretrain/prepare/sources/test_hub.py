@@ -15,9 +15,9 @@ import pytest
 from model.errors import UserError
 from pretrain.data.corpus import Corpus
 from pretrain.data.making.assemble import Selection
+from pretrain.data.making.make import Preparation
 from pretrain.data.sources.source import Document
 from pretrain.prepare.command import main
-from pretrain.prepare.pipeline import prepare
 from pretrain.prepare.sources import hub
 from pretrain.prepare.sources.hub import HubDataset
 
@@ -94,13 +94,13 @@ def test_fingerprint_follows_files_and_settings(parquet, json_lines):
 @pytest.mark.slow
 def test_processes_read_their_own_pieces(parquet, small, tmp_path):
     corpora = [
-        prepare(
+        Preparation(
             HubDataset(str(parquet)),
             tmp_path / str(processes),
             small.tokenizer,
             Selection(validation_documents=20),
             processes=processes,
-        )
+        ).make()
         for processes in (1, 2)
     ]
     one, two = ({p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()} for folder in corpora)
