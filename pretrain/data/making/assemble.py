@@ -110,14 +110,14 @@ def assemble(
     folder: Path,
     vocab_size: int,
     selection: Selection,
-    extent: str,
+    name: str,
     validation_parts: int | None = None,
 ) -> dict[str, Any]:
     """Write both splits and the token counts of the first into *folder*, from *parts*, in order.
 
     Args:
         vocab_size: V, of the tokenizer; it decides the type of the tokens.
-        extent: the beginning of the message if there is no document.
+        name: of the source, for messages.
         validation_parts: this many of *parts*, the first ones, are the validation split, and the others the
             training split; None holds documents out by their hash.
 
@@ -129,9 +129,7 @@ def assemble(
     """
     total = sum(part.marker.documents for part in parts)
     if not total:
-        raise UserError(
-            no_documents(extent, sum((Counter(part.marker.skipped) for part in parts), Counter()))
-        )
+        raise UserError(no_documents(name, sum((Counter(part.marker.skipped) for part in parts), Counter())))
     is_kept = _first_occurrences(parts) if selection.drop_duplicates else np.ones(total, bool)
     used, documents_considered = list(parts), total
     if selection.max_tokens is not None:

@@ -29,9 +29,9 @@ from model.errors import UserError
 from pretrain.data.indexed import token_dtype
 from pretrain.data.making.assemble import DEFAULT_SELECTION, Selection, assemble
 from pretrain.data.making.folder import new_folder, to_be_made
-from pretrain.data.making.parts import PART_BYTES, Part, finished_parts, is_complete, unit_key
+from pretrain.data.making.parts import PART_BYTES, Job, Part, finished_parts, is_complete, unit_key
 from pretrain.data.making.progress import Report, silent
-from pretrain.data.making.tokenizing import Job, Tokenizing
+from pretrain.data.making.tokenizing import Tokenizing
 from pretrain.data.making.train_tokenizer import most_bytes_read, train_tokenizer_on, training_request
 from pretrain.data.meta import FORMAT_VERSION, META_FILE, CorpusMeta, TokenizerEntry
 from pretrain.data.sources.source import TextSource, Unit
@@ -64,7 +64,6 @@ class Manifest:
     """Entries of CorpusMeta."""
     tokenizer: TokenizerEntry
     selection: Selection
-    extent: str
     units: list[str]
     """Keys of all units, in order."""
     validation_units: Count | None
@@ -184,7 +183,7 @@ class Preparation:
             "split": split,
             "request": request,
         }
-        manifest = Manifest(meta, entry, chosen, source.extent(), [key for _, key in work], held_out_units)
+        manifest = Manifest(meta, entry, chosen, [key for _, key in work], held_out_units)
         write_atomically(folder / _MANIFEST, json.dumps(to_plain(manifest)))
         return manifest, tokenizer, work
 
@@ -294,7 +293,12 @@ def _finish(out: Path, manifest: Manifest, parts: Sequence[Part]) -> None:
     with new_folder(out) as partial:
         copy_folder(_tokenizer_folder(folder, entry.hash), partial / "tokenizer")
         written = assemble(
-            parts, partial, entry.vocab_size, manifest.selection, manifest.extent, validation_parts
+            parts,
+            partial,
+            entry.vocab_size,
+            manifest.selection,
+            manifest.meta["source"]["name"],
+            validation_parts,
         )
         CorpusMeta(**manifest.meta, tokenizer=entry, **written).write(partial)
     shutil.rmtree(folder, ignore_errors=True)

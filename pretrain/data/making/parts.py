@@ -104,37 +104,40 @@ def is_complete(parts: Sequence[Part]) -> bool:
     return bool(parts) and parts[-1].marker.last
 
 
-def tokenize_unit(
-    source: TextSource,
-    unit: Unit,
-    key: str,
-    folder: Path,
-    tokenizer: Tokenizer,
-    after_batch: Callable[[], object],
-    part_bytes: int = PART_BYTES,
-    most_tokens: int | None = None,
-) -> None:
-    """Tokenize what is left of *unit* into *folder*, part by part.
+@dataclass(frozen=True)
+class Job:
+    """How units become parts."""
 
-    Args:
-        after_batch: called after every batch of documents.
-        most_tokens: the rest of the unit is skipped when its parts have more.
+    source: TextSource
+    folder: Path
+    """Of the parts."""
+    tokenizer_folder: Path
+    """Where the tokenizer is saved, for other processes."""
+    part_bytes: int = PART_BYTES
+    most_tokens: int | None = None
+    """The rest of a unit is skipped when its parts have more."""
 
-    Raises:
-        UserError: a source that cannot be read.
-    """
-    parts = finished_parts(folder, key)
-    tokens = sum(part.marker.tokens for part in parts)
-    records = parts[-1].marker.records if parts else 0
-    # Reading again what is tokenized already costs about a hundredth of tokenizing it.
-    rest = itertools.islice(source.read(unit), records, None)
-    upcoming = _batches(rest, min(part_bytes, BATCH_CHARACTERS))
-    while not is_complete(parts) and not (most_tokens is not None and tokens > most_tokens):
-        part = Part(folder / f"{key}-{len(parts):04d}", Marker(records))
-        _write_part(part, upcoming, tokenizer, part_bytes, after_batch)
-        parts.append(part)
-        records, tokens = part.marker.records, tokens + part.marker.tokens
-    return_memory()
+    def tokenize(self, unit: Unit, key: str, tokenizer: Tokenizer, after_batch: Callable[[], object]) -> None:
+        """Tokenize what is left of *unit*, part by part.
+
+        Args:
+            after_batch: called after every batch of documents.
+
+        Raises:
+            UserError: a source that cannot be read.
+        """
+        parts = finished_parts(self.folder, key)
+        tokens = sum(part.marker.tokens for part in parts)
+        records = parts[-1].marker.records if parts else 0
+        # Reading again what is tokenized already costs about a hundredth of tokenizing it.
+        rest = itertools.islice(self.source.read(unit), records, None)
+        upcoming = _batches(rest, min(self.part_bytes, BATCH_CHARACTERS))
+        while not is_complete(parts) and not (self.most_tokens is not None and tokens > self.most_tokens):
+            part = Part(self.folder / f"{key}-{len(parts):04d}", Marker(records))
+            _write_part(part, upcoming, tokenizer, self.part_bytes, after_batch)
+            parts.append(part)
+            records, tokens = part.marker.records, tokens + part.marker.tokens
+        return_memory()
 
 
 def _write_part(

@@ -12,41 +12,21 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from model.errors import UserError
 from pretrain.data.making.assemble import Selection, tokens_kept
-from pretrain.data.making.parts import Part, finished_parts, is_complete, tokenize_unit
+from pretrain.data.making.parts import Job, Part, finished_parts, is_complete
 from pretrain.data.making.progress import Every, Progress, Report
-from pretrain.data.sources.source import TextSource, Unit
+from pretrain.data.sources.source import Unit
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer
 
 LOOK_SECONDS = 1.0
 _SECONDS_TO_LEAVE = 5.0
-
-
-@dataclass(frozen=True)
-class Job:
-    """How units become parts."""
-
-    source: TextSource
-    folder: Path
-    """Of the parts."""
-    tokenizer_folder: Path
-    """Where the tokenizer is saved, for other processes."""
-    part_bytes: int
-    most_tokens: int | None
-    """The rest of a unit is skipped when it has more tokens."""
-
-    def tokenize(self, unit: Unit, key: str, tokenizer: Tokenizer, after_batch: Callable[[], object]) -> None:
-        """Make the parts of one unit."""
-        limits = (self.part_bytes, self.most_tokens)
-        tokenize_unit(self.source, unit, key, self.folder, tokenizer, after_batch, *limits)
 
 
 class Tokenizing:
@@ -86,7 +66,8 @@ class Tokenizing:
     def _here(self, tokenizer: Tokenizer) -> None:
         due = Every(LOOK_SECONDS)
         for begun, number in enumerate(self._missing, start=1):
-            self.job.tokenize(*self.work[number], tokenizer, lambda begun=begun: due() and self._look(begun))
+            look = functools.partial(self._look_if, due, begun)
+            self.job.tokenize(*self.work[number], tokenizer, look)
             if self._look(begun):
                 return
 
@@ -113,6 +94,10 @@ class Tokenizing:
                 if waiting:
                     ours.close()  # they leave after the current batch
                 pool.shutdown(cancel_futures=True)
+
+    def _look_if(self, due: Every, begun: int) -> None:
+        if due():
+            self._look(begun)
 
     def _look(self, begun: int, last: bool = False) -> bool:
         """Look at the first *begun* of the missing units again; True if no more is needed."""

@@ -54,7 +54,7 @@ def train_tokenizer_on(
     sample, progress = Sample(SAMPLE_BYTES), Progress(f"reading {source.name}", report)
 
     def digests() -> Iterator[bytes]:
-        for document in source.training_documents():
+        for document in source.documents():
             yield sample.add(document)
             if progress.due():
                 progress(sample.documents, sample.bytes)

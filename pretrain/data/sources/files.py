@@ -68,9 +68,6 @@ class PlainFiles(TextSource):
             text, reason = read_file(path, self.max_document_bytes)
             yield reason if text is None else Document(identifier, text)
 
-    def extent(self) -> str:
-        return f"{self.name}: no usable document in {len(self.files)} files"
-
     def fingerprint(self) -> str:
         """Hash over settings, identifiers and contents (of large files: size, time of change, and
         both ends)."""

@@ -20,13 +20,7 @@ from pretrain.data.sources.source import Document, Unit
 from pretrain.prepare.sources import parquet, readers
 
 FORMATS = ("auto", "text", "lines", "jsonl", "json", "csv", "tsv", "parquet")
-_FORMAT_OF_ENDING = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".parquet": "parquet",
-}
+_ENDINGS = {".ndjson": "jsonl", **{f".{format}": format for format in ("jsonl", "csv", "tsv", "parquet")}}
 _HEAD = 1 << 16  # bytes of a .json file that show how it is laid out
 # pyarrow's errors are OSErrors and ValueErrors; RuntimeError is what Parquet pages may raise.
 _DAMAGE = (OSError, EOFError, zlib.error, ValueError, RuntimeError)
@@ -176,7 +170,7 @@ def format_of(path: Path, asked: str) -> str:
         name = name.removesuffix(end)
     ending = Path(name).suffix
     if ending != ".json":
-        format = _FORMAT_OF_ENDING.get(ending, "text")
+        format = _ENDINGS.get(ending, "text")
         # Parquet files are compressed inside, and are not read as a stream.
         return "text" if format == "parquet" and name != path.name.lower() else format
     try:

@@ -113,9 +113,6 @@ class HubDataset(TextSource):
     def settings(self) -> str:
         return f"{self.column} {self.max_document_bytes}"
 
-    def extent(self) -> str:
-        return f"dataset: {super().extent()}"
-
     def fingerprint(self) -> str:
         """Hash over the dataset's files (on the hub: at the commit they have now) and the settings."""
         return hashlib.sha256(f"{self._open().identity} {self.settings()}".encode()).hexdigest()

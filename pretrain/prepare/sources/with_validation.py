@@ -51,7 +51,7 @@ class WithValidation(TextSource):
                         "on, such as a file in another folder"
                     )
 
-    def training_documents(self) -> Iterator[Document]:
+    def documents(self) -> Iterator[Document]:
         return self.training.documents()
 
     def held_out_units(self) -> int:
@@ -59,9 +59,6 @@ class WithValidation(TextSource):
 
     def settings(self) -> str:
         return self.training.settings()
-
-    def extent(self) -> str:
-        return self.training.extent()
 
     def fingerprint(self) -> str:
         fingerprints = f"{self.training.fingerprint()} validation {self.validation.fingerprint()}"

@@ -94,9 +94,8 @@ def test_shares_processes_and_a_kill_give_the_same_folder(small, texts, tmp_path
         Preparation(source(), tmp_path / "shares", small.tokenizer).make_share(number, 3)
     assert contents(merge(tmp_path / "shares")) == whole
     with monkeypatch.context() as patched:
-        patched.setattr(
-            "pretrain.data.making.make._finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
-        )
+        stop = lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)  # noqa: E731
+        patched.setattr("pretrain.data.making.make._finish", stop)
         with pytest.raises(KeyboardInterrupt):
             make_corpus(source(), tmp_path / "killed", small.tokenizer)
     assert contents(make_corpus(source(), tmp_path / "killed", small.tokenizer)) == whole
@@ -129,10 +128,8 @@ def test_a_split_of_a_dataset_is_named_when_it_is_not_used(small_folder, dataset
     corpus = Corpus.open(tmp_path / "a")
     assert corpus.training.num_documents + corpus.validation.num_documents == len(TRAINING)
     assert corpus.meta.split["validation_fraction"] == 0.05, "local files: one share, whatever reads them"
-    assert (
-        run("--dataset", dataset, "--validation_split", "validation", *tokenizer, "--out", tmp_path / "b")
-        == 0
-    )
+    split = ["--validation_split", "validation"]
+    assert run("--dataset", dataset, *split, *tokenizer, "--out", tmp_path / "b") == 0
     assert "not used" not in capsys.readouterr().out
     corpus = check(tmp_path / "b")
     assert corpus.meta.source_files["list"][0]["name"] == "train-00000-of-00001.parquet"
