@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from pathlib import Path
 
 import numpy as np
@@ -58,16 +59,11 @@ def open_prefix(
 
 
 def _first_of_validation(tokens: IndexedTokens) -> int:
-    """Index of the first document held out; never 0, so that something is left to train on."""
+    """Index of the first document held out: the last one that begins at or before the beginning of the share;
+    never 0, so that something is left to train on."""
     split_position = tokens.num_tokens * (1 - VALIDATION_SHARE)
-    low, high = 1, tokens.num_documents - 1
-    while low < high:  # the last document that begins at or before *split_position*
-        middle = (low + high + 1) // 2
-        if tokens.start_of(middle) <= split_position:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    after = bisect.bisect_right(range(tokens.num_documents), split_position, lo=2, key=tokens.start_of)
+    return after - 1
 
 
 def _content_hash(prefix: Path) -> str:

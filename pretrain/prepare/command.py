@@ -21,7 +21,7 @@ from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.sources.reading import MAX_DOCUMENT_BYTES
 from pretrain.data.sources.source import TextSource
 from pretrain.data.tokenizer import load_tokenizer
-from pretrain.prepare.labelled import run_labelled
+from pretrain.prepare.labelled import NAME, NUMBER, add_options, run_labelled
 from pretrain.prepare.sources.files import FORMATS, TextFiles
 from pretrain.prepare.sources.hub import HubDataset
 from pretrain.prepare.sources.with_validation import WithValidation
@@ -46,8 +46,6 @@ def _share(text: str) -> tuple[int, int]:
 
 
 PATHS: dict[str, Any] = {"nargs": "+", "metavar": "PATH"}
-NAME: dict[str, Any] = {"metavar": "NAME"}
-NUMBER: dict[str, Any] = {"type": int, "metavar": "N"}
 _SOURCE_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "text": (PATHS, "files, folders or globs, .gz and .zst too"),
     "format": (
@@ -122,10 +120,8 @@ def _prepare_parser() -> argparse.ArgumentParser:
         "every byte, merge FOLDER ends a preparation in shards, labelled makes a classification task.",
         allow_abbrev=False,
     )
-    source = parser.add_argument_group("where the text comes from")
-    for group, options in ((source, _SOURCE_OPTIONS), (parser, _OPTIONS)):
-        for name, (settings, help) in options.items():
-            group.add_argument(f"--{name}", help=help, **settings)
+    add_options(parser.add_argument_group("where the text comes from"), _SOURCE_OPTIONS)
+    add_options(parser, _OPTIONS)
     return parser
 
 

@@ -102,8 +102,6 @@ class HubDataset(TextSource):
                     text, reason = check_text(value, self.max_document_bytes)
                     yield reason if text is None else Document(f"{number}/{count}:{rows}", text)
                     rows += 1
-        except GeneratorExit:
-            raise
         except Exception as error:  # any error of the format, the network or the file system
             raise UserError(
                 f"dataset: reading {self.name} failed in piece {number} of {count} after {rows} rows "

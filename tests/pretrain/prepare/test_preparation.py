@@ -116,10 +116,13 @@ def parts_written(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The names of the parts that are made meanwhile."""
     made: list[str] = []
     write = parts._write_part
+
+    def noted(part: parts.Part, *rest: Any) -> None:
+        made.append(part.prefix.name)
+        write(part, *rest)
+
     with monkeypatch.context() as patched:
-        patched.setattr(
-            parts, "_write_part", lambda part, *rest: (made.append(part.prefix.name), write(part, *rest))
-        )
+        patched.setattr(parts, "_write_part", noted)
         yield made
 
 
