@@ -97,8 +97,8 @@ class Corpus:
             tokens, expected = getattr(self, name).num_tokens, getattr(self.meta, name).tokens
             if tokens != expected:
                 raise UserError(
-                    f"data: {str(self.folder / name)!r} has {tokens} tokens, but {META_FILE} says {expected}; "
-                    "the files are of different corpora"
+                    f"data: {str(self.folder / name)!r} has {tokens} tokens, but {META_FILE} says "
+                    f"{expected}; the files are of different corpora"
                 )
 
     def checked(self) -> Checked:

@@ -110,7 +110,8 @@ class Tokenizer(ABC):
         wrong = token_ids[(token_ids < 0) | (token_ids >= self.vocab_size)]
         if wrong.size:
             raise UserError(
-                f"tokens: id {wrong[0]} is beyond the vocabulary of {self.name}; valid: 0..{self.vocab_size - 1}"
+                f"tokens: id {wrong[0]} is beyond the vocabulary of {self.name}; "
+                f"valid: 0..{self.vocab_size - 1}"
             )
         return token_ids.tolist()
 

@@ -1,5 +1,5 @@
-"""Turns text into a corpus folder: ``python -m pretrain.prepare``, ``… labelled``, ``… merge``, ``… inspect``,
-``… verify``."""
+"""Turns text into a corpus folder: ``python -m pretrain.prepare``, ``… labelled``, ``… merge``,
+``… inspect``, ``… verify``."""
 
 from __future__ import annotations
 

@@ -21,8 +21,9 @@ def byte_level(vocab_size: int) -> tokenizers.Tokenizer:
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    options: dict[str, Any] = {"special_tokens": ["<|endoftext|>"], "initial_alphabet": alphabet, "show_progress": False}
-    backend.train_from_iterator(TEXTS, tokenizers.trainers.BpeTrainer(vocab_size=vocab_size, **options))
+    options: dict[str, Any] = {"special_tokens": ["<|endoftext|>"], "show_progress": False}
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, **options)
+    backend.train_from_iterator(TEXTS, trainer)
     return backend
 
 

@@ -198,8 +198,9 @@ def _expand(path_or_glob: str) -> list[NamedFile]:
         if not files:
             raise UserError(f"text: the folder {path_or_glob!r} has no files; needed: files of UTF-8 text")
         return files
-    # Path.glob refuses absolute patterns.
-    matches = sorted(glob.glob(path_or_glob, recursive=True)) if glob.has_magic(path_or_glob) else []  # noqa: PTH207
+    matches = []
+    if glob.has_magic(path_or_glob):  # Path.glob refuses absolute patterns
+        matches = sorted(glob.glob(path_or_glob, recursive=True))  # noqa: PTH207
     if not matches:
         raise UserError(
             f"text: {path_or_glob!r} is not a file or folder and matches none; valid: files, folders or globs"

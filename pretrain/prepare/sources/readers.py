@@ -193,7 +193,8 @@ def read_lines(stream: Any, start: int, stop: int | None, longest: int) -> Itera
 
     So each line of a file is read once, wherever the file is cut into pieces.
     """
-    # A line begins at *start* if the byte before ends one. From there, the first "line" is the end of another.
+    # A line begins at *start* if the byte before ends one. From there, the first "line" is the end of
+    # another.
     position, in_line = max(0, start - 1), start > 0
     if position:
         stream.seek(position)

@@ -138,7 +138,8 @@ def test_the_path_of_hub_datasets_with_all_options(dataset, small_folder, tmp_pa
 
 
 def test_shards_and_merge(dataset, small_folder, tmp_path, capsys):
-    common = f"--text {dataset} --column body --tokenizer {small_folder / 'tokenizer'} --processes 1 --out {tmp_path}"
+    common = f"--text {dataset} --column body --tokenizer {small_folder / 'tokenizer'} --processes 1"
+    common += f" --out {tmp_path}"
     assert run(f"{common}/one") == 0
     assert run(f"{common}/two --shard 0/2") == 0
     assert run(f"{common}/two --shard 1/2") == 0
