@@ -22,7 +22,7 @@ from pretrain.data.indexed import IndexedWriter, bin_path, idx_path, token_dtype
 from pretrain.data.making.assemble import SPLITS, Lengths, file_entries
 from pretrain.data.making.folder import new_folder, to_be_made
 from pretrain.data.making.make import tokenizer_request
-from pretrain.data.making.progress import Progress, ProgressCallback
+from pretrain.data.making.progress import Report, silent
 from pretrain.data.making.train_tokenizer import training_request
 from pretrain.data.meta import FORMAT_VERSION, META_FILE, CorpusMeta, SplitEntry, TokenizerEntry
 from pretrain.data.sources.files import BuiltinCorpus
@@ -54,7 +54,7 @@ class Task:
 
 
 def prepare_labelled(
-    out: Path, task: Task, tokenizer: Tokenizer | int | None, report: ProgressCallback = lambda _: None
+    out: Path, task: Task, tokenizer: Tokenizer | int | None, report: Report = silent
 ) -> Path:
     """Write the labelled corpus *out*, and return it. A folder that holds this very corpus is left alone.
 
@@ -106,13 +106,11 @@ def _digest(examples: Sequence[Example]) -> str:
     return hashlib.sha256(json.dumps(examples).encode()).hexdigest()
 
 
-def _tokenizer(
-    tokenizer: Tokenizer | int | None, texts: Sequence[str], report: ProgressCallback
-) -> Tokenizer:
+def _tokenizer(tokenizer: Tokenizer | int | None, texts: Sequence[str], report: Report) -> Tokenizer:
     if tokenizer is None:
         return character_tokenizer(texts)
     if isinstance(tokenizer, int):
-        report(Progress(f"training a tokenizer of {tokenizer:,} entries on {len(texts):,} examples"))
+        report(f"training a tokenizer of {tokenizer:,} entries on {len(texts):,} examples")
         return SentencePieceTokenizer.train(texts, tokenizer)
     return tokenizer
 
@@ -138,12 +136,12 @@ def _write(
     splits: dict[str, Sequence[Example]],
     known: dict[str, int],
     tokenizer: Tokenizer,
-    report: ProgressCallback,
+    report: Report,
 ) -> dict[str, Any]:
     """Write tokens, labels and counts of both splits; returns their entries of CorpusMeta."""
     dtype, lengths, entries = token_dtype(tokenizer.vocab_size), Lengths(), dict[str, Any]()
     counts = np.zeros(tokenizer.vocab_size, np.int64)
-    report(Progress(f"tokenizing {sum(map(len, splits.values())):,} examples"))
+    report(f"tokenizing {sum(map(len, splits.values())):,} examples")
     for name in SPLITS:
         examples, size = splits[name], 0
         with IndexedWriter(folder / name, dtype) as writer:
@@ -168,7 +166,7 @@ def _write(
 
 
 def prepare_builtin_labelled(
-    data_root: str | Path, vocabulary: int = VOCABULARY, report: ProgressCallback = lambda _: None
+    data_root: str | Path, vocabulary: int = VOCABULARY, report: Report = silent
 ) -> Path:
     """The built-in classification task (see builtin_examples), made once: ``DATA_ROOT/packages-HASH``.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from model.errors import UserError
 from pretrain.data.indexed import IndexedTokens, bin_path, idx_path
-from pretrain.data.megatron import is_prefix, open_prefix, split_prefix
+from pretrain.data.megatron import is_prefix, open_prefix
 from pretrain.data.meta import META_FILE, CorpusMeta
 from pretrain.data.same_tokenizer import tokenizer_difference
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_hash
@@ -55,59 +55,51 @@ class Corpus:
             UserError: *folder* is neither, a file is damaged, or the tokenizer is missing or different.
         """
         root = Path(folder)
-        if checked is not None and checked.files == _identities(root):
-            return cls._open_again(root, checked.meta, tokenizer)
+        trusted = checked.meta if checked is not None and checked.files == _identities(root) else None
         if is_prefix(root):
             if tokenizer is None:
                 raise UserError(
                     f"data: {str(root)!r} is a .bin/.idx pair, which does not say its tokenizer; give "
                     "--tokenizer, such as --tokenizer gpt2"
                 )
-            meta, training, validation = open_prefix(root, tokenizer)
+            meta, training, validation = open_prefix(root, tokenizer, trusted)
             return cls(root, meta, tokenizer, training, validation)
         if not root.is_dir():
             raise UserError(
                 f"data: {str(root)!r} is not a folder; valid: one written by python -m pretrain.prepare"
             )
-        meta = CorpusMeta.read(root)
+        meta = trusted or CorpusMeta.read(root)
         if not (root / "tokenizer").is_dir():
             raise UserError(f"data: {str(root)!r} has no tokenizer folder; prepare the corpus again")
-        corpus_tokenizer = load_tokenizer(root / "tokenizer")
-        if tokenizer_hash(corpus_tokenizer) != meta.tokenizer.hash:
-            raise UserError(
-                f"data: the tokenizer in {str(root)!r} is not the one the corpus was made with "
-                f"({meta.tokenizer.name}); prepare the corpus again"
-            )
-        corpus_tokenizer.name = meta.tokenizer.name
-        difference = tokenizer_difference(corpus_tokenizer, tokenizer) if tokenizer is not None else None
-        if tokenizer is not None and difference:
-            raise UserError(
-                f"tokenizer: {str(root)!r} was made with {corpus_tokenizer.name}, and not with "
-                f"{tokenizer.name} ({difference}); valid: its own tokenizer, or a corpus prepared with the "
-                "other"
-            )
-        splits = {"training": meta.training, "validation": meta.validation}
-        streams = {name: IndexedTokens(root / name) for name in splits}
-        for name, stream in streams.items():
-            if stream.num_tokens != splits[name].tokens:
-                raise UserError(
-                    f"data: {str(root / name)!r} has {stream.num_tokens} tokens, but {META_FILE} says "
-                    f"{splits[name].tokens}; the files are of different corpora"
-                )
-        return cls(root, meta, corpus_tokenizer, streams["training"], streams["validation"])
-
-    @classmethod
-    def _open_again(cls, root: Path, meta: CorpusMeta, tokenizer: Tokenizer | None) -> Corpus:
-        """Open what another rank has checked."""
-        if is_prefix(root):
-            assert tokenizer is not None
-            return cls(root, meta, tokenizer, *split_prefix(IndexedTokens(root, check=False)))
         own = load_tokenizer(root / "tokenizer")
         own.name = meta.tokenizer.name
-        training, validation = (
-            IndexedTokens(root / name, check=False) for name in ("training", "validation")
-        )
-        return cls(root, meta, own, training, validation)
+        streams = {name: IndexedTokens(root / name, check=not trusted) for name in ("training", "validation")}
+        corpus = cls(root, meta, own, **streams)
+        if not trusted:
+            corpus._check(tokenizer)
+        return corpus
+
+    def _check(self, tokenizer: Tokenizer | None) -> None:
+        """Raise UserError if the files of the folder do not belong together, or to *tokenizer*."""
+        place, own = str(self.folder), self.tokenizer
+        if tokenizer_hash(own) != self.meta.tokenizer.hash:
+            raise UserError(
+                f"data: the tokenizer in {place!r} is not the one the corpus was made with ({own.name}); "
+                "prepare the corpus again"
+            )
+        difference = tokenizer_difference(own, tokenizer) if tokenizer is not None else None
+        if tokenizer is not None and difference:
+            raise UserError(
+                f"tokenizer: {place!r} was made with {own.name}, and not with {tokenizer.name} "
+                f"({difference}); valid: its own tokenizer, or a corpus prepared with the other"
+            )
+        for name in ("training", "validation"):
+            tokens, expected = getattr(self, name).num_tokens, getattr(self.meta, name).tokens
+            if tokens != expected:
+                raise UserError(
+                    f"data: {str(self.folder / name)!r} has {tokens} tokens, but {META_FILE} says "
+                    f"{expected}; the files are of different corpora"
+                )
 
     def checked(self) -> Checked:
         """What ``open`` has checked, for other ranks."""

@@ -16,7 +16,6 @@ import struct
 from array import array
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,6 @@ HEADER = struct.Struct("<9sQBQQ")
 DTYPE_OF_CODE = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 CODE_OF_DTYPE = {np.dtype(name): code for code, name in DTYPE_OF_CODE.items()}
 _CHECK_CHUNK = 1 << 20  # sequences written or verified at a time: bounds the memory of a large index
-_REMEDY = "copy both files again, or make the corpus again"
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -67,16 +65,14 @@ class IndexedWriter:
 
     def add_document(self, tokens: Any) -> None:
         """Append one document: a sequence of token ids that fit the dtype (else UserError)."""
-        values = np.asarray(tokens, dtype=np.int64)
+        values = np.asarray(tokens, np.int64)
         limits = np.iinfo(self.dtype)
         if values.size and (values.min() < limits.min or values.max() > limits.max):
             raise UserError(
                 f"tokens: an id in {values.min()}..{values.max()} does not fit {self.dtype}; "
                 f"valid: {limits.min}..{limits.max}"
             )
-        self._stream.write(values.astype(self.dtype).tobytes())
-        self._lengths.append(values.size)
-        self.num_tokens += values.size
+        self.add_documents(values.astype(self.dtype), np.array([values.size]))
 
     def add_documents(self, tokens: np.ndarray, lengths: np.ndarray) -> None:
         """Append documents that lie back to back in *tokens*, which has the writer's dtype already."""
@@ -89,14 +85,14 @@ class IndexedWriter:
     def close(self) -> None:
         """Write the index and sync both files."""
         _sync_and_close(self._stream)
-        lengths = np.frombuffer(self._lengths, dtype=np.int32) if self._lengths else np.empty(0, np.int32)
+        lengths = np.asarray(self._lengths, np.int32)
         stream = idx_path(self.prefix).open("wb")
         stream.write(HEADER.pack(MAGIC, 1, CODE_OF_DTYPE[self.dtype], lengths.size, lengths.size + 1))
         stream.write(lengths.astype("<i4", copy=False).data)
         total = 0
         for start in range(0, lengths.size, _CHECK_CHUNK):
             ends = np.cumsum(lengths[start : start + _CHECK_CHUNK], dtype=np.int64) + total
-            starts = np.concatenate([np.array([total]), ends[:-1]])
+            starts = np.concatenate([[total], ends[:-1]])
             stream.write((starts * self.dtype.itemsize).astype("<i8").tobytes())
             total = int(ends[-1])
         for start in range(0, lengths.size + 1, _CHECK_CHUNK):
@@ -107,9 +103,7 @@ class IndexedWriter:
     def __enter__(self) -> IndexedWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
         else:
@@ -122,8 +116,8 @@ def _sync_and_close(stream: Any) -> None:
     stream.close()
 
 
-def _damaged(index_file: Path, problem: str) -> UserError:
-    return UserError(f"corpus: {str(index_file)!r} is damaged: {problem}; {_REMEDY}")
+def _damaged(path: Path, problem: str) -> UserError:
+    return UserError(f"corpus: {str(path)!r} is {problem}; copy both files again, or make the corpus again")
 
 
 class IndexedTokens:
@@ -147,80 +141,65 @@ class IndexedTokens:
                 raise UserError(
                     f"corpus: {str(path)!r} is missing; needed: a Megatron .bin file and its .idx"
                 )
-        raw = (
-            np.memmap(index_file, mode="r", dtype=np.uint8)
-            if index_file.stat().st_size
-            else np.empty(0, np.uint8)
-        )
+        raw = np.memmap(index_file, mode="r") if index_file.stat().st_size else np.empty(0, np.uint8)
         if raw.size < HEADER.size or bytes(raw[: len(MAGIC)]) != MAGIC:
-            raise UserError(
-                f"corpus: {str(index_file)!r} is not a Megatron index (it must start with MMIDIDX)"
-            )
+            raise _damaged(index_file, "not a Megatron index (it must start with MMIDIDX)")
         _, version, code, num_sequences, num_boundaries = HEADER.unpack(bytes(raw[: HEADER.size]))
         if version != 1 or code not in DTYPE_OF_CODE:
             raise UserError(
                 f"corpus: {str(index_file)!r} has version {version} and dtype code {code}; "
                 f"valid: version 1 and an integer code of {sorted(DTYPE_OF_CODE)}"
             )
-        expected = HEADER.size + 12 * num_sequences + 8 * num_boundaries
+        offsets, boundaries = HEADER.size + 4 * num_sequences, HEADER.size + 12 * num_sequences
+        expected = boundaries + 8 * num_boundaries
         # A multimodal index has one more byte a sequence at its end; its tokens read the same.
         if raw.size not in (expected, expected + num_sequences):
-            raise UserError(
-                f"corpus: {str(index_file)!r} is truncated or damaged: {raw.size} bytes, "
-                f"but its header announces {expected}; {_REMEDY}"
+            raise _damaged(
+                index_file,
+                f"truncated or damaged: it has {raw.size} bytes, but its header announces {expected}",
             )
         self.dtype = np.dtype(DTYPE_OF_CODE[code])
-        start = HEADER.size
-        self.lengths = np.frombuffer(raw, dtype="<i4", count=num_sequences, offset=start)
+        self.lengths = np.frombuffer(raw, "<i4", num_sequences, HEADER.size)
         """Tokens of each sequence [S], int32; a sequence is a document unless the tool split sentences."""
-        self._offsets = np.frombuffer(raw, dtype="<i8", count=num_sequences, offset=start + 4 * num_sequences)
-        self.boundaries = np.frombuffer(
-            raw, dtype="<i8", count=num_boundaries, offset=start + 12 * num_sequences
-        )
+        self._offsets = np.frombuffer(raw, "<i8", num_sequences, offsets)
+        self.boundaries = np.frombuffer(raw, "<i8", num_boundaries, boundaries)
         """Sequence index at which each document begins, and S [documents + 1], int64."""
         self.num_documents = max(0, num_boundaries - 1)
         if check:
-            self._check_boundaries(index_file)
-            self.num_tokens = self._check_offsets(index_file)
-        else:
-            self.num_tokens = (
-                int(self._offsets[-1]) // self.dtype.itemsize + int(self.lengths[-1]) if num_sequences else 0
-            )
+            self._check_index(index_file)
+        last = (int(self._offsets[-1]), int(self.lengths[-1])) if num_sequences else (0, 0)
+        self.num_tokens = last[0] // self.dtype.itemsize + last[1]
         size = token_file.stat().st_size
         if size != self.num_tokens * self.dtype.itemsize:
             kind = (
                 "truncated" if size < self.num_tokens * self.dtype.itemsize else "longer than its index says"
             )
-            raise UserError(
-                f"corpus: {str(token_file)!r} is {kind} (or the .idx is another corpus's): {size} bytes, "
-                f"but the index announces {self.num_tokens} tokens of {self.dtype.itemsize} bytes; {_REMEDY}"
+            raise _damaged(
+                token_file,
+                f"{kind} (or the .idx is another corpus's): {size} bytes, but the index announces "
+                f"{self.num_tokens} tokens of {self.dtype.itemsize} bytes",
             )
         self._tokens = np.memmap(token_file, mode="r", dtype=self.dtype) if size else np.empty(0, self.dtype)
 
-    def _check_boundaries(self, index_file: Path) -> None:
-        """Check that the documents lie one after the other and cover the sequences from 0 to S."""
-        boundaries = self.boundaries
+    def _check_index(self, index_file: Path) -> None:
+        """Check that the documents lie one after the other and cover the sequences from 0 to S, and that the
+        sequences lie back to back (so that the file is one stream)."""
+        boundaries, total = self.boundaries, 0
         if not boundaries.size or boundaries[0] != 0 or boundaries[-1] != self.lengths.size:
-            raise _damaged(index_file, "its documents do not cover its sequences")
+            raise _damaged(index_file, "damaged: its documents do not cover its sequences")
         for start in range(0, boundaries.size, _CHECK_CHUNK):
             # Ascending from 0 to S, so none is out of range. Compared, not subtracted: a difference may
             # overflow.
             chunk = boundaries[start : start + _CHECK_CHUNK + 1]
             if (chunk[1:] < chunk[:-1]).any():
-                raise _damaged(index_file, "its documents are not in order")
-
-    def _check_offsets(self, index_file: Path) -> int:
-        """Check that the sequences lie back to back (so that the file is one stream); return the
-        token count."""
-        total = 0
+                raise _damaged(index_file, "damaged: its documents are not in order")
         for start in range(0, self.lengths.size, _CHECK_CHUNK):
             lengths = self.lengths[start : start + _CHECK_CHUNK].astype(np.int64)
             ends = np.cumsum(lengths) + total
             offsets = self._offsets[start : start + _CHECK_CHUNK]
             if lengths.min() < 0 or not np.array_equal(offsets, (ends - lengths) * self.dtype.itemsize):
-                raise _damaged(index_file, "its sequences do not lie back to back")
+                raise _damaged(index_file, "damaged: its sequences do not lie back to back")
             total = int(ends[-1])
-        return total
 
     def read(self, start: int, count: int) -> np.ndarray:
         """Tokens ``start … start + count - 1`` of the stream, int64 [count]."""
@@ -238,38 +217,36 @@ class IndexedTokens:
             )
 
     def start_of(self, index: int) -> int:
-        """Position in the stream at which document *index* begins."""
-        first = int(self.boundaries[index])
-        return (
-            int(self._offsets[first]) // self.dtype.itemsize if first < self.lengths.size else self.num_tokens
-        )
+        """Position in the stream at which document *index* begins, or the one before it ends."""
+        return int(self._starts(self.boundaries[index : index + 1])[0])
+
+    def ends_of(self, first: int, last: int) -> np.ndarray:
+        """Positions in the stream after the documents ``first … last - 1``, int64 [last - first]."""
+        return self._starts(self.boundaries[first + 1 : last + 1])
+
+    def _starts(self, sequences: np.ndarray) -> np.ndarray:
+        """Positions at which these sequences begin, int64; of S, the end of the stream."""
+        starts = np.full(sequences.size, self.num_tokens, np.int64)
+        inside = sequences < self.lengths.size
+        starts[inside] = self._offsets[sequences[inside]] // self.dtype.itemsize
+        return starts
 
     def document_starts(self, start: int, count: int) -> np.ndarray:
         """Where documents begin among tokens ``start … start + count - 1``: distances from *start*, int64,
         ascending.
 
         The first is 0: the rest of a document that began earlier counts as a document. Positions come from
-        the index,
-        not from the tokens: Megatron's tools need not have appended an end-of-document token, and a text that
-            spells one is still one document. Costs two binary searches, whatever the size of the corpus.
+        the index, not from the tokens: Megatron's tools need not have appended an end-of-document token, and
+        a text that spells one is still one document. Costs two binary searches, whatever the size of the
+        corpus.
         """
         edges = np.array([start + 1, start + count]) * self.dtype.itemsize
         first, last = np.searchsorted(
             self._offsets, edges
         )  # sequences that begin after *start*, in the range
-        first_sequences = self.boundaries[slice(*np.searchsorted(self.boundaries, (first, last)))]
-        starts = self._offsets[first_sequences] // self.dtype.itemsize - start
-        return np.unique(
-            np.concatenate([np.zeros(1, np.int64), starts])
-        )  # empty documents begin where the next does
-
-    def ends_of(self, first: int, last: int) -> np.ndarray:
-        """Positions in the stream after the documents ``first … last - 1``, int64 [last - first]."""
-        following = self.boundaries[first + 1 : last + 1]  # the sequence that begins where the document ends
-        ends = np.full(following.size, self.num_tokens, np.int64)
-        inside = following < self.lengths.size
-        ends[inside] = self._offsets[following[inside]] // self.dtype.itemsize
-        return ends
+        sequences = self.boundaries[slice(*np.searchsorted(self.boundaries, (first, last)))]
+        # Empty documents begin where the next does.
+        return np.unique(np.concatenate([np.zeros(1, np.int64), self._starts(sequences) - start]))
 
     def at(self, positions: np.ndarray) -> np.ndarray:
         """Tokens at these positions of the stream, int64 [n]."""
@@ -277,11 +254,8 @@ class IndexedTokens:
 
     def document(self, index: int) -> np.ndarray:
         """All tokens of document *index*, int64."""
-        first, last = int(self.boundaries[index]), int(self.boundaries[index + 1])
-        if first == last:
-            return np.empty(0, np.int64)
-        start = int(self._offsets[first]) // self.dtype.itemsize
-        return self.read(start, int(self.lengths[first:last].sum(dtype=np.int64)))
+        start = self.start_of(index)
+        return self.read(start, self.start_of(index + 1) - start)
 
     def slice(self, first: int, last: int) -> IndexedTokens:
         """Documents ``first … last - 1`` as a separate stream."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from pathlib import Path
 
 import numpy as np
@@ -25,20 +26,26 @@ def is_prefix(path: Path) -> bool:
     return not path.is_dir() and (idx_path(path).is_file() or bin_path(path).is_file())
 
 
-def open_prefix(prefix: Path, tokenizer: Tokenizer) -> tuple[CorpusMeta, IndexedTokens, IndexedTokens]:
+def open_prefix(
+    prefix: Path, tokenizer: Tokenizer, meta: CorpusMeta | None = None
+) -> tuple[CorpusMeta, IndexedTokens, IndexedTokens]:
     """Open a pair: (metadata as in ``meta.json``, training documents, validation documents).
+
+    Args:
+        meta: of a rank that has checked the same files; they are not checked again.
 
     Raises:
         UserError: damaged files, or fewer than two documents.
     """
-    tokens = IndexedTokens(prefix)
+    tokens = IndexedTokens(prefix, check=meta is None)
     if tokens.num_documents < 2:
         raise UserError(
             f"data: {str(prefix)!r} has {tokens.num_documents} documents; needed: at least two, one for "
             "validation"
         )
-    training, validation = split_prefix(tokens)
-    meta = CorpusMeta(
+    first = _first_of_validation(tokens)
+    training, validation = tokens.slice(0, first), tokens.slice(first, tokens.num_documents)
+    meta = meta or CorpusMeta(
         source={"name": prefix.name, "format": "megatron"},
         content_hash=_content_hash(prefix),
         tokenizer=TokenizerEntry.of(tokenizer),
@@ -51,23 +58,12 @@ def open_prefix(prefix: Path, tokenizer: Tokenizer) -> tuple[CorpusMeta, Indexed
     return meta, training, validation
 
 
-def split_prefix(tokens: IndexedTokens) -> tuple[IndexedTokens, IndexedTokens]:
-    """The training and the validation documents of a pair of at least two."""
-    first = _first_of_validation(tokens)
-    return tokens.slice(0, first), tokens.slice(first, tokens.num_documents)
-
-
 def _first_of_validation(tokens: IndexedTokens) -> int:
-    """Index of the first document held out; never 0, so that something is left to train on."""
+    """Index of the first document held out: the last one that begins at or before the beginning of the share;
+    never 0, so that something is left to train on."""
     split_position = tokens.num_tokens * (1 - VALIDATION_SHARE)
-    low, high = 1, tokens.num_documents - 1
-    while low < high:  # the last document that begins at or before *split_position*
-        middle = (low + high + 1) // 2
-        if tokens.start_of(middle) <= split_position:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    after = bisect.bisect_right(range(tokens.num_documents), split_position, lo=2, key=tokens.start_of)
+    return after - 1
 
 
 def _content_hash(prefix: Path) -> str:

@@ -75,10 +75,12 @@ class TrainingSequences:
     ) -> None:
         pairs = list(corpora_and_weights)
         self.corpora = [corpus for corpus, _ in pairs]
-        self.weights = [weight for _, weight in pairs]
+        weights = [weight for _, weight in pairs]
         self.context_length = context_length
         self.seed = seed
-        self._split = BlendSplitter(self.weights)
+        self._split = BlendSplitter(weights)
+        exact = [Fraction(str(weight)) for weight in weights]
+        self._shares = [weight / sum(exact) for weight in exact]
         self.windows = [
             _windows(corpus.training, context_length, f"{corpus.name}/training") for corpus in self.corpora
         ]
@@ -101,11 +103,8 @@ class TrainingSequences:
 
     def epochs(self, sequences: int) -> list[float]:
         """How often the first *sequences* sequences read each corpus's training split."""
-        total = sum(Fraction(str(weight)) for weight in self.weights)
-        shares = [Fraction(str(weight)) / total for weight in self.weights]
-        return [
-            float(sequences * share / windows) for share, windows in zip(shares, self.windows, strict=True)
-        ]
+        pairs = zip(self._shares, self.windows, strict=True)
+        return [float(sequences * share / windows) for share, windows in pairs]
 
     def locate(self, number: int) -> tuple[int, int, int]:
         """(corpus index, epoch of that corpus, window) of sequence *number* ≥ 0."""
@@ -123,10 +122,8 @@ class TrainingSequences:
 
     def batch_of(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
         """The sequences of these numbers, int64 [len(numbers), T + 1]."""
-        batch = np.empty((len(numbers), self.context_length + 1), np.int64)
-        for row, number in enumerate(numbers):
-            batch[row] = self.sequence(int(number))
-        return batch
+        rows = [self.sequence(int(number)) for number in numbers]
+        return np.array(rows, np.int64).reshape(-1, self.context_length + 1)
 
     def batch(self, first: int, count: int) -> np.ndarray:
         """Sequences ``first … first + count - 1``, int64 [count, T + 1]."""
@@ -149,12 +146,9 @@ class TrainingSequences:
 
     def describe(self) -> str:
         """One line per corpus: name, share, documents, tokens, windows an epoch."""
-        total = sum(Fraction(str(weight)) for weight in self.weights)
         lines = []
-        for corpus, weight, windows in zip(self.corpora, self.weights, self.windows, strict=True):
-            share = (
-                "" if len(self.corpora) == 1 else f"{float(Fraction(str(weight)) / total):.1%} of the blend, "
-            )
+        for corpus, part, windows in zip(self.corpora, self._shares, self.windows, strict=True):
+            share = "" if len(self.corpora) == 1 else f"{float(part):.1%} of the blend, "
             lines.append(
                 f"{corpus.name}: {share}{corpus.training.num_documents:,} training documents, "
                 f"{corpus.training.num_tokens:,} tokens, {windows:,} windows of {self.context_length}"
@@ -188,11 +182,9 @@ class ValidationSequences:
             raise IndexError(f"validation windows {first}..{first + count} of {self.count}")
         vocab_size = self.corpus.tokenizer.vocab_size
         windows = self._windows[first : first + count]
-        rows = [
-            _read_window(self.corpus.validation, window, self.context_length, vocab_size)
-            for window in windows
-        ]
-        return np.stack(rows) if rows else np.empty((0, self.context_length + 1), np.int64)
+        stream, T = self.corpus.validation, self.context_length
+        rows = [_read_window(stream, window, T, vocab_size) for window in windows]
+        return np.array(rows, np.int64).reshape(-1, T + 1)
 
     def document_starts(self) -> list[np.ndarray]:
         """For each window, the positions among its T inputs at which documents begin, int64, the first being

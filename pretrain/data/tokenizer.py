@@ -43,6 +43,7 @@ SENTENCEPIECE_OPTIONS: dict[str, Any] = {
 _CHUNK = 4000  # characters per "sentence" handed to the trainer
 SPACE_MARK = "\u2581"  # how SentencePiece writes a space inside a piece
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
+_END_TOKENS = [END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>"]
 _HUB_FILES = ["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"]
 
 
@@ -105,13 +106,14 @@ class Tokenizer(ABC):
         """Hexadecimal SHA-256 of what determines the ids; unchanged by saving and loading."""
 
     def _checked(self, ids: Sequence[int] | np.ndarray) -> list[int]:
-        token_ids = [int(i) for i in ids]
-        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.vocab_size):
-            wrong = next(i for i in token_ids if not 0 <= i < self.vocab_size)
+        token_ids = np.asarray(ids, np.int64)
+        wrong = token_ids[(token_ids < 0) | (token_ids >= self.vocab_size)]
+        if wrong.size:
             raise UserError(
-                f"tokens: id {wrong} is beyond the vocabulary of {self.name}; valid: 0..{self.vocab_size - 1}"
+                f"tokens: id {wrong[0]} is beyond the vocabulary of {self.name}; "
+                f"valid: 0..{self.vocab_size - 1}"
             )
-        return token_ids
+        return token_ids.tolist()
 
 
 def tokenizer_hash(tokenizer: Tokenizer) -> str:
@@ -184,13 +186,11 @@ class SentencePieceTokenizer(Tokenizer):
         return self._processor.encode(text)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        texts_for_library = [
-            text if not (self._spells_space_mark and SPACE_MARK in text) else "" for text in texts
-        ]
-        encoded = self._processor.encode(texts_for_library, num_threads=self.threads or os.cpu_count() or 1)
+        encoded = self._processor.encode(list(texts), num_threads=self.threads or os.cpu_count() or 1)
+        marked = self._spells_space_mark
         return [
-            ids if text is text_for_library else self.encode(text)
-            for ids, text, text_for_library in zip(encoded, texts, texts_for_library, strict=True)
+            self.encode(text) if marked and SPACE_MARK in text else ids
+            for text, ids in zip(texts, encoded, strict=True)
         ]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
@@ -244,9 +244,8 @@ def _sentences(texts: Iterable[str]) -> Iterator[str]:
             while start < len(part):
                 end = start + _CHUNK
                 cut = part.rfind("\n", start, end) if end < len(part) else -1
-                end = (
-                    cut if cut > start else end
-                )  # the newline opens the next chunk: the trainer drops trailing ones
+                # The newline opens the next chunk: the trainer drops trailing ones.
+                end = cut if cut > start else end
                 yield part[start:end]
                 start = end
 
@@ -277,9 +276,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self.name = name
         self._vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
         self.vocab_size = max(self._vocabulary.values()) + 1
-        possible_end_tokens = (
-            [end_of_document] if end_of_document else [END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>"]
-        )
+        possible_end_tokens = [end_of_document] if end_of_document else _END_TOKENS
         end_tokens = [token for token in possible_end_tokens if token in self._vocabulary]
         if not end_tokens:
             raise UserError(
@@ -363,14 +360,13 @@ class HuggingFaceTokenizer(Tokenizer):
         for piece, token in self._vocabulary.items():
             if token == self.end_of_document or (token in added and added[token]["special"]):
                 continue
-            if token in added:
-                sizes[token] = len(piece.encode())
-            elif byte_level:
+            if byte_level and token not in added:
                 sizes[token] = len(piece)  # one letter of GPT-2's alphabet stands for one byte
+            elif token not in added and _BYTE_PIECE.fullmatch(piece):
+                sizes[token] = 1
             else:
-                sizes[token] = (
-                    1 if _BYTE_PIECE.fullmatch(piece) else len(piece.replace(SPACE_MARK, " ").encode())
-                )
+                spelled = piece if token in added else piece.replace(SPACE_MARK, " ")
+                sizes[token] = len(spelled.encode())
         return sizes
 
     def save(self, folder: str | os.PathLike[str]) -> None:

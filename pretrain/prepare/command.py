@@ -1,5 +1,5 @@
-"""Turn text into a corpus folder: ``python -m pretrain.prepare``, ``… labelled``, ``… merge``, ``… inspect``,
-``… verify``."""
+"""Turns text into a corpus folder: ``python -m pretrain.prepare``, ``… labelled``, ``… merge``,
+``… inspect``, ``… verify``."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from pretrain.config.command_line import CommandParser
 from pretrain.data.corpus import Corpus
 from pretrain.data.making.assemble import DEFAULT_SELECTION, VALIDATION_FRACTION, Selection
 from pretrain.data.making.builtin import prepare_builtin
+from pretrain.data.making.make import Preparation, merge, units_missing
+from pretrain.data.making.progress import say
+from pretrain.data.meta import CorpusMeta
 from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.sources.reading import MAX_DOCUMENT_BYTES
 from pretrain.data.sources.source import TextSource
 from pretrain.data.tokenizer import load_tokenizer
-from pretrain.prepare.labelled import run_labelled
-from pretrain.prepare.lengths import LENGTHS_FILE
-from pretrain.prepare.pipeline import merge, prepare, prepare_share, units_missing
-from pretrain.prepare.progress import ProgressPrinter
+from pretrain.prepare.labelled import NAME, NUMBER, add_options, run_labelled
 from pretrain.prepare.sources.files import FORMATS, TextFiles
 from pretrain.prepare.sources.hub import HubDataset
 from pretrain.prepare.sources.with_validation import WithValidation
-from pretrain.prepare.summary import sample, summary
+from pretrain.prepare.summary import LENGTHS_FILE, draw_lengths, sample, summary
 from pretrain.prepare.verify import verify
 
 DATASETS = ("builtin",)
@@ -35,8 +35,6 @@ HUB_VALIDATION_FRACTION = 0.005
 _FOR_FILES = ("format", "skip_damaged", "validation_text")
 _FOR_HUB = ("subset", "split", "revision", "data_files", "validation_split", "validation_data_files")
 _VALIDATION_SOURCES = ("validation_text", "validation_split", "validation_data_files")
-
-_print_progress = ProgressPrinter()
 
 
 def _share(text: str) -> tuple[int, int]:
@@ -48,8 +46,6 @@ def _share(text: str) -> tuple[int, int]:
 
 
 PATHS: dict[str, Any] = {"nargs": "+", "metavar": "PATH"}
-NAME: dict[str, Any] = {"metavar": "NAME"}
-NUMBER: dict[str, Any] = {"type": int, "metavar": "N"}
 _SOURCE_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "text": (PATHS, "files, folders or globs, .gz and .zst too"),
     "format": (
@@ -124,31 +120,25 @@ def _prepare_parser() -> argparse.ArgumentParser:
         "every byte, merge FOLDER ends a preparation in shards, labelled makes a classification task.",
         allow_abbrev=False,
     )
-    source = parser.add_argument_group("where the text comes from")
-    for group, options in ((source, _SOURCE_OPTIONS), (parser, _OPTIONS)):
-        for name, (settings, help) in options.items():
-            group.add_argument(f"--{name}", help=help, **settings)
+    add_options(parser.add_argument_group("where the text comes from"), _SOURCE_OPTIONS)
+    add_options(parser, _OPTIONS)
     return parser
 
 
 def _source(options: argparse.Namespace) -> TextSource:
     if (options.text is None) == (options.dataset is None):
         raise UserError("source: give either --text PATH… or --dataset builtin (or another NAME)")
-    column = options.column or "text"
+    column, limit = options.column or "text", options.max_document_bytes
     if options.text is not None:
         _refuse(options, _FOR_HUB, "goes with --dataset NAME, not with --text")
-        text, validation = (
-            paths
-            and TextFiles(
-                paths,
-                format=options.format or "auto",
-                column=column,
-                max_document_bytes=options.max_document_bytes,
-                skip_damaged=bool(options.skip_damaged),
+
+        def files(paths: Sequence[str]) -> TextFiles:
+            return TextFiles(
+                paths, "text", options.format or "auto", column, limit, bool(options.skip_damaged)
             )
-            for paths in (options.text, options.validation_text)
-        )
-        return WithValidation(text, validation) if validation else text
+
+        text = files(options.text)
+        return WithValidation(text, files(options.validation_text)) if options.validation_text else text
     _refuse(options, _FOR_FILES, "goes with --text PATH…, not with --dataset")
     if options.dataset in DATASETS:
         _refuse(options, (*_FOR_HUB, "column"), "does not apply to --dataset builtin")
@@ -160,20 +150,19 @@ def _source(options: argparse.Namespace) -> TextSource:
         )
 
     def dataset(split: str, data_files: Sequence[str] | None) -> HubDataset:
-        limit = options.max_document_bytes
         return HubDataset(options.dataset, options.subset, split, column, options.revision, data_files, limit)
 
-    split = options.split or "train"
+    split, held_out = options.split or "train", options.validation_split
     source = dataset(split, options.data_files)
-    if options.validation_split is not None:
+    if held_out is not None:
         if options.data_files:
             raise UserError(
                 "validation_split: --data_files have no splits; valid: --validation_data_files PATH…, or the "
                 "dataset's own files"
             )
-        if options.validation_split == split:
+        if held_out == split:
             raise UserError(f"validation_split: {split!r} is what is trained on; valid: another split")
-        return WithValidation(source, dataset(options.validation_split, None))
+        return WithValidation(source, dataset(held_out, None))
     if options.validation_data_files is not None:
         return WithValidation(source, dataset(split, options.validation_data_files))
     if options.validation_fraction is None and options.validation_documents is None:
@@ -183,8 +172,7 @@ def _source(options: argparse.Namespace) -> TextSource:
 
 def _report_unused_split(source: HubDataset) -> None:
     """Tell the user about an unused validation split of the dataset: it is not used unless asked for."""
-    names = [] if source.data_files else source.splits()
-    for name in names:
+    for name in [] if source.data_files else source.splits():
         if name.startswith(("valid", "dev", "test")) and name != source.split:
             print(
                 f"validation  {source.name} has a split {name!r}, which is not used: a share of "
@@ -232,18 +220,19 @@ def run_prepare(argv: Sequence[str]) -> Path | None:
         builtin = isinstance(source, BuiltinCorpus) and selection == DEFAULT_SELECTION
         if not builtin or options.tokenizer is not None or options.shard is not None:
             raise UserError("out: missing; give the folder to write, such as --out data/NAME")
-        return prepare_builtin("data", size, _print_progress)
+        return prepare_builtin("data", size, say)
     tokenizer = size if options.tokenizer is None else load_tokenizer(options.tokenizer)
-    settings: dict[str, Any] = {"processes": options.processes, "report": _print_progress}
+    place = Path(options.out)
+    preparation = Preparation(source, place, tokenizer, selection, say, options.processes)
     if options.shard is None:
         if options.merge:
             raise UserError(
                 "merge: --merge goes with --shard I/N; valid: --shard I/N --merge, or merge FOLDER"
             )
-        return prepare(source, options.out, tokenizer, selection, draw=True, **settings)
-    units = prepare_share(source, options.out, options.shard, tokenizer, selection, **settings)
+        return _drawn(preparation.make())
+    units = preparation.make_share(*options.shard)
     if options.merge and units_missing(options.out) == 0:
-        return merge(options.out, draw=True)
+        return _drawn(merge(options.out))
     number, count = options.shard
     print(
         f"shard       {number}/{count} is done ({units} units); after all: "
@@ -252,14 +241,29 @@ def run_prepare(argv: Sequence[str]) -> Path | None:
     return None
 
 
-def _open(prog: str, description: str, argv: Sequence[str]) -> Corpus:
-    """Open the corpus that a command names, with --tokenizer for a bare pair."""
+def _drawn(folder: Path) -> Path:
+    """Draw how long the documents of *folder* are, if nobody has; returns the folder."""
+    lengths = CorpusMeta.read(folder).document_lengths
+    if lengths and not (folder / LENGTHS_FILE).is_file():
+        draw_lengths(lengths, folder / LENGTHS_FILE)
+    return folder
+
+
+def _folder(prog: str, description: str, argv: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line of a command that takes a folder."""
     parser = CommandParser(
         prog=f"python -m pretrain.prepare {prog}", description=description, allow_abbrev=False
     )
     parser.add_argument("folder", help="corpus folder, or the prefix of a .bin/.idx pair")
-    parser.add_argument("--tokenizer", metavar="FOLDER", help="of a .bin/.idx pair, which does not say it")
-    options = parser.parse_args(argv)
+    if prog != "merge":
+        parser.add_argument(
+            "--tokenizer", metavar="FOLDER", help="of a .bin/.idx pair, which does not say it"
+        )
+    return parser.parse_args(argv)
+
+
+def _open(*command: Any) -> Corpus:
+    options = _folder(*command)
     return Corpus.open(options.folder, load_tokenizer(options.tokenizer) if options.tokenizer else None)
 
 
@@ -278,12 +282,7 @@ def run_verify(argv: Sequence[str]) -> None:
 
 def run_merge(argv: Sequence[str]) -> Path:
     """Make a corpus folder from finished shards, and return it."""
-    parser = CommandParser(
-        prog="python -m pretrain.prepare merge",
-        description="Make the corpus folder of what --shard I/N has tokenized.",
-    )
-    parser.add_argument("folder", help="the --out of the shards")
-    return merge(parser.parse_args(argv).folder, draw=True)
+    return _drawn(merge(_folder("merge", "Make the corpus of what --shard I/N has tokenized.", argv).folder))
 
 
 COMMANDS: dict[str, Callable[[Sequence[str]], Path | None]] = {

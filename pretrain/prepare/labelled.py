@@ -14,51 +14,49 @@ from pretrain.classification.sources import Example, kind_of, read_examples
 from pretrain.config.command_line import CommandParser
 from pretrain.data.making.assemble import Selection
 from pretrain.data.making.make import check_vocabulary
+from pretrain.data.making.progress import say
 from pretrain.data.making.split import Split, in_chunks
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer
-from pretrain.prepare.progress import ProgressPrinter
 
 VALIDATION_FRACTION = 0.1
 
 
-def build_parser() -> CommandParser:
-    """Build the parser of the command line."""
-    parser = CommandParser(
-        prog="python -m pretrain.prepare labelled",
-        description="Tokenize labelled examples into a corpus for --task classification.",
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    add(
-        "--train",
-        type=Path,
-        metavar="FILE",
-        help="examples: .tsv as GLUE has it, .jsonl, or .fasta with the label as a header's last word",
-    )
-    add("--builtin", action="store_true", help="instead: of which package of Python's library a snippet is")
-    add("--validation", type=Path, metavar="FILE", help="examples to validate on, such as GLUE's dev.tsv")
-    add(
-        "--validation_fraction",
-        type=float,
-        metavar="F",
-        help=f"without --validation: share held out, by hash of the text (default: {VALIDATION_FRACTION})",
-    )
-    add("--text_column", metavar="NAME", help="column of the text (default: sentence, text or sequence)")
-    add("--label_column", metavar="NAME", help="column of the label (default: label)")
-    add(
-        "--tokenizer",
-        metavar="NAME",
-        help="characters, or a tokenizer's folder, SentencePiece .model file or hub name (default: "
-        "characters for FASTA, else one is trained)",
-    )
-    add(
-        "--train_tokenizer",
-        type=int,
-        metavar="N",
-        help=f"train a SentencePiece tokenizer of N entries on the training examples (default: {VOCABULARY})",
-    )
-    add("--out", type=Path, metavar="FOLDER", help="folder to write, such as data/NAME")
-    return parser
+FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
+NAME: dict[str, Any] = {"metavar": "NAME"}
+NUMBER: dict[str, Any] = {"type": int, "metavar": "N"}
+_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "train": (
+        FILE,
+        "examples: .tsv as GLUE has it, .jsonl, or .fasta with the label as a header's last word",
+    ),
+    "builtin": (
+        {"action": "store_true"},
+        "instead: of which package of Python's library a snippet is",
+    ),
+    "validation": (FILE, "examples to validate on, such as GLUE's dev.tsv"),
+    "validation_fraction": (
+        {"type": float, "metavar": "F"},
+        f"without --validation: share held out, by hash of the text (default: {VALIDATION_FRACTION})",
+    ),
+    "text_column": (NAME, "column of the text (default: sentence, text or sequence)"),
+    "label_column": (NAME, "column of the label (default: label)"),
+    "tokenizer": (
+        NAME,
+        "characters, or a tokenizer's folder, SentencePiece .model file or hub name (default: characters for "
+        "FASTA, else one is trained)",
+    ),
+    "train_tokenizer": (
+        NUMBER,
+        f"train a SentencePiece tokenizer of N entries on the training examples (default: {VOCABULARY})",
+    ),
+    "out": ({"type": Path, "metavar": "FOLDER"}, "folder to write, such as data/NAME"),
+}
+
+
+def add_options(parser: Any, options: dict[str, tuple[dict[str, Any], str]]) -> None:
+    """Add options to a parser or a group of one: for each name, argparse's settings and the help."""
+    for name, (settings, help) in options.items():
+        parser.add_argument(f"--{name}", help=help, **settings)
 
 
 def run_labelled(argv: Sequence[str]) -> Path:
@@ -67,8 +65,13 @@ def run_labelled(argv: Sequence[str]) -> Path:
     Raises:
         UserError: bad input.
     """
-    options = build_parser().parse_args(argv)
-    report = ProgressPrinter()
+    parser = CommandParser(
+        prog="python -m pretrain.prepare labelled",
+        description="Tokenize labelled examples into a corpus for --task classification.",
+        allow_abbrev=False,
+    )
+    add_options(parser, _OPTIONS)
+    options = parser.parse_args(argv)
     if (options.train is None) != options.builtin:
         raise UserError("train: give either --train FILE, or --builtin for the task that needs none")
     if options.tokenizer is not None and options.train_tokenizer is not None:
@@ -87,7 +90,7 @@ def run_labelled(argv: Sequence[str]) -> Path:
         tokenizer = None if options.tokenizer == CHARACTERS else load_tokenizer(options.tokenizer)
     elif options.train_tokenizer is None and not options.builtin and kind_of(options.train) == "fasta":
         tokenizer = None
-    return prepare_labelled(options.out, task, tokenizer, report)
+    return prepare_labelled(options.out, task, tokenizer, say)
 
 
 def _task_of_files(options: argparse.Namespace) -> Task:

@@ -55,21 +55,16 @@ def verify(corpus: Corpus) -> Iterator[str]:
             f"{corpus.tokenizer.vocab_size:,}; {ended:,} of {stream.num_documents:,} documents end with "
             "their token"
         )
-        if name == "training":
-            yield f"counts      {_check_counts(corpus, counts)}"
-
-
-def _check_counts(corpus: Corpus, counts: np.ndarray) -> str:
-    """Compare the stored counts of the training tokens with *counts*, int64 [V]; returns what was found."""
-    if corpus.meta.files is None:
-        return "none stored (a bare .bin/.idx pair has none)"
-    stored = stored_counts(corpus)
-    if stored is None or not np.array_equal(stored, counts):
-        raise UserError(
-            f"verify: {str(corpus.folder / COUNTS_FILE)!r} does not hold the counts of the training tokens; "
-            "prepare the corpus again"
-        )
-    return "those stored are those of the training tokens"
+        if name == "training" and records is None:
+            yield "counts      none stored (a bare .bin/.idx pair has none)"
+        elif name == "training":
+            stored = stored_counts(corpus)
+            if stored is None or not np.array_equal(stored, counts):
+                raise UserError(
+                    f"verify: {str(corpus.folder / COUNTS_FILE)!r} does not hold the counts of the training "
+                    "tokens; prepare the corpus again"
+                )
+            yield "counts      those stored are those of the training tokens"
 
 
 def _documents_ended(stream: IndexedTokens, end: int) -> int:

@@ -6,6 +6,7 @@ The result depends only on the parts and their order. Memory: about ten bytes a 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,8 +19,8 @@ from pydantic import Field
 from model.declared import Positive, declared
 from model.errors import UserError
 from pretrain.data.indexed import IndexedWriter, bin_path, idx_path, token_dtype
+from pretrain.data.making.parts import Part
 from pretrain.data.making.split import Split
-from pretrain.data.making.tokenized import Part
 from pretrain.data.meta import FileEntry, SplitEntry
 from pretrain.data.sources.source import no_documents
 from pretrain.data.token_counts import write_counts
@@ -29,7 +30,6 @@ SPLITS = ("training", "validation")
 VALIDATION_FRACTION = 0.05
 _PARTITION = 1 << 22  # digests compared at a time, about 150 MB
 _COUNT_CHUNK = 1 << 20  # tokens counted at a time
-_DROPPED, _TRAINING, _VALIDATION = 0, 1, 2
 
 
 @declared()
@@ -52,7 +52,7 @@ DEFAULT_SELECTION = Selection()
 def tokens_kept(parts: Sequence[Part], selection: Selection) -> int:
     """Tokens of *parts* that count against ``max_tokens``."""
     if not selection.drop_duplicates:
-        return sum(part.counts.tokens for part in parts)
+        return sum(part.marker.tokens for part in parts)
     is_kept = _first_occurrences(parts)
     return sum(int(rows["tokens"][is_kept[place]].sum(dtype=np.int64)) for rows, place in _rows(parts))
 
@@ -68,7 +68,7 @@ def _rows(parts: Sequence[Part]) -> Iterator[tuple[np.ndarray, slice]]:
 
 def _first_occurrences(parts: Sequence[Part]) -> np.ndarray:
     """True for every document whose text does not occur earlier, bool [documents]."""
-    total = sum(part.counts.documents for part in parts)
+    total = sum(part.marker.documents for part in parts)
     first = np.ones(total, bool)
     partitions = max(1, -(-total // _PARTITION))
     for partition in range(partitions):
@@ -110,14 +110,14 @@ def assemble(
     folder: Path,
     vocab_size: int,
     selection: Selection,
-    extent: str,
+    name: str,
     validation_parts: int | None = None,
 ) -> dict[str, Any]:
     """Write both splits and the token counts of the first into *folder*, from *parts*, in order.
 
     Args:
         vocab_size: V, of the tokenizer; it decides the type of the tokens.
-        extent: the beginning of the message if there is no document.
+        name: of the source, for messages.
         validation_parts: this many of *parts*, the first ones, are the validation split, and the others the
             training split; None holds documents out by their hash.
 
@@ -127,9 +127,9 @@ def assemble(
     Raises:
         UserError: no document, or too few to split.
     """
-    total = sum(part.counts.documents for part in parts)
+    total = sum(part.marker.documents for part in parts)
     if not total:
-        raise UserError(no_documents(extent, sum((part.counts.skipped for part in parts), Counter())))
+        raise UserError(no_documents(name, sum((Counter(part.marker.skipped) for part in parts), Counter())))
     is_kept = _first_occurrences(parts) if selection.drop_duplicates else np.ones(total, bool)
     used, documents_considered = list(parts), total
     if selection.max_tokens is not None:
@@ -148,24 +148,19 @@ def assemble(
     skipped: Counter[str] = Counter()
     lengths = Lengths()
     dtype, token_counts = token_dtype(vocab_size), np.zeros(vocab_size, np.int64)
-    with (
-        IndexedWriter(folder / SPLITS[0], dtype) as training,
-        IndexedWriter(folder / SPLITS[1], dtype) as validation,
-    ):
-        sides = {SPLITS[0]: (_TRAINING, training), SPLITS[1]: (_VALIDATION, validation)}
+    with contextlib.ExitStack() as opened:
+        writers = {name: opened.enter_context(IndexedWriter(folder / name, dtype)) for name in SPLITS}
         for index, (part, (rows, place)) in enumerate(zip(used, _rows(used), strict=True)):
-            if split is None:
-                side = np.full(rows.size, _VALIDATION if index < (validation_parts or 0) else _TRAINING)
-            else:
-                side = np.where(split.held_out(rows["high"].astype(np.uint64)), _VALIDATION, _TRAINING)
-            side[~is_kept[place]] = _DROPPED
+            held_out = np.full(rows.size, index < (validation_parts or 0))
+            if split is not None:
+                held_out = split.held_out(rows["high"].astype(np.uint64))
             tokens, token_lengths = part.tokens(dtype), rows["tokens"].astype(np.int64)
-            skipped.update(part.counts.skipped)
-            for name, (number, writer) in sides.items():
-                chosen = side == number
+            skipped.update(part.marker.skipped)
+            for name, writer in writers.items():
+                chosen = is_kept[place] & (held_out == (name == "validation"))
                 chosen_tokens, chosen_rows = tokens[np.repeat(chosen, token_lengths)], rows[chosen]
                 writer.add_documents(chosen_tokens, token_lengths[chosen])
-                if number == _TRAINING:
+                if name == "training":
                     _count(chosen_tokens, token_counts)
                 sizes[name] += int(chosen_rows["bytes"].sum(dtype=np.int64))
                 content[name].update(np.stack([chosen_rows["high"], chosen_rows["low"]], axis=1).tobytes())
@@ -175,7 +170,7 @@ def assemble(
     digests = " ".join(content[name].hexdigest() for name in SPLITS)
     splits = {
         name: SplitEntry(writer.num_documents, sizes[name], writer.num_tokens)
-        for name, writer in zip(SPLITS, (training, validation), strict=True)
+        for name, writer in writers.items()
     }
     files = [path for name in SPLITS for path in (bin_path(folder / name), idx_path(folder / name))]
     return {
@@ -194,7 +189,7 @@ def file_entries(paths: Sequence[Path]) -> dict[str, FileEntry]:
 
 def _check_both(parts: Sequence[Part], is_kept: np.ndarray, validation_parts: int) -> None:
     """Raise UserError if one of the two sources has no document left."""
-    held_out = sum(part.counts.documents for part in parts[:validation_parts])
+    held_out = sum(part.marker.documents for part in parts[:validation_parts])
     for name, kept_documents in (("validation", is_kept[:held_out]), ("training", is_kept[held_out:])):
         if not kept_documents.any():
             raise UserError(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pretrain.data.making.assemble import VALIDATION_FRACTION
 from pretrain.data.making.make import make_corpus
-from pretrain.data.making.progress import ProgressCallback
+from pretrain.data.making.progress import Report, silent
 from pretrain.data.making.train_tokenizer import training_request
 from pretrain.data.meta import FORMAT_VERSION, META_FILE
 from pretrain.data.sources.files import BuiltinCorpus
@@ -17,7 +17,7 @@ from pretrain.data.sources.files import BuiltinCorpus
 def prepare_builtin(
     data_root: str | os.PathLike[str] = "data",
     vocab_size: int = 4096,
-    report: ProgressCallback = lambda _: None,
+    report: Report = silent,
 ) -> Path:
     """The built-in corpus, prepared once per content and settings: ``DATA_ROOT/builtin-HASH``.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from model.errors import UserError
-from pretrain.data.making.progress import Progress, ProgressCallback
+from pretrain.data.making.progress import Report
 from pretrain.data.meta import META_FILE, CorpusMeta
 from pretrain.utils.files import atomic_folder
 
@@ -32,24 +32,10 @@ def already_there(out: Path, request: dict[str, Any]) -> bool:
 
 
 @contextlib.contextmanager
-def locked(out: Path, report: ProgressCallback) -> Iterator[None]:
-    """Hold the lock of *out*. The kernel frees it when its holder ends in any way: no stale lock
-    can block."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with (out.parent / f".{out.name}.lock").open("w") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            report(Progress(f"waiting for another process that prepares {out}"))
-            fcntl.flock(stream, fcntl.LOCK_EX)
-        except OSError:
-            pass  # a file system without locks: renaming is still atomic, at worst the work is done twice
-        yield
-
-
-@contextlib.contextmanager
-def to_be_made(out: Path, request: dict[str, Any], report: ProgressCallback) -> Iterator[bool]:
+def to_be_made(out: Path, request: dict[str, Any], report: Report) -> Iterator[bool]:
     """Yield whether the requested corpus is still to be made in *out*, holding its lock if so.
+
+    The kernel frees the lock when its holder ends in any way.
 
     Raises:
         UserError: *out* holds something else.
@@ -57,7 +43,15 @@ def to_be_made(out: Path, request: dict[str, Any], report: ProgressCallback) -> 
     if already_there(out, request):
         yield False
         return
-    with locked(out, report):
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with (out.parent / f".{out.name}.lock").open("w") as stream:
+        # A file system may have no locks: renaming is still atomic, at worst the work is done twice.
+        with contextlib.suppress(OSError):
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                report(f"waiting for another process that prepares {out}")
+                fcntl.flock(stream, fcntl.LOCK_EX)
         yield not already_there(out, request)
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Iterator
 
-from pretrain.data.making.progress import Every, Progress, ProgressCallback
+from pretrain.data.making.progress import Progress, Report
 from pretrain.data.making.split import Split, in_chunks
 from pretrain.data.sources.source import Document, TextSource
 from pretrain.data.tokenizer import SENTENCEPIECE_OPTIONS, SentencePieceTokenizer
@@ -19,7 +18,6 @@ SAMPLE_BYTES = 200_000_000
 # for its tokenizer: English text has four bytes a token, other scripts up to seven.
 _BYTES_PER_TOKEN = 8
 _FEWEST_DOCUMENTS = 1000  # read however long they are: one of them alone leaves nothing to hold out
-_REPORT_SECONDS = 10.0
 
 
 def training_request(vocab_size: int) -> str:
@@ -40,7 +38,7 @@ def train_tokenizer_on(
     fraction: float,
     documents: int | None,
     most_bytes: int | None,
-    report: ProgressCallback,
+    report: Report,
 ) -> SentencePieceTokenizer:
     """Train a SentencePiece tokenizer of *vocab_size* entries.
 
@@ -52,24 +50,14 @@ def train_tokenizer_on(
     Raises:
         UserError: fewer than two different documents, or too little text for so many entries.
     """
-    report(Progress(f"reading {source.name}"))
-    sample = Sample(SAMPLE_BYTES)
-    due, started = Every(_REPORT_SECONDS), time.monotonic()
+    report(f"reading {source.name}")
+    sample, progress = Sample(SAMPLE_BYTES), Progress(f"reading {source.name}", report)
 
     def digests() -> Iterator[bytes]:
-        for document in source.training_documents():
+        for document in source.documents():
             yield sample.add(document)
-            if due():
-                seconds = time.monotonic() - started
-                report(
-                    Progress(
-                        f"reading {source.name}",
-                        documents=sample.documents,
-                        bytes=sample.bytes,
-                        seconds=seconds,
-                        counted=True,
-                    )
-                )
+            if progress.due():
+                progress(sample.documents, sample.bytes)
             enough = most_bytes is not None and sample.bytes >= most_bytes
             if enough and sample.documents >= _FEWEST_DOCUMENTS:
                 break
@@ -81,7 +69,7 @@ def train_tokenizer_on(
         for _ in digests():
             pass
         split = Split(0)  # nothing is held out
-    report(Progress(f"training a tokenizer of {vocab_size:,} entries on {sample.bytes / 1e6:.1f} MB"))
+    report(f"training a tokenizer of {vocab_size:,} entries on {sample.bytes / 1e6:.1f} MB")
     return SentencePieceTokenizer.train(sample.texts(split), vocab_size)
 
 

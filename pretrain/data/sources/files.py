@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import platform
 import sysconfig
@@ -41,7 +42,6 @@ class PlainFiles(TextSource):
         max_document_bytes: int = MAX_DOCUMENT_BYTES,
         unit_bytes: int | None = None,
     ) -> None:
-        super().__init__()
         if max_document_bytes < 1:
             raise UserError(f"max_document_bytes: {max_document_bytes} is not valid; give a number from 1")
         self.name, self.files, self.max_document_bytes = name, list(files), max_document_bytes
@@ -53,16 +53,12 @@ class PlainFiles(TextSource):
 
     def units_of(self, files: Iterable[NamedFile]) -> list[Unit]:
         """Neighbouring files in pieces of about ``unit_bytes``."""
-        groups: list[list[NamedFile]] = [[]]
-        in_group = 0
-        for file in files:
-            if in_group >= self.unit_bytes:
-                groups.append([])
-                in_group = 0
-            groups[-1].append(file)
-            in_group += file_size(file)
+        files = list(files)
+        before = itertools.accumulate(map(file_size, files), initial=0)
+        groups = itertools.groupby(zip(files, before, strict=False), lambda pair: pair[1] // self.unit_bytes)
         units = []
-        for group in filter(None, groups):
+        for _, pairs in groups:
+            group = [file for file, _ in pairs]
             keys = "\n".join(map(file_key, group))
             units.append(Unit(f"files {keys}", sum(map(file_size, group)), ("files", group)))
         return units
@@ -71,9 +67,6 @@ class PlainFiles(TextSource):
         for identifier, path in unit.place[1]:
             text, reason = read_file(path, self.max_document_bytes)
             yield reason if text is None else Document(identifier, text)
-
-    def extent(self) -> str:
-        return f"{self.name}: no usable document in {len(self.files)} files"
 
     def fingerprint(self) -> str:
         """Hash over settings, identifiers and contents (of large files: size, time of change, and

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import io
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,17 +49,18 @@ def check_text(text: object, max_bytes: int = MAX_DOCUMENT_BYTES) -> Record:
 @contextlib.contextmanager
 def open_stream(path: Path) -> Iterator[Any]:
     """Open a file to read its decompressed bytes."""
-    if path.name.lower().endswith(".gz"):
-        with gzip.open(path, "rb") as stream:
-            yield stream
-    elif path.name.lower().endswith(".zst"):
-        import pyarrow
+    with path.open("rb") as file:
+        if path.name.lower().endswith(".gz"):
+            with gzip.open(file, "rb") as stream:
+                yield stream
+        elif path.name.lower().endswith(".zst"):
+            import pyarrow
 
-        with path.open("rb") as raw, pyarrow.CompressedInputStream(raw, "zstd") as stream:
-            yield stream
-    else:
-        with path.open("rb") as stream:
-            yield stream
+            raw: Any = pyarrow.CompressedInputStream(file, "zstd")
+            with io.BufferedReader(raw) as buffered:
+                yield buffered
+        else:
+            yield file
 
 
 def read_up_to(stream: BinaryIO, count: int) -> bytes:

@@ -55,10 +55,8 @@ class TextSource(ABC):
 
     name: str
     """Short name, part of messages and of default folder names."""
-
-    def __init__(self) -> None:
-        self.skipped: Counter[str] = Counter()
-        """Reason -> number of documents left out; counted anew by every pass over :meth:`documents`."""
+    skipped: Counter[str]
+    """Reason -> number of documents left out; counted anew by every pass over :meth:`documents`."""
 
     @abstractmethod
     def units(self) -> list[Unit]:
@@ -76,7 +74,8 @@ class TextSource(ABC):
         return
 
     def documents(self) -> Iterator[Document]:
-        """Yield the usable documents; the same ones in the same order on every call. UserError if none."""
+        """Yield the usable documents, without those of a validation text of the source's own; the same ones
+        in the same order on every call. UserError if none."""
         self.skipped = Counter()
         usable = False
         for unit in self.units():
@@ -87,11 +86,7 @@ class TextSource(ABC):
                     usable = True
                     yield record
         if not usable:
-            raise UserError(no_documents(self.extent(), self.skipped))
-
-    def training_documents(self) -> Iterator[Document]:
-        """``documents``, without those of a validation text of the source's own."""
-        return self.documents()
+            raise UserError(no_documents(self.name, self.skipped))
 
     def held_out_units(self) -> int | None:
         """Number of units, the first ones, that are a validation text of the source's own; None if it has
@@ -101,10 +96,6 @@ class TextSource(ABC):
     def settings(self) -> str:
         """The settings that, besides the unit, decide which documents :meth:`read` yields."""
         return ""
-
-    def extent(self) -> str:
-        """Name and size: the start of a message about a source without documents."""
-        return f"{self.name}: no usable document"
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -152,7 +143,7 @@ def file_records(files: Sequence[tuple[str, Path]]) -> dict[str, Any]:
     return {**totals, "sha256": total.hexdigest(), **listed}
 
 
-def no_documents(extent: str, skipped: Mapping[str, int]) -> str:
-    """The message for a source in which no document is usable."""
+def no_documents(name: str, skipped: Mapping[str, int]) -> str:
+    """The message for the source *name* in which no document is usable."""
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(skipped.items()))
-    return f"{extent} ({reasons or 'nothing there'}); needed: UTF-8 text"
+    return f"corpus: no usable document in {name!r} ({reasons or 'nothing there'}); needed: UTF-8 text"

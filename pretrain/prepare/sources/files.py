@@ -15,11 +15,12 @@ from typing import Any
 
 from model.errors import UserError
 from pretrain.data.sources.files import NamedFile, PlainFiles, file_key, file_size, files_below
-from pretrain.data.sources.reading import COMPRESSED, MAX_DOCUMENT_BYTES, Record, open_stream, read_up_to
+from pretrain.data.sources.reading import COMPRESSED, MAX_DOCUMENT_BYTES, open_stream
 from pretrain.data.sources.source import Document, Unit
 from pretrain.prepare.sources import parquet, readers
 
 FORMATS = ("auto", "text", "lines", "jsonl", "json", "csv", "tsv", "parquet")
+_ENDINGS = {".ndjson": "jsonl", **{f".{format}": format for format in ("jsonl", "csv", "tsv", "parquet")}}
 _HEAD = 1 << 16  # bytes of a .json file that show how it is laid out
 # pyarrow's errors are OSErrors and ValueErrors; RuntimeError is what Parquet pages may raise.
 _DAMAGE = (OSError, EOFError, zlib.error, ValueError, RuntimeError)
@@ -65,9 +66,12 @@ class TextFiles(PlainFiles):
         self.format = format
         self.limits = readers.Limits(column, max_document_bytes, skip_damaged)
 
+    def _format(self, file: NamedFile) -> str:
+        return format_of(file[1], self.format)
+
     def units(self) -> list[Unit]:
         units: list[Unit] = []
-        for format, files in itertools.groupby(self.files, lambda file: format_of(file[1], self.format)):
+        for format, files in itertools.groupby(self.files, self._format):
             if format == "text":
                 units += self.units_of(files)
                 continue
@@ -84,15 +88,15 @@ class TextFiles(PlainFiles):
         A compressed file, a JSON array and a CSV file are one piece (0, None): a comma or a line end does not
         say whether it lies inside a string.
         """
-        path, size = file[1], file_size(file)
+        path, size, step = file[1], file_size(file), self.unit_bytes
         if format == "parquet":
             with self._damage(path):
-                return parquet.row_groups(path, self.limits.column, self.unit_bytes)
+                return parquet.row_groups(path, self.limits.column, step)
             return [(0, 0, 0)]  # read finds the damage again, and counts it
-        starts = range(0, size, self.unit_bytes)
-        if format in ("lines", "jsonl") and not path.name.lower().endswith(COMPRESSED) and len(starts) > 1:
-            stops = [min(start + self.unit_bytes, size) for start in starts]
-            return [(start, stop, stop - start) for start, stop in zip(starts, stops, strict=True)]
+        if format in ("lines", "jsonl") and not path.name.lower().endswith(COMPRESSED) and size > step:
+            return [
+                (start, min(start + step, size), min(step, size - start)) for start in range(0, size, step)
+            ]
         return [(0, None, size)]
 
     def read(self, unit: Unit) -> Iterator[Document | str]:
@@ -100,17 +104,12 @@ class TextFiles(PlainFiles):
             yield from super().read(unit)
             return
         format, (identifier, path), start, stop = unit.place
+        read_piece = parquet.read_row_groups if format == "parquet" else readers.read_piece
         with self._damage(path) as damaged:
-            for number, (text, reason) in enumerate(self._records(path, format, start, stop)):
+            for number, (text, reason) in enumerate(read_piece(path, format, start, stop, self.limits)):
                 yield reason if text is None else Document(f"{identifier}:{start}+{number}", text)
         if damaged:
             yield "damaged_file"
-
-    def _records(self, path: Path, format: str, start: int, stop: int | None) -> Iterator[Record]:
-        if format == "parquet":
-            limits = self.limits
-            return parquet.read_row_groups(path, limits.column, start, stop or 0, limits.max_document_bytes)
-        return readers.read_piece(path, format, start, stop, self.limits)
 
     @contextlib.contextmanager
     def _damage(self, path: Path) -> Iterator[list[str]]:
@@ -135,9 +134,8 @@ class TextFiles(PlainFiles):
 
         All Parquet files are checked when they are cut.
         """
-        first: dict[str, Path] = {}
-        for _, path in self.files:
-            first.setdefault(format_of(path, self.format), path)
+        # Of files with equal formats the last one counts.
+        first = {self._format(file): file[1] for file in reversed(self.files)}
         for format in first.keys() - {"text", "lines", "parquet"}:
             names: list[str] = []
             with contextlib.suppress(*_DAMAGE):  # read finds it again
@@ -150,7 +148,7 @@ class TextFiles(PlainFiles):
 
     def describe(self) -> dict[str, Any]:
         described = super().describe()
-        formats = {format_of(path, self.format) for _, path in self.files} - {"text"}
+        formats = set(map(self._format, self.files)) - {"text"}
         if formats:
             described["formats"] = sorted(formats)
         if formats - {"lines"}:
@@ -170,20 +168,14 @@ def format_of(path: Path, asked: str) -> str:
     name = path.name.lower()
     for end in COMPRESSED:
         name = name.removesuffix(end)
-    ending = Path(name).suffix[1:]
-    if ending in ("jsonl", "ndjson"):
-        return "jsonl"
-    if ending == "json":
-        return _json_format(path)
-    if ending in readers.DELIMITERS:
-        return ending
-    return "parquet" if path.suffix.lower() == ".parquet" else "text"
-
-
-def _json_format(path: Path) -> str:
+    ending = Path(name).suffix
+    if ending != ".json":
+        format = _ENDINGS.get(ending, "text")
+        # Parquet files are compressed inside, and are not read as a stream.
+        return "text" if format == "parquet" and name != path.name.lower() else format
     try:
         with open_stream(path) as stream:
-            layout = readers.json_layout(read_up_to(stream, _HEAD))
+            layout = readers.json_layout(stream.read(_HEAD))
     except (OSError, EOFError, zlib.error):
         return "jsonl"  # whose reader finds the damage and reports it
     if layout == "other":
@@ -214,6 +206,5 @@ def _expand(path_or_glob: str) -> list[NamedFile]:
             f"text: {path_or_glob!r} is not a file or folder and matches none; valid: files, folders or globs"
         )
     matched_files = [(match, Path(match)) for match in matches if Path(match).is_file()]
-    if matched_files:  # "**" matches folders as well, whose files it lists too
-        return matched_files
-    return [pair for match in matches for pair in _expand(match)]
+    # "**" matches folders as well, whose files it lists too.
+    return matched_files or [pair for match in matches for pair in _expand(match)]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,13 +15,14 @@ from typing import Any, NamedTuple
 from model.errors import UserError
 from pretrain.data.sources.reading import MAX_DOCUMENT_BYTES, check_text
 from pretrain.data.sources.source import Document, TextSource, Unit, file_records
+from pretrain.prepare.sources.parquet import ROWS, plain_values
 
 # Pieces of a dataset: enough for any number of processes, few enough to list. A dataset of fewer files is cut
 # at its Parquet row groups, which takes a look into every file.
 MOST_UNITS = 1024
-_ROWS = 128  # decoded at a time
 
 
+@dataclass
 class HubDataset(TextSource):
     """One split of a dataset; documents are the strings of one column.
 
@@ -33,21 +36,16 @@ class HubDataset(TextSource):
         max_document_bytes: longer documents are left out.
     """
 
-    def __init__(
-        self,
-        path: str,
-        subset: str | None = None,
-        split: str = "train",
-        column: str = "text",
-        revision: str | None = None,
-        data_files: Sequence[str] | None = None,
-        max_document_bytes: int = MAX_DOCUMENT_BYTES,
-    ) -> None:
-        super().__init__()
-        self.path, self.subset, self.split, self.column, self.revision = path, subset, split, column, revision
-        self.data_files = tuple(data_files) if data_files else None
-        self.max_document_bytes = max_document_bytes
-        self.name = path if subset is None else f"{path}/{subset}"
+    path: str
+    subset: str | None = None
+    split: str = "train"
+    column: str = "text"
+    revision: str | None = None
+    data_files: Sequence[str] | None = None
+    max_document_bytes: int = MAX_DOCUMENT_BYTES
+
+    def __post_init__(self) -> None:
+        self.name = self.path if self.subset is None else f"{self.path}/{self.subset}"
 
     @property
     def local(self) -> bool:
@@ -67,7 +65,8 @@ class HubDataset(TextSource):
         return file_records([(path.name, path) for path in files if path.is_file()])
 
     def _open(self) -> _Opened:
-        return _open_dataset(self.path, self.subset, self.split, self.revision, self.data_files)
+        files = tuple(self.data_files) if self.data_files else None
+        return _open_dataset(self.path, self.subset, self.split, self.revision, files)
 
     def check(self) -> None:
         """Raise UserError if the dataset cannot be reached, or its text column is missing or does not hold
@@ -97,13 +96,12 @@ class HubDataset(TextSource):
         rows = 0
         try:
             piece = self._open().dataset.shard(count, number, contiguous=True).select_columns([self.column])
-            for table in piece.with_format("arrow").iter(_ROWS):
-                for value in _values(table.column(self.column)):
+            for table in piece.with_format("arrow").iter(ROWS):
+                chunks = table.column(self.column).chunks
+                for value in itertools.chain.from_iterable(map(plain_values, chunks)):
                     text, reason = check_text(value, self.max_document_bytes)
                     yield reason if text is None else Document(f"{number}/{count}:{rows}", text)
                     rows += 1
-        except GeneratorExit:
-            raise
         except Exception as error:  # any error of the format, the network or the file system
             raise UserError(
                 f"dataset: reading {self.name} failed in piece {number} of {count} after {rows} rows "
@@ -113,31 +111,13 @@ class HubDataset(TextSource):
     def settings(self) -> str:
         return f"{self.column} {self.max_document_bytes}"
 
-    def extent(self) -> str:
-        return f"dataset: {super().extent()}"
-
     def fingerprint(self) -> str:
         """Hash over the dataset's files (on the hub: at the commit they have now) and the settings."""
         return hashlib.sha256(f"{self._open().identity} {self.settings()}".encode()).hexdigest()
 
     def describe(self) -> dict[str, Any]:
-        described: dict[str, Any] = {"name": self.path}
-        for key in ("subset", "split", "column", "revision"):
-            if getattr(self, key) is not None:
-                described[key] = getattr(self, key)
-        return described
-
-
-def _values(column: Any) -> Iterator[Any]:
-    """Python values of an Arrow column; strings as bytes, since nothing has checked that they are UTF-8."""
-    import pyarrow
-
-    for chunk in column.chunks:
-        if pyarrow.types.is_dictionary(chunk.type):
-            chunk = chunk.dictionary_decode()
-        if pyarrow.types.is_string(chunk.type) or pyarrow.types.is_large_string(chunk.type):
-            chunk = chunk.cast(pyarrow.large_binary())
-        yield from chunk.to_pylist()
+        settings = {name: getattr(self, name) for name in ("subset", "split", "column", "revision")}
+        return {"name": self.path, **{name: value for name, value in settings.items() if value is not None}}
 
 
 class _Opened(NamedTuple):

@@ -12,9 +12,10 @@ from typing import Any
 
 from model.errors import UserError
 from pretrain.data.sources.reading import Record, check_text
+from pretrain.prepare.sources.readers import Limits
 
 _BUFFER = 1 << 20
-_ROWS = 128  # decoded at a time
+ROWS = 128  # decoded at a time
 
 
 @contextlib.contextmanager
@@ -58,19 +59,31 @@ def row_groups(path: Path, column: str, piece_bytes: int) -> list[tuple[int, int
     return pieces or [(0, 0, 0)]
 
 
-def read_row_groups(path: Path, column: str, start: int, stop: int, max_bytes: int) -> Iterator[Record]:
+def read_row_groups(
+    path: Path, format: str, start: int, stop: int | None, limits: Limits
+) -> Iterator[Record]:
     """Yield the documents of row groups ``start … stop - 1``, in order. Raises OSError or ValueError for
     damage."""
-    import pyarrow
-
-    with _opened(path, column) as (file, _):
+    with _opened(path, limits.column) as (file, _):
         if not file.metadata.num_rows:
             yield None, "empty"
-        groups = range(start, stop)
-        for batch in file.iter_batches(_ROWS, row_groups=groups, columns=[column], use_threads=False):
-            values = batch.column(0)
-            if pyarrow.types.is_dictionary(values.type):
-                values = values.dictionary_decode()
-            # As bytes: nothing has checked that a file's strings are UTF-8.
-            for data in values.cast(pyarrow.large_binary()).to_pylist():
-                yield check_text(data, max_bytes)
+        groups, columns = range(start, stop or 0), [limits.column]
+        for batch in file.iter_batches(ROWS, row_groups=groups, columns=columns, use_threads=False):
+            for value in plain_values(batch.column(0)):
+                yield check_text(value, limits.max_document_bytes)
+
+
+def plain_values(values: Any) -> list[Any]:
+    """Python values of an Arrow array; strings as bytes, since nothing has checked that they are UTF-8."""
+    import pyarrow
+    from pyarrow import types
+
+    if types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if (
+        types.is_string(values.type)
+        or types.is_large_string(values.type)
+        or types.is_string_view(values.type)
+    ):
+        values = values.cast(pyarrow.large_binary())
+    return values.to_pylist()

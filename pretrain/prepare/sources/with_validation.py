@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from model.errors import UserError
@@ -11,6 +12,7 @@ from pretrain.data.sources.files import PlainFiles
 from pretrain.data.sources.source import Document, TextSource, Unit
 
 
+@dataclass
 class WithValidation(TextSource):
     """Joins a *training* and a *validation* source: nothing of the first is held out.
 
@@ -18,10 +20,11 @@ class WithValidation(TextSource):
     those of the training source are dropped as duplicates.
     """
 
-    def __init__(self, training: TextSource, validation: TextSource) -> None:
-        super().__init__()
-        self.training, self.validation = training, validation
-        self.name = training.name
+    training: TextSource
+    validation: TextSource
+
+    def __post_init__(self) -> None:
+        self.name = self.training.name
 
     def units(self) -> list[Unit]:
         settings = self.validation.settings()
@@ -48,7 +51,7 @@ class WithValidation(TextSource):
                         "on, such as a file in another folder"
                     )
 
-    def training_documents(self) -> Iterator[Document]:
+    def documents(self) -> Iterator[Document]:
         return self.training.documents()
 
     def held_out_units(self) -> int:
@@ -56,9 +59,6 @@ class WithValidation(TextSource):
 
     def settings(self) -> str:
         return self.training.settings()
-
-    def extent(self) -> str:
-        return self.training.extent()
 
     def fingerprint(self) -> str:
         fingerprints = f"{self.training.fingerprint()} validation {self.validation.fingerprint()}"

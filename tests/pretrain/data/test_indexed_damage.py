@@ -25,9 +25,6 @@ from tests.helpers.fuzzing import fixed, seeded
     ("boundaries", "message"),
     [
         ([0, 3, 2, 4], "not in order"),
-        ([0, 1, 5, 4], "not in order"),
-        ([0, -1, 2, 4], "not in order"),
-        ([0, 1, 2**62, 4], "not in order"),
         ([0, -(2**63), 2**63 - 1, 4], "not in order"),
         ([0, 1, 2, 3], "do not cover its sequences"),
         ([1, 1, 2, 4], "do not cover its sequences"),

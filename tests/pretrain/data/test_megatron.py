@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,17 +12,11 @@ from hypothesis import strategies as st
 from model.errors import UserError
 from pretrain.config.run_config import RunConfig
 from pretrain.data.corpus import Corpus
-from pretrain.data.indexed import IndexedTokens, IndexedWriter, bin_path, idx_path
+from pretrain.data.indexed import IndexedTokens, bin_path, idx_path
 from pretrain.data.sequences import TrainingSequences
 from pretrain.data.token_counts import token_shares
 from pretrain.run.data import open_data
-
-
-def write(prefix: Path, documents: list[list[int]], dtype: type = np.uint16) -> Path:
-    with IndexedWriter(prefix, np.dtype(dtype)) as writer:
-        for document in documents:
-            writer.add_document(document)
-    return prefix
+from tests.helpers.corpora import write_documents
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.int32])
@@ -55,7 +48,9 @@ def test_the_last_documents_are_held_out(tmp_path_factory, small, lengths):
     total = sum(lengths)
     tokens = iter(range(total))
     documents = [[next(tokens) % 500 for _ in range(length)] for length in lengths]
-    corpus = Corpus.open(write(tmp_path_factory.mktemp("pair") / "pair", documents), small.tokenizer)
+    corpus = Corpus.open(
+        write_documents(tmp_path_factory.mktemp("pair") / "pair", documents), small.tokenizer
+    )
     training, validation = corpus.training, corpus.validation
     assert training.num_documents + validation.num_documents == len(lengths)
     assert training.num_documents and validation.num_documents
@@ -76,13 +71,13 @@ def test_the_last_documents_are_held_out(tmp_path_factory, small, lengths):
 
 
 def test_bad_pairs_are_refused(small, tmp_path):
-    prefix = write(tmp_path / "pair", [[1, 2], [3, 4], [5]])
+    prefix = write_documents(tmp_path / "pair", [[1, 2], [3, 4], [5]])
     with pytest.raises(
         UserError, match=r"is a \.bin/\.idx pair, which does not say its tokenizer; give --tokenizer"
     ):
         Corpus.open(prefix)
     with pytest.raises(UserError, match="has 1 documents; needed: at least two"):
-        Corpus.open(write(tmp_path / "one", [[1, 2]]), small.tokenizer)
+        Corpus.open(write_documents(tmp_path / "one", [[1, 2]]), small.tokenizer)
     bin_path(prefix).unlink()
     with pytest.raises(UserError, match=r"pair\.bin' is missing"):
         Corpus.open(prefix, small.tokenizer)
@@ -90,7 +85,7 @@ def test_bad_pairs_are_refused(small, tmp_path):
 
 def test_a_run_opens_pairs_folders_and_blends_of_them(small, small_folder, tmp_path, gpt2_folder):
     documents = [small.training.document(index).tolist() for index in range(10)]
-    prefix = write(tmp_path / "pair", documents)
+    prefix = write_documents(tmp_path / "pair", documents)
     folder = str(small_folder / "tokenizer")
     data = open_data(RunConfig(data=f"{prefix}:1/4,{small_folder}:3/4", tokenizer=folder), lambda _: None)
     assert [weight for _, weight in data.corpora] == [Fraction(1, 4), Fraction(3, 4)]

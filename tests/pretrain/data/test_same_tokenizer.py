@@ -6,7 +6,6 @@ import json
 import shutil
 
 import pytest
-import tokenizers
 from transformers import AutoTokenizer
 
 from model.errors import UserError
@@ -26,23 +25,13 @@ from pretrain.data.tokenizer import (
 )
 from pretrain.hf.tokenizer_files import write_tokenizer
 from pretrain.run.resume import check_resume
+from tests.helpers.corpora import TEXTS, byte_level
 
-TEXTS = [f"{number} bottles stand on shelf {number * 7}\n" * 3 for number in range(100)]
 
-
-def byte_level(folder, vocab_size=300):
+def byte_level_folder(folder, vocab_size=300):
     """Byte-level BPE in a folder of vocab.json and merges.txt, as GPT-2's is."""
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=["<|endoftext|>"],
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    backend.train_from_iterator(TEXTS, trainer)
     folder.mkdir()
-    backend.model.save(str(folder))
+    byte_level(vocab_size).model.save(str(folder))
     return HuggingFaceTokenizer.from_folder(folder)
 
 
@@ -58,7 +47,7 @@ def written_again(tokenizer, folder):
 @pytest.mark.parametrize("kind", ["byte-level", "SentencePiece"])
 def test_a_tokenizer_that_transformers_has_saved_is_the_same(tmp_path, kind):
     if kind == "byte-level":
-        ours = byte_level(tmp_path / "files")
+        ours = byte_level_folder(tmp_path / "files")
     else:
         ours = SentencePieceTokenizer.train(TEXTS, 290)
     again = load_tokenizer(written_again(ours, tmp_path))
@@ -102,7 +91,7 @@ def exchanged(model):
     ],
 )
 def test_what_differs_is_said_in_words(tmp_path, parts, words):
-    folder = written_again(byte_level(tmp_path / "files"), tmp_path)
+    folder = written_again(byte_level_folder(tmp_path / "files"), tmp_path)
     assert tokenizer_difference(load_tokenizer(folder), change(folder, **parts)) == words
 
 
@@ -111,7 +100,7 @@ def corpus(tmp_path_factory):
     """A corpus made with a byte-level tokenizer, and the folder of the same tokenizer saved by
     transformers."""
     root = tmp_path_factory.mktemp("corpus")
-    ours = byte_level(root / "files")
+    ours = byte_level_folder(root / "files")
     files = []
     for number, text in enumerate(TEXTS[:20]):
         files.append((f"{number}.txt", root / f"{number}.txt"))
@@ -131,7 +120,7 @@ def test_a_corpus_opens_with_the_same_tokenizer_and_no_other(corpus, tmp_path):
     (tmp_path / "blend" / "meta.json").write_text(json.dumps(meta))
     assert TrainingSequences([(opened, 1), (Corpus.open(tmp_path / "blend"), 1)], 16, 0).windows_per_epoch
     with pytest.raises(UserError, match=r"^tokenizer: .* was made with .*\(different vocabulary"):
-        Corpus.open(folder, byte_level(tmp_path / "small", 280))
+        Corpus.open(folder, byte_level_folder(tmp_path / "small", 280))
 
 
 def test_a_run_goes_on_with_the_same_tokenizer_and_no_other(corpus, tmp_path):
@@ -141,6 +130,6 @@ def test_a_run_goes_on_with_the_same_tokenizer_and_no_other(corpus, tmp_path):
     saved = TrainingState(model=model.to_json(), data=DataIdentity(imported))
     state = TrainingState(data=DataIdentity(opened.meta.tokenizer.hash, [("c", "1")]))
     check_resume(saved, state, run, model, (again, opened.tokenizer))
-    other = byte_level(tmp_path / "small", 280)
+    other = byte_level_folder(tmp_path / "small", 280)
     with pytest.raises(UserError, match=r"tokenizer: different vocabulary"):
         check_resume(saved, state, run, model, (again, other))

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from model.errors import UserError
 from pretrain.data.corpus import Corpus
-from pretrain.data.indexed import IndexedTokens, IndexedWriter
+from pretrain.data.indexed import IndexedTokens
 from pretrain.data.sequences import TrainingSequences, ValidationSequences
+from tests.helpers.corpora import write_documents
 
 
 def numbered_corpus(folder: Path, training: int, validation: int = 100, name: str = "numbered") -> Corpus:
@@ -23,9 +24,8 @@ def numbered_corpus(folder: Path, training: int, validation: int = 100, name: st
     folder = folder / name
     folder.mkdir(parents=True)
     for split, count in (("training", training), ("validation", validation)):
-        with IndexedWriter(folder / split, np.dtype(np.int32)) as writer:
-            for start in range(0, count, 7):
-                writer.add_document(range(start, min(start + 7, count)))
+        documents = [range(start, min(start + 7, count)) for start in range(0, count, 7)]
+        write_documents(folder / split, documents, np.int32)
     tokenizer: Any = SimpleNamespace(
         vocab_size=10**6,
         name="numbers",

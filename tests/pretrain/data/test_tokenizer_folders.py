@@ -13,26 +13,10 @@ import tokenizers
 from model.errors import UserError
 from pretrain.data.making.make import make_corpus
 from pretrain.data.tokenizer import SentencePieceTokenizer, load_tokenizer
+from tests.helpers.corpora import TEXTS, byte_level
 from tests.helpers.small_corpus import small_source
 
-TEXTS = [f"{number} bottles stand on shelf {number * 7}\n" * 3 for number in range(100)]
 SAMPLE = "the bottles  stand\non a shelf"
-
-
-def byte_level(vocab_size: int) -> tokenizers.Tokenizer:
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = tokenizers.decoders.ByteLevel()
-    backend.train_from_iterator(
-        TEXTS,
-        tokenizers.trainers.BpeTrainer(
-            vocab_size=vocab_size,
-            special_tokens=["<|endoftext|>"],
-            initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        ),
-    )
-    return backend
 
 
 def sentencepiece_with_a_prefix() -> bytes:
@@ -67,16 +51,8 @@ def test_of_several_files_the_one_that_transformers_takes_counts(tmp_path, with_
     assert loaded.end_of_document == theirs.eos_token_id
 
 
-def test_a_folder_of_our_own_is_still_sentencepiece(tmp_path):
-    SentencePieceTokenizer.train(TEXTS, 290).save(tmp_path)
-    assert isinstance(load_tokenizer(tmp_path), SentencePieceTokenizer)
-
-
 def refused(folder: Path, message: str) -> None:
     """A corpus cannot be made, and nothing of one is left."""
-    (folder / "text").mkdir()
-    for number, text in enumerate(TEXTS):
-        (folder / "text" / f"{number}.txt").write_text(text)
     with pytest.raises(UserError, match=message) as error:
         make_corpus(small_source(2), folder / "out", load_tokenizer(folder))
     assert "\n" not in str(error.value)

@@ -12,9 +12,8 @@ import pytest
 from model.errors import UserError
 from pretrain.data.corpus import Corpus
 from pretrain.data.making.assemble import Selection
-from pretrain.data.making.make import make_corpus
+from pretrain.data.making.make import Preparation, make_corpus, merge
 from pretrain.prepare import command
-from pretrain.prepare.pipeline import merge, prepare, prepare_share
 from pretrain.prepare.sources.files import TextFiles
 from pretrain.prepare.sources.with_validation import WithValidation
 from tests.helpers.corpora import contents, texts_of
@@ -74,8 +73,8 @@ def test_files_of_their_own_are_the_validation_split(texts, tmp_path, capsys):
 
 def test_the_tokenizer_learns_from_the_training_text_only(texts, tmp_path):
     training = TextFiles([texts / "training"])
-    one = prepare(training, tmp_path / "a", 300, Selection(validation_documents=1))
-    other = prepare(WithValidation(training, TextFiles([texts / "held_out"])), tmp_path / "b", 300)
+    one = make_corpus(training, tmp_path / "a", 300, Selection(validation_documents=1))
+    other = make_corpus(WithValidation(training, TextFiles([texts / "held_out"])), tmp_path / "b", 300)
     assert Corpus.open(other).tokenizer.encode("cans") == [
         token for letter in "cans" for token in Corpus.open(other).tokenizer.encode(letter)
     ], "a word of the held-out text alone"
@@ -88,20 +87,18 @@ def test_shares_processes_and_a_kill_give_the_same_folder(small, texts, tmp_path
             TextFiles([texts / "training"], unit_bytes=500), TextFiles([texts / "held_out"], unit_bytes=300)
         )
 
-    whole = contents(prepare(source(), tmp_path / "whole", small.tokenizer))
+    whole = contents(make_corpus(source(), tmp_path / "whole", small.tokenizer))
     check(tmp_path / "whole")
-    assert contents(make_corpus(source(), tmp_path / "memory", small.tokenizer)) == whole
-    assert contents(prepare(source(), tmp_path / "two", small.tokenizer, processes=2)) == whole
+    assert contents(Preparation(source(), tmp_path / "two", small.tokenizer, processes=2).make()) == whole
     for number in (2, 0, 1):
-        prepare_share(source(), tmp_path / "shares", (number, 3), small.tokenizer)
+        Preparation(source(), tmp_path / "shares", small.tokenizer).make_share(number, 3)
     assert contents(merge(tmp_path / "shares")) == whole
     with monkeypatch.context() as patched:
-        patched.setattr(
-            "pretrain.prepare.pipeline._finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
-        )
+        stop = lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)  # noqa: E731
+        patched.setattr("pretrain.data.making.make._finish", stop)
         with pytest.raises(KeyboardInterrupt):
-            prepare(source(), tmp_path / "killed", small.tokenizer)
-    assert contents(prepare(source(), tmp_path / "killed", small.tokenizer)) == whole
+            make_corpus(source(), tmp_path / "killed", small.tokenizer)
+    assert contents(make_corpus(source(), tmp_path / "killed", small.tokenizer)) == whole
 
 
 def test_duplicates_and_the_cap_spare_the_held_out_text(small, texts, tmp_path):
@@ -110,15 +107,17 @@ def test_duplicates_and_the_cap_spare_the_held_out_text(small, texts, tmp_path):
     (tmp_path / "copies" / "b.txt").write_text(TRAINING[0])
     (tmp_path / "copies" / "c.txt").write_text(TRAINING[1])
     source = WithValidation(TextFiles([tmp_path / "copies"]), TextFiles([texts / "held_out"]))
-    corpus = Corpus.open(prepare(source, tmp_path / "a", small.tokenizer, Selection(drop_duplicates=True)))
+    corpus = Corpus.open(
+        make_corpus(source, tmp_path / "a", small.tokenizer, Selection(drop_duplicates=True))
+    )
     assert texts_of(corpus, "training") == TRAINING[:2] and corpus.meta.skipped == {"duplicate": 1}
     assert texts_of(corpus, "validation") == HELD_OUT
     most = corpus.validation.num_tokens + corpus.training.document(0).size
     source = WithValidation(TextFiles([texts / "training"]), TextFiles([texts / "held_out"]))
-    corpus = Corpus.open(prepare(source, tmp_path / "b", small.tokenizer, Selection(max_tokens=most)))
+    corpus = Corpus.open(make_corpus(source, tmp_path / "b", small.tokenizer, Selection(max_tokens=most)))
     assert texts_of(corpus, "training") == TRAINING[:1]
     with pytest.raises(UserError, match="no usable document for training"):
-        prepare(source, tmp_path / "c", small.tokenizer, Selection(max_tokens=most - 20))
+        make_corpus(source, tmp_path / "c", small.tokenizer, Selection(max_tokens=most - 20))
 
 
 @pytest.mark.slow
@@ -129,10 +128,8 @@ def test_a_split_of_a_dataset_is_named_when_it_is_not_used(small_folder, dataset
     corpus = Corpus.open(tmp_path / "a")
     assert corpus.training.num_documents + corpus.validation.num_documents == len(TRAINING)
     assert corpus.meta.split["validation_fraction"] == 0.05, "local files: one share, whatever reads them"
-    assert (
-        run("--dataset", dataset, "--validation_split", "validation", *tokenizer, "--out", tmp_path / "b")
-        == 0
-    )
+    split = ["--validation_split", "validation"]
+    assert run("--dataset", dataset, *split, *tokenizer, "--out", tmp_path / "b") == 0
     assert "not used" not in capsys.readouterr().out
     corpus = check(tmp_path / "b")
     assert corpus.meta.source_files["list"][0]["name"] == "train-00000-of-00001.parquet"

@@ -11,10 +11,10 @@ import pytest
 
 from model.errors import UserError
 from pretrain.data.corpus import Corpus
-from pretrain.data.indexed import IndexedWriter
 from pretrain.data.token_counts import COUNTS_FILE, stored_counts, write_counts
 from pretrain.prepare.verify import verify
 from pretrain.utils.files import file_entry
+from tests.helpers.corpora import write_documents
 
 
 def hash_again(path: Path) -> None:
@@ -81,9 +81,7 @@ def test_tokens_are_counted_again(copied):
 
 def test_a_bare_pair_has_no_hashes_and_its_tokens_are_checked(small, tmp_path):
     for name, third in (("sound", 5), ("beyond", 60_000)):
-        with IndexedWriter(tmp_path / name, np.dtype(np.uint16)) as writer:
-            for document in ([1, 2], [third], [3]):
-                writer.add_document(document)
+        write_documents(tmp_path / name, [[1, 2], [third], [3]])
     lines = list(verify(Corpus.open(tmp_path / "sound", small.tokenizer)))
     assert "none recorded" in lines[0] and lines[2].startswith("counts      none stored")
     message = r"has token 60000, which its tokenizer does not have; valid: 0\.\.599"

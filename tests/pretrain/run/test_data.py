@@ -126,10 +126,10 @@ def opened_by_ranks(run, folders):
     through."""
     prepare_deepspeed()
     world, checked = start_world(1, False), []
-    check = IndexedTokens._check_offsets
+    check = IndexedTokens._check_index
     with contextlib.chdir(folders[world.rank]), pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            IndexedTokens, "_check_offsets", lambda *arguments: checked.append(1) or check(*arguments)
+            IndexedTokens, "_check_index", lambda *arguments: checked.append(1) or check(*arguments)
         )
         try:
             data = open_data(run, print, world)

@@ -67,8 +67,7 @@ def test_the_source_is_read_once_and_no_further_than_a_cap_needs(tmp_path, monke
     there = len(list(small_source().documents()))
     reports: list[str] = []
     selection = Selection(max_tokens=max_tokens)
-    report = lambda progress: reports.append(str(progress))  # noqa: E731
-    out = make_corpus(source, tmp_path / "out", SMALL_VOCABULARY, selection, report)
+    out = make_corpus(source, tmp_path / "out", SMALL_VOCABULARY, selection, reports.append)
     assert Corpus.open(out).tokenizer.vocab_size == SMALL_VOCABULARY
     if max_tokens is None:
         assert source.documents_read == there, "in one pass"

@@ -66,7 +66,7 @@ def test_unusable_files_are_skipped_and_counted_on_every_pass(tmp_path):
 
 def test_corpus_of_unusable_files_only_is_refused(tmp_path):
     source = write(tmp_path, {"a": b"", "b": b"\0"})
-    with pytest.raises(UserError, match=r"no usable document in 2 files \(1 binary, 1 empty\)"):
+    with pytest.raises(UserError, match=r"no usable document in 'text' \(1 binary, 1 empty\)"):
         list(source.documents())
     with pytest.raises(UserError, match="max_document_bytes: 0"):
         PlainFiles("text", source.files, max_document_bytes=0)

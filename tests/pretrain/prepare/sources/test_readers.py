@@ -26,23 +26,19 @@ _VALUES = st.recursive(
     ending=st.sampled_from(["\n", "\r\n"]),
     last_ends=st.booleans(),
     unit=st.integers(1, 60),
-    chunk=st.integers(1, 40),
     longest=st.integers(0, 14),
 )
-def test_pieces_of_a_file_give_each_line_once(
-    tmp_path_factory, lines, ending, last_ends, unit, chunk, longest
-):
+def test_pieces_of_a_file_give_each_line_once(tmp_path_factory, lines, ending, last_ends, unit, longest):
     path = tmp_path_factory.mktemp("lines") / "file.jsonl"
     data = ending.join([*lines, ""] if last_ends else lines).encode()
     path.write_bytes(data)
     expected = [line.removesuffix(b"\r") for line in data.split(b"\n")]
     if expected[-1] == b"":
         expected.pop()
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(readers, "_CHUNK", chunk)
-        read = []
-        for piece in TextFiles([path], unit_bytes=unit).units():
-            read += list(readers.read_lines(path, *piece.place[2:], longest))
+    read = []
+    for piece in TextFiles([path], unit_bytes=unit).units():
+        with path.open("rb") as stream:
+            read += list(readers.read_lines(stream, *piece.place[2:], longest))
     # The "\r" of a line end counts against the limit as well.
     lengths = [len(line) for line in data.split(b"\n")]
     assert read == [

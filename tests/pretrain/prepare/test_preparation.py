@@ -1,5 +1,4 @@
-"""Preparation over processes, shards and kills: the output is that of one uninterrupted process, as in
-memory."""
+"""Preparation over processes, shards and kills: the output is that of one uninterrupted process."""
 
 from __future__ import annotations
 
@@ -9,13 +8,13 @@ import itertools
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,14 +25,12 @@ from hypothesis import strategies as st
 
 from model.errors import UserError
 from pretrain.data.corpus import Corpus
+from pretrain.data.making import parts
 from pretrain.data.making.assemble import Selection
-from pretrain.data.making.make import make_corpus
+from pretrain.data.making.make import Preparation, make_corpus, merge
 from pretrain.data.making.progress import Progress
 from pretrain.data.tokenizer import load_tokenizer
-from pretrain.prepare import parts as shards
-from pretrain.prepare.pipeline import merge, prepare, prepare_share
 from pretrain.prepare.sources.files import TextFiles
-from pretrain.prepare.workers import Tokenizing, _leave_alone
 from pretrain.utils.files import remove_leftovers
 from tests.helpers.corpora import contents, texts_of
 from tests.helpers.small_corpus import SMALL_VOCABULARY, small_source
@@ -74,25 +71,25 @@ def run(
     texts: Path, out: Path, tokenizer_folder: Path, max_tokens: int | None = None, **options: Any
 ) -> Path:
     selection = Selection(0.2, max_tokens=max_tokens)
-    source = TextFiles([texts], unit_bytes=UNIT_BYTES)
-    return prepare(source, out, load_tokenizer(tokenizer_folder), selection, part_bytes=PART_BYTES, **options)
+    source = TextFiles([texts], unit_bytes=options.pop("unit_bytes", UNIT_BYTES))
+    settings = {"part_bytes": PART_BYTES, **options}
+    return Preparation(source, out, load_tokenizer(tokenizer_folder), selection, **settings).make()
 
 
 @pytest.fixture(scope="module")
 def expected(texts, tokenizer_folder, tmp_path_factory) -> dict[str, bytes]:
-    """What one process writes in memory."""
+    """What one process writes in one part."""
     out = tmp_path_factory.mktemp("scale") / "expected"
-    return contents(make_corpus(TextFiles([texts]), out, load_tokenizer(tokenizer_folder), Selection(0.2)))
+    return contents(run(texts, out, tokenizer_folder, unit_bytes=None, part_bytes=10**9))
 
 
 def test_output_does_not_depend_on_processes_units_or_parts(texts, tokenizer_folder, tmp_path, expected):
-    assert contents(run(texts, tmp_path / "one", tokenizer_folder)) == expected
-    assert contents(run(texts, tmp_path / "two", tokenizer_folder, processes=2)) == expected
-    tokenizer = load_tokenizer(tokenizer_folder)
-    for name, unit_bytes, part_bytes in (("whole", None, 10**9), ("small", 9000, 4000)):
-        source = TextFiles([texts], unit_bytes=unit_bytes)
-        out = prepare(source, tmp_path / name, tokenizer, Selection(0.2), part_bytes=part_bytes)
-        assert contents(out) == expected
+    for name, options in {
+        "one": {},
+        "two": {"processes": 2},
+        "small": {"unit_bytes": 9000, "part_bytes": 4000},
+    }.items():
+        assert contents(run(texts, tmp_path / name, tokenizer_folder, **options)) == expected
 
 
 def test_tokens_are_the_librarys_and_every_document_is_there_once(texts, tokenizer_folder, tmp_path):
@@ -114,12 +111,26 @@ def test_tokens_are_the_librarys_and_every_document_is_there_once(texts, tokeniz
     assert np.percentile(everything, 50) - 1 <= lengths["p50"] <= np.percentile(everything, 50) * 1.1 + 1
 
 
+@contextlib.contextmanager
+def parts_written(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The names of the parts that are made meanwhile."""
+    made: list[str] = []
+    write = parts._write_part
+
+    def noted(part: parts.Part, *rest: Any) -> None:
+        made.append(part.prefix.name)
+        write(part, *rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(parts, "_write_part", noted)
+        yield made
+
+
 def start(texts: Path, out: Path, tokenizer_folder: Path, processes: int) -> subprocess.Popen[str]:
     """A process, leader of its own session, that prepares the corpus slowly enough to be hit."""
     code = f"""
 from pathlib import Path
-from types import SimpleNamespace
-from tests.pretrain.prepare.test_pipeline import run
+from tests.pretrain.prepare.test_preparation import run
 if __name__ == "__main__":
     run(Path({str(texts)!r}), Path({str(out)!r}), Path({str(tokenizer_folder)!r}), processes={processes})
 """
@@ -152,44 +163,24 @@ def test_kill_at_random_moments_and_again(
     there: set[str] = set()
     for _ in range(2):
         target = len(there) + generator.randint(1, 3)
-        pause = generator.random() * 0.02
         process = start(texts, out, tokenizer_folder, processes)
-        group = process.pid
         kill_when(process, lambda target=target: len(markers(out)) >= target)
-        time.sleep(pause)
         assert there <= markers(out) or out.exists()
         there = markers(out)
         deadline = time.monotonic() + 20
-        while alive_in_group(group) and time.monotonic() < deadline:
+        while alive_in_group(process.pid) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert not alive_in_group(group), "workers end with the first process"
+        assert not alive_in_group(process.pid), "workers end with the first process"
         remove_leftovers(tmp_path / ".out.partial-parts")
         left = list(tmp_path.glob(".out.partial-parts/*-*-*"))
         assert not left, "what they had begun can be told, and removed"
     if not out.exists():
-        tokenized = []
-        whole = shards._PartWriter.finish
-
-        def finish(writer, records, last):
-            tokenized.append(f"{writer.prefix.name}.json")
-            whole(writer, records, last)
-
-        monkeypatch.setattr(shards._PartWriter, "finish", finish)
         there = markers(out)
-        run(texts, out, tokenizer_folder)
-        assert there and not there & set(tokenized), "nothing is tokenized twice"
+        with parts_written(monkeypatch) as made:
+            run(texts, out, tokenizer_folder)
+        assert there and not there & {f"{name}.json" for name in made}, "nothing is tokenized twice"
     assert contents(out) == expected
     assert not list(tmp_path.glob(".out.partial*"))
-
-
-def test_a_worker_goes_on_only_while_the_main_process_lives(texts, tokenizer_folder, tmp_path, monkeypatch):
-    """Its units are many and its main process is gone: it leaves after a batch of documents."""
-    monkeypatch.setattr("multiprocessing.parent_process", lambda: SimpleNamespace(is_alive=lambda: False))
-    source, tokenizer = TextFiles([texts], unit_bytes=UNIT_BYTES), load_tokenizer(tokenizer_folder)
-    how = Tokenizing(source, tmp_path, tokenizer_folder, np.dtype(np.uint16), PART_BYTES, None)
-    with pytest.raises(SystemExit):
-        how.tokenize((source.units()[0], "key"), tokenizer, _leave_alone)
-    assert not list(tmp_path.iterdir()), "and takes its unfinished part along"
 
 
 def alive_in_group(group: int) -> list[int]:
@@ -203,34 +194,21 @@ def alive_in_group(group: int) -> list[int]:
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(8))
-def test_many_kills_at_random_times(texts, tokenizer_folder, tmp_path, expected, seed):
-    generator = random.Random(seed)
-    out = tmp_path / "out"
-    for _ in range(4):
-        process = start(texts, out, tokenizer_folder, generator.randint(1, 3))
-        time.sleep(generator.random() * 3)
-        os.killpg(process.pid, signal.SIGKILL)  # workers too: a machine that loses its power
-        process.wait()
-    assert contents(run(texts, out, tokenizer_folder)) == expected
-
-
 @pytest.mark.parametrize("stage", ["reading", "training", "tokenizing"])
-def test_an_interruption_at_any_stage_costs_that_stage(small_folder, tmp_path, stage, monkeypatch):
-    def prepare_small(report: Callable[[Progress], object]) -> Path:
-        return prepare(small_source(), tmp_path / "out", SMALL_VOCABULARY, Selection(0.2), report=report)
+def test_an_interruption_at_any_stage_costs_that_stage(small_folder, tmp_path, stage):
+    def prepare_small(report: Callable[[str], object]) -> Path:
+        return make_corpus(small_source(), tmp_path / "out", SMALL_VOCABULARY, Selection(0.2), report)
 
-    def interrupt(progress: Progress) -> None:
-        if progress.stage.startswith(stage):
+    def interrupt(line: str) -> None:
+        if line.startswith(stage):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         prepare_small(interrupt)
     assert not (tmp_path / "out").exists() and list(tmp_path.glob(".out.partial-*"))
-    reports: list[Progress] = []
-    assert contents(prepare_small(reports.append)) == contents(small_folder)
-    assert any(report.stage.startswith("training") for report in reports) == (stage != "tokenizing")
+    lines: list[str] = []
+    assert contents(prepare_small(lines.append)) == contents(small_folder)
+    assert any(line.startswith("training") for line in lines) == (stage != "tokenizing")
     assert [path.name for path in tmp_path.glob(".*")] == [".out.lock"]
 
 
@@ -243,9 +221,9 @@ def test_a_killed_worker_is_one_line_and_the_work_goes_on(
                 if "resource_tracker" not in " ".join(child.cmdline()):
                     child.send_signal(signal.SIGKILL)
 
-    monkeypatch.setattr("pretrain.prepare.tracker.REPORT_SECONDS", 0)
-    message = r"processes: one of 2 died \(killed by SIGKILL\); .* the same command"
-    with pytest.raises(UserError, match=message):
+    monkeypatch.setattr("pretrain.data.making.tokenizing.LOOK_SECONDS", 0)
+    monkeypatch.setattr("pretrain.data.making.progress.REPORT_SECONDS", 0)
+    with pytest.raises(UserError, match=r"processes: one of 2 was killed .* the same command"):
         run(texts, tmp_path / "out", tokenizer_folder, processes=2, report=kill_a_worker)
     assert contents(run(texts, tmp_path / "out", tokenizer_folder)) == expected
 
@@ -272,56 +250,56 @@ def test_an_error_while_assembling_keeps_finished_parts_and_damaged_ones_are_mad
         with pytest.raises(OSError, match="No space"):
             run(texts, out, tokenizer_folder)
         assert {path.name for path in tmp_path.iterdir()} == {".out.lock", ".out.partial-parts"}
-    parts = sorted((tmp_path / ".out.partial-parts").glob("*.bin"))
-    parts = [part for part in parts if part.stat().st_size]
-    parts[0].write_bytes(parts[0].read_bytes()[:-2])
-    parts[1].unlink()
-    parts[2].with_suffix(".json").write_text("{")
-    made = []
-    whole = shards._PartWriter.finish
-    monkeypatch.setattr(
-        shards._PartWriter, "finish", lambda writer, *rest: (made.append(writer.prefix), whole(writer, *rest))
-    )
-    assert contents(run(texts, out, tokenizer_folder)) == expected
+    stored = [part for part in sorted((tmp_path / ".out.partial-parts").glob("*.bin")) if part.stat().st_size]
+    stored[0].write_bytes(stored[0].read_bytes()[:-2])
+    stored[1].unlink()
+    stored[2].with_suffix(".json").write_text("{")
+    with parts_written(monkeypatch) as made:
+        assert contents(run(texts, out, tokenizer_folder)) == expected
     # Parts behind a damaged one of the same unit are made again, too.
-    units = {part.name.rpartition("-")[0] for part in parts[:3]}
-    assert {path.name.rpartition("-")[0] for path in made} == units
+    units = {part.name.rpartition("-")[0] for part in stored[:3]}
+    assert {name.rpartition("-")[0] for name in made} == units
 
 
 def test_shares_and_merge(texts, tokenizer_folder, tmp_path, expected):
-    source = TextFiles([texts], unit_bytes=UNIT_BYTES)
-    tokenizer = load_tokenizer(tokenizer_folder)
-
-    def share(number: int, count: int = 3) -> int:
-        place = (number, count)
-        return prepare_share(
-            source, tmp_path / "out", place, tokenizer, Selection(0.2), part_bytes=PART_BYTES
-        )
-
+    source, tokenizer = TextFiles([texts], unit_bytes=UNIT_BYTES), load_tokenizer(tokenizer_folder)
+    preparation = Preparation(source, tmp_path / "out", tokenizer, Selection(0.2), part_bytes=PART_BYTES)
     with pytest.raises(UserError, match="merge: nothing is prepared"):
         merge(tmp_path / "out")
-    assert share(2) + share(0) == len(source.units()) - len(source.units()[1::3])
+    units = len(source.units())
+    assert preparation.make_share(2, 3) + preparation.make_share(0, 3) == units - len(range(1, units, 3))
     with pytest.raises(UserError, match=r"merge: \d+ of \d+ units .* are not tokenized \(numbers 1, 4"):
         merge(tmp_path / "out")
-    share(1)
+    preparation.make_share(1, 3)
     assert contents(merge(tmp_path / "out")) == expected
     assert merge(tmp_path / "out") == tmp_path / "out", "merging again finds its work done"
-    assert share(1) == 0
-    for wrong in ((3, 3), (-1, 3), (0, 0)):
-        with pytest.raises(UserError, match=r"shard: .* is out of range"):
-            share(*wrong)
+    assert preparation.make_share(1, 3) == 0
 
 
 def test_progress_has_figures_and_time_left(texts, tokenizer_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("pretrain.prepare.tracker.REPORT_SECONDS", 0)
-    reports: list[Progress] = []
-    run(texts, tmp_path / "out", tokenizer_folder, report=reports.append)
-    *before, last = reports
-    assert last.done and not any(report.done for report in before)
-    assert [report.tokens for report in reports] == sorted(report.tokens for report in reports)
-    middle = before[len(before) // 2]
-    assert middle.seconds_left is not None and middle.seconds_left > 0 and middle.total_bytes > middle.bytes
-    assert "MB/s" in str(middle) and " left" in str(middle) and " left" not in str(last)
+    monkeypatch.setattr("pretrain.data.making.tokenizing.LOOK_SECONDS", 0)
+    monkeypatch.setattr("pretrain.data.making.progress.REPORT_SECONDS", 0)
+    lines: list[str] = []
+    run(texts, tmp_path / "out", tokenizer_folder, report=lines.append)
+    tokens = [
+        int(re.search(r"([\d,]+) tokens", line)[1].replace(",", "")) for line in lines if "tokens" in line
+    ]
+    assert len(tokens) > 5 and tokens == sorted(tokens)
+    assert re.search(r"\d documents, .* of .* MB, .* tokens, .* MB/s, \d+s left$", lines[len(lines) // 2])
+    corpus = Corpus.open(tmp_path / "out")
+    entries = (corpus.meta.training, corpus.meta.validation)
+    documents, size = sum(entry.documents for entry in entries), sum(entry.bytes for entry in entries) / 1e6
+    assert lines[-1].startswith(f"tokenizing: {documents:,} documents, {size:.1f} of {size:.1f} MB")
+
+
+def test_the_rate_leaves_out_what_an_earlier_process_had_done():
+    now, lines = [0.0], list[str]()
+    progress = Progress("tokenizing", lines.append, before=40_000_000, clock=lambda: now[0])
+    for now[0], megabytes in ((5.0, 40), (10.0, 60)):
+        progress(5, megabytes * 10**6, 7, 100_000_000)
+    assert lines[0] == "tokenizing: 5 documents, 40.0 of 100.0 MB, 7 tokens, 0.0 MB/s"
+    assert lines[1] == "tokenizing: 5 documents, 60.0 of 100.0 MB, 7 tokens, 2.0 MB/s, 20s left"
+    assert progress.due() and not progress.due(), "every ten seconds"
 
 
 @settings(max_examples=40, deadline=None)
@@ -357,9 +335,9 @@ def test_selection_against_a_plain_loop(
     source = TextFiles([folder / "a.jsonl"], unit_bytes=unit_bytes)
     if len(set(kept)) < 2 or (by_count and len(set(kept)) <= validation):
         with pytest.raises(UserError):
-            prepare(source, folder / "out", tokenizer, selection, part_bytes=100)
+            Preparation(source, folder / "out", tokenizer, selection, part_bytes=100).make()
         return
-    corpus = Corpus.open(prepare(source, folder / "out", tokenizer, selection, part_bytes=100))
+    corpus = Corpus.open(Preparation(source, folder / "out", tokenizer, selection, part_bytes=100).make())
     training, held_out = texts_of(corpus, "training"), texts_of(corpus, "validation")
     assert not set(training) & set(held_out)
     assert training == [text for text in kept if text not in held_out]
@@ -369,7 +347,7 @@ def test_selection_against_a_plain_loop(
         assert len(set(held_out)) == validation
 
 
-def test_the_cap_does_not_depend_on_processes_and_spares_work(texts, tokenizer_folder, tmp_path):
+def test_the_cap_does_not_depend_on_processes_and_spares_work(texts, tokenizer_folder, tmp_path, monkeypatch):
     # The first unit alone reaches 4,000 tokens; 33,000 take several, which processes finish in any order.
     for cap in (4000, 33_000):
         first, *others = (
@@ -379,21 +357,8 @@ def test_the_cap_does_not_depend_on_processes_and_spares_work(texts, tokenizer_f
         assert others == [first, first]
         corpus = Corpus.open(tmp_path / f"{cap}-1")
         assert cap - 500 < corpus.training.num_tokens + corpus.validation.num_tokens <= cap
-    reports: list[Progress] = []
-    run(texts, tmp_path / "again", tokenizer_folder, 4000, report=reports.append)
-    assert reports[-1].tokens < 20_000, "one part has 14,000 tokens, the whole source 350,000"
+    with parts_written(monkeypatch) as made:
+        run(texts, tmp_path / "again", tokenizer_folder, 4000)
+    assert len(made) == 1, "one part has 14,000 tokens"
     with pytest.raises(UserError, match="max_tokens: the first document alone has more than 2 tokens"):
         run(texts, tmp_path / "none", tokenizer_folder, 2)
-
-
-def test_more_documents_than_there_are_cannot_be_held_out(texts, tokenizer_folder, tmp_path):
-    tokenizer, selection = load_tokenizer(tokenizer_folder), Selection(validation_documents=10**6)
-    with pytest.raises(UserError, match=r"validation_documents: 1000000 of only \d+ different documents"):
-        prepare(TextFiles([texts]), tmp_path / "out", tokenizer, selection)
-    assert not (tmp_path / "out").exists()
-
-
-def test_the_histogram_is_drawn_on_request_and_always_the_same(texts, tokenizer_folder, tmp_path):
-    one, two = (run(texts, tmp_path / name, tokenizer_folder, draw=True) for name in ("one", "two"))
-    image = (one / "document_lengths.png").read_bytes()
-    assert image.startswith(b"\x89PNG") and image == (two / "document_lengths.png").read_bytes()
