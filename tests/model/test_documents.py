@@ -18,7 +18,7 @@ from model.config import block
 from model.documents import PackedDocuments, of_rows, varlen_options, widened
 from tests.helpers.distributed import run_distributed
 from tests.helpers.gpus import GPU, needs_gpus
-from tests.model.parallel import build, compared, example, relative, shared_grid, whole, whole_of
+from tests.model.parallel import build, compared, example, relative, shared_grid, whole_of
 
 TOLERANCE = 1e-12
 SHAPE = {"vocab_size": 260, "context_length": 24, "ffn_width": 48, "d_model": 48}
@@ -82,18 +82,6 @@ def test_a_packed_window_equals_each_document_by_itself(config, checkpointing):
     assert found[0] <= TOLERANCE, found
     with torch.no_grad():
         assert relative(model(given[0]), expected.logits) > 1e-3  # the mask is about something
-
-
-def test_one_document_a_row_is_the_plain_model():
-    found = worst(
-        compared(
-            build(GROUPED, torch.float64),
-            whole(GROUPED, 3, 24),
-            *example(GROUPED, 3, 24),
-            offsets([[24]] * 3),
-        )
-    )
-    assert found[0] <= TOLERANCE, found
 
 
 def test_shorter_rows_and_empty_documents():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from model.config import ModelConfig, block
 from model.errors import UserError
-from model.exchange import BatchForm, Form, HeadExchange, QueryForm
+from model.exchange import BatchForm, HeadExchange, QueryForm
 from model.parallel_plan import plan
 from model.presets import preset, preset_names
 from tests.helpers.distributed import run_distributed
@@ -173,12 +173,6 @@ def test_bytes_sent_equal_the_plan(tensor_parallel, dtype, name):
             assert (sent["all_gather_into_tensor"] > 0) == (batch == 1)  # only the query form gathers
 
 
-def test_checkpointing_repeats_the_exchanges_of_the_forward_pass():
-    once = run_distributed(bytes_sent, 4, GROUPED, 4, torch.float32)[0]["all_to_all_single"]
-    twice = run_distributed(bytes_sent, 4, GROUPED, 4, torch.float32, True)[0]["all_to_all_single"]
-    assert twice == 1.5 * once
-
-
 def forms():
     grid = shared_grid(False)
     exchange = [HeadExchange(GROUPED, layer, grid) for layer in range(5)]
@@ -208,14 +202,6 @@ def test_which_form_is_chosen():
             "micro_batch: 2 sequences of 12 tokens cannot be shared by the 4 ranks that split the heads of "
             "layer 0; micro_batch must be a multiple of 4 (nearest: 4), or context_length one of 8"
         )
-
-
-def whole_heads():
-    return type(HeadExchange(WINDOWS, 3, shared_grid(False)).form(3, 7))
-
-
-def test_heads_that_divide_are_not_exchanged():
-    assert run_distributed(whole_heads, 2) == [Form] * 2
 
 
 def sampled(sequence_parallel):

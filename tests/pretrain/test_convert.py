@@ -21,7 +21,6 @@ from pretrain.hf import export_folder
 from pretrain.metrics.file import read_metrics
 from pretrain.run.saved import SavedRun
 from tests.helpers.exports import failure, trained
-from tests.helpers.launch import ROOT
 from tests.helpers.networks import relative, tokens
 from tests.pretrain.data.test_tokenizer_folders import byte_level, sentencepiece_with_a_prefix
 
@@ -249,12 +248,6 @@ def test_bf16_states_its_bound(prism, tmp_path, capsys):
     assert AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True).dtype == torch.bfloat16
 
 
-@pytest.mark.slow
-def test_an_earlier_step(prism, tmp_path):
-    assert convert.main([str(prism), "--out", str(tmp_path / "hf"), "--step", "8"]) == 0
-    assert "| steps | 8 |" in (tmp_path / "hf" / "README.md").read_text()
-
-
 def test_an_export_that_computes_something_else_leaves_nothing(prism, tmp_path, capsys, monkeypatch):
     original = export_folder._weights_of
 
@@ -322,21 +315,6 @@ def test_a_checkpoint_that_is_pruned_while_it_is_read(prism, tmp_path, capsys, m
     printed = capsys.readouterr().out
     assert "checkpoint step_000012 was pruned while it was read; taking the next one" in printed
     assert "| steps | 8 |" in (tmp_path / "hf" / "README.md").read_text()
-
-
-@pytest.mark.slow
-def test_two_into_one_folder_at_once(prism, tmp_path):
-    command = [sys.executable, "-m", "pretrain.convert", str(prism), "--out", str(tmp_path / "hf" / "x")]
-    both = [
-        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    said = [process.communicate(timeout=120)[1] for process in both]
-    assert sorted(process.returncode for process in both) == [0, 2], said
-    refusal = next(text for process, text in zip(both, said, strict=True) if process.returncode)
-    assert "Traceback" not in refusal and "\nerror: out: " in "\n" + refusal
-    assert [path.name for path in (tmp_path / "hf").iterdir()] == ["x"]
-    AutoModelForCausalLM.from_pretrained(tmp_path / "hf" / "x", trust_remote_code=True)
 
 
 def test_a_tokenizer_that_does_not_match(prism, tmp_path, capsys, monkeypatch):

@@ -215,20 +215,3 @@ def test_other_rules_regroup_what_was_saved(small_folder, tmp_path, shape):
     groups = UnshardedCheckpoint.open(newest(run.folder)).groups
     decays = {name: group.settings["weight_decay"] for name, group in groups.items()}
     assert decays == {"base/decay": 0.3, "base/no_decay": 0.0, "slow/decay": 0.6}
-
-
-def test_the_canonical_form_keeps_every_groups_settings(small_folder, tmp_path):
-    from tests.helpers.shapes import save_unsharded
-
-    rules = [SLOW | {"decay_with_lr": False}]
-    settings = "--model gpt2-nano --validation.every 0 --optimizer.weight_decay 0.1 --steps 20"
-    run = nano_run(small_folder, tmp_path, settings, "--lr_rules", json.dumps(rules))
-    run_distributed(observed_session, 2, run, Shape(2, 2), 4, timeout=120)
-    checkpoint = UnshardedCheckpoint.open(newest(run.folder))
-    again = UnshardedCheckpoint.open(save_unsharded(checkpoint, tmp_path / "canonical" / "step_000004"))
-    assert differences(contents(again.folder), contents(checkpoint.folder)) == []
-    assert {name: group.settings for name, group in again.groups.items()} == {
-        name: group.settings for name, group in checkpoint.groups.items()
-    }
-    slow, base = again.groups["slow/decay"].settings, again.groups["base/decay"].settings
-    assert slow["lr"] == base["lr"] / 4 and slow["weight_decay"] == 0.4

@@ -280,19 +280,6 @@ def test_bad_input_is_one_line_and_not_requeued(cluster, small_folder, tmp_path,
     assert "Traceback" not in job.log and job.restarts == 0
 
 
-def test_two_jobs_in_one_folder(cluster, small_folder, tmp_path):
-    options = ("--gres=none", "--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=1")
-    first = submit(cluster, small_folder, tmp_path, "--steps", "100000", options=(*options, "--nodelist=n1"))
-    first.wait_for("step      3/100000")
-    second = submit(cluster, small_folder, tmp_path, options=(*options, "--nodelist=n2"))
-    assert second.wait() == "FAILED"
-    assert (
-        f"is in use by process {ranks_of(first)[0]} on" in second.log
-        and f"SLURM job {first.number}" in second.log
-    )
-    cluster.call("scancel", first.number)
-
-
 def test_a_study_as_an_array(cluster, small_folder, tmp_path):
     text = yaml.safe_dump(
         {

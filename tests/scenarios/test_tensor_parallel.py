@@ -6,10 +6,8 @@ import json
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from model.errors import UserError
-from model.process_grid import start_grid
 from pretrain.config.command_line import parse_command_line
 from pretrain.engine.build import build_engine
 from pretrain.engine.ds_config import merge_ds_config
@@ -180,19 +178,6 @@ def test_bad_input_is_refused_on_every_rank(small_folder, tmp_path, world, argum
     assert not run.folder.exists() or not list(run.folder.iterdir())
 
 
-def test_a_degree_below_one_is_refused():
-    with pytest.raises(UserError, match="tensor_parallel: 0 is not valid; give a positive number"):
-        parse_command_line(["--tensor_parallel", "0"])
-
-
-def test_a_run_continues_at_another_degree(small_folder, tmp_path):
-    run = nano_run(small_folder, tmp_path, "--steps 4")
-    run_distributed(session, 2, run, 2, timeout=120)
-    results = run_distributed(session, 2, run, 2, tensor_parallel=2, steps=8, timeout=120)
-    assert all(error is None for _, error in results)
-    assert [row["step"] for row in curve(run.folder)] == list(range(1, 9))
-
-
 def test_the_chosen_micro_batch_can_be_split():
     config = parse_command_line(["--architecture", '{"context_length": 63}', "--model", "prism-nano"]).run
     model = config.build_model_config(300)
@@ -200,28 +185,6 @@ def test_the_chosen_micro_batch_can_be_split():
     assert plan_batch(63 * 24, None, model, 1, 1 << 30, "cpu", 4).micro_batch % 4 == 0
     with pytest.raises(UserError, match="micro_batch must be a multiple of 4"):
         plan_batch(63 * 6, None, model, 1, 1 << 30, "cpu", 4)
-
-
-def sample(sequence_parallel):
-    """Tokens that a fresh model makes up, greedily and at random, at t = 1 and on this grid."""
-    from model.initialization import initialize
-    from model.presets import preset
-    from model.sampling import generate
-    from model.transformer import Transformer
-
-    texts = []
-    for tensor_parallel in (1, dist.get_world_size()):
-        grid = start_grid(tensor_parallel, sequence_parallel=sequence_parallel)
-        model = Transformer(preset("prism-nano"), grid).double()
-        initialize(model, 0)
-        texts.append([generate(model, [3], 6, 4, temperature=t, seed=1) for t in (0.0, 1.0)])
-    return texts
-
-
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_sampling_gives_the_same_tokens(sequence_parallel):
-    for alone, together in run_distributed(sample, 4, sequence_parallel):
-        assert alone == together
 
 
 @pytest.mark.slow
@@ -234,9 +197,3 @@ def test_compiled_blocks_train_alike(reference):
     ):
         assert found == pytest.approx(losses, rel=1e-6)
         assert found_norms == pytest.approx(norms, rel=1e-6)
-
-
-def test_compiling_is_refused_at_stage_3(small_folder, tmp_path):
-    run = nano_run(small_folder, tmp_path, "--compile true")
-    [error] = run_distributed(refusal, 1, run, 3, timeout=120)
-    assert error == "compile: true is not valid at ZeRO stage 3; use stage 1 or 2, or leave it out"

@@ -4,8 +4,6 @@ import json
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -33,7 +31,6 @@ from tests.helpers.shapes import (
     shape_run,
     train,
 )
-from tests.helpers.training import session
 
 PATH = {"PYTHONPATH": str(ROOT)}
 
@@ -69,24 +66,6 @@ def test_groups_and_state(source):
     names = list(source.reference["parameters"])
     assert checkpoint.names() == names
     assert all(tuple(checkpoint.parameter(n).shape) == checkpoint.shape(n) for n in names)
-
-
-@pytest.mark.slow
-def test_needs_no_process_group_and_no_deepspeed_code(source, tmp_path):
-    script = tmp_path / "read.py"
-    script.write_text(
-        "import sys, torch\nfrom pathlib import Path\n"
-        "from pretrain.checkpoint.unsharded import UnshardedCheckpoint\n"
-        "checkpoint = UnshardedCheckpoint.open(Path(sys.argv[1]))\n"
-        "total = sum(checkpoint.parameter(name).double().sum() for name in checkpoint.names())\n"
-        "print(float(total), torch.distributed.is_initialized(), 'RANK' in __import__('os').environ)\n"
-    )
-    environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
-    command, environment = [sys.executable, str(script), str(source.checkpoint)], environment | PATH
-    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=True)
-    total, *rest = result.stdout.split()[-3:]
-    expected = sum(t["fp32"].double().sum() for t in source.reference["parameters"].values())
-    assert float(total) == pytest.approx(float(expected), rel=1e-12) and rest == ["False", "False"]
 
 
 def test_before_the_first_update(source, tmp_path):
@@ -186,30 +165,6 @@ def test_written_equals_read(source, written):
     assert [one.step(name) for name in one.names()] == [3] * len(one.names())
     assert (written / "tokenizer").is_dir()
     assert sorted(path.name for path in written.parent.iterdir()) == [written.name]
-
-
-def test_killed_while_writing(source, tmp_path):
-    """A process that dies half-way leaves no checkpoint, and the next write starts afresh."""
-    target = tmp_path / "step_000003.canonical"
-    script = tmp_path / "write.py"
-    script.write_text(
-        "import os, signal, sys\nfrom pathlib import Path\n"
-        "from pretrain.checkpoint.unsharded import UnshardedCheckpoint\n"
-        "from tests.helpers.shapes import save_unsharded\n"
-        "checkpoint = UnshardedCheckpoint.open(Path(sys.argv[1]))\n"
-        "last, read = checkpoint.names()[-1], checkpoint.parameter\n"
-        "checkpoint.parameter = lambda name: (\n"
-        "    os.kill(os.getpid(), signal.SIGKILL) if name == last else read(name)\n"
-        ")\n"
-        "save_unsharded(checkpoint, Path(sys.argv[2]))\n"
-    )
-    command = [sys.executable, str(script), str(source.checkpoint), str(target)]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=os.environ | PATH)
-    assert result.returncode == -9, result.stderr
-    assert not target.exists() and (tmp_path / f".writing_{target.name}").is_dir()
-    save_unsharded(UnshardedCheckpoint.open(source.checkpoint), target)
-    assert verify(target) is None
-    assert not (tmp_path / f".writing_{target.name}").exists()
 
 
 def test_full_disk(source, written, tmp_path, monkeypatch):
@@ -336,14 +291,3 @@ def test_a_run_continues_from_a_canonical_folder(source, written, tmp_path, shap
     found = run_distributed(load_and_gather, shape.ranks, run, shape, tmp_path / "again", timeout=120)[0]
     assert differences(found["parameters"], source.reference["parameters"]) == []
     assert found["groups"] == source.reference["groups"] and found["steps"] == {3}
-
-
-def test_a_run_refuses_a_canonical_folder_with_a_missing_parameter(source, written, tmp_path):
-    folder = copied(written, tmp_path)
-    damage_index(folder, lambda index: index["parameters"].pop(NAME))
-    manifest = json.loads((folder / "manifest.json").read_text())
-    del manifest["files"]["canonical/index.json"]
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    run = as_run(source, folder, tmp_path / "runs")
-    _, error = run_distributed(session, 1, run, 2, timeout=120)[0]
-    assert f"lacks {NAME}" in error and "\n" not in error

@@ -12,8 +12,6 @@ from model.config import ModelConfig
 from model.errors import UserError
 from pretrain.config.command_line import parse_command_line
 from pretrain.config.run_config import RunConfig
-from pretrain.data.blend import parse_blend
-from pretrain.plan.command import read_arguments
 from tests.helpers.fuzzing import fixed
 
 LONG = "1" * 400
@@ -66,12 +64,6 @@ def build(arguments: list[str]) -> None:
     parse_command_line(arguments).run.build_model_config()
 
 
-def test_there_are_settings():
-    assert {"steps", "optimizer.learning_rate", "checkpoint.every", "seed"} <= set(
-        NUMBERS
-    ) and "vocab_size" in SIZES
-
-
 def in_yaml(name: str, value: str) -> str:
     """The recipe that gives one setting."""
     *sections, last = name.split(".")
@@ -109,49 +101,3 @@ def test_any_text_at_any_setting():
             assert "\n" not in str(error) and str(error).isprintable() and len(str(error)) < 1000
 
     fixed(test, examples=30)
-
-
-@pytest.mark.parametrize("layers", [LONG, f'"{LONG}"', f'"0-{LONG}"', "1e999"])
-def test_layers_of_a_rule(layers):
-    assert "lr_rules" in refused(
-        build, "--lr_rules", f"[{{name: slow, parameters: [q], scale: 1, layers: {layers}}}]"
-    )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--heads", LONG], "heads: "),
-        (["--heads", "3x100000"], "more than 10,000 layers"),
-        (["--architecture", '{heads: "3x99999,3x2"}'], "more than 10,000 layers"),
-        (["--architecture.d_model", "1000000007"], "heads: layer 0 has 2 heads, which do not divide d_model"),
-        (["--architecture.d_model", "1000000000000"], "d_model: 1000000000000 is not valid"),
-        (["--architecture", "{kv_heads: [3000000000,3,3,3]}"], "kv_heads: "),
-        (["--global_batch_tokens", "1000000000000000"], "global_batch_tokens: "),
-    ],
-)
-def test_sizes_of_a_model(arguments, message):
-    assert message in refused(build, *arguments)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["5", "null", "true", "NaN", "[]", '"a"', "[" * 1000, '{"a":' * 1000, "", '{"heads": [3], "x": 1}'],
-)
-def test_model_files(text, tmp_path):
-    path = tmp_path / "model.json"
-    path.write_text(text)
-    assert refused(build, "--model", str(path)).startswith("model")
-
-
-@pytest.mark.parametrize("weight", ["1e999", "1e-99999999", LONG, "1/0", "0", "-1"])
-def test_weights_of_a_blend(weight):
-    assert "weight for 'x'" in refused(lambda arguments: parse_blend(arguments[0]), f"x:{weight}")
-    assert "weight for 'y'" in refused(lambda arguments: parse_blend(arguments[0]), f"x:0.5,y:{weight}")
-
-
-@pytest.mark.parametrize(
-    ("option", "value"), [*(("gpu_memory", v) for v in ("1e400", "nan", "1e12", "0", LONG)), ("nodes", LONG)]
-)
-def test_options_of_the_plan(option, value):
-    assert f"{option}: " in refused(read_arguments, f"--{option}", value)
