@@ -8,6 +8,7 @@ from dataclasses import asdict
 import matplotlib
 import pytest
 
+from model.declared import from_plain
 from pretrain.checkpoint.state import DataIdentity, TrainingState
 from pretrain.data.tokenizer import SentencePieceTokenizer, tokenizer_hash
 from pretrain.metrics.file import MetricsFile

@@ -66,10 +66,3 @@ def test_the_newest_valid_one_is_found_and_newer_ones_are_named(tmp_path):
     assert looked == ["step_000006", "step_000004"], "older ones are not read"
     assert newest_valid(tmp_path, [6], problem_of) is None
     assert newest_valid(tmp_path, []) is None
-
-
-def test_a_checkpoint_without_a_manifest_is_not_sound(tmp_path):
-    run_with(tmp_path, 2)
-    notes: list[str] = []
-    assert newest_valid(tmp_path, [2], passed_over=lambda folder, why: notes.append(why)) is None
-    assert notes == ["manifest.json is missing"]

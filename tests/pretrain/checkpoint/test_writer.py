@@ -122,12 +122,3 @@ def test_at_most_one_at_a_time(small_folder, tmp_path):
     folders = sorted(path.name for path in (run.folder / "checkpoints").iterdir())
     assert folders == [f"step_{step:06d}" for step in range(1, 5)]
     assert all(verify(run.folder / "checkpoints" / name) is None for name in folders)
-
-
-def test_written_files_load_as_torch_wrote_them(tmp_path):
-    recorder = RecordingCheckpointEngine()
-    value = {"a": torch.arange(10), "b": [1, "two"]}
-    recorder.save(value, str(tmp_path / "x.pt"))
-    assert recorder.problem is None
-    loaded = torch.load(tmp_path / "x.pt")
-    assert torch.equal(loaded["a"], value["a"]) and loaded["b"] == value["b"]

@@ -7,7 +7,6 @@ from functools import partial
 import pytest
 import torch
 
-from model.errors import UserError
 from tests.helpers.items import write_data_sets
 
 pytest.importorskip("lm_eval")
@@ -119,10 +118,3 @@ def test_without_a_number_tasks_are_zero_shot(own, small):
     model = ZeroShotModel(Unknowing(small.tokenizer.vocab_size), small.tokenizer, 512, torch.device("cpu"))
     results = score(model, load_tasks(resolve_tasks(["mine"], manager), manager, data), limit=2)
     assert results["n-shot"] == {"mine": 0}
-
-
-@pytest.mark.slow
-def test_what_is_not_there_is_said(own):
-    folder, _ = own
-    with pytest.raises(UserError, match=r"tasks: there is no file .*yours.yaml"):
-        resolve_tasks([str(folder / "yours.yaml")], task_manager(str(folder)))

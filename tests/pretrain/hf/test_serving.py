@@ -12,7 +12,6 @@ import textwrap
 
 import pytest
 import torch
-import torch.nn.functional as F
 from transformers import AttentionInterface, AutoConfig, AutoModel
 
 from pretrain.hf.modeling_head_schedule import HeadScheduleAttention, HeadScheduleForCausalLM
@@ -209,14 +208,3 @@ def test_heads_that_do_not_divide_are_refused_by_name(folders):
     view."""
     for message in run_distributed(refused, 2, folders("prism"), tokens(1, 24), timeout=120):
         assert "layer 1 has 3 attention heads" in message and message.endswith("valid for this model: 1")
-
-
-def test_attention_written_out_here_is_torchs():
-    """The reference above, against scaled_dot_product_attention."""
-    query, key, value = (
-        torch.randn(1, 4, 9, 8, generator=torch.Generator().manual_seed(i)) for i in range(3)
-    )
-    expected = F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2)
-    assert torch.allclose(
-        plain_attention(query, key, value, 8**-0.5, window_mask(9, None)), expected, atol=1e-6
-    )
