@@ -127,7 +127,7 @@ def test_losses_of_different_tokenizers_are_drawn_in_bits_per_byte(tmp_path, cap
         tokenizer.save(checkpoint(tmp_path / name, 6, tokenizer=tokenizer_hash(tokenizer)) / "tokenizer")
     folders, out = (tmp_path / "a", tmp_path / "b"), tmp_path / "curves.svg"
     line = refusal(capsys, main, *folders, "--out", out)  # none of them has bits per byte
-    assert "error: runs: tokenizers differ: b from a (vocabulary: " in line
+    assert "error: runs: tokenizers differ: b from a (different vocabulary, " in line
     for folder in folders:
         write_rows(folder, (7, {"val_bpb": 2.0}))
     drawn = " ".join(texts(out, *folders))
