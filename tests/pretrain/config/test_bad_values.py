@@ -15,18 +15,8 @@ from pretrain.config.run_config import RunConfig
 from tests.helpers.fuzzing import fixed
 
 LONG = "1" * 400
-NO_NUMBERS = [
-    "!!int 'abc'",
-    "!!set {a}",
-    "2026-13-45",
-    "[[1]]",
-    "{a: 1}",
-    ".nan",
-    "1e999",
-    LONG,
-    "[" * 1000,
-    "{a: " * 1000,
-]
+NO_NUMBERS = ["!!int 'abc'", "!!set {a}", "2026-13-45", "[[1]]", "{a: 1}", ".nan", "1e999", LONG]
+NO_NUMBERS += ["[" * 1000, "{a: " * 1000]
 
 
 def settings(value, name=""):

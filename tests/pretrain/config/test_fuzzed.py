@@ -51,63 +51,28 @@ def names(known: list[str]) -> st.SearchStrategy[str]:
     )
 
 
-def damaged(text: str, where: int, what: str) -> str:
-    """*text* with something written over it."""
-    place = where % (len(text) + 1)
-    return text[:place] + what + text[place + len(what) :]
-
-
 @st.composite
 def written(draw: st.DrawFn, value: Any, dump: Callable[[Any], str]) -> str:
     """The text of *value*; of every tenth, text that somebody has typed into."""
     text = dump(value)
     if draw(st.integers(0, 9)) == 0:
-        text = damaged(text, draw(st.integers(0, 10**6)), draw(NOISE))
+        place, what = draw(st.integers(0, len(text))), draw(NOISE)
+        text = text[:place] + what + text[place + len(what) :]
     return text
 
 
 # ---------------------------------------------------------------------- models
 
-MODELS = [
-    "prism-nano",
-    "gpt2-nano",
-    "prism-124m",
-    "headprog-ascending-45",
-    "matched-rmsnorm-bias-mlp-rope-mini",
-]
+MODELS = ["prism-nano", "gpt2-nano", "prism-124m", "headprog-ascending-45", "llama-mini"]
 FIELDS = [field.name for field in fields(ModelConfig)]
-SIZE = st.integers(1, 5000)
-RIGHT: dict[str, st.SearchStrategy[Any]] = {
-    "vocab_size": st.integers(1, 70_000),
-    "context_length": SIZE,
-    "ffn_width": SIZE,
-    "norm": st.sampled_from(["rmsnorm", "layernorm"]),
-    "norm_eps": st.floats(1e-12, 1),
-    "norm_bias": st.booleans(),
-    "attention_bias": st.sampled_from(["none", "output", "all"]),
-    "ffn": st.sampled_from(["swiglu", "mlp"]),
-    "activation": st.sampled_from(["silu", "gelu", "gelu_tanh"]),
-    "ffn_bias": st.booleans(),
-    "positions": st.sampled_from(["rope", "learned"]),
-    "rope_base": st.floats(1, 1e6),
-    "attention_scale": st.sampled_from(["sqrt_head_dim", "none"]),
-    "tie_embeddings": st.booleans(),
-    "init_std": st.floats(1e-4, 1),
-}
 
 
 @st.composite
 def model_files(draw: st.DrawFn) -> str:
-    """The JSON of a preset with up to three edits that are right, and up to five others: any value at any
-    field, a name misspelt, a field dropped."""
+    """The JSON of a preset with up to five edits: any value at any field, a name misspelt, a field dropped."""
     values = preset(draw(st.sampled_from(MODELS))).to_json()
-    for name in draw(st.lists(st.sampled_from(sorted(RIGHT)), max_size=3)):
-        values[name] = draw(RIGHT[name])
     for _ in range(draw(st.sampled_from([0, 0, 1, 1, 2, 5]))):
-        kind = draw(st.integers(0, 9))
-        if kind < 6:
-            values[draw(st.sampled_from(FIELDS))] = draw(ANYTHING)
-        elif kind < 8:
+        if draw(st.integers(0, 9)) < 8:
             values[draw(names(FIELDS))] = draw(ANYTHING)
         else:
             values.pop(draw(st.sampled_from(FIELDS)), None)
