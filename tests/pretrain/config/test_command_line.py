@@ -47,7 +47,7 @@ BAD = {
     "--heads 3x2": "a schedule for 2 layers",
     "--architecture.nrom layernorm": "did you mean 'norm'?",
     "--model nope.json": "cannot read 'nope.json'",
-    "--optimizer.betas [0.9,1.5]": "optimizer.betas: 1.5",
+    "--optimizer.betas [0.9,1.5]": "optimizer.betas.1: 1.5",
 }
 
 
@@ -99,7 +99,7 @@ def print_config():
 
 
 def test_what_is_printed_is_a_recipe(print_config, tmp_path, capsys):
-    arguments = ["--config", "mini-upper_qk", "--seed", "3"]
+    arguments = ["--config", "mini", "--lr_rules", "[upper_qk]", "--seed", "3"]
     print_config(arguments)
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(capsys.readouterr().out)

@@ -38,18 +38,20 @@ def test_an_unknown_task_is_named():
 
 def test_the_data_decides_the_number_of_classes(tmp_path):
     run = parsed("--config", "classification")
-    assert run.build_model_config(300, 7).classes == 7
+    assert run.build_model_config(300, classes=7).classes == 7
     assert run.build_model_config(300).classes == 2, "until the data is there"
-    assert parse_command_line([]).run.build_model_config(300, 7).classes is None
+    assert parse_command_line([]).run.build_model_config(300, classes=7).classes is None
     # A language model takes heads and sizes from a classifier's file, and the other way round.
     path = tmp_path / "model.json"
-    path.write_text(json.dumps(run.build_model_config(300, 7).to_json()))
+    path.write_text(json.dumps(run.build_model_config(300, classes=7).to_json()))
     language = parse_command_line(["--model", str(path)]).run.build_model_config(300)
-    assert language.classes is None and language == run.build_model_config(300, 7).replace(classes=None)
-    assert parsed("--model", str(path)).build_model_config(300, 3).classes == 3
+    assert language.classes is None and language == run.build_model_config(300, classes=7).replace(
+        classes=None
+    )
+    assert parsed("--model", str(path)).build_model_config(300, classes=3).classes == 3
 
 
 def test_growth_and_classes_go_together():
     run = parsed("--growth.criterion", "incrt", "--growth.maximum", "4", "--growth.head_dim", "16")
-    start = run.build_model_config(300, 5)
+    start = run.build_model_config(300, classes=5)
     assert start.classes == run.largest_model_config(start).classes == 5
