@@ -181,30 +181,30 @@ def test_a_llama_folder_of_transformers_comes_in(tied, safe, tmp_path):
 
 
 INDEX = "model.safetensors.index.json"
+EDITED = {
+    "weight_map: a: 5 is not valid; give text": edit_json(INDEX, weight_map={"a": 5}),
+    "is not a file of that folder": edit_json(INDEX, weight_map={"a": "../../x.safetensors"}),
+    "the folder's weights have": edit_json("config.json", num_hidden_layers=1000),
+    "is not valid JSON": lambda folder: (folder / INDEX).write_text("[" * 1000),
+    "it must be the text of a token": edit_json("tokenizer_config.json", eos_token=7),
+}
 
 
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (edit_json(INDEX, weight_map=5), "5 is not valid; give a mapping"),
-        (edit_json(INDEX, weight_map={"a": 5}), "weight_map: a: 5 is not valid; give text"),
-        (edit_json(INDEX, weight_map={"a": "../../x.safetensors"}), "is not a file of that folder"),
-        (edit_json("config.json", num_hidden_layers=1000), "the folder's weights have"),
-        (lambda folder: (folder / INDEX).write_text("[" * 1000), "is not valid JSON"),
-        (lambda folder: (folder / "tokenizer_config.json").write_text("[]"), "must hold a JSON object"),
-        (edit_json("tokenizer_config.json", eos_token=7), "it must be the text of a token"),
-        (edit_json("config.json", max_position_embeddings=10**12), "context_length: 1000000000000 is not"),
-        (lambda folder: (folder / "config.json").write_text("[]"), "must hold a JSON object"),
-    ],
-)
-def test_llama_folders_that_were_edited(damage, words, tmp_path, capsys):
-    folder = tmp_path / "llama"
-    folder.mkdir()
-    llama_of_transformers(folder, tied=False, safe=True)
-    damage(folder)
+@pytest.mark.parametrize("words", EDITED)
+def test_llama_folders_that_were_edited(transformers_llama, words, tmp_path, capsys):
+    folder = shutil.copytree(transformers_llama, tmp_path / "llama")
+    EDITED[words](folder)
     began = time.process_time()  # of a busy machine, too
     assert words in failure(capsys, "--from_hf", folder, "--out", tmp_path / "runs" / "back")
     assert time.process_time() - began < 5 and not (tmp_path / "runs" / "back").exists()
+
+
+@pytest.fixture(scope="module")
+def transformers_llama(tmp_path_factory):
+    """A folder of several files of weights that transformers has written."""
+    folder = tmp_path_factory.mktemp("transformers")
+    llama_of_transformers(folder, tied=False, safe=True)
+    return folder
 
 
 def same_weights(one, other):
@@ -326,19 +326,19 @@ def test_a_tokenizer_that_does_not_match(prism, tmp_path, capsys, monkeypatch):
     assert "is not the one that the run was trained with" in failure(capsys, prism, "--out", tmp_path / "hf")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("", "run: missing"),
-        ("nowhere --out x", "does not exist"),
-        ("{tmp} --out x", "is not a run's folder"),
-        ("{run}", "out: missing"),
-        ("{run} --out x --step 7", "no checkpoint of step 7"),
-        ("{run} --out x --format onnx", "format: 'onnx' is not valid; give one of auto, native, llama"),
-        ("{run} --from_hf {tmp} --out x", "give one of them"),
-        ("--from_hf {tmp} --out x", "has no config.json"),
-    ],
-)
+REFUSED = {
+    "": "run: missing",
+    "nowhere --out x": "does not exist",
+    "{tmp} --out x": "is not a run's folder",
+    "{run}": "out: missing",
+    "{run} --out x --step 7": "no checkpoint of step 7",
+    "{run} --out x --format onnx": "format: 'onnx' is not valid; give one of auto, native, llama",
+    "{run} --from_hf {tmp} --out x": "give one of them",
+    "--from_hf {tmp} --out x": "has no config.json",
+}
+
+
+@pytest.mark.parametrize(("arguments", "words"), REFUSED.items())
 def test_bad_input_is_one_line(arguments, words, prism, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
@@ -347,17 +347,17 @@ def test_bad_input_is_one_line(arguments, words, prism, tmp_path, capsys, monkey
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"model_type": "mamba"}, "holds 'mamba', which is not supported"),
-        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_type 'linear'"),
-        ({"hidden_act": "relu"}, "hidden_act 'relu'"),
-        ({"intermediate_size": 100}, "has shape"),
-        ({"num_hidden_layers": 3}, "which its architecture has not"),
-        ({"num_hidden_layers": 5}, "lacks model.layers.4"),
-    ],
-)
+FOREIGN = {
+    "holds 'mamba', which is not supported": {"model_type": "mamba"},
+    "rope_type 'linear'": {"rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+    "hidden_act 'relu'": {"hidden_act": "relu"},
+    "has shape": {"intermediate_size": 100},
+    "which its architecture has not": {"num_hidden_layers": 3},
+    "lacks model.layers.4": {"num_hidden_layers": 5},
+}
+
+
+@pytest.mark.parametrize(("words", "change"), FOREIGN.items())
 def test_folders_that_cannot_come_in(change, words, llama, tmp_path, capsys):
     edit_json("config.json", **change)(llama)
     assert words in failure(capsys, "--from_hf", llama, "--out", tmp_path / "runs" / "back")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import yaml
@@ -60,17 +58,9 @@ def submit(cluster, small_folder, runs, *more, script="slurm/124m.sh", options=N
 
 def ranks_of(job):
     """Process numbers of the ranks, rank 0 first."""
-    found = {}
-    for process in job.processes(["pretrain/main.py"]):
-        with contextlib.suppress(OSError):
-            environment = Path(f"/proc/{process}/environ").read_bytes().decode().split("\0")
-            command = Path(f"/proc/{process}/cmdline").read_bytes().decode().split("\0")
-            rank = next(
-                (entry.removeprefix("RANK=") for entry in environment if entry.startswith("RANK=")), None
-            )
-            if rank is not None and "python" in Path(command[0]).name:
-                found[int(rank)] = process
-    return [found[rank] for rank in sorted(found)]
+    found = job.processes("pretrain/main.py")
+    ranks = {int(process.environ()["RANK"]): process.pid for process in found if "RANK" in process.environ()}
+    return [ranks[rank] for rank in sorted(ranks)]
 
 
 # With --export=NONE nothing of the submitting shell's environment reaches the job: .venv is the checkout's
@@ -209,24 +199,14 @@ def test_the_limit_of_failures_ends_the_job(cluster, small_folder, tmp_path, cou
 def test_a_killed_launcher_ends_the_job_and_the_same_line_continues(cluster, small_folder, tmp_path, whole):
     job = submit(cluster, small_folder, tmp_path)
     job.wait_for("step  7/16")
-    for process in job.processes(["slurm_script"]) or batch_shells(job):
-        os.kill(process, signal.SIGKILL)
+    shells = job.processes("slurm_script")  # the batch script lies in slurmd's spool folder
+    assert shells
+    for process in shells:
+        process.kill()
     assert job.wait() in ("FAILED", "CANCELLED", "NODE_FAIL")
     again = submit(cluster, small_folder, tmp_path)
     assert again.wait() == "COMPLETED", again.log
     assert curve(tmp_path / "nano") == whole
-
-
-def batch_shells(job):
-    """The job's batch script: a shell whose script lies in slurmd's spool folder."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            command = (path / "cmdline").read_bytes().decode(errors="replace")
-            if f"job{int(job.number):05d}/slurm_script" in command:
-                found.append(int(path.name))
-    assert found, "no batch script found"
-    return found
 
 
 def test_a_node_that_goes_down_requeues_the_job(cluster, small_folder, tmp_path):

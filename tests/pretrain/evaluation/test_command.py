@@ -141,36 +141,36 @@ def test_data_sets_are_saved_where_there_is_internet_and_read_elsewhere(
     assert found[0] == found[1] and set(found[0]) == {"piqa/acc", "piqa/acc_norm"}
 
 
+UNKNOWN = {
+    "helaswag": "'helaswag' is unknown; did you mean 'hellaswag'?",
+    "paper": "did you mean 'papers'?",
+    ",": "tasks: none given",
+    "winogrande --data_dir {data}": "no data set 'allenai/winogrande' (winogrande_xl)",
+    "winogrande": "evaluation save",
+    "mine.yaml": "tasks: there is no file 'mine.yaml'",
+}
+
+
 @pytest.mark.slow  # lm-eval reads ten thousand files
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("helaswag", "'helaswag' is unknown; did you mean 'hellaswag'?"),
-        ("paper", "did you mean 'papers'?"),
-        (",", "tasks: none given"),
-        ("winogrande --data_dir {data}", "no data set 'allenai/winogrande' (winogrande_xl)"),
-        ("winogrande", "evaluation save"),
-        ("mine.yaml", "tasks: there is no file 'mine.yaml'"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "words"), UNKNOWN.items())
 def test_tasks_that_cannot_be_scored_are_one_line(arguments, words, folders, data_dir, capsys):
     more = [text.format(data=data_dir) for text in arguments.split()]
     assert words in refusal(capsys, evaluation.main, str(folders["run"]), "--tasks", *more)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("{run} --tasks piqa --data_dir {root}/nowhere", "is not a folder"),
-        ("{root} --tasks piqa", "has no config.json"),
-        ("{root}/nowhere --tasks piqa", "does not exist"),
-        ("{run} --limit 0", "limit: '0' is not valid"),
-        ("{run} --include_path {root}/nowhere", "nowhere' is not a folder; give one that holds task YAMLs"),
-        ("save --data_dir d --include_path {root}/nowhere", "include_path: "),
-        ("{export} --tasks piqa --wandb offline", "is an exported folder, which has no curves"),
-        ("save --tasks piqa", "data_dir: missing"),
-    ],
-)
+REFUSED = {
+    "{run} --tasks piqa --data_dir {root}/nowhere": "is not a folder",
+    "{root} --tasks piqa": "has no config.json",
+    "{root}/nowhere --tasks piqa": "does not exist",
+    "{run} --limit 0": "limit: '0' is not valid",
+    "{run} --include_path {root}/nowhere": "nowhere' is not a folder; give one that holds task YAMLs",
+    "save --data_dir d --include_path {root}/nowhere": "include_path: ",
+    "{export} --tasks piqa --wandb offline": "is an exported folder, which has no curves",
+    "save --tasks piqa": "data_dir: missing",
+}
+
+
+@pytest.mark.parametrize(("arguments", "words"), REFUSED.items())
 def test_bad_input_is_one_line_before_lm_eval_is_imported(arguments, words, tmp_path, capsys, monkeypatch):
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "export").mkdir()
