@@ -59,7 +59,7 @@ def one_by_one(model, tokens, labels, rows):
 
 def reference_of(config, rows):
     """What the documents one by one give at t = 1, with the example that gives it."""
-    tokens, labels = example(config, len(rows), 24)
+    tokens, labels = example(config, len(rows), sum(rows[0]))
     model = build(config, torch.float64)
     return whole_of(model, *one_by_one(model, tokens, labels, rows)), tokens, labels
 
@@ -68,9 +68,8 @@ def worst(found):
     return max((value, name) for name, value in found.items())
 
 
-configs = pytest.mark.parametrize(
-    "config", [GROUPED, WINDOWS, ROPE_WINDOWS], ids=["grouped", "windows", "rope_windows"]
-)
+CONFIGS = {"grouped": GROUPED, "windows": WINDOWS, "rope_windows": ROPE_WINDOWS}
+configs = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -202,12 +201,8 @@ def test_which_torch_has_the_kernel(monkeypatch):
     """By the signature of its varlen_attn; without windows or scales every layer takes the mask."""
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
-    for stands_for, has in (
-        (reference_varlen, True),
-        (varlen_2_11, True),
-        (varlen_2_10, False),
-        (None, False),
-    ):
+    cases = ((reference_varlen, True), (varlen_2_11, True), (varlen_2_10, False), (None, False))
+    for stands_for, has in cases:
         documents._varlen_device.cache_clear()
         monkeypatch.setattr(documents, "VARLEN_OPTIONS", varlen_options(stands_for))
         assert documents._varlen_device(0) == has
@@ -294,9 +289,7 @@ def parallel_differences(config, rows, reference, offsets_too=False, **options):
 
 
 def many_parallel_differences(cases):
-    return [
-        parallel_differences(config, rows, reference, **options) for config, rows, reference, options in cases
-    ]
+    return [parallel_differences(*case, **options) for *case, options in cases]
 
 
 def assert_same_on_ranks(tensor_parallel, cases):
@@ -306,9 +299,7 @@ def assert_same_on_ranks(tensor_parallel, cases):
         assert found[0] <= TOLERANCE, found
 
 
-@pytest.mark.parametrize(
-    "tensor_parallel", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("tensor_parallel", [2, *(pytest.param(t, marks=pytest.mark.slow) for t in (3, 4))])
 def test_real_ranks_equal_documents_one_by_one(tensor_parallel):
     """Batch form (as many rows as ranks), query form (one row), both with the kernel's offsets where it may
     run."""
@@ -330,22 +321,7 @@ def test_sequence_parallel_ranks_equal_documents_one_by_one(tensor_parallel):
         (GROUPED, LENGTHS[:4], {"sequence_parallel": True}),
         (gpt2, LENGTHS[:4], {"sequence_parallel": True}),
         (WINDOWS, LENGTHS[3:4], {"sequence_parallel": True, "checkpoint_activations": True}),
+        # 22 positions are not a multiple of 4: rows are padded, and their documents with them.
+        (WINDOWS, [[22], [3, 19], [1, 1, 20], [11, 11]], {"sequence_parallel": True}),
     ]
     assert_same_on_ranks(tensor_parallel, cases)
-
-
-def padded_sequence_parallel():
-    """22 positions are not a multiple of 4: rows are padded, and their documents with them."""
-    tokens, labels = example(WINDOWS, 4, 22)
-    rows = [[22], [3, 19], [1, 1, 20], [11, 11]]
-    reference = build(WINDOWS, torch.float64)
-    logits, loss = one_by_one(reference, tokens, labels, rows)
-    grid = shared_grid(True)
-    model = build(WINDOWS, torch.float64, grid)
-    found = model(tokens, labels, offsets(rows))
-    return relative(found, loss), relative(model(tokens, None, offsets(rows)), logits)
-
-
-def test_padded_rows_of_sequence_parallelism():
-    for found in run_distributed(padded_sequence_parallel, 4):
-        assert max(found) <= TOLERANCE
