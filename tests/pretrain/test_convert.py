@@ -86,14 +86,6 @@ def check_perplexity(native, prism, small):
     assert math.exp(loss) == pytest.approx(math.exp(expected), rel=1e-3)
 
 
-def test_it_generates_through_transformers(native):
-    tokenizer = AutoTokenizer.from_pretrained(native, trust_remote_code=True)
-    model = AutoModelForCausalLM.from_pretrained(native, trust_remote_code=True)
-    batch = tokenizer(["def main(", "import"], return_tensors="pt", padding=True)
-    output = model.generate(**batch, max_new_tokens=8, do_sample=False)
-    assert output.shape[0] == 2 and isinstance(tokenizer.decode(output[1]), str)
-
-
 @pytest.fixture(scope="module")
 def llama_export(prism, tmp_path_factory):
     """The same run's padded Llama folder, and what was printed."""
@@ -298,23 +290,6 @@ def test_damaged_checkpoints(prism, tmp_path, capsys):
     for step in (run / "checkpoints").iterdir():
         (step / "state.json").write_text("{")
     assert "every checkpoint" in failure(capsys, run, "--out", tmp_path / "hf2")
-
-
-def test_a_checkpoint_that_is_pruned_while_it_is_read(prism, tmp_path, capsys, monkeypatch):
-    """The next one is exported; nothing is blamed on --out."""
-    run = shutil.copytree(prism, tmp_path / "run")
-    read = SavedRun.load_model
-
-    def pruned(source):
-        if source.state.step == 12:
-            shutil.rmtree(source.checkpoint.folder)
-        return read(source)
-
-    monkeypatch.setattr(SavedRun, "load_model", pruned)
-    assert convert.main([str(run), "--out", str(tmp_path / "hf")]) == 0
-    printed = capsys.readouterr().out
-    assert "checkpoint step_000012 was pruned while it was read; taking the next one" in printed
-    assert "| steps | 8 |" in (tmp_path / "hf" / "README.md").read_text()
 
 
 def test_a_tokenizer_that_does_not_match(prism, tmp_path, capsys, monkeypatch):

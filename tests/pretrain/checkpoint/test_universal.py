@@ -50,12 +50,10 @@ def assert_same_bits(universal: Path, checkpoint: UnshardedCheckpoint) -> None:
                 found, expected = found[: expected.numel()], expected[: found.numel()]
             assert torch.equal(found, expected), (name, key)
         path = universal / "zero" / name / "step.pt"
-        states = common["optimizer_state_dict"]["state"].values() if not path.is_file() else ()
-        steps = (
-            {int(torch.load(path, weights_only=False))}
-            if path.is_file()
-            else {int(s["step"]) for s in states}
-        )
+        if path.is_file():
+            steps = {int(torch.load(path, weights_only=False))}
+        else:
+            steps = {int(state["step"]) for state in common["optimizer_state_dict"]["state"].values()}
         assert steps == {checkpoint.step(name)} == {4}
     assert {group["name"]: group["lr"] for group in common["param_groups"]} == {
         name: group.settings["lr"] for name, group in checkpoint.groups.items()
@@ -70,14 +68,8 @@ def test_the_converter_joins_to_the_same_bits(world, small_folder, tmp_path):
     from deepspeed.checkpoint.ds_to_universal import main
 
     step = train(small_folder, tmp_path, world)
-    options = argparse.Namespace(
-        input_folder=str(step / "deepspeed"),
-        output_folder=str(tmp_path / "universal"),
-        num_extract_workers=1,
-        num_merge_workers=1,
-        keep_temp_folder=False,
-        strict=True,
-        inject_missing_state=False,
-    )
-    main(options)
+    folders = {"input_folder": str(step / "deepspeed"), "output_folder": str(tmp_path / "universal")}
+    workers = {"num_extract_workers": 1, "num_merge_workers": 1}
+    others = {"keep_temp_folder": False, "strict": True, "inject_missing_state": False}
+    main(argparse.Namespace(**folders, **workers, **others))
     assert_same_bits(tmp_path / "universal", UnshardedCheckpoint.open(step))
