@@ -20,19 +20,15 @@ def write_rows(folder, *rows):
     folder.mkdir(exist_ok=True)
     file = MetricsFile(folder / "metrics.jsonl")
     for step, row in rows:
-        file.append(
-            step, {"tokens": step * 10, "lr/base/decay": 1e-3, "grad_norm": 1.0, "train_loss": 5 / step} | row
-        )
+        figures = {"tokens": step * 10, "lr/base/decay": 1e-3, "grad_norm": 1.0, "train_loss": 5 / step}
+        file.append(step, figures | row)
     file.close()
 
 
 def write_run(folder, steps):
-    every = {2: {"grad_norm": float("inf")}}
-    rows = [
-        (step, every.get(step, {}) | ({"val_loss": 6 / step} if step % 2 == 0 else {}))
-        for step in range(1, steps + 1)
-    ]
-    write_rows(folder, *rows)
+    rows = {step: {"val_loss": 6 / step} if step % 2 == 0 else {} for step in range(1, steps + 1)}
+    rows[2]["grad_norm"] = float("inf")
+    write_rows(folder, *rows.items())
 
 
 def texts(out, *folders):
@@ -65,47 +61,35 @@ def test_series_are_the_rows_that_have_the_figure(tmp_path):
 def checkpoint(folder, step, **changes):
     """A checkpoint as far as comparing needs it; *changes* are to the data, ``run_`` ones to the run."""
     settings = {"data": "corpora/a", "document_mask": False, "validation": {"sequences": 8, "data": None}}
-    settings |= {
-        key.removeprefix("run_"): changes.pop(key) for key in list(changes) if key.startswith("run_")
-    }
-    data = {"tokenizer": "t", "data": [["aaaaaaaa", "1"]]} | changes
-    state = TrainingState(
-        step=step, run=settings, data=from_plain(DataIdentity, data), model={"context_length": 64}
-    )
+    settings |= {key[4:]: changes.pop(key) for key in list(changes) if key.startswith("run_")}
+    data = from_plain(DataIdentity, {"tokenizer": "t", "data": [["aaaaaaaa", "1"]]} | changes)
+    state = TrainingState(step=step, run=settings, data=data, model={"context_length": 64})
     path = folder / "checkpoints" / f"step_{step:06d}"
     path.mkdir(parents=True)
     (path / "state.json").write_text(json.dumps(asdict(state)))
     return path
 
 
-@pytest.mark.parametrize(
-    ("steps", "changes", "lines"),
-    [
-        (6, {}, []),
-        (6, {"run_seed": 2}, []),
-        (4, {}, ["steps differ: 6 (a); 4 (b)"]),
-        (
-            6,
-            {"data": [["bbbbbbbb", "1"]], "run_data": "corpora/b"},
-            [
-                "data differ: a aaaaaaaa (a); b bbbbbbbb (b)",
-                "validation windows differ: 8 of 64 tokens of a aaaaaaaa (a); "
-                "8 of 64 tokens of b bbbbbbbb (b)",
-            ],
-        ),
-        (
-            6,
-            {"run_validation": {"sequences": 9, "data": None}},
-            ["validation windows differ: 8 of 64 tokens of a aaaaaaaa (a); 9 of 64 tokens of a aaaaaaaa (b)"],
-        ),
-        (
-            6,
-            {"run_document_mask": True},
-            ["document masks differ: in one another's sight (a); kept apart (b)"],
-        ),
-        (6, None, ["no checkpoint says what b was trained on"]),
-    ],
-)
+WINDOWS = "validation windows differ: 8 of 64 tokens of a aaaaaaaa (a); {} (b)"
+OTHER = {"data": [["bbbbbbbb", "1"]], "run_data": "corpora/b"}
+NINE = {"run_validation": {"sequences": 9, "data": None}}
+MASKED = "document masks differ: in one another's sight (a); kept apart (b)"
+COMPARED = [
+    (6, {}, []),
+    (6, {"run_seed": 2}, []),
+    (4, {}, ["steps differ: 6 (a); 4 (b)"]),
+    (
+        6,
+        OTHER,
+        ["data differ: a aaaaaaaa (a); b bbbbbbbb (b)", WINDOWS.format("8 of 64 tokens of b bbbbbbbb")],
+    ),
+    (6, NINE, [WINDOWS.format("9 of 64 tokens of a aaaaaaaa")]),
+    (6, {"run_document_mask": True}, [MASKED]),
+    (6, None, ["no checkpoint says what b was trained on"]),
+]
+
+
+@pytest.mark.parametrize(("steps", "changes", "lines"), COMPARED)
 def test_what_does_not_compare_is_said_and_drawn(tmp_path, capsys, steps, changes, lines):
     for name, length in (("a", 6), ("b", steps)):
         write_run(tmp_path / name, length)
