@@ -16,22 +16,9 @@ def test_launcher_trains_to_the_end_and_the_same_command_says_so(small_folder, t
     arguments = nano_arguments(small_folder, tmp_path)
     first = launch(arguments, 2, launcher="deepspeed")
     assert first.returncode == 0, first.output
-    for text in (
-        "12/12",
-        "val loss",
-        "bits/byte",
-        "lr 2.00e-05",
-        "grad norm",
-        "tokens/s",
-        "MFU",
-        "left",
-        "sample",
-        "guessing by token frequency",
-        "python -m pretrain.convert",
-        "--steps 24",
-        f"run      {tmp_path}/nano",
-        "2 ranks",
-    ):
+    figures = ["12/12", "val loss", "bits/byte", "lr 2.00e-05", "grad norm", "tokens/s", "MFU", "left"]
+    around = ["guessing by token frequency", "python -m pretrain.convert", "--steps 24", "sample", "2 ranks"]
+    for text in (*figures, *around, f"run      {tmp_path}/nano"):
         assert text in first.output, first.output
     assert first.output.count("step 12/12") == 1  # only rank 0 prints
     again = launch(arguments, 2)
@@ -82,8 +69,7 @@ def test_a_training_imports_only_what_it_uses(small_folder, tmp_path):
         "sys.argv[0] = 'pretrain/main.py'; runpy.run_path(sys.argv[0], run_name='__main__')"
     )
     arguments = nano_arguments(small_folder, tmp_path, "--steps 1")
-    finished = subprocess.run(
-        [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", code, *arguments]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.splitlines()[-1] == "imported []"

@@ -99,7 +99,7 @@ def losses(run, stage, steps=4):
     """Losses and norms of some steps of the run's own batches."""
     session = build(run, stage)
     world = session.world
-    engine = build_engine(run, session.model, session.ds_config, world.grid)
+    engine = build_engine(run, session.model, session.decisions.ds_config.value, world.grid)
     found = []
     for step in range(steps):
         for group in engine.optimizer.param_groups:

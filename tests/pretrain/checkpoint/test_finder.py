@@ -13,14 +13,8 @@ def run_with(folder: Path, *steps: int) -> Path:
 
 def test_steps_are_those_of_finished_checkpoints_in_order_of_number(tmp_path):
     run_with(tmp_path, 900_000, 1_000_000, 5)
-    for name in (
-        ".writing_step_000007",
-        ".replaced_step_000005",
-        "step_000005.canonical",
-        "step_x",
-        "step_",
-        f"step_{'9' * 200}",
-    ):
+    others = ".writing_step_000007 .replaced_step_000005 step_000005.canonical step_x step_"
+    for name in (*others.split(), f"step_{'9' * 200}"):
         (tmp_path / "checkpoints" / name).mkdir()
     (tmp_path / "checkpoints" / "step_000009").write_text("no folder")
     assert checkpoint_steps(tmp_path) == [5, 900_000, 1_000_000]

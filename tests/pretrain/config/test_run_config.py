@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from pretrain.config.command_line import RECIPES, load_run_config, parse_command_line
-from pretrain.config.lr_rules import NAMED_RULES
+from pretrain.config.lr_rules import parse_rules
 from pretrain.config.run_config import RunConfig
 from pretrain.optim.groups import run_groups
 from pretrain.optim.schedule import LearningRateSchedule
@@ -71,7 +71,10 @@ def test_matched_recipes(size):
     assert control.lr_rules == [] and control.diagnostics.release == 0.04
     for name in ("upper_qk", "upper_qk_maturity"):
         ruled = parse("--config", size, "--lr_rules", f"[{name}]")
-        assert ruled.lr_rules == [{"name": "upper_qk", **NAMED_RULES[name]}]
+        (rule,) = parse_rules(ruled.lr_rules)
+        assert (rule.parameters, rule.layers, rule.scale) == (("q", "k"), ("upper_half",), 0.25)
+        end = rule.latest if rule.release == "maturity" else rule.hold
+        assert (end, rule.ramp) == (0.12 if name.endswith("maturity") else 0.04, 0.01)
         assert dataclasses.replace(ruled, lr_rules=[]) == control
     tokens = control.steps * control.global_batch_tokens
     if size != "mini":

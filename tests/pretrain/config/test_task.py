@@ -40,7 +40,6 @@ def test_the_data_decides_the_number_of_classes(tmp_path):
     run = parsed("--config", "classification")
     assert run.build_model_config(300, classes=7).classes == 7
     assert run.build_model_config(300).classes == 2, "until the data is there"
-    assert parse_command_line([]).run.build_model_config(300, classes=7).classes is None
     # A language model takes heads and sizes from a classifier's file, and the other way round.
     path = tmp_path / "model.json"
     path.write_text(json.dumps(run.build_model_config(300, classes=7).to_json()))

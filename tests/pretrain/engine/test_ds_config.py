@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from model.errors import UserError
 from model.presets import preset
 from pretrain.config.command_line import parse_command_line
 from pretrain.engine.batch import BatchPlan
@@ -33,3 +34,6 @@ def test_auto_is_filled_from_the_run():
     assert merged["gradient_accumulation_steps"] == 2 and merged["gradient_clipping"] == 0.5
     assert merged["bf16"]["enabled"] is True
     assert "auto" not in json.dumps(merged)
+    said = "train_batch_size is 7, but the run's global_batch_tokens makes it 32"
+    with pytest.raises(UserError, match=said):
+        merge_ds_config(config | {"train_batch_size": 7}, run, BatchPlan(32, 4, 2, 4), True, MODEL)
