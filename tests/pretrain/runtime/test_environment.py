@@ -95,21 +95,6 @@ def test_threads_that_nothing_runs(threads):
 
 
 @pytest.mark.parametrize(
-    ("variables", "message"),
-    [BAD[0], *(pytest.param(*bad, marks=pytest.mark.slow) for bad in (BAD[4], BAD[-1]))],
-    ids=lambda value: str(value)[:20],
-)
-def test_the_command_ends_with_exit_code_2(tmp_path, variables, message):
-    arguments = ["--data_root", str(tmp_path / "data"), "--runs_dir", str(tmp_path / "runs")]
-    environment = {key: value for key, value in os.environ.items() if key not in NAMES} | variables
-    command = [sys.executable, "pretrain/main.py", *arguments]
-    finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
-    assert finished.returncode == 2, finished.stderr
-    assert finished.stderr.strip().splitlines()[-1].startswith(f"error: {message}")
-    assert "Traceback" not in finished.stderr and list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
     ("load", "given", "expected"), [(0.9, None, "passive"), (0.1, None, None), (0.9, "active", "active")]
 )
 def test_threads_sleep_on_a_busy_machine(monkeypatch, load, given, expected):
