@@ -50,7 +50,7 @@ def test_equals_one_rank(tensor_parallel, batch_form):
 
 @pytest.mark.parametrize("tensor_parallel", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_sequence_parallel_norms_equal_one_rank(tensor_parallel):
-    # 22 positions are not a multiple of 4 (padded); 4 sequences take the batch form, 1 (at 24) the query form.
+    # 22 positions are not a multiple of 4 (padded); 4 sequences take the batch form, 1 the query form.
     gpt2, on = block("gpt2", **SHAPE, d_model=48, heads=(3, 4)), {"sequence_parallel": True}
     cases = [(GROUPED, 4, 22, on), (WINDOWS, 4, 24, on), (gpt2, 1, 24, on)]
     cases += [(GROUPED, 1, 24, on | {"checkpoint_activations": True})]

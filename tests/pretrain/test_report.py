@@ -108,7 +108,7 @@ def closing_of(folder, monkeypatch, hook, is_text=True, is_main=True):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_at_the_end_only_rank_0_counts_and_speaks(tmp_path, monkeypatch, rank):
-    """The others take part in the sample, which is collective and comes first: none waits while rank 0 counts."""
+    """The others take part in the sample, which is collective and comes first: none waits for rank 0."""
     monkeypatch.setattr("pretrain.validation.hook.compare_baselines", lambda *_: "guessing 3")
     hook = ValidationHook.__new__(ValidationHook)
     hook.result = ValidationResult(3.0, 2.0)
@@ -140,7 +140,7 @@ def test_stage_1_in_bf16_is_noted_where_there_is_something_to_reduce(
 
 
 def test_the_end_of_a_classifier(tmp_path, monkeypatch):
-    """Accuracy beside that of the most frequent class; no sample, and no command that needs a language model."""
+    """Accuracy beside that of the most frequent class; no sample, no command of language models."""
     hook = AccuracyHook.__new__(AccuracyHook)
     hook.result = AccuracyResult(0.5, 0.875, 1600, 0.25)
     lines, did = closing_of(tmp_path, monkeypatch, hook, is_text=False)

@@ -23,7 +23,7 @@ ARCHITECTURE = ["--architecture", "{context_length: 16, attention_bias: all, ffn
 
 
 def train(tensor_parallel, stage, precision="fp32", sequence_parallel=False, compiled=False):
-    """Train on random tokens; losses, norms, and this rank's parameters in full, in the order of the model."""
+    """Train on random tokens; losses, norms, and this rank's parameters in full, in the model's order."""
     import deepspeed
 
     prepare_deepspeed()

@@ -29,9 +29,9 @@ from tests.helpers.fuzzing import fixed, seeded
 # Values that people and programs write by mistake, and some that are right.
 ODD: list[Any] = yaml.safe_load("""
 - [null, true, false, 0, 1, 2, 3, 12, 48, -1, 1000000, 2147483647, 2147483648, 1000000007, 0.5, 0.25]
-- [1.0, 2.0, -0.5, 1.0e-5, 1.0e-320, 1.0e+30, 1.0e+300, .nan, .inf, "", auto, all, q, rope, mlp, none, "3x2,6x2",]
-- ["3x100000", "0x5", "6-11", "11-6", "0-999999999", "*", "[", "a\\nb", "\\0", [], [1], [[]], [3, 6], [3, 6, 12, 12],]
-- [[null, 5], [0.5], [q, k], {}, {a: {}}, {heads: 3}]
+- [1.0, 2.0, -0.5, 1.0e-5, 1.0e-320, 1.0e+30, 1.0e+300, .nan, .inf, "", auto, all, q, rope, mlp, none]
+- ["3x2,6x2", "3x100000", "0x5", "6-11", "11-6", "0-999999999", "*", "[", "a\\nb", "\\0", [], [1], [[]]]
+- [[3, 6], [3, 6, 12, 12], [null, 5], [0.5], [q, k], {}, {a: {}}, {heads: 3}]
 """)
 ODD = [*(value for line in ODD for value in line), 10**20, 10**400, "1x1" * 50]
 ANYTHING = st.sampled_from(ODD) | st.recursive(
@@ -69,7 +69,7 @@ FIELDS = [field.name for field in fields(ModelConfig)]
 
 @st.composite
 def model_files(draw: st.DrawFn) -> str:
-    """The JSON of a preset with up to five edits: any value at any field, a name misspelt, a field dropped."""
+    """The JSON of a preset with up to five edits: any value at a field, a name misspelt, a field dropped."""
     values = preset(draw(st.sampled_from(MODELS))).to_json()
     for _ in range(draw(st.sampled_from([0, 0, 1, 1, 2, 5]))):
         if draw(st.integers(0, 9)) < 8:
