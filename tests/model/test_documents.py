@@ -18,6 +18,7 @@ from model.config import block
 from model.documents import PackedDocuments, of_rows, varlen_options, widened
 from tests.helpers.distributed import run_distributed
 from tests.helpers.gpus import GPU, needs_gpus
+from tests.helpers.marks import slow
 from tests.model.parallel import build, compared, example, relative, shared_grid, whole_of
 
 TOLERANCE = 1e-12
@@ -299,7 +300,7 @@ def assert_same_on_ranks(tensor_parallel, cases):
         assert found[0] <= TOLERANCE, found
 
 
-@pytest.mark.parametrize("tensor_parallel", [2, *(pytest.param(t, marks=pytest.mark.slow) for t in (3, 4))])
+@pytest.mark.parametrize("tensor_parallel", [2, *slow([3, 4])])
 def test_real_ranks_equal_documents_one_by_one(tensor_parallel):
     """Batch form (as many rows as ranks), query form (one row), both with the kernel's offsets where it may
     run."""

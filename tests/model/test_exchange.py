@@ -15,6 +15,7 @@ from model.parallel_plan import plan
 from model.presets import preset, preset_names
 from tests.helpers.distributed import run_distributed
 from tests.helpers.fuzzing import fixed, seeded
+from tests.helpers.marks import slow
 from tests.model.parallel import Sent, build, example, many_differences, scaled_down, shared_grid
 
 # Everything is compared relative to its own largest value; see tests/model/parallel.py for gradients that are
@@ -73,9 +74,7 @@ def small_presets() -> list[tuple[str, ModelConfig, int]]:
     return [(name, config, t) for config, (name, t) in seen.items()]
 
 
-@pytest.mark.parametrize(
-    "tensor_parallel", [*DEGREES[:2], *(pytest.param(t, marks=pytest.mark.slow) for t in DEGREES[2:])]
-)
+@pytest.mark.parametrize("tensor_parallel", [*DEGREES[:2], *slow(DEGREES[2:])])
 def test_every_preset_scaled_down(tensor_parallel):
     chosen = [(name, config) for name, config, t in small_presets() if t == tensor_parallel]
     assert all(any(heads % tensor_parallel for heads in config.heads) for _, config in chosen)

@@ -24,6 +24,7 @@ from pretrain.plan.command import main as plan_main
 from pretrain.runtime.world import World
 from pretrain.validation.loss import Validation
 from tests.helpers.distributed import run_distributed
+from tests.helpers.marks import slow
 from tests.helpers.small_corpus import small_paths
 from tests.helpers.training import build, curve, interrupted, nano_run, session
 
@@ -137,8 +138,7 @@ SLOW = [
     (4, 3, "--tensor_parallel 2"),
     (4, 1, "--tensor_parallel 4"),
 ]
-WORLDS = [(1, 3, "--tensor_parallel 1"), (2, 1, "--tensor_parallel 2")]
-WORLDS += [pytest.param(*world, marks=pytest.mark.slow) for world in SLOW]
+WORLDS = [(1, 3, "--tensor_parallel 1"), (2, 1, "--tensor_parallel 2"), *slow(SLOW)]
 
 
 @pytest.mark.parametrize(("world", "stage", "options"), WORLDS)

@@ -13,6 +13,7 @@ from model.parameters import parameter_roles, parameter_specs
 from model.transformer import Transformer
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from tests.helpers.distributed import run_distributed
+from tests.helpers.marks import slow
 from tests.helpers.shapes import Shape, build, contents, differences, fit, load_and_gather, newest
 from tests.helpers.training import curve, nano_run, session
 
@@ -108,10 +109,7 @@ SHAPES += [Shape(2, stage, tensor_parallel=2) for stage in (1, 2, 3)]
 QUICK = (Shape(2, 2),)
 
 
-EACH = [shape if shape in QUICK else pytest.param(shape, marks=pytest.mark.slow) for shape in SHAPES]
-
-
-@pytest.mark.parametrize("shape", EACH, ids=str)
+@pytest.mark.parametrize("shape", [*QUICK, *slow(shape for shape in SHAPES if shape not in QUICK)], ids=str)
 def test_every_parameter_at_every_step(small_folder, tmp_path, shape):
     run = rates_run(small_folder, tmp_path, f"--tensor_parallel {shape.tensor_parallel}")
     results = run_distributed(observed_session, shape.ranks, run, shape, timeout=240)
@@ -156,8 +154,7 @@ def stays_and_moves(run):
     return {name for name in specs if torch.equal(found[name]["fp32"], begun[name].to(dtype).float())}
 
 
-FROZEN = [Shape(2, 2), Shape(2, 3, tensor_parallel=2)]
-FROZEN += [pytest.param(Shape(2, 1, "bf16"), marks=pytest.mark.slow)]
+FROZEN = [Shape(2, 2), Shape(2, 3, tensor_parallel=2), *slow([Shape(2, 1, "bf16")])]
 
 
 @pytest.mark.parametrize("shape", FROZEN, ids=str)

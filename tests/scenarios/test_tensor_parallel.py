@@ -14,6 +14,7 @@ from pretrain.engine.memory.micro_batch import plan_batch
 from pretrain.engine.patches import prepare_deepspeed
 from pretrain.runtime.world import start_world
 from tests.helpers.distributed import run_distributed
+from tests.helpers.marks import slow
 from tests.helpers.training import ROOT, curve, interrupted, nano_run, session
 
 STEPS = 20
@@ -64,10 +65,7 @@ def reference():
 
 
 # The tensor-parallel degree, ranks, the stage, and whether norms are sequence-parallel.
-WORLDS = [(2, 2, 1, False)]
-WORLDS += [
-    pytest.param(*w, marks=pytest.mark.slow) for w in ((2, 2, 3, True), (2, 4, 2, True), (4, 4, 3, False))
-]
+WORLDS = [(2, 2, 1, False), *slow([(2, 2, 3, True), (2, 4, 2, True), (4, 4, 3, False)])]
 
 
 @pytest.mark.parametrize(("tensor_parallel", "world", "stage", "sequence_parallel"), WORLDS)

@@ -16,15 +16,13 @@ from pretrain.engine.patches import prepare_deepspeed
 from pretrain.runtime.world import start_world
 from tests.helpers.damage import damage
 from tests.helpers.distributed import run_distributed
+from tests.helpers.marks import slow
 from tests.helpers.training import alone, curve, interrupted, nano_run, session
 
 SLOW = [(1, 1, "bf16"), (1, 2, "fp32"), (1, 3, "fp32"), *((2, stage, "bf16") for stage in (1, 2, 3))]
 
 
-@pytest.mark.parametrize(
-    ("ranks", "stage", "precision"),
-    [(2, 1, "fp32"), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
-)
+@pytest.mark.parametrize(("ranks", "stage", "precision"), [(2, 1, "fp32"), *slow(SLOW)])
 def test_resume_is_bit_identical(small_folder, tmp_path, ranks, stage, precision):
     whole = nano_run(small_folder, tmp_path, "--precision", precision, "--name", "whole", "--steps", "10")
     broken = nano_run(small_folder, tmp_path, "--precision", precision, "--name", "broken", "--steps", "10")

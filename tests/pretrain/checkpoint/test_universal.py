@@ -10,6 +10,7 @@ import torch
 
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from tests.helpers.exports import trained
+from tests.helpers.marks import slow
 from tests.helpers.shapes import newest
 
 # ranks, ZeRO stage, tensor-parallel degree, precision. In bf16 with fp32 gradients stage 1 is another
@@ -60,9 +61,7 @@ def assert_same_bits(universal: Path, checkpoint: UnshardedCheckpoint) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "world", [pytest.param(w, marks=[pytest.mark.slow] if w not in QUICK else []) for w in WORLDS]
-)
+@pytest.mark.parametrize("world", [*QUICK, *slow(world for world in WORLDS if world not in QUICK)])
 def test_the_converter_joins_to_the_same_bits(world, small_folder, tmp_path):
     """Three heads are split over two tensor-parallel ranks."""
     from deepspeed.checkpoint.ds_to_universal import main

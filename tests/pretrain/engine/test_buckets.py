@@ -19,6 +19,7 @@ from pretrain.engine.batch import BatchPlan
 from pretrain.engine.ds_config import EngineSettings, auto_bucket, merge_ds_config
 from pretrain.engine.ds_config_check import BUCKETS, read_ds_config
 from tests.helpers.distributed import ROOT, run_distributed
+from tests.helpers.marks import slow
 from tests.pretrain.engine.ds_configs import SHIPPED, shipped
 from tests.pretrain.engine.engines import batches, nano_engine, set_rate
 
@@ -121,8 +122,7 @@ def reductions(stage, precision, bucket, steps=3, least=20_000, **changes):
     return numbers, list(sizes), dtypes
 
 
-CASES = [(stage, "fp32") for stage in (1, 2, 3)]
-CASES += [pytest.param(stage, "bf16", marks=pytest.mark.slow) for stage in (2, 3)]
+CASES = [*((stage, "fp32") for stage in (1, 2, 3)), *slow([(2, "bf16"), (3, "bf16")])]
 
 
 @pytest.mark.parametrize(("stage", "precision"), CASES)

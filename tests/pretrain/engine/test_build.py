@@ -7,6 +7,7 @@ import torch
 from model.initialization import initialize
 from model.transformer import Transformer
 from tests.helpers.distributed import run_distributed
+from tests.helpers.marks import slow
 from tests.pretrain.engine.ds_configs import shipped
 from tests.pretrain.engine.engines import batches, nano_engine, set_rate
 
@@ -45,9 +46,8 @@ def test_same_curve_at_every_stage_and_world(precision):
                 assert skipped == 0
 
 
-SLOW = [("zero1", "fp32"), ("zero2", "bf16"), ("zero3", "bf16")]
 CASES = [("zero2", "fp32"), ("zero3", "fp32"), ("zero1", "bf16")]
-CASES += [pytest.param(*case, marks=pytest.mark.slow) for case in SLOW]
+CASES += slow([("zero1", "fp32"), ("zero2", "bf16"), ("zero3", "bf16")])
 
 
 @pytest.mark.parametrize(("stage", "precision"), CASES)
@@ -99,10 +99,7 @@ def distances(ds_config, accumulation):
     return [((other - expected).norm() / expected.norm()).item() for other in (found, whole(in_bf16))]
 
 
-STAGES = ["zero2", *(pytest.param(stage, marks=pytest.mark.slow) for stage in ("zero1", "zero3"))]
-
-
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", ["zero2", *slow(["zero1", "zero3"])])
 def test_gradients_of_micro_batches_are_summed_in_fp32(stage):
     ours, of_bf16_sums = run_distributed(distances, 1, stage, 16, timeout=120)[0]
     assert ours <= 1e-6 and of_bf16_sums >= 1e-3

@@ -8,6 +8,7 @@ import torch
 from model.presets import preset
 from pretrain.engine.kernels import attention_kernels, kernel_line
 from tests.helpers.distributed import run_distributed
+from tests.helpers.marks import slow
 from tests.helpers.training import curve, nano_run, session
 
 NANO = preset("prism-nano")
@@ -19,8 +20,7 @@ SLOW = [
     ("all", 1, 2, "--document_mask true"),
     ("all", 1, 2, "--activation_checkpointing true"),
 ]
-FUSED = [("all", 2, 2, "--tensor_parallel 2"), ("loss", 2, 3, "--micro_batch 2")]
-FUSED += [pytest.param(*case, marks=pytest.mark.slow) for case in SLOW]
+FUSED = [("all", 2, 2, "--tensor_parallel 2"), ("loss", 2, 3, "--micro_batch 2"), *slow(SLOW)]
 
 
 @pytest.mark.parametrize(("fused", "ranks", "stage", "flags"), FUSED)
@@ -34,8 +34,8 @@ SLOW_BLOCKS = [
     (1, 2, "--document_mask true"),
     (1, 2, "--compile true"),
 ]
-BLOCKS = [(2, 2, "--tensor_parallel 2")]  # one of a head's two ranks has the later queries
-BLOCKS += [pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_BLOCKS]
+# One of a head's two ranks has the later queries.
+BLOCKS = [(2, 2, "--tensor_parallel 2"), *slow(SLOW_BLOCKS)]
 
 
 @pytest.mark.parametrize(("ranks", "stage", "flags"), BLOCKS)

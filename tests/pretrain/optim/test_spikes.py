@@ -11,6 +11,7 @@ import torch
 
 from pretrain.optim.spikes import LEAST, WINDOW, SpikeGuard
 from tests.helpers.distributed import run_distributed
+from tests.helpers.marks import slow
 from tests.helpers.training import curve, nano_run, session
 
 
@@ -84,8 +85,7 @@ def session_with_a_spike(run, stage, spike_at):
         return session(run, stage)
 
 
-SLOW = [(stage, precision) for precision in ("bf16", "fp32") for stage in (1, 3)]
-CASES = [(2, "fp32"), *(pytest.param(*case, marks=pytest.mark.slow) for case in [*SLOW, (2, "bf16")])]
+CASES = [(2, "fp32"), *slow((stage, "bf16") for stage in (1, 2, 3)), *slow([(1, "fp32"), (3, "fp32")])]
 
 
 @pytest.mark.parametrize(("stage", "precision"), CASES)

@@ -45,7 +45,7 @@ def values(made: Decisions) -> tuple[Any, ...]:
     return made.dtype.value, made.compile.value, made.fused.value, made.attention.value, made.threads.value
 
 
-ASKED = {"compile": False, "fused": "none", "attention": "blocks", "precision": "fp32"}
+ASKED: dict[str, Any] = {"compile": False, "fused": "none", "attention": "blocks", "precision": "fp32"}
 SHORT = "uniform-micro"
 
 
