@@ -2,6 +2,7 @@
 
 import functools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -215,7 +216,7 @@ def plain_logits(config, weights, tokens):
     return torch.stack(rows)
 
 
-MIXTURE = {"norm": "rmsnorm", "ffn": "swiglu", "activation": "silu", "positions": "rope"}
+MIXTURE: dict[str, Any] = {"norm": "rmsnorm", "ffn": "swiglu", "activation": "silu", "positions": "rope"}
 MIXTURE |= {"rope_base": 100.0, "norm_eps": 1e-3}
 WINDOWS = {"heads": (3, 6, 16), "local_window": (7, None, 1)}
 PER_LAYER = {
