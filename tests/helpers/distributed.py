@@ -34,6 +34,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import IO, Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -73,9 +74,8 @@ def run_distributed(
     try:
         failure = pool.load(function.__module__, path)
         if failure is None:
-            results, failure = pool.call(
-                (function.__module__, str(path), function.__qualname__, arguments), timeout
-            )
+            call = (function.__module__, str(path), function.__qualname__, arguments)
+            results, failure = pool.call(call, timeout)
     finally:
         if failure is not None:
             shutdown(world_size)
@@ -98,25 +98,11 @@ def start_nursery() -> Any:
     preload = ["torch", "torch.distributed", "pytest", "hypothesis", "tests.helpers.distributed_worker"]
     # DeepSpeed asks for a GPU when it is imported, and a fork could not use it.
     if not torch.cuda.is_available():
-        preload += [
-            "deepspeed",
-            "pretrain.trainer",
-            "megatron.core.parallel_state",
-            "megatron.core.tensor_parallel",
-        ]
+        preload += ["deepspeed", "pretrain.trainer", "megatron.core.tensor_parallel"]
     context.set_forkserver_preload(preload)
     # One thread a rank: more compete for the same cores, and results depend on the number. Read at import.
-    one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    before = {name: os.environ.get(name) for name in one_thread}
-    os.environ.update(one_thread)
-    try:
+    with mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}):
         forkserver.ensure_running()
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
     return context
 
 
@@ -205,13 +191,10 @@ class Rank:
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by kill()
         self._mark = 0
         self.connection, theirs = Pipe()
-        environment = rank_environment(rank, world_size, port) | {
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
-        }
-        context = start_nursery()
-        self.process = context.Process(
-            target=serve, args=(theirs, DupFd(self._log.fileno()), environment, ROOT)
-        )
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        environment = rank_environment(rank, world_size, port) | {"PYTHONPATH": path}
+        arguments = (theirs, DupFd(self._log.fileno()), environment, ROOT)
+        self.process = start_nursery().Process(target=serve, args=arguments)
         self.process.start()
         theirs.close()
 

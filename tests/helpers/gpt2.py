@@ -21,22 +21,10 @@ MERGE_LINES = """
 """
 MERGE_PARTS = (part.partition(" ") for part in re.split(r", |\n", MERGE_LINES.strip()))
 MERGES = {int(rank): halves for rank, _, halves in MERGE_PARTS}
+IDS_OF_CODE = [4299, 277, 7, 87, 2599, 198, 220, 220, 220, 1441, 2124, 1343, 17031, 2231]
 PUBLISHED = {
     "Hello world, this is GPT-2.": [15496, 995, 11, 428, 318, 402, 11571, 12, 17, 13],
-    "def f(x):\n    return x + 12345": [
-        4299,
-        277,
-        7,
-        87,
-        2599,
-        198,
-        *[220] * 3,
-        1441,
-        2124,
-        1343,
-        17031,
-        2231,
-    ],
+    "def f(x):\n    return x + 12345": IDS_OF_CODE,
     "It's naïve; we'll see 😀": [1026, 338, 41492, 26, 356, 1183, 766, 30325, 222],
 }
 

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 from pretrain.runtime.environment import free_port
 
@@ -82,10 +82,10 @@ class Running:
         """Return as soon as *text* was printed; fail if the process ends or *timeout* seconds pass before."""
         deadline = time.monotonic() + timeout
         while text not in self.output(rank):
-            if self.processes[rank].poll() is not None and text not in self.output(rank):
-                raise AssertionError(f"rank {rank} ended without {text!r}:\n{self.output(rank)}")
-            if time.monotonic() > deadline:
-                raise AssertionError(f"no {text!r} from rank {rank} in {timeout:g} s:\n{self.output(rank)}")
+            ended = self.processes[rank].poll() is not None and text not in self.output(rank)
+            assert not ended, f"rank {rank} ended without {text!r}:\n{self.output(rank)}"
+            late = time.monotonic() > deadline
+            assert not late, f"no {text!r} from rank {rank} in {timeout:g} s:\n{self.output(rank)}"
             time.sleep(0.02)
 
     def kill(self, rank: int | None = None, signal_number: int = signal.SIGKILL) -> None:
@@ -153,45 +153,21 @@ def start(
     base["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), base.get("PATH", "")])
     port = free_port()
     if launcher == "deepspeed":
-        command = [
-            "deepspeed",
-            "--num_accelerators",
-            str(world_size),
-            "--master_port",
-            str(port),
-            script,
-            *args,
-        ]
-        running = Running([command], [base], cwd)
+        command = ["deepspeed", "--num_accelerators", str(world_size), "--master_port", str(port)]
+        running = Running([[*command, script, *args]], [base], cwd)
     else:
-        commands = [[sys.executable, "-u", script, *args]] * world_size
-        environments = [
-            {
-                **base,
-                **rank_environment(rank, world_size, port),
-                **(env_of or {}).get(rank, {}),
-            }
-            for rank in range(world_size)
-        ]
-        running = Running(commands, environments, cwd)
+        own = [base | rank_environment(rank, world_size, port) for rank in range(world_size)]
+        environments = [variables | dict((env_of or {}).get(rank, {})) for rank, variables in enumerate(own)]
+        running = Running([[sys.executable, "-u", script, *args]] * world_size, environments, cwd)
     try:
         yield running
     finally:
         running.close()
 
 
-def launch(
-    args: Sequence[str],
-    world_size: int = 1,
-    *,
-    env: Mapping[str, str] | None = None,
-    timeout: float = 300,
-    script: str | Path = MAIN,
-    launcher: Literal["direct", "deepspeed"] = "direct",
-    cwd: Path = ROOT,
-) -> Finished:
-    """Run *script* to its end; see ``start`` for the arguments. Fails after *timeout* seconds."""
-    with start(args, world_size, env=env, script=script, launcher=launcher, cwd=cwd) as running:
+def launch(args: Sequence[str], world_size: int = 1, *, timeout: float = 300, **options: Any) -> Finished:
+    """Run a script to its end, with the arguments of ``start``. Fails after *timeout* seconds."""
+    with start(args, world_size, **options) as running:
         return running.wait(timeout)
 
 

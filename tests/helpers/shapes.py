@@ -53,10 +53,9 @@ class Shape(NamedTuple):
 
 def shape_run(data: Path, runs: Path, shape: Shape, *more: str) -> RunConfig:
     """A run of 3 steps without validation, saved at the end."""
-    quick = ("--steps 3", "--validation.every 0", "--checkpoint.every 0")
-    kept = [flag for flag in quick if flag.split()[0] not in " ".join(more).split()]
+    quick = "--steps 3 --validation.every 0 --checkpoint.every 0"
     shaped = f"--precision {shape.precision} --tensor_parallel {shape.tensor_parallel}"
-    return nano_run(data, runs, shaped, *kept, *more)
+    return nano_run(data, runs, shaped, quick, *more)
 
 
 def build(run: RunConfig, shape: Shape) -> Session:
@@ -82,18 +81,15 @@ def gathered(engine: Any) -> dict[str, dict[str, Any]]:
     for name, parameter in engine.module.named_parameters():
         found[name] = {"fp32": safe_get_full_fp32_param(parameter).clone()}
         # megatron's layers say along which dimension they cut; nothing else is cut.
-        found[name]["dimension"] = (
-            parameter.partition_dim if getattr(parameter, "tensor_model_parallel", False) else None
-        )
+        cut = getattr(parameter, "tensor_model_parallel", False)
+        found[name]["dimension"] = parameter.partition_dim if cut else None
         for key in ("exp_avg", "exp_avg_sq"):
             found[name][key] = safe_get_full_optimizer_state(parameter, key).clone()
         with deepspeed.zero.GatheredParameters([parameter], enabled=engine.zero_optimization_stage() == 3):
             found[name]["weight"] = parameter.detach().clone()
     inner = optimizer.optimizer
-    settings = {
-        group["name"]: {key: group[key] for key in ("lr", "weight_decay", "betas", "eps")}
-        for group in inner.param_groups
-    }
+    keys = ("lr", "weight_decay", "betas", "eps")
+    settings = {group["name"]: {key: group[key] for key in keys} for group in inner.param_groups}
     steps = {int(state["step"]) for state in inner.state.values() if "step" in state}
     return {"parameters": found, "groups": settings, "steps": steps}  # type: ignore[dict-item]
 
@@ -174,13 +170,10 @@ def contents(folder: Path) -> dict[str, dict[str, Any]]:
 
 def differences(first: dict[str, dict[str, Any]], second: dict[str, dict[str, Any]]) -> list[str]:
     """Which tensors are not the same bits, and which parameters only one side has."""
-    wrong = sorted(first.keys() ^ second.keys())
-    for name in first.keys() & second.keys():
-        for key in ("fp32", "exp_avg", "exp_avg_sq"):
-            a, b = first[name][key], second[name][key]
-            if not same_bits(a, b):
-                wrong.append(f"{key} of {name}")
-    return wrong
+    names, both = sorted(first.keys() ^ second.keys()), first.keys() & second.keys()
+    tensors = [(name, key) for name in both for key in ("fp32", "exp_avg", "exp_avg_sq")]
+    wrong = [(name, key) for name, key in tensors if not same_bits(first[name][key], second[name][key])]
+    return names + [f"{key} of {name}" for name, key in wrong]
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

@@ -15,8 +15,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 from tests.helpers.launch import ROOT, free_port
 
@@ -74,26 +77,22 @@ class Cluster:
         self.folder = folder
         ports = [free_port() for _ in range(3)]
         (folder / "state").mkdir(parents=True)
-        (folder / "slurm.conf").write_text(
-            CONFIGURATION.format(
-                host=socket.gethostname(),
-                folder=folder,
-                port=ports[0],
-                port1=ports[1],
-                port2=ports[2],
-                cpus=os.cpu_count(),
-            )
-        )
+        here = {"host": socket.gethostname(), "cpus": os.cpu_count()}
+        text = CONFIGURATION.format(folder=folder, port=ports[0], port1=ports[1], port2=ports[2], **here)
+        (folder / "slurm.conf").write_text(text)
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+
+    def start(self) -> None:
+        """Start the daemons, and wait until both nodes are idle."""
         _start_munge()
-        self._daemon("slurmctld", "-i")
+        self.call("slurmctld", "-i")
         for node in NODES:
             self.start_node(node)
         self.wait_until(lambda: self.call("sinfo", "-h", "-o", "%T").split() == ["idle"], 60, "idle nodes")
 
     def start_node(self, node: str) -> None:
         """Start a node's slurmd."""
-        self._daemon("slurmd", "-N", node)
+        self.call("slurmd", "-N", node)
 
     def kill_node(self, node: str) -> None:
         """kill -9 of a node's slurmd."""
@@ -101,14 +100,8 @@ class Cluster:
 
     def call(self, *command: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None) -> str:
         """Run a SLURM command and return what it prints; it must succeed."""
-        done = subprocess.run(
-            command,
-            env={**self.environment, **(env or {})},
-            cwd=cwd,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        variables = {**self.environment, **(env or {})}
+        done = subprocess.run(command, env=variables, cwd=cwd, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout
 
@@ -117,12 +110,12 @@ class Cluster:
         number = self.call("sbatch", "--parsable", *arguments, cwd=cwd, env=env).strip()
         return Job(self, number)
 
-    def wait_until(self, condition, seconds: float, what: str) -> None:
-        """Wait for *condition*, or fail after *seconds*."""
+    def wait_until(self, condition: Callable[[], Any], seconds: float, what: str) -> None:
+        """Wait for *condition*, or fail after *seconds* with the ends of the daemons' logs."""
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, f"no {what} within {seconds:g} s\n{self.logs()}"
-            time.sleep(0.25)
+            time.sleep(0.1)
 
     def logs(self) -> str:
         """The ends of the daemons' logs."""
@@ -144,13 +137,9 @@ class Cluster:
         for path in self.folder.glob("*.pid"):
             with contextlib.suppress(OSError, ValueError):
                 os.kill(int(path.read_text()), signal.SIGKILL)
-        for process in _processes_below(self.folder):
-            with contextlib.suppress(OSError):
-                os.kill(process, signal.SIGKILL)
-
-    def _daemon(self, *command: str) -> None:
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+        for process in _processes("SLURM_CONF", str(self.folder / "slurm.conf")):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
 
 
 class Job:
@@ -183,26 +172,19 @@ class Job:
 
     def wait_for(self, text: str, seconds: float = 120, times: int = 1) -> None:
         """Wait until the log holds *text*, or fail with the log."""
-        deadline = time.monotonic() + seconds
-        while self.log.count(text) < times:
-            ended = self.state in ENDED and self.log.count(text) < times
-            assert not ended, (
-                f"the job ended ({self.state}) without {text!r}:\n{self.log}\n{self.cluster.logs()}"
-            )
-            assert time.monotonic() < deadline, (
-                f"no {text!r} in {seconds:g} s:\n{self.log}\n{self.cluster.logs()}"
-            )
-            time.sleep(0.1)
+
+        def there() -> bool:
+            ended = self.state in ENDED  # before the log is read, which is then whole
+            found = self.log.count(text) >= times
+            assert found or not ended, f"the job ended without {text!r}:\n{self.log}\n{self.cluster.logs()}"
+            return found
+
+        self.cluster.wait_until(there, seconds, f"{text!r} of job {self.number}")
 
     def wait(self, seconds: float = 300) -> str:
         """Wait for the end and return the state it ended in."""
-        deadline = time.monotonic() + seconds
-        while (state := self.state) not in ENDED:
-            assert time.monotonic() < deadline, (
-                f"{state} after {seconds:g} s:\n{self.log}\n{self.cluster.logs()}"
-            )
-            time.sleep(0.25)
-        return state
+        self.cluster.wait_until(lambda: self.state in ENDED, seconds, f"end of job {self.number}")
+        return self.state
 
     def wait_for_array(self, seconds: float) -> None:
         """Wait until no task of this array is left in the queue."""
@@ -216,28 +198,21 @@ class Job:
         """scancel --signal: to the tasks, as a time limit does it, not to the batch script."""
         self.cluster.call("scancel", f"--signal={name}", self.number)
 
-    def processes(self, words: Sequence[str]) -> list[int]:
-        """Process numbers of this job whose command line has all *words*."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                command = (path / "cmdline").read_bytes().decode(errors="replace").split("\0")
-                environment = (path / "environ").read_bytes().decode(errors="replace").split("\0")
-                if f"SLURM_JOB_ID={self.number}" in environment and all(word in command for word in words):
-                    found.append(int(path.name))
-        return sorted(found)
+    def processes(self, word: str) -> list[psutil.Process]:
+        """Processes of this job whose command line holds *word*."""
+        found = _processes("SLURM_JOB_ID", self.number)
+        return [process for process in found if any(word in part for part in process.cmdline())]
 
 
 @contextlib.contextmanager
 def cluster(folder: Path) -> Iterator[Cluster]:
     """A cluster that ends with the block."""
-    running: Cluster | None = None
+    running = Cluster(folder)
     try:
-        running = Cluster(folder)
+        running.start()
         yield running
     finally:
-        if running is not None:
-            running.close()
+        running.close()
 
 
 def _start_munge() -> None:
@@ -245,16 +220,15 @@ def _start_munge() -> None:
         return
     Path("/run/munge").mkdir(exist_ok=True)
     shutil.chown("/run/munge", "munge")
-    subprocess.run(
-        ["su", "-s", "/bin/sh", "munge", "-c", "munged"], check=True, capture_output=True, timeout=60
-    )
+    command = ["su", "-s", "/bin/sh", "munge", "-c", "munged"]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
 
 
-def _processes_below(folder: Path) -> list[int]:
+def _processes(variable: str, value: str) -> list[psutil.Process]:
+    """Other processes in whose environment a variable has a value."""
     found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            environment = (path / "environ").read_bytes().decode(errors="replace").split("\0")
-            if f"SLURM_CONF={folder}/slurm.conf" in environment and int(path.name) != os.getpid():
-                found.append(int(path.name))
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid != os.getpid() and process.environ().get(variable) == value:
+                found.append(process)
     return found

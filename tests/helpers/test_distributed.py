@@ -5,34 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from pretrain.engine.patches import prepare_deepspeed
 from tests.helpers import distributed
 from tests.helpers.distributed import DistributedError, run_distributed
-
-
-@dataclass
-class Point:
-    """A class of a test module, which arguments and results may hold."""
-
-    x: int
-    y: int
 
 
 def sum_over_ranks(value: int, *, factor: int = 1) -> tuple[int, int, int]:
     total = torch.tensor([(value + dist.get_rank()) * factor])
     dist.all_reduce(total)
     return dist.get_rank(), dist.get_world_size(), int(total)
-
-
-def swap(point: Point) -> Point:
-    return Point(point.y + dist.get_rank(), point.x)
 
 
 def process_and_random_state() -> tuple[int, float, int]:
@@ -86,10 +72,6 @@ def test_results_come_in_rank_order(world_size: int) -> None:
     assert ranks == [(rank, world_size, total) for rank in range(world_size)]
 
 
-def test_classes_of_the_test_module_travel() -> None:
-    assert run_distributed(swap, 2, Point(1, 5)) == [Point(5, 1), Point(6, 1)]
-
-
 def test_workers_are_reused_and_start_every_call_alike() -> None:
     first = run_distributed(process_and_random_state, 2)
     began = time.perf_counter()
@@ -102,10 +84,6 @@ def test_workers_are_reused_and_start_every_call_alike() -> None:
 
 def test_groups_do_not_pile_up() -> None:
     assert run_distributed(group_count, 2) == run_distributed(group_count, 2) == [2, 2]
-
-
-def test_environment_is_that_of_a_launcher() -> None:
-    assert run_distributed(environment, 2) == [("0", "0", "2", "127.0.0.1"), ("1", "1", "2", "127.0.0.1")]
 
 
 def test_failing_rank_shows_its_traceback_and_output() -> None:
@@ -152,46 +130,3 @@ def test_what_cannot_travel_is_refused() -> None:
         run_distributed(local, 1)
     with pytest.raises(DistributedError, match="rank 0 raised"):
         run_distributed(return_something_local, 1)
-
-
-def train_two_engines(stage: int) -> list[list[float]]:
-    """Train a small model twice, each time with a new engine in the same process."""
-    import deepspeed
-
-    prepare_deepspeed()
-    curves = []
-    for _ in range(2):
-        torch.manual_seed(1)
-        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8))
-        engine, *_ = deepspeed.initialize(
-            model=model,
-            optimizer=torch.optim.AdamW(model.parameters(), lr=0.01, fused=True),
-            config={
-                "train_micro_batch_size_per_gpu": 4,
-                "zero_optimization": {"stage": stage},
-                "gradient_clipping": 1.0,
-            },
-        )
-        data = torch.randn(4, 8)
-        losses = []
-        for _ in range(3):
-            loss = torch.nn.functional.mse_loss(engine(data), data)
-            engine.backward(loss)
-            engine.step()
-            losses.append(loss.item())
-        curves.append(losses)
-        engine.destroy()
-    return curves
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_deepspeed_engines_run_one_after_the_other(world_size: int) -> None:
-    curves = {
-        stage: run_distributed(train_two_engines, world_size, stage, timeout=120) for stage in (1, 2, 3)
-    }
-    for ranks in curves.values():
-        for first, second in ranks:
-            assert first == second
-            assert first[-1] < first[0]
-        # Every rank trains on the same data, so the stages and ranks agree up to rounding.
-        assert ranks[0][0] == pytest.approx(curves[1][0][0], rel=1e-5)

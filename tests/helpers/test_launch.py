@@ -59,10 +59,3 @@ def test_time_limit_and_missing_text_show_the_output(script: Path) -> None:
         launch(["hang"], script=script, timeout=1)
     with start([], script=script) as running, pytest.raises(AssertionError, match="ended without 'no such'"):
         running.wait_for("no such", timeout=20)
-
-
-@pytest.mark.slow
-def test_the_real_launcher(script: Path) -> None:
-    finished = launch(["--seed", "1"], 2, script=script, launcher="deepspeed", timeout=120)
-    assert finished.returncode == 0, finished.output
-    assert "rank 0 of 2" in finished.output and "rank 1 of 2" in finished.output

@@ -81,11 +81,8 @@ def whole_of(model: Transformer, logits: Tensor, loss: Tensor) -> Whole:
     """What an unsplit model says, given its logits and loss."""
     model.zero_grad()
     loss.backward()
-    gradients = {
-        name: parameter.grad.clone()
-        for name, parameter in model.named_parameters()
-        if parameter.grad is not None
-    }
+    given = [(name, parameter.grad) for name, parameter in model.named_parameters()]
+    gradients = {name: gradient.clone() for name, gradient in given if gradient is not None}
     return Whole(logits.detach(), loss.detach(), gradients)
 
 
@@ -95,29 +92,16 @@ def shared_grid(sequence_parallel: bool) -> ProcessGrid:
     return start_grid(dist.get_world_size(), sequence_parallel=sequence_parallel)
 
 
-def differences(
-    config: ModelConfig,
-    batch: int,
-    length: int,
-    expected: Whole,
-    *,
-    checkpoint_activations: bool = False,
-    sequence_parallel: bool = False,
-) -> dict[str, float]:
-    """On every rank of the pool (t ranks): largest differences from t = 1 in fp64, relative to the largest
-    value.
-
-    Keys: logits, loss, and every parameter's name for its gradient.
-    """
-    grid = shared_grid(sequence_parallel)
-    model = build(config, torch.float64, grid, checkpoint_activations=checkpoint_activations)
-    return compared(model, expected, *example(config, batch, length))
-
-
 def compared(
     model: Transformer, expected: Whole, tokens: Tensor, labels: Tensor, offsets: Tensor | None = None
 ) -> dict[str, float]:
-    """differences of this rank's model; offsets as Transformer.forward takes them."""
+    """Largest differences of this rank's model from t = 1 in fp64, relative to the largest value.
+
+    Keys: logits, loss, and every parameter's name for its gradient.
+
+    Args:
+        offsets: as Transformer.forward takes them.
+    """
     model.zero_grad()
     found = model(tokens, labels, offsets)
     found.backward()
@@ -132,24 +116,24 @@ def compared(
         if shard_dim(parameter) == 0 and name in ("token_embedding.weight", "output.weight"):
             rows = model.config.padded_vocab_size(model.grid.tensor_parallel)  # t = 3 pads to more rows
             gradient = torch.nn.functional.pad(gradient, (0, 0, 0, rows - gradient.shape[0]))
-        result[name] = relative(
-            parameter.grad, own_part(model, parameter, gradient), gradient.abs().max().clamp(min=floor)
-        )
+        scale = gradient.abs().max().clamp(min=floor)
+        result[name] = relative(parameter.grad, own_part(model, parameter, gradient), scale)
     assert set(expected.gradients) == {name for name, _ in model.named_parameters()}
     return result
 
 
 def many_differences(cases: list[tuple[ModelConfig, int, int, dict[str, Any]]]) -> list[dict[str, float]]:
-    """differences of several cases; the ranks share out the unsplit models among them."""
+    """compared() for several cases; the ranks share out the unsplit models among them."""
     world, rank = dist.get_world_size(), dist.get_rank()
     result = []
     for chunk in (cases[start : start + world] for start in range(0, len(cases), world)):
         expected: list[Any] = [None] * world
         dist.all_gather_object(expected, whole(*chunk[rank][:3]) if rank < len(chunk) else None)
-        result += [
-            differences(config, batch, length, unsplit, **options)
-            for (config, batch, length, options), unsplit in zip(chunk, expected, strict=False)
-        ]
+        for (config, batch, length, options), unsplit in zip(chunk, expected, strict=False):
+            given = dict(options)
+            grid = shared_grid(given.pop("sequence_parallel", False))
+            model = build(config, torch.float64, grid, **given)
+            result.append(compared(model, unsplit, *example(config, batch, length)))
     return result
 
 
@@ -163,12 +147,8 @@ def relative(found: Tensor, expected: Tensor, scale: Tensor | None = None) -> fl
 def scaled_down(config: ModelConfig, tensor_parallel: int) -> ModelConfig:
     """The same schedule and switches at a size for tests: repeated layers once, the smallest widths that t
     divides."""
-    runs = [
-        layer
-        for layer in range(config.num_layers)
-        if layer == 0 or _kind(config, layer) != _kind(config, layer - 1)
-    ]
-    layers = runs[:4]
+    kinds = [_kind(config, layer) for layer in range(config.num_layers)]
+    layers = [layer for layer, kind in enumerate(kinds) if layer == 0 or kind != kinds[layer - 1]][:4]
     heads = tuple(config.heads[layer] for layer in layers)
     d_model = math.lcm(*heads, tensor_parallel)
     if config.positions == "rope" or d_model == max(heads):
@@ -176,15 +156,8 @@ def scaled_down(config: ModelConfig, tensor_parallel: int) -> ModelConfig:
     windows = None
     if config.local_window is not None:
         windows = tuple(None if config.local_window[layer] is None else 5 for layer in layers)
-    return config.replace(
-        vocab_size=260,
-        context_length=24,
-        d_model=d_model,
-        heads=heads,
-        kv_heads=None,
-        local_window=windows,
-        ffn_width=4 * tensor_parallel,
-    )
+    sizes = {"vocab_size": 260, "context_length": 24, "d_model": d_model, "ffn_width": 4 * tensor_parallel}
+    return config.replace(**sizes, heads=heads, kv_heads=None, local_window=windows)
 
 
 def _kind(config: ModelConfig, layer: int) -> tuple[int, int, int | None]:

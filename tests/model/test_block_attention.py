@@ -49,20 +49,15 @@ def exactly(shape, tensors, scale=None):
     place = torch.arange(positions)
     behind = place[positions - rows :, None] - place
     mask = (behind >= 0) & (behind < (window or positions))
-    return results(
-        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale),
-        [tensor.double() for tensor in tensors],
-    )
+    attend = functools.partial(F.scaled_dot_product_attention, attn_mask=mask, scale=scale)
+    return results(attend, [tensor.double() for tensor in tensors])
 
 
 def errors(found, expected):
     """‖found − expected‖ / ‖expected‖, of each."""
-    return [
-        float(
-            torch.linalg.vector_norm(one.double() - other) / torch.linalg.vector_norm(other).clamp(min=1e-30)
-        )
-        for one, other in zip(found, expected, strict=True)
-    ]
+    norm = torch.linalg.vector_norm
+    pairs = zip(found, expected, strict=True)
+    return [float(norm(one.double() - other) / norm(other).clamp(min=1e-30)) for one, other in pairs]
 
 
 @pytest.mark.parametrize(
@@ -93,9 +88,8 @@ def test_many_chunks_of_heads_are_one_result(monkeypatch):
 def test_another_scale_and_views_of_other_layouts():
     shape = SHAPES["whole"]
     tensors = inputs(shape, torch.float64)
-    strided = [
-        tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in tensors
-    ]  # as the model has them
+    # As the model has them.
+    strided = [tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in tensors]
     found = results(lambda q, k, v: block_attention(q, k, v, 1.0, None), strided)
     assert max(errors(found, exactly(shape, tensors, 1.0))) < 1e-14
 

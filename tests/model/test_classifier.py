@@ -43,17 +43,9 @@ def as_transformers(ours):
     config = ours.config
     sizes = {"vocab_size": config.vocab_size, "hidden_size": config.d_model, "num_labels": config.classes}
     layers = {"num_hidden_layers": config.num_layers, "num_attention_heads": config.heads[0]}
-    theirs = LlamaForSequenceClassification(
-        LlamaConfig(
-            **sizes,
-            **layers,
-            intermediate_size=config.ffn_width,
-            max_position_embeddings=config.context_length,
-            rms_norm_eps=config.norm_eps,
-            rope_theta=config.rope_base,
-            pad_token_id=PADDING,
-        )
-    )
+    widths = {"intermediate_size": config.ffn_width, "max_position_embeddings": config.context_length}
+    others = {"rms_norm_eps": config.norm_eps, "rope_theta": config.rope_base, "pad_token_id": PADDING}
+    theirs = LlamaForSequenceClassification(LlamaConfig(**sizes, **layers, **widths, **others))
     names = {**LLAMA_NAMES, "classifier.weight": "score.weight"}
     copy_weights(parameters(ours), parameters(theirs), names, config.num_layers)
     return theirs.eval()
@@ -106,9 +98,8 @@ def test_counts_and_roles(tied):
     assert model.output is None and not config.tied
     assert config.num_parameters(padded=True) == sum(p.numel() for p in model.parameters())
     language = config.replace(classes=None)
-    assert config.num_parameters(embedding=False) - 5 * 48 == language.num_parameters(embedding=False) - (
-        0 if tied else 260 * 48
-    )
+    without, head = language.num_parameters(embedding=False), 0 if tied else 260 * 48
+    assert config.num_parameters(embedding=False) - 5 * 48 == without - head
     assert language.matmul_parameters() - config.matmul_parameters() == (260 - 5) * 48
     role = parameter_roles(model)["classifier.weight"]
     assert (role.kind, role.part, role.layer) == ("matrix", "output", None)

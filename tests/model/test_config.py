@@ -14,34 +14,31 @@ def llama(**changes):
     return block("llama", **{**SIZES, **changes})
 
 
-# (changes, what the message must begin with, what else it must contain)
-BAD = [
-    ({"heads": (2, 5, 4)}, "heads: layer 1 has 5 heads", "do not divide d_model 48; nearest valid: 4 or 6"),
-    ({"heads": (16, 3, 4)}, "heads: layer 0 has 16 heads, so head dim 3", "nearest valid: 12 or 24"),
-    ({"heads": (100, 2, 2)}, "heads: layer 0 has 100", "nearest valid: 24"),
-    ({"heads": ()}, "heads: ", "at least 1 value"),
-    ({"heads": (2,) * 10_001}, "heads: ", "at most 10,000 values"),
-    ({"heads": "2,x,4"}, "heads: 'x'", "hxN"),
-    ({"kv_heads": (2, 2, 4)}, "kv_heads: layer 1 has 2", "do not divide its 3 heads; nearest valid: 1 or 3"),
-    ({"kv_heads": (1, 1)}, "kv_heads: 2 layers given, but heads has 3", "must have 3 values"),
-    ({"head_dim": (8, 8, 8, 8)}, "head_dim: 4 layers given, but heads has 3", "must have 3 values"),
-    ({"head_dim": (8, 7, 8)}, "head_dim: layer 1 has 7", "nearest valid: 6 or 8"),
-    ({"head_dim": (1, 8, 8)}, "head_dim: layer 0 has 1", "nearest valid: 2"),
-    ({"local_window": (None, 8)}, "local_window: 2 layers given", "must have 3 values"),
-    ({"d_model": 47, "heads": (47,)}, "heads: layer 0 has 47", "nearest valid: none"),
-    ({"ffn": "swigul"}, "ffn: 'swigul'", "swiglu, mlp; did you mean 'swiglu'?"),
-    ({"ffn_widht": 3}, "ffn_widht: unknown", "did you mean 'ffn_width'?"),
-]
+# What the message must hold: its beginning, and what else.
+BAD = {
+    "heads: layer 1 has 5 heads … do not divide d_model 48; nearest valid: 4 or 6": {"heads": (2, 5, 4)},
+    "heads: layer 0 has 16 heads, so head dim 3 … nearest valid: 12 or 24": {"heads": (16, 3, 4)},
+    "heads: layer 0 has 100 … nearest valid: 24": {"heads": (100, 2, 2)},
+    "heads: layer 0 has 47 … nearest valid: none": {"d_model": 47, "heads": (47,)},
+    "heads: … at least 1 value": {"heads": ()},
+    "heads: … at most 10,000 values": {"heads": (2,) * 10_001},
+    "kv_heads: layer 1 has 2 … do not divide its 3 heads; nearest valid: 1 or 3": {"kv_heads": (2, 2, 4)},
+    "kv_heads: 2 layers given, but heads has 3 … must have 3 values": {"kv_heads": (1, 1)},
+    "head_dim: 4 layers given … must have 3 values": {"head_dim": (8, 8, 8, 8)},
+    "head_dim: layer 1 has 7 … nearest valid: 6 or 8": {"head_dim": (8, 7, 8)},
+    "local_window: 2 layers given … must have 3 values": {"local_window": (None, 8)},
+    "ffn: 'swigul' … swiglu, mlp; did you mean 'swiglu'?": {"ffn": "swigul"},
+    "ffn_widht: unknown … did you mean 'ffn_width'?": {"ffn_widht": 3},
+}
 
 
-@pytest.mark.parametrize(("changes", "start", "contains"), BAD, ids=[bad[1] for bad in BAD])
-def test_bad_input_is_one_clear_line(changes, start, contains):
+@pytest.mark.parametrize("said", BAD)
+def test_bad_input_is_one_clear_line(said):
     with pytest.raises(UserError) as caught:
-        llama(**changes)
-    message = str(caught.value)
-    assert message.startswith(start)
-    assert contains in message
-    assert "\n" not in message
+        llama(**BAD[said])
+    start, contains = said.split(" … ")
+    assert str(caught.value).startswith(start) and contains in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 WRONG = [
@@ -64,12 +61,6 @@ def test_every_field_refuses_what_is_outside_its_declaration_in_one_line(name):
             place, _, said = str(caught.value).partition(": ")
             assert place.split(".")[0] in (name, "heads") and "\n" not in said, value
             assert "is not valid; give " in said or "is not a head count; write" in said
-
-
-def test_what_is_not_a_mapping():
-    for value in (5, None, [], "x"):
-        with pytest.raises(UserError, match="give a mapping"):
-            ModelConfig.from_json(value)
 
 
 def test_summary():
@@ -147,10 +138,6 @@ def test_json_round_trip(name):
     assert hash(config) == hash(ModelConfig.from_json(config.to_json()))
 
 
-def test_json_takes_the_schedule_grammar():
-    assert llama(heads="2,3,4", kv_heads="1x3") == llama(kv_heads=(1, 1, 1))
-
-
 def test_gptneo_alternates_windows_unless_told():
     assert block("gptneo", **SIZES).local_window == (None, 256, None)
     assert block("gptneo", **{**SIZES, "heads": "2,3,4"}).local_window == (None, 256, None)
@@ -168,8 +155,3 @@ def test_replace_and_difference():
     ]
     with pytest.raises(UserError, match="head: unknown; did you mean 'heads'"):
         config.replace(head=(1,))
-
-
-def test_config_is_frozen():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        llama().d_model = 3

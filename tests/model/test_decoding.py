@@ -22,16 +22,6 @@ def test_logits_equal_the_full_forward_pass(name, chunks):
         torch.testing.assert_close(logits, expected[:, decoder.length - 1], rtol=0, atol=1e-12)
 
 
-def test_cache_has_each_layers_shape():
-    decoder = CachedDecoder(network("grouped"))
-    assert [tuple(keys.shape) for keys, _ in decoder._cache] == [
-        (1, 2, 64, 12),
-        (1, 4, 64, 12),
-        (1, 2, 64, 6),
-    ]
-    assert decoder.cache_bytes() == 2 * 4 * 64 * (24 + 48 + 12)
-
-
 def test_beyond_the_context():
     decoder = CachedDecoder(network("prism"))
     decoder.append(tokens(1, 60))

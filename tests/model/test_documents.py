@@ -18,7 +18,8 @@ from model.config import block
 from model.documents import PackedDocuments, of_rows, varlen_options, widened
 from tests.helpers.distributed import run_distributed
 from tests.helpers.gpus import GPU, needs_gpus
-from tests.model.parallel import build, compared, example, relative, shared_grid, whole, whole_of
+from tests.helpers.marks import slow
+from tests.model.parallel import build, compared, example, relative, shared_grid, whole_of
 
 TOLERANCE = 1e-12
 SHAPE = {"vocab_size": 260, "context_length": 24, "ffn_width": 48, "d_model": 48}
@@ -59,7 +60,7 @@ def one_by_one(model, tokens, labels, rows):
 
 def reference_of(config, rows):
     """What the documents one by one give at t = 1, with the example that gives it."""
-    tokens, labels = example(config, len(rows), 24)
+    tokens, labels = example(config, len(rows), sum(rows[0]))
     model = build(config, torch.float64)
     return whole_of(model, *one_by_one(model, tokens, labels, rows)), tokens, labels
 
@@ -68,9 +69,8 @@ def worst(found):
     return max((value, name) for name, value in found.items())
 
 
-configs = pytest.mark.parametrize(
-    "config", [GROUPED, WINDOWS, ROPE_WINDOWS], ids=["grouped", "windows", "rope_windows"]
-)
+CONFIGS = {"grouped": GROUPED, "windows": WINDOWS, "rope_windows": ROPE_WINDOWS}
+configs = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -82,18 +82,6 @@ def test_a_packed_window_equals_each_document_by_itself(config, checkpointing):
     assert found[0] <= TOLERANCE, found
     with torch.no_grad():
         assert relative(model(given[0]), expected.logits) > 1e-3  # the mask is about something
-
-
-def test_one_document_a_row_is_the_plain_model():
-    found = worst(
-        compared(
-            build(GROUPED, torch.float64),
-            whole(GROUPED, 3, 24),
-            *example(GROUPED, 3, 24),
-            offsets([[24]] * 3),
-        )
-    )
-    assert found[0] <= TOLERANCE, found
 
 
 def test_shorter_rows_and_empty_documents():
@@ -214,12 +202,8 @@ def test_which_torch_has_the_kernel(monkeypatch):
     """By the signature of its varlen_attn; without windows or scales every layer takes the mask."""
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
-    for stands_for, has in (
-        (reference_varlen, True),
-        (varlen_2_11, True),
-        (varlen_2_10, False),
-        (None, False),
-    ):
+    cases = ((reference_varlen, True), (varlen_2_11, True), (varlen_2_10, False), (None, False))
+    for stands_for, has in cases:
         documents._varlen_device.cache_clear()
         monkeypatch.setattr(documents, "VARLEN_OPTIONS", varlen_options(stands_for))
         assert documents._varlen_device(0) == has
@@ -306,9 +290,7 @@ def parallel_differences(config, rows, reference, offsets_too=False, **options):
 
 
 def many_parallel_differences(cases):
-    return [
-        parallel_differences(config, rows, reference, **options) for config, rows, reference, options in cases
-    ]
+    return [parallel_differences(*case, **options) for *case, options in cases]
 
 
 def assert_same_on_ranks(tensor_parallel, cases):
@@ -318,9 +300,7 @@ def assert_same_on_ranks(tensor_parallel, cases):
         assert found[0] <= TOLERANCE, found
 
 
-@pytest.mark.parametrize(
-    "tensor_parallel", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("tensor_parallel", [2, *slow([3, 4])])
 def test_real_ranks_equal_documents_one_by_one(tensor_parallel):
     """Batch form (as many rows as ranks), query form (one row), both with the kernel's offsets where it may
     run."""
@@ -342,22 +322,7 @@ def test_sequence_parallel_ranks_equal_documents_one_by_one(tensor_parallel):
         (GROUPED, LENGTHS[:4], {"sequence_parallel": True}),
         (gpt2, LENGTHS[:4], {"sequence_parallel": True}),
         (WINDOWS, LENGTHS[3:4], {"sequence_parallel": True, "checkpoint_activations": True}),
+        # An odd number of positions: rows are padded, and their documents with them.
+        (WINDOWS, [[23], [3, 20], [1, 1, 21], [11, 12]], {"sequence_parallel": True}),
     ]
     assert_same_on_ranks(tensor_parallel, cases)
-
-
-def padded_sequence_parallel():
-    """22 positions are not a multiple of 4: rows are padded, and their documents with them."""
-    tokens, labels = example(WINDOWS, 4, 22)
-    rows = [[22], [3, 19], [1, 1, 20], [11, 11]]
-    reference = build(WINDOWS, torch.float64)
-    logits, loss = one_by_one(reference, tokens, labels, rows)
-    grid = shared_grid(True)
-    model = build(WINDOWS, torch.float64, grid)
-    found = model(tokens, labels, offsets(rows))
-    return relative(found, loss), relative(model(tokens, None, offsets(rows)), logits)
-
-
-def test_padded_rows_of_sequence_parallelism():
-    for found in run_distributed(padded_sequence_parallel, 4):
-        assert max(found) <= TOLERANCE

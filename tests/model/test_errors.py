@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import functools
 import os
 import signal
 import subprocess
@@ -21,15 +22,15 @@ def raising(error):
     return command
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "line"),
-    [
-        (UserError("heads: 5 does not divide"), 2, "error: heads: 5 does not divide"),
-        (FileNotFoundError(errno.ENOENT, "No such file", "a.txt"), 2, "error: a.txt: No such file"),
-        (OSError(errno.ENOSPC, "No space left on device"), 2, "error: No space left on device"),
-        (KeyboardInterrupt(), 130, "interrupted; go on"),
-    ],
-)
+ENDS = [
+    (UserError("heads: 5 does not divide"), 2, "error: heads: 5 does not divide"),
+    (FileNotFoundError(errno.ENOENT, "No such file", "a.txt"), 2, "error: a.txt: No such file"),
+    (OSError(errno.ENOSPC, "No space left on device"), 2, "error: No space left on device"),
+    (KeyboardInterrupt(), 130, "interrupted; go on"),
+]
+
+
+@pytest.mark.parametrize(("error", "code", "line"), ENDS)
 def test_one_line_and_the_exit_code(capsys, error, code, line):
     assert run_command(raising(error), [], "interrupted; go on") == code
     assert capsys.readouterr().err.strip() == line
@@ -57,9 +58,8 @@ def test_arguments_are_the_process_own_unless_given(monkeypatch):
 def test_a_reader_that_goes_away_is_no_failure():
     """``python -m pretrain.presets | head -1``"""
     reader, writer = os.pipe()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pretrain.presets"], cwd=ROOT, stdout=writer, stderr=subprocess.PIPE
-    )
+    command = [sys.executable, "-m", "pretrain.presets"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE)
     os.close(reader)  # before it has started to print
     os.close(writer)
     assert process.communicate(timeout=60)[1] == b""
@@ -69,15 +69,12 @@ def test_a_reader_that_goes_away_is_no_failure():
 def test_ctrl_c_leaves_no_traceback(tmp_path):
     """In the middle of real work: a command that waits for a file's contents."""
     os.mkfifo(tmp_path / "metrics.jsonl")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pretrain.plots", str(tmp_path)],
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(
-            signal.SIGINT, signal.default_int_handler
-        ),  # a background shell ignores it
-    )
+    command = [sys.executable, "-m", "pretrain.plots", str(tmp_path)]
+    listen = functools.partial(
+        signal.signal, signal.SIGINT, signal.default_int_handler
+    )  # not so in a background
+    options = {"stderr": subprocess.PIPE, "text": True, "preexec_fn": listen}
+    process = subprocess.Popen(command, cwd=ROOT, **options)
     writer = None
     while writer is None and process.poll() is None:
         with contextlib.suppress(OSError):  # until the command has opened the file

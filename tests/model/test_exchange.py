@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from model.config import ModelConfig, block
 from model.errors import UserError
-from model.exchange import BatchForm, Form, HeadExchange, QueryForm
+from model.exchange import BatchForm, HeadExchange, QueryForm
 from model.parallel_plan import plan
 from model.presets import preset, preset_names
 from tests.helpers.distributed import run_distributed
 from tests.helpers.fuzzing import fixed, seeded
+from tests.helpers.marks import slow
 from tests.model.parallel import Sent, build, example, many_differences, scaled_down, shared_grid
 
 # Everything is compared relative to its own largest value; see tests/model/parallel.py for gradients that are
@@ -22,22 +23,18 @@ from tests.model.parallel import Sent, build, example, many_differences, scaled_
 TOLERANCE = 1e-12
 SHAPE = {"vocab_size": 260, "context_length": 24, "ffn_width": 48}
 # Whole heads, groups and heads cut in every way, grouped queries, one head; windows that end inside chunks.
-GROUPED = block(
-    "llama", **SHAPE, d_model=48, heads=(3, 4, 6, 2, 1), kv_heads=(3, 2, 3, 2, 1), tie_embeddings=False
-)
-WINDOWS = block("gptneo", **SHAPE, d_model=48, heads=(3, 4, 6, 2, 1), local_window=(5, None, 1, 9, 3))
-WIDE = block(
-    "llama", **SHAPE, d_model=24, heads=(1, 2, 5), head_dim=(12, 24, 12)
-)  # the width follows the heads
+HEADS = {"d_model": 48, "heads": (3, 4, 6, 2, 1)}
+GROUPED = block("llama", **SHAPE, **HEADS, kv_heads=(3, 2, 3, 2, 1), tie_embeddings=False)
+WINDOWS = block("gptneo", **SHAPE, **HEADS, local_window=(5, None, 1, 9, 3))
+# The width follows the heads.
+WIDE = block("llama", **SHAPE, d_model=24, heads=(1, 2, 5), head_dim=(12, 24, 12))
 CLASSIFIER = WIDE.replace(classes=5)
 
 
 def worst(results: list[list[dict[str, float]]]) -> list[tuple[float, str]]:
     """Of each case, the largest difference of any rank and what it is of."""
-    return [
-        max((value, name) for rank in case for name, value in rank.items())
-        for case in zip(*results, strict=True)
-    ]
+    cases = zip(*results, strict=True)
+    return [max((value, name) for rank in case for name, value in rank.items()) for case in cases]
 
 
 @pytest.mark.parametrize("tensor_parallel", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
@@ -54,17 +51,10 @@ def test_equals_one_rank(tensor_parallel, batch_form):
 
 @pytest.mark.parametrize("tensor_parallel", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_sequence_parallel_norms_equal_one_rank(tensor_parallel):
-    # 22 positions are not a multiple of 4 (padded); 4 sequences take the batch form, 1 (at 24) the query
-    # form.
-    cases = [
-        (config, batch, length, {"checkpoint_activations": checkpointing, "sequence_parallel": True})
-        for config, batch, length, checkpointing in (
-            (GROUPED, 4, 22, False),
-            (GROUPED, 1, 24, True),
-            (WINDOWS, 4, 24, False),
-            (block("gpt2", **SHAPE, d_model=48, heads=(3, 4)), 1, 24, False),
-        )
-    ]
+    # 22 positions are not a multiple of 4 (padded); 4 sequences take the batch form, 1 the query form.
+    gpt2, on = block("gpt2", **SHAPE, d_model=48, heads=(3, 4)), {"sequence_parallel": True}
+    cases = [(GROUPED, 4, 22, on), (WINDOWS, 4, 24, on), (gpt2, 1, 24, on)]
+    cases += [(GROUPED, 1, 24, on | {"checkpoint_activations": True})]
     for found in worst(run_distributed(many_differences, tensor_parallel, cases)):
         assert found[0] <= TOLERANCE, found
 
@@ -84,22 +74,18 @@ def small_presets() -> list[tuple[str, ModelConfig, int]]:
     return [(name, config, t) for config, (name, t) in seen.items()]
 
 
-@pytest.mark.parametrize(
-    "tensor_parallel", [*DEGREES[:2], *(pytest.param(t, marks=pytest.mark.slow) for t in DEGREES[2:])]
-)
+@pytest.mark.parametrize("tensor_parallel", [*DEGREES[:2], *slow(DEGREES[2:])])
 def test_every_preset_scaled_down(tensor_parallel):
     chosen = [(name, config) for name, config, t in small_presets() if t == tensor_parallel]
     assert all(any(heads % tensor_parallel for heads in config.heads) for _, config in chosen)
     assert len(chosen) >= 8
     length = 24 - 24 % (2 * tensor_parallel)
     # The query form, for which 2t divides the length, and the batch form in turn.
-    cases = [
-        (config, (1, tensor_parallel)[index % 2], length, {}) for index, (_, config) in enumerate(chosen)
-    ]
-    for (name, _), found in zip(
-        chosen, worst(run_distributed(many_differences, tensor_parallel, cases)), strict=True
-    ):
-        assert found[0] <= TOLERANCE, (name, found)
+    sizes = (1, tensor_parallel) * len(chosen)
+    cases = [(config, size, length, {}) for (_, config), size in zip(chosen, sizes, strict=False)]
+    found = worst(run_distributed(many_differences, tensor_parallel, cases))
+    for (name, _), largest in zip(chosen, found, strict=True):
+        assert largest[0] <= TOLERANCE, (name, largest)
 
 
 @st.composite
@@ -113,18 +99,14 @@ def random_cases(draw: st.DrawFn) -> tuple[int, ModelConfig, int, int]:
     windows = [draw(st.one_of(st.none(), st.integers(1, 20))) for _ in heads]
     kind = draw(st.sampled_from(["llama", "gpt2", "gptneo"]))
     length = draw(st.integers(1, 16))
-    config = block(
-        kind,
-        vocab_size=draw(st.integers(2, 40)),
-        context_length=16,
-        d_model=draw(st.integers(3, 20)),
-        ffn_width=t * draw(st.integers(1, 6)),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        local_window=windows,
-        tie_embeddings=draw(st.booleans()),
-    )
+    sizes = {
+        "vocab_size": draw(st.integers(2, 40)),
+        "context_length": 16,
+        "d_model": draw(st.integers(3, 20)),
+    }
+    sizes |= {"ffn_width": t * draw(st.integers(1, 6)), "tie_embeddings": draw(st.booleans())}
+    schedules = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "local_window": windows}
+    config = block(kind, **sizes, **schedules)
     batch = draw(st.integers(1, 5))
     try:
         plan(config.replace(context_length=length), t, batch)
@@ -173,19 +155,10 @@ def test_bytes_sent_equal_the_plan(tensor_parallel, dtype, name):
             assert (sent["all_gather_into_tensor"] > 0) == (batch == 1)  # only the query form gathers
 
 
-def test_checkpointing_repeats_the_exchanges_of_the_forward_pass():
-    once = run_distributed(bytes_sent, 4, GROUPED, 4, torch.float32)[0]["all_to_all_single"]
-    twice = run_distributed(bytes_sent, 4, GROUPED, 4, torch.float32, True)[0]["all_to_all_single"]
-    assert twice == 1.5 * once
-
-
 def forms():
     grid = shared_grid(False)
     exchange = [HeadExchange(GROUPED, layer, grid) for layer in range(5)]
-    kinds = [
-        [type(layer.form(batch, length)) for layer in exchange]
-        for batch, length in ((4, 24), (2, 24), (1, 24))
-    ]
+    kinds = [[type(layer.form(batch, 24)) for layer in exchange] for batch in (4, 2, 1)]
     with pytest.raises(UserError) as caught:
         exchange[0].form(2, 12)
     with torch.no_grad():
@@ -197,25 +170,14 @@ def test_which_form_is_chosen():
     results = run_distributed(forms, 4)
     for rank, (kinds, spans, message, padded) in enumerate(results):
         # KV heads 3, 2, 3, 2, 1 on 4 ranks: shared by 4, 2, 4, 2, 4 ranks.
-        assert kinds == [
-            [BatchForm] * 5,
-            [QueryForm, BatchForm, QueryForm, BatchForm, QueryForm],
-            [QueryForm] * 5,
-        ]
+        mixed = [QueryForm, BatchForm, QueryForm, BatchForm, QueryForm]
+        assert kinds == [[BatchForm] * 5, mixed, [QueryForm] * 5]
         assert spans == [(3 * rank, 3 * rank + 3), (21 - 3 * rank, 24 - 3 * rank)]  # zigzag
         assert padded is BatchForm
         assert message == (
             "micro_batch: 2 sequences of 12 tokens cannot be shared by the 4 ranks that split the heads of "
             "layer 0; micro_batch must be a multiple of 4 (nearest: 4), or context_length one of 8"
         )
-
-
-def whole_heads():
-    return type(HeadExchange(WINDOWS, 3, shared_grid(False)).form(3, 7))
-
-
-def test_heads_that_divide_are_not_exchanged():
-    assert run_distributed(whole_heads, 2) == [Form] * 2
 
 
 def sampled(sequence_parallel):
@@ -225,9 +187,8 @@ def sampled(sequence_parallel):
     grid = shared_grid(sequence_parallel)
     model = build(GROUPED, torch.float64, grid)
     with torch.no_grad():
-        return max(
-            (model(tokens[:, :n]) - reference(tokens[:, :n])).abs().max().item() for n in (1, 2, 7, 23, 24)
-        )
+        prefixes = [tokens[:, :n] for n in (1, 2, 7, 23, 24)]
+        return max((model(part) - reference(part)).abs().max().item() for part in prefixes)
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])

@@ -33,11 +33,3 @@ def test_norm_against_its_formula_in_fp64(kind, with_bias, dtype):
     tolerance = {torch.float64: 1e-14, torch.float32: 2e-6, torch.bfloat16: 8 * 2**-8}[dtype]
     assert output.dtype == dtype
     assert (output.double() - expected).abs().max() <= tolerance
-
-
-def test_norm_without_bias_has_one_parameter():
-    assert [name for name, _ in RMSNorm(8, 1e-5, bias=False, grid=ALONE).named_parameters()] == ["weight"]
-    assert [name for name, _ in LayerNorm(8, 1e-5, bias=True, grid=ALONE).named_parameters()] == [
-        "weight",
-        "bias",
-    ]

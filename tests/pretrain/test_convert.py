@@ -21,7 +21,6 @@ from pretrain.hf import export_folder
 from pretrain.metrics.file import read_metrics
 from pretrain.run.saved import SavedRun
 from tests.helpers.exports import failure, trained
-from tests.helpers.launch import ROOT
 from tests.helpers.networks import relative, tokens
 from tests.pretrain.data.test_tokenizer_folders import byte_level, sentencepiece_with_a_prefix
 
@@ -85,14 +84,6 @@ def check_perplexity(native, prism, small):
     expected = [row["val_loss"] for row in read_metrics(prism) if "val_loss" in row][-1]
     assert loss == pytest.approx(expected, abs=1e-3)
     assert math.exp(loss) == pytest.approx(math.exp(expected), rel=1e-3)
-
-
-def test_it_generates_through_transformers(native):
-    tokenizer = AutoTokenizer.from_pretrained(native, trust_remote_code=True)
-    model = AutoModelForCausalLM.from_pretrained(native, trust_remote_code=True)
-    batch = tokenizer(["def main(", "import"], return_tensors="pt", padding=True)
-    output = model.generate(**batch, max_new_tokens=8, do_sample=False)
-    assert output.shape[0] == 2 and isinstance(tokenizer.decode(output[1]), str)
 
 
 @pytest.fixture(scope="module")
@@ -182,30 +173,30 @@ def test_a_llama_folder_of_transformers_comes_in(tied, safe, tmp_path):
 
 
 INDEX = "model.safetensors.index.json"
+EDITED = {
+    "weight_map: a: 5 is not valid; give text": edit_json(INDEX, weight_map={"a": 5}),
+    "is not a file of that folder": edit_json(INDEX, weight_map={"a": "../../x.safetensors"}),
+    "the folder's weights have": edit_json("config.json", num_hidden_layers=1000),
+    "is not valid JSON": lambda folder: (folder / INDEX).write_text("[" * 1000),
+    "it must be the text of a token": edit_json("tokenizer_config.json", eos_token=7),
+}
 
 
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (edit_json(INDEX, weight_map=5), "5 is not valid; give a mapping"),
-        (edit_json(INDEX, weight_map={"a": 5}), "weight_map: a: 5 is not valid; give text"),
-        (edit_json(INDEX, weight_map={"a": "../../x.safetensors"}), "is not a file of that folder"),
-        (edit_json("config.json", num_hidden_layers=1000), "the folder's weights have"),
-        (lambda folder: (folder / INDEX).write_text("[" * 1000), "is not valid JSON"),
-        (lambda folder: (folder / "tokenizer_config.json").write_text("[]"), "must hold a JSON object"),
-        (edit_json("tokenizer_config.json", eos_token=7), "it must be the text of a token"),
-        (edit_json("config.json", max_position_embeddings=10**12), "context_length: 1000000000000 is not"),
-        (lambda folder: (folder / "config.json").write_text("[]"), "must hold a JSON object"),
-    ],
-)
-def test_llama_folders_that_were_edited(damage, words, tmp_path, capsys):
-    folder = tmp_path / "llama"
-    folder.mkdir()
-    llama_of_transformers(folder, tied=False, safe=True)
-    damage(folder)
+@pytest.mark.parametrize("words", EDITED)
+def test_llama_folders_that_were_edited(transformers_llama, words, tmp_path, capsys):
+    folder = shutil.copytree(transformers_llama, tmp_path / "llama")
+    EDITED[words](folder)
     began = time.process_time()  # of a busy machine, too
     assert words in failure(capsys, "--from_hf", folder, "--out", tmp_path / "runs" / "back")
     assert time.process_time() - began < 5 and not (tmp_path / "runs" / "back").exists()
+
+
+@pytest.fixture(scope="module")
+def transformers_llama(tmp_path_factory):
+    """A folder of several files of weights that transformers has written."""
+    folder = tmp_path_factory.mktemp("transformers")
+    llama_of_transformers(folder, tied=False, safe=True)
+    return folder
 
 
 def same_weights(one, other):
@@ -247,12 +238,6 @@ def test_bf16_states_its_bound(prism, tmp_path, capsys):
     assert convert.main([str(prism), "--out", str(out), "--dtype", "bfloat16"]) == 0
     assert "bound for bfloat16: 5e-02" in capsys.readouterr().out
     assert AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True).dtype == torch.bfloat16
-
-
-@pytest.mark.slow
-def test_an_earlier_step(prism, tmp_path):
-    assert convert.main([str(prism), "--out", str(tmp_path / "hf"), "--step", "8"]) == 0
-    assert "| steps | 8 |" in (tmp_path / "hf" / "README.md").read_text()
 
 
 def test_an_export_that_computes_something_else_leaves_nothing(prism, tmp_path, capsys, monkeypatch):
@@ -307,38 +292,6 @@ def test_damaged_checkpoints(prism, tmp_path, capsys):
     assert "every checkpoint" in failure(capsys, run, "--out", tmp_path / "hf2")
 
 
-def test_a_checkpoint_that_is_pruned_while_it_is_read(prism, tmp_path, capsys, monkeypatch):
-    """The next one is exported; nothing is blamed on --out."""
-    run = shutil.copytree(prism, tmp_path / "run")
-    read = SavedRun.load_model
-
-    def pruned(source):
-        if source.state.step == 12:
-            shutil.rmtree(source.checkpoint.folder)
-        return read(source)
-
-    monkeypatch.setattr(SavedRun, "load_model", pruned)
-    assert convert.main([str(run), "--out", str(tmp_path / "hf")]) == 0
-    printed = capsys.readouterr().out
-    assert "checkpoint step_000012 was pruned while it was read; taking the next one" in printed
-    assert "| steps | 8 |" in (tmp_path / "hf" / "README.md").read_text()
-
-
-@pytest.mark.slow
-def test_two_into_one_folder_at_once(prism, tmp_path):
-    command = [sys.executable, "-m", "pretrain.convert", str(prism), "--out", str(tmp_path / "hf" / "x")]
-    both = [
-        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    said = [process.communicate(timeout=120)[1] for process in both]
-    assert sorted(process.returncode for process in both) == [0, 2], said
-    refusal = next(text for process, text in zip(both, said, strict=True) if process.returncode)
-    assert "Traceback" not in refusal and "\nerror: out: " in "\n" + refusal
-    assert [path.name for path in (tmp_path / "hf").iterdir()] == ["x"]
-    AutoModelForCausalLM.from_pretrained(tmp_path / "hf" / "x", trust_remote_code=True)
-
-
 def test_a_tokenizer_that_does_not_match(prism, tmp_path, capsys, monkeypatch):
     from pretrain.data.tokenizer import SentencePieceTokenizer
     from pretrain.run import saved as run_source
@@ -348,19 +301,19 @@ def test_a_tokenizer_that_does_not_match(prism, tmp_path, capsys, monkeypatch):
     assert "is not the one that the run was trained with" in failure(capsys, prism, "--out", tmp_path / "hf")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("", "run: missing"),
-        ("nowhere --out x", "does not exist"),
-        ("{tmp} --out x", "is not a run's folder"),
-        ("{run}", "out: missing"),
-        ("{run} --out x --step 7", "no checkpoint of step 7"),
-        ("{run} --out x --format onnx", "format: 'onnx' is not valid; give one of auto, native, llama"),
-        ("{run} --from_hf {tmp} --out x", "give one of them"),
-        ("--from_hf {tmp} --out x", "has no config.json"),
-    ],
-)
+REFUSED = {
+    "": "run: missing",
+    "nowhere --out x": "does not exist",
+    "{tmp} --out x": "is not a run's folder",
+    "{run}": "out: missing",
+    "{run} --out x --step 7": "no checkpoint of step 7",
+    "{run} --out x --format onnx": "format: 'onnx' is not valid; give one of auto, native, llama",
+    "{run} --from_hf {tmp} --out x": "give one of them",
+    "--from_hf {tmp} --out x": "has no config.json",
+}
+
+
+@pytest.mark.parametrize(("arguments", "words"), REFUSED.items())
 def test_bad_input_is_one_line(arguments, words, prism, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
@@ -369,17 +322,17 @@ def test_bad_input_is_one_line(arguments, words, prism, tmp_path, capsys, monkey
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"model_type": "mamba"}, "holds 'mamba', which is not supported"),
-        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_type 'linear'"),
-        ({"hidden_act": "relu"}, "hidden_act 'relu'"),
-        ({"intermediate_size": 100}, "has shape"),
-        ({"num_hidden_layers": 3}, "which its architecture has not"),
-        ({"num_hidden_layers": 5}, "lacks model.layers.4"),
-    ],
-)
+FOREIGN = {
+    "holds 'mamba', which is not supported": {"model_type": "mamba"},
+    "rope_type 'linear'": {"rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+    "hidden_act 'relu'": {"hidden_act": "relu"},
+    "has shape": {"intermediate_size": 100},
+    "which its architecture has not": {"num_hidden_layers": 3},
+    "lacks model.layers.4": {"num_hidden_layers": 5},
+}
+
+
+@pytest.mark.parametrize(("words", "change"), FOREIGN.items())
 def test_folders_that_cannot_come_in(change, words, llama, tmp_path, capsys):
     edit_json("config.json", **change)(llama)
     assert words in failure(capsys, "--from_hf", llama, "--out", tmp_path / "runs" / "back")

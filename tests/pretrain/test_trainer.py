@@ -1,15 +1,11 @@
 """The loop itself: what it asks of the device, of the data, and that it learns."""
 
 import re
-import traceback
-from contextlib import ExitStack
-from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
 
-from pretrain.config.command_line import parse_command_line
 from pretrain.data.making.assemble import Selection
 from pretrain.data.making.make import make_corpus
 from pretrain.data.sequences import TrainingSequences
@@ -17,44 +13,7 @@ from pretrain.data.sources.files import PlainFiles, files_below
 from pretrain.run.data import open_data
 from pretrain.validation.baselines import compare_baselines
 from tests.helpers.distributed import run_distributed
-from tests.helpers.training import ROOT, curve, nano_run, session
-
-READS = ("item", "tolist", "__bool__", "__float__", "__int__", "cpu", "numpy")
-
-
-def session_counting_reads(run):
-    """Train, and note which lines of ours read a tensor's value (on a GPU each waits for the device)."""
-    reads = []
-    originals = {name: getattr(torch.Tensor, name) for name in READS}
-
-    def counting(name):
-        def read(self, *args, **kwargs):
-            frames = [f for f in traceback.extract_stack() if not f.filename.endswith("test_trainer.py")]
-            if str(ROOT / "pretrain") in frames[-1].filename or str(ROOT / "model") in frames[-1].filename:
-                reads.append(f"{Path(frames[-1].filename).name}:{frames[-1].name}")
-            return originals[name](self, *args, **kwargs)
-
-        return read
-
-    with ExitStack() as stack:
-        for name in READS:
-            stack.enter_context(mock.patch.object(torch.Tensor, name, counting(name)))
-        assert session(run) == ([], None)
-    return reads
-
-
-def test_no_read_of_ours_between_logs(small_folder, tmp_path):
-    """Six more steps between two logs must not mean one more read."""
-    counts = {}
-    for steps in (6, 12):
-        settings = (
-            f"--name n{steps} --steps {steps} --logging.every 100 --validation.every 0 --checkpoint.every 0"
-        )
-        run = nano_run(small_folder, tmp_path, settings)
-        reads = run_distributed(session_counting_reads, 1, run, timeout=120)[0]
-        assert "step_log.py:read" in reads  # the counting works
-        counts[steps] = reads
-    assert counts[6] == counts[12], counts
+from tests.helpers.training import curve, nano_run, session
 
 
 def session_with_infinite_loss(run, at_call):
@@ -140,14 +99,6 @@ def test_activation_checkpointing_changes_no_number(small_folder, tmp_path):
     assert curves[0] == curves[1]
 
 
-def test_a_run_is_extended(small_folder, tmp_path):
-    run = nano_run(small_folder, tmp_path, "--steps 3")
-    run_distributed(session, 1, run, timeout=120)
-    notes, error = run_distributed(session, 1, run, timeout=120, steps=5)[0]
-    assert error is None and "steps changed: 3 -> 5" in notes
-    assert [row["step"] for row in curve(run.folder)] == [1, 2, 3, 4, 5]
-
-
 def test_too_little_to_validate_on_is_refused_before_anything_is_written(small, tmp_path):
     """The training split is long enough, the held-out one is not."""
     tokenizer = small.tokenizer
@@ -159,18 +110,6 @@ def test_too_little_to_validate_on_is_refused_before_anything_is_written(small, 
     ((_, error),) = run_distributed(session, 1, run, timeout=120)
     assert re.search(r"data: data/validation has \d+ tokens, fewer than one window of 65", error)
     assert not run.folder.exists()
-
-
-def test_default_run_is_the_documented_one():
-    command = parse_command_line([])
-    assert (command.run.data, command.run.model, command.ds_config) == (
-        "builtin",
-        "prism-micro",
-        "ds_configs/zero2.json",
-    )
-    config = command.run.build_model_config()
-    assert list(config.heads) == sorted(config.heads) and len(set(config.heads)) > 1  # progressive
-    assert 1e6 < config.num_parameters() < 9e6
 
 
 def test_a_streak_of_skipped_updates_costs_no_good_checkpoint(small_folder, tmp_path):

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from model.presets import preset
 from model.transformer import Transformer
 from pretrain.config.command_line import parse_command_line
 from pretrain.data.making.assemble import Selection
@@ -23,11 +24,12 @@ from pretrain.plan.command import main as plan_main
 from pretrain.runtime.world import World
 from pretrain.validation.loss import Validation
 from tests.helpers.distributed import run_distributed
+from tests.helpers.marks import slow
 from tests.helpers.small_corpus import small_paths
 from tests.helpers.training import build, curve, interrupted, nano_run, session
 
-MASK = ("--document_mask true",)
-
+BOTH = ("false", "true")
+MASK = "--document_mask true"
 STEPS = "--steps 3 --validation.every 3 --checkpoint.every 0"
 
 
@@ -57,20 +59,15 @@ def recording(run):
 
 
 def test_the_model_gets_the_documents_of_its_windows_and_the_order_stays(small, lines_folder, tmp_path):
-    plain, masked = (
-        run_distributed(
-            recording, 1, nano_run(lines_folder, tmp_path, STEPS, f"--name {name}", *more), timeout=120
-        )[0]
-        for name, more in (("plain", ()), ("masked", MASK))
-    )
+    runs = [nano_run(lines_folder, tmp_path, STEPS, f"--document_mask {on} --name {on}") for on in BOTH]
+    plain, masked = (run_distributed(recording, 1, run, timeout=120)[0] for run in runs)
     assert len(plain) == len(masked) == 3 * 4 + 5
     end = small.tokenizer.end_of_document
     documents = 0
     for (_, tokens, offsets), (_, same, given) in zip(plain, masked, strict=True):
         assert torch.equal(tokens, same) and offsets is None and given.dtype == torch.int32
-        begins = F.pad(
-            tokens[:, :-1] == end, (1, 0), value=True
-        )  # this corpus ends every document with that token
+        # This corpus ends every document with that token.
+        begins = F.pad(tokens[:, :-1] == end, (1, 0), value=True)
         assert given.tolist() == [*torch.nonzero(begins.flatten()).flatten().tolist(), tokens.numel()]
         documents += len(given) - 1 - len(tokens)
     assert documents > 3 * 17 * 2  # windows do hold several
@@ -126,27 +123,25 @@ ARCHITECTURE = json.dumps({"context_length": 64, "positions": "learned", "local_
 
 @pytest.fixture(scope="module")
 def reference(lines_folder, tmp_path_factory):
-    return run_distributed(
-        losses, 1, masked_run(lines_folder, tmp_path_factory.mktemp("runs")), 2, timeout=120
-    )[0]
+    run = masked_run(lines_folder, tmp_path_factory.mktemp("runs"))
+    return run_distributed(losses, 1, run, 2, timeout=120)[0]
 
 
 def masked_run(folder, runs, *more):
-    return nano_run(folder, runs, *MASK, "--architecture", ARCHITECTURE, *more)
+    return nano_run(folder, runs, MASK, "--architecture", ARCHITECTURE, *more)
 
 
-@pytest.mark.parametrize(
-    ("world", "stage", "options"),
-    [
-        (1, 3, "--tensor_parallel 1"),
-        (2, 1, "--tensor_parallel 2"),
-        pytest.param(2, 2, "--tensor_parallel 2 --compile true", marks=pytest.mark.slow),
-        pytest.param(2, 3, f"--tensor_parallel 2 {SAVING}", marks=pytest.mark.slow),
-        pytest.param(2, 2, "--tensor_parallel 2 --micro_batch 1", marks=pytest.mark.slow),
-        pytest.param(4, 3, "--tensor_parallel 2", marks=pytest.mark.slow),
-        pytest.param(4, 1, "--tensor_parallel 4", marks=pytest.mark.slow),
-    ],
-)
+SLOW = [
+    (2, 2, "--tensor_parallel 2 --compile true"),
+    (2, 3, f"--tensor_parallel 2 {SAVING}"),
+    (2, 2, "--tensor_parallel 2 --micro_batch 1"),
+    (4, 3, "--tensor_parallel 2"),
+    (4, 1, "--tensor_parallel 4"),
+]
+WORLDS = [(1, 3, "--tensor_parallel 1"), (2, 1, "--tensor_parallel 2"), *slow(SLOW)]
+
+
+@pytest.mark.parametrize(("world", "stage", "options"), WORLDS)
 def test_the_same_numbers_on_any_ranks(reference, lines_folder, tmp_path, world, stage, options):
     run = masked_run(lines_folder, tmp_path, options)
     for found in run_distributed(losses, world, run, stage, timeout=240):
@@ -160,10 +155,8 @@ def test_the_mask_changes_the_numbers(reference, lines_folder, tmp_path):
 
 
 def test_a_resumed_run_is_bit_identical_and_the_mask_is_fixed(lines_folder, tmp_path):
-    arguments = (*MASK, "--steps 8 --validation.every 4")
-    whole, broken = (
-        nano_run(lines_folder, tmp_path, *arguments, f"--name {name}") for name in ("whole", "broken")
-    )
+    names, settings = ("whole", "broken"), f"{MASK} --steps 8 --validation.every 4"
+    whole, broken = (nano_run(lines_folder, tmp_path, settings, f"--name {name}") for name in names)
     assert run_distributed(session, 1, whole, timeout=120) == [([], None)]
     assert run_distributed(interrupted, 1, broken, 6, 1, 2, timeout=120) == ["stopped"]
     ((_, error),) = run_distributed(session, 1, broken, document_mask=False, timeout=120)
@@ -193,22 +186,18 @@ def test_memory_of_the_mask(capsys):
     assert document_bytes(model, 1, 2, 4, "cuda") == (tables + 8 * T * T * 2) / 8  # some layers in query form
     windows = model.replace(local_window=(256, None) * 6)
     assert document_bytes(windows, 8, 4, 1, "cuda") == tables + 2 * 8 * T * T * 4
-    plain, masked = (
-        activations(windows, 8, EngineSettings(bf16=False, document_mask=on)) for on in (False, True)
-    )
+    settings = [EngineSettings(bf16=False, document_mask=on) for on in (False, True)]
+    plain, masked = (activations(windows, 8, each) for each in settings)
     assert plain.documents == 0 and masked.documents == tables + 2 * 8 * T * T * 4
-    assert (
-        sum(plain.kept) - sum(masked.kept) == 6 * T * T * 4
-    )  # windowed layers no longer keep masks of their own
+    # Windowed layers no longer keep masks of their own.
+    assert sum(plain.kept) - sum(masked.kept) == 6 * T * T * 4
     assert plan_main(["--model", "prism-124m", "--document_mask", "true"]) == 0
     assert "document mask" in capsys.readouterr().out
 
 
 def kept_by_autograd(documents, T=64, B=8):
     """Bytes of distinct storages that a masked forward pass keeps, parameters left out."""
-    config = (
-        parse_command_line(["--model", "prism-nano"]).run.build_model_config(300).replace(context_length=T)
-    )
+    config = preset("prism-nano").replace(vocab_size=300, context_length=T)
     model = Transformer(config)
     storages = {}
 
@@ -229,8 +218,6 @@ def test_the_prediction_is_what_autograd_keeps():
     """One mask, and tables for each head dim: nothing that grows with the layers or the heads."""
     masked, config = kept_by_autograd(True)
     plain, _ = kept_by_autograd(False)
-    expected = (
-        document_bytes(config, 8, 4, 1, "cpu") - 8 * 8 * 64
-    )  # positions are not needed for the backward pass
+    expected = document_bytes(config, 8, 4, 1, "cpu") - 8 * 8 * 64  # but for the positions
     unbatched = 64 * 4 * sum({config.layer_head_dim(layer) for layer in range(config.num_layers)})
     assert masked - plain == pytest.approx(expected - unbatched, rel=0.02)

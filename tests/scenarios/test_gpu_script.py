@@ -28,13 +28,6 @@ def test_an_unknown_part_is_told_with_the_list(tmp_path, rehearsal):
     assert f" speed-{shape} schedules-{shape} " in finished.stderr and finished.stderr.count("\n") == 1
 
 
-def test_other_arguments_are_refused(tmp_path):
-    assert gpu_sh(tmp_path, "--olny", "tests").stderr.startswith("error: --olny tests: not valid")
-    assert gpu_sh(tmp_path, "--only").returncode == 2
-    usage = gpu_sh()
-    assert usage.returncode == 2 and "benchmarks/gpu.sh OUT --only PART" in usage.stderr
-
-
 def test_missing_packages_are_named(tmp_path):
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')

@@ -45,8 +45,8 @@ def disappear(folder):
     ("number", "rank", "code", "text"),
     [
         (signal.SIGUSR1, 1, STOPPED, "step  3/10"),
-        pytest.param(signal.SIGTERM, 0, STOPPED, "step  4/10", marks=pytest.mark.slow),
-        pytest.param(signal.SIGINT, None, 130, "step  6/10", marks=pytest.mark.slow),
+        (signal.SIGTERM, 0, STOPPED, "step  4/10"),
+        (signal.SIGINT, None, 130, "step  6/10"),
     ],
 )
 def test_stopped_by_a_signal(small_folder, tmp_path, whole, number, rank, code, text):

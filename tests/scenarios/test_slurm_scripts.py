@@ -11,22 +11,22 @@ import pytest
 
 from tests.helpers.launch import ROOT
 
-SRUN = (
-    "would run: srun --kill-on-bad-exit=1 --wait=0 --cpu-bind=cores --distribution=block:block --export=ALL"
-)
+SRUN = "would run: srun --kill-on-bad-exit=1 --wait=0 --cpu-bind=cores --distribution=block:block"
 
 
 def bash(*arguments, **environment):
     """Run a script of slurm/; SLURM's own variables are those of the test alone."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
-    return subprocess.run(
-        ["bash", *arguments],
-        cwd=ROOT,
-        env={**kept, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command, variables = ["bash", *arguments], kept | environment
+    return subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
+
+
+def write_tools(folder, **scripts):
+    """Commands that stand for programs of a cluster."""
+    folder.mkdir(exist_ok=True)
+    for name, script in scripts.items():
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
 
 
 @pytest.mark.parametrize(
@@ -43,10 +43,8 @@ def test_a_dry_run_shows_both_ways(script, arguments, tasks):
     """What it would run here, and in a job of so many tasks."""
     recipe = script.removesuffix(".sh")
     training = f"pretrain/main.py --ds_config ds_configs/zero2.json --config {recipe} --data data/fineweb"
-    commands = {
-        "evaluate": ("deepspeed --module ", "pretrain.evaluation"),
-        "convert": ("python -m ", "pretrain.convert"),
-    }
+    commands = {"evaluate": ("deepspeed --module ", "pretrain.evaluation")}
+    commands["convert"] = ("python -m ", "pretrain.convert")
     launcher, entry = commands.get(recipe, ("deepspeed ", training))
     done = bash(f"slurm/{script}", *shlex.split(arguments), "--dry_run", SLURM="0")
     assert done.returncode == 0, done.stderr
@@ -55,19 +53,19 @@ def test_a_dry_run_shows_both_ways(script, arguments, tasks):
     assert f"bash slurm/task.sh {entry} {arguments}".rstrip() in done.stdout
 
 
+HERE = {
+    "convert.sh {folder} --out {folder}/out": "error: run:",
+    "evaluate.sh {folder} --tasks piqa --wandb disabled": "error: model:",
+    "prepare.sh --text {folder}/none.txt --out {folder}/out": "error: text:",
+    "124m.sh --steps 0": "error: steps:",
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("script", "arguments", "said"),
-    [
-        ("convert.sh", ["{folder}", "--out", "{folder}/out"], "error: run:"),
-        ("evaluate.sh", ["{folder}", "--tasks", "piqa", "--wandb", "disabled"], "error: model:"),
-        ("prepare.sh", ["--text", "{folder}/none.txt", "--out", "{folder}/out"], "error: text:"),
-        ("124m.sh", ["--steps", "0"], "error: steps:"),
-    ],
-)
-def test_scripts_run_here_too(tmp_path, script, arguments, said):
+@pytest.mark.parametrize(("command", "said"), HERE.items())
+def test_scripts_run_here_too(tmp_path, command, said):
     """SLURM=0 starts the command itself: its own one line and exit code, not the launcher's."""
-    given = [argument.format(folder=tmp_path) for argument in arguments]
+    script, *given = command.format(folder=tmp_path).split()
     done = bash(f"slurm/{script}", *given, SLURM="0", VENV=sys.prefix)
     assert said in done.stdout + done.stderr and "ModuleNotFoundError" not in done.stderr
     assert done.returncode == 2
@@ -87,14 +85,10 @@ def test_a_dry_run_of_an_array():
 def test_containers_mounts_and_networks():
     done = bash("slurm/124m.sh", "--dry_run", SLURM="0", CONTAINER="nvcr.io/x", MOUNTS="/data:/data")
     assert f"--container-mounts={ROOT}:{ROOT}\\,/data:/data" in done.stdout.replace("\\:", ":")
-    assert (
-        "apptainer exec --nv my.sif"
-        in bash("slurm/124m.sh", "--dry_run", SLURM="0", CONTAINER="my.sif").stdout
-    )
-    shown = bash(
-        "-c", ". slurm/launch.sh; settings; echo $NCCL_SOCKET_IFNAME $GLOO_SOCKET_IFNAME", INTERFACE="ib0"
-    )
-    assert shown.stdout == "ib0 ib0\n"
+    done = bash("slurm/124m.sh", "--dry_run", SLURM="0", CONTAINER="my.sif")
+    assert "apptainer exec --nv my.sif" in done.stdout
+    line = ". slurm/launch.sh; settings; echo $NCCL_SOCKET_IFNAME $GLOO_SOCKET_IFNAME"
+    assert bash("-c", line, INTERFACE="ib0").stdout == "ib0 ib0\n"
 
 
 def test_a_study_runs_all_or_says_how(tmp_path):
@@ -107,21 +101,15 @@ def test_a_study_runs_all_or_says_how(tmp_path):
     assert beyond.returncode == 2 and "valid: --array=0-41" in beyond.stderr
 
 
+JOB = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3", "SLURM_JOB_NODELIST": "node1"}
+
+
 @pytest.mark.parametrize(("tasks", "started"), [("8", "2"), ("1", "1")])
 def test_a_task_of_a_study_starts_as_many_ranks_as_its_batch_allows(tmp_path, tasks, started):
     """direction-small has two sequences a step; srun takes its number of tasks from the environment."""
-    for name, text in (
-        ("srun", 'echo "srun: $SLURM_NTASKS of ${SLURM_NTASKS_PER_NODE:-any}"'),
-        ("scontrol", ""),
-    ):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-    job = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3", "SLURM_JOB_NODELIST": "n1", "SLURM_NTASKS": tasks}
-    job |= {
-        "SLURM_NTASKS_PER_NODE": tasks,
-        "VENV": str(tmp_path / "none"),
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-    }
+    write_tools(tmp_path, srun='echo "srun: $SLURM_NTASKS of ${SLURM_NTASKS_PER_NODE:-any}"', scontrol="")
+    job = JOB | {"SLURM_NTASKS": tasks, "SLURM_NTASKS_PER_NODE": tasks}
+    job |= {"VENV": str(tmp_path / "none"), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = bash("slurm/study.sh", "direction-small", "--out", str(tmp_path / "o"), **job)
     assert done.returncode == 0, done.stderr
     assert f"srun: {started} of {'any' if tasks != started else tasks}" in done.stdout
@@ -129,35 +117,19 @@ def test_a_task_of_a_study_starts_as_many_ranks_as_its_batch_allows(tmp_path, ta
     assert (tmp_path / "o/configs/ascending-s1.yaml").is_file()
 
 
-@pytest.mark.parametrize(
-    ("container", "asked"),
-    [
-        ("my.sif", "apptainer exec my.sif python -m pretrain.study task"),
-        (
-            "nvcr.io/x",
-            f"srun --nodes=1 --ntasks=1 --export=ALL --container-image=nvcr.io/x --container-workdir={ROOT}",
-        ),
-    ],
-)
+ONE_TASK = "srun --nodes=1 --ntasks=1 --export=ALL --container-image=nvcr.io/x"
+ASKED = {"my.sif": "apptainer exec my.sif python -m pretrain.study task", "nvcr.io/x": ONE_TASK}
+
+
+@pytest.mark.parametrize(("container", "asked"), ASKED.items())
 def test_a_study_in_a_container(tmp_path, container, asked):
     """The host has no Python: the study is asked in the container what to run."""
     tools, calls = tmp_path / "tools", tmp_path / "calls"
-    tools.mkdir()
     in_container = f'echo "${{0##*/}} $*" >> {calls}; while [ "$1" != python ]; do shift; done; shift'
-    for name, script in {
-        "apptainer": f'{in_container}; exec {sys.executable} "$@"',
-        "srun": f'{in_container}; exec {sys.executable} "$@"',
-        "python": "echo called on the host >&2; exit 127",
-        "scontrol": "echo NodeAddr=node1",
-    }.items():
-        (tools / name).write_text(f"#!/bin/sh\n{script}\n")
-        (tools / name).chmod(0o755)
-    job = {
-        "SLURM_JOB_ID": "7",
-        "SLURM_ARRAY_TASK_ID": "3",
-        "SLURM_JOB_NODELIST": "node1",
-        "CONTAINER": container,
-    }
+    started = dict.fromkeys(("apptainer", "srun"), f'{in_container}; exec {sys.executable} "$@"')
+    host = {"python": "echo called on the host >&2; exit 127", "scontrol": "echo NodeAddr=node1"}
+    write_tools(tools, **started, **host)
+    job = JOB | {"CONTAINER": container}
     study = ["direction-small", "--out", str(tmp_path / "out"), "--dry_run"]
     done = bash("slurm/study.sh", *study, PATH=f"{tools}:/usr/bin:/bin", **job)
     assert done.returncode == 0 and done.stderr == "", done.stderr
@@ -174,15 +146,12 @@ def test_without_slurm_there_is_no_container(tmp_path):
     assert bash("-c", line.removeprefix("SLURM=0; "), VENV=str(tmp_path), CONTAINER="my.sif").stdout == ""
 
 
-@pytest.mark.parametrize(
-    ("arguments", "settings", "said"),
-    [
+def test_a_study_without_what_it_needs():
+    for arguments, settings, said in (
         ([], {}, "error: study: none given"),
         (["direction"], {}, "error: SLURM: this is not a job"),
         (["no-such-study"], {"SLURM": "0"}, "error: study: no file or study 'no-such-study'"),
-    ],
-)
-def test_a_study_without_what_it_needs(arguments, settings, said):
-    done = bash("slurm/study.sh", *arguments, **settings)
-    assert done.returncode == 2 and done.stderr.startswith(said)
-    assert len(done.stderr.splitlines()) == 1
+    ):
+        done = bash("slurm/study.sh", *arguments, **settings)
+        assert done.returncode == 2 and done.stderr.startswith(said)
+        assert len(done.stderr.splitlines()) == 1

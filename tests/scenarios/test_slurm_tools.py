@@ -71,12 +71,3 @@ def test_evaluate_on_two_ranks(cluster, run, tmp_path):
         json.loads((tmp_path / f"{name}.json").read_text())["figures"] for name in ("cluster", "here")
     )
     assert found == pytest.approx(expected)
-
-
-def test_evaluate_refuses_bad_input_once(cluster, run, tmp_path):
-    command = ("slurm/evaluate.sh", str(run), "--tasks", "piqua")
-    job = cluster.submit(*TWO_TASKS, f"--output={tmp_path}/%j.log", *command, env=slurm.ENVIRONMENT)
-    assert job.wait() == "FAILED"
-    said = [line for line in job.log.splitlines() if line.startswith("error: ")]
-    assert len(said) == 1 and "did you mean 'piqa'" in said[0]
-    assert "Traceback" not in job.log and job.restarts == 0

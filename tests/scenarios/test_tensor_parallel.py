@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
-import torch.distributed as dist
 
 from model.errors import UserError
-from model.process_grid import start_grid
 from pretrain.config.command_line import parse_command_line
 from pretrain.engine.build import build_engine
 from pretrain.engine.ds_config import merge_ds_config
@@ -18,35 +14,28 @@ from pretrain.engine.memory.micro_batch import plan_batch
 from pretrain.engine.patches import prepare_deepspeed
 from pretrain.runtime.world import start_world
 from tests.helpers.distributed import run_distributed
+from tests.helpers.marks import slow
 from tests.helpers.training import ROOT, curve, interrupted, nano_run, session
 
 STEPS = 20
 # Clipping and decay so strong that a wrong norm, or a shard that is not decayed, shows in the first digits.
 SETTINGS = ["--optimizer.gradient_clipping", "0.05", "--optimizer.weight_decay", "10"]
-ARCHITECTURE = [
-    "--architecture",
-    json.dumps({"context_length": 16, "attention_bias": "all", "ffn_bias": True}),
-]
+ARCHITECTURE = ["--architecture", "{context_length: 16, attention_bias: all, ffn_bias: true}"]
 
 
-def train(
-    tensor_parallel, stage, precision="fp32", sequence_parallel=False, model="prism-nano", compiled=False
-):
-    """Train on random tokens; losses, norms, and this rank's parameters in full, in the order of the
-    model."""
+def train(tensor_parallel, stage, precision="fp32", sequence_parallel=False, compiled=False):
+    """Train on random tokens; losses, norms, and this rank's parameters in full, in the model's order."""
     import deepspeed
 
     prepare_deepspeed()
     world = start_world(None, False, tensor_parallel, sequence_parallel)
-    run = parse_command_line(
-        ["--model", model, "--precision", precision, *SETTINGS, *ARCHITECTURE, "--compile", str(compiled)]
-    ).run
+    given = ["--model", "prism-nano", "--precision", precision, "--compile", str(compiled)]
+    run = parse_command_line([*given, *SETTINGS, *ARCHITECTURE]).run
     config = run.build_model_config(300)
     plan = plan_batch(64, 2, config, world.data_parallel, 1 << 30, "cpu", tensor_parallel)
     ds_config = read_ds_config(str(ROOT / f"ds_configs/zero{stage}.json"))
-    engine = build_engine(
-        run, config, merge_ds_config(ds_config, run, plan, precision == "bf16", config), world.grid
-    )
+    merged = merge_ds_config(ds_config, run, plan, precision == "bf16", config)
+    engine = build_engine(run, config, merged, world.grid)
     data = torch.randint(0, 300, (STEPS, plan.sequences, 17), generator=torch.Generator().manual_seed(5))
     losses, norms = [], []
     for step in range(STEPS):
@@ -75,15 +64,11 @@ def reference():
     return run_distributed(train, 1, 1, 2, timeout=120)[0]
 
 
-@pytest.mark.parametrize(
-    ("tensor_parallel", "world", "stage", "sequence_parallel"),
-    [
-        (2, 2, 1, False),
-        pytest.param(2, 2, 3, True, marks=pytest.mark.slow),
-        pytest.param(2, 4, 2, True, marks=pytest.mark.slow),
-        pytest.param(4, 4, 3, False, marks=pytest.mark.slow),
-    ],
-)
+# The tensor-parallel degree, ranks, the stage, and whether norms are sequence-parallel.
+WORLDS = [(2, 2, 1, False), *slow([(2, 2, 3, True), (2, 4, 2, True), (4, 4, 3, False)])]
+
+
+@pytest.mark.parametrize(("tensor_parallel", "world", "stage", "sequence_parallel"), WORLDS)
 def test_same_training_as_one_rank(reference, tensor_parallel, world, stage, sequence_parallel):
     """Loss, gradient norm, clipping and decay; replicated parameters stay bit-identical on all ranks."""
     losses, norms, weights = reference
@@ -151,77 +136,32 @@ def refusal(run, stage=2):
     return session(run, stage)[1]
 
 
-@pytest.mark.parametrize(
-    ("world", "arguments", "message"),
-    [
-        (
-            2,
-            ["--tensor_parallel 4"],
-            "tensor_parallel: 4 does not divide the 2 ranks of this run; valid values are 1, 2",
-        ),
-        (
-            4,
-            ["--tensor_parallel 4", "--architecture", '{"ffn_width": 126}'],
-            "tensor_parallel: 4 does not divide ffn_width 126; nearest valid: 3 or 6",
-        ),
-        (
-            2,
-            [
-                "--tensor_parallel 2 --architecture.context_length 63 --global_batch_tokens 504 --micro_batch 1"
-            ],
-            "micro_batch: 1 sequences of 63 tokens cannot be shared by the 2 ranks that split the heads of layer 1; "
-            "micro_batch must be a multiple of 2 (nearest: 2), or context_length one of 4",
-        ),
-    ],
-)
+ODD = "--tensor_parallel 2 --architecture.context_length 63 --global_batch_tokens 504 --micro_batch 1"
+REFUSED = [
+    (2, "--tensor_parallel 4", "4 does not divide the 2 ranks of this run; valid values are 1, 2"),
+    (
+        4,
+        "--tensor_parallel 4 --architecture.ffn_width 126",
+        "4 does not divide ffn_width 126; nearest valid: 3",
+    ),
+    (2, ODD, "micro_batch must be a multiple of 2 (nearest: 2), or context_length one of 4"),
+]
+
+
+@pytest.mark.parametrize(("world", "arguments", "message"), REFUSED)
 def test_bad_input_is_refused_on_every_rank(small_folder, tmp_path, world, arguments, message):
-    run = nano_run(small_folder, tmp_path, *arguments)
-    assert set(run_distributed(refusal, world, run, timeout=120)) == {message}
+    run = nano_run(small_folder, tmp_path, arguments)
+    assert all(message in said for said in run_distributed(refusal, world, run, timeout=120))
     assert not run.folder.exists() or not list(run.folder.iterdir())
 
 
-def test_a_degree_below_one_is_refused():
-    with pytest.raises(UserError, match="tensor_parallel: 0 is not valid; give a number above 0"):
-        parse_command_line(["--tensor_parallel", "0"])
-
-
-def test_a_run_continues_at_another_degree(small_folder, tmp_path):
-    run = nano_run(small_folder, tmp_path, "--steps 4")
-    run_distributed(session, 2, run, 2, timeout=120)
-    results = run_distributed(session, 2, run, 2, tensor_parallel=2, steps=8, timeout=120)
-    assert all(error is None for _, error in results)
-    assert [row["step"] for row in curve(run.folder)] == list(range(1, 9))
-
-
 def test_the_chosen_micro_batch_can_be_split():
-    config = parse_command_line(["--architecture", '{"context_length": 63}', "--model", "prism-nano"]).run
-    model = config.build_model_config(300)
+    run = parse_command_line(["--architecture.context_length", "63", "--model", "prism-nano"]).run
+    model = run.build_model_config(300)
     # Heads 2, 3, 4, 4 on 4 ranks: 63 positions cannot be split, so micro-batches are multiples of 4.
     assert plan_batch(63 * 24, None, model, 1, 1 << 30, "cpu", 4).micro_batch % 4 == 0
     with pytest.raises(UserError, match="micro_batch must be a multiple of 4"):
         plan_batch(63 * 6, None, model, 1, 1 << 30, "cpu", 4)
-
-
-def sample(sequence_parallel):
-    """Tokens that a fresh model makes up, greedily and at random, at t = 1 and on this grid."""
-    from model.initialization import initialize
-    from model.presets import preset
-    from model.sampling import generate
-    from model.transformer import Transformer
-
-    texts = []
-    for tensor_parallel in (1, dist.get_world_size()):
-        grid = start_grid(tensor_parallel, sequence_parallel=sequence_parallel)
-        model = Transformer(preset("prism-nano"), grid).double()
-        initialize(model, 0)
-        texts.append([generate(model, [3], 6, 4, temperature=t, seed=1) for t in (0.0, 1.0)])
-    return texts
-
-
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_sampling_gives_the_same_tokens(sequence_parallel):
-    for alone, together in run_distributed(sample, 4, sequence_parallel):
-        assert alone == together
 
 
 @pytest.mark.slow
@@ -229,14 +169,6 @@ def test_compiled_blocks_train_alike(reference):
     """Fusing changes rounding: the design's bound. Both forms of the exchange are compiled (B = 2; r = 2 and
     4)."""
     losses, norms, _ = reference
-    for found, found_norms, _ in run_distributed(
-        train, 4, 4, 2, "fp32", False, "prism-nano", compiled=True, timeout=400
-    ):
+    for found, found_norms, _ in run_distributed(train, 4, 4, 2, compiled=True, timeout=400):
         assert found == pytest.approx(losses, rel=1e-6)
         assert found_norms == pytest.approx(norms, rel=1e-6)
-
-
-def test_compiling_is_refused_at_stage_3(small_folder, tmp_path):
-    run = nano_run(small_folder, tmp_path, "--compile true")
-    [error] = run_distributed(refusal, 1, run, 3, timeout=120)
-    assert error == "compile: true is not valid at ZeRO stage 3; use stage 1 or 2, or leave it out"

@@ -10,18 +10,18 @@ import torch
 
 from pretrain.checkpoint.manifest import verify
 from pretrain.checkpoint.reshard import load_resharded
+from tests.helpers import shapes
 from tests.helpers.distributed import run_distributed
+from tests.helpers.marks import slow
 from tests.helpers.shapes import (
     ODD_MODEL,
     SEQUENCES,
-    VOCABULARY_ROWS,
     Shape,
     build,
     contents,
     differences,
     fit,
     gathered,
-    joined,
     load_and_gather,
     newest,
     same_bits,
@@ -30,12 +30,8 @@ from tests.helpers.shapes import (
 )
 from tests.helpers.training import curve, interrupted, nano_run, session
 
-SHAPES = [
-    Shape(ranks, stage, precision)
-    for precision in ("fp32", "bf16")
-    for ranks in (1, 2)
-    for stage in (1, 2, 3)
-]
+PRECISIONS = ("fp32", "bf16")
+SHAPES = [Shape(ranks, stage, dtype) for dtype in PRECISIONS for ranks in (1, 2) for stage in (1, 2, 3)]
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +51,11 @@ def saved(small_folder, tmp_path_factory):
 
 def load(source, shape, folder):
     """Load a copy of a saved run in another shape and save it again under *folder*/again."""
-    copy = folder / "copy"
-    shutil.copytree(source.run.folder, copy / source.run.folder.name)
-    run = replace(
-        source.run, runs_dir=str(copy), precision=shape.precision, tensor_parallel=shape.tensor_parallel
-    )
+    runs, degree = folder / "copy", shape.tensor_parallel
+    shutil.copytree(source.run.folder, runs / source.run.folder.name)
+    run = replace(source.run, runs_dir=str(runs), precision=shape.precision, tensor_parallel=degree)
     results = run_distributed(load_and_gather, shape.ranks, run, shape, folder / "again", timeout=400)
-    return joined(results, VOCABULARY_ROWS)
+    return shapes.joined(results, shapes.VOCABULARY_ROWS)
 
 
 def check_loaded(source, shape, folder):
@@ -79,23 +73,26 @@ def check_loaded(source, shape, folder):
         assert found["notes"][0].startswith("reshaped from ")
 
 
-# Sources of the next test, which are trained for it anyway.
-QUICK = [
-    Shape(1, 1),
-    Shape(2, 2),
-    Shape(2, 3),
-    Shape(1, 2),
-    Shape(2, 3, "bf16"),
-    Shape(1, 1, "bf16"),
-    Shape(2, 2, "bf16"),
+def tensor_parallel(ranks, t, stage, precision="fp32"):
+    return Shape(ranks, stage, precision, tensor_parallel=t)
+
+
+# Pairs that differ in stage, ranks, precision and degree; all pairs are in the slow tests.
+PAIRS = [
+    (Shape(1, 1), Shape(2, 2)),
+    (Shape(2, 2), Shape(1, 3)),
+    (Shape(2, 3), Shape(1, 2)),
+    (Shape(2, 3, "bf16"), Shape(1, 1, "bf16")),
+    (Shape(1, 1, "bf16"), Shape(2, 3, "bf16")),
+    (Shape(2, 2, "bf16"), Shape(1, 3, "fp32")),
+    (Shape(1, 2), Shape(1, 2, "bf16")),
+    (Shape(2, 2), tensor_parallel(3, 3, 3)),
 ]
+QUICK = dict.fromkeys(source for source, _ in PAIRS)
+SLOW = [(tensor_parallel(3, 3, 1, "bf16"), Shape(2, 3, "bf16"))]
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [*QUICK, *(pytest.param(shape, marks=pytest.mark.slow) for shape in SHAPES if shape not in QUICK)],
-    ids=str,
-)
+@pytest.mark.parametrize("shape", [*QUICK, *slow(shape for shape in SHAPES if shape not in QUICK)], ids=str)
 def test_canonical_is_what_the_engine_held(saved, shape):
     source = saved(shape)
     found = contents(source.checkpoint)
@@ -103,54 +100,18 @@ def test_canonical_is_what_the_engine_held(saved, shape):
     assert {tensors["step"] for tensors in found.values()} == source.reference["steps"] == {3}
 
 
-# A few pairs that differ in stage, ranks and precision; all pairs are in the slow tests.
-@pytest.mark.parametrize(
-    ("source", "target"),
-    [
-        (Shape(1, 1), Shape(2, 2)),
-        (Shape(2, 2), Shape(1, 3)),
-        (Shape(2, 3), Shape(1, 2)),
-        (Shape(2, 3, "bf16"), Shape(1, 1, "bf16")),
-        (Shape(1, 1, "bf16"), Shape(2, 3, "bf16")),
-        (Shape(2, 2, "bf16"), Shape(1, 3, "fp32")),
-        (Shape(1, 2), Shape(1, 2, "bf16")),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("source", "target"), [*PAIRS, *slow(SLOW)], ids=str)
 def test_loaded_is_what_was_saved(saved, tmp_path, source, target):
-    check_loaded(saved(source), target, tmp_path)
-
-
-def tensor_parallel(ranks, t, stage, precision="fp32"):
-    return Shape(ranks, stage, precision, tensor_parallel=t)
-
-
-@pytest.mark.parametrize(
-    ("source", "target"),
-    [
-        pytest.param(tensor_parallel(3, 3, 1, "bf16"), Shape(2, 3, "bf16"), marks=pytest.mark.slow),
-        (Shape(2, 2), tensor_parallel(3, 3, 3)),
-    ],
-    ids=str,
-)
-def test_tensor_parallel(saved, tmp_path, source, target):
-    assert differences(contents(saved(source).checkpoint), saved(source).reference["parameters"]) == []
     check_loaded(saved(source), target, tmp_path)
 
 
 # Degrees that do not divide the odd model's widths, with data parallelism beside them: the small preset
 # instead.
-GRIDS = [
-    Shape(2, 2),
-    tensor_parallel(2, 2, 1),
-    tensor_parallel(4, 2, 3),
-    tensor_parallel(4, 2, 2),
-    tensor_parallel(4, 4, 1),
-]
+GRIDS = [Shape(2, 2), *(tensor_parallel(*grid) for grid in ((2, 2, 1), (4, 2, 3), (4, 2, 2), (4, 4, 1)))]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_tensor_and_data_parallel(small_folder, tmp_path, precision):
     """Each grid's checkpoint is what its engine held; each loads the one before, all the way round."""
     grids = [shape._replace(precision=precision) for shape in GRIDS]
@@ -178,9 +139,7 @@ def train_then_load(run, shape, folder):
     return found if torch.distributed.get_rank() == 0 else None
 
 
-@pytest.mark.parametrize(
-    "shape", [Shape(2, 3, "bf16"), pytest.param(Shape(1, 2, "bf16"), marks=pytest.mark.slow)], ids=str
-)
+@pytest.mark.parametrize("shape", [Shape(2, 3, "bf16"), *slow([Shape(1, 2, "bf16")])], ids=str)
 def test_an_engine_that_has_trained_takes_a_checkpoint(saved, small_folder, tmp_path, shape):
     """Nothing of the engine's own stays: not in weights that it holds gathered, nor in moments and steps."""
     source = saved(Shape(2, 1, "bf16"))

@@ -16,21 +16,13 @@ from pretrain.engine.patches import prepare_deepspeed
 from pretrain.runtime.world import start_world
 from tests.helpers.damage import damage
 from tests.helpers.distributed import run_distributed
+from tests.helpers.marks import slow
 from tests.helpers.training import alone, curve, interrupted, nano_run, session
 
+SLOW = [(1, 1, "bf16"), (1, 2, "fp32"), (1, 3, "fp32"), *((2, stage, "bf16") for stage in (1, 2, 3))]
 
-@pytest.mark.parametrize(
-    ("ranks", "stage", "precision"),
-    [
-        pytest.param(1, 1, "bf16", marks=pytest.mark.slow),
-        pytest.param(1, 2, "fp32", marks=pytest.mark.slow),
-        pytest.param(1, 3, "fp32", marks=pytest.mark.slow),
-        (2, 1, "fp32"),
-        pytest.param(2, 1, "bf16", marks=pytest.mark.slow),
-        pytest.param(2, 2, "bf16", marks=pytest.mark.slow),
-        pytest.param(2, 3, "bf16", marks=pytest.mark.slow),
-    ],
-)
+
+@pytest.mark.parametrize(("ranks", "stage", "precision"), [(2, 1, "fp32"), *slow(SLOW)])
 def test_resume_is_bit_identical(small_folder, tmp_path, ranks, stage, precision):
     whole = nano_run(small_folder, tmp_path, "--precision", precision, "--name", "whole", "--steps", "10")
     broken = nano_run(small_folder, tmp_path, "--precision", precision, "--name", "broken", "--steps", "10")
@@ -51,15 +43,8 @@ def test_folder_is_self_contained(finished):
     assert state["step"] == 12 and state["sequences"] == 12 * 8 and state["tokens"] == 12 * 512
     assert state["model"]["heads"] and state["run"]["model"] == "prism-nano"
     assert (checkpoint / "tokenizer").is_dir() and (finished.folder / "tokenizer").is_dir()
-    assert {path.name for path in finished.folder.iterdir()} >= {
-        "config.yaml",
-        "ds_config.json",
-        "metrics.jsonl",
-        "checkpoints",
-        "latest",
-        "plots",
-        "tokenizer",
-    }
+    names = {"config.yaml", "ds_config.json", "metrics.jsonl", "checkpoints", "latest", "plots", "tokenizer"}
+    assert {path.name for path in finished.folder.iterdir()} >= names
     assert verify(checkpoint) is None
 
 
@@ -187,15 +172,7 @@ def session_on_full_disk(run, rank, room, steps):
         checkpoint.RecordingCheckpointEngine._write = original
 
 
-@pytest.mark.parametrize(
-    ("rank", "room"),
-    [
-        pytest.param(0, 0, marks=pytest.mark.slow),
-        (0, 20_000),
-        (1, 0),
-        pytest.param(1, 20_000, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("rank", "room"), [(0, 20_000), (1, 0)])
 def test_full_disk_keeps_the_older_checkpoint(small_folder, tmp_path, rank, room):
     run = nano_run(small_folder, tmp_path)
     for _, error in run_distributed(session_on_full_disk, 2, run, rank, room, 8, timeout=120):

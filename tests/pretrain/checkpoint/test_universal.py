@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from model.config import ModelConfig
-from model.parameters import parameter_specs
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
-from pretrain.engine.universal_info import universal_info
 from tests.helpers.exports import trained
+from tests.helpers.marks import slow
 from tests.helpers.shapes import newest
 
 # ranks, ZeRO stage, tensor-parallel degree, precision. In bf16 with fp32 gradients stage 1 is another
@@ -28,15 +23,18 @@ WORLDS = {
     "zero1_bf16": (2, 1, 1, "bf16"),
 }
 QUICK = ("zero2", "zero1_tensor", "zero3")
+# Every kind of parameter: biases, norms with biases, learned positions, an untied output.
+MODEL = "--model gpt2-nano --heads 3,4x3 --architecture.ffn swiglu --architecture.tie_embeddings false"
 RULES = "[{name: slow, parameters: [q, k], layers: upper_half, scale: 0.25}]"
 
 
 def train(small_folder: Path, root: Path, world: str) -> Path:
     """The last checkpoint of a short run of a world above."""
     ranks, stage, tensor_parallel, precision = WORLDS[world]
-    flags = {"tensor_parallel": tensor_parallel, "precision": precision, "steps": 4, "lr_rules": RULES}
-    given = [text for name, value in flags.items() for text in (f"--{name}", str(value))]
-    return newest(trained(small_folder, root, world, *given, ranks=ranks, stage=stage).folder)
+    flags = f"--tensor_parallel {tensor_parallel} --precision {precision} --steps 4"
+    return newest(
+        trained(small_folder, root, world, MODEL, flags, "--lr_rules", RULES, ranks=ranks, stage=stage).folder
+    )
 
 
 def assert_same_bits(universal: Path, checkpoint: UnshardedCheckpoint) -> None:
@@ -53,83 +51,24 @@ def assert_same_bits(universal: Path, checkpoint: UnshardedCheckpoint) -> None:
                 found, expected = found[: expected.numel()], expected[: found.numel()]
             assert torch.equal(found, expected), (name, key)
         path = universal / "zero" / name / "step.pt"
-        states = common["optimizer_state_dict"]["state"].values() if not path.is_file() else ()
-        steps = (
-            {int(torch.load(path, weights_only=False))}
-            if path.is_file()
-            else {int(s["step"]) for s in states}
-        )
+        if path.is_file():
+            steps = {int(torch.load(path, weights_only=False))}
+        else:
+            steps = {int(state["step"]) for state in common["optimizer_state_dict"]["state"].values()}
         assert steps == {checkpoint.step(name)} == {4}
     assert {group["name"]: group["lr"] for group in common["param_groups"]} == {
         name: group.settings["lr"] for name, group in checkpoint.groups.items()
     }
 
 
-@pytest.mark.parametrize(
-    "world", [pytest.param(w, marks=[pytest.mark.slow] if w not in QUICK else []) for w in WORLDS]
-)
+@pytest.mark.parametrize("world", [*QUICK, *slow(world for world in WORLDS if world not in QUICK)])
 def test_the_converter_joins_to_the_same_bits(world, small_folder, tmp_path):
     """Three heads are split over two tensor-parallel ranks."""
     from deepspeed.checkpoint.ds_to_universal import main
 
     step = train(small_folder, tmp_path, world)
-    options = argparse.Namespace(
-        input_folder=str(step / "deepspeed"),
-        output_folder=str(tmp_path / "universal"),
-        num_extract_workers=1,
-        num_merge_workers=1,
-        keep_temp_folder=False,
-        strict=True,
-        inject_missing_state=False,
-    )
-    main(options)
+    folders = {"input_folder": str(step / "deepspeed"), "output_folder": str(tmp_path / "universal")}
+    workers = {"num_extract_workers": 1, "num_merge_workers": 1}
+    others = {"keep_temp_folder": False, "strict": True, "inject_missing_state": False}
+    main(argparse.Namespace(**folders, **workers, **others))
     assert_same_bits(tmp_path / "universal", UnshardedCheckpoint.open(step))
-
-
-@pytest.mark.slow
-def test_deepspeeds_command_as_the_docs_give_it(small_folder, tmp_path):
-    step = train(small_folder, tmp_path, "zero1_tensor")
-    command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal"]
-    command += ["--input_folder", str(step / "deepspeed"), "--output_folder", str(tmp_path / "universal")]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
-    assert_same_bits(tmp_path / "universal", UnshardedCheckpoint.open(step))
-
-
-def test_every_parameter_is_joined_the_way_it_is_cut():
-    """By hand: which parameters are copies, which are cut along their inputs, and that a pattern is a whole
-    name."""
-    model = ModelConfig(
-        vocab_size=300,
-        context_length=16,
-        d_model=24,
-        heads=(2, 3),
-        ffn_width=32,
-        ffn="swiglu",
-        norm="layernorm",
-        norm_bias=True,
-        attention_bias="all",
-        ffn_bias=True,
-        positions="learned",
-        tie_embeddings=False,
-    )
-    specs = parameter_specs(model)
-    info = universal_info(specs, model.vocab_size)
-
-    def matched(key):
-        return {
-            re.sub(r"^layers\.\d+\.", "", name)
-            for name in specs
-            if any(re.match(pattern, name) for pattern in info[key])
-        }
-
-    copies = {"attention_norm.weight", "attention_norm.bias", "ffn_norm.weight", "ffn_norm.bias"}
-    assert matched("tp_replicated_parameter_patterns") == copies | {
-        "attention.o.bias",
-        "ffn.down.bias",
-        "final_norm.weight",
-        "final_norm.bias",
-        "position_embedding.weight",
-    }
-    assert matched("parameter_with_row_parallelism_patterns") == {"attention.o.weight", "ffn.down.weight"}
-    assert matched("vocabulary_parameter_patterns") == {"token_embedding.weight", "output.weight"}
-    assert info["original_vocab_size"] == 300

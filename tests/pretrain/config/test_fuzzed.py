@@ -29,9 +29,9 @@ from tests.helpers.fuzzing import fixed, seeded
 # Values that people and programs write by mistake, and some that are right.
 ODD: list[Any] = yaml.safe_load("""
 - [null, true, false, 0, 1, 2, 3, 12, 48, -1, 1000000, 2147483647, 2147483648, 1000000007, 0.5, 0.25]
-- [1.0, 2.0, -0.5, 1.0e-5, 1.0e-320, 1.0e+30, 1.0e+300, .nan, .inf, "", auto, all, q, rope, mlp, none, "3x2,6x2",]
-- ["3x100000", "0x5", "6-11", "11-6", "0-999999999", "*", "[", "a\\nb", "\\0", [], [1], [[]], [3, 6], [3, 6, 12, 12],]
-- [[null, 5], [0.5], [q, k], {}, {a: {}}, {heads: 3}]
+- [1.0, 2.0, -0.5, 1.0e-5, 1.0e-320, 1.0e+30, 1.0e+300, .nan, .inf, "", auto, all, q, rope, mlp, none]
+- ["3x2,6x2", "3x100000", "0x5", "6-11", "11-6", "0-999999999", "*", "[", "a\\nb", "\\0", [], [1], [[]]]
+- [[3, 6], [3, 6, 12, 12], [null, 5], [0.5], [q, k], {}, {a: {}}, {heads: 3}]
 """)
 ODD = [*(value for line in ODD for value in line), 10**20, 10**400, "1x1" * 50]
 ANYTHING = st.sampled_from(ODD) | st.recursive(
@@ -51,63 +51,28 @@ def names(known: list[str]) -> st.SearchStrategy[str]:
     )
 
 
-def damaged(text: str, where: int, what: str) -> str:
-    """*text* with something written over it."""
-    place = where % (len(text) + 1)
-    return text[:place] + what + text[place + len(what) :]
-
-
 @st.composite
 def written(draw: st.DrawFn, value: Any, dump: Callable[[Any], str]) -> str:
     """The text of *value*; of every tenth, text that somebody has typed into."""
     text = dump(value)
     if draw(st.integers(0, 9)) == 0:
-        text = damaged(text, draw(st.integers(0, 10**6)), draw(NOISE))
+        place, what = draw(st.integers(0, len(text))), draw(NOISE)
+        text = text[:place] + what + text[place + len(what) :]
     return text
 
 
 # ---------------------------------------------------------------------- models
 
-MODELS = [
-    "prism-nano",
-    "gpt2-nano",
-    "prism-124m",
-    "headprog-ascending-45",
-    "matched-rmsnorm-bias-mlp-rope-mini",
-]
+MODELS = ["prism-nano", "gpt2-nano", "prism-124m", "headprog-ascending-45", "llama-mini"]
 FIELDS = [field.name for field in fields(ModelConfig)]
-SIZE = st.integers(1, 5000)
-RIGHT: dict[str, st.SearchStrategy[Any]] = {
-    "vocab_size": st.integers(1, 70_000),
-    "context_length": SIZE,
-    "ffn_width": SIZE,
-    "norm": st.sampled_from(["rmsnorm", "layernorm"]),
-    "norm_eps": st.floats(1e-12, 1),
-    "norm_bias": st.booleans(),
-    "attention_bias": st.sampled_from(["none", "output", "all"]),
-    "ffn": st.sampled_from(["swiglu", "mlp"]),
-    "activation": st.sampled_from(["silu", "gelu", "gelu_tanh"]),
-    "ffn_bias": st.booleans(),
-    "positions": st.sampled_from(["rope", "learned"]),
-    "rope_base": st.floats(1, 1e6),
-    "attention_scale": st.sampled_from(["sqrt_head_dim", "none"]),
-    "tie_embeddings": st.booleans(),
-    "init_std": st.floats(1e-4, 1),
-}
 
 
 @st.composite
 def model_files(draw: st.DrawFn) -> str:
-    """The JSON of a preset with up to three edits that are right, and up to five others: any value at any
-    field, a name misspelt, a field dropped."""
+    """The JSON of a preset with up to five edits: any value at a field, a name misspelt, a field dropped."""
     values = preset(draw(st.sampled_from(MODELS))).to_json()
-    for name in draw(st.lists(st.sampled_from(sorted(RIGHT)), max_size=3)):
-        values[name] = draw(RIGHT[name])
     for _ in range(draw(st.sampled_from([0, 0, 1, 1, 2, 5]))):
-        kind = draw(st.integers(0, 9))
-        if kind < 6:
-            values[draw(st.sampled_from(FIELDS))] = draw(ANYTHING)
-        elif kind < 8:
+        if draw(st.integers(0, 9)) < 8:
             values[draw(names(FIELDS))] = draw(ANYTHING)
         else:
             values.pop(draw(st.sampled_from(FIELDS)), None)

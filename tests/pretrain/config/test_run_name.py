@@ -18,19 +18,10 @@ def name(*flags: str) -> str:
 
 
 def test_arms_of_a_comparison_have_folders_of_their_own() -> None:
-    arms = [
-        [],
-        ["--lr_rules", "[upper_qk]"],
-        ["--lr_rules", "[upper_qk_maturity]"],
-        ["--lr_rules", f"[upper_qk, {SLOW}]"],
-    ]
+    rules = ["[]", "[upper_qk]", "[upper_qk_maturity]", f"[upper_qk, {SLOW}]"]
+    arms = [["--lr_rules", given] for given in rules]
     names = [name(*arm, "--seed", seed) for arm, seed in itertools.product(arms, ("1", "2"))]
-    assert names[:4] == [
-        "270m-gpt2-270m-s1",
-        "270m-gpt2-270m-s2",
-        "270m-gpt2-270m-upper_qk-s1",
-        "270m-gpt2-270m-upper_qk-s2",
-    ]
+    assert names[:4] == [f"270m-gpt2-270m{arm}-s{seed}" for arm in ("", "-upper_qk") for seed in (1, 2)]
     assert len({*names}) == len(names)
     assert len({group_and_seed(each)[0] for each in names}) == len(arms), "seeds of an arm are one group"
 

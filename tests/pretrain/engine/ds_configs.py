@@ -9,7 +9,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from pretrain.engine.ds_config_check import (
@@ -22,13 +21,6 @@ from pretrain.engine.ds_config_check import (
 from pretrain.engine.ds_config_schema import DS_CONFIG, deepspeed_sections, setting_paths
 
 ROOT = Path(__file__).resolve().parents[3]
-FUZZ = settings(
-    deadline=None,
-    database=None,
-    phases=[Phase.generate, Phase.shrink],
-    suppress_health_check=list(HealthCheck),
-)
-"""For examples that take long, and are as many as the test says."""
 SHIPPED = ["zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"]
 
 
@@ -48,45 +40,23 @@ def merged(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 # https://huggingface.co/docs/transformers/deepspeed, ZeRO stage 3 (optimizer and scheduler left as there).
-HUGGING_FACE = {
-    "fp16": {
-        "enabled": "auto",
-        "loss_scale": 0,
-        "loss_scale_window": 1000,
-        "initial_scale_power": 16,
-        "hysteresis": 2,
-        "min_loss_scale": 1,
-    },
-    "bf16": {"enabled": "auto"},
-    "optimizer": {
-        "type": "AdamW",
-        "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"},
-    },
-    "scheduler": {
-        "type": "WarmupLR",
-        "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"},
-    },
-    "zero_optimization": {
-        "stage": 3,
-        "offload_optimizer": {"device": "cpu", "pin_memory": True},
-        "offload_param": {"device": "cpu", "pin_memory": True},
-        "overlap_comm": True,
-        "contiguous_gradients": True,
-        "sub_group_size": 1e9,
-        "reduce_bucket_size": "auto",
-        "stage3_prefetch_bucket_size": "auto",
-        "stage3_param_persistence_threshold": "auto",
-        "stage3_max_live_parameters": 1e9,
-        "stage3_max_reuse_distance": 1e9,
-        "stage3_gather_16bit_weights_on_model_save": True,
-    },
-    "gradient_accumulation_steps": "auto",
-    "gradient_clipping": "auto",
-    "steps_per_print": 2000,
-    "train_batch_size": "auto",
-    "train_micro_batch_size_per_gpu": "auto",
-    "wall_clock_breakdown": False,
-}
+HUGGING_FACE = json.loads("""{
+  "fp16": {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16,
+           "hysteresis": 2, "min_loss_scale": 1},
+  "bf16": {"enabled": "auto"},
+  "optimizer": {"type": "AdamW",
+                "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+  "scheduler": {"type": "WarmupLR",
+                "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"}},
+  "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": true},
+    "offload_param": {"device": "cpu", "pin_memory": true}, "overlap_comm": true,
+    "contiguous_gradients": true, "sub_group_size": 1e9, "reduce_bucket_size": "auto",
+    "stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto",
+    "stage3_max_live_parameters": 1e9, "stage3_max_reuse_distance": 1e9,
+    "stage3_gather_16bit_weights_on_model_save": true},
+  "gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "steps_per_print": 2000,
+  "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "wall_clock_breakdown": false
+}""")
 
 
 @functools.cache
@@ -97,7 +67,7 @@ def setting_names() -> list[tuple[str, ...]]:
 
 
 VALUES: list[Any] = [
-    *(None, True, False, 0, 1, 2, 3, -1, 4, 7, 50, 1000, 10**6, 10**7, 10**9, 2**33, 10**20, 10**400),
+    *(None, True, False, 0, 1, 2, 3, -1, 4, 7, 50, 1000, 10**6, 10**7, 10**9, 2**33, 10**20),
     *(5e8, 1e14, 0.5, 1.0, -0.5, 1e-320, float("nan"), float("inf")),
     *("auto", "", "true", "false", "cpu", "none", "nvme", "fp32", "bf16", "fp16", "int8", "sum", "mean"),
     *("info", "Warn", "5e8", "a\nb", "\0", "\ud800"),

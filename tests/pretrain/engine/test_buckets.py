@@ -6,6 +6,7 @@ And the precision in which they are reduced.
 
 import json
 import math
+from contextlib import ExitStack
 from unittest import mock
 
 import pytest
@@ -18,6 +19,7 @@ from pretrain.engine.batch import BatchPlan
 from pretrain.engine.ds_config import EngineSettings, auto_bucket, merge_ds_config
 from pretrain.engine.ds_config_check import BUCKETS, read_ds_config
 from tests.helpers.distributed import ROOT, run_distributed
+from tests.helpers.marks import slow
 from tests.pretrain.engine.ds_configs import SHIPPED, shipped
 from tests.pretrain.engine.engines import batches, nano_engine, set_rate
 
@@ -25,15 +27,16 @@ SMALL = 1000
 """Smaller than every matrix of the nano models, larger than their norms."""
 
 
-@pytest.mark.parametrize(
-    ("name", "width", "feed_forward", "parts"),
-    [
-        ("prism-124m", 768, 2048, {1: 1, 2: 1 / 2, 4: 1 / 3}),  # tensor-parallel degree -> buckets of a block
-        ("uniform-354m", 1024, 2736, {1: 2, 2: 1, 4: 1 / 2}),
-        ("prism-757m", 1536, 4096, {1: 5, 2: 2, 4: 1}),
-        ("prism-nano", 48, 128, {1: 1 / 181}),
-    ],
-)
+# A model, its widths, and how many buckets a block has at each tensor-parallel degree.
+PARTS = [
+    ("prism-124m", 768, 2048, {1: 1, 2: 1 / 2, 4: 1 / 3}),
+    ("uniform-354m", 1024, 2736, {1: 2, 2: 1, 4: 1 / 2}),
+    ("prism-757m", 1536, 4096, {1: 5, 2: 2, 4: 1}),
+    ("prism-nano", 48, 128, {1: 1 / 181}),
+]
+
+
+@pytest.mark.parametrize(("name", "width", "feed_forward", "parts"), PARTS)
 def test_an_automatic_bucket_is_a_part_of_a_block_or_several(name, width, feed_forward, parts):
     for t, number in parts.items():  # a rank has 1/t of the matrices, and all norms
         block = (4 * width**2 + 3 * width * feed_forward) // t + 2 * width
@@ -57,10 +60,8 @@ def test_shipped_ds_configs_leave_buckets_to_the_model_and_the_planner_reads_the
     merged = merge_ds_config(config, run, BatchPlan(32, 4, 8, 1), True, model)
     filled = {key: value for key, value in merged["zero_optimization"].items() if key in BUCKETS}
     assert set(filled.values()) == {auto_bucket(model, 2)} and "auto" not in json.dumps(merged)
-    for settings in (
-        EngineSettings.of(run, config, True, model),
-        EngineSettings.of(run, merged, True, model),
-    ):
+    for each in (config, merged):
+        settings = EngineSettings.of(run, each, True, model)
         assert settings.reduce_bucket == filled["reduce_bucket_size"]
         if settings.stage == 3:
             assert settings.prefetch_bucket == filled["stage3_prefetch_bucket_size"]
@@ -109,12 +110,10 @@ def reductions(stage, precision, bucket, steps=3, least=20_000, **changes):
         for inputs, labels in micro_batches:
             loss = engine(inputs, labels)
             sizes.clear()
-            with (
-                mock.patch.object(deepspeed.comm, "all_reduce", noting(deepspeed.comm.all_reduce)),
-                mock.patch.object(
-                    stage3, "reduce_scatter_coalesced", noting(stage3.reduce_scatter_coalesced)
-                ),
-            ):
+            with ExitStack() as stack:
+                for module, name in ((deepspeed.comm, "all_reduce"), (stage3, "reduce_scatter_coalesced")):
+                    noted = noting(getattr(module, name))
+                    stack.enter_context(mock.patch.object(module, name, noted))
                 engine.backward(loss)
             engine.step()
             numbers.append(loss.item())
@@ -123,20 +122,14 @@ def reductions(stage, precision, bucket, steps=3, least=20_000, **changes):
     return numbers, list(sizes), dtypes
 
 
-@pytest.mark.parametrize(
-    ("stage", "precision"),
-    [
-        (1, "fp32"),
-        (2, "fp32"),
-        (3, "fp32"),
-        *(pytest.param(s, "bf16", marks=pytest.mark.slow) for s in (2, 3)),
-    ],
-)
+CASES = [*((stage, "fp32") for stage in (1, 2, 3)), *slow([(2, "bf16"), (3, "bf16")])]
+
+
+@pytest.mark.parametrize(("stage", "precision"), CASES)
 def test_buckets_smaller_than_a_parameter_keep_the_numbers(stage, precision):
     """Bit for bit on two ranks, where a sum has one order only."""
-    large, small = (
-        run_distributed(reductions, 2, stage, precision, bucket, timeout=60) for bucket in (10**7, SMALL)
-    )
+    sizes = (10**7, SMALL)
+    large, small = (run_distributed(reductions, 2, stage, precision, size, timeout=60) for size in sizes)
     for (ours, sizes, _), (theirs, at_once, _) in zip(small, large, strict=True):
         assert ours == theirs and all(math.isfinite(number) for number in ours)
         assert sum(sizes) == sum(at_once) and len(at_once) == 1

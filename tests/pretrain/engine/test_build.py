@@ -7,6 +7,7 @@ import torch
 from model.initialization import initialize
 from model.transformer import Transformer
 from tests.helpers.distributed import run_distributed
+from tests.helpers.marks import slow
 from tests.pretrain.engine.ds_configs import shipped
 from tests.pretrain.engine.engines import batches, nano_engine, set_rate
 
@@ -45,17 +46,11 @@ def test_same_curve_at_every_stage_and_world(precision):
                 assert skipped == 0
 
 
-@pytest.mark.parametrize(
-    ("stage", "precision"),
-    [
-        pytest.param("zero1", "fp32", marks=pytest.mark.slow),
-        ("zero2", "fp32"),
-        ("zero3", "fp32"),
-        ("zero1", "bf16"),
-        pytest.param("zero2", "bf16", marks=pytest.mark.slow),
-        pytest.param("zero3", "bf16", marks=pytest.mark.slow),
-    ],
-)
+CASES = [("zero2", "fp32"), ("zero3", "fp32"), ("zero1", "bf16")]
+CASES += slow([("zero1", "fp32"), ("zero2", "bf16"), ("zero3", "bf16")])
+
+
+@pytest.mark.parametrize(("stage", "precision"), CASES)
 def test_a_bad_gradient_on_one_rank_skips_the_update_on_all(stage, precision):
     for losses, norms, skipped in run_distributed(curve, 2, stage, precision, poison_at=2, timeout=120):
         assert skipped == 1
@@ -79,9 +74,8 @@ def distances(ds_config, accumulation):
     relative."""
     from deepspeed.utils import safe_get_full_grad
 
-    engine, config, plan = nano_engine(
-        shipped(ds_config), precision="bf16", tokens=64 * accumulation, micro_batch=1
-    )
+    given = {"precision": "bf16", "tokens": 64 * accumulation, "micro_batch": 1}
+    engine, config, plan = nano_engine(shipped(ds_config), **given)
     assert plan.accumulation == accumulation
     network = Transformer(config)
     initialize(network, seed=1)
@@ -105,10 +99,7 @@ def distances(ds_config, accumulation):
     return [((other - expected).norm() / expected.norm()).item() for other in (found, whole(in_bf16))]
 
 
-@pytest.mark.parametrize(
-    "stage",
-    [pytest.param("zero1", marks=pytest.mark.slow), "zero2", pytest.param("zero3", marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("stage", ["zero2", *slow(["zero1", "zero3"])])
 def test_gradients_of_micro_batches_are_summed_in_fp32(stage):
     ours, of_bf16_sums = run_distributed(distances, 1, stage, 16, timeout=120)[0]
     assert ours <= 1e-6 and of_bf16_sums >= 1e-3

@@ -1,4 +1,4 @@
-"""Whether a run is compiled, and that compiling changes no more than rounding and goes on without new graphs."""
+"""Whether a run is compiled; that compiling changes no more than rounding, and later steps add no graphs."""
 
 from __future__ import annotations
 
@@ -67,11 +67,10 @@ def test_compiling_changes_rounding_only_and_ends_after_two_steps(small_folder, 
 
 @pytest.mark.slow  # it compiles two shapes of blocks
 def test_an_event_of_growth_compiles_once(small_folder, tmp_path):
-    """The step after an event, and the one after that, may add graphs; later steps add none until the next event."""
-    run = nano_run(
-        small_folder, tmp_path, "--compile", "true", "--micro_batch", "4", "--validation.every", "0",
-        "--growth.criterion", "schedule", "--growth.schedule", "{4: 2x4, 8: 3x4}", "--growth.head_dim", "16",
-    )  # fmt: skip
+    """The two steps after an event may add graphs; later steps add none until the next event."""
+    growth = "--growth.criterion schedule --growth.schedule '{4: 2x4, 8: 3x4}' --growth.head_dim 16"
+    settings = "--compile true --micro_batch 4 --validation.every 0"
+    run = nano_run(small_folder, tmp_path, settings, growth)
     [counts] = run_distributed(graphs_after_steps, 1, run, timeout=400)
     assert len(counts) == 12
     for first in (0, 4, 8):

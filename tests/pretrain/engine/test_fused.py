@@ -8,38 +8,37 @@ import torch
 from model.presets import preset
 from pretrain.engine.kernels import attention_kernels, kernel_line
 from tests.helpers.distributed import run_distributed
+from tests.helpers.marks import slow
 from tests.helpers.training import curve, nano_run, session
 
 NANO = preset("prism-nano")
 
 
-@pytest.mark.parametrize(
-    ("fused", "ranks", "stage", "flags"),
-    [
-        ("all", 2, 2, ("--tensor_parallel", "2")),
-        ("loss", 2, 3, ()),
-        pytest.param("all", 2, 1, ("--micro_batch", "1"), marks=pytest.mark.slow),
-        pytest.param(
-            "all", 2, 2, ("--tensor_parallel", "2", "--sequence_parallel", "true"), marks=pytest.mark.slow
-        ),
-        pytest.param("all", 1, 2, ("--document_mask", "true"), marks=pytest.mark.slow),
-        pytest.param("all", 1, 2, ("--activation_checkpointing", "true"), marks=pytest.mark.slow),
-    ],
-)
+SLOW = [
+    ("all", 2, 1, "--micro_batch 1"),
+    ("all", 2, 2, "--tensor_parallel 2 --sequence_parallel true"),
+    ("all", 1, 2, "--document_mask true"),
+    ("all", 1, 2, "--activation_checkpointing true"),
+]
+FUSED = [("all", 2, 2, "--tensor_parallel 2"), ("loss", 2, 3, "--micro_batch 2"), *slow(SLOW)]
+
+
+@pytest.mark.parametrize(("fused", "ranks", "stage", "flags"), FUSED)
 def test_fused_training_equals_plain_training(fused, ranks, stage, flags, small_folder, tmp_path):
     changed = [("--fused", kind) for kind in ("none", fused)]
     assert_no_more_than_rounding(small_folder, tmp_path, changed, flags, ranks, stage)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "stage", "flags"),
-    [
-        (2, 2, ("--tensor_parallel", "2")),  # one of a head's two ranks has the later queries
-        pytest.param(1, 3, ("--activation_checkpointing", "true"), marks=pytest.mark.slow),
-        pytest.param(1, 2, ("--document_mask", "true"), marks=pytest.mark.slow),
-        pytest.param(1, 2, ("--compile", "true"), marks=pytest.mark.slow),
-    ],
-)
+SLOW_BLOCKS = [
+    (1, 3, "--activation_checkpointing true"),
+    (1, 2, "--document_mask true"),
+    (1, 2, "--compile true"),
+]
+# One of a head's two ranks has the later queries.
+BLOCKS = [(2, 2, "--tensor_parallel 2"), *slow(SLOW_BLOCKS)]
+
+
+@pytest.mark.parametrize(("ranks", "stage", "flags"), BLOCKS)
 def test_attention_in_blocks_equals_torchs(ranks, stage, flags, small_folder, tmp_path):
     changed = [("--attention", kind) for kind in ("torch", "blocks")]
     assert_no_more_than_rounding(small_folder, tmp_path, changed, flags, ranks, stage)
@@ -49,7 +48,7 @@ def assert_no_more_than_rounding(data, runs, changed, flags, ranks, stage):
     """Two runs that differ by the flags *changed* have the same curves, but for rounding in fp32."""
     curves = []
     for kind in changed:
-        run = nano_run(data, runs, *flags, "--steps", "4", "--name", kind[1], *kind)
+        run = nano_run(data, runs, flags, f"--steps 4 --name {kind[1]}", *kind)
         [(_, error), *_] = run_distributed(session, ranks, run, stage, timeout=120)
         assert error is None
         curves.append(curve(run.folder))

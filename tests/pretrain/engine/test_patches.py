@@ -25,9 +25,8 @@ def shared_memory_operation():
     start_world(None, False)
     import deepspeed
 
-    return deepspeed.comm.comm.cdb.shm_comm_op is not None, deepspeed.ops.__compatible_ops__[
-        "deepspeed_shm_comm"
-    ]
+    compatible = deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"]
+    return deepspeed.comm.comm.cdb.shm_comm_op is not None, compatible
 
 
 def test_the_extension_is_not_compiled():

@@ -32,11 +32,6 @@ print(detect_device(), os.environ.get("DS_ACCELERATOR"), environment_elsewhere()
 def test_the_device_is_that_of_the_machine(gpus, asked, device, here, elsewhere):
     environment = {name: value for name, value in os.environ.items() if name != "DS_ACCELERATOR"}
     environment |= {"DS_ACCELERATOR": asked} if asked else {}
-    ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(gpus)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    command = [sys.executable, "-c", PROGRAM, str(gpus)]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert ran.stdout.split()[-3:] == [device, str(here), str(elsewhere)], ran.stderr

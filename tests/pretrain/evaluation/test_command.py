@@ -10,7 +10,7 @@ import torch
 
 from pretrain import convert
 from pretrain.evaluation import command as evaluation
-from pretrain.hf.exported_model import exported_tokenizer, load_exported
+from pretrain.hf.exported_model import load_exported
 from tests.helpers.distributed import run_distributed
 from tests.helpers.exports import refusal, trained
 from tests.helpers.items import piqa_items, write, write_data_sets
@@ -58,31 +58,6 @@ def test_run_and_exports_have_the_same_scores(folders, data_dir, tmp_path, capsy
     assert "arc_easy  acc " in printed and " 24\n" in printed
     record = json.loads((tmp_path / "run.json").read_text())
     assert record["step"] == 12 and record["items"]["piqa"]["effective"] == 30
-
-
-@pytest.mark.slow
-def test_accuracy_by_hand(folders, data_dir, tmp_path):
-    """Each answer's log-likelihood summed token by token in fp64 from transformers' logits."""
-    model = load_exported(folders["llama"], torch.float64)
-    tokenizer = exported_tokenizer(folders["llama"])
-
-    def likelihood(context, answer):
-        whole, start = tokenizer.encode(context + answer), len(tokenizer.encode(context))
-        with torch.no_grad():
-            scores = model(torch.tensor([whole])).logits[0].log_softmax(-1)
-        return sum(float(scores[place - 1, whole[place]]) for place in range(start, len(whole)))
-
-    right = {"acc": 0, "acc_norm": 0}
-    for item in piqa_items():
-        context = f"Question: {item['goal']}\nAnswer:"
-        answers = [item["sol1"], item["sol2"]]
-        plain = [likelihood(context, f" {answer}") for answer in answers]
-        by_length = [score / len(answer) for score, answer in zip(plain, answers, strict=True)]
-        right["acc"] += plain.index(max(plain)) == item["label"]
-        right["acc_norm"] += by_length.index(max(by_length)) == item["label"]
-    scores = figures(folders["run"], data_dir, tmp_path / "out.json")
-    assert scores["piqa/acc"] == pytest.approx(right["acc"] / 30)
-    assert scores["piqa/acc_norm"] == pytest.approx(right["acc_norm"] / 30)
 
 
 @pytest.mark.slow
@@ -166,36 +141,36 @@ def test_data_sets_are_saved_where_there_is_internet_and_read_elsewhere(
     assert found[0] == found[1] and set(found[0]) == {"piqa/acc", "piqa/acc_norm"}
 
 
+UNKNOWN = {
+    "helaswag": "'helaswag' is unknown; did you mean 'hellaswag'?",
+    "paper": "did you mean 'papers'?",
+    ",": "tasks: none given",
+    "winogrande --data_dir {data}": "no data set 'allenai/winogrande' (winogrande_xl)",
+    "winogrande": "evaluation save",
+    "mine.yaml": "tasks: there is no file 'mine.yaml'",
+}
+
+
 @pytest.mark.slow  # lm-eval reads ten thousand files
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("helaswag", "'helaswag' is unknown; did you mean 'hellaswag'?"),
-        ("paper", "did you mean 'papers'?"),
-        (",", "tasks: none given"),
-        ("winogrande --data_dir {data}", "no data set 'allenai/winogrande' (winogrande_xl)"),
-        ("winogrande", "evaluation save"),
-        ("mine.yaml", "tasks: there is no file 'mine.yaml'"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "words"), UNKNOWN.items())
 def test_tasks_that_cannot_be_scored_are_one_line(arguments, words, folders, data_dir, capsys):
     more = [text.format(data=data_dir) for text in arguments.split()]
     assert words in refusal(capsys, evaluation.main, str(folders["run"]), "--tasks", *more)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("{run} --tasks piqa --data_dir {root}/nowhere", "is not a folder"),
-        ("{root} --tasks piqa", "has no config.json"),
-        ("{root}/nowhere --tasks piqa", "does not exist"),
-        ("{run} --limit 0", "limit: '0' is not valid"),
-        ("{run} --include_path {root}/nowhere", "nowhere' is not a folder; give one that holds task YAMLs"),
-        ("save --data_dir d --include_path {root}/nowhere", "include_path: "),
-        ("{export} --tasks piqa --wandb offline", "is an exported folder, which has no curves"),
-        ("save --tasks piqa", "data_dir: missing"),
-    ],
-)
+REFUSED = {
+    "{run} --tasks piqa --data_dir {root}/nowhere": "is not a folder",
+    "{root} --tasks piqa": "has no config.json",
+    "{root}/nowhere --tasks piqa": "does not exist",
+    "{run} --limit 0": "limit: '0' is not valid",
+    "{run} --include_path {root}/nowhere": "nowhere' is not a folder; give one that holds task YAMLs",
+    "save --data_dir d --include_path {root}/nowhere": "include_path: ",
+    "{export} --tasks piqa --wandb offline": "is an exported folder, which has no curves",
+    "save --tasks piqa": "data_dir: missing",
+}
+
+
+@pytest.mark.parametrize(("arguments", "words"), REFUSED.items())
 def test_bad_input_is_one_line_before_lm_eval_is_imported(arguments, words, tmp_path, capsys, monkeypatch):
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "export").mkdir()

@@ -12,16 +12,7 @@ from pretrain.hf.import_folder import model_config
 from tests.helpers.networks import network, write_folder
 
 SIZES = ["max_position_embeddings", "num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"]
-SETTINGS = [
-    *SIZES,
-    "rope_parameters",
-    "rope_theta",
-    "layer_types",
-    "per_layer_config",
-    "hidden_act",
-    "norm",
-    "mlp_bias",
-]
+SETTINGS = [*SIZES, "rope_parameters", "rope_theta", "layer_types", "per_layer_config", "hidden_act", "norm"]
 NUMBERS = st.integers() | st.integers(10**5, 10**12) | st.floats()
 LISTS = st.lists(st.integers() | st.none(), max_size=3)
 MAPPINGS = st.dictionaries(
@@ -34,10 +25,8 @@ VALUES = st.one_of(NUMBERS, st.text(), st.none(), st.booleans(), LISTS, MAPPINGS
 def configs(tmp_path_factory):
     """config.json by model_type, and a folder to write one into."""
     root = tmp_path_factory.mktemp("exported")
-    folders = [
-        write_folder(network("uniform"), root / "llama", "llama"),
-        write_folder(network("prism"), root / "b"),
-    ]
+    plain = write_folder(network("uniform"), root / "llama", "llama")
+    folders = [plain, write_folder(network("prism"), root / "native")]
     (root / "edited").mkdir()
     return [json.loads((folder / "config.json").read_text()) for folder in folders], root / "edited"
 

@@ -26,30 +26,26 @@ STATES = {
 def card(state, license_name=None, format="native"):
     import torch
 
-    source = SimpleNamespace(
-        model=MODEL,
-        state=STATES[state],
-        tokenizer=SimpleNamespace(name="its own"),
-        last_metrics=lambda: {},
-    )
+    parts = {"tokenizer": SimpleNamespace(name="its own"), "last_metrics": lambda: {}}
+    source = SimpleNamespace(model=MODEL, state=STATES[state], **parts)
     export = plan_export(MODEL, format, {}, torch.float32)
     text = model_card(source, export, "equal", "name", license_name)
     return yaml.safe_load(text.split("---\n")[1]), text
 
 
-@pytest.mark.parametrize(
-    ("state", "license_name", "expected"),
-    [
-        ("ours", None, "apache-2.0"),
-        ("ours", "mit", "mit"),
-        ("imported", None, None),
-        ("imported", "mit", "mit"),
-        ("imported and trained", None, None),
-        ("grown", None, "apache-2.0"),
-    ],
-)
-def test_the_licence_of_an_imported_model_is_not_ours_to_give(state, license_name, expected):
-    front, text = card(state, license_name)
+LICENCES = {
+    ("ours", None): "apache-2.0",
+    ("ours", "mit"): "mit",
+    ("grown", None): "apache-2.0",
+    ("imported", None): None,
+    ("imported", "mit"): "mit",
+    ("imported and trained", None): None,
+}
+
+
+@pytest.mark.parametrize(("given", "expected"), LICENCES.items())
+def test_the_licence_of_an_imported_model_is_not_ours_to_give(given, expected):
+    front, text = card(*given)
     assert front.get("license") == expected
     assert ("| license | not named here" in text) == (expected is None)
 

@@ -53,19 +53,6 @@ def test_of_two_at_once_one_wins(tmp_path, overwrite):
     assert [path.name for path in out.parent.iterdir()] == ["model"]
 
 
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_what_a_killed_process_left_goes(tmp_path, overwrite):
-    out = tmp_path / "model"
-    process = writer(out, "False", "x")
-    assert process.stdout is not None and process.stdout.readline() == "begun\n"
-    process.kill()
-    process.wait()
-    assert [path.name for path in tmp_path.iterdir()] != []
-    with new_folder(out, 10, overwrite) as partial:
-        (partial / "config.json").write_text("{}")
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
 def test_a_file_that_cannot_be_read_is_not_blamed_on_out(tmp_path):
     out, source = tmp_path / "model", tmp_path / "step_000002" / "tokenizer.json"
     with (

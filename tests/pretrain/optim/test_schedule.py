@@ -21,34 +21,25 @@ def test_cosine_by_hand():
     assert schedule.factor(11) == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        (
-            ScheduleConfig(kind="wsd", warmup=2, decay=4, minimum=0.2),
-            [0.5, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2],
-        ),
-        (
-            ScheduleConfig(kind="linear", warmup=2, minimum=0.2),
-            [0.5, 1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2],
-        ),
-        (ScheduleConfig(kind="linear", warmup=0, minimum=0), [0.75, 0.5, 0.25, 0]),
-        # Without a warmup it starts below the peak by one step of the cosine.
-        (ScheduleConfig(warmup=0, minimum=0), [0.5, 0.0]),
-    ],
-)
+BY_HAND = [
+    ({"kind": "wsd", "warmup": 2, "decay": 4, "minimum": 0.2}, [0.5, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2]),
+    ({"kind": "linear", "warmup": 2, "minimum": 0.2}, [0.5, 1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2]),
+    ({"kind": "linear", "warmup": 0, "minimum": 0}, [0.75, 0.5, 0.25, 0]),
+    # Without a warmup it starts below the peak by one step of the cosine.
+    ({"warmup": 0, "minimum": 0}, [0.5, 0.0]),
+]
+
+
+@pytest.mark.parametrize(("config", "expected"), BY_HAND)
 def test_factors_by_hand(config, expected):
-    schedule = LearningRateSchedule(config, steps=len(expected))
+    schedule = LearningRateSchedule(ScheduleConfig(**config), steps=len(expected))
     assert [schedule.factor(step) for step in range(len(expected))] == pytest.approx(expected)
 
 
-@given(
-    st.sampled_from(["cosine", "linear", "wsd"]),
-    st.integers(2, 300),
-    st.floats(0, 0.4),
-    st.floats(0, 0.4),
-    st.floats(0, 1),
-)
+SHARE = st.floats(0, 0.4)
+
+
+@given(st.sampled_from(["cosine", "linear", "wsd"]), st.integers(2, 300), SHARE, SHARE, st.floats(0, 1))
 @settings(derandomize=True, database=None, max_examples=60, deadline=None)
 def test_every_schedule_rises_once_and_falls_to_its_minimum(kind, steps, warmup, decay, minimum):
     length = round(warmup * steps)
@@ -57,9 +48,8 @@ def test_every_schedule_rises_once_and_falls_to_its_minimum(kind, steps, warmup,
         return
     factors = [LearningRateSchedule(config, steps).factor(step) for step in range(steps)]
     rise, fall = factors[:length], factors[length:]
-    assert (
-        rise == sorted(rise) and fall == sorted(fall, reverse=True) and 0 <= min(factors) <= max(factors) <= 1
-    )
+    assert rise == sorted(rise) and fall == sorted(fall, reverse=True)
+    assert 0 <= min(factors) <= max(factors) <= 1
     assert factors[-1] == pytest.approx(minimum) and (not rise or rise[-1] == pytest.approx(1))
 
 
@@ -70,34 +60,27 @@ def test_fraction_or_steps():
         LearningRateSchedule(ScheduleConfig(warmup=2.5), steps=10)
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (ScheduleConfig(warmup=11), "schedule.warmup: 11 steps is longer than the run of 10"),
-        (ScheduleConfig(kind="wsd", warmup=6, decay=6), "give at most 4"),
-    ],
-)
-def test_lengths_beyond_the_run(config, message):
-    with pytest.raises(UserError, match=message):
-        LearningRateSchedule(config, steps=10)
+def test_lengths_beyond_the_run():
+    with pytest.raises(UserError, match=r"schedule\.warmup: 11 steps is longer than the run of 10"):
+        LearningRateSchedule(ScheduleConfig(warmup=11), steps=10)
+    with pytest.raises(UserError, match="give at most 4"):
+        LearningRateSchedule(ScheduleConfig(kind="wsd", warmup=6, decay=6), steps=10)
 
 
 @pytest.mark.parametrize("one", [1, 1.0])
 @pytest.mark.parametrize("steps", [2, 7, 1000, 11000, 123457])
 def test_exactly_one_may_mean_either(one, steps):
     """What the line offers means what it says."""
-    with pytest.raises(
-        UserError, match=r"schedule\.decay: .* one step or the whole run; write (\S+) .*"
-    ) as caught:
+    either = r"schedule\.decay: .* one step or the whole run; write (\S+) .*"
+    with pytest.raises(UserError, match=either) as caught:
         LearningRateSchedule(ScheduleConfig(kind="wsd", warmup=0, decay=one), steps)
     words = str(caught.value).split()
     assert phase_in_steps("x", float(words[words.index("write") + 1]), steps) == 1
     assert phase_in_steps("x", float(words[-5]), steps) == steps
     for fields in ({"hold": one}, {"release": "maturity", "latest": one}):
         (rule,) = parse_rules([{"name": "slow", "parameters": ["q"], "scale": 0.5, **fields}])
-        with pytest.raises(
-            UserError, match=r"lr_rules\.slow\.(hold|latest): .* may mean one step or the whole run"
-        ):
+        either = r"lr_rules\.slow\.(hold|latest): .* may mean one step or the whole run"
+        with pytest.raises(UserError, match=either):
             RuleSchedule(rule, steps)
 
 

@@ -53,9 +53,8 @@ def test_another_corpus_is_validated_on(small_folder, other):
     np.testing.assert_array_equal(data.validation_windows(16, 5), alone.validation_windows(16, 5))
     assert data.validation_bytes(16, 5) == alone.validation_bytes(16, 5)
     assert len(data.validation_documents(16, 5)) == 5
-    np.testing.assert_array_equal(
-        data.training_sequences(16, 0).batch(0, 9), plain.training_sequences(16, 0).batch(0, 9)
-    )
+    rows = [each.training_sequences(16, 0).batch(0, 9) for each in (data, plain)]
+    np.testing.assert_array_equal(*rows)
     both = open_data(config(small_folder, f"{other}:0.5,{small_folder}:0.5"), print)
     assert both.validation_windows(16, 8).shape == (8, 17)
 
@@ -93,12 +92,12 @@ def test_another_tokenizer_is_refused(small_folder, tmp_path):
 def test_other_validation_texts_are_another_run(tmp_path):
     run, model = RunConfig(runs_dir=str(tmp_path)), preset("prism-tiny")
     changed = dataclasses.replace(run, validation=ValidationConfig(every=7, data="x"))
-    saved, given, other = (
-        TrainingState(
-            model=model.to_json(), run=asked.to_dict(), data=DataIdentity("t", [("c", "1")], validation)
-        )
-        for asked, validation in ((run, None), (changed, [("v", "1")]), (changed, [("w", "1")]))
-    )
+
+    def state(asked, validation):
+        data = DataIdentity("t", [("c", "1")], validation)
+        return TrainingState(model=model.to_json(), run=asked.to_dict(), data=data)
+
+    saved, given, other = state(run, None), state(changed, [("v", "1")]), state(changed, [("w", "1")])
     assert not any("changed" in line for line in check_resume(saved, saved, run, model))
     assert any("validation changed" in line for line in check_resume(saved, given, changed, model))
     with pytest.raises(UserError, match=r"validation: .*'v'.* != .*'w'"):
@@ -108,12 +107,9 @@ def test_other_validation_texts_are_another_run(tmp_path):
 def test_a_run_says_how_often_it_reads_its_corpora(small_folder, other):
     sequences = open_data(config(f"{small_folder}:0.75,{other}:0.25"), print).training_sequences(16, 0)
     windows = sequences.windows
-    session = SimpleNamespace(
-        sequences=sequences,
-        run=RunConfig(steps=10),
-        batch=SimpleNamespace(sequences=4 * windows[1]),
-        state=SimpleNamespace(step=2, sequences=8 * windows[1]),
-    )
+    batch = SimpleNamespace(sequences=4 * windows[1])
+    state = SimpleNamespace(step=2, sequences=8 * windows[1])
+    session = SimpleNamespace(sequences=sequences, run=RunConfig(steps=10), batch=batch, state=state)
     few, many = report._epochs(session)
     assert few == f"small is read {30 * windows[1] / windows[0]:.3g} times in 10 steps"
     assert many == ".out is read 10 times in 10 steps; beyond one, the same text is trained on again"
@@ -159,10 +155,8 @@ def test_one_rank_checks_and_reads_the_windows_for_all(small, small_folder, othe
     sequence = alone.training_sequences(16, 0).sequence(3)
     expected = (alone.identity(), rows.tolist(), label_bytes, 5, sequence.tolist())
     indexes = {"folder": 4, "pair": 3}[kind]
-    assert run_distributed(opened_by_ranks, 2, run, [str(Path.cwd())] * 2) == [
-        (indexes, *expected),
-        (0, *expected),
-    ]
+    found = run_distributed(opened_by_ranks, 2, run, [str(Path.cwd())] * 2)
+    assert found == [(indexes, *expected), (0, *expected)]
 
 
 def test_a_rank_with_files_of_its_own_checks_them(small_folder, other, tmp_path):

@@ -45,6 +45,10 @@ def values(made: Decisions) -> tuple[Any, ...]:
     return made.dtype.value, made.compile.value, made.fused.value, made.attention.value, made.threads.value
 
 
+ASKED: dict[str, Any] = {"compile": False, "fused": "none", "attention": "blocks", "precision": "fp32"}
+SHORT = "uniform-micro"
+
+
 @pytest.mark.parametrize(
     ("made", "expected"),
     [
@@ -58,15 +62,9 @@ def values(made: Decisions) -> tuple[Any, ...]:
         (decided(CPU, 3, model="prism-micro", steps=LONG), ("bf16", False, "loss", "blocks", 4)),
         (decided(OLD_CPU, 2, model="prism-micro", steps=LONG), ("fp32", True, "loss", "torch", 4)),
         # what was asked for holds on every device
-        (
-            decided(GPU, 2, compile=False, fused="none", attention="blocks", precision="fp32"),
-            ("fp32", False, "none", "blocks", 2),
-        ),
+        (decided(GPU, 2, **ASKED), ("fp32", False, "none", "blocks", 2)),
         (decided(GPU, 2, compile=False), ("bf16", False, "loss", "torch", 2)),
-        (
-            decided(OLD_CPU, 2, precision="bf16", model="uniform-micro", steps=1),
-            ("bf16", False, "loss", "blocks", 4),
-        ),
+        (decided(OLD_CPU, 2, precision="bf16", model=SHORT, steps=1), ("bf16", False, "loss", "blocks", 4)),
         # a run goes on as it began, but for what its device or stage cannot do
         (decided(CPU, 2, saved(CPU), "prism-micro", steps=LONG), ("bf16", False, "none", "torch", 3)),
         (decided(GPU, 3, saved(GPU, fused="all", compile=True)), ("bf16", False, "loss", "torch", 2)),
@@ -90,30 +88,22 @@ def test_a_missing_compiler_is_the_reason() -> None:
     assert decided(CPU, 2, model="prism-micro", steps=1).compile.reason.endswith("too few to gain by it")
 
 
-@pytest.mark.parametrize(
-    ("degree", "before", "micro_batch", "reason"),
-    [
-        (1, saved(CPU), 2, AS_BEGUN),
-        (
-            1,
-            saved(CPU, micro_batch=3),
-            4,
-            "the largest micro-batch that fits into 16.0 GiB",
-        ),  # 3 divides no batch
-        (2, saved(CPU, ranks=2), 4, "the largest micro-batch that fits into 16.0 GiB"),  # chosen for t = 1
-        (1, NEW, 4, "the largest micro-batch that fits into 16.0 GiB"),
-    ],
-)
+LARGEST = "the largest micro-batch that fits into 16.0 GiB"
+MICRO_BATCHES = [
+    (1, saved(CPU), 2, AS_BEGUN),
+    (1, saved(CPU, micro_batch=3), 4, LARGEST),  # 3 divides no batch
+    (2, saved(CPU, ranks=2), 4, LARGEST),  # chosen for t = 1
+    (1, NEW, 4, LARGEST),
+]
+
+
+@pytest.mark.parametrize(("degree", "before", "micro_batch", "reason"), MICRO_BATCHES)
 def test_the_micro_batch(degree: int, before: TrainingState, micro_batch: int, reason: str) -> None:
     facts = dataclasses.replace(CPU, ranks=degree)
-    made = decided(facts, 2, before, "uniform-124m", tensor_parallel=degree)
+    given = (facts, 2, before, "uniform-124m")
+    made = decided(*given, tensor_parallel=degree)
     assert (made.batch.value.micro_batch, made.batch.reason) == (micro_batch, reason)
-    assert (
-        decided(
-            facts, 2, before, "uniform-124m", tensor_parallel=degree, micro_batch=1
-        ).batch.value.micro_batch
-        == 1
-    )
+    assert decided(*given, tensor_parallel=degree, micro_batch=1).batch.value.micro_batch == 1
 
 
 @pytest.mark.parametrize("asked", [{"compile": True}, {"fused": "all"}])

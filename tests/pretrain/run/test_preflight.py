@@ -44,20 +44,6 @@ def test_a_folder_that_is_not_there(tmp_path):
     check_start(replace(RUN, data=str(tmp_path / "fineweb")))
 
 
-@pytest.mark.parametrize("ending", [".bin", ".idx"])
-def test_one_file_of_a_pair(tmp_path, ending):
-    for name in ("web.bin", "web.idx"):
-        (tmp_path / name).touch()
-    line = refused(data=str(tmp_path / f"web{ending}"))
-    assert f"give the prefix, {str(tmp_path / 'web')!r}" in line
-    check_start(replace(RUN, data=str(tmp_path / "web")))
-
-
-def test_a_text_file_is_no_corpus(tmp_path):
-    (tmp_path / "a.txt").touch()
-    assert "is not a folder; valid: builtin, one written by" in refused(data=str(tmp_path / "a.txt"))
-
-
 def test_batches_that_cannot_be_shared(launched, tmp_path):
     data = str(tmp_path)
     check_start(replace(RUN, data=data, micro_batch=4))

@@ -80,9 +80,7 @@ def checkpoint(run_folder: Path, step: int) -> Path:
     partial.mkdir(parents=True)
     (partial / "state.json").write_text("{}")
     files = {"state.json": file_entry(partial / "state.json")}
-    (partial / "manifest.json").write_text(
-        json.dumps({"format": 1, "files": files})
-    )  # not synced: many a second
+    (partial / "manifest.json").write_text(json.dumps({"format": 1, "files": files}))
     return partial.rename(checkpoint_path(run_folder, step))
 
 
@@ -137,9 +135,8 @@ def test_without_locks_the_next_checkpoint_is_taken(tmp_path, any_folder, monkey
         raise UserError(f"checkpoint: {run[0]} is missing")
 
     assert with_saved_run(tmp_path, None, use, lines.append) == "step_000003"
-    assert lines == [
-        f"checkpoint step_00000{step} was pruned while it was read; taking the next one" for step in (1, 2)
-    ]
+    said = "checkpoint step_00000{} was pruned while it was read; taking the next one"
+    assert lines == [said.format(step) for step in (1, 2)]
     with pytest.raises(UserError, match="no checkpoint of step 2"):
         with_saved_run(tmp_path, 2, use)
     monkeypatch.setattr("pretrain.run.saved.ATTEMPTS", 2)

@@ -37,13 +37,10 @@ def visible(monkeypatch, count, local_rank):
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    for name, value in {
-        "RANK": local_rank,
-        "WORLD_SIZE": 8,
-        "LOCAL_RANK": local_rank,
-        "LOCAL_SIZE": 8,
-    }.items():
-        monkeypatch.setenv(name, str(value))
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, str(local_rank))
+    for name in ("WORLD_SIZE", "LOCAL_SIZE"):
+        monkeypatch.setenv(name, "8")
 
 
 @pytest.mark.parametrize(
@@ -58,9 +55,8 @@ def test_a_rank_takes_the_gpu_of_its_place_or_the_only_one(monkeypatch, count, l
 
 def test_more_ranks_than_gpus(monkeypatch):
     visible(monkeypatch, 4, 5)
-    with pytest.raises(
-        UserError, match=r"^LOCAL_RANK: 5 is not valid with 4 visible GPUs; start 4 ranks on a node"
-    ):
+    said = r"^LOCAL_RANK: 5 is not valid with 4 visible GPUs; start 4 ranks on a node"
+    with pytest.raises(UserError, match=said):
         detect_device()
 
 

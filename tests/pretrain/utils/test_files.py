@@ -11,17 +11,7 @@ import pytest
 import xxhash
 
 from pretrain.utils import files
-from pretrain.utils.files import (
-    atomic_file,
-    atomic_folder,
-    copy_folder,
-    file_entry,
-    own_path,
-    put_folder,
-    remove_leftovers,
-    restore_folder,
-    write_atomically,
-)
+from pretrain.utils.files import atomic_file, atomic_folder, own_path, put_folder, write_atomically
 
 
 def names(folder: Path) -> list[str]:
@@ -32,14 +22,6 @@ def folder_with(path: Path, text: str) -> Path:
     path.mkdir()
     (path / "text").write_text(text)
     return path
-
-
-def test_text_and_bytes_replace_what_was_there(tmp_path):
-    path = tmp_path / "a"
-    for content in ("naïve", b"\xff\x00", ""):
-        write_atomically(path, content)
-        assert path.read_bytes() == (content.encode() if isinstance(content, str) else content)
-    assert names(tmp_path) == ["a"]
 
 
 def test_after_an_error_the_old_file_is_there_and_nothing_else(tmp_path):
@@ -101,9 +83,9 @@ def test_leftovers_of_killed_processes_are_removed_and_those_of_living_ones_are_
     elsewhere.write_text("half")
     (tmp_path / f"a-{os.uname().nodename}-12").write_text("no leftover: no dot before the host")
     assert len(names(tmp_path)) == 4
-    remove_leftovers(tmp_path)
+    files.remove_leftovers(tmp_path)
     assert names(tmp_path) == sorted([ours.name, elsewhere.name, f"a-{os.uname().nodename}-12"])
-    remove_leftovers(tmp_path / "missing")
+    files.remove_leftovers(tmp_path / "missing")
 
 
 def test_a_killed_write_leaves_the_old_folder_and_the_next_one_starts_afresh(tmp_path):
@@ -139,7 +121,7 @@ def test_a_replacement_cut_between_its_renames_is_undone(tmp_path, monkeypatch):
             put_folder(new, old)
     assert names(tmp_path) == ["new", "out"] and (old / "text").read_text() == "old"
     old.rename(tmp_path / ".replaced_out")  # where a kill at that moment leaves it
-    restore_folder(old)
+    files.restore_folder(old)
     assert names(tmp_path) == ["new", "out"] and (old / "text").read_text() == "old"
     folder_with(tmp_path / ".replaced_out", "older")  # and after the second rename
     put_folder(new, old)
@@ -177,7 +159,7 @@ def test_entry_of_a_file(tmp_path):
     data = bytes(range(256)) * 40_000  # more than one chunk
     (tmp_path / "a").write_bytes(data)
     expected = {"bytes": len(data), "xxh3_128": xxhash.xxh3_128_hexdigest(data)}
-    assert len(data) > files.CHUNK_BYTES and file_entry(tmp_path / "a") == expected
+    assert len(data) > files.CHUNK_BYTES and files.file_entry(tmp_path / "a") == expected
 
 
 def test_a_folder_that_cannot_be_copied_names_the_file_and_the_reason(tmp_path, monkeypatch):
@@ -185,7 +167,7 @@ def test_a_folder_that_cannot_be_copied_names_the_file_and_the_reason(tmp_path, 
     (source / "inner").mkdir(parents=True)
     for name in ("a", "inner/b"):
         (source / name).write_text(name)
-    copy_folder(source, tmp_path / "whole")
+    files.copy_folder(source, tmp_path / "whole")
     assert (tmp_path / "whole" / "inner" / "b").read_text() == "inner/b"
 
     def full(one, other):
@@ -193,6 +175,6 @@ def test_a_folder_that_cannot_be_copied_names_the_file_and_the_reason(tmp_path, 
 
     monkeypatch.setattr(shutil, "copy2", full)
     with pytest.raises(OSError, match="No space left on device") as caught:
-        copy_folder(source, tmp_path / "cut")
+        files.copy_folder(source, tmp_path / "cut")
     assert type(caught.value) is OSError and caught.value.errno == errno.ENOSPC
     assert str(caught.value.filename).startswith(str(tmp_path / "cut")) and "(" not in str(caught.value)

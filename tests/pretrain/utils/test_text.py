@@ -4,19 +4,10 @@ import pytest
 
 from pretrain.utils.text import human_number, human_seconds, labelled
 
+NUMBERS = {0: "0", 987: "987", 4120: "4.12k", 12345: "12.3k", 999_950: "1.00M", 2.5e9: "2.50B", 3e12: "3.00T"}
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0, "0"),
-        (987, "987"),
-        (4120, "4.12k"),
-        (12345, "12.3k"),
-        (999_950, "1.00M"),
-        (2.5e9, "2.50B"),
-        (3e12, "3.00T"),
-    ],
-)
+
+@pytest.mark.parametrize(("value", "text"), NUMBERS.items())
 def test_human_number(value: float, text: str) -> None:
     assert human_number(value) == text
 
