@@ -3,7 +3,7 @@
     python benchmarks/checkpoint_pause.py [--model prism-tiny] [--rounds 5] [--stage 2]
 
 Both ways take turns on one engine in one process, each checkpoint followed by steps until it is finished.
-Pause: from the call to its return. Prints the table that stands in docs/checkpoints.md.
+Pause: from the call to its return. Prints the table that stands in docs/log/costs.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Peak memory of pretrain.convert on checkpoints that real ranks wrote, against the weights in fp32.
 
-    python benchmarks/conversion_memory.py       # the table of docs/huggingface.md, minutes on two cores
+    python benchmarks/conversion_memory.py       # the table of docs/log/memory.md, minutes on two cores
     python benchmarks/conversion_memory.py --model prism-354m --data data/mine --worlds zero3 zero3_tensor
 
 Every world trains one step of the model, saves, and is converted in a fresh process

@@ -1,7 +1,7 @@
 """Predicted against measured memory: short sessions in fresh processes, and what pretrain.engine.memory.plan says of
 them.
 
-    python benchmarks/memory.py                 # the table of docs/memory.md, about ten minutes on two cores
+    python benchmarks/memory.py                 # the table of docs/log/memory.md, about ten minutes on two cores
     python benchmarks/memory.py --stages 2 --precisions bf16 --data_parallel 1
     python benchmarks/memory.py --model prism-124m --data_parallel 1 --precisions bf16     # on a GPU
 

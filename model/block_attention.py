@@ -3,7 +3,7 @@
 torch's flash kernel for CPUs multiplies small tiles; batched products reach the rate of large ones. What is
 hidden from a block of queries is left out, but for its last square. The backward pass makes the softmax
 again, so that what is kept is q, k and v, as with flash. Logits and shares are rounded to the inputs' dtype,
-where flash keeps fp32; sums over keys are made in fp32 by either. docs/performance.md has the times,
+where flash keeps fp32; sums over keys are made in fp32 by either. docs/log/speed.md has the times,
 tests/model/test_block_attention.py the errors.
 
 Both passes are operators of torch, so that torch.compile takes them as they are.

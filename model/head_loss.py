@@ -22,7 +22,7 @@ CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**27}
 GPU."""
 PRODUCT_TOKENS = {"cpu": 1024, "cuda": 6144}
 """Tokens whose gradients are multiplied together, or those of one chunk, by device type. Every such product
-is added to the gradient of the whole weight, so it should not be small; docs/performance.md has the times."""
+is added to the gradient of the whole weight, so it should not be small; docs/log/speed.md has the times."""
 
 Step = Callable[[Tensor, Tensor, int, bool], Tensor]
 

@@ -17,7 +17,7 @@ IGNORED_LABEL = -100
 # Logits are converted to fp32 this many elements at a time, by device type. On a GPU (64 MiB) that saves 1.6
 # GB of fp32 logits in the forward pass, and as much for their gradient, at a vocabulary of 50,304 and 8
 # sequences of 1,024 bf16 tokens. On a CPU it also keeps a chunk in the cache, but every chunk waits for all
-# threads ten times: docs/performance.md has the times from 2^16 to 2^24. The bits do not depend on it.
+# threads ten times: docs/log/speed.md has the times from 2^16 to 2^24. The bits do not depend on it.
 CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**24}
 
 

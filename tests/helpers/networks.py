@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,9 +10,6 @@ from model.config import ModelConfig, block
 from model.initialization import initialize
 from model.parameters import has_vocabulary_rows
 from model.transformer import Transformer
-from pretrain.hf.export_folder import write_description
-from pretrain.hf.formats import Export, plan_export
-from pretrain.hf.safetensors_writer import write_weights
 
 SIZES: dict[str, Any] = {"vocab_size": 260, "context_length": 64, "d_model": 48}
 LLAMA: dict[str, Any] = {**SIZES, "ffn_width": 128}
@@ -50,28 +46,6 @@ def network(name: str, dtype: torch.dtype = torch.float32) -> Transformer:
                 noise[config.vocab_size :] = 0
             parameter.add_(noise)
     return result.to(dtype).eval().requires_grad_(False)
-
-
-def export_of(ours: Transformer, chosen: Any = "native") -> Export:
-    """How the network is exported."""
-    ids = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 1}
-    return plan_export(ours.config, chosen, ids, torch.float32)
-
-
-def weights_of(ours: Transformer) -> Any:
-    """Parameters by name, as the writer asks for them."""
-    parameters = dict(ours.named_parameters())
-    rows = ours.config.vocab_size
-    return lambda name: parameters[name].detach()[: rows if has_vocabulary_rows(name) else None].float()
-
-
-def write_folder(ours: Transformer, folder: Path, chosen: Any = "native") -> Path:
-    """An exported folder without a tokenizer."""
-    export = export_of(ours, chosen)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_weights(folder, export.tensors, weights_of(ours), torch.float32)
-    write_description(folder, export, 1)
-    return folder
 
 
 def tokens(batch: int, length: int, seed: int = 0) -> torch.Tensor:

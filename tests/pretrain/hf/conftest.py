@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.networks import network, write_folder
+from tests.helpers.exports import write_folder
+from tests.helpers.networks import network
 from tests.helpers.threads import one_thread as one_thread
 
 

@@ -6,7 +6,8 @@ import torch
 
 from model.errors import UserError
 from pretrain.hf.comparison import compare, folder_logits, kept_positions, our_logits
-from tests.helpers.networks import network, tokens, write_folder
+from tests.helpers.exports import write_folder
+from tests.helpers.networks import network, tokens
 
 
 @pytest.fixture(scope="module")

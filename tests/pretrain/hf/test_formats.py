@@ -10,7 +10,8 @@ from model.config import block
 from model.errors import UserError
 from pretrain.hf.formats import choose_format
 from pretrain.hf.padding import Padding, padding_cost, padding_for
-from tests.helpers.networks import CONFIGS, LLAMA, network, relative, tokens, write_folder
+from tests.helpers.exports import write_folder
+from tests.helpers.networks import CONFIGS, LLAMA, network, relative, tokens
 
 ROPE = ["uniform", "prism", "ablation", "descending", "grouped", "head_dim"]
 

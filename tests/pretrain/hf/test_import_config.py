@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from model.errors import UserError
 from pretrain.hf.import_folder import model_config
-from tests.helpers.networks import network, write_folder
+from tests.helpers.exports import write_folder
+from tests.helpers.networks import network
 
 SIZES = ["max_position_embeddings", "num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"]
 SETTINGS = [*SIZES, "rope_parameters", "rope_theta", "layer_types", "per_layer_config", "hidden_act", "norm"]

@@ -9,7 +9,8 @@ from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.tokenizer import SentencePieceTokenizer
 from pretrain.hf.open_model import open_model
 from pretrain.hf.tokenizer_files import ORIGINAL_FOLDER
-from tests.helpers.networks import CONFIGS, network, relative, tokens, write_folder
+from tests.helpers.exports import write_folder
+from tests.helpers.networks import CONFIGS, network, relative, tokens
 
 
 @pytest.fixture(scope="module")

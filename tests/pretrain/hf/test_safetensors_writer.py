@@ -8,7 +8,8 @@ from safetensors.torch import load_file
 
 from model.errors import UserError
 from pretrain.hf.safetensors_writer import total_bytes, write_weights
-from tests.helpers.networks import export_of, network, weights_of
+from tests.helpers.exports import export_of, weights_of
+from tests.helpers.networks import network
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
