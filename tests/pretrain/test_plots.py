@@ -2,10 +2,12 @@
 
 import html
 import re
+from types import SimpleNamespace
 
 import matplotlib
 import pytest
 
+from pretrain import report
 from pretrain.checkpoint.state import DataIdentity, TrainingState
 from pretrain.data.tokenizer import SentencePieceTokenizer, tokenizer_hash
 from pretrain.metrics.file import MetricsFile
@@ -141,3 +143,18 @@ def test_pictures_that_cannot_be_written(tmp_path, capsys, out):
     before = sorted(tmp_path.rglob("*"))
     refusal(capsys, main, tmp_path / "run", "--out", tmp_path / out)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_finished_run_without_a_picture_gets_one(tmp_path):
+    """Its last session was killed after the final save."""
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    file.append(1, {"tokens": 10, "train_loss": 5.0, "grad_norm": 1.0})
+    file.close()
+    session = SimpleNamespace(
+        state=SimpleNamespace(step=1), run=SimpleNamespace(folder=tmp_path), finished=True, hooks=[]
+    )
+    picture = tmp_path / "plots" / "training.png"
+    assert "is already finished at step 1" in report.finished_already(session, "zero2.json", [])[-1]
+    drawn = picture.stat().st_mtime_ns
+    report.finished_already(session, "zero2.json", [])
+    assert picture.stat().st_mtime_ns == drawn

@@ -7,9 +7,6 @@ import pytest
 
 from model.presets import preset
 from pretrain import report
-from pretrain.classification.accuracy import AccuracyResult
-from pretrain.classification.extension import AccuracyHook
-from pretrain.metrics.file import MetricsFile
 from pretrain.report import continue_command
 from pretrain.run.decisions import Decision
 from pretrain.validation.hook import ValidationHook
@@ -76,21 +73,6 @@ def test_a_measured_peak_is_said_not_to_compare(source, compares):
     assert ("compare tokens/s between sessions, and not MFU" in line) != compares
 
 
-def test_a_finished_run_without_a_picture_gets_one(tmp_path):
-    """Its last session was killed after the final save."""
-    file = MetricsFile(tmp_path / "metrics.jsonl")
-    file.append(1, {"tokens": 10, "train_loss": 5.0, "grad_norm": 1.0})
-    file.close()
-    session = SimpleNamespace(
-        state=SimpleNamespace(step=1), run=SimpleNamespace(folder=tmp_path), finished=True, hooks=[]
-    )
-    picture = tmp_path / "plots" / "training.png"
-    assert "is already finished at step 1" in report.finished_already(session, "zero2.json", [])[-1]
-    drawn = picture.stat().st_mtime_ns
-    report.finished_already(session, "zero2.json", [])
-    assert picture.stat().st_mtime_ns == drawn
-
-
 def closing_of(folder, monkeypatch, hook, is_text=True, is_main=True):
     """The closing lines of a session whose hook has measured, and what was done for them, in order."""
     did = []
@@ -118,7 +100,6 @@ def test_at_the_end_only_rank_0_counts_and_speaks(tmp_path, monkeypatch, rank):
     else:
         assert did == ["sample", "count"]
         assert "compare  bits per byte of the same windows: the model 2.0000, guessing 3" in lines
-        assert any("python -m pretrain.convert" in line for line in lines)
 
 
 def opening_of(run, stage):
@@ -137,17 +118,6 @@ def test_stage_1_in_bf16_is_noted_where_there_is_something_to_reduce(
     lines = run_distributed(opening_of, ranks, run, stage, timeout=120)[0]
     assert [line.startswith(STAGE_1) for line in lines].count(True) == noted
     assert all(len(line) <= 120 for line in lines if line.startswith(STAGE_1))
-
-
-def test_the_end_of_a_classifier(tmp_path, monkeypatch):
-    """Accuracy beside that of the most frequent class; no sample, no command of language models."""
-    hook = AccuracyHook.__new__(AccuracyHook)
-    hook.result = AccuracyResult(0.5, 0.875, 1600, 0.25)
-    lines, did = closing_of(tmp_path, monkeypatch, hook, is_text=False)
-    assert did == ["count"]
-    assert "result   accuracy 87.50%, validation loss 0.5000 nats per example" in lines
-    assert "compare  always the most frequent class: accuracy 25.00% of the same 1,600 examples" in lines
-    assert not any("pretrain.convert" in line or "pretrain.evaluation" in line for line in lines)
 
 
 # The setting, classes and the tensor-parallel degree.

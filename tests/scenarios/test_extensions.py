@@ -36,10 +36,9 @@ for _ in EXTENSIONS:
 
 
 def copy_tree(to: Path) -> Path:
-    """The program's files, without what git ignores."""
+    """All files, without what git ignores."""
     names = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "model", "pretrain", "ds_configs", "tests",
-         "pyproject.toml"],
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT, capture_output=True, text=True, check=True,
     ).stdout.split()  # fmt: skip
     for name in names:

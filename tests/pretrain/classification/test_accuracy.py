@@ -8,9 +8,11 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from pretrain.classification.accuracy import Accuracy
+from pretrain.classification.accuracy import Accuracy, AccuracyResult
+from pretrain.classification.extension import AccuracyHook
 from pretrain.runtime.world import World
 from tests.helpers.distributed import run_distributed
+from tests.pretrain.test_report import closing_of
 
 CLASSES = 3
 
@@ -64,3 +66,14 @@ def test_every_example_counts_once(ranks, count, micro_batch):
         assert result.most_frequent == classes.bincount().max().item() / count
         calls.add(made)
     assert calls == {math.ceil(count / (ranks * micro_batch))}  # as many forward passes on every rank
+
+
+def test_the_end_of_a_classifier(tmp_path, monkeypatch):
+    """Accuracy beside that of the most frequent class; no sample, no command of language models."""
+    hook = AccuracyHook.__new__(AccuracyHook)
+    hook.result = AccuracyResult(0.5, 0.875, 1600, 0.25)
+    lines, did = closing_of(tmp_path, monkeypatch, hook, is_text=False)
+    assert did == ["count"]
+    assert "result   accuracy 87.50%, validation loss 0.5000 nats per example" in lines
+    assert "compare  always the most frequent class: accuracy 25.00% of the same 1,600 examples" in lines
+    assert not any("pretrain.convert" in line or "pretrain.evaluation" in line for line in lines)

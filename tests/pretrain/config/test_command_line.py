@@ -111,7 +111,6 @@ def test_what_is_printed_is_a_recipe(print_config, tmp_path, capsys):
     [
         (["--heads", "7x4"], "heads: layer 0 has 7 heads"),
         (["--tensor_parallel", "3"], r"tensor_parallel: 3 does not divide attention width \(layer 0\) 128"),
-        (["--diagnostics.release", "1801"], "diagnostics.release: step 1801 is beyond the run of 1800 steps"),
         (["--global_batch_tokens", "300"], "not a multiple of the context length"),
         (["--lr_rules", "[{name: slow, parameters: [q], layers: 3-5, scale: 0.1}]"], "layer 5 is outside"),
         (["--compile", "true", "--ds_config", "ds_configs/zero3.json"], "compile: true is not valid"),

@@ -6,9 +6,7 @@ import pytest
 import yaml
 
 from pretrain.config.command_line import RECIPES, load_run_config, parse_command_line
-from pretrain.config.lr_rules import parse_rules
 from pretrain.config.run_config import RunConfig
-from pretrain.optim.groups import run_groups
 from pretrain.optim.schedule import LearningRateSchedule
 from tests.helpers.launch import ROOT
 
@@ -61,28 +59,6 @@ def test_head_progression_recipe():
     assert schedule.factor(0) == 1 - 1 / run.steps and schedule.factor(run.steps // 2 - 1) == 0.5
     model = run.build_model_config()
     assert run.global_batch_tokens == 2 * model.context_length and model.attention_scale == "none"
-
-
-@pytest.mark.parametrize("size", ["mini", "270m", "700m"])
-def test_matched_recipes(size):
-    """arXiv 2605.10504: a quarter of the rate for W_Q and W_K of the upper half, 4 % of the run, then 1 %;
-    2.5B tokens at 270M, 7.0B at 0.7B. Nothing but the rule differs."""
-    control = parse("--config", size)
-    assert control.lr_rules == [] and control.diagnostics.release == 0.04
-    for name in ("upper_qk", "upper_qk_maturity"):
-        ruled = parse("--config", size, "--lr_rules", f"[{name}]")
-        (rule,) = parse_rules(ruled.lr_rules)
-        assert (rule.parameters, rule.layers, rule.scale) == (("q", "k"), ("upper_half",), 0.25)
-        end = rule.latest if rule.release == "maturity" else rule.hold
-        assert (end, rule.ramp) == (0.12 if name.endswith("maturity") else 0.04, 0.01)
-        assert dataclasses.replace(ruled, lr_rules=[]) == control
-    tokens = control.steps * control.global_batch_tokens
-    if size != "mini":
-        assert tokens == pytest.approx({"270m": 2.5e9, "700m": 7.0e9}[size], rel=1e-3)
-    for model in ("gpt2", "llama"):
-        trained = parse("--config", size, "--model", f"{model}-{size}", "--lr_rules", "[upper_qk]")
-        groups = run_groups(trained, trained.build_model_config())
-        assert [group.name for group in groups] == ["base/decay", "base/no_decay", "upper_qk/decay"]
 
 
 def test_yaml_round_trip(tmp_path):

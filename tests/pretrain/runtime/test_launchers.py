@@ -17,8 +17,6 @@ from pretrain.utils.processes import identity
         ("/opt/env/bin/python -u -m deepspeed.launcher.launch --world_info=x pretrain/main.py", True),
         ("python3 /opt/env/bin/torchrun --nproc_per_node 2 pretrain/main.py", True),
         ("python -m torch.distributed.run pretrain/main.py", True),
-        ("/opt/env/bin/python3.11 -m pretrain.study run direction", True),
-        ("/opt/env/bin/python /opt/env/bin/pretrain-study run direction", True),
         ("bash -c torchrun pretrain/main.py", False),
         ("nohup python pretrain/main.py --name deepspeed", False),
         ("python pretrain/main.py -m torch", False),
