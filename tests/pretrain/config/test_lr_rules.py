@@ -1,5 +1,6 @@
 """Rules: what they match, what the factor is at each step, and the message for each bad one."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -16,6 +17,10 @@ from pretrain.config.lr_rules import NAMED_RULES, parse_rules
 from pretrain.optim.groups import GroupRates, build_optimizer, parameter_groups, run_groups
 from pretrain.optim.schedule import RuleSchedule
 
+needs_diagnostics = pytest.mark.skipif(
+    importlib.util.find_spec("pretrain.diagnostics") is None,
+    reason="release: maturity comes with diagnostics",
+)
 ROOT = Path(__file__).resolve().parents[3]
 UPPER_QK = {"name": "slow", "parameters": ["q", "k"], "layers": "upper_half", "scale": 0.25}
 UPPER_QK |= {"hold": 8, "ramp": 4}
@@ -182,8 +187,6 @@ BAD = [  # changes of rules, and what is said
     ([{"hold": 0.004, "ramp": 0}], f"{SLOW}.hold: 0.004 of a run of 100 steps is less than one step"),
     ([{"hold": None}], f"{SLOW}.ramp: without a hold the rule never ends"),
     ([{"latest": 0.2}], f"{SLOW}.latest: it is for release: maturity"),
-    ([{**MATURITY, "hold": 20}], f"{SLOW}.hold: 20 steps are more than latest, 12"),
-    ([{**MATURITY, "latest": 99}], f"{SLOW}.latest: 99 steps and a ramp of 4 go beyond the run"),
     ([{"depth_decay": 0.9, "parameters": ["norm"], "layers": "all"}], "final_norm.weight lies outside"),
     ([{"name": "base"}], "lr_rules.name: 'base' is what matches no rule"),
     ([{}, {}], "lr_rules: two rules are called 'slow'"),
@@ -191,6 +194,18 @@ BAD = [  # changes of rules, and what is said
     (["upper_kq"], "lr_rules[0]: there is no rule called 'upper_kq'; did you mean 'upper_qk'?"),
     ([OTHER, {}], f"{SLOW}: every parameter it matches is taken by all before it (the first match wins)"),
 ]
+
+
+BAD_MATURITY = [
+    ({"hold": 20}, f"{SLOW}.hold: 20 steps are more than latest, 12"),
+    ({"latest": 99}, f"{SLOW}.latest: 99 steps and a ramp of 4 go beyond the run"),
+]
+
+
+@needs_diagnostics
+@pytest.mark.parametrize(("changes", "message"), BAD_MATURITY)
+def test_bad_releases_by_maturity_are_one_clear_line(changes, message):
+    test_bad_rules_are_one_clear_line([MATURITY | changes], message)
 
 
 @pytest.mark.parametrize(("changes", "message"), BAD, ids=[message for _, message in BAD])
@@ -213,6 +228,7 @@ def test_from_a_recipe_and_back(tmp_path):
     assert load_run_config(tmp_path / "config.yaml") == run
 
 
+@needs_diagnostics
 def test_the_plot_and_its_table(tmp_path):
     from pretrain.optim.lr_plot import plot_learning_rates
 

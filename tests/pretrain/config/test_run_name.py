@@ -18,7 +18,7 @@ def name(*flags: str) -> str:
 
 
 def test_arms_of_a_comparison_have_folders_of_their_own() -> None:
-    rules = ["[]", "[upper_qk]", "[upper_qk_maturity]", f"[upper_qk, {SLOW}]"]
+    rules = ["[]", "[upper_qk]", f"[{SLOW}]", f"[upper_qk, {SLOW}]"]
     arms = [["--lr_rules", given] for given in rules]
     names = [name(*arm, "--seed", seed) for arm, seed in itertools.product(arms, ("1", "2"))]
     assert names[:4] == [f"270m-gpt2-270m{arm}-s{seed}" for arm in ("", "-upper_qk") for seed in (1, 2)]
