@@ -1,6 +1,5 @@
 """Rules: what they match, what the factor is at each step, and the message for each bad one."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -14,11 +13,12 @@ from model.presets import preset
 from model.transformer import Transformer
 from pretrain.config.command_line import load_run_config, parse_command_line
 from pretrain.config.lr_rules import NAMED_RULES, parse_rules
+from pretrain.extensions import EXTENSIONS
 from pretrain.optim.groups import GroupRates, build_optimizer, parameter_groups, run_groups
 from pretrain.optim.schedule import RuleSchedule
 
 needs_diagnostics = pytest.mark.skipif(
-    importlib.util.find_spec("pretrain.diagnostics") is None,
+    "diagnostics" not in {listed.name for listed in EXTENSIONS},
     reason="release: maturity comes with diagnostics",
 )
 ROOT = Path(__file__).resolve().parents[3]
