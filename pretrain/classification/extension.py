@@ -14,7 +14,7 @@ from pretrain.classification.examples import LabelledSequences, classes_of, held
 from pretrain.config.run_config import RunConfig
 from pretrain.run.data import RunData
 from pretrain.run.extension import Extension
-from pretrain.run.hooks import Hook, HookResult, every
+from pretrain.run.hooks import Hook, HookResult, IntervalHook
 from pretrain.run.session import Session
 from pretrain.utils.text import labelled
 
@@ -34,7 +34,7 @@ class LabelledData(RunData):
         return LabelledSequences(self.corpora, context_length, seed)
 
 
-class AccuracyHook(Hook):
+class AccuracyHook(IntervalHook):
     """A classifier's validation: accuracy and loss on held-out examples, when a ValidationHook would be
     due."""
 
@@ -45,13 +45,9 @@ class AccuracyHook(Hook):
         corpus = session.data.corpora[0][0]
         inputs, labels = session.world.once(lambda: held_out_examples(corpus, T, run.validation.sequences))
         self._accuracy = Accuracy(inputs, labels, session.batch.micro_batch, session.world)
-        self._interval, self._last = run.validation.every, run.steps
+        super().__init__(run.validation.every, run.steps)
         self.result: AccuracyResult | None = None
         """The newest result of this session."""
-
-    def due(self, step: int) -> bool:
-        """Whether *step* is a multiple of ``validation.every``, or the last."""
-        return every(self._interval, step, self._last)
 
     def run(self, engine: Any, state: TrainingState) -> HookResult:
         """Return ``val_loss`` in nats per example, ``val_accuracy`` as a share."""

@@ -6,12 +6,12 @@ from typing import Any
 
 from pretrain.checkpoint.state import TrainingState
 from pretrain.run.extension import Extension
-from pretrain.run.hooks import Hook, HookResult, every
+from pretrain.run.hooks import Hook, HookResult, IntervalHook
 from pretrain.run.session import Session
 from pretrain.utils.text import labelled
 
 
-class EvaluationHook(Hook):
+class EvaluationHook(IntervalHook):
     """Zero-shot scores through lm-eval, every ``evaluation.every`` steps and at the last.
 
     Raises:
@@ -27,11 +27,7 @@ class EvaluationHook(Hook):
         self._evaluation = InLoopEvaluation(
             run.evaluation, session.data.tokenizer, T, session.batch.micro_batch * T, session.world
         )
-        self._interval, self._last = run.evaluation.every, run.steps
-
-    def due(self, step: int) -> bool:
-        """Whether *step* is a multiple of ``evaluation.every``, or the last."""
-        return every(self._interval, step, self._last)
+        super().__init__(run.evaluation.every, run.steps)
 
     def run(self, engine: Any, state: TrainingState) -> HookResult:
         """Return ``evaluation/TASK/METRIC`` of each task, and a line with them."""

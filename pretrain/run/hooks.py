@@ -70,6 +70,12 @@ class Hook:
         """Restore what ``state`` returned; *tensors* also holds those of other hooks."""
 
 
-def every(interval: int, step: int, last: int) -> bool:
-    """Whether something done every *interval* steps (0: never) and at the *last* one is due after *step*."""
-    return interval > 0 and (step >= last or step % interval == 0)
+class IntervalHook(Hook):
+    """Runs every *interval* steps (0: never) and after the *last* one."""
+
+    def __init__(self, interval: int, last: int) -> None:
+        self._interval, self._last = interval, last
+
+    def due(self, step: int) -> bool:
+        """Whether *step* is a multiple of the interval, or the last."""
+        return self._interval > 0 and (step >= self._last or step % self._interval == 0)

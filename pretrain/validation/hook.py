@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pretrain.checkpoint.state import TrainingState
-from pretrain.run.hooks import Hook, HookResult, every
+from pretrain.run.hooks import HookResult, IntervalHook
 from pretrain.utils.text import labelled
 from pretrain.validation.baselines import compare_baselines
 from pretrain.validation.loss import Validation, ValidationResult
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pretrain.run.session import Session
 
 
-class ValidationHook(Hook):
+class ValidationHook(IntervalHook):
     """Loss on the run's held-out windows, every ``validation.every`` steps and at the last."""
 
     name = "validation"
@@ -28,13 +28,9 @@ class ValidationHook(Hook):
             session.world,
             session.validation_documents(count) if run.document_mask else None,
         )
-        self._interval, self._last = run.validation.every, run.steps
+        super().__init__(run.validation.every, run.steps)
         self.result: ValidationResult | None = None
         """The newest result of this session."""
-
-    def due(self, step: int) -> bool:
-        """Whether *step* is a multiple of ``validation.every``, or the last."""
-        return every(self._interval, step, self._last)
 
     def run(self, engine: Any, state: TrainingState) -> HookResult:
         """Return ``val_loss`` in nats per token, ``val_bpb`` in bits per byte."""
