@@ -12,6 +12,7 @@ from pretrain.checkpoint.state import TrainingState, read_state
 from pretrain.data.blend import parse_blend
 from pretrain.data.same_tokenizer import tokenizer_difference
 from pretrain.data.tokenizer import load_tokenizer
+from pretrain.utils.text import several
 
 
 @dataclass(frozen=True)
@@ -78,17 +79,8 @@ def _spread(
     what: str, runs: Sequence[_ComparedRun], value: Callable[[_ComparedRun], str | None]
 ) -> list[str]:
     """A line that says which runs have which value, if there are several; runs without one are left out."""
-    names_by_value: dict[str, list[str]] = {}
-    for run in runs:
-        run_value = value(run)
-        if run_value is not None:
-            names_by_value.setdefault(run_value, []).append(run.name)
-    if len(names_by_value) < 2:
-        return []
-    return [
-        f"{what} differ: "
-        + "; ".join(f"{run_value} ({', '.join(names)})" for run_value, names in names_by_value.items())
-    ]
+    found = several((run.name, value(run)) for run in runs)
+    return [f"{what} differ: {found}"] if found else []
 
 
 def _tokenizers(runs: Sequence[_ComparedRun]) -> list[str]:

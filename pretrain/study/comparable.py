@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pretrain.study.results import RunResult, some_names
+from pretrain.utils.text import several
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,7 @@ def differences_between(runs: Sequence[RunResult]) -> Differences:
 
 
 def _listed(runs: Sequence[RunResult], value: Callable[[RunResult], object]) -> str:
-    names: dict[str, list[str]] = {}
-    for run in runs:
-        if run.saved and (found := value(run)) is not None:
-            names.setdefault(str(found), []).append(run.planned.name)
-    return "; ".join(f"{key} ({some_names(of)})" for key, of in names.items()) if len(names) > 1 else ""
+    return several(((run.planned.name, value(run)) for run in runs if run.saved), some_names)
 
 
 def _validation_text(run: RunResult) -> str:
