@@ -271,10 +271,8 @@ def draw(edges: Edges, path: Path) -> None:
     for name, (x, y) in places.items():
         label = "pretrain/*.py" if name == TOP else name.removeprefix("pretrain/")
         color = "#d9e8f5" if name not in ("model", TOP, "core") else "#f5e6cc"
-        axes.text(
-            x, y, label, ha="center", va="center", fontsize=11, zorder=2,
-            bbox={"boxstyle": "round,pad=0.45", "facecolor": color, "edgecolor": "0.3"},
-        )  # fmt: skip
+        box = {"boxstyle": "round,pad=0.45", "facecolor": color, "edgecolor": "0.3"}
+        axes.text(x, y, label, ha="center", va="center", fontsize=11, zorder=2, bbox=box)
     xs, ys = zip(*itertools.chain(*arrows), strict=True)  # an arrow may pass beside every box
     axes.set_xlim(min(xs) - 0.7, max(xs) + 0.7)
     axes.set_ylim(min(ys) - 0.5, max(ys) + 0.5)

@@ -3,7 +3,6 @@ them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from pretrain.hf.export_folder import write_description
 from pretrain.hf.formats import Export, plan_export
 from pretrain.hf.safetensors_writer import write_weights
 from tests.helpers.distributed import run_distributed
+from tests.helpers.refusals import refusal
 from tests.helpers.training import nano_run, session
 
 
@@ -26,15 +26,6 @@ def trained(data: Path, runs: Path, name: str, *more: str, ranks: int = 2, stage
     run = nano_run(data, runs, "--name", name, *more)
     assert run_distributed(session, ranks, run, stage, timeout=300)[0][1] is None
     return run
-
-
-def refusal(capsys: pytest.CaptureFixture[str], main: Callable[[list[str]], int], *arguments: object) -> str:
-    """The one line that a command with bad input prints."""
-    capsys.readouterr()
-    assert main([str(argument) for argument in arguments]) == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1
-    return lines[0]
 
 
 def failure(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:

@@ -7,8 +7,9 @@ from pretrain import convert
 from pretrain import generate as command
 from pretrain.generate import cached_exported, text_pieces
 from pretrain.hf.modeling_head_schedule import HeadScheduleForCausalLM
-from tests.helpers.exports import refusal, trained, write_folder
+from tests.helpers.exports import trained, write_folder
 from tests.helpers.networks import network, tokens
+from tests.helpers.refusals import refusal
 
 
 def test_exported_and_ours_sample_the_same(tmp_path):

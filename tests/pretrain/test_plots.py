@@ -12,7 +12,7 @@ from pretrain.checkpoint.state import DataIdentity, TrainingState
 from pretrain.data.tokenizer import SentencePieceTokenizer, tokenizer_hash
 from pretrain.metrics.file import MetricsFile
 from pretrain.plots.command import _rows, _series, main
-from tests.helpers.exports import refusal
+from tests.helpers.refusals import refusal
 
 
 def write_rows(folder, *rows):

@@ -8,10 +8,6 @@ import subprocess
 import sys
 import time
 
-import pytest
-
-from pretrain.runtime import same_code as agreement
-from pretrain.runtime.launchers import is_launcher
 from tests.helpers.launch import ROOT
 
 
@@ -44,19 +40,3 @@ def test_ctrl_c_leaves_no_traceback(tmp_path):
     _, said = process.communicate(timeout=60)
     assert (process.returncode, said) == (130, "\ninterrupted\n")
     os.close(writer)
-
-
-@pytest.mark.parametrize("command", ["python3.11 -m pretrain.study", "python /opt/env/bin/pretrain-study"])
-def test_a_study_is_a_launcher_of_its_runs(command):
-    assert is_launcher(f"/opt/env/bin/{command} run direction".split())
-
-
-def test_code_that_only_looks_at_runs_is_no_other_code(tmp_path, monkeypatch):
-    (tmp_path / "pretrain" / "study").mkdir(parents=True)
-    (tmp_path / "pretrain" / "a.py").write_text("x = 1\n")
-    monkeypatch.setattr(agreement, "ROOT", tmp_path)
-    before = agreement.code_hash()
-    (tmp_path / "pretrain" / "study" / "tables.py").write_text("x = 2\n")
-    assert agreement.code_hash() == before
-    (tmp_path / "pretrain" / "b.py").write_text("")
-    assert agreement.code_hash() != before

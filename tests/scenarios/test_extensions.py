@@ -37,13 +37,16 @@ for _ in EXTENSIONS:
             taken |= {listed.name} if taken & {*listed.builds_on} else set()
 
 
+def ran(root: Path, *command: str, timeout: int = 300) -> subprocess.CompletedProcess[str]:
+    """A command that has run in *root*."""
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=timeout)
+
+
 def copy_tree(to: Path) -> Path:
     """All files, without what git ignores."""
-    names = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout.split()  # fmt: skip
-    for name in names:
+    listed = ran(ROOT, "git", "ls-files", "--cached", "--others", "--exclude-standard")
+    listed.check_returncode()
+    for name in listed.stdout.split():
         if (ROOT / name).is_file():
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, to / name)
@@ -68,10 +71,7 @@ def take_away(root: Path, names: set[str]) -> None:
 
 def trained(root: Path, runs: Path, data: Path, more: Sequence[str] = ()) -> tuple[list[dict[str, Any]], str]:
     """The rows of PROGRAM in the tree at *root*, without times and figures of extensions; and what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(runs), str(data), *more],
-        cwd=root, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    done = ran(root, sys.executable, "-c", PROGRAM, str(runs), str(data), *more)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [json.loads(line) for line in (runs / "run" / "metrics.jsonl").read_text().splitlines()]
     return [
@@ -110,10 +110,8 @@ def test_the_tests_of_the_core_pass_without_any(tmp_path: Path) -> None:
     take_away(root, {listed.name for listed in EXTENSIONS})
     paths = ["tests/model", *(f"tests/pretrain/{name}" for name in CORE.split())]
     paths += [f"tests/pretrain/{name}.py" for name in CORE_MODULES.split()]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", *paths],
-        cwd=root, capture_output=True, text=True, timeout=1500,
-    )  # fmt: skip
+    options = ["-q", "-x", "-m", "not slow", "-p", "no:cacheprovider"]
+    done = ran(root, sys.executable, "-m", "pytest", *options, *paths, timeout=1500)
     assert done.returncode == 0, done.stdout[-3000:]
 
 
@@ -124,10 +122,7 @@ def test_a_record_that_is_needed_is_refused_without_its_extension(tmp_path: Path
     trained(ROOT, runs, data, grown)
     root = copy_tree(tmp_path / "tree")
     take_away(root, WITH_DEPENDENTS["growth"])
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(runs), str(data)],
-        cwd=root, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    done = ran(root, sys.executable, "-c", PROGRAM, str(runs), str(data))
     assert "holds a record of the extension growth, which it needs and which is not here" in done.stderr
 
 

@@ -14,6 +14,7 @@ from model.errors import UserError
 from pretrain.config.command_line import parse_command_line
 from pretrain.config.run_config import RunConfig
 from tests.helpers.launch import ROOT
+from tests.helpers.refusals import refused
 
 
 def parse(*arguments: str) -> RunConfig:
@@ -53,9 +54,8 @@ BAD = {
 
 @pytest.mark.parametrize(("arguments", "message"), BAD.items())
 def test_bad_input_is_one_clear_line(arguments, message):
-    with pytest.raises(UserError) as caught:
+    with refused(message):
         parse(*arguments.split()).build_model_config()
-    assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 RECIPES = {
@@ -69,9 +69,8 @@ RECIPES = {
 @pytest.mark.parametrize(("text", "message"), RECIPES.items())
 def test_bad_recipe(tmp_path, text, message):
     (tmp_path / "bad.yaml").write_text(text)
-    with pytest.raises(UserError) as caught:
+    with refused(message):
         parse("--config", str(tmp_path / "bad.yaml"))
-    assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_command_exits_with_2_and_prints_the_merged_configuration():

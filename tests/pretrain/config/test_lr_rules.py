@@ -16,6 +16,7 @@ from pretrain.config.lr_rules import NAMED_RULES, parse_rules
 from pretrain.extensions import EXTENSIONS
 from pretrain.optim.groups import GroupRates, build_optimizer, parameter_groups, run_groups
 from pretrain.optim.schedule import RuleSchedule
+from tests.helpers.refusals import refused
 
 needs_diagnostics = pytest.mark.skipif(
     "diagnostics" not in {listed.name for listed in EXTENSIONS},
@@ -210,10 +211,9 @@ def test_bad_releases_by_maturity_are_one_clear_line(changes, message):
 
 @pytest.mark.parametrize(("changes", "message"), BAD, ids=[message for _, message in BAD])
 def test_bad_rules_are_one_clear_line(changes, message):
-    with pytest.raises(UserError) as caught:
+    with refused(message):
         run = run_with(*(each if isinstance(each, str) else rule(**each) for each in changes))
         GroupRates(run_groups(run, run.build_model_config()), run)
-    assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_from_a_recipe_and_back(tmp_path):

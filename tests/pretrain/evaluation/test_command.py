@@ -12,8 +12,9 @@ from pretrain import convert
 from pretrain.evaluation import command as evaluation
 from pretrain.hf.exported_model import load_exported
 from tests.helpers.distributed import run_distributed
-from tests.helpers.exports import refusal, trained
+from tests.helpers.exports import trained
 from tests.helpers.items import piqa_items, write, write_data_sets
+from tests.helpers.refusals import refusal
 
 lm_eval = pytest.importorskip("lm_eval")
 

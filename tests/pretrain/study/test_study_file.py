@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from model.errors import UserError
 from model.heads import parse_heads
 from pretrain.study.study_file import StudyFile, find_study, parse_study, read_study, study_names
+from tests.helpers.refusals import refused
 
 SMALL = """
 recipe: micro
@@ -102,9 +103,8 @@ BAD_VALUES = [
 
 @pytest.mark.parametrize(("values", "said"), BAD_VALUES)
 def test_bad_values_are_one_line(values, said):
-    with pytest.raises(UserError) as refused:
+    with refused(said):
         study(changed(**yaml.safe_load(values)))
-    assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
 @settings(deadline=None)  # each example reads a recipe
@@ -178,13 +178,12 @@ BAD_CONTRASTS = [
 
 @pytest.mark.parametrize(("contrasts", "said"), BAD_CONTRASTS)
 def test_bad_contrasts_are_one_line(contrasts, said):
-    with pytest.raises(UserError) as refused:
+    with refused(said):
         study(
             yaml.safe_dump(
                 {**yaml.safe_load(CONTRASTED), "contrasts": yaml.safe_load(contrasts)}, sort_keys=False
             )
         )
-    assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_an_unknown_study_names_the_closest():

@@ -1,0 +1,22 @@
+"""What the core knows of studies, from the list of extensions: they start runs, and train nothing."""
+
+import pytest
+
+from pretrain.runtime import same_code as agreement
+from pretrain.runtime.launchers import is_launcher
+
+
+@pytest.mark.parametrize("command", ["python3.11 -m pretrain.study", "python /opt/env/bin/pretrain-study"])
+def test_a_study_is_a_launcher_of_its_runs(command):
+    assert is_launcher(f"/opt/env/bin/{command} run direction".split())
+
+
+def test_code_that_only_looks_at_runs_is_no_other_code(tmp_path, monkeypatch):
+    (tmp_path / "pretrain" / "study").mkdir(parents=True)
+    (tmp_path / "pretrain" / "a.py").write_text("x = 1\n")
+    monkeypatch.setattr(agreement, "ROOT", tmp_path)
+    before = agreement.code_hash()
+    (tmp_path / "pretrain" / "study" / "tables.py").write_text("x = 2\n")
+    assert agreement.code_hash() == before
+    (tmp_path / "pretrain" / "b.py").write_text("")
+    assert agreement.code_hash() != before
