@@ -2,11 +2,13 @@
 #
 #   make setup         .venv with the pinned packages (PYTHON=python3.12 chooses the interpreter)
 #   make train         pretrain a small model on built-in text; ARGS="--seed 1" adds arguments
-#   make test          the quick tests, about five minutes on two idle cores: every part, with real ranks on gloo;
+#   make test          the quick tests, about five minutes on two idle cores: every part, with real
+#                      ranks on gloo;
 #                      TEST_PROCESSES=1 runs one after the other, PYTEST_ARGS="-k name" chooses
 #   make test-all      every test: the quick ones, then those marked slow, which take about half an hour more
-#   make quick         for the inner loop, half a minute: lint, types, and the tests that start no other process and
-#                      load no heavy library; the first time mypy takes a minute more
+#   make quick         for the inner loop, half a minute: lint, types, and the tests that start no
+#                      other process and load no heavy library; the first time mypy takes
+#                      a minute more
 #   make lint          ruff and mypy
 #   make constraints   write constraints.txt again from the newest versions that pyproject.toml allows
 #   make clean         remove .venv and caches; data/, runs/ and hf/ stay
@@ -17,11 +19,12 @@ ARGS ?=
 PYTEST_ARGS ?=
 # Tests wait for other processes half of the time, so two run side by side, each with its file's fixtures.
 TEST_PROCESSES ?= 2
+PYTEST := python -m pytest -n $(TEST_PROCESSES) --dist loadfile --durations 10 $(PYTEST_ARGS)
 
 VENV := .venv
 ACTIVATE := . $(VENV)/bin/activate
-# The stamp's name holds a checksum of what was installed and where: an unchanged file with a new date (a fresh
-# checkout) installs nothing, and a moved or copied folder does not use another folder's environment.
+# The stamp's name holds a checksum of what was installed and where: an unchanged file with a new date (a
+# fresh checkout) installs nothing, and a moved or copied folder does not use another folder's environment.
 STAMP := $(VENV)/.setup-$(shell { cat pyproject.toml constraints.txt; pwd; } | cksum | cut -d ' ' -f 1)
 
 .PHONY: setup train quick test test-all test-slow lint constraints clean
@@ -30,19 +33,31 @@ STAMP := $(VENV)/.setup-$(shell { cat pyproject.toml constraints.txt; pwd; } | c
 setup: $(STAMP)
 
 $(STAMP):
-	@command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON) here; install Python 3.11 or newer, or name one: make setup PYTHON=/path/to/python3"; exit 2; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: $(PYTHON) is $$($(PYTHON) -V 2>&1); Python 3.11 or newer is needed: make setup PYTHON=python3.11"; exit 2; }
-	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "error: $(PYTHON) cannot create environments; on Debian and Ubuntu: apt-get install python3-venv"; exit 2; }
-	@command -v g++ >/dev/null || { echo "error: no g++; torch.compile and DeepSpeed's optimizers are compiled with it: apt-get install g++"; exit 2; }
-	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' || echo "note: the Python headers are missing, so torch.compile and CPU offload will not work: apt-get install python3-dev"
+	@command -v $(PYTHON) >/dev/null || { \
+		echo "error: no $(PYTHON); install Python 3.11 or newer, or name one: make setup PYTHON=/path/to/python3"; \
+		exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "error: $(PYTHON) is $$($(PYTHON) -V 2>&1); 3.11 or newer is needed: make setup PYTHON=python3.11"; \
+		exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "error: $(PYTHON) cannot create environments; on Debian and Ubuntu: apt-get install python3-venv"; \
+		exit 2; }
+	@command -v g++ >/dev/null || { \
+		echo "error: no g++; torch.compile and DeepSpeed's optimizers need it: apt-get install g++"; exit 2; }
+	@test -e "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" || \
+		echo "note: the Python headers are missing, so torch.compile and CPU offload will not work:" \
+			"apt-get install python3-dev"
 	@[ ! -L $(VENV) ] || rm $(VENV) # a link to another folder's environment, which --clear would empty
-	@grep -qsF "$(CURDIR)/$(VENV)" $(VENV)/bin/activate && $(VENV)/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "creating $(VENV)"; $(PYTHON) -m venv --clear $(VENV); }
+	@grep -qsF "$(CURDIR)/$(VENV)" $(VENV)/bin/activate && \
+		$(VENV)/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "creating $(VENV)"; $(PYTHON) -m venv --clear $(VENV); }
 	@echo "installing the packages pinned in constraints.txt (the first time takes minutes)"
-	PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --constraint constraints.txt
+	PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--editable '.[dev]' --constraint constraints.txt
 	@rm -f $(VENV)/.setup-* && touch $@
 
-# The batch of the default run is shared evenly by 1, 2 or 4 ranks: of 6 GPUs (or NUMA nodes), 4 take part. Given a
-# number, DeepSpeed would take the machine's first GPUs, whatever CUDA_VISIBLE_DEVICES says.
+# The batch of the default run is shared evenly by 1, 2 or 4 ranks: of 6 GPUs (or NUMA nodes), 4 take part.
+# Given a number, DeepSpeed would take the machine's first GPUs, whatever CUDA_VISIBLE_DEVICES says.
 define DEVICES
 import os
 from deepspeed.accelerator import get_accelerator
@@ -54,10 +69,11 @@ endef
 export DEVICES
 
 train: setup
-	$(ACTIVATE) && deepspeed $$(python -c "$$DEVICES" 2>/dev/null | tail -n 1) pretrain/main.py --ds_config ds_configs/zero2.json $(ARGS)
+	$(ACTIVATE) && deepspeed $$(python -c "$$DEVICES" 2>/dev/null | tail -n 1) pretrain/main.py \
+		--ds_config ds_configs/zero2.json $(ARGS)
 
 test: setup
-	$(ACTIVATE) && python -m pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadfile --durations 10 $(PYTEST_ARGS)
+	$(ACTIVATE) && $(PYTEST) -m "not slow"
 
 # One after the other also under make -j: both want all cores.
 test-all: test
@@ -65,7 +81,7 @@ test-all: test
 
 # pytest ends with 5 when it finds no test at all, which is no failure while nothing is marked slow.
 test-slow: setup
-	$(ACTIVATE) && python -m pytest -m slow -n $(TEST_PROCESSES) --dist loadfile --durations 10 $(PYTEST_ARGS) || test $$? -eq 5
+	$(ACTIVATE) && $(PYTEST) -m slow || test $$? -eq 5
 
 quick: lint
 	$(ACTIVATE) && python -m pytest -q --quick -m "not slow" -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
@@ -73,12 +89,16 @@ quick: lint
 lint: setup
 	$(ACTIVATE) && ruff check . && ruff format --check . && mypy
 
-# In an environment of its own, so that only what the project asks for is listed. Left out: the project itself,
-# torch's build suffix (+cpu, +cu130), and the CUDA libraries, which torch pins and only some machines have.
+# In an environment of its own, so that only what the project asks for is listed. Left out: the project
+# itself, torch's build suffix (+cpu, +cu130), and the CUDA libraries, which torch pins and only some machines
+# have.
 constraints:
 	$(PYTHON) -m venv --clear build/constraints
 	build/constraints/bin/python -m pip install --quiet --editable '.[dev]'
-	{ sed -n '/^#/p' constraints.txt; build/constraints/bin/python -m pip freeze --exclude-editable | sed 's/^\(torch==[^+]*\)+.*/\1/' | grep -Ev '^(nvidia-|cuda-|triton|pip==|setuptools==)'; } > build/constraints.txt
+	{ sed -n '/^#/p' constraints.txt; \
+		build/constraints/bin/python -m pip freeze --exclude-editable | \
+		sed 's/^\(torch==[^+]*\)+.*/\1/' | \
+		grep -Ev '^(nvidia-|cuda-|triton|pip==|setuptools==)'; } > build/constraints.txt
 	mv build/constraints.txt constraints.txt
 
 clean:

@@ -40,7 +40,8 @@ def main() -> None:
     step, look = statistics.median(steps), statistics.median(looks)
     default = RunConfig().diagnostics_every
     print(
-        f"{run.model}: {session.model.num_parameters():,} parameters, {session.tokens_per_step:,} tokens a step"
+        f"{run.model}: {session.model.num_parameters():,} parameters, {session.tokens_per_step:,} tokens a "
+        "step"
     )
     print(
         f"step {step:.3f} s, look {look:.3f} s ({run.diagnostics.sequences} windows); medians of {len(steps)}"

@@ -5,11 +5,12 @@
 #   benchmarks/gpu.sh OUT --only PART    that part, also if it is done
 #   REHEARSE=1 benchmarks/gpu.sh OUT     the same commands on tiny shapes, here: without a GPU, ten minutes
 #
-# A part writes OUT/PART.log, its figures in OUT/PART.json and, when it ends well, OUT/PART.done, so an interrupted call
-# goes on; OUT/parts.jsonl has the status and the seconds of every try. A part whose Python packages are missing says
-# which. No network is needed: the text is the standard library of the interpreter. PYTHON chooses that, DATA the folder
-# of corpora, NANOGPT a checkout of nanoGPT. LIMIT=570 ends the call by itself after so many seconds, where something else
-# would end it: no part is begun that has less than a minute, and one that is cut off says so.
+# A part writes OUT/PART.log, its figures in OUT/PART.json and, when it ends well, OUT/PART.done, so an
+# interrupted call goes on; OUT/parts.jsonl has the status and the seconds of every try. A part whose Python
+# packages are missing says which. No network is needed: the text is the standard library of the interpreter.
+# PYTHON chooses that, DATA the folder of corpora, NANOGPT a checkout of nanoGPT. LIMIT=570 ends the call by
+# itself after so many seconds, where something else would end it: no part is begun that has less than a
+# minute, and one that is cut off says so.
 set -u -o pipefail
 usage=$(sed -n '2,/^set/s/^# \{0,1\}//p' "$0")
 out=${1-} only=
@@ -27,7 +28,7 @@ nanogpt=${NANOGPT:+$(realpath -m "$NANOGPT")}
 cd "$(dirname "$0")/.." || exit 2
 data=${data:-$PWD/data}
 python=${PYTHON:-python3}
-command -v "$python" > /dev/null || { echo "error: PYTHON: no program $python; give an interpreter" >&2; exit 2; }
+command -v "$python" > /dev/null || { echo "error: PYTHON: no program $python; name one" >&2; exit 2; }
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 
 done=done shapes="124m 354m 757m" stages="1 2 3" rounds=2 more_rounds=3 vocabulary=50257 device=cuda
@@ -41,11 +42,12 @@ if [ -n "${REHEARSE-}" ]; then
     memory=(--data_parallel 1 --stages 2 --precisions fp32 --checkpointing 0 --micro_batch 1)
     large=(--model prism-nano --micro_batch 2 --stages 2 --precisions bf16 --data_parallel 1)
 fi
-trainer="torch deepspeed pydantic hjson einops msgpack packaging psutil tqdm jsonargparse docstring_parser yaml numpy
-    xxhash safetensors sentencepiece"
+trainer="torch deepspeed pydantic hjson einops msgpack packaging psutil tqdm jsonargparse docstring_parser yaml
+    numpy xxhash safetensors sentencepiece"
 
 missing() { # PACKAGES…: those that are not installed
-    "$python" -c 'import importlib.util, sys; print(*[n for n in sys.argv[1:] if not importlib.util.find_spec(n)])' "$@"
+    "$python" -c 'import sys; from importlib.util import find_spec
+print(*[name for name in sys.argv[1:] if not find_spec(name)])' "$@"
 }
 
 names=() listing=1 failed=0
@@ -108,17 +110,19 @@ print(prepare_builtin(sys.argv[1], int(sys.argv[2])))" "$data" "$vocabulary"
         needs=scipy tests "growing-$stage" tests/scenarios/test_cuda_training.py -k "grow and $stage"
     done
     part memory "$trainer" "$python" benchmarks/memory.py "${memory[@]}" --out "$out/memory.json"
-    part "memory-$first" "$trainer" "$python" benchmarks/memory.py "${large[@]}" --out "$out/memory-$first.json"
+    part "memory-$first" "$trainer" "$python" benchmarks/memory.py "${large[@]}" \
+        --out "$out/memory-$first.json"
     for compiled in false true; do
-        part "profile-$first-compile-$compiled" "$trainer" "$python" benchmarks/profile_step.py --shape "$first" \
-            --out "$out/profile-$first-compile-$compiled.json" --data_root "$data" --compile "$compiled"
+        part "profile-$first-compile-$compiled" "$trainer" "$python" benchmarks/profile_step.py \
+            --shape "$first" --out "$out/profile-$first-compile-$compiled.json" --data_root "$data" --compile "$compiled"
     done
     for shape in ${shapes#"$first"}; do
         # shellcheck disable=SC2086
         speed "speed-$shape" "$shape" "$rounds" ours ours-compiled $peers products
     done
     for stage in $stages; do
-        tests "continued-$stage" tests/scenarios/test_cuda_training.py -k "continued and ($stage-fp32 or $stage-bf16)"
+        tests "continued-$stage" tests/scenarios/test_cuda_training.py \
+            -k "continued and ($stage-fp32 or $stage-bf16)"
     done
     for shape in ${shapes#"$first"}; do
         speed "schedules-$shape" "$shape" "$rounds" uniform prism

@@ -66,8 +66,10 @@ def main() -> None:
         step, check = statistics.median(steps), statistics.median(checks)
         parameters = session.model.num_parameters()
         print(
-            f"{options.model}: {parameters:,} parameters at the start; a step of {session.tokens_per_step:,} tokens "
-            f"{step:.3f} s, a check {check:.3f} s: {check / (options.every * step + check):.2%} of the time at one "
+            f"{options.model}: {parameters:,} parameters at the start; a step of "
+            f"{session.tokens_per_step:,} tokens "
+            f"{step:.3f} s, a check {check:.3f} s: {check / (options.every * step + check):.2%} of the "
+            "time at one "
             f"every {options.every} steps"
         )
         heads = session.model.heads
@@ -80,7 +82,8 @@ def main() -> None:
         after = one.seconds(one.step)
         print(
             f"an event: {saving + changing:.1f} s ({saving:.1f} s to write the checkpoint, {changing:.1f} s "
-            f"to build the engine and read it); {session.model.num_parameters():,} parameters after it, the first step "
+            f"to build the engine and read it); {session.model.num_parameters():,} parameters after it, "
+            "the first step "
             f"{after:.3f} s"
         )
         largest = session.run.largest_model_config(session.model)

@@ -1,7 +1,7 @@
-"""Predicted against measured memory: short sessions in fresh processes, and what pretrain.engine.memory.plan says of
-them.
+"""Predicted against measured memory: short sessions in fresh processes, and what pretrain.engine.memory.plan
+says of them.
 
-    python benchmarks/memory.py                 # the table of docs/log/memory.md, about ten minutes on two cores
+    python benchmarks/memory.py              # the table of docs/log/memory.md, about ten minutes on two cores
     python benchmarks/memory.py --stages 2 --precisions bf16 --data_parallel 1
     python benchmarks/memory.py --model prism-124m --data_parallel 1 --precisions bf16     # on a GPU
 
@@ -164,7 +164,8 @@ def main() -> None:
         measured = max(rank["allocated" if options.trace else "peak"] for rank in ranks)
         print(
             f"| {stage} | {precision} | {data_parallel} | {'yes' if checkpointing else 'no'} | "
-            f"{plan.peak / MIB:.0f} | {measured / MIB:.0f} | {plan.peak / measured - 1:+.1%} | {plan.peak_phase} |",
+            f"{plan.peak / MIB:.0f} | {measured / MIB:.0f} | {plan.peak / measured - 1:+.1%} | "
+            f"{plan.peak_phase} |",
             flush=True,
         )
         rows.append(

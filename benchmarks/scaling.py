@@ -32,7 +32,14 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.helpers import parser_of, rank_variables, say, write  # noqa: E402
-from benchmarks.throughput import SHAPES, Contender, Failed, Shape, add_session_flags, session_request  # noqa: E402  # noqa: E402
+from benchmarks.throughput import (  # noqa: E402
+    SHAPES,
+    Contender,
+    Failed,
+    Shape,
+    add_session_flags,
+    session_request,
+)
 from model.config import ModelConfig, block  # noqa: E402
 from model.heads import parse_heads  # noqa: E402
 from pretrain.runtime.environment import settle_waiting_threads  # noqa: E402
@@ -169,7 +176,8 @@ def table(name: str, rows: list[dict[str, Any]]) -> list[str]:
         f"| {name} | tokens/s | slowest – fastest | of {rows[0]['point']} | loss |",
         "|---|---:|---:|---:|---:|",
         *(
-            f"| {row['point']} | {row['tokens_per_second']:,.0f} | {min(row['all']):,.0f} – {max(row['all']):,.0f} "
+            f"| {row['point']} | {row['tokens_per_second']:,.0f} | {min(row['all']):,.0f} – "
+            f"{max(row['all']):,.0f} "
             f"| {row['tokens_per_second'] / first:.0%} | {row['loss']:.4f} |"
             for row in rows
         ),

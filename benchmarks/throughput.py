@@ -236,7 +236,8 @@ def measure(
         result.tokens, result.loss = answer["tokens"], answer["loss"]
         result.peak_bytes = max(result.peak_bytes, answer["peak_bytes"])
         say(
-            f"round {number + 1}/{options.rounds}  {name:<20}{result.tokens / answer['seconds']:>12,.0f} tokens/s"
+            f"round {number + 1}/{options.rounds}  {name:<20}{result.tokens / answer['seconds']:>12,.0f} "
+            "tokens/s"
         )
 
     try:
@@ -259,14 +260,16 @@ def measure(
 def table(results: dict[str, Result], limit: float) -> list[str]:
     """Markdown: a row for each contender."""
     lines = [
-        "| contender | tokens/s | slowest – fastest | of the products' rate | first step, s | memory, MB | loss |",
+        "| contender | tokens/s | slowest – fastest | of the products' rate | first step, s | memory, MB | "
+        "loss |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for result in results.values():
         rates = sorted(result.tokens / seconds for seconds in result.seconds)
         share = result.tokens_per_second * result.flops_per_token / limit if limit else float("nan")
         lines.append(
-            f"| {result.name} | {result.tokens_per_second:,.0f} | {rates[0]:,.0f} – {rates[-1]:,.0f} | {share:.0%} "
+            f"| {result.name} | {result.tokens_per_second:,.0f} | {rates[0]:,.0f} – {rates[-1]:,.0f} | "
+            f"{share:.0%} "
             f"| {result.first_step_seconds:.1f} | {result.peak_bytes / 1e6:,.0f} | {result.loss:.4f} |"
         )
     return lines

@@ -141,11 +141,11 @@ def batches(request: Request, device: torch.device) -> Iterator[tuple[torch.Tens
     while True:
         for start in range(0, len(text) - step - 1, step):
             window = text[start : start + step + 1]
-            pair = window[:-1].view(rows, length), window[1:].view(rows, length)
+            tokens, targets = window[:-1].view(rows, length), window[1:].view(rows, length)
             if device.type == "cuda":
-                yield tuple(tensor.pin_memory().to(device, non_blocking=True) for tensor in pair)  # type: ignore[misc]
-            else:
-                yield pair
+                tokens = tokens.pin_memory().to(device, non_blocking=True)
+                targets = targets.pin_memory().to(device, non_blocking=True)
+            yield tokens, targets
 
 
 def computes_in_bf16(request: Request, device: torch.device) -> bool:

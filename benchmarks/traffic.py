@@ -274,7 +274,8 @@ def estimate(config: ModelConfig, tokens: int, flops: int, products: float, othe
     seconds = max(flops / PEAK_FLOPS, products / BANDWIDTH) + others / BANDWIDTH
     mfu = tokens * config.flops_per_token() / seconds / PEAK_FLOPS
     print(
-        f"{(products + others) / tokens:,.0f} bytes a token, of which products {products / tokens:,.0f}; on an "
+        f"{(products + others) / tokens:,.0f} bytes a token, of which products {products / tokens:,.0f}; "
+        "on an "
         f"H100 at least {1e3 * seconds:.1f} ms for {tokens:,} tokens, MFU at most {mfu:.0%}"
     )
 

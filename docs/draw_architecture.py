@@ -2,8 +2,8 @@
 
     python docs/draw_architecture.py        # writes docs/pictures/architecture.png and extensions.png
 
-tests/test_architecture.py holds the code to what docs/architecture.md says with the functions of this file. They parse
-the files and import none of them.
+tests/test_architecture.py holds the code to what docs/architecture.md says with the functions of this file.
+They parse the files and import none of them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class Import(NamedTuple):
     imported: str
     line: int
     at_once: bool
-    """Whether it happens while the importer is loaded; not inside a function, and not for type checkers alone."""
+    """Whether it happens while the importer is loaded; not inside a function, and not for type checkers
+    alone."""
 
 
 # ---------------------------------------------------------------------- reading
@@ -146,7 +147,8 @@ def stated_order(root: Path) -> list[str]:
 
 
 def package_edges(root: Path) -> Edges:
-    """Which package of the core imports which, without those that follow from others (a -> c where a -> b -> c)."""
+    """Which package of the core imports which, without those that follow from others (a -> c where a -> b ->
+    c)."""
     home = packages(root)
     listed = extensions(root)
     home = {name: home[name] for name in home if home[name] not in listed and name != "pretrain.extensions"}
@@ -214,7 +216,8 @@ def layers(edges: Edges) -> list[list[str]]:
 
 
 def routes(edges: Edges) -> tuple[dict[str, tuple[float, float]], list[list[tuple[float, float]]]]:
-    """Where the packages stand, and the points of every arrow; an arrow over several layers gets a place in each."""
+    """Where the packages stand, and the points of every arrow; an arrow over several layers gets a place in
+    each."""
     rows = layers(edges)
     height = {name: level for level, row in enumerate(rows) for name in row}
     chains = []

@@ -68,7 +68,8 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def from_plain(kind: type[C], values: Any, where: str = "", section: str = "") -> C:
-    """An object of a declared class, or of any type that pydantic knows, from plain lists, mappings and numbers.
+    """An object of a declared class, or of any type that pydantic knows, from plain lists, mappings and
+    numbers.
 
     Args:
         where: the beginning of messages, such as "checkpoint: runs/a/…/state.json".
@@ -119,7 +120,8 @@ def explained(
 
 
 def valid_in_words(error: Any) -> str:
-    """What would be valid, in words, where pydantic found *error*, one entry of ``ValidationError.errors()``."""
+    """What would be valid, in words, where pydantic found *error*, one entry of
+    ``ValidationError.errors()``."""
     context: Mapping[str, Any] = error.get("ctx") or {}
     for key, words in (("gt", "above"), ("ge", "from"), ("lt", "below")):
         if key in context:

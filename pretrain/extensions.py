@@ -1,8 +1,8 @@
 """The extensions of the core: the one file that names them. Nothing heavy is imported here.
 
 The core trains, saves and resumes without any of them: take a line away, and its files, and the rest works.
-pretrain/run/extension.py and pretrain/config/section.py say what an extension can bring to a run, docs/architecture.md
-how to write one.
+pretrain/run/extension.py and pretrain/config/section.py say what an extension can bring to a run,
+docs/architecture.md how to write one.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Listed:
 
 
 EXTENSIONS = (
-    # In the order in which their hooks are called: growth comes last, since the others measure the model that the step
-    # has trained.
+    # In the order in which their hooks are called: growth comes last, since the others measure the model that
+    # the step has trained.
     Listed(
         "classification",
         settings="pretrain.classification.settings:ClassificationSettings",

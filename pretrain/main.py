@@ -11,7 +11,8 @@ import sys
 import warnings
 from pathlib import Path
 
-# Running a file puts its folder first on sys.path, where pretrain/*.py could shadow libraries; the root belongs there.
+# Running a file puts its folder first on sys.path, where pretrain/*.py could shadow libraries; the root
+# belongs there.
 sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from pretrain.config.command_line import parse_command_line  # noqa: E402

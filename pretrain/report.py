@@ -28,7 +28,8 @@ FUSED = {"all": "q, k, v; gate, up; head and loss", "loss": "head and loss", "no
 
 
 def opening(session: Session) -> list[str]:
-    """Lines about the run, its data and its devices, printed before the first step. For rank 0; not collective."""
+    """Lines about the run, its data and its devices, printed before the first step. For rank 0; not
+    collective."""
     run, model, batch, world = session.run, session.model, session.batch, session.world
     decisions, settings = session.decisions, session.decisions.settings
     where = f"{world.size} rank{'s' * (world.size > 1)}, each on {describe_device(world.device)}"
@@ -54,7 +55,8 @@ def opening(session: Session) -> list[str]:
         labelled(
             "steps",
             f"{run.steps:,} of {session.tokens_per_step:,} tokens = {batch.sequences} sequences "
-            f"({batch.micro_batch} a micro-batch x {batch.accumulation} accumulated x {batch.data_parallel} ranks; "
+            f"({batch.micro_batch} a micro-batch x {batch.accumulation} accumulated x "
+            f"{batch.data_parallel} ranks; "
             f"{decisions.batch.reason})",
         ),
         *(labelled("epochs", line) for line in _epochs(session)),
@@ -132,7 +134,8 @@ def launcher_command() -> list[str]:
     devices = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     first = [str(number) for number in range(int(local))]
     if "LOCAL_SIZE" in os.environ and len(devices) == len(first) and devices != first and "" not in devices:
-        # DeepSpeed's launcher sets the variable in every rank, and ignores it beside a number of accelerators.
+        # DeepSpeed's launcher sets the variable in every rank, and ignores it beside a number of
+        # accelerators.
         return ["deepspeed", "--include", f"localhost:{','.join(devices)}", "pretrain/main.py"]
     if local != "1":
         return ["deepspeed", "--num_accelerators", local, "pretrain/main.py"]
@@ -222,8 +225,8 @@ def closing(trainer: Trainer, ds_config: str, arguments: list[str]) -> list[str]
     """Lines printed after the last step: results, a sample, where everything is, what to do next. Collective.
 
     Returns:
-        The lines on rank 0, nothing on the others. They take part in the sample alone: no rank waits in a collective
-        while rank 0 draws and counts.
+        The lines on rank 0, nothing on the others. They take part in the sample alone: no rank waits in a
+        collective while rank 0 draws and counts.
     """
     session, run, state = trainer.session, trainer.run, trainer.state
     sample = sample_text(session, trainer.engine) if session.data.is_text else ""

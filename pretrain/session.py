@@ -1,7 +1,7 @@
 """Opens a session of a run: joins the ranks, opens the data, and finds the checkpoint to continue from.
 
-No model is built yet, and nothing is written. ``open_session`` does it all for main.py; ``build_session`` is the part
-that needs no lock, for tests and benchmarks.
+No model is built yet, and nothing is written. ``open_session`` does it all for main.py; ``build_session`` is
+the part that needs no lock, for tests and benchmarks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ PARTITIONING = ("round_robin_gradients", "parameter_alignment", "sub_group_size"
 
 @contextlib.contextmanager
 def open_session(run: RunConfig, ds_config: dict[str, Any], listener: StopListener) -> Iterator[Session]:
-    """Join the ranks and open the run for this job alone. Inside, no other job can use the run's folder. Collective.
+    """Join the ranks and open the run for this job alone. Inside, no other job can use the run's folder.
+    Collective.
 
     A finished run is opened, too, but its folder does not change.
 
@@ -50,8 +51,8 @@ def open_session(run: RunConfig, ds_config: dict[str, Any], listener: StopListen
         listener: may be asked to stop at any time while the session is opened.
 
     Raises:
-        UserError: anything in the configuration or the run folder that cannot be used, nodes that differ, a folder
-            that another job uses. Nothing has been written then.
+        UserError: anything in the configuration or the run folder that cannot be used, nodes that differ, a
+            folder that another job uses. Nothing has been written then.
         Stopped: *listener* was asked to stop before the session had begun.
     """
     with listener.at_once():
@@ -85,7 +86,8 @@ def build_session(run: RunConfig, ds_config: dict[str, Any], data: RunData, worl
         data: the run's corpora.
 
     Raises:
-        UserError: anything in the configuration or the run folder that cannot be used. Nothing has been written then.
+        UserError: anything in the configuration or the run folder that cannot be used. Nothing has been
+            written then.
     """
     store = CheckpointStore(run.folder, run.checkpoint, world)
     folder, saved, damaged = store.newest_valid() or (None, TrainingState(), [])
@@ -101,7 +103,7 @@ def build_session(run: RunConfig, ds_config: dict[str, Any], data: RunData, worl
     torch.set_num_threads(decisions.threads.value)
     state = dataclasses.replace(
         saved,
-        skipped_in_a_row=0,  # the settings may have changed, so a run that had stopped learning gets a new chance
+        skipped_in_a_row=0,  # settings may have changed, so a run that had stopped learning gets a new chance
         run=run.to_dict(),
         decided=decisions.decided(),
         model=model.value.to_json(),

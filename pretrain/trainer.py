@@ -1,4 +1,5 @@
-"""The training loop. Read ``fit`` from top to bottom: build, resume, then step, measure, save until the end."""
+"""The training loop. Read ``fit`` from top to bottom: build, resume, then step, measure, save until the
+end."""
 
 from __future__ import annotations
 
@@ -125,7 +126,8 @@ class Trainer:
         return build_engine(self.run, session.model, ds_config, session.world.grid, **decisions.kernels())
 
     def _save_and_change(self, stop: Stopped | None, due: bool) -> None:
-        """Begin a checkpoint if one is *due*, asked for or needed; then go on with the model that a hook asked for."""
+        """Begin a checkpoint if one is *due*, asked for or needed; then go on with the model that a hook
+        asked for."""
         changed = self._next_model is not None
         if stop or changed or due:
             self._save(asked=bool(stop) or changed)
@@ -184,8 +186,9 @@ class Trainer:
             batch = next(batches)
             loss = engine(*(tensor.to(world.device, non_blocking=True) for tensor in batch))
             total += loss.detach().float()
-            # 1 + 0 * loss is exactly 1 for a finite loss and NaN for any other: a bad loss makes every gradient NaN,
-            # and DeepSpeed skips the update on all ranks, without this rank having to look at the loss.
+            # 1 + 0 * loss is exactly 1 for a finite loss and NaN for any other: a bad loss makes every
+            # gradient NaN, and DeepSpeed skips the update on all ranks, without this rank having to look at
+            # the loss.
             engine.backward(loss * (1 + 0 * loss.detach()))
             if self.guard.sigmas and micro == accumulation - 1:
                 self.guard.expect(global_loss(total / accumulation, world))
@@ -193,7 +196,8 @@ class Trainer:
         return total / accumulation
 
     def _count(self, applied: bool) -> None:
-        """Advance the state by one attempted step. Data and learning rate go on even if the update was skipped."""
+        """Advance the state by one attempted step. Data and learning rate go on even if the update was
+        skipped."""
         state = self.state
         state.step += 1
         state.sequences += self.session.batch.sequences
@@ -261,8 +265,8 @@ class Trainer:
     def _save(self, asked: bool = True) -> None:
         """Begin a checkpoint of this step.
 
-        While updates are being skipped the weights may be beyond repair. Then only a last checkpoint is written (of a
-        session that is *asked* to stop, or of the run), and it replaces no older one.
+        While updates are being skipped the weights may be beyond repair. Then only a last checkpoint is
+        written (of a session that is *asked* to stop, or of the run), and it replaces no older one.
         """
         run, state = self.run, self.state
         self.log.flush()
@@ -271,7 +275,8 @@ class Trainer:
             self.metrics.message(
                 labelled(
                     "note",
-                    f"step {state.step:,}: no checkpoint, since the last {state.skipped_in_a_row} updates were "
+                    f"step {state.step:,}: no checkpoint, since the last {state.skipped_in_a_row} updates "
+                    "were "
                     "skipped",
                 )
             )

@@ -7,7 +7,8 @@
 #   sbatch --gres=none --ntasks-per-node=1 slurm/124m.sh        # nodes without GPUs
 #   SLURM=0 bash slurm/124m.sh --dry_run                        # what would run
 #
-# Submit it from the repository, on a file system that all nodes share; prepare the data first: docs/cluster.md.
+# Submit it from the repository, on a file system that all nodes share; prepare the data first:
+# docs/cluster.md.
 #SBATCH --job-name=124m
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=8

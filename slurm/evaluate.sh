@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # Zero-shot scores of a run or an exported folder, its requests shared among the tasks of one node.
 #
-#   sbatch slurm/evaluate.sh runs/NAME --tasks hellaswag,piqa,winogrande,arc_easy,blimp,wikitext --data_dir data/zero_shot
+#   sbatch slurm/evaluate.sh runs/NAME --tasks hellaswag,piqa,winogrande,arc_easy,blimp,wikitext \
+#       --data_dir data/zero_shot
 #
-# Arguments are those of python -m pretrain.evaluation. Compute nodes without internet need --data_dir: docs/cluster.md.
+# Arguments are those of python -m pretrain.evaluation. Compute nodes without internet need --data_dir:
+# docs/cluster.md.
 #SBATCH --job-name=evaluate
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=8

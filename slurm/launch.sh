@@ -1,21 +1,22 @@
 # shellcheck shell=bash
 # What the scripts of this folder share: sourced by them, from the repository's root.
 #
-#   launch SCRIPT [ARGUMENT …]      run a Python file or module, one task per GPU (or per CPU rank), until it is done
-#   run_once COMMAND …              run a short command by itself, where the tasks run: in the container, if there is one
+#   launch SCRIPT [ARGUMENT …]      run a Python file or module, one task per GPU (or CPU rank), to its end
+#   run_once COMMAND …              run a short command once, where the tasks run: in the container, if any
 #
 # Settings, as environment variables (sbatch passes yours on):
 #   VENV=.venv           the environment to activate
 #   CONTAINER=           run jobs inside this image instead: a .sif file (apptainer), or an image name (pyxis)
 #   MOUNTS=              more folders for a pyxis container to see, /data:/data,/scratch:/scratch
-#   INTERFACE=           the network interface that reaches the other nodes, such as ib0, where there are several
+#   INTERFACE=           the network interface that reaches the other nodes, such as ib0, if there are several
 #   FAILURES=3           requeue after a crash, a dead or a hung rank, so many times at most
 #   SLURM=0              without SLURM: run on this machine, with the deepspeed launcher
 # --dry_run among the arguments prints what would run, and runs nothing.
 #
-# How a job goes on: the ranks end with 75 when they were asked to stop (SIGUSR1 ahead of the time limit, SIGTERM on
-# preemption), and have saved everything, unless a rank that was gone kept them from agreeing; the job is then requeued and continues by itself in the same run folder. Bad input
-# (2) and Ctrl-C (130) end the job. Anything else is a failure, and counted. scancel ends a job for good.
+# How a job goes on: the ranks end with 75 when they were asked to stop (SIGUSR1 ahead of the time limit,
+# SIGTERM on preemption), and have saved everything, unless a rank that was gone kept them from agreeing; the
+# job is then requeued and continues by itself in the same run folder. Bad input (2) and Ctrl-C (130) end the
+# job. Anything else is a failure, and counted. scancel ends a job for good.
 
 CONTINUE=75
 BAD_INPUT=2
@@ -25,9 +26,11 @@ settings() {
     # One thread per core that a task was given; more would make the ranks of a node fight.
     export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-}}"
     [ -n "$OMP_NUM_THREADS" ] || unset OMP_NUM_THREADS
-    # Warnings of NCCL name the network interface and the peer that failed; INFO is for looking into a slow start.
+    # Warnings of NCCL name the network interface and the peer that failed; INFO is for looking into a slow
+    # start.
     export NCCL_DEBUG="${NCCL_DEBUG:-WARN}"
-    # A switch that is busy for half a minute must not end a run of days (InfiniBand retries 2^22 x 4 us = 17 s each).
+    # A switch that is busy for half a minute must not end a run of days (InfiniBand retries 2^22 x 4 us
+    # = 17 s each).
     export NCCL_IB_TIMEOUT="${NCCL_IB_TIMEOUT:-22}"
     # Long runs with several shapes (training, validation, evaluation) fragment the device's memory otherwise.
     export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"
@@ -87,9 +90,9 @@ run_once() {
 
 # Set command to what a job runs: the script's arguments, one task for each rank.
 srun_command() {
-    # Neighbours share a node: ranks are counted node by node. Even if sbatch was told to pass no environment on
-    # (--export=NONE), the tasks need this shell's: MASTER_ADDR, VENV's path. Rank 0 may end last, with wandb to close:
-    # some sites end the others' node after a while (WaitTime), and --wait=0 does not.
+    # Neighbours share a node: ranks are counted node by node. Even if sbatch was told to pass no environment
+    # on (--export=NONE), the tasks need this shell's: MASTER_ADDR, VENV's path. Rank 0 may end last, with
+    # wandb to close: some sites end the others' node after a while (WaitTime), and --wait=0 does not.
     command=(srun --kill-on-bad-exit=1 --wait=0 --cpu-bind=cores --distribution=block:block --export=ALL)
     local -a container=()
     # Since SLURM 22.05 srun does not take it over from the job.
@@ -117,10 +120,15 @@ launch() {
     if [ "${SLURM:-1}" = 0 ] || [ -z "${SLURM_JOB_ID:-}" ]; then
         local -a local_command=(deepspeed)
         # What runs in one task runs in one process here; the launcher takes a module by name.
-        if [ "$(directive ntasks)" = 1 ]; then local_command=(python -m); elif [ "${1##*.}" != py ]; then local_command+=(--module); fi
+        if [ "$(directive ntasks)" = 1 ]; then
+            local_command=(python -m)
+        elif [ "${1##*.}" != py ]; then
+            local_command+=(--module)
+        fi
         local_command+=("${arguments[@]}")
         if [ "${SLURM:-1}" != 0 ] && [ "$dry_run" = 0 ]; then
-            echo "error: SLURM: this is not a job; submit it: sbatch slurm/NAME.sh …, or run it here: SLURM=0 bash slurm/NAME.sh …" >&2
+            echo "error: SLURM: this is not a job; submit it: sbatch slurm/NAME.sh …, or run it here:" \
+                "SLURM=0 bash slurm/NAME.sh …" >&2
             exit "$BAD_INPUT"
         fi
         if [ "$dry_run" = 1 ]; then
@@ -133,8 +141,8 @@ launch() {
         exec "${local_command[@]}"
     fi
 
-    # The rendezvous: a port of the job's own, so that two jobs on a node do not meet, and below those that Linux gives
-    # to outgoing connections (32768 and up).
+    # The rendezvous: a port of the job's own, so that two jobs on a node do not meet, and below those that
+    # Linux gives to outgoing connections (32768 and up).
     MASTER_ADDR=$(first_address)
     MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))
     export MASTER_ADDR MASTER_PORT
@@ -145,7 +153,8 @@ launch() {
         return 0
     fi
 
-    # The status of the task that failed first: what srun returns is the largest, and the tasks that it killed have one.
+    # The status of the task that failed first: what srun returns is the largest, and the tasks that it killed
+    # have one.
     FIRST_FAILURE="$PWD/.slurm/$(job_name).first"
     export FIRST_FAILURE
     local failures_file="$PWD/.slurm/$(job_name).failures"
@@ -184,12 +193,14 @@ launch() {
             failures=$(($(cat "$failures_file" 2>/dev/null || echo 0) + 1))
             echo "$failures" >"$failures_file"
             if [ "$failures" -gt "${FAILURES:-3}" ]; then
-                echo "error: FAILURES: job $(job_name) failed $failures times, the last with exit status $status; the limit of" \
-                    "${FAILURES:-3} requeues is reached. The same sbatch line continues the run; FAILURES=N allows more"
+                echo "error: FAILURES: job $(job_name) failed $failures times, the last with status" \
+                    "$status; the limit of ${FAILURES:-3} requeues is reached. The same sbatch line continues the" \
+                    "run; FAILURES=N allows more"
                 rm -f "$failures_file"
                 exit "$status"
             fi
-            echo "job $(job_name): failed with exit status $status; requeued, failure $failures of at most ${FAILURES:-3}"
+            echo "job $(job_name): failed with exit status $status; requeued," \
+                "failure $failures of at most ${FAILURES:-3}"
             ;;
     esac
     # SLURM requeues a cancelled job, too, if it is asked to.

@@ -22,8 +22,8 @@ cd "${SLURM_SUBMIT_DIR:-$(dirname "${BASH_SOURCE[0]}")/..}"
 CONTAINER='' activate # it runs outside of the container of the trainings: with .venv, or VENV=/path
 tasks=${SLURM_ARRAY_TASK_COUNT:-1}
 if [ "$tasks" -gt 1 ] && [ $((SLURM_ARRAY_TASK_MAX - SLURM_ARRAY_TASK_MIN + 1)) != "$tasks" ]; then
-    echo "error: --array: $SLURM_ARRAY_TASK_MIN to $SLURM_ARRAY_TASK_MAX with gaps is not valid; give as many" \
-        "numbers in a row, such as --array=0-$((tasks - 1)): each task does a share of what is missing" >&2
+    echo "error: --array: $SLURM_ARRAY_TASK_MIN to $SLURM_ARRAY_TASK_MAX with gaps is not valid; give as" \
+        "many numbers in a row, such as --array=0-$((tasks - 1)): each task does a share" >&2
     exit 2
 fi
 share=$((${SLURM_ARRAY_TASK_ID:-0} - ${SLURM_ARRAY_TASK_MIN:-0}))

@@ -1,7 +1,7 @@
 """The code stays as docs/architecture.md describes it. Files are parsed, never imported.
 
-Each check is a function from a folder to a list of problems. It finds none in this repository, and the planted ones
-in small trees made for it.
+Each check is a function from a folder to a list of problems. It finds none in this repository, and the
+planted ones in small trees made for it.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def direction(root: Path) -> list[str]:
 
 
 def extensions_apart(root: Path) -> list[str]:
-    """The core names no extension but in the list, neither in imports nor in strings that name modules. An extension
-    imports the core, and those that the list says it builds on."""
+    """The core names no extension but in the list, neither in imports nor in strings that name modules. An
+    extension imports the core, and those that the list says it builds on."""
     listed, home = extensions(root), packages(root)
     problems, used = [], set()
     for found in imports(root):
@@ -111,7 +111,8 @@ def cycles(root: Path) -> list[str]:
 
 
 def study_apart(root: Path) -> list[str]:
-    """Studies start runs and read what they wrote: they import what the page calls public, all of it and no more."""
+    """Studies start runs and read what they wrote: they import what the page calls public, all of it and no
+    more."""
     text = (root / PAGE).read_text(encoding="utf-8")
     public, last = set(), ""
     for name in re.findall(r"`([a-z_.]+)`", text.partition(f"{PUBLIC_TITLE}\n")[2].partition("\n## ")[0]):
@@ -139,7 +140,8 @@ def network_alone(root: Path) -> list[str]:
 # ---------------------------------------------------------------------- DeepSpeed's private parts
 
 KNOW_DEEPSPEED = ("pretrain/engine", "pretrain/checkpoint")
-# What DeepSpeed documents, and this project uses. (Its optimizers' classes are public; what they hold is not.)
+# What DeepSpeed documents, and this project uses. (Its optimizers' classes are public; what they hold is
+# not.)
 NAMES = "initialize init_distributed __version__ zero.Init zero.GatheredParameters ops.adam.DeepSpeedCPUAdam"
 PUBLIC = tuple(f"deepspeed.{name}" for name in NAMES.split())
 NAMES = "backward step train eval training module optimizer save_checkpoint load_checkpoint destroy "
@@ -240,7 +242,8 @@ def sizes(root: Path) -> list[str]:
 
 
 def shadows(root: Path) -> list[str]:
-    """Names at the top of pretrain/ that a library has: a file that is run from there would import ours instead."""
+    """Names at the top of pretrain/ that a library has: a file that is run from there would import ours
+    instead."""
     libraries = _libraries()
     return [
         f"pretrain/{path.name} shadows the library {path.stem}"
@@ -365,13 +368,13 @@ SMALL = {
     "model/heads.py": "",
     "pretrain/config/__init__.py": "",
     "pretrain/config/run_config.py": "from model.heads import heads\n",
-    "pretrain/engine/build.py": "from deepspeed.runtime import engine\nfrom pretrain.config import run_config\n",
+    "pretrain/engine/build.py": "import deepspeed.runtime.engine\nfrom pretrain.config import run_config\n",
     "pretrain/metrics/file.py": "from pretrain.engine import build\n",
-    LIST: "Listed('study')\nListed('extra')\nListed('more', files=('more.py',), builds_on={'extra': 'why'})\n",
+    LIST: "Listed('study')\nListed('extra')\nListed('more', files=('more.py',), builds_on={'extra': 'x'})\n",
     "pretrain/extra/thing.py": "",
     "pretrain/study/file.py": "from pretrain.metrics import file\n",
     "pretrain/more.py": "from pretrain.extra import thing\n",
-    "pretrain/trainer.py": "import deepspeed\nfrom pretrain.metrics.file import rows\ndeepspeed.initialize()\n",
+    "pretrain/trainer.py": "import deepspeed\nfrom pretrain.metrics import file\ndeepspeed.initialize()\n",
 }
 
 

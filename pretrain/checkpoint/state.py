@@ -107,7 +107,8 @@ class TrainingState:
     records: dict[str, Record] = field(default_factory=dict)
     """What extensions have noted, by their name."""
     from_seed: bool = True
-    """Whether the seed alone gives the weights of step 0: they were not imported, and no head was added or removed."""
+    """Whether the seed alone gives the weights of step 0: they were not imported, and no head was added or
+    removed."""
     imported: bool = False
     """Whether the weights of step 0 come from another model."""
     run: dict[str, Any] = field(default_factory=dict)
@@ -180,7 +181,8 @@ DAMAGE: tuple[type[Exception], ...] = (
 
 @contextmanager
 def understood(path: Path) -> Iterator[None]:
-    """Turn the errors of a damaged or edited checkpoint file into a one-line UserError. Only reading belongs inside.
+    """Turn the errors of a damaged or edited checkpoint file into a one-line UserError. Only reading belongs
+    inside.
 
     No file is trusted: it may hold containers of any shape and type, and not all of them are checked for.
 
@@ -195,5 +197,6 @@ def understood(path: Path) -> Iterator[None]:
         message = next(iter(str(error).strip().splitlines()), "")[:160]
         raise UserError(
             f"checkpoint: {path} does not hold what a checkpoint's file holds ({type(error).__name__}: "
-            f"{message if message.isprintable() else ascii(message)}); restore it, or continue from an earlier step"
+            f"{message if message.isprintable() else ascii(message)}); restore it, or continue from an "
+            "earlier step"
         ) from error

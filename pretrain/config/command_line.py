@@ -42,8 +42,8 @@ def parse_command_line(arguments: list[str]) -> CommandLine:
     """Turn main.py's arguments into a checked RunConfig.
 
     Raises:
-        UserError: an unknown flag or key (with the closest valid name), a value of the wrong type, a recipe that
-            is missing or is not a YAML mapping.
+        UserError: an unknown flag or key (with the closest valid name), a value of the wrong type, a recipe
+            that is missing or is not a YAML mapping.
     """
     parser = _build_parser()
     arguments, left_out = _resolve_recipe(list(arguments))
@@ -89,8 +89,8 @@ def _build_parser() -> jsonargparse.ArgumentParser:
         print_config=None,  # ours, below, prints a recipe and checks it first
         description="Pretrain a decoder with any head count per layer. Recipes: "
         + ", ".join(recipe_names())
-        + ". The defaults below are those of a recipe that leaves the field out. They are not the default run's: its "
-        f"recipe, {DEFAULT_RECIPE}, sets some of them, and --print_config shows what it uses.",
+        + ". The defaults below are those of a recipe that leaves the field out. They are not the default "
+        f"run's: its recipe, {DEFAULT_RECIPE}, sets some of them, and --print_config shows what it uses.",
     )
     parser.add_argument(
         "--config",
@@ -122,7 +122,8 @@ def _build_parser() -> jsonargparse.ArgumentParser:
 
 
 def _without_ranges(config_class: Any) -> None:
-    """Leave the parser the types alone: ranges are checked, and put into words, when the RunConfig is made."""
+    """Leave the parser the types alone: ranges are checked, and put into words, when the RunConfig is
+    made."""
     types = typing.get_type_hints(config_class)
     for item in dataclasses.fields(config_class):
         item.type = config_class.__init__.__annotations__[item.name] = types[item.name]
@@ -131,7 +132,8 @@ def _without_ranges(config_class: Any) -> None:
 
 
 def find_ds_config(name: str) -> str:
-    """Path of a ds_config that was given as *name*: from the working directory, else from this project's root."""
+    """Path of a ds_config that was given as *name*: from the working directory, else from this project's
+    root."""
     return str(ROOT / name) if not _is_file(Path(name)) and _is_file(ROOT / name) else name
 
 
@@ -182,7 +184,8 @@ def _resolve_recipe(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
     """Point --config at a file (the default recipe when absent), check its keys, and name the recipe.
 
     Returns:
-        The arguments, and fields that were left out: a shipped recipe may set those of an extension that is not here.
+        The arguments, and fields that were left out: a shipped recipe may set those of an extension that is
+            not here.
     """
     name_or_path, other_arguments = DEFAULT_RECIPE, []
     remaining = iter(arguments)

@@ -3,9 +3,10 @@
     lr_rules:
       - {name: upper_qk, parameters: [q, k], layers: upper_half, scale: 0.25, hold: 0.04, ramp: 0.01}
 
-lr(group, step) = base schedule(step) x multiplier(group, step). The first rule that matches a parameter is its rule;
-parameters that none matches follow the base schedule. pretrain/optim/schedule.py says what the multiplier is at each
-step, pretrain/optim/groups.py what the optimizer's groups are. Nothing heavy is imported here.
+lr(group, step) = base schedule(step) x multiplier(group, step). The first rule that matches a parameter is
+its rule; parameters that none matches follow the base schedule. pretrain/optim/schedule.py says what the
+multiplier is at each step, pretrain/optim/groups.py what the optimizer's groups are. Nothing heavy is
+imported here.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ BASE = "base"
 LATEST = 0.12
 _UPPER_QK = {"parameters": ["q", "k"], "layers": "upper_half", "scale": 0.25, "ramp": 0.01}
 
-# The intervention of arXiv 2605.10504, by name: `lr_rules: [upper_qk]`. A quarter of the rate for 4 % of the steps,
-# then back over 1 %. The second ends it when the lower half has settled (pretrain/diagnostics/maturity.py), at 12 % at
-# the latest.
+# The intervention of arXiv 2605.10504, by name: `lr_rules: [upper_qk]`. A quarter of the rate for 4 % of the
+# steps, then back over 1 %. The second ends it when the lower half has settled
+# (pretrain/diagnostics/maturity.py), at 12 % at the latest.
 NAMED_RULES: dict[str, dict[str, Any]] = {
     "upper_qk": _UPPER_QK | {"hold": 0.04},
     "upper_qk_maturity": _UPPER_QK | {"release": "maturity", "latest": LATEST},
@@ -42,37 +43,46 @@ NAMED_RULES: dict[str, dict[str, Any]] = {
 class LearningRateRule:
     """One rule. Lengths below 1 are fractions of the run, others are steps.
 
-    ``upper_qk`` above is the rule of arXiv 2605.10504. That paper leaves open what becomes of the biases of q and k
-    (here: nothing, see ``biases``) and of their weight decay (here: it slows down too, see ``decay_with_lr``).
+    ``upper_qk`` above is the rule of arXiv 2605.10504. That paper leaves open what becomes of the biases of q
+    and k (here: nothing, see ``biases``) and of their weight decay (here: it slows down too, see
+    ``decay_with_lr``).
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
-    """Names the optimizer groups, the logs' ``lr/NAME/decay`` and what checkpoints restore; letters, digits, _ . -"""
+    """Names the optimizer groups, the logs' ``lr/NAME/decay`` and what checkpoints restore; letters, digits,
+    _ . -"""
     parameters: Annotated[tuple[str, ...], Field(min_length=1)]
-    """q, k, v, o, ffn, norm, embedding (tokens and positions), output (an untied head), or patterns of full parameter
-    names such as ``layers.*.attention.q.weight``. A part means its matrices; norm its weights and biases."""
+    """q, k, v, o, ffn, norm, embedding (tokens and positions), output (an untied head), or patterns of full
+    parameter names such as ``layers.*.attention.q.weight``. A part means its matrices; norm its weights and
+    biases."""
     scale: FromZero
     """Factor of the base learning rate while the rule holds; 0 if it freezes its parameters."""
     layers: Annotated[tuple[int | str, ...], Field(min_length=1)] = ("all",)
-    """all; upper_half (2 l >= L, l from 0) or lower_half; layers and ranges with both ends: ``6-11``, ``[0, 2, 6-11]``.
-    Only all includes what lies outside the layers: embeddings, the final norm, the output head."""
+    """all; upper_half (2 l >= L, l from 0) or lower_half; layers and ranges with both ends: ``6-11``, ``[0,
+    2, 6-11]``. Only all includes what lies outside the layers: embeddings, the final norm, the output
+    head."""
     hold: FromZero | None = None
-    """How long it holds; to the end of the run when not given. With ``release: maturity`` the shortest time."""
+    """How long it holds; to the end of the run when not given. With ``release: maturity`` the shortest
+    time."""
     ramp: FromZero = 0.0
     """Length over which the factor then returns to 1, in equal steps; 0 is at once."""
     release: str = "hold"
-    """hold: after the hold. maturity: when the lower half of the layers has settled (diagnostics/maturity.py)."""
+    """hold: after the hold. maturity: when the lower half of the layers has settled
+    (diagnostics/maturity.py)."""
     latest: FromZero | None = None
     """With another release than hold: when it is forced (12 % of the run; arXiv 2605.10504)."""
     depth_decay: PositiveNumber = 1.0
-    """Geometric decay by depth: the factor is scale x depth_decay^i in the i-th layer above the rule's lowest one."""
+    """Geometric decay by depth: the factor is scale x depth_decay^i in the i-th layer above the rule's lowest
+    one."""
     freeze: bool = False
     """Do not train these parameters while the rule holds: a factor of 0, no update and no decay."""
     decay_with_lr: bool = True
-    """true: AdamW's way, weight decay is scaled by the group's learning rate, so that a slowed parameter is decayed
-    less. false: by the base learning rate, as if there were no rule. The paper does not say which it used."""
+    """true: AdamW's way, weight decay is scaled by the group's learning rate, so that a slowed parameter is
+    decayed less. false: by the base learning rate, as if there were no rule. The paper does not say which it
+        used."""
     biases: bool = False
-    """Whether a part's biases (of the linear layers) follow the rule too; the paper names the projections W_Q, W_K."""
+    """Whether a part's biases (of the linear layers) follow the rule too; the paper names the projections
+    W_Q, W_K."""
 
     def __post_init__(self) -> None:
         where = f"lr_rules.{self.name}"
@@ -82,7 +92,8 @@ class LearningRateRule:
             if entry not in PARTS and not set(entry) & set("*?[."):
                 hint = closest(entry, PARTS) or f"; valid are {', '.join(PARTS)}"
                 raise UserError(
-                    f"{where}.parameters: {shown(entry)} is unknown{hint}, or a pattern such as *.attention.q.*"
+                    f"{where}.parameters: {shown(entry)} is unknown{hint}, or a pattern such as "
+                    "*.attention.q.*"
                 )
         for layer in self.layers:
             if not (layer in LAYER_WORDS and len(self.layers) == 1):
@@ -110,7 +121,8 @@ class LearningRateRule:
             )
         if self.freeze and not self.decay_with_lr:
             raise UserError(
-                f"{where}.decay_with_lr: false contradicts freeze: true: with a learning rate of 0 AdamW cannot decay"
+                f"{where}.decay_with_lr: false contradicts freeze: true: with a learning rate of 0 AdamW "
+                "cannot decay"
             )
 
     def layer_set(self, num_layers: int) -> frozenset[int] | None:
@@ -168,8 +180,8 @@ def match_rules(
     """Assign every parameter its rule, or None where the base schedule applies.
 
     Raises:
-        UserError: a rule matches no parameter of the model, or only some that earlier rules have taken; a layer is
-            outside the model; depth_decay is given for parameters outside the layers.
+        UserError: a rule matches no parameter of the model, or only some that earlier rules have taken; a
+            layer is outside the model; depth_decay is given for parameters outside the layers.
     """
     rule_of: dict[str, LearningRateRule | None] = dict.fromkeys(roles)
     for rule in rules:
@@ -181,7 +193,8 @@ def match_rules(
         if not unassigned:
             takers = list(dict.fromkeys(taken.name for name in matching if (taken := rule_of[name])))
             raise UserError(
-                f"lr_rules.{rule.name}: every parameter it matches is taken by {' and '.join(takers)} before it "
+                f"lr_rules.{rule.name}: every parameter it matches is taken by {' and '.join(takers)} "
+                "before it "
                 "(the first match wins); move it before them, or remove it"
             )
         outside = [name for name in unassigned if roles[name].layer is None]
@@ -243,7 +256,8 @@ def _range(entry: int | str, where: str) -> tuple[int, int]:
     """The first and the last layer of an entry of ``layers``."""
     if not re.fullmatch(r"[0-9]{1,9}(-[0-9]{1,9})?", str(entry)):
         raise UserError(
-            f"{where}.layers: {shown(entry)} is not valid; give {', '.join(LAYER_WORDS)}, a layer, a range such as "
+            f"{where}.layers: {shown(entry)} is not valid; give {', '.join(LAYER_WORDS)}, a layer, a range "
+            "such as "
             "6-11, or a list of them"
         )
     first, _, last = str(entry).partition("-")

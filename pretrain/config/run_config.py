@@ -1,9 +1,9 @@
 """RunConfig: everything that a user asks of a run, filled from a YAML recipe and from command-line flags.
 
 The same names serve in both places: ``optimizer: {learning_rate: 3e-4}`` in a recipe is
-``--optimizer.learning_rate 3e-4`` on the command line; flags win. Types and ranges are in the declarations below,
-and hold however a RunConfig is made. It is never rewritten: pretrain/run/decisions.py says what follows from it.
-Nothing heavy is imported here, so that a typing error is answered at once.
+``--optimizer.learning_rate 3e-4`` on the command line; flags win. Types and ranges are in the declarations
+below, and hold however a RunConfig is made. It is never rewritten: pretrain/run/decisions.py says what
+follows from it. Nothing heavy is imported here, so that a typing error is answered at once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class OptimizerConfig:
     eps: PositiveNumber = 1.0e-8
     """Added to the root of the second moment."""
     weight_decay: FromZero = 0.1
-    """Decay of matrices (and embeddings, see decay_embeddings); never of norms and biases. Scaled by the rate."""
+    """Decay of matrices (and embeddings, see decay_embeddings); never of norms and biases. Scaled by the
+    rate."""
     decay_embeddings: bool = False
     """Whether token and position embeddings are decayed too (the Prism paper does not say)."""
     gradient_clipping: FromZero = 1.0
@@ -55,12 +56,13 @@ class ScheduleConfig:
     """Learning rate over the run. Numbers below 1 are fractions of the run, others are steps."""
 
     kind: Literal["cosine", "linear", "wsd"] = "cosine"
-    """cosine: half a cosine from the peak to the minimum. linear: a straight line there. wsd: warmup, stable, then a
-    linear decay."""
+    """cosine: half a cosine from the peak to the minimum. linear: a straight line there. wsd: warmup, stable,
+    then a linear decay."""
     warmup: FromZero = 0.025
     """Linear warmup, as a fraction of the run (below 1) or in steps."""
     decay: FromZero = 0.2
-    """Length of the final decay of wsd, as a fraction of the run (below 1) or in steps; the others ignore it."""
+    """Length of the final decay of wsd, as a fraction of the run (below 1) or in steps; the others ignore
+    it."""
     minimum: Share = 0.1
     """Final learning rate as a fraction of the peak (the Prism paper does not state it; 0.1 is nanoGPT's)."""
 
@@ -74,8 +76,8 @@ class ValidationConfig:
     sequences: Positive = 256
     """Number of windows, spread evenly over the validation split; fewer if the split is shorter."""
     data: str | None = None
-    """Another corpus (or blend) of the same tokenizer, whose validation split is validated on in place of data's; all
-    of it where it has no split, as a .bin/.idx pair has none."""
+    """Another corpus (or blend) of the same tokenizer, whose validation split is validated on in place of
+    data's; all of it where it has no split, as a .bin/.idx pair has none."""
 
 
 @declared("checkpoint")
@@ -89,8 +91,8 @@ class CheckpointConfig:
     keep_every: Count = 0
     """Checkpoints at multiples of this step are kept for good; 0 keeps none beyond keep_last."""
     background: bool = True
-    """Write beside the training: it stops only while tensors are copied to the host's memory, which must have room for
-    a rank's share of the checkpoint."""
+    """Write beside the training: it stops only while tensors are copied to the host's memory, which must have
+    room for a rank's share of the checkpoint."""
 
 
 @declared("interruption")
@@ -98,12 +100,13 @@ class InterruptionConfig:
     """What ends a session before its last step. Each way, the same command continues the run."""
 
     minutes: PositiveNumber | None = None
-    """Wall-clock budget of a session: after so long the run saves and ends with exit code 75. None sets no limit."""
+    """Wall-clock budget of a session: after so long the run saves and ends with exit code 75. None sets no
+    limit."""
     agreement_seconds: PositiveNumber = 300.0
     """How long a rank that was asked to stop waits for the others to agree; then it ends without saving."""
     hang_minutes: FromZero = 30.0
-    """Without progress for so long (a step, a batch of a validation, a checkpoint), every rank writes its stacks into
-    the run folder and ends with exit code 76. 0 turns it off."""
+    """Without progress for so long (a step, a batch of a validation, a checkpoint), every rank writes its
+    stacks into the run folder and ends with exit code 76. 0 turns it off."""
 
 
 @declared("logging")
@@ -115,7 +118,8 @@ class LoggingConfig:
     seconds: FromZero = 5.0
     """Shortest time between two printed lines when the output is not a terminal."""
     wandb: Literal["auto", "online", "offline", "disabled"] = "auto"
-    """auto: as WANDB_DISABLED or WANDB_MODE say; without them online when logged in, else offline. Never asks."""
+    """auto: as WANDB_DISABLED or WANDB_MODE say; without them online when logged in, else offline. Never
+    asks."""
     wandb_project: str = "head-schedules"
     """Project that runs are filed under."""
 
@@ -129,21 +133,21 @@ class CoreSettings:
     """
 
     model: str = "prism-micro"
-    """Preset (python -m pretrain.presets lists them), the path of a JSON file holding a ModelConfig, or a run's folder,
-    whose newest checkpoint's model is trained again from the start."""
+    """Preset (python -m pretrain.presets lists them), the path of a JSON file holding a ModelConfig, or a
+    run's folder, whose newest checkpoint's model is trained again from the start."""
     heads: str | None = None
     """Head schedule in place of the preset's, such as 3x2,6x2,8x2,12x6; one head count per layer."""
     architecture: dict[str, Any] = field(default_factory=dict)
     """Fields of ModelConfig that replace the preset's, such as {norm: layernorm, context_length: 512}."""
     data: str = "builtin"
-    """builtin (the running Python's standard library), a prepared corpus folder, the prefix of a .bin/.idx pair of
-    Megatron's tools, or a blend a:0.7,b:0.3."""
+    """builtin (the running Python's standard library), a prepared corpus folder, the prefix of a .bin/.idx
+    pair of Megatron's tools, or a blend a:0.7,b:0.3."""
     document_mask: bool = False
-    """Keep the documents of a window apart: no attention from one to another, positions beginning anew in each, in
-    training and validation. Fixed for the whole run."""
+    """Keep the documents of a window apart: no attention from one to another, positions beginning anew in
+    each, in training and validation. Fixed for the whole run."""
     tokenizer: str | None = None
-    """Tokenizer folder, SentencePiece .model file or hub name, for .bin/.idx pairs: they do not say theirs. Corpus
-    folders bring their own, and another is refused."""
+    """Tokenizer folder, SentencePiece .model file or hub name, for .bin/.idx pairs: they do not say theirs.
+    Corpus folders bring their own, and another is refused."""
     data_root: str = "data"
     """Where the built-in corpus is written, once."""
     vocab_size: Positive = 4096
@@ -159,8 +163,9 @@ class CoreSettings:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     lr_rules: list[dict[str, Any] | str] = field(default_factory=list)
-    """Parameters whose learning rate leaves the schedule, first match wins: [{name: slow, parameters: [q, k], layers:
-    upper_half, scale: 0.25, hold: 0.04, ramp: 0.01}], or names: [upper_qk]. See docs/learning_rates.md."""
+    """Parameters whose learning rate leaves the schedule, first match wins: [{name: slow, parameters: [q, k],
+    layers: upper_half, scale: 0.25, hold: 0.04, ramp: 0.01}], or names: [upper_qk]. See
+        docs/learning_rates.md."""
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
@@ -168,37 +173,43 @@ class CoreSettings:
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """What "auto" in the ds_config's bf16 means; auto: bf16 where the device computes in it, else fp32."""
     tensor_parallel: Positive = 1
-    """t: ranks that share one copy of the model, neighbours; divides the number of ranks and the model's widths."""
+    """t: ranks that share one copy of the model, neighbours; divides the number of ranks and the model's
+    widths."""
     sequence_parallel: bool = False
-    """With tensor_parallel: cut hidden states between its layers along T. Less memory; the same bytes travel."""
+    """With tensor_parallel: cut hidden states between its layers along T. Less memory; the same bytes
+    travel."""
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass: less memory, about a third more computation."""
     compile: bool | Literal["auto"] = "auto"
-    """Compile the model with torch.compile: slower to start, faster steps, ZeRO stages 1 and 2 only. auto: on GPUs, and
-    on CPUs for runs of some minutes. What a run began with is kept when it is resumed."""
+    """Compile the model with torch.compile: slower to start, faster steps, ZeRO stages 1 and 2 only. auto: on
+    GPUs, and on CPUs for runs of some minutes. What a run began with is kept when it is resumed."""
     fused: Literal["auto", "all", "loss", "none"] = "auto"
-    """Which products are fused. loss: the output head and the loss, where tensor_parallel is 1, which saves the memory
-    of the logits. all: also q, k and v, and gate and up, not at ZeRO stage 3. none: each by itself. auto: all where a
-    GPU's model is compiled, else loss. Only rounding changes; what a run began with is kept when it is resumed."""
+    """Which products are fused. loss: the output head and the loss, where tensor_parallel is 1, which saves
+    the memory of the logits. all: also q, k and v, and gate and up, not at ZeRO stage 3. none: each by
+    itself. auto: all where a GPU's model is compiled, else loss. Only rounding changes; what a run began with
+        is kept when it is resumed."""
     attention: Literal["auto", "blocks", "torch"] = "auto"
-    """How attention is computed. torch: by torch's kernels. blocks: by products over blocks of queries, which is faster
-    on a CPU in bf16, and rounds more. auto: blocks there up to 512 tokens, else torch. What a run began with is kept
-    when it is resumed."""
+    """How attention is computed. torch: by torch's kernels. blocks: by products over blocks of queries, which
+    is faster on a CPU in bf16, and rounds more. auto: blocks there up to 512 tokens, else torch. What a run
+    began with is kept when it is resumed."""
     threads: Positive | None = None
-    """CPU threads per rank; the cores are shared among the ranks when not given. Kept when a run is resumed."""
+    """CPU threads per rank; the cores are shared among the ranks when not given. Kept when a run is
+    resumed."""
     deterministic: bool = False
     """Ask torch for deterministic kernels (CUDA; CPU kernels are deterministic already)."""
     max_skipped_steps: Positive = 10
-    """Consecutive updates skipped for a non-finite loss or gradient, or as spikes, after which the run stops."""
+    """Consecutive updates skipped for a non-finite loss or gradient, or as spikes, after which the run
+    stops."""
     skip_spikes: FromZero = 0.0
-    """Skip updates whose loss or gradient norm lies so many standard deviations above the last 128 steps (OLMo: 6);
-    0 skips none."""
+    """Skip updates whose loss or gradient norm lies so many standard deviations above the last 128 steps
+    (OLMo: 6); 0 skips none."""
     name: str | None = None
     """Name of the run folder; RECIPE-MODEL-sSEED when not given."""
     runs_dir: str = "runs"
     """Where run folders are made."""
     resume: Literal["auto", "never"] = "auto"
-    """auto: continue from the newest valid checkpoint of the run folder. never: refuse a folder that has one."""
+    """auto: continue from the newest valid checkpoint of the run folder. never: refuse a folder that has
+    one."""
     recipe: str = DEFAULT_RECIPE
     """Name of the recipe this configuration came from; set by --config, part of the run's name."""
 
@@ -207,7 +218,8 @@ class CoreSettings:
             valid = ["hold", *(release for section in sections() for release in section.releases())]
             if rule.release not in valid:
                 raise UserError(
-                    f"lr_rules.{rule.name}.release: {rule.release!r} is not valid; give one of {', '.join(valid)}"
+                    f"lr_rules.{rule.name}.release: {rule.release!r} is not valid; give one of "
+                    f"{', '.join(valid)}"
                 )
         if "classes" in self.architecture:
             raise UserError(
@@ -224,7 +236,8 @@ class CoreSettings:
 
     @property
     def run_name(self) -> str:
-        """Name of the run folder: ``name``, or RECIPE-MODEL-RULES-sSEED, where RULES are the learning-rate rules."""
+        """Name of the run folder: ``name``, or RECIPE-MODEL-RULES-sSEED, where RULES are the learning-rate
+        rules."""
         rules = "".join(f"-{rule.name}" for rule in parse_rules(self.lr_rules))
         return self.name or f"{self.recipe}-{Path(self.model).stem}{rules}-s{self.seed}"
 
@@ -249,7 +262,8 @@ class CoreSettings:
         return model
 
     def largest_model_config(self, model: ModelConfig) -> ModelConfig:
-        """The largest that *model* may become while it trains. Memory, batch and buckets are planned for it."""
+        """The largest that *model* may become while it trains. Memory, batch and buckets are planned for
+        it."""
         for section in sections():
             model = section.largest_model(self, model)
         return model
@@ -258,7 +272,8 @@ class CoreSettings:
         """The preset with ``architecture``, ``heads`` and what comes from the data in place.
 
         Raises:
-            UserError: unknown preset or field, a schedule of the wrong length, or values that do not fit together.
+            UserError: unknown preset or field, a schedule of the wrong length, or values that do not fit
+                together.
         """
         base = _named_or_trained(self.model)
         values = base.to_json() | self.architecture
@@ -287,7 +302,8 @@ class CoreSettings:
         return yaml.safe_dump(self.to_dict(), sort_keys=False)
 
     def to_recipe(self) -> str:
-        """As to_yaml, but without the recipe's name: what it is written to is a recipe with a name of its own."""
+        """As to_yaml, but without the recipe's name: what it is written to is a recipe with a name of its
+        own."""
         values = self.to_dict()
         del values["recipe"]
         return yaml.safe_dump(values, sort_keys=False)
@@ -327,7 +343,8 @@ def _named_or_trained(name: str) -> ModelConfig:
 
 
 def group_and_seed(name: str) -> tuple[str, str]:
-    """Split ``tiny-prism-tiny-s3`` into ``tiny-prism-tiny`` and ``3``; a name without a seed is its own group."""
+    """Split ``tiny-prism-tiny-s3`` into ``tiny-prism-tiny`` and ``3``; a name without a seed is its own
+    group."""
     match = re.fullmatch(r"(.+?)[-_]?s(\d+)", name)
     return (match[1], match[2]) if match else (name, "")
 

@@ -1,4 +1,5 @@
-"""Section: the settings that an extension adds to RunConfig, and what follows from them before anything is built."""
+"""Section: the settings that an extension adds to RunConfig, and what follows from them before anything is
+built."""
 
 from __future__ import annotations
 
@@ -32,10 +33,12 @@ class Section:
 
     @staticmethod
     def largest_model(run: Any, model: ModelConfig) -> ModelConfig:
-        """The largest that *model* may become while the run trains. Memory, batch and buckets are planned for it."""
+        """The largest that *model* may become while the run trains. Memory, batch and buckets are planned for
+        it."""
         return model
 
     @staticmethod
     def releases() -> tuple[str, ...]:
-        """What may end a learning-rate rule, for its field ``release``: the extension writes when into the state."""
+        """What may end a learning-rate rule, for its field ``release``: the extension writes when into the
+        state."""
         return ()

@@ -31,7 +31,8 @@ def share_batch(
     """Return the sequences per step, and those of one data-parallel rank.
 
     Raises:
-        UserError: the tokens, the ranks or the micro-batch (unless None) do not divide; the message lists what would.
+        UserError: the tokens, the ranks or the micro-batch (unless None) do not divide; the message lists
+            what would.
     """
     T = context_length
     if global_batch_tokens % T:
@@ -45,7 +46,8 @@ def share_batch(
         lower = max(1, sequences // data_parallel) * data_parallel * T
         raise UserError(
             f"global_batch_tokens: {sequences} sequences of {T} tokens cannot be shared evenly by "
-            f"{data_parallel} data-parallel ranks; valid numbers of ranks are {divisors(sequences)} (deepspeed "
+            f"{data_parallel} data-parallel ranks; valid numbers of ranks are {divisors(sequences)} "
+            "(deepspeed "
             f"--num_gpus N), or give --global_batch_tokens {lower} or {lower + data_parallel * T}"
         )
     per_rank = sequences // data_parallel

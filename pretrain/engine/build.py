@@ -1,7 +1,8 @@
 """Builds the DeepSpeed engine of a run from its ds_config and RunConfig.
 
-A ds_config holds ZeRO, dtypes and engine settings. Values that the RunConfig owns (batch sizes, clipping, optimizer,
-schedule) are "auto" in it, or equal to the RunConfig's. Any other value is refused before a process group exists.
+A ds_config holds ZeRO, dtypes and engine settings. Values that the RunConfig owns (batch sizes, clipping,
+optimizer, schedule) are "auto" in it, or equal to the RunConfig's. Any other value is refused before a
+process group exists.
 """
 
 from __future__ import annotations
@@ -40,10 +41,12 @@ def build_engine(
     fused: Fused = "loss",
     attention: Literal["blocks", "torch"] = "torch",
 ) -> Any:
-    """Build the seeded model (this rank's part of it, on a grid with t > 1), its optimizer and the engine around them.
+    """Build the seeded model (this rank's part of it, on a grid with t > 1), its optimizer and the engine
+    around them.
 
     Args:
-        run: what was asked; its ``compile``, ``fused`` and ``attention`` are decided elsewhere and given by themselves.
+        run: what was asked; its ``compile``, ``fused`` and ``attention`` are decided elsewhere and given by
+            themselves.
         merged: the result of merge_ds_config.
         grid: the run's process grid, world.grid.
 
@@ -97,15 +100,17 @@ def build_engine(
 
 
 def take_apart(engine: Any) -> None:
-    """Let an engine go, so that another can be built in its place; then drop every reference, and free_memory."""
+    """Let an engine go, so that another can be built in its place; then drop every reference, and
+    free_memory."""
     engine.destroy()
     engine.optimizer = None
     forget_stage_3_modules()
 
 
 def free_memory() -> None:
-    """Free what engines that nobody refers to any more hold: they are cycles, which wait for the collector."""
-    torch.compiler.reset()  # a model of other shapes is compiled anew, and must not meet the limit of recompilations
+    """Free what engines that nobody refers to any more hold: they are cycles, which wait for the
+    collector."""
+    torch.compiler.reset()  # a model of other shapes is compiled anew, and must not meet the recompile limit
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -113,10 +118,11 @@ def free_memory() -> None:
 
 @contextlib.contextmanager
 def refusals_of_deepspeed() -> Iterator[None]:
-    """Turn DeepSpeed's errors about its configuration into a UserError of one line. Wrap only calls of DeepSpeed.
+    """Turn DeepSpeed's errors about its configuration into a UserError of one line. Wrap only calls of
+    DeepSpeed.
 
-    Errors that are not about the configuration pass through: no memory left, a device or another rank that failed.
-    With PRETRAIN_TRACEBACK in the environment every error passes through, with its full traceback.
+    Errors that are not about the configuration pass through: no memory left, a device or another rank that
+    failed. With PRETRAIN_TRACEBACK in the environment every error passes through, with its full traceback.
 
     Raises:
         UserError: with DeepSpeed's own first lines; the same on every rank, since all of them read
@@ -140,5 +146,6 @@ def refusals_of_deepspeed() -> Iterator[None]:
 
 
 def in_a_collective(error: BaseException) -> bool:
-    """Whether *error* was raised inside torch.distributed: then a rank is gone, however the backend words it."""
+    """Whether *error* was raised inside torch.distributed: then a rank is gone, however the backend words
+    it."""
     return any("torch/distributed/" in frame.filename for frame in traceback.extract_tb(error.__traceback__))

@@ -29,14 +29,15 @@ def missing_compiler(device: torch.device) -> str | None:
 
 
 def compile_network(network: Transformer) -> None:
-    """Have torch compile every block, the final norm and the loss, at their first use; parameter names do not change.
+    """Have torch compile every block, the final norm and the loss, at their first use; parameter names do not
+    change.
 
-    Blocks with equal shapes share a graph. Each distinct shape needs its own, for training and for evaluation, and
-    torch would give up after 8 of them.
+    Blocks with equal shapes share a graph. Each distinct shape needs its own, for training and for
+    evaluation, and torch would give up after 8 of them.
 
-    On a CPU the backward pass makes again what costs no pass of its own: the product of gate and up, and the norms'
-    outputs. By default torch keeps these, since products read them: a quarter of what a block keeps, and no faster
-    (docs/performance.md). The bits are the same.
+    On a CPU the backward pass makes again what costs no pass of its own: the product of gate and up, and the
+    norms' outputs. By default torch keeps these, since products read them: a quarter of what a block keeps,
+    and no faster (docs/performance.md). The bits are the same.
     """
     import torch._dynamo
     import torch._functorch.config

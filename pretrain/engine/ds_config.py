@@ -19,8 +19,8 @@ from pretrain.engine.ds_config_check import BUCKETS, contradiction
 
 FP32_BYTES = 4
 SMALLEST_BUCKET, LARGEST_BUCKET = 5_000_000, 50_000_000
-"""Bounds of what "auto" makes of a bucket, in elements: 20 MB in fp32, below which a collective's latency counts, and
-200 MB."""
+"""Bounds of what "auto" makes of a bucket, in elements: 20 MB in fp32, below which a collective's latency
+counts, and 200 MB."""
 _DTYPE_BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
 # Field of EngineSettings -> the names it may have in a ds_config's zero_optimization.
 _SIZES = {
@@ -53,11 +53,11 @@ def bf16_by(run: RunConfig, ds_config: dict[str, Any]) -> tuple[bool, str] | Non
 def auto_bucket(model: ModelConfig, tensor_parallel: int = 1) -> int:
     """Elements of a bucket whose size is "auto": about SMALLEST_BUCKET of a rank's parameters, cut by blocks.
 
-    A block with more is cut into as many equal parts of at least SMALLEST_BUCKET as it has, but no part is smaller than
-    the block's largest parameter. Of smaller blocks as many are joined as it takes. The final norm is added, since its
-    gradient comes first. So gradients are reduced while those of the blocks below are computed, and little more than
-    the embedding is left after the backward pass. The number is even, as DeepSpeed requires, and not above
-    LARGEST_BUCKET.
+    A block with more is cut into as many equal parts of at least SMALLEST_BUCKET as it has, but no part is
+    smaller than the block's largest parameter. Of smaller blocks as many are joined as it takes. The final
+    norm is added, since its gradient comes first. So gradients are reduced while those of the blocks below
+    are computed, and little more than the embedding is left after the backward pass. The number is even, as
+    DeepSpeed requires, and not above LARGEST_BUCKET.
     """
     blocks = [0] * model.num_layers
     largest = final_norm = 0
@@ -114,16 +114,19 @@ def merge_ds_config(
     merged["zero_optimization"] = _filled_buckets(merged["zero_optimization"], model, run.tensor_parallel)
     merged["bf16"] = {**merged.get("bf16", {}), "enabled": bf16}
     merged.setdefault("steps_per_print", None)
-    # DeepSpeed's own meter waits for the device twice a micro-batch; ours reads the clock when figures are read anyway.
+    # DeepSpeed's own meter waits for the device twice a micro-batch; ours reads the clock when figures are
+    # read anyway.
     merged.setdefault("timers", {"throughput": {"enabled": False}})
     return merged
 
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """The settings that memory and communication depend on, besides the model, the batch and the number of ranks.
+    """The settings that memory and communication depend on, besides the model, the batch and the number of
+    ranks.
 
-    Defaults are DeepSpeed 0.19.8's (deepspeed/runtime/zero/config.py), which a ds_config without the key gets.
+    Defaults are DeepSpeed 0.19.8's (deepspeed/runtime/zero/config.py), which a ds_config without the key
+    gets.
     """
 
     stage: int = 2
@@ -166,7 +169,8 @@ class EngineSettings:
         model: ModelConfig,
         fused: Fused = "loss",
     ) -> EngineSettings:
-        """Build the settings of a run and a ds_config that ds_config_check.read_ds_config accepted, merged or not."""
+        """Build the settings of a run and a ds_config that ds_config_check.read_ds_config accepted, merged or
+        not."""
         zero = _filled_buckets(ds_config["zero_optimization"], model, run.tensor_parallel)
         stage = zero["stage"]
         compute = 2 if bf16 else FP32_BYTES
@@ -201,10 +205,11 @@ class EngineSettings:
 
     @property
     def whole_gradients(self) -> bool:
-        """Whether DeepSpeed's BF16_Optimizer runs, which keeps fp32 gradients of all parameters on every rank.
+        """Whether DeepSpeed's BF16_Optimizer runs, which keeps fp32 gradients of all parameters on every
+        rank.
 
-        It is chosen at stage 1 with bf16 weights, fp32 accumulation and no offload (deepspeed/runtime/engine.py,
-        _do_optimizer_sanity_check).
+        It is chosen at stage 1 with bf16 weights, fp32 accumulation and no offload
+        (deepspeed/runtime/engine.py, _do_optimizer_sanity_check).
         """
         fp32_accumulation = self.accumulation_bytes == FP32_BYTES
         return self.stage == 1 and self.bf16 and fp32_accumulation and not self.offload_optimizer

@@ -173,8 +173,8 @@ def _contradictions(given: Mapping[str, Any], run: RunConfig) -> list[str]:
 
 
 def not_at_stage_3(run: RunConfig) -> list[str]:
-    """What a run asks for that ZeRO stage 3 cannot do: its hooks split a compiled block into dozens of frames, and it
-    gathers weights layer by layer."""
+    """What a run asks for that ZeRO stage 3 cannot do: its hooks split a compiled block into dozens of
+    frames, and it gathers weights layer by layer."""
     asked = {
         "compile: true is not valid at ZeRO stage 3; use stage 1 or 2, or leave it out": run.compile is True,
         "fused: all is not valid at ZeRO stage 3; give --fused loss or none": run.fused == "all",

@@ -25,10 +25,11 @@ def attention_kernels(
     document_mask: bool,
     attention: str = "torch",
 ) -> dict[str, list[int]]:
-    """The head dims of a model by the kernel that their attention runs on in training, that of most head dims first.
+    """The head dims of a model by the kernel that their attention runs on in training, that of most head dims
+    first.
 
-    torch is asked with the run's shapes, on its device; a head dim whose layers run on two kernels is listed with both.
-    Tensor-parallel ranks that share heads by queries may take others. *attention* is the model's.
+    torch is asked with the run's shapes, on its device; a head dim whose layers run on two kernels is listed
+    with both. Tensor-parallel ranks that share heads by queries may take others. *attention* is the model's.
     """
     if attention == "blocks" and not document_mask:
         dims = {model.layer_head_dim(layer) for layer in range(model.num_layers)}

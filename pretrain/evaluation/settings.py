@@ -13,13 +13,15 @@ class EvaluationConfig:
     """Zero-shot scores while training, through lm-eval; the training numbers do not change."""
 
     every: Count = 0
-    """Steps between evaluations; with any, the last step is evaluated too. 0: none, and lm-eval is not imported."""
+    """Steps between evaluations; with any, the last step is evaluated too. 0: none, and lm-eval is not
+    imported."""
     tasks: str = "papers"
     """lm-eval's task names, such as piqa,arc_easy, or the group papers (the Prism paper's six)."""
     limit: Positive | None = None
     """At most this many items of each task; all when not given."""
     data_dir: str | None = None
-    """Folder of the tasks' data sets (python -m pretrain.evaluation save); the Hugging Face hub when not given."""
+    """Folder of the tasks' data sets (python -m pretrain.evaluation save); the Hugging Face hub when not
+    given."""
 
 
 @declared()

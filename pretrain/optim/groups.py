@@ -31,7 +31,8 @@ class Group:
     """The description of one optimizer group, known before a model or an engine exists."""
 
     name: str
-    """``RULE/decay`` or ``RULE/no_decay``; ``base`` stands for no rule. With depth_decay ``RULE/layer_7/decay``."""
+    """``RULE/decay`` or ``RULE/no_decay``; ``base`` stands for no rule. With depth_decay
+    ``RULE/layer_7/decay``."""
     decays: bool
     """Whether its parameters are decayed."""
     rule: LearningRateRule | None
@@ -57,8 +58,8 @@ def plan_groups(
         layers: number of layers of the model.
 
     Returns:
-        Non-empty groups in a fixed order, the same on every rank: base first, then the rules in their order; decayed
-        parameters first.
+        Non-empty groups in a fixed order, the same on every rank: base first, then the rules in their order;
+        decayed parameters first.
 
     Raises:
         UserError: a rule that matches nothing, is hidden by others, or names layers outside the model.
@@ -121,7 +122,8 @@ def parameter_groups(
 def build_optimizer(
     groups: list[dict[str, Any]], config: OptimizerConfig, offload: bool
 ) -> torch.optim.Optimizer:
-    """Build AdamW over *groups*: torch's fused kernel, or DeepSpeedCPUAdam when the optimizer state lives on the host.
+    """Build AdamW over *groups*: torch's fused kernel, or DeepSpeedCPUAdam when the optimizer state lives on
+    the host.
 
     DeepSpeedCPUAdam is compiled at its first use (about a minute; it needs g++ and ninja).
     """
@@ -142,8 +144,8 @@ class GroupRates:
     """Learning rate and weight decay of every group at every step.
 
     lr(group, step) = peak x base schedule(step) x factor of its rule(step). The update of AdamW subtracts
-    lr x weight_decay x weight (Loshchilov & Hutter 2019, algorithm 2), so a rule slows the decay down as well;
-    ``decay_with_lr: false`` divides the factor out again.
+    lr x weight_decay x weight (Loshchilov & Hutter 2019, algorithm 2), so a rule slows the decay down as
+    well; ``decay_with_lr: false`` divides the factor out again.
 
     Args:
         groups: the groups, as run_groups returns them.
@@ -165,7 +167,8 @@ class GroupRates:
         """Learning rate and weight decay of the group *name* at the 0-based *step*.
 
         Args:
-            decided: rule -> the step at which it was released by maturity, for the rules where that has happened.
+            decided: rule -> the step at which it was released by maturity, for the rules where that has
+                happened.
         """
         group = self.groups[name]
         rate = self.config.learning_rate * self.base.factor(step)

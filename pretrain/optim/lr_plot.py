@@ -1,4 +1,5 @@
-"""``--plot_lr FILE``: shows every optimizer group's learning rate as a table and a picture, before a run starts."""
+"""``--plot_lr FILE``: shows every optimizer group's learning rate as a table and a picture, before a run
+starts."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from pretrain.utils.tables import aligned
 def plot_learning_rates(run: RunConfig, out: Path) -> list[str]:
     """Draw the learning rate of every group at every step.
 
-    A rule that is released by maturity is drawn as if it were released at the latest step, and dotted as if at the
-    first step that its hold allows: the real curve lies between.
+    A rule that is released by maturity is drawn as if it were released at the latest step, and dotted as if
+    at the first step that its hold allows: the real curve lies between.
 
     Returns:
         Lines to print: a table of the groups, and what was written.

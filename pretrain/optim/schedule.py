@@ -1,7 +1,9 @@
-"""The learning rate as a function of the trainer's step: a base schedule, and the factor of a rule on top of it.
+"""The learning rate as a function of the trainer's step: a base schedule, and the factor of a rule on top of
+it.
 
-The trainer asks for the rate of the step it is about to attempt and writes it into the optimizer's groups itself.
-DeepSpeed's own scheduler call is not used: it stands still at a skipped update while the step counter moves on.
+The trainer asks for the rate of the step it is about to attempt and writes it into the optimizer's groups
+itself. DeepSpeed's own scheduler call is not used: it stands still at a skipped update while the step counter
+moves on.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ def phase_in_steps(name: str, value: float, steps: int) -> int:
     """
     if value == 1 and steps > 1:
         raise UserError(
-            f"{name}: {value} may mean one step or the whole run; write {1 / steps:.3g} for one step of the run's "
+            f"{name}: {value} may mean one step or the whole run; write {1 / steps:.3g} for one step of "
+            "the run's "
             f"{steps}, {steps} for all of them"
         )
     return length_in_steps(name, value, steps)
@@ -83,9 +86,9 @@ class LearningRateSchedule:
     def factor(self, step: int) -> float:
         """Factor at the 0-based *step* about to be attempted.
 
-        Cosine: ``m + (1 - m) * (1 + cos(pi * p)) / 2`` with ``p`` running from 0 at the end of the warmup to 1 at
-        the last step (Loshchilov & Hutter 2017). WSD: 1, then linear to ``m`` over the last ``decay`` steps. Linear:
-        the same without the steps at 1.
+        Cosine: ``m + (1 - m) * (1 + cos(pi * p)) / 2`` with ``p`` running from 0 at the end of the warmup to
+        1 at the last step (Loshchilov & Hutter 2017). WSD: 1, then linear to ``m`` over the last ``decay``
+        steps. Linear: the same without the steps at 1.
         """
         minimum = self.config.minimum
         if step < self.warmup:
@@ -102,9 +105,9 @@ class LearningRateSchedule:
 class RuleSchedule:
     """The factor by which a rule multiplies the base learning rate, as a pure function of the step.
 
-    ``scale`` up to the release; then ``ramp`` steps, the i-th of them (from 1) at scale + (1 - scale) i / ramp; then 1.
-    A rule with a hold releases after it. One with ``release: maturity`` releases at the step that is decided, no
-    earlier than its hold and no later than its ``latest``.
+    ``scale`` up to the release; then ``ramp`` steps, the i-th of them (from 1) at scale + (1 - scale) i /
+    ramp; then 1. A rule with a hold releases after it. One with ``release: maturity`` releases at the step
+    that is decided, no earlier than its hold and no later than its ``latest``.
 
     Args:
         rule: what to multiply, and for how long.
@@ -138,12 +141,14 @@ class RuleSchedule:
             )
         if end + self.ramp == 0 and (rule.scale != 1 or rule.depth_decay != 1):
             raise UserError(
-                f"{where}.{name}: {getattr(rule, name)} of a run of {steps} steps is less than one step, so the rule "
+                f"{where}.{name}: {getattr(rule, name)} of a run of {steps} steps is less than one step, "
+                "so the rule "
                 "changes nothing; give a number of steps"
             )
 
     def released_at(self, decided: int | None = None) -> int | None:
-        """The first step after the slow-down; None while a rule by maturity is undecided, or if it never ends.
+        """The first step after the slow-down; None while a rule by maturity is undecided, or if it never
+        ends.
 
         Args:
             decided: the step at which the lower half was found settled, for ``release: maturity``.

@@ -1,7 +1,7 @@
 """Skips updates whose loss or gradient norm is far above its recent values, before they are applied.
 
-The rule of OLMo's SkipStepOptimizer: with the last WINDOW values of loss and global gradient norm, an update is
-skipped when one of the two lies more than a number of standard deviations above its mean.
+The rule of OLMo's SkipStepOptimizer: with the last WINDOW values of loss and global gradient norm, an update
+is skipped when one of the two lies more than a number of standard deviations above its mean.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ LEAST = WINDOW // 2
 class SpikeGuard:
     """Decides at every step whether its update is skipped.
 
-    A skipped step's values enter the window too: a level that has really changed is accepted after a few steps.
+    A skipped step's values enter the window too: a level that has really changed is accepted after a few
+    steps.
 
     Args:
         sigmas: standard deviations above the mean from which a value is a spike; 0 never skips.

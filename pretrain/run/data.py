@@ -30,7 +30,8 @@ Known = dict[str, Checked]
 
 
 class Sequences(Protocol):
-    """The endless stream of sequences that a run trains on: a function of the seed and the sequence's number."""
+    """The endless stream of sequences that a run trains on: a function of the seed and the sequence's
+    number."""
 
     corpora: list[Corpus]
 
@@ -80,7 +81,8 @@ class RunData:
         return sum(s.label_bytes() for s in self._validation_sets(context_length, count))
 
     def validation_documents(self, context_length: int, count: int) -> list[np.ndarray]:
-        """For each validation window, the start of every document among its T inputs, int64; the first is 0."""
+        """For each validation window, the start of every document among its T inputs, int64; the first is
+        0."""
         sets = self._validation_sets(context_length, count)
         return [starts for s in sets for starts in s.document_starts()]
 
@@ -119,11 +121,12 @@ def open_data(run: RunConfig, report: Callable[[object], None], world: World | N
 
     Args:
         report: receives progress to print.
-        world: with it the call is collective. Rank 0 checks the corpora; ranks that see the same files take its word.
+        world: with it the call is collective. Rank 0 checks the corpora; ranks that see the same files take
+            its word.
 
     Raises:
-        UserError: a folder that is not a corpus, another tokenizer than the run's, weights that are not numbers; on one
-            rank, files that are not those of rank 0.
+        UserError: a folder that is not a corpus, another tokenizer than the run's, weights that are not
+            numbers; on one rank, files that are not those of rank 0.
     """
     if world is None or world.size == 1:
         return _open_all(run, report, {})
@@ -141,7 +144,8 @@ def open_data(run: RunConfig, report: Callable[[object], None], world: World | N
         expected = known[str(corpus.folder)].meta.content_hash
         if corpus.meta.content_hash != expected:
             raise UserError(
-                f"data: {str(corpus.folder)!r} holds another corpus here (content {corpus.meta.content_hash[:12]}) "
+                f"data: {str(corpus.folder)!r} holds another corpus here (content "
+                f"{corpus.meta.content_hash[:12]}) "
                 f"than on rank 0 (content {expected[:12]}); valid: the same files on all nodes"
             )
     return data
@@ -187,7 +191,8 @@ def _open_training(run: RunConfig, report: Callable[[object], None], known: Know
     if run.data == "builtin":
         if run.tokenizer is not None:
             raise UserError(
-                "tokenizer: the built-in corpus has its own (--vocab_size N); for another: python -m pretrain.prepare "
+                "tokenizer: the built-in corpus has its own (--vocab_size N); for another: python -m "
+                "pretrain.prepare "
                 f"--dataset builtin --tokenizer {run.tokenizer} --out data/NAME, then --data data/NAME"
             )
         try:
@@ -197,7 +202,8 @@ def _open_training(run: RunConfig, report: Callable[[object], None], known: Know
             folder = known_folder if known_here else _builtin(run, report)
         except OSError as error:
             raise UserError(
-                f"data_root: the built-in corpus cannot be written to {run.data_root!r} ({error.strerror or error}); "
+                f"data_root: the built-in corpus cannot be written to {run.data_root!r} "
+                f"({error.strerror or error}); "
                 "give another folder"
             ) from None
         return RunData([(Corpus.open(folder, checked=known.get(str(folder))), Fraction(1))])

@@ -1,8 +1,9 @@
-"""What follows from what was asked, from what was saved and from the machine: one pure function, a list of decisions.
+"""What follows from what was asked, from what was saved and from the machine: one pure function, a list of
+decisions.
 
-RunConfig holds "auto" where the user leaves a choice, and is never rewritten. ``decide`` makes each choice, with its
-reason in words; the result is saved with every checkpoint and beside the run's config.yaml. A run that is resumed goes
-on as it began, wherever the choice would change its numbers.
+RunConfig holds "auto" where the user leaves a choice, and is never rewritten. ``decide`` makes each choice,
+with its reason in words; the result is saved with every checkpoint and beside the run's config.yaml. A run
+that is resumed goes on as it began, wherever the choice would change its numbers.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ from pretrain.runtime.world import World
 T = TypeVar("T")
 Attention = Literal["blocks", "torch"]
 
-# Work of a rank, in FLOPs, from which a run on a CPU is compiled: about two minutes of two cores. Compiling takes 10 to
-# 30 s; it saves a third of a small model's step and a seventh of a larger one's (docs/performance.md).
+# Work of a rank, in FLOPs, from which a run on a CPU is compiled: about two minutes of two cores. Compiling
+# takes 10 to 30 s; it saves a third of a small model's step and a seventh of a larger one's
+# (docs/performance.md).
 CPU_FLOPS = 5e12
 BLOCKS_CONTEXT = 512
 """Longer sequences gain on an idle machine, too, but lose on a busy one, whose waiting threads sleep."""
@@ -204,7 +206,8 @@ def _threads(saved: TrainingState, facts: Facts) -> Decision[int]:
 def _compile(
     run: RunConfig, model: ModelConfig, stage: int, saved: TrainingState, facts: Facts
 ) -> Decision[bool]:
-    """Whether the blocks, the final norm and the loss are compiled. Nothing is timed: a resumed run decides alike."""
+    """Whether the blocks, the final norm and the loss are compiled. Nothing is timed: a resumed run decides
+    alike."""
     if isinstance(run.compile, bool):
         return Decision(run.compile, f"compile: {str(run.compile).lower()}")
     if stage == 3:
@@ -225,9 +228,9 @@ def _compile(
 def _fused(run: RunConfig, stage: int, compiled: bool, saved: TrainingState, facts: Facts) -> Decision[Fused]:
     """Which products are fused, as Transformer's *fused* says it.
 
-    auto: the output head with the loss; where a GPU's blocks are compiled also q, k, v and gate, up. Without a compiler
-    the gradients of these products would have to be copied together, which costs what they save; on a CPU it made no
-    difference (docs/performance.md).
+    auto: the output head with the loss; where a GPU's blocks are compiled also q, k, v and gate, up. Without
+    a compiler the gradients of these products would have to be copied together, which costs what they save;
+    on a CPU it made no difference (docs/performance.md).
     """
     if run.fused != "auto":
         return Decision(run.fused, f"fused: {run.fused}")
@@ -246,8 +249,8 @@ def _attention(
 ) -> Decision[Attention]:
     """Whether attention is computed by torch's kernels, or as model/block_attention.py does it.
 
-    auto: blocks on a CPU in bf16 up to BLOCKS_CONTEXT tokens, where they are faster at every head dim from 16 to 384
-    (docs/performance.md). In fp32 they gain little; GPUs have kernels that they would not reach.
+    auto: blocks on a CPU in bf16 up to BLOCKS_CONTEXT tokens, where they are faster at every head dim from 16
+    to 384 (docs/performance.md). In fp32 they gain little; GPUs have kernels that they would not reach.
     """
     if run.attention != "auto":
         return Decision(run.attention, f"attention: {run.attention}")
@@ -264,8 +267,8 @@ def _batch(
 ) -> Decision[BatchPlan]:
     """The batch's division among ranks, micro-batches and accumulation steps.
 
-    A micro-batch that an earlier session chose is kept, so that its numbers go on; unless it was chosen for another
-    tensor-parallel degree, or does not divide what a rank has per step now.
+    A micro-batch that an earlier session chose is kept, so that its numbers go on; unless it was chosen for
+    another tensor-parallel degree, or does not divide what a rank has per step now.
     """
     data_parallel = facts.ranks // run.tensor_parallel
     per_rank = run.global_batch_tokens // model.context_length // data_parallel

@@ -36,7 +36,8 @@ class _ComparedRun:
 
 
 def run_differences(folders: Sequence[Path], steps: Sequence[int] | None = None) -> RunDifferences:
-    """Compare data, tokenizer, validation windows, document mask and step of runs, by their newest checkpoints.
+    """Compare data, tokenizer, validation windows, document mask and step of runs, by their newest
+    checkpoints.
 
     Models, seeds and rates are what runs are compared for, so they are not mentioned.
 
@@ -97,7 +98,8 @@ def _tokenizers(runs: Sequence[_ComparedRun]) -> list[str]:
             difference = str(error)
         if difference:
             lines.append(
-                f"tokenizers differ: {run.name} from {runs[0].name} ({difference}); losses in nats per token do not "
+                f"tokenizers differ: {run.name} from {runs[0].name} ({difference}); losses in nats per "
+                "token do not "
                 "compare, bits per byte do"
             )
     return lines

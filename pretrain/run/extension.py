@@ -21,15 +21,17 @@ if TYPE_CHECKING:
 class Extension:
     """Base of all extensions; each overrides what it needs. pretrain/extensions.py lists them.
 
-    Its settings are a Section (pretrain/config/section.py). What it must remember from one session to the next is JSON
-    in ``TrainingState.records[name]``, which it alone writes, reads and checks, and tensors of its hooks.
+    Its settings are a Section (pretrain/config/section.py). What it must remember from one session to the
+    next is JSON in ``TrainingState.records[name]``, which it alone writes, reads and checks, and tensors of
+    its hooks.
     """
 
     name: str
     """As listed; also the name of its record."""
 
     def built_in_data(self, run: RunConfig, report: Callable[[object], None]) -> Path | None:
-        """The folder of the built-in corpus for runs of the extension's kind, made if needed; None for other runs."""
+        """The folder of the built-in corpus for runs of the extension's kind, made if needed; None for other
+        runs."""
         return None
 
     def data(self, run: RunConfig, data: RunData) -> RunData:
@@ -37,13 +39,15 @@ class Extension:
         return data
 
     def varies_heads(self, run: RunConfig) -> bool:
-        """Whether head counts may change while the run trains, so that ranks may have to share heads in any way."""
+        """Whether head counts may change while the run trains, so that ranks may have to share heads in any
+        way."""
         return False
 
     def continued_model(
         self, run: RunConfig, asked: ModelConfig, saved: TrainingState
     ) -> tuple[ModelConfig, ModelConfig] | None:
-        """The model that a checkpoint must hold, and the one that the run goes on with; None to leave it to others.
+        """The model that a checkpoint must hold, and the one that the run goes on with; None to leave it to
+        others.
 
         Args:
             asked: the model that the settings describe.
@@ -62,7 +66,8 @@ class Extension:
         """The engine holds what ``view`` showed; *state* goes on from there."""
 
     def validation(self, session: Session) -> Hook | None:
-        """The hook that takes the place of the loss on held-out windows, named validation; None to leave that."""
+        """The hook that takes the place of the loss on held-out windows, named validation; None to leave
+        that."""
         return None
 
     def hooks(self, session: Session) -> list[Hook]:

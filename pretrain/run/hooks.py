@@ -30,9 +30,9 @@ class HookResult:
 class Hook:
     """Acts before steps, or at an interval after them. Subclasses override what they need.
 
-    The trainer calls every hook on every rank at the same step, in the order of its list, so each method may use
-    collectives. The time spent in a hook is left out of tokens/s. The training numbers do not change unless changing
-    them is the hook's purpose.
+    The trainer calls every hook on every rank at the same step, in the order of its list, so each method may
+    use collectives. The time spent in a hook is left out of tokens/s. The training numbers do not change
+    unless changing them is the hook's purpose.
     """
 
     name: str
@@ -49,18 +49,19 @@ class Hook:
     def run(self, engine: Any, state: TrainingState) -> HookResult:
         """Act after step ``state.step``.
 
-        A request to stop may end it at any forward pass of the engine. It is then called again when the run resumes,
-        so it must change nothing before its last forward pass.
+        A request to stop may end it at any forward pass of the engine. It is then called again when the run
+        resumes, so it must change nothing before its last forward pass.
         """
         return HookResult()
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors that checkpoints must hold, by names that are unique among all hooks; equal on all ranks."""
+        """Tensors that checkpoints must hold, by names that are unique among all hooks; equal on all
+        ranks."""
         return {}
 
     def reshaped(self, model: ModelConfig) -> None:
-        """The engine holds *model* now, whose heads differ from those before. Its layers, and all widths but those of
-        attention, are the same."""
+        """The engine holds *model* now, whose heads differ from those before. Its layers, and all widths but
+        those of attention, are the same."""
 
     def closing(self, session: Session) -> list[str]:
         """Lines about the results of this session, after its last step. On rank 0; not collective."""

@@ -18,8 +18,8 @@ def check_start(run: RunConfig) -> None:
     """Refuse a run that could not begin on this machine, in this launch.
 
     Raises:
-        UserError: see check_environment and check_threads; a corpus that does not exist, a data_root that cannot be
-            written, a batch that the ranks cannot share.
+        UserError: see check_environment and check_threads; a corpus that does not exist, a data_root that
+            cannot be written, a batch that the ranks cannot share.
     """
     launch = check_environment()
     check_threads(run.threads)
@@ -41,8 +41,8 @@ def check_settings(run: RunConfig) -> None:
     """Refuse settings that do not fit each other; data, ranks and machine are not looked at.
 
     Raises:
-        UserError: see RunConfig.build_model_config, check_tensor_parallel and share_batch; rules, or a release, that do
-            not fit the model or the run.
+        UserError: see RunConfig.build_model_config, check_tensor_parallel and share_batch; rules, or a
+            release, that do not fit the model or the run.
     """
     from model.parallel_plan import check_tensor_parallel
     from pretrain.optim.groups import GroupRates, run_groups  # imports torch
@@ -57,14 +57,16 @@ def _check_corpus(folder: str) -> None:
     path = Path(folder)
     if path.suffix in (".bin", ".idx") and path.is_file():
         raise UserError(
-            f"data: {folder!r} is one file of a .bin/.idx pair; give the prefix, {folder.removesuffix(path.suffix)!r}, "
+            f"data: {folder!r} is one file of a .bin/.idx pair; give the prefix, "
+            f"{folder.removesuffix(path.suffix)!r}, "
             "and --tokenizer"
         )
     if path.is_dir() or is_prefix(path):
         return
     siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     raise UserError(
-        f"data: {folder!r} is not a folder; valid: builtin, one written by python -m pretrain.prepare, or the prefix "
+        f"data: {folder!r} is not a folder; valid: builtin, one written by python -m pretrain.prepare, or "
+        "the prefix "
         f"of a .bin/.idx pair{closest(path.name, siblings)}"
     )
 

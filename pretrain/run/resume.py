@@ -15,7 +15,8 @@ from pretrain.data.tokenizer import Tokenizer, load_tokenizer
 from pretrain.extensions import EXTENSIONS
 from pretrain.optim.groups import run_groups
 
-# Settings whose changes are not noted, since they are harmless (a run's place, logging, length) or checked elsewhere.
+# Settings whose changes are not noted, since they are harmless (a run's place, logging, length) or checked
+# elsewhere.
 SILENT = {
     "name",
     "runs_dir",
@@ -55,7 +56,8 @@ def check_records(saved: TrainingState, folder: Path | None) -> None:
     for name, record in saved.records.items():
         if record.needed and name not in present:
             raise UserError(
-                f"checkpoint: {folder} holds a record of the extension {name}, which it needs and which is not here; "
+                f"checkpoint: {folder} holds a record of the extension {name}, which it needs and which is "
+                "not here; "
                 "put the extension back, or give --name for a new run"
             )
 
@@ -77,7 +79,8 @@ def shape_change(saved: WorldRecord | None, world: WorldRecord | None) -> str | 
 def regrouped(saved: TrainingState, run: RunConfig, model: ModelConfig) -> str | None:
     """How the optimizer's groups differ from those of a checkpoint, in a phrase; None when they are the same.
 
-    DeepSpeed pairs groups by position, unchecked; a checkpoint with other groups is read parameter by parameter.
+    DeepSpeed pairs groups by position, unchecked; a checkpoint with other groups is read parameter by
+    parameter.
     """
     if not saved.run:
         return None  # no engine has written it: it is read parameter by parameter anyway
@@ -91,7 +94,8 @@ def regrouped(saved: TrainingState, run: RunConfig, model: ModelConfig) -> str |
 
 
 def _asked_before(saved: TrainingState) -> RunConfig:
-    """What was asked of the session that wrote a checkpoint, without settings of extensions that are not here.
+    """What was asked of the session that wrote a checkpoint, without settings of extensions that are not
+    here.
 
     Raises:
         UserError: state.json holds something else.
@@ -125,21 +129,23 @@ def check_resume(
         saved: the checkpoint's state.
         state: the state with which this session would begin.
         held: the model that the checkpoint must hold.
-        tokenizers: folder of the checkpoint's tokenizer, and the run's tokenizer; compared if the hashes differ.
+        tokenizers: folder of the checkpoint's tokenizer, and the run's tokenizer; compared if the hashes
+            differ.
 
     Returns:
         A line for each setting that has changed and may change.
 
     Raises:
-        UserError: another model, tokenizer, data, seed, document mask or choice of decayed parameters (all differences
-            named).
+        UserError: another model, tokenizer, data, seed, document mask or choice of decayed parameters (all
+            differences named).
     """
     differences = ModelConfig.from_json(saved.model).difference(held)
     if saved.run:
         asked = _asked_before(saved)
         for name, earlier, later in (
             ("seed", asked.seed, run.seed),
-            # It decides which optimizer group a parameter is in, and DeepSpeed pairs groups by position, unchecked.
+            # It decides which optimizer group a parameter is in, and DeepSpeed pairs groups by position,
+            # unchecked.
             (
                 "optimizer.decay_embeddings",
                 asked.optimizer.decay_embeddings,

@@ -185,7 +185,8 @@ def with_saved_run(
                 raise
         report_once(f"checkpoint {path_and_hold[0].name} was pruned while it was read; taking the next one")
     raise UserError(
-        f"checkpoint: {ATTEMPTS} of {str(folder)!r} were pruned while they were read; wait for the run's end, "
+        f"checkpoint: {ATTEMPTS} of {str(folder)!r} were pruned while they were read; wait for the run's "
+        "end, "
         "or let it keep more (--checkpoint.keep_last)"
     )
 

@@ -53,16 +53,19 @@ class Session:
     notes: list[str] = field(default_factory=list)
     """What the user should know before the first step, a line each."""
     hooks: list[Hook] = field(default_factory=list)
-    """The hooks of the training loop, in the order in which they are called; empty in a run that is finished."""
+    """The hooks of the training loop, in the order in which they are called; empty in a run that is
+    finished."""
 
     @property
     def batch(self) -> BatchPlan:
-        """Sequences per step, and how they are spread. A micro-batch fits into memory, in evaluation as in training."""
+        """Sequences per step, and how they are spread. A micro-batch fits into memory, in evaluation as in
+        training."""
         return self.decisions.batch.value
 
     @property
     def tokens_per_step(self) -> int:
-        """Positions of all ranks in one optimizer step: label tokens, but for the padding of labelled examples."""
+        """Positions of all ranks in one optimizer step: label tokens, but for the padding of labelled
+        examples."""
         return self.batch.sequences * self.model.context_length
 
     @property
@@ -75,7 +78,8 @@ class Session:
         return next((hook for hook in self.hooks if hook.name == name), None)
 
     def micro_batch(self, seen: int, index: int) -> Batch:
-        """This rank's *index*-th micro-batch after *seen* sequences of the run, as Transformer.forward takes it.
+        """This rank's *index*-th micro-batch after *seen* sequences of the run, as Transformer.forward takes
+        it.
 
         A function of the number of sequences, so neither ranks nor restarts change the order.
         """

@@ -15,16 +15,16 @@ from pretrain.runtime.watchdog import Watchdog
 from pretrain.runtime.world import World
 
 VOTE_RANKS = 64
-"""Twice as many ranks vote at every second turn, three times as many at every third, and so on. A vote's messages go
-around all ranks one after another, which takes 20 to 40 ms for 512."""
+"""Twice as many ranks vote at every second turn, three times as many at every third, and so on. A vote's
+messages go around all ranks one after another, which takes 20 to 40 ms for 512."""
 
 
 class Control:
     """Lets all ranks stop at the same point of the program, and reports progress to the watchdog.
 
-    A vote finds the maximum of a few numbers over all ranks while a step computes: ranks submit at the beginning of a
-    step and read the result at its end. It travels over gloo beside the training's own collectives and waits for no
-    device.
+    A vote finds the maximum of a few numbers over all ranks while a step computes: ranks submit at the
+    beginning of a step and read the result at its end. It travels over gloo beside the training's own
+    collectives and waits for no device.
 
     Args:
         listener: receives requests to stop this rank; None (in tests): there are none.
@@ -47,7 +47,8 @@ class Control:
             self.watchdog.heartbeat(doing)
 
     def start_vote(self, turn: int, writing: bool) -> None:
-        """Submit whether this rank was asked to stop and whether it still writes a checkpoint; some turns have no vote.
+        """Submit whether this rank was asked to stop and whether it still writes a checkpoint; some turns
+        have no vote.
 
         Args:
             turn: counts steps, or passes; the same on all ranks.
@@ -65,8 +66,8 @@ class Control:
         """The result of the last start_vote: to go on, and not to be sure, at a turn without one. Collective.
 
         Returns:
-            The exception that is to end all ranks if one of them was asked to stop; whether some rank is still writing
-            its files of a checkpoint, or may be.
+            The exception that is to end all ranks if one of them was asked to stop; whether some rank is
+            still writing its files of a checkpoint, or may be.
         """
         if self._ballot is None:
             return None, True

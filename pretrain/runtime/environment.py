@@ -1,7 +1,7 @@
 """Reads and checks the launcher's environment variables, before heavy imports.
 
-torchrun, deepspeed and slurm/task.sh set RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. A wrong value
-would otherwise show minutes later, when the ranks do not find each other, or as a library's traceback.
+torchrun, deepspeed and slurm/task.sh set RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. A wrong
+value would otherwise show minutes later, when the ranks do not find each other, or as a library's traceback.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ THREADS_PER_CORE = 4
 """Most threads per rank for each core of the machine: more only wait, and very many end the process."""
 DEFAULT_PORT = 29500
 FREE_PORTS = range(20_000, 32_768)
-"""Where a free port is looked for: below those that systems give to outgoing connections (Linux: from 32,768 on)."""
+"""Where a free port is looked for: below those that systems give to outgoing connections (Linux: from 32,768
+on)."""
 BUSY_LOAD = 0.4
 """Running processes per core, over the last minute, from which a machine counts as busy."""
 
@@ -35,7 +36,8 @@ class Launch:
 
 
 def environment_rank() -> int:
-    """This process's rank; 0 without a launcher, and in an invalid environment, whose error must be printed."""
+    """This process's rank; 0 without a launcher, and in an invalid environment, whose error must be
+    printed."""
     try:
         return read_environment().rank
     except UserError:
@@ -52,12 +54,14 @@ def read_environment() -> Launch:
     rank = _integer("RANK", 0)
     if "RANK" not in os.environ and size > 1:
         raise UserError(
-            f"RANK: not set, though WORLD_SIZE is {size}; start with deepspeed or torchrun, or unset WORLD_SIZE"
+            f"RANK: not set, though WORLD_SIZE is {size}; start with deepspeed or torchrun, or unset "
+            "WORLD_SIZE"
         )
     if rank >= size:
         reason = f"WORLD_SIZE is {size}" if "WORLD_SIZE" in os.environ else "WORLD_SIZE is not set"
         raise UserError(
-            f"RANK: {rank} is not valid, since {reason}; ranks count from 0 to WORLD_SIZE - 1: start with deepspeed or "
+            f"RANK: {rank} is not valid, since {reason}; ranks count from 0 to WORLD_SIZE - 1: start with "
+            "deepspeed or "
             "torchrun, or unset RANK"
         )
     name = "LOCAL_SIZE" if "LOCAL_SIZE" in os.environ else "LOCAL_WORLD_SIZE"
@@ -65,7 +69,8 @@ def read_environment() -> Launch:
     local_rank = _integer("LOCAL_RANK", 0)
     if local_rank >= local_size:
         raise UserError(
-            f"LOCAL_RANK: {local_rank} is not valid for {local_size} rank{'s' * (local_size > 1)} on this machine; "
+            f"LOCAL_RANK: {local_rank} is not valid for {local_size} rank{'s' * (local_size > 1)} on this "
+            "machine; "
             f"valid: 0 to {local_size - 1}"
         )
     return Launch(rank, local_rank, size, local_size)
@@ -81,8 +86,8 @@ def check_environment() -> Launch:
     accelerator = os.environ.get("DS_ACCELERATOR")
     if accelerator is not None and accelerator not in ACCELERATORS:
         raise UserError(
-            f"DS_ACCELERATOR: {shown(accelerator)} is not valid; give {' or '.join(ACCELERATORS)}, or unset it"
-            + closest(accelerator, ACCELERATORS)
+            f"DS_ACCELERATOR: {shown(accelerator)} is not valid; give {' or '.join(ACCELERATORS)}, or "
+            "unset it" + closest(accelerator, ACCELERATORS)
         )
     port = _integer("MASTER_PORT", DEFAULT_PORT, least=1, most=65535)
     # torchrun's own process listens there for its ranks.
@@ -100,16 +105,19 @@ def check_threads(threads: int | None) -> None:
     most = THREADS_PER_CORE * (os.cpu_count() or 1)
     if threads is not None and not 1 <= threads <= most:
         raise UserError(
-            f"threads: {shown(threads)} is not valid; give 1 to {most} CPU threads per rank ({THREADS_PER_CORE} for "
+            f"threads: {shown(threads)} is not valid; give 1 to {most} CPU threads per rank "
+            f"({THREADS_PER_CORE} for "
             "each core of this machine), or leave it out"
         )
 
 
 def settle_waiting_threads() -> None:
-    """On a busy machine, let OpenMP's threads sleep while they wait, instead of spinning. Before torch is imported.
+    """On a busy machine, let OpenMP's threads sleep while they wait, instead of spinning. Before torch is
+    imported.
 
-    Spinning is up to half as fast again on an idle machine, and takes nearly half of the speed beside one other busy
-    process on two cores (docs/experiments.md). OMP_WAIT_POLICY decides where it is set. The numbers do not change.
+    Spinning is up to half as fast again on an idle machine, and takes nearly half of the speed beside one
+    other busy process on two cores (docs/experiments.md). OMP_WAIT_POLICY decides where it is set. The
+    numbers do not change.
     """
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
     if load >= BUSY_LOAD:
@@ -122,7 +130,8 @@ def _integer(name: str, default: int, least: int = 0, most: int = 10**6) -> int:
         return default
     if not (text.isascii() and text.isdigit() and len(text) <= 9 and least <= int(text) <= most):
         raise UserError(
-            f"{name}: {shown(text)} in the environment is not valid; give an integer from {least} to {most}, as "
+            f"{name}: {shown(text)} in the environment is not valid; give an integer from {least} to "
+            f"{most}, as "
             "deepspeed and torchrun do, or unset it"
         )
     return int(text)
@@ -139,13 +148,15 @@ def _check_port(port: int) -> None:
                 return  # other errors are left to the rendezvous
             why = "is taken on" if error.errno == errno.EADDRINUSE else "may not be used by you on"
             raise UserError(
-                f"MASTER_PORT: {port} {why} {socket.gethostname()}; give another: deepspeed --master_port N, or "
+                f"MASTER_PORT: {port} {why} {socket.gethostname()}; give another: deepspeed --master_port "
+                "N, or "
                 "torchrun --master_port N"
             ) from None
 
 
 def free_port() -> int:
-    """A port that nothing uses at this moment, and that no outgoing connection is given before it is listened on."""
+    """A port that nothing uses at this moment, and that no outgoing connection is given before it is listened
+    on."""
     for port in random.Random().sample(FREE_PORTS, 100):
         with socket.socket() as probe:
             try:

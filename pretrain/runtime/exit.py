@@ -1,8 +1,8 @@
 """Ends a rank after an error: only the rank that failed first prints what went wrong.
 
-Ranks that lose another rank fail a moment later, with a library's message. They are told apart without reading such
-messages: the first rank to fail writes its number to the process group's store, and a rank that finds a number there
-prints nothing.
+Ranks that lose another rank fail a moment later, with a library's message. They are told apart without
+reading such messages: the first rank to fail writes its number to the process group's store, and a rank that
+finds a number there prints nothing.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ STORE_TIMEOUT = timedelta(seconds=5)
 def end_after(error: BaseException, rank: int, wait: float = WAIT_SECONDS) -> NoReturn:
     """Print how this rank failed, if it is the first, and end the process.
 
-    Bad input (UserError) is one line and exit code BAD_INPUT; anything else is this rank's traceback and FAILED. Lines
-    of ranks other than 0 name the rank and its host. A rank that is not the first ends with the first one's code.
+    Bad input (UserError) is one line and exit code BAD_INPUT; anything else is this rank's traceback and
+    FAILED. Lines of ranks other than 0 name the rank and its host. A rank that is not the first ends with the
+    first one's code.
     """
     code = BAD_INPUT if isinstance(error, UserError) else FAILED
     store = _store()
@@ -61,8 +62,8 @@ def end_after(error: BaseException, rank: int, wait: float = WAIT_SECONDS) -> No
 def leave_after_rank_0(rank: int, seconds: float = DONE_SECONDS) -> None:
     """Return on rank 0 at once, and on the others when rank 0 has called this too or *seconds* have passed.
 
-    A launcher ends all ranks when one leaves with a code other than 0, as after a request to stop; rank 0 may have a
-    picture to draw and wandb to close then.
+    A launcher ends all ranks when one leaves with a code other than 0, as after a request to stop; rank 0 may
+    have a picture to draw and wandb to close then.
     """
     store = _store()
     if store is None:
@@ -77,8 +78,8 @@ def leave_after_rank_0(rank: int, seconds: float = DONE_SECONDS) -> None:
 def leave(rank: int, code: int) -> NoReturn:
     """End this process with *code*, after rank 0 if there are several ranks.
 
-    Those do not use sys.exit: threads of a process group may still run while the interpreter takes libraries down, and
-    abort a rank that has saved everything.
+    Those do not use sys.exit: threads of a process group may still run while the interpreter takes libraries
+    down, and abort a rank that has saved everything.
     """
     leave_after_rank_0(rank)
     if _store() is None:
@@ -112,7 +113,8 @@ def _end_alone(error: BaseException, rank: int, code: int, wait: float) -> NoRet
 
 
 def _leave_time_to_the_launcher(seconds: float, code: int) -> None:
-    """Wait for the launcher's SIGTERM, which follows another rank's failure, and then end with *code*, silently."""
+    """Wait for the launcher's SIGTERM, which follows another rank's failure, and then end with *code*,
+    silently."""
     with contextlib.suppress(ValueError):  # only the main thread may set a handler
         signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
     time.sleep(seconds)
@@ -127,7 +129,8 @@ def _store() -> Any:
 
 
 def _first_failure(store: Any, rank: int, code: int) -> tuple[int, int] | None:
-    """Rank and exit code of the rank that failed first, which may be this one; None when the store is gone."""
+    """Rank and exit code of the rank that failed first, which may be this one; None when the store is
+    gone."""
     try:
         store.set_timeout(STORE_TIMEOUT)
         first = store.compare_set(KEY, "", f"{rank} {code}").decode().split()

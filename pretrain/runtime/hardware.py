@@ -48,7 +48,8 @@ CPU_BF16_FLAGS = ("amx_bf16", "avx512_bf16")
 def detect_device() -> torch.device:
     """Return this rank's GPU: the only one it sees, or that of its LOCAL_RANK; the CPU where there is none.
 
-    A batch system may show each task one GPU only (srun --gpus-per-task), which then has number 0 for all of them.
+    A batch system may show each task one GPU only (srun --gpus-per-task), which then has number 0 for all of
+    them.
 
     Raises:
         UserError: it sees several GPUs, and its LOCAL_RANK is not one of them.
@@ -115,9 +116,9 @@ BUSY_SHARE = 0.8
 def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
     """Return the device's peak in FLOP/s for dense matrix products in *dtype*, and the figure's source.
 
-    For a known GPU it is the data sheet's. Otherwise matrix products of several sizes are timed for about a second, on
-    the CPU with the current number of threads, and the fastest counts; the source says so if other processes took
-    part of the time. The measurement is cached.
+    For a known GPU it is the data sheet's. Otherwise matrix products of several sizes are timed for about a
+    second, on the CPU with the current number of threads, and the fastest counts; the source says so if other
+    processes took part of the time. The measurement is cached.
     """
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
@@ -158,9 +159,11 @@ def _measured_peak(device: torch.device, dtype: torch.dtype, threads: int) -> tu
     where = (
         describe_device(device) if device.type == "cuda" else f"{threads} CPU thread{'s' * (threads != 1)}"
     )
-    source = f"{MEASURED}: the fastest {_name(dtype)} product of square matrices (n = {', '.join(tried)}) on {where}"
+    source = f"{MEASURED}: the fastest {_name(dtype)} product of square matrices"
+    source += f" (n = {', '.join(tried)}) on {where}"
     if device.type == "cpu" and share < BUSY_SHARE:
-        source += f"; other processes kept the cores busy, so it may be too low: this one got {share:.0%} of its time"
+        source += "; other processes kept the cores busy, so it may be too low"
+        source += f": this one got {share:.0%} of its time"
     return peak, source
 
 

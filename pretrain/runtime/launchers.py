@@ -1,7 +1,7 @@
 """Finds the processes that launched this rank, and tells whether they still run.
 
-``kill`` of a launcher does not always reach its ranks: ``deepspeed`` on one node forwards no signals, and kill -9 never
-reaches child processes. Nothing heavy is imported here (see pretrain.runtime.signals).
+``kill`` of a launcher does not always reach its ranks: ``deepspeed`` on one node forwards no signals, and
+kill -9 never reaches child processes. Nothing heavy is imported here (see pretrain.runtime.signals).
 """
 
 from __future__ import annotations

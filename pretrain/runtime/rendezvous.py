@@ -1,7 +1,7 @@
 """Connects the ranks: each publishes its device in the store, before a backend is chosen for all of them.
 
-A later check would be too late: a rank whose GPU is broken would wait with gloo for others that use NCCL, and two
-ranks on one GPU would fail inside NCCL with its message.
+A later check would be too late: a rank whose GPU is broken would wait with gloo for others that use NCCL, and
+two ranks on one GPU would fail inside NCCL with its message.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
 def meet(rank: int, size: int, timeout: timedelta) -> torch.device:
     """Start the process group, gloo on CPUs and NCCL on GPUs, and return this rank's device. Collective.
 
-    RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT must be set. LOCAL_RANK becomes the number of the GPU, which DeepSpeed
-    reads it as: a task that sees one GPU only has number 0, at any place on the node.
+    RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT must be set. LOCAL_RANK becomes the number of the GPU, which
+    DeepSpeed reads it as: a task that sees one GPU only has number 0, at any place on the node.
 
     Raises:
-        UserError: a rank finds no GPU though others do, two ranks would share one, or one sees fewer than it needs.
+        UserError: a rank finds no GPU though others do, two ranks would share one, or one sees fewer than it
+            needs.
     """
     device, answer = _own_device()
     store, rank, size = next(dist.rendezvous("env://", rank, size, timeout=timeout))
@@ -66,15 +67,18 @@ def devices_problem(answers: Sequence[Mapping[str, Any]]) -> str | None:
             return f"{where}: {answer['problem']}" if rank else str(answer["problem"])
         if answer["kind"] == "cpu" and len(kinds) > 1:
             return (
-                f"device: {where} finds no GPU, though others do; look at nvidia-smi there and leave the node out, or "
+                f"device: {where} finds no GPU, though others do; look at nvidia-smi there and leave the "
+                "node out, or "
                 "run all ranks on CPUs: DS_ACCELERATOR=cpu"
             )
         if answer["kind"] == "cuda":
             other = first.setdefault((answer["host"], answer["device"]), rank)
             if other != rank:
                 return (
-                    f"device: ranks {other} and {rank} on {answer['host']} have the same GPU; start one rank for each "
-                    "GPU of a node (deepspeed --num_gpus, sbatch --ntasks-per-node), and let each task see its own"
+                    f"device: ranks {other} and {rank} on {answer['host']} have the same GPU; start one "
+                    "rank for each "
+                    "GPU of a node (deepspeed --num_gpus, sbatch --ntasks-per-node), and let each task see "
+                    "its own"
                 )
     return None
 

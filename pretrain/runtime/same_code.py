@@ -62,7 +62,8 @@ def fingerprint() -> dict[str, str]:
 
 
 def code_hash() -> str:
-    """A short hash of the Python files of model/ and pretrain/, without extensions that take no part in runs."""
+    """A short hash of the Python files of model/ and pretrain/, without extensions that take no part in
+    runs."""
     apart = [
         ROOT / "pretrain" / name
         for listed in EXTENSIONS

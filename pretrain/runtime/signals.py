@@ -1,9 +1,10 @@
 """Receives requests to stop: signals, a wall-clock budget, and the end of the launcher.
 
-SIGUSR1 (a batch system's warning ahead of the end), SIGTERM (preemption) and SIGINT (Ctrl-C) only record a request. The
-ranks vote at the end of every step and validation batch; once one of them has a request, all save and end together. A
-separate thread receives signals, so that one is noticed even while the main thread compiles or waits in a collective.
-Nothing heavy is imported here: a program listens before it does anything else.
+SIGUSR1 (a batch system's warning ahead of the end), SIGTERM (preemption) and SIGINT (Ctrl-C) only record a
+request. The ranks vote at the end of every step and validation batch; once one of them has a request, all
+save and end together. A separate thread receives signals, so that one is noticed even while the main thread
+compiles or waits in a collective. Nothing heavy is imported here: a program listens before it does anything
+else.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ STOPPED = 75
 """Exit code of a run that stopped with everything saved and should be resumed: EX_TEMPFAIL of sysexits.h."""
 HEARD = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 REPEAT_SECONDS = 2.0
-"""The same signal this long after the first ends the process at once. Earlier, it may be the same event: Ctrl-C
-reaches a rank from the terminal and from its launcher."""
+"""The same signal this long after the first ends the process at once. Earlier, it may be the same event:
+Ctrl-C reaches a rank from the terminal and from its launcher."""
 LOOK_SECONDS = 2.0
 """How often to check whether the launcher still runs."""
 
@@ -51,8 +52,8 @@ class StopListener:
     """Receives the signals in HEARD until ``close``. Only the main thread of a process may create one.
 
     Args:
-        agreement_seconds: how long the other ranks may take to agree once this one was asked to stop. A rank that is
-            alone by then (a peer died, or hangs) ends without saving.
+        agreement_seconds: how long the other ranks may take to agree once this one was asked to stop. A rank
+            that is alone by then (a peer died, or hangs) ends without saving.
         budget_seconds: seconds after which the run stops by itself; None: no limit.
         end: ends the process; replaced in tests.
     """
@@ -109,7 +110,8 @@ class StopListener:
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
-        """In the block, a signal raises Stopped in the main thread; for code before training, with nothing to save."""
+        """In the block, a signal raises Stopped in the main thread; for code before training, with nothing to
+        save."""
         self._raise_at_once = True
         try:
             self.check()
@@ -189,8 +191,8 @@ class StopListener:
         self._ask(signal.Signals(number).name, INTERRUPTED if number == signal.SIGINT else STOPPED)
 
     def _ask(self, reason: str, exit_code: int) -> None:
-        # The thread and the main thread receive the same signals. The first one counts, except for Ctrl-C: the SIGTERM
-        # that a launcher sends after it arrives first when both were pending for this process.
+        # The thread and the main thread receive the same signals. The first one counts, except for Ctrl-C:
+        # the SIGTERM that a launcher sends after it arrives first when both were pending for this process.
         with self._lock:
             if self._reason is None or exit_code == INTERRUPTED:
                 # In this order: a thread that sees the reason reads the others.

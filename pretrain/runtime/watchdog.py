@@ -14,8 +14,8 @@ from types import TracebackType
 
 HUNG = 76
 """Exit code of a rank that its watchdog ended."""
-# After the first rank has written its stacks, the others get this long to write theirs, before a batch system that
-# sees one rank fail kills the rest.
+# After the first rank has written its stacks, the others get this long to write theirs, before a batch system
+# that sees one rank fail kills the rest.
 GRACE_SECONDS = 10.0
 # The interpreter's own watchdog, which needs no Python, ends a process in which no Python thread gets to run.
 LAST_RESORT_SECONDS = 60.0
@@ -24,8 +24,8 @@ LAST_RESORT_SECONDS = 60.0
 class Watchdog:
     """Ends this process when ``heartbeat`` was not called for a while.
 
-    A rank that hangs stops all others in the next collective. So all watchdogs fire, and the stacks show which rank was
-    elsewhere.
+    A rank that hangs stops all others in the next collective. So all watchdogs fire, and the stacks show
+    which rank was elsewhere.
 
     Use it as a context manager.
 
@@ -94,7 +94,8 @@ class Watchdog:
                 file.flush()
                 faulthandler.dump_traceback(file, all_threads=True)
         text = (
-            f"error: watchdog: rank {self.rank} made no progress for {self.seconds:g} s while {doing}; the stacks of "
+            f"error: watchdog: rank {self.rank} made no progress for {self.seconds:g} s while {doing}; the "
+            "stacks of "
             f"every rank are in {self.path.parent}; the run continues from its newest checkpoint\n"
         )
         with contextlib.suppress(OSError):

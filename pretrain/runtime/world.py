@@ -33,7 +33,8 @@ class World:
     local_size: int
     device: torch.device
     grid: ProcessGrid = ALONE
-    """This rank's place among the ranks that share a copy of the model, and the groups it shares work with."""
+    """This rank's place among the ranks that share a copy of the model, and the groups it shares work
+    with."""
     timeout: timedelta = COLLECTIVE_TIMEOUT
     """Time after which a collective fails that some rank does not join."""
 
@@ -155,7 +156,8 @@ def start_world(
     (pretrain.engine.patches.prepare_deepspeed), or it compiles an extension that is not needed.
 
     Args:
-        threads: CPU threads per rank; None takes OMP_NUM_THREADS, else the cores shared among the local ranks.
+        threads: CPU threads per rank; None takes OMP_NUM_THREADS, else the cores shared among the local
+            ranks.
         deterministic: ask torch for deterministic kernels.
         tensor_parallel: ranks that share one copy of the model.
         sequence_parallel: see model.process_grid.ProcessGrid.
@@ -163,8 +165,8 @@ def start_world(
         head_group_sizes: see model.process_grid.start_grid.
 
     Raises:
-        UserError: the launcher's environment is not valid, or tensor_parallel does not divide the number of ranks
-            (no rank has joined anything then); devices that do not match.
+        UserError: the launcher's environment is not valid, or tensor_parallel does not divide the number of
+            ranks (no rank has joined anything then); devices that do not match.
     """
     import deepspeed
 
@@ -193,10 +195,11 @@ def start_world(
     if device.type == "cpu":
         keep_freed_memory()
     else:
-        # cuDNN's attention gives gradients that are not finite for some masks and shapes (pytorch issue 196678). Flash
-        # and the memory-efficient kernel take all that it takes.
+        # cuDNN's attention gives gradients that are not finite for some masks and shapes (pytorch issue
+        # 196678). Flash and the memory-efficient kernel take all that it takes.
         torch.backends.cuda.enable_cudnn_sdp(False)
-    # Also where a process group exists: DeepSpeed's own module must know of it before zero.Init asks for its size.
+    # Also where a process group exists: DeepSpeed's own module must know of it before zero.Init asks for its
+    # size.
     deepspeed.init_distributed(
         dist_backend=BACKENDS[device.type],
         auto_mpi_discovery=False,

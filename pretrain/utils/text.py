@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Sequence
 
 
 def labelled(label: str, text: object) -> str:
-    """The line ``label    text`` of a command's output; labels have the width of "finished", and so has their absence
-    before further lines of *text*."""
+    """The line ``label    text`` of a command's output; labels have the width of "finished", and
+    so has their absence before further lines of *text*."""
     return f"{label:<8} " + str(text).replace("\n", f"\n{'':9}")
 
 
 def several(values: Iterable[tuple[str, object]], listed: Callable[[Sequence[str]], str] = ", ".join) -> str:
-    """``value (names); value (names)`` of names with their values, in order; empty unless there are two values or more.
+    """``value (names); value (names)`` of names with their values, in order; empty unless there are two
+    values or more.
 
     Args:
         values: a name and its value each; a name whose value is None is left out.

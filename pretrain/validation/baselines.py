@@ -38,8 +38,9 @@ def compare_baselines(
 ) -> Baselines:
     """Compute the baselines of a run's validation windows: *count* windows of *context_length* labels.
 
-    Takes the token counts that a corpus was prepared with. Without them it reads the training split, or a part of it
-    where it is long (token_shares); so call it on one rank, and let no other wait for it in a collective.
+    Takes the token counts that a corpus was prepared with. Without them it reads the training split, or a
+    part of it where it is long (token_shares); so call it on one rank, and let no other wait for it in a
+    collective.
 
     Args:
         report: receives progress to print.

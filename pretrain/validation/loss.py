@@ -30,8 +30,8 @@ class Validation:
         windows: token ids [count, T+1].
         label_bytes: UTF-8 bytes of all label tokens together.
         micro_batch: sequences per forward pass.
-        document_starts: where documents begin among each window's inputs, for runs with a document mask: the loss
-            then uses the attention that the model was trained with.
+        document_starts: where documents begin among each window's inputs, for runs with a document mask: the
+            loss then uses the attention that the model was trained with.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class Validation:
     def run(self, engine: Any, progress: Callable[[int, int], None] | None = None) -> ValidationResult:
         """Return the mean loss over all windows. Collective; weights and training numbers do not change.
 
-        Every rank makes the same number of forward passes; a rank that has run out of windows repeats the first one
-        with weight zero.
+        Every rank makes the same number of forward passes; a rank that has run out of windows repeats the
+        first one with weight zero.
         """
         total = torch.zeros(2, dtype=torch.float64, device=self.world.device)  # summed nats, label tokens
         engine.eval()

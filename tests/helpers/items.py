@@ -16,7 +16,7 @@ def piqa_items(count: int = 30) -> list[dict[str, Any]]:
         {
             "goal": f"How do you {VERBS[i % 10]} {THINGS[i % 5]}?",
             "sol1": f"Take {THINGS[i % 5]} with both hands and {VERBS[i % 10]} it slowly.",
-            "sol2": f"Leave {THINGS[i % 5]} in the rain{' for a day' * (i % 3)} and {VERBS[(i + 3) % 10]} the roof.",
+            "sol2": f"Leave {THINGS[i % 5]} out{' for a day' * (i % 3)}, {VERBS[(i + 3) % 10]} the roof.",
             "label": i * 7 % 2,
         }
         for i in range(count)
@@ -39,7 +39,7 @@ def arc_items(count: int = 24) -> list[dict[str, Any]]:
 
 def pages(count: int = 3) -> list[dict[str, Any]]:
     """Texts longer than a context."""
-    page = " = The bridge = \n\n The bridge was built in 1905 . It is 30 @.@ 5 metres high , and crosses the river .\n"
+    page = " = The bridge = \n\n The bridge was built in 1905 . It is 30 @.@ 5 m high , and long .\n"
     return [{"page": page * (i + 2)} for i in range(count)]
 
 

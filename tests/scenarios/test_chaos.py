@@ -28,7 +28,8 @@ RANKS = 2
 STEPS = 10 * FAULTS + 20
 SETTINGS = (
     f"--steps {STEPS} --checkpoint.every 3 --checkpoint.keep_last 3 --validation.every 7",
-    "--validation.sequences 40 --logging.every 1 --logging.seconds 0 --skip_spikes 6 --checkpoint.background true",
+    "--validation.sequences 40 --logging.every 1 --logging.seconds 0 --skip_spikes 6 "
+    "--checkpoint.background true",
     "--growth.criterion incrt --growth.interval 6 --growth.calibration 2 --growth.maximum 6 --growth.start 3",
     "--growth.grow_above 0.1 --growth.prune_below 0.0999 --growth.patience 2",
 )
@@ -130,7 +131,8 @@ def test_a_run_survives_everything(small_folder, tmp_path, disk):
         newest = (folder / "latest").read_text().strip() if (folder / "latest").exists() else "none"
         codes = finished.returncodes
         print(
-            f"[{time.monotonic() - began:5.0f} s] fault {number + 1:2}/{FAULTS}: {kind}; exit codes {codes}; {newest}"
+            f"[{time.monotonic() - began:5.0f} s] fault {number + 1:2}/{FAULTS}: {kind}; exit codes "
+            f"{codes}; {newest}"
         )
         assert any(codes) or f"step_{STEPS:06d}" == newest, finished.output
         if kind == "SIGINT":
@@ -140,7 +142,7 @@ def test_a_run_survives_everything(small_folder, tmp_path, disk):
     finished = launch(arguments, RANKS, timeout=600)
     assert finished.returncode == 0, finished.output
     assert curve(folder) == curve(tmp_path / "whole" / "nano")
-    events = read_state(folder / f"checkpoints/step_{STEPS:06d}").growth["events"]
+    events = read_state(folder / f"checkpoints/step_{STEPS:06d}").record("growth")["events"]
     assert len({event["step"] for event in events}) >= 4
     assert {event["kind"] for event in events} == {"grow", "prune"}
 

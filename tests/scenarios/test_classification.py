@@ -45,7 +45,8 @@ def corpus(tmp_path_factory):
 def classifying(corpus, runs, flags="", steps=STEPS):
     """A run that classifies: 16 examples a step."""
     shared = f"""--task classification --steps {steps} --global_batch_tokens 1024 --validation.every 10
-        --validation.sequences 99 --checkpoint.every 10 --optimizer.learning_rate 5e-3 --diagnostics_every 15 {flags}"""
+        --validation.sequences 99 --checkpoint.every 10 --optimizer.learning_rate 5e-3
+        --diagnostics_every 15 {flags}"""
     return nano_run(corpus, runs, *shared.split())
 
 
@@ -99,7 +100,8 @@ def test_other_worlds_give_the_same_losses_and_go_on_from_each_other(
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_heads_grow_and_padding_is_not_measured(corpus, tmp_path, capsys, ranks):
-    growth = "--growth.criterion incrt --growth.maximum 3 --growth.interval 2 --growth.average 0 --growth.calibration 1"
+    growth = "--growth.criterion incrt --growth.maximum 3 --growth.interval 2 --growth.average 0"
+    growth += " --growth.calibration 1"
     flags = f"{growth} --checkpoint.keep_last 9 --tensor_parallel {ranks}"
     run = classifying(corpus, tmp_path, flags, steps=12)
     assert run_distributed(session, ranks, run, timeout=120)[0] == ([], None)

@@ -1,4 +1,5 @@
-"""Extensions can be taken away: what remains trains, resumes and reshapes to the same bits. And one can be added."""
+"""Extensions can be taken away: what remains trains, resumes and reshapes to the same bits. And one can be
+added."""
 
 from __future__ import annotations
 
@@ -23,9 +24,9 @@ sys.meta_path = [finder for finder in sys.meta_path if "editable" not in repr(fi
 from pretrain.main import main
 from pretrain.runtime.signals import StopListener
 runs, data, *more = sys.argv[1:]
-flags = ["--vocab_size", "512", "--data_root", data, "--runs_dir", runs, "--name", "run", "--global_batch_tokens",
-         "512", "--validation.every", "2", "--validation.sequences", "4", "--checkpoint.every", "2", "--compile",
-         "false", "--logging.wandb", "disabled", *more]
+flags = "--vocab_size 512 --name run --global_batch_tokens 512 --validation.every 2 --validation.sequences 4"
+flags = f"{flags} --checkpoint.every 2 --compile false --logging.wandb disabled".split()
+flags += ["--data_root", data, "--runs_dir", runs, *more]
 for stage, steps in ((2, 2), (2, 4), (3, 6)):
     main([f"--ds_config=ds_configs/zero{stage}.json", "--steps", str(steps), *flags], StopListener(), 0)
 """
@@ -70,7 +71,8 @@ def take_away(root: Path, names: set[str]) -> None:
 
 
 def trained(root: Path, runs: Path, data: Path, more: Sequence[str] = ()) -> tuple[list[dict[str, Any]], str]:
-    """The rows of PROGRAM in the tree at *root*, without times and figures of extensions; and what it printed."""
+    """The rows of PROGRAM in the tree at *root*, without times and figures of extensions; and what it
+    printed."""
     done = ran(root, sys.executable, "-c", PROGRAM, str(runs), str(data), *more)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [json.loads(line) for line in (runs / "run" / "metrics.jsonl").read_text().splitlines()]

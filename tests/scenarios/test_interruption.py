@@ -16,7 +16,8 @@ from tests.helpers.training import curve, nano_arguments
 # Slow enough to be hit in the middle: validation after every second step takes longer than the steps.
 SETTINGS = (
     "--ds_config ds_configs/zero1.json --steps 10 --validation.every 2 --micro_batch 1",
-    "--validation.sequences 40 --logging.every 1 --logging.seconds 0 --checkpoint.every 5 --checkpoint.background true",
+    "--validation.sequences 40 --logging.every 1 --logging.seconds 0 --checkpoint.every 5 "
+    "--checkpoint.background true",
 )
 
 

@@ -110,8 +110,10 @@ def intervals_say(view: View) -> str:
     excluded = f"{_counted(excluding, 'interval')} exclude{'s' * (excluding == 1)} zero"
     by_chance = f"{made * (1 - CONFIDENCE):.2g} of {made}"
     return (
-        f"{_counted(made, 'comparison')} made; {excluded}. If nothing differed, {by_chance} would do so by chance, "
-        "on average: at 95 %, one in twenty. Intervals that share runs err together, and none is adjusted for "
+        f"{_counted(made, 'comparison')} made; {excluded}. If nothing differed, {by_chance} would do so by "
+        "chance, "
+        "on average: at 95 %, one in twenty. Intervals that share runs err together, and none is adjusted "
+        "for "
         "their number."
     )
 

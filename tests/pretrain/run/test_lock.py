@@ -101,7 +101,8 @@ def test_on_another_host_its_sign_of_life_counts(tmp_path):
 
 
 def test_a_container_numbers_its_own_processes(tmp_path, monkeypatch):
-    """The same host name and a number that nobody has here: the process may be inside, so it counts by age."""
+    """The same host name and a number that nobody has here: the process may be inside, so it counts by
+    age."""
     mark = holder(tmp_path, host=f"{run_lock.socket.gethostname()}/pid:4026532000", pid=2**22 - 3)
     with pytest.raises(UserError, match="in use by process"):
         RunLock(tmp_path)

@@ -109,7 +109,8 @@ def test_threads_sleep_on_a_busy_machine(monkeypatch, load, given, expected):
 
 def test_main_settles_them_before_torch_is_loaded():
     code = (
-        "import os, runpy, sys; sys.argv = ['pretrain/main.py', '--help']; os.getloadavg = lambda: (1e6, 0, 0)\n"
+        "import os, runpy, sys; sys.argv = ['pretrain/main.py', '--help']; os.getloadavg = lambda: (1e6, "
+        "0, 0)\n"
         "import pretrain.runtime.environment as e; settle = e.settle_waiting_threads\n"
         "e.settle_waiting_threads = lambda: (print('torch' in sys.modules), settle())\n"
         "try: runpy.run_path('pretrain/main.py', run_name='__main__')\n"

@@ -131,7 +131,7 @@ def test_plan_is_a_plain_record():
 @pytest.mark.parametrize(("stage", "precision"), [(1, "fp32"), (2, "bf16"), (3, "fp32")])
 def test_real_session_takes_what_is_predicted(stage: int, precision: str):
     """Growth of resident memory of a fresh process; docs/log/memory.md has the whole table."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[4] / "benchmarks"))
     try:
         from memory import Case  # type: ignore[import-not-found]
     finally:
