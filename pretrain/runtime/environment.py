@@ -116,7 +116,7 @@ def settle_waiting_threads() -> None:
     imported.
 
     Spinning is up to half as fast again on an idle machine, and takes nearly half of the speed beside one
-    other busy process on two cores (docs/experiments.md). OMP_WAIT_POLICY decides where it is set. The
+    other busy process on two cores (docs/log/speed.md). OMP_WAIT_POLICY decides where it is set. The
     numbers do not change.
     """
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
