@@ -37,7 +37,7 @@ def compile_network(network: Transformer) -> None:
 
     On a CPU the backward pass makes again what costs no pass of its own: the product of gate and up, and the
     norms' outputs. By default torch keeps these, since products read them: a quarter of what a block keeps,
-    and no faster (docs/performance.md). The bits are the same.
+    and no faster (docs/log/speed.md). The bits are the same.
     """
     import torch._dynamo
     import torch._functorch.config
