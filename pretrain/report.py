@@ -205,8 +205,8 @@ def build_metrics(session: Session) -> Metrics:
         flops_per_token=flops,
         peak_flops=peak,
         every_seconds=run.logging.seconds,
-        wandb=run.logging.wandb,
-        wandb_project=run.logging.wandb_project,
+        mode=run.logging.wandb,
+        project=run.logging.wandb_project,
         config={
             "run": run.to_dict(),
             "model": session.model.to_json(),

@@ -145,7 +145,7 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
 @functools.cache
 def _build_parser() -> CommandParser:
     parser = CommandParser(
-        prog="deepspeed pretrain/main.py",
+        usage="deepspeed pretrain/main.py [--config RECIPE] [--FIELD VALUE ...]",
         allow_abbrev=False,
         description="Pretrain a decoder with any head count per layer. Recipes: "
         + ", ".join(recipe_names())

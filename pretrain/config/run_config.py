@@ -118,8 +118,7 @@ class LoggingConfig:
     seconds: FromZero = 5.0
     """Shortest time between two printed lines when the output is not a terminal."""
     wandb: Literal["auto", "online", "offline", "disabled"] = "auto"
-    """auto: as WANDB_DISABLED or WANDB_MODE say; without them online when logged in, else offline. Never
-    asks."""
+    """auto: as WANDB_MODE says; without it online when logged in, else offline. Never asks."""
     wandb_project: str = "head-schedules"
     """Project that runs are filed under."""
 
