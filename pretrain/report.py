@@ -55,9 +55,8 @@ def opening(session: Session) -> list[str]:
         labelled(
             "steps",
             f"{run.steps:,} of {session.tokens_per_step:,} tokens = {batch.sequences} sequences "
-            f"({batch.micro_batch} a micro-batch x {batch.accumulation} accumulated x "
-            f"{batch.data_parallel} ranks; "
-            f"{decisions.batch.reason})",
+            f"({batch.micro_batch} a micro-batch x {batch.accumulation} accumulated x {batch.data_parallel} "
+            f"ranks; {decisions.batch.reason})",
         ),
         *(labelled("epochs", line) for line in _epochs(session)),
         *(line for extension in extensions() for line in extension.opening(session)),
