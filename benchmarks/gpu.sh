@@ -42,7 +42,7 @@ if [ -n "${REHEARSE-}" ]; then
     memory=(--data_parallel 1 --stages 2 --precisions fp32 --checkpointing 0 --micro_batch 1)
     large=(--model prism-nano --micro_batch 2 --stages 2 --precisions bf16 --data_parallel 1)
 fi
-trainer="torch deepspeed pydantic hjson einops msgpack packaging psutil tqdm jsonargparse docstring_parser yaml
+trainer="torch deepspeed pydantic hjson einops msgpack packaging psutil tqdm docstring_parser yaml
     numpy xxhash safetensors sentencepiece"
 
 missing() { # PACKAGES…: those that are not installed

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +14,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pretrain.runtime.environment import free_port
 from pretrain.utils.files import write_atomically
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,11 +49,14 @@ def say(line: str) -> None:
 
 def rank_variables(ranks: int) -> list[dict[str, str]]:
     """What a launcher would tell each of *ranks* processes of this machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     shared = {
         "WORLD_SIZE": str(ranks),
         "LOCAL_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
+        "MASTER_PORT": str(port),
     }
     return [{"RANK": str(rank), "LOCAL_RANK": str(rank), **shared} for rank in range(ranks)]
 

@@ -21,7 +21,7 @@ from model.documents import VARLEN_OPTIONS  # noqa: E402
 from pretrain.engine.compiling import missing_compiler  # noqa: E402
 from pretrain.runtime.hardware import describe_device, detect_device, supports_bf16  # noqa: E402
 
-PACKAGES = ("torch", "triton", "deepspeed", "transformers", "sentencepiece", "jsonargparse", "pytest")
+PACKAGES = ("torch", "triton", "deepspeed", "transformers", "sentencepiece", "pytest")
 
 
 def version(name: str) -> str | None:

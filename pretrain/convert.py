@@ -69,19 +69,15 @@ def run_convert(arguments: Sequence[str]) -> None:
 
 def _to_hugging_face(run: str, out: str, options: ConvertOptions) -> None:
     from pretrain.hf.export_folder import export_run
-    from pretrain.run.saved import with_saved_run
+    from pretrain.run.saved import SavedRun
 
-    written = with_saved_run(
-        run,
-        options.step,
-        lambda source: export_run(
-            source,
-            Path(out),
-            format=options.format,
-            dtype=options.dtype,
-            overwrite=options.overwrite,
-            license_name=options.license,
-        ),
+    written = export_run(
+        SavedRun.open(run, options.step),
+        Path(out),
+        format=options.format,
+        dtype=options.dtype,
+        overwrite=options.overwrite,
+        license_name=options.license,
     )
     code = "needs trust_remote_code=True" if written.export.format == "native" else "no remote code"
     print(labelled("tokens", f"{written.compared_ids:,} ids of the exported tokenizer equal the run's"))

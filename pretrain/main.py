@@ -67,7 +67,7 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
         world = session.world
         if session.finished:
             if world.is_main:
-                world.say(*finished_already(session, command.ds_config, arguments))
+                world.say(*finished_already(session, arguments))
             return
         if world.is_main:
             world.say(*opening(session))
@@ -82,7 +82,7 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
         ):
             trainer = Trainer(session, metrics, Control(world, listener, watchdog))
             trainer.fit()
-        world.say(*closing(trainer, command.ds_config, arguments))
+        world.say(*closing(trainer, arguments))
 
 
 if __name__ == "__main__":

@@ -55,9 +55,8 @@ def opening(session: Session) -> list[str]:
         labelled(
             "steps",
             f"{run.steps:,} of {session.tokens_per_step:,} tokens = {batch.sequences} sequences "
-            f"({batch.micro_batch} a micro-batch x {batch.accumulation} accumulated x "
-            f"{batch.data_parallel} ranks; "
-            f"{decisions.batch.reason})",
+            f"({batch.micro_batch} a micro-batch x {batch.accumulation} accumulated x {batch.data_parallel} "
+            f"ranks; {decisions.batch.reason})",
         ),
         *(labelled("epochs", line) for line in _epochs(session)),
         *(line for extension in extensions() for line in extension.opening(session)),
@@ -131,46 +130,26 @@ def launcher_command() -> list[str]:
     local = os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("LOCAL_SIZE", "1"))
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return ["torchrun", "--nproc_per_node", local, "pretrain/main.py"]
-    devices = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    first = [str(number) for number in range(int(local))]
-    if "LOCAL_SIZE" in os.environ and len(devices) == len(first) and devices != first and "" not in devices:
-        # DeepSpeed's launcher sets the variable in every rank, and ignores it beside a number of
-        # accelerators.
-        return ["deepspeed", "--include", f"localhost:{','.join(devices)}", "pretrain/main.py"]
-    if local != "1":
-        return ["deepspeed", "--num_accelerators", local, "pretrain/main.py"]
-    return ["deepspeed", "pretrain/main.py"]
+    number = ["--num_accelerators", local] * (local != "1")
+    return ["deepspeed", *number, "pretrain/main.py"]
 
 
-def continue_command(ds_config: str, arguments: list[str], steps: int) -> str:
-    """The command that continues the run to *steps*, quoted for a shell."""
-    other_arguments = _without(arguments, {"--ds_config", "--steps", "--local_rank"})
-    return shlex.join(
-        [*launcher_command(), "--ds_config", ds_config, *other_arguments, "--steps", str(steps)]
-    )
+def continue_command(arguments: list[str], steps: int) -> str:
+    """The command that continues the run to *steps*, quoted for a shell: of a flag given twice, the last
+    counts."""
+    given = [argument for argument in arguments if not argument.startswith("--local_rank")]
+    return shlex.join([*launcher_command(), *given, "--steps", str(steps)])
 
 
 def _python(module: str, *arguments: str) -> str:
     return shlex.join(["python", "-m", module, *arguments])
 
 
-def _without(arguments: list[str], flags: set[str]) -> list[str]:
-    remaining, skip_value = [], False
-    for argument in arguments:
-        if skip_value:
-            skip_value = False
-        elif argument.split("=", 1)[0] in flags:
-            skip_value = "=" not in argument
-        else:
-            remaining.append(argument)
-    return remaining
-
-
-def finished_already(session: Session, ds_config: str, arguments: list[str]) -> list[str]:
+def finished_already(session: Session, arguments: list[str]) -> list[str]:
     """Lines for a run that has all its steps. For rank 0; not collective."""
     step, folder = session.state.step, session.run.folder
     lines = [line for extension in extensions() for line in extension.closing(session)]
-    more = continue_command(ds_config, arguments, 2 * step)
+    more = continue_command(arguments, 2 * step)
     return [*lines, f"{folder} is already finished at step {step:,}; to go on: {more}"]
 
 
@@ -205,8 +184,8 @@ def build_metrics(session: Session) -> Metrics:
         flops_per_token=flops,
         peak_flops=peak,
         every_seconds=run.logging.seconds,
-        wandb=run.logging.wandb,
-        wandb_project=run.logging.wandb_project,
+        mode=run.logging.wandb,
+        project=run.logging.wandb_project,
         config={
             "run": run.to_dict(),
             "model": session.model.to_json(),
@@ -221,7 +200,7 @@ def build_metrics(session: Session) -> Metrics:
     )
 
 
-def closing(trainer: Trainer, ds_config: str, arguments: list[str]) -> list[str]:
+def closing(trainer: Trainer, arguments: list[str]) -> list[str]:
     """Lines printed after the last step: results, a sample, where everything is, what to do next. Collective.
 
     Returns:
@@ -252,7 +231,7 @@ def closing(trainer: Trainer, ds_config: str, arguments: list[str]) -> list[str]
         for extension in extensions()
         for word, command in extension.next_commands(session).items()
     }
-    commands["continue"] = continue_command(ds_config, arguments, 2 * run.steps)
+    commands["continue"] = continue_command(arguments, 2 * run.steps)
     return lines + [f"  {word:<9} {command}" for word, command in commands.items()]
 
 

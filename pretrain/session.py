@@ -27,7 +27,7 @@ from pretrain.optim.groups import GroupRates, run_groups
 from pretrain.run.data import RunData, open_data
 from pretrain.run.decisions import Decision, Decisions, decide, gather_facts
 from pretrain.run.extension import open_checkpoint
-from pretrain.run.lock import RunLocks
+from pretrain.run.lock import RunLock
 from pretrain.run.resume import check_records, check_resume, regrouped, shape_change
 from pretrain.run.session import Session
 from pretrain.runtime.same_code import check_agreement, code_hash
@@ -68,13 +68,18 @@ def open_session(run: RunConfig, ds_config: dict[str, Any], listener: StopListen
             _head_group_sizes(run),
         )
         check_agreement(world, run.to_yaml())
-        locks = RunLocks(run.folder, world)
-    with locks:
+    with contextlib.ExitStack() as held:
+
+        def take() -> None:
+            held.callback(RunLock(run.folder).release)
+
         with listener.at_once():
-            locks.take_existing()
+            exists = world.broadcast(run.folder.is_dir())
+            if exists:  # nothing in it may be read while another job writes
+                world.once(take)
             session = build_session(run, ds_config, open_data(run, world.say, world), world)
-            if not session.finished:
-                locks.take()
+            if not (exists or session.finished):
+                world.once(take)
         yield session
 
 

@@ -276,8 +276,7 @@ class Trainer:
                 labelled(
                     "note",
                     f"step {state.step:,}: no checkpoint, since the last {state.skipped_in_a_row} updates "
-                    "were "
-                    "skipped",
+                    "were skipped",
                 )
             )
             return

@@ -6,17 +6,16 @@ import argparse
 import dataclasses
 import functools
 import typing
-from argparse import ArgumentError
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import jsonargparse
-import yaml
+import docstring_parser
 
+from model.config import ModelConfig
+from model.declared import from_plain
 from model.errors import UserError, closest, shown
-from pretrain.config.names import OTHER_NAMES, suggestion
 from pretrain.config.run_config import DEFAULT_RECIPE, RunConfig
 from pretrain.utils.parsing import parse_yaml, read_yaml
 
@@ -45,24 +44,29 @@ def parse_command_line(arguments: list[str]) -> CommandLine:
         UserError: an unknown flag or key (with the closest valid name), a value of the wrong type, a recipe
             that is missing or is not a YAML mapping.
     """
-    parser = _build_parser()
-    arguments, left_out = _resolve_recipe(list(arguments))
-    _check_flags(arguments, parser)
-    _check_values(arguments)
-    try:
-        parsed = parser.parse_args(arguments)
-        instance = parser.instantiate(parsed)
-    except (ArgumentError, jsonargparse.ArgumentError) as error:
-        raise UserError(_one_line(str(error))) from None
-    if instance.plot_lr is not None and not instance.plot_lr.strip():
+    given = vars(_build_parser().parse_args(arguments))
+    if given["plot_lr"] is not None and not given["plot_lr"].strip():
         raise UserError("plot_lr: no file given; give the name of a picture, such as lr.png")
-    values = {f.name: getattr(instance, f.name) for f in dataclasses.fields(RunConfig)}
+    path = find_recipe(given["config"])
+    recipe = read_recipe(path)
+    left_out: list[str] = []
+    if path.parent == RECIPES:  # it may set fields of an extension that is not here
+        left_out = [name for name in recipe if name not in {f.name for f in dataclasses.fields(RunConfig)}]
+        recipe = {name: value for name, value in recipe.items() if name not in left_out}
+    values = {"recipe": path.stem} | _by_dotted_name(recipe)
+    for name in values:
+        if name not in SETTINGS:
+            known = shown(name, plain=True)
+            raise UserError(f"{known}: unknown key in {given['config']}{closest(known, SETTINGS)}")
+    for name in FLAGS:
+        if (text := given[name]) is not None:
+            values[name] = text if name in TEXTS else parse_yaml(text, name)
     return CommandLine(
-        RunConfig(**values),
-        find_ds_config(instance.ds_config),
-        instance.plot_lr,
-        instance.print_config,
-        left_out,
+        from_plain(RunConfig, _nested(values)),
+        find_ds_config(given["ds_config"]),
+        given["plot_lr"],
+        given["print_config"],
+        tuple(left_out),
     )
 
 
@@ -77,16 +81,72 @@ def load_run_config(path: str | Path) -> RunConfig:
     except UserError as error:
         if str(path) in str(error):
             raise
-        raise UserError(f"{path}: {str(error).strip().rstrip(':')}") from None
+        raise UserError(f"{path}: {error}") from None
+
+
+# ---------------------------------------------------------------------- settings and their flags
+
+
+def documentation(kind: Any) -> dict[str, str]:
+    """The docstring below each field of a declared class, by the field's name."""
+    return {
+        entry.arg_name: (entry.description or "").replace("%", "%%")
+        for base in kind.__mro__
+        if dataclasses.is_dataclass(base)
+        for entry in docstring_parser.parse_from_object(base).params
+    }
+
+
+def _fields(kind: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], bool]]:
+    """Each setting of a declared class and of its sections: dotted name, field, whether it holds text."""
+    types = typing.get_type_hints(kind)
+    for item in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(item.default_factory):
+            yield from _fields(item.default_factory, f"{prefix}{item.name}.")
+        else:
+            yield f"{prefix}{item.name}", item, types[item.name] in (str, str | None)
+
+
+SETTINGS = {name: item for name, item, _ in _fields(RunConfig)}
+"""The settings of a run by their dotted names."""
+_ARCHITECTURE = [f"architecture.{item.name}" for item in dataclasses.fields(ModelConfig)]
+FLAGS = [*(name for name in SETTINGS if name != "recipe"), *_ARCHITECTURE]
+"""Those that are flags. --config sets the recipe's name."""
+TEXTS = {name for name, _, is_text in _fields(RunConfig) if is_text}
+"""Those that hold text as it is given; the others are read as YAML."""
+
+
+def _by_dotted_name(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """The settings in a recipe's mapping by their dotted names, as they are in SETTINGS."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) and name not in SETTINGS:
+            flat |= _by_dotted_name(value, f"{name}.")
+        else:
+            flat[name] = value
+    return flat
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What _by_dotted_name was made of."""
+    nested: dict[str, Any] = {}
+    for name, value in values.items():
+        *sections, last = name.split(".")
+        inner = nested
+        for section in sections:
+            inner = inner.setdefault(section, {})
+            if not isinstance(inner, dict):
+                raise UserError(f"{section}: {shown(inner)} is not a mapping")
+        inner[last] = value
+    return nested
 
 
 @functools.cache
-def _build_parser() -> jsonargparse.ArgumentParser:
-    jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    parser = jsonargparse.ArgumentParser(
-        prog="deepspeed pretrain/main.py",
-        exit_on_error=False,
-        print_config=None,  # ours, below, prints a recipe and checks it first
+def _build_parser() -> CommandParser:
+    parser = CommandParser(
+        usage="deepspeed pretrain/main.py [--config RECIPE] [--FIELD VALUE ...]",
+        allow_abbrev=False,
         description="Pretrain a decoder with any head count per layer. Recipes: "
         + ", ".join(recipe_names())
         + ". The defaults below are those of a recipe that leaves the field out. They are not the default "
@@ -94,7 +154,7 @@ def _build_parser() -> jsonargparse.ArgumentParser:
     )
     parser.add_argument(
         "--config",
-        action="config",
+        default=DEFAULT_RECIPE,
         help="Recipe: a name from pretrain/recipes or a YAML file. Without it, the recipe "
         f"{DEFAULT_RECIPE}; a file of your own takes nothing from {DEFAULT_RECIPE}.",
     )
@@ -105,30 +165,29 @@ def _build_parser() -> jsonargparse.ArgumentParser:
     )
     parser.add_argument(
         "--ds_config",
-        type=str,
         default="ds_configs/zero2.json",
         help="DeepSpeed configuration, looked for in the working directory, then in this project.",
     )
     parser.add_argument(
         "--plot_lr", metavar="FILE", help="Draw every group's learning rate over the run into FILE, and stop."
     )
-    parser.add_argument("--local_rank", type=int, default=0, help="Passed by the launcher; ignored.")
-    _without_ranges(RunConfig)
-    parser.add_class_arguments(RunConfig)
-    for action in parser._actions:
-        if action.dest in ("recipe", "local_rank"):  # set by --config, and by the launcher
-            action.help = argparse.SUPPRESS
+    parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # passed by the launcher; ignored
+    helps = documentation(RunConfig)
+    for section in dataclasses.fields(RunConfig):
+        if dataclasses.is_dataclass(section.default_factory):
+            of_section = documentation(section.default_factory).items()
+            helps |= {f"{section.name}.{name}": text for name, text in of_section}
+    for name in FLAGS:
+        help = argparse.SUPPRESS
+        if name in SETTINGS:
+            made = SETTINGS[name].default_factory
+            default = SETTINGS[name].default if made is dataclasses.MISSING else made()
+            help = f"{helps[name]} (default: {default})"
+        parser.add_argument(f"--{name}", metavar="VALUE", help=help)
     return parser
 
 
-def _without_ranges(config_class: Any) -> None:
-    """Leave the parser the types alone: ranges are checked, and put into words, when the RunConfig is
-    made."""
-    types = typing.get_type_hints(config_class)
-    for item in dataclasses.fields(config_class):
-        item.type = config_class.__init__.__annotations__[item.name] = types[item.name]
-        if dataclasses.is_dataclass(item.type):
-            _without_ranges(item.type)
+# ---------------------------------------------------------------------- files
 
 
 def find_ds_config(name: str) -> str:
@@ -180,114 +239,6 @@ def read_recipe(path: Path, what: str = "config") -> dict[str, Any]:
     return recipe
 
 
-def _resolve_recipe(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
-    """Point --config at a file (the default recipe when absent), check its keys, and name the recipe.
-
-    Returns:
-        The arguments, and fields that were left out: a shipped recipe may set those of an extension that is
-            not here.
-    """
-    name_or_path, other_arguments = DEFAULT_RECIPE, []
-    remaining = iter(arguments)
-    for argument in remaining:  # the last one counts, as with any flag: scripts give one, their users another
-        if argument == "--config":
-            name_or_path = next(remaining, "")
-        elif argument.startswith("--config="):
-            name_or_path = argument.split("=", 1)[1]
-        elif argument.split("=", 1)[0] == "--recipe":
-            raise UserError("--recipe: not a flag; --config chooses a recipe, --name names the run's folder")
-        else:
-            other_arguments.append(argument)
-            continue
-        if not name_or_path:
-            raise UserError("config: no value given; give a recipe name or a YAML file")
-    path = find_recipe(name_or_path)
-    recipe = read_recipe(path)
-    left_out: tuple[str, ...] = ()
-    if path.parent == RECIPES:
-        known = {f.name for f in dataclasses.fields(RunConfig)}
-        left_out = tuple(name for name in recipe if name not in known)
-        recipe = {name: value for name, value in recipe.items() if name in known}
-    _check_keys(recipe, RunConfig, source=str(name_or_path))
-    recipe_flag = [] if "recipe" in recipe else ["--recipe", path.stem]
-    config = yaml.safe_dump(recipe) if left_out else str(path)  # the parser takes a file or its text
-    return ["--config", config, *recipe_flag, *other_arguments], left_out
-
-
-def _check_keys(values: dict[str, Any], config_class: type, source: str, prefix: str = "") -> None:
-    valid = {f.name: f for f in dataclasses.fields(config_class)}
-    for key, value in values.items():
-        if key not in valid:
-            raise UserError(
-                f"{prefix}{shown(key, plain=True)}: unknown key in {source}"
-                + (
-                    _key_suggestion(shown(key, plain=True), prefix, valid)
-                    or f"; valid keys are {', '.join(valid)}"
-                )
-            )
-        if value is None and type(None) not in typing.get_args(_type(config_class, key)):
-            raise UserError(
-                f"{prefix}{key}: null in {source} is not valid; give a value, or leave the key out"
-            )
-        nested = valid[key].default_factory
-        if dataclasses.is_dataclass(nested):
-            if not isinstance(value, dict):
-                raise UserError(f"{prefix}{key}: {shown(value)} in {source} is not a mapping")
-            _check_keys(value, nested, source, f"{prefix}{key}.")  # type: ignore[arg-type]
-
-
-def _type(config_class: type, name: str) -> Any:
-    """The declared type of a field; a union or a class."""
-    return typing.get_type_hints(config_class)[name]
-
-
-def _key_suggestion(key: str, prefix: str, valid: Iterable[str]) -> str:
-    """A hint at what *key* may mean: a key of the same mapping, or the one that other programs call so."""
-    if not prefix and key in OTHER_NAMES:
-        return f"; here that is {OTHER_NAMES[key].replace('--', '')}"
-    return closest(key, valid)
-
-
-def _check_flags(arguments: list[str], parser: jsonargparse.ArgumentParser) -> None:
-    valid = [
-        option for action in parser._actions for option in action.option_strings if option.startswith("--")
-    ]
-    for argument in arguments:
-        flag = argument.split("=", 1)[0]
-        if flag.startswith("--") and flag not in valid and not flag.startswith("--architecture."):
-            raise UserError(
-                f"{flag}: unknown flag" + (suggestion(flag, valid) or "; --help lists the valid ones")
-            )
-
-
-def _check_values(arguments: list[str]) -> None:
-    """Refuse values that would make the parser hang or fail: it reads each as YAML, recursively."""
-    text_fields = {f"--{name}" for name in _text_fields(RunConfig)}
-    for flag, following in zip(arguments, [*arguments[1:], ""], strict=True):
-        name, equals, value = flag.partition("=")
-        if name.startswith("--") and name not in {*text_fields, "--config", "--ds_config", "--plot_lr"}:
-            parse_yaml(value if equals else following, name.removeprefix("--"))
-
-
-def _text_fields(config_class: Any, prefix: str = "") -> Iterator[str]:
-    """Names of the fields that hold plain text, nested ones with dots."""
-    for f in dataclasses.fields(config_class):
-        if dataclasses.is_dataclass(f.default_factory):
-            yield from _text_fields(f.default_factory, f"{prefix}{f.name}.")
-        elif _type(config_class, f.name) in (str, str | None):
-            yield prefix + f.name
-
-
-def _one_line(message: str) -> str:
-    message = " ".join(message.split()).removeprefix("Parser key ")
-    message = (
-        message.replace("typing.Literal", "one of ")
-        .replace("Expected a <class '", "expected <")
-        .replace("'>.", ">.")
-    )
-    return shown(message, limit=400, plain=True)
-
-
 class CommandParser(argparse.ArgumentParser):
     """An argparse parser that raises UserError for bad arguments, as for every other bad input."""
 
@@ -295,7 +246,8 @@ class CommandParser(argparse.ArgumentParser):
         hint = ""
         if message.startswith("unrecognized arguments: "):
             unknown_flag = message.removeprefix("unrecognized arguments: ").split()[0].partition("=")[0]
-            hint = closest(unknown_flag, self._flags())
+            names = [flag.lstrip("-") for flag in self._flags()]  # dashes would make short names alike
+            hint = closest(unknown_flag.lstrip("-"), names).replace("mean '", "mean '--")
         raise UserError(message + hint)
 
     def _flags(self) -> list[str]:

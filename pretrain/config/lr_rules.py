@@ -113,16 +113,10 @@ class LearningRateRule:
             raise UserError(
                 f"{where}.scale: 0 is not valid; give a positive number (freeze: true stops these parameters)"
             )
-        if self.freeze and self.scale != 0:
-            raise UserError(f"{where}.scale: {self.scale:g} contradicts freeze: true; leave one of them out")
-        if self.freeze and self.depth_decay != 1:
+        if self.freeze and (self.scale != 0 or self.depth_decay != 1 or not self.decay_with_lr):
             raise UserError(
-                f"{where}.depth_decay: it has no effect beside freeze: true; leave one of them out"
-            )
-        if self.freeze and not self.decay_with_lr:
-            raise UserError(
-                f"{where}.decay_with_lr: false contradicts freeze: true: with a learning rate of 0 AdamW "
-                "cannot decay"
+                f"{where}.freeze: true goes with no scale, no depth_decay and no decay_with_lr: false; leave "
+                "one of them out"
             )
 
     def layer_set(self, num_layers: int) -> frozenset[int] | None:
@@ -188,14 +182,18 @@ def match_rules(
         layers = rule.layer_set(num_layers)
         matching = [name for name, role in roles.items() if rule.matches(name, role, layers)]
         if not matching:
-            raise UserError(_matches_nothing(rule, roles, num_layers))
+            parts = ", ".join(sorted({role.part for role in roles.values()}))
+            raise UserError(
+                f"lr_rules.{rule.name}: parameters {_shown(rule.parameters)} in layers {_shown(rule.layers)} "
+                f"of {num_layers} match nothing; the model has {parts}; its first parameter is called "
+                f"{next(iter(roles))}"
+            )
         unassigned = [name for name in matching if rule_of[name] is None]
         if not unassigned:
             takers = list(dict.fromkeys(taken.name for name in matching if (taken := rule_of[name])))
             raise UserError(
                 f"lr_rules.{rule.name}: every parameter it matches is taken by {' and '.join(takers)} "
-                "before it "
-                "(the first match wins); move it before them, or remove it"
+                "before it (the first match wins); move it before them, or remove it"
             )
         outside = [name for name in unassigned if roles[name].layer is None]
         if rule.depth_decay != 1 and outside:
@@ -205,17 +203,6 @@ def match_rules(
             )
         rule_of.update(dict.fromkeys(unassigned, rule))
     return rule_of
-
-
-def _matches_nothing(rule: LearningRateRule, roles: Mapping[str, ParameterRole], num_layers: int) -> str:
-    anywhere = any(rule.matches(name, role, None) for name, role in roles.items())
-    if anywhere:
-        why = f"layers {_shown(rule.layers)} have no such parameter; layers: all matches some"
-    else:
-        parts = sorted({role.part for role in roles.values()})
-        why = f"the model has {', '.join(parts)}; its first parameter is called {next(iter(roles))}"
-    what = f"parameters {_shown(rule.parameters)} in layers {_shown(rule.layers)} of {num_layers}"
-    return f"lr_rules.{rule.name}: {what} match nothing; {why}"
 
 
 # ---------------------------------------------------------------------- reading
@@ -257,8 +244,7 @@ def _range(entry: int | str, where: str) -> tuple[int, int]:
     if not re.fullmatch(r"[0-9]{1,9}(-[0-9]{1,9})?", str(entry)):
         raise UserError(
             f"{where}.layers: {shown(entry)} is not valid; give {', '.join(LAYER_WORDS)}, a layer, a range "
-            "such as "
-            "6-11, or a list of them"
+            "such as 6-11, or a list of them"
         )
     first, _, last = str(entry).partition("-")
     return int(first), int(last or first)

@@ -6,11 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TypeVar
 
-import docstring_parser
 from pydantic import TypeAdapter, ValidationError
 
 from model.declared import explained
-from pretrain.config.command_line import CommandParser
+from pretrain.config.command_line import CommandParser, documentation
 
 C = TypeVar("C")
 
@@ -35,12 +34,10 @@ def parse_options(
         UserError: an unknown flag (with the closest), a value missing or outside its declaration.
     """
     parser = CommandParser(prog=prog, description=description, epilog=epilog, allow_abbrev=False)
-    documented = {
-        entry.arg_name: entry.description for entry in docstring_parser.parse_from_object(kind).params
-    }
+    documented = documentation(kind)
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
     for field in fields:
-        help = (documented.get(field.name) or "").replace("%", "%%")
+        help = documented.get(field.name, "")
         if field.default is False:
             parser.add_argument(f"--{field.name}", action="store_const", const="true", help=help)
             continue

@@ -118,8 +118,7 @@ class LoggingConfig:
     seconds: FromZero = 5.0
     """Shortest time between two printed lines when the output is not a terminal."""
     wandb: Literal["auto", "online", "offline", "disabled"] = "auto"
-    """auto: as WANDB_DISABLED or WANDB_MODE say; without them online when logged in, else offline. Never
-    asks."""
+    """auto: as WANDB_MODE says; without it online when logged in, else offline. Never asks."""
     wandb_project: str = "head-schedules"
     """Project that runs are filed under."""
 
@@ -162,7 +161,7 @@ class CoreSettings:
     """Sequences per rank and forward pass; chosen from the device's memory when not given."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    lr_rules: list[dict[str, Any] | str] = field(default_factory=list)
+    lr_rules: list[Any] = field(default_factory=list)
     """Parameters whose learning rate leaves the schedule, first match wins: [{name: slow, parameters: [q, k],
     layers: upper_half, scale: 0.25, hold: 0.04, ramp: 0.01}], or names: [upper_qk]. See
         docs/learning_rates.md."""
@@ -180,7 +179,7 @@ class CoreSettings:
     travel."""
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass: less memory, about a third more computation."""
-    compile: bool | Literal["auto"] = "auto"
+    compile: Literal["auto", True, False] = "auto"
     """Compile the model with torch.compile: slower to start, faster steps, ZeRO stages 1 and 2 only. auto: on
     GPUs, and on CPUs for runs of some minutes. What a run began with is kept when it is resumed."""
     fused: Literal["auto", "all", "loss", "none"] = "auto"

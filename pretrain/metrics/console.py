@@ -12,11 +12,10 @@ from tqdm import tqdm
 from pretrain.utils.text import human_number, human_seconds
 
 BAR_FORMAT = "{percentage:3.0f}% |{bar:20}| {desc}"
-# Figure -> its text, in the order of a line; those of a validation belong to the step that they were measured
-# at.
+# Figure -> its text, in the order of a line.
 _TEXTS: dict[str, Callable[[Any], str]] = {
     "train_loss": "loss {:.4f}".format,
-    "val_loss": "val loss {}".format,
+    "val_loss": "val loss {:.4f}".format,
     "val_bpb": "{:.4f} bits/byte".format,
     "val_accuracy": "accuracy {:.2%}".format,
     "lr": "lr {}".format,
@@ -31,14 +30,13 @@ _TEXTS: dict[str, Callable[[Any], str]] = {
 class Console:
     """Shows the newest value of each figure, and keeps messages apart from them.
 
-    A validation loss appears in the line of its own step only; a bar keeps it, with the step it belongs to.
+    Figures of a validation appear in a line of their own step only.
 
     Args:
         total_steps: the step at which the run ends.
         start_step: the step from which this session starts (more than 0 after a resume).
         every_seconds: shortest time between two lines of a log; lines with a validation loss always appear.
-        stream: where to print; standard output by default.
-        interactive: whether to draw a bar; by default when *stream* is a terminal.
+        stream: where to print; a bar is drawn when it is a terminal. Standard output by default.
         clock: seconds that only go forward.
     """
 
@@ -48,7 +46,6 @@ class Console:
         start_step: int = 0,
         every_seconds: float = 5.0,
         stream: TextIO | None = None,
-        interactive: bool | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.total_steps = total_steps
@@ -57,9 +54,8 @@ class Console:
         self.clock = clock
         self.step = start_step
         self.latest: dict[str, Any] = {}
-        interactive = self.stream.isatty() if interactive is None else interactive
         self._bar: tqdm[Any] | None = None
-        if interactive:
+        if self.stream.isatty():
             self._bar = tqdm(
                 total=total_steps,
                 initial=start_step,
@@ -72,23 +68,21 @@ class Console:
         self._first: tuple[int, float] | None = None
         self._printed_at = clock()
         self._printed_step = start_step
-        self._validated: int | None = None
-        """The step of the newest validation loss."""
 
     def update(self, step: int, row: Mapping[str, Any]) -> None:
         """Store the figures of *row*, and show them if a line is due."""
         now = self.clock()
         if self._first is None:
             self._first = (step, now)
+        if step != self.step:
+            self.latest = {name: value for name, value in self.latest.items() if not name.startswith("val_")}
         self.latest.update(row)
-        if "val_loss" in row:
-            self._validated = step
         advance, self.step = step - self.step, step
         if self._bar is not None:
             # tqdm itself redraws at most ten times a second.
             self._bar.set_description_str(self.line(), refresh=False)
             self._bar.update(advance)
-        elif "val_loss" in row or now - self._printed_at >= self.every_seconds:
+        if "val_loss" in row or (self._bar is None and now - self._printed_at >= self.every_seconds):
             self._print_line()
 
     def message(self, text: str) -> None:
@@ -119,10 +113,7 @@ class Console:
     def line(self) -> str:
         """Return the newest figures in one line, leaving out those that are not known."""
         width = len(str(self.total_steps))
-        known = {name: value for name, value in self.latest.items() if not name.startswith("val_")}
-        if self._validated is not None and (self._bar is not None or self._validated == self.step):
-            of_step = "" if self._validated == self.step else f" at step {self._validated}"
-            known = self.latest | {"val_loss": f"{self.latest['val_loss']:.4f}{of_step}"}
+        known = dict(self.latest)
         if rates := sorted({value for name, value in known.items() if name.startswith("lr/")}):
             known["lr"] = " to ".join(f"{rate:.2e}" for rate in (rates[0], rates[-1])[: len(rates)])
         if not known.get("skipped"):
@@ -133,6 +124,6 @@ class Console:
         return " | ".join([f"step {self.step:>{width}}/{self.total_steps}", *figures])
 
     def _print_line(self) -> None:
-        print(self.line(), file=self.stream, flush=True)
+        self.message(self.line())
         self._printed_at = self.clock()
         self._printed_step = self.step

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from model.declared import LARGEST_INTEGER
 from pretrain.utils.files import read_tail, write_atomically
@@ -31,27 +31,21 @@ class MetricsFile:
     def __init__(self, path: Path, report: Callable[[str], None] | None = None) -> None:
         self.path = path
         self._report = report or (lambda text: print(text, file=sys.stderr))
-        self._descriptor: int | None = None
-        self._size = 0
-        self._lost = 0
+        self._file: BinaryIO | None = None
+        self._failed = False
 
     def append(self, step: int, row: Mapping[str, Any]) -> None:
-        """Write one row. A full disk loses rows, which is reported once; it does not end the training."""
+        """Write one row. A full disk is reported once, and does not end the training; rows wait in memory."""
         line = json.dumps({"step": step, **{key: encoded(plain(value)) for key, value in row.items()}})
         try:
-            if self._descriptor is None:
-                self._open()
-            assert self._descriptor is not None
-            data = line.encode() + b"\n"
-            if self._lost:  # a write that the full disk cut short would spoil this row too
-                os.ftruncate(self._descriptor, self._size)
-            if os.write(self._descriptor, data) != len(data):
-                raise OSError(28, "No space left on device")
-            self._size += len(data)
+            if self._file is None:
+                self._file = self.path.open("ab")
+            self._file.write(line.encode() + b"\n")
+            self._file.flush()
         except OSError as error:
-            self._lost += 1
-            if self._lost == 1:
+            if not self._failed:
                 self._report(f"warning: cannot write {self.path} ({error.strerror}); training goes on")
+            self._failed = True
 
     def truncate_after(self, step: int) -> int:
         """Drop the rows after *step* and lines that are not rows; return how many were dropped.
@@ -76,17 +70,10 @@ class MetricsFile:
 
     def close(self) -> None:
         """Close the file; ``append`` opens it again."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-
-    def _open(self) -> None:
-        """Open for appending, after the last complete line."""
-        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        content = self.path.read_bytes()
-        self._size = content.rfind(b"\n") + 1
-        if self._size != len(content):
-            os.ftruncate(self._descriptor, self._size)
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # said before
+                self._file.close()
+            self._file = None
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -11,13 +11,13 @@ from typing import Any
 from pretrain.metrics.console import Console
 from pretrain.metrics.file import FILE_NAME, MetricsFile, plain
 from pretrain.metrics.throughput import Throughput
-from pretrain.metrics.tracking import CLOSE_SECONDS, Mode, WandbLogger
+from pretrain.metrics.tracking import CLOSE_SECONDS, WandbLogger
 
 
 class Metrics:
     """Shows and writes the figures of one session of a run, on the main rank only.
 
-    Use it as a context manager; ``close`` shows the last figures and lets wandb finish.
+    Use it as a context manager; its end shows the last figures and gives wandb some time to finish.
 
     Args:
         folder: the run's folder.
@@ -27,11 +27,7 @@ class Metrics:
         flops_per_token: training FLOPs per token, for MFU.
         peak_flops: peak of all the run's devices together in FLOP/s, for MFU; None leaves MFU out.
         every_seconds: shortest time between two lines of a log.
-        wandb: auto, online, offline or disabled (see pretrain.metrics.tracking).
-        wandb_project: the project that the run is filed under.
-        config: what wandb shows as the run's configuration.
-        group: which runs wandb shows together.
-        tags: to find the run by in wandb.
+        wandb: further arguments of WandbLogger: mode, project, config, group, tags.
     """
 
     def __init__(
@@ -44,40 +40,23 @@ class Metrics:
         flops_per_token: float | None = None,
         peak_flops: float | None = None,
         every_seconds: float = 5.0,
-        wandb: Mode = "auto",
-        wandb_project: str = "head-schedules",
-        config: Mapping[str, Any] | None = None,
-        group: str | None = None,
-        tags: Sequence[str] = (),
+        **wandb: Any,
     ) -> None:
         self.throughput = Throughput(flops_per_token, peak_flops)
         self._console: Console | None = None
-        self._file: MetricsFile | None = None
-        self._wandb: WandbLogger | None = None
         if not main:
             return
         self._console = Console(total_steps, start_step, every_seconds)
         self._file = MetricsFile(folder / FILE_NAME, report=self.message)
         self._file.truncate_after(start_step)
-        self._wandb = WandbLogger(
-            folder,
-            mode=wandb,
-            project=wandb_project,
-            config=config or {},
-            group=group,
-            tags=tags,
-            newest_step=start_step,
-            report=self.message,
-        )
+        self._wandb = WandbLogger(folder, newest_step=start_step, report=self.message, **wandb)
 
     def log(self, step: int, row: Mapping[str, Any]) -> None:
         """Record what was measured at *step*; a step may have several rows, with different keys."""
-        row = {key: plain(value) for key, value in row.items()}
-        if self._file is not None:
-            self._file.append(step, row)
         if self._console is not None:
+            row = {key: plain(value) for key, value in row.items()}
+            self._file.append(step, row)
             self._console.update(step, row)
-        if self._wandb is not None:
             self._wandb.log(step, row)
 
     def message(self, text: str) -> None:
@@ -85,20 +64,9 @@ class Metrics:
         if self._console is not None:
             self._console.message(text)
 
-    @contextmanager
-    def pause(self) -> Iterator[None]:
+    def pause(self) -> AbstractContextManager[None]:
         """Leave the time spent inside (validation, saving) out of tokens/s and MFU."""
-        with self.throughput.pause():
-            yield
-
-    def close(self, wandb_seconds: float = CLOSE_SECONDS) -> None:
-        """Show the last figures, close the file, and give wandb some time to write what it has."""
-        if self._console is not None:
-            self._console.close()
-        if self._file is not None:
-            self._file.close()
-        if self._wandb is not None:
-            self._wandb.close(wandb_seconds)
+        return self.throughput.pause()
 
     def __enter__(self) -> Metrics:
         return self
@@ -106,5 +74,8 @@ class Metrics:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # After an error the launcher soon kills the ranks; what wandb lacks then can be synced later.
-        self.close(CLOSE_SECONDS if error is None else 5.0)
+        if self._console is not None:
+            self._console.close()
+            self._file.close()
+            # After an error the launcher soon kills the ranks; what wandb lacks then can be synced later.
+            self._wandb.close(CLOSE_SECONDS if error is None else 5.0)

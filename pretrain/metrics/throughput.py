@@ -31,7 +31,6 @@ class Throughput:
         self.peak_flops = peak_flops
         self.clock = clock
         self._paused = 0.0
-        self._pauses = 0
         self._tokens = 0
         self._began = clock()
         # The state after each of the last steps: (training seconds, tokens).
@@ -50,15 +49,12 @@ class Throughput:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Do not count the time spent inside; pauses may be nested."""
+        """Do not count the time spent inside."""
         began = self.clock()
-        self._pauses += 1
         try:
             yield
         finally:
-            self._pauses -= 1
-            if self._pauses == 0:
-                self._paused += self.clock() - began
+            self._paused += self.clock() - began
 
     def rates(self) -> dict[str, float]:
         """Return ``tokens_per_second`` and ``mfu`` as far as they are known.

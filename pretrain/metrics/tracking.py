@@ -10,12 +10,10 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, get_args
+from typing import Any
 
 from pretrain.utils.files import write_atomically
 from pretrain.utils.text import labelled
-
-Mode = Literal["auto", "online", "offline", "disabled"]
 
 # Online, the last rows may be under way when the training ends. They are on disk then, and can be synced.
 CLOSE_SECONDS = 60.0
@@ -36,57 +34,51 @@ class WandbLogger:
 
     Args:
         folder: the run's folder; wandb's files go to its ``wandb`` folder.
-        mode: ``auto`` is what WANDB_MODE says, else online when logged in, else offline. ``online`` becomes
-            offline when the user is not logged in or the server does not answer.
-        project: the project that the run is filed under.
-        config: what wandb shows as the run's configuration.
+        mode: ``auto`` is what WANDB_MODE says, else online. ``online`` becomes offline when the user is not
+            logged in or the server does not answer.
         group: which runs wandb shows together, such as the seeds of one experiment; WANDB_RUN_GROUP comes
             first.
         tags: to find the run by; WANDB_TAGS come first.
         newest_step: the newest step that earlier sessions have logged.
         report: where to say what wandb does; called from the thread.
+        filed: further arguments of wandb.init, such as the project and the run's configuration.
     """
 
     def __init__(
         self,
         folder: Path,
         *,
-        mode: Mode = "auto",
-        project: str = "head-schedules",
-        config: Mapping[str, Any] | None = None,
+        mode: str = "auto",
         group: str | None = None,
         tags: Sequence[str] = (),
         newest_step: int = 0,
         report: Callable[[str], None] = print,
+        **filed: Any,
     ) -> None:
         self.folder = folder
-        self.project = project
         self.newest_step = newest_step
-        self.filed: dict[str, Any] = {}
-        """The arguments of wandb.init that the environment does not give."""
-        if group is not None and "WANDB_RUN_GROUP" not in os.environ:
-            self.filed["group"] = group[:MOST_GROUP]
-        if tags and "WANDB_TAGS" not in os.environ:
-            self.filed["tags"] = [tag[:MOST_TAG] for tag in tags]
-        self.config = dict(config or {})
         self._report = report
         self._rows: queue.SimpleQueue[tuple[int, dict[str, Any]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        if mode == "auto":
-            mode = _mode_from_environment()
+        mode = os.environ.get("WANDB_MODE", "online") if mode == "auto" else mode
         if mode == "disabled":
             return
-        self._mode: Mode = mode
         if mode == "offline":
             # Before the import reads it: a run that is not to go online sends no error reports either.
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        if group is not None and "WANDB_RUN_GROUP" not in os.environ:
+            filed["group"] = group[:MOST_GROUP]
+        if tags and "WANDB_TAGS" not in os.environ:
+            filed["tags"] = [tag[:MOST_TAG] for tag in tags]
         try:
             # Here and not in the thread: imports beside the training's own could meet half-loaded modules.
             import wandb
         except Exception as error:
             self._say_failed(error)
             return
-        self._thread = threading.Thread(target=self._work, args=[wandb], name="wandb", daemon=True)
+        self._thread = threading.Thread(
+            target=self._work, args=[wandb, mode, filed], name="wandb", daemon=True
+        )
         self._thread.start()
 
     def log(self, step: int, row: Mapping[str, Any]) -> None:
@@ -104,10 +96,10 @@ class WandbLogger:
             self._say(f"still busy after {timeout:g} s; to send the rest: {self._sync_command('*run-*')}")
         self._thread = None
 
-    def _work(self, wandb: ModuleType) -> None:
+    def _work(self, wandb: ModuleType, mode: str, filed: dict[str, Any]) -> None:
         """Start wandb, pass on rows until the end, finish."""
         try:
-            run = self._start(wandb)
+            run = self._start(wandb, mode, filed)
             run.define_metric("tokens")
             run.define_metric("*", step_metric="tokens")
             # Online wandb knows what the run has; offline it begins at 0 in every session.
@@ -122,22 +114,33 @@ class WandbLogger:
         except Exception as error:
             self._say_failed(error)
 
-    def _start(self, wandb: ModuleType) -> Any:
+    def _start(self, wandb: ModuleType, mode: str, filed: dict[str, Any]) -> Any:
         """Open the run, online if that is requested and works."""
         wandb.setup(settings=wandb.Settings(silent=True))
-        if self._mode != "offline" and not wandb.login(prompt=False, verify=False):
-            if self._mode == "online":
-                self._say("not logged in (wandb login, or WANDB_API_KEY): writing offline")
-            self._mode = "offline"
-        if self._mode != "offline":
+        filed = {
+            "name": self.folder.name,
+            "id": self._run_id(),
+            "resume": "allow",
+            "dir": str(self.folder),
+            # The console belongs to the run: wandb neither prints nor captures, nor looks for code to send.
+            "settings": wandb.Settings(
+                silent=True,
+                console="off",
+                init_timeout=INIT_SECONDS,
+                disable_code=True,
+                disable_git=True,
+                disable_job_creation=True,
+            ),
+        } | filed
+        if mode == "online" and wandb.login(prompt=False, verify=False):
             try:
-                run = self._open(wandb, "online")
+                run = wandb.init(mode="online", **filed)
                 self._say(run.url)
                 return run
             except Exception as error:
                 self._say(f"cannot go online ({_first_line(error)}): writing offline")
                 wandb.teardown()  # the service still holds the run that did not start
-        run = self._open(wandb, "offline")
+        run = wandb.init(mode="offline", **filed)
         self._say(f"offline; to send it: {self._sync_command('offline-run-*')}")
         return run
 
@@ -146,27 +149,6 @@ class WandbLogger:
         order."""
         folder = shlex.quote(f"{self.folder}/wandb/")
         return f"wandb sync {folder}{sessions}"
-
-    def _open(self, wandb: ModuleType, mode: str) -> Any:
-        return wandb.init(
-            project=self.project,
-            name=self.folder.name,
-            id=self._run_id(),
-            resume="allow",
-            dir=str(self.folder),
-            mode=mode,
-            config=self.config,
-            **self.filed,
-            # The console belongs to the run: wandb neither prints nor captures, nor looks for code to send.
-            settings=wandb.Settings(
-                silent=True,
-                console="off",
-                init_timeout=INIT_SECONDS,
-                disable_code=True,
-                disable_git=True,
-                disable_job_creation=True,
-            ),
-        )
 
     def _run_id(self) -> str:
         """Return the id of this run folder's wandb run; the first call creates it."""
@@ -183,15 +165,6 @@ class WandbLogger:
 
     def _say_failed(self, error: Exception) -> None:
         self._say(f"stopped ({_first_line(error)}); the run goes on, metrics.jsonl has everything")
-
-
-def _mode_from_environment() -> Mode:
-    """Return what WANDB_MODE or WANDB_DISABLED ask for, ``auto`` if they are not set."""
-    if os.environ.get("WANDB_DISABLED", "").lower() in ("1", "true"):
-        return "disabled"
-    mode: Any = os.environ.get("WANDB_MODE", "auto")
-    mode = {"dryrun": "offline", "run": "online"}.get(mode, mode)  # wandb takes its first names for them, too
-    return mode if mode in get_args(Mode) else "auto"
 
 
 def _first_line(error: Exception) -> str:

@@ -48,9 +48,8 @@ def phase_in_steps(name: str, value: float, steps: int) -> int:
     """
     if value == 1 and steps > 1:
         raise UserError(
-            f"{name}: {value} may mean one step or the whole run; write {1 / steps:.3g} for one step of "
-            "the run's "
-            f"{steps}, {steps} for all of them"
+            f"{name}: {value} may mean one step or the whole run; write {1 / steps:.3g} for one step of the "
+            f"run's {steps}, {steps} for all of them"
         )
     return length_in_steps(name, value, steps)
 
@@ -141,9 +140,8 @@ class RuleSchedule:
             )
         if end + self.ramp == 0 and (rule.scale != 1 or rule.depth_decay != 1):
             raise UserError(
-                f"{where}.{name}: {getattr(rule, name)} of a run of {steps} steps is less than one step, "
-                "so the rule "
-                "changes nothing; give a number of steps"
+                f"{where}.{name}: {getattr(rule, name)} of a run of {steps} steps is less than one step, so "
+                "the rule changes nothing; give a number of steps"
             )
 
     def released_at(self, decided: int | None = None) -> int | None:

@@ -58,16 +58,14 @@ def _check_corpus(folder: str) -> None:
     if path.suffix in (".bin", ".idx") and path.is_file():
         raise UserError(
             f"data: {folder!r} is one file of a .bin/.idx pair; give the prefix, "
-            f"{folder.removesuffix(path.suffix)!r}, "
-            "and --tokenizer"
+            f"{folder.removesuffix(path.suffix)!r}, and --tokenizer"
         )
     if path.is_dir() or is_prefix(path):
         return
     siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     raise UserError(
         f"data: {folder!r} is not a folder; valid: builtin, one written by python -m pretrain.prepare, or "
-        "the prefix "
-        f"of a .bin/.idx pair{closest(path.name, siblings)}"
+        f"the prefix of a .bin/.idx pair{closest(path.name, siblings)}"
     )
 
 

@@ -18,28 +18,10 @@ from pretrain.optim.groups import run_groups
 # Settings whose changes are not noted, since they are harmless (a run's place, logging, length) or checked
 # elsewhere.
 SILENT = {
-    "name",
-    "runs_dir",
-    "data_root",
-    "resume",
-    "recipe",
-    "logging",
-    "checkpoint",
-    "evaluation",
-    "interruption",
+    *("name", "runs_dir", "data_root", "resume", "recipe", "logging", "checkpoint", "evaluation"),
+    *("interruption", "diagnostics_every", "threads", "model", "heads", "architecture", "seed", "data"),
+    *("tokenizer", "vocab_size", "micro_batch", "tensor_parallel"),
 }
-SILENT |= {
-    "diagnostics_every",
-    "threads",
-    "model",
-    "heads",
-    "architecture",
-    "seed",
-    "data",
-    "tokenizer",
-    "vocab_size",
-}
-SILENT |= {"micro_batch", "tensor_parallel"}
 
 
 # What the files of a checkpoint depend on. A change is allowed: the checkpoint is reshaped.
@@ -57,8 +39,7 @@ def check_records(saved: TrainingState, folder: Path | None) -> None:
         if record.needed and name not in present:
             raise UserError(
                 f"checkpoint: {folder} holds a record of the extension {name}, which it needs and which is "
-                "not here; "
-                "put the extension back, or give --name for a new run"
+                "not here; put the extension back, or give --name for a new run"
             )
 
 
@@ -71,9 +52,9 @@ def shape_change(saved: WorldRecord | None, world: WorldRecord | None) -> str | 
     """
     if saved is None or world is None:
         return "loaded imported weights, the optimizer starts fresh"
-    if all(getattr(saved, key) == getattr(world, key) for key in SHAPE):
-        return None
-    return f"reshaped from {_shape(saved)} to {_shape(world)}"
+    pairs = {key: (getattr(saved, key), getattr(world, key)) for key in SHAPE}
+    changes = [f"{key} {before} -> {now}" for key, (before, now) in pairs.items() if before != now]
+    return f"reshaped: {', '.join(changes)}" if changes else None
 
 
 def regrouped(saved: TrainingState, run: RunConfig, model: ModelConfig) -> str | None:
@@ -103,17 +84,6 @@ def _asked_before(saved: TrainingState) -> RunConfig:
     known = {item.name for item in dataclasses.fields(RunConfig)}
     values = {name: value for name, value in saved.run.items() if name in known}
     return from_plain(RunConfig, values, "checkpoint: run in state.json")
-
-
-def _shape(world: WorldRecord) -> str:
-    parts = [f"{world.ranks} rank{'s' * (world.ranks != 1)}"]
-    if world.tensor_parallel != 1:
-        parts[0] += f" ({world.tensor_parallel} tensor-parallel)"
-    parts += [f"ZeRO {world.stage}", world.dtype]
-    if world.offload != "none":
-        parts.append(f"offloaded to {world.offload}")
-    parts += [f"{key} {value}" for key, value in sorted(world.partitioning.items())]
-    return ", ".join(parts)
 
 
 def check_resume(
@@ -146,11 +116,7 @@ def check_resume(
             ("seed", asked.seed, run.seed),
             # It decides which optimizer group a parameter is in, and DeepSpeed pairs groups by position,
             # unchecked.
-            (
-                "optimizer.decay_embeddings",
-                asked.optimizer.decay_embeddings,
-                run.optimizer.decay_embeddings,
-            ),
+            ("decay_embeddings", asked.optimizer.decay_embeddings, run.optimizer.decay_embeddings),
             ("document_mask", asked.document_mask, run.document_mask),  # in effect another model
         ):
             differences += [f"{name}: {earlier} != {later}"] * (earlier != later)

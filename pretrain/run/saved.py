@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ import torch
 from model.config import ModelConfig
 from model.errors import UserError
 from model.transformer import Transformer
-from pretrain.checkpoint.finder import Hold, checkpoint_path, checkpoint_steps, newest_valid
+from pretrain.checkpoint.finder import Hold, checkpoint_path, checkpoint_steps
 from pretrain.checkpoint.manifest import verify
 from pretrain.checkpoint.state import TrainingState
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
@@ -24,10 +24,6 @@ from pretrain.data.sequences import ValidationSequences
 from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_hash
 from pretrain.metrics.file import FILE_NAME, read_metrics
-
-T = TypeVar("T")
-ATTEMPTS = 10
-"""Give up after this many checkpoints were pruned while they were read, by a run that is training."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +44,7 @@ class SavedRun:
 
     @classmethod
     def open(
-        cls, folder: str | Path, step: int | None = None, report: Callable[[str], None] = print
+        cls, folder: str | Path, step: int | None = None, report: Callable[[str], object] = print
     ) -> SavedRun:
         """Open ``runs/NAME``: its newest valid checkpoint, or the one of *step*.
 
@@ -59,11 +55,7 @@ class SavedRun:
             UserError: no run, no such step, a checkpoint with missing or damaged files, a tokenizer that is
                 not the one the model was trained with.
         """
-        return with_saved_run(folder, step, lambda run: run, report)
-
-    @classmethod
-    def at(cls, folder: Path, path: Path, hold: Hold | None = None) -> SavedRun:
-        """The checkpoint at *path*, of the run in *folder*. Raises as ``open``."""
+        path, hold = find_checkpoint(Path(folder), step, report)
         checkpoint = UnshardedCheckpoint.open(path)
         model = ModelConfig.from_json(checkpoint.state.model)
         path = path / "tokenizer"
@@ -77,7 +69,7 @@ class SavedRun:
                 f"tokenizer: {path} ({tokenizer.vocab_size:,} entries) is not the one that the run was "
                 f"trained with ({model.vocab_size:,} entries, hash {str(expected)[:12]}); put that one there"
             )
-        return cls(folder, checkpoint, model, tokenizer, hold)
+        return cls(Path(folder), checkpoint, model, tokenizer, hold)
 
     def refuse_classifier(self, what: str) -> None:
         """Raise UserError if the run trained a sequence classifier, which cannot be used as *what* says."""
@@ -135,9 +127,8 @@ class SavedRun:
             ids += [*self.tokenizer.encode(document.text), self.tokenizer.end_of_document]
             if len(ids) >= windows * length:
                 break
-        return np.array(ids[: windows * length], np.int64).reshape(
-            windows, length
-        ), "Python's standard library"
+        rows = np.array(ids[: windows * length], np.int64).reshape(windows, length)
+        return rows, "Python's standard library"
 
     def last_metrics(self) -> dict[str, Any]:
         """The newest value of each loss and zero-shot score at or before this step, from metrics.jsonl."""
@@ -151,44 +142,6 @@ class SavedRun:
                     if (name in losses or name.startswith("evaluation/")) and type(value) in (int, float)
                 }
         return values
-
-
-def with_saved_run(
-    folder: str | Path,
-    step: int | None,
-    use: Callable[[SavedRun], T],
-    report: Callable[[str], object] = print,
-) -> T:
-    """Open a run (see SavedRun.open) and pass it to *use*; again if its checkpoint is pruned meanwhile.
-
-    A run that is training prunes checkpoints. One that is held stays, but not every file system has locks.
-
-    Raises:
-        UserError: as SavedRun.open, and what *use* raises while its checkpoint exists.
-    """
-    folder = Path(folder)
-    reported: set[str] = set()
-
-    def report_once(line: str) -> None:
-        if line not in reported:
-            reported.add(line)
-            report(line)
-
-    for _ in range(ATTEMPTS):
-        path_and_hold = find_checkpoint(folder, step, report_once)
-        if path_and_hold is None:
-            continue
-        try:
-            return use(SavedRun.at(folder, *path_and_hold))
-        except UserError:
-            if path_and_hold[0].is_dir():
-                raise
-        report_once(f"checkpoint {path_and_hold[0].name} was pruned while it was read; taking the next one")
-    raise UserError(
-        f"checkpoint: {ATTEMPTS} of {str(folder)!r} were pruned while they were read; wait for the run's "
-        "end, "
-        "or let it keep more (--checkpoint.keep_last)"
-    )
 
 
 def refuse_links(folder: Path) -> None:
@@ -211,54 +164,31 @@ def is_run(folder: str | Path) -> bool:
     return (Path(folder) / "checkpoints").is_dir()
 
 
-def find_checkpoint(
-    folder: Path, step: int | None, report: Callable[[str], object]
-) -> tuple[Path, Hold] | None:
+def find_checkpoint(folder: Path, step: int | None, report: Callable[[str], object]) -> tuple[Path, Hold]:
     """The checkpoint of *step*, or the newest valid one, and a hold on it.
-
-    None when one was pruned while it was verified: then there is a newer one.
 
     Raises:
         UserError: there is no valid one.
     """
     if not is_run(folder):
-        what = "is not a run's folder (it has no checkpoints)" if folder.is_dir() else "does not exist"
-        raise UserError(f"run: {str(folder)!r} {what}; give one such as runs/NAME")
+        raise UserError(f"run: {str(folder)!r} is not a run's folder; give one such as runs/NAME")
     steps = checkpoint_steps(folder)
     if not steps:
         raise UserError(f"run: {str(folder)!r} has no checkpoint yet; train until the first one is written")
     if step is not None and step not in steps:
         nearest = min(steps, key=lambda existing_step: abs(existing_step - step))
         raise UserError(
-            f"step: no checkpoint of step {step} in {str(folder)!r}; nearest: {nearest} (there are "
-            f"{_listed(steps)})"
+            f"step: no checkpoint of step {step} in {str(folder)!r}; the nearest is that of {nearest}"
         )
-    problems: list[str] = []
-    pruned: list[Path] = []
-    holds: list[Hold] = []
-
-    def problem_of(path: Path) -> str | None:
-        holds[:] = [Hold(path)]  # before it is verified, which takes a while
-        return verify(path)
-
-    def passed_over(path: Path, problem: str) -> None:
-        if not path.is_dir():
-            return pruned.append(path)
-        problems.append(problem)
-        if step is None:
-            report(f"checkpoint {path.name} is damaged ({problem}); looking for an earlier one")
-
-    newest = newest_valid(folder, steps if step is None else [step], problem_of, passed_over)
-    if pruned:
-        return None
-    if newest is None:
-        which = "every checkpoint" if step is None else checkpoint_path(folder, step).name
-        raise UserError(
-            f"checkpoint: {which} of {str(folder)!r} is damaged ({problems[-1]}); restore it or give "
-            "another --step"
-        )
-    return newest, holds[0]
-
-
-def _listed(steps: list[int]) -> str:
-    return ", ".join(map(str, steps if len(steps) <= 6 else [*steps[:3], "…", *steps[-2:]]))
+    for existing_step in reversed(steps) if step is None else [step]:
+        path = checkpoint_path(folder, existing_step)
+        hold = Hold(path)  # before it is verified, which takes a while
+        problem = verify(path)
+        if problem is None:
+            return path, hold
+        if not path.is_dir():  # pruned meanwhile, by a run that is training: there is a newer one
+            return find_checkpoint(folder, step, report)
+        report(f"checkpoint {path.name} is damaged ({problem})")
+    raise UserError(
+        f"checkpoint: {str(folder)!r} holds none that is whole; restore it or give another --step"
+    )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import socket
 from dataclasses import dataclass
 
@@ -18,9 +17,6 @@ ACCELERATORS = ("cpu", "cuda")
 THREADS_PER_CORE = 4
 """Most threads per rank for each core of the machine: more only wait, and very many end the process."""
 DEFAULT_PORT = 29500
-FREE_PORTS = range(20_000, 32_768)
-"""Where a free port is looked for: below those that systems give to outgoing connections (Linux: from 32,768
-on)."""
 BUSY_LOAD = 0.4
 """Running processes per core, over the last minute, from which a machine counts as busy."""
 
@@ -61,8 +57,7 @@ def read_environment() -> Launch:
         reason = f"WORLD_SIZE is {size}" if "WORLD_SIZE" in os.environ else "WORLD_SIZE is not set"
         raise UserError(
             f"RANK: {rank} is not valid, since {reason}; ranks count from 0 to WORLD_SIZE - 1: start with "
-            "deepspeed or "
-            "torchrun, or unset RANK"
+            "deepspeed or torchrun, or unset RANK"
         )
     name = "LOCAL_SIZE" if "LOCAL_SIZE" in os.environ else "LOCAL_WORLD_SIZE"
     local_size = _integer(name, size, least=1)
@@ -70,8 +65,7 @@ def read_environment() -> Launch:
     if local_rank >= local_size:
         raise UserError(
             f"LOCAL_RANK: {local_rank} is not valid for {local_size} rank{'s' * (local_size > 1)} on this "
-            "machine; "
-            f"valid: 0 to {local_size - 1}"
+            f"machine; valid: 0 to {local_size - 1}"
         )
     return Launch(rank, local_rank, size, local_size)
 
@@ -106,8 +100,7 @@ def check_threads(threads: int | None) -> None:
     if threads is not None and not 1 <= threads <= most:
         raise UserError(
             f"threads: {shown(threads)} is not valid; give 1 to {most} CPU threads per rank "
-            f"({THREADS_PER_CORE} for "
-            "each core of this machine), or leave it out"
+            f"({THREADS_PER_CORE} for each core of this machine), or leave it out"
         )
 
 
@@ -130,9 +123,8 @@ def _integer(name: str, default: int, least: int = 0, most: int = 10**6) -> int:
         return default
     if not (text.isascii() and text.isdigit() and len(text) <= 9 and least <= int(text) <= most):
         raise UserError(
-            f"{name}: {shown(text)} in the environment is not valid; give an integer from {least} to "
-            f"{most}, as "
-            "deepspeed and torchrun do, or unset it"
+            f"{name}: {shown(text)} in the environment is not valid; give an integer from {least} to {most}, "
+            "as deepspeed and torchrun do, or unset it"
         )
     return int(text)
 
@@ -148,22 +140,6 @@ def _check_port(port: int) -> None:
                 return  # other errors are left to the rendezvous
             why = "is taken on" if error.errno == errno.EADDRINUSE else "may not be used by you on"
             raise UserError(
-                f"MASTER_PORT: {port} {why} {socket.gethostname()}; give another: deepspeed --master_port "
-                "N, or "
-                "torchrun --master_port N"
+                f"MASTER_PORT: {port} {why} {socket.gethostname()}; give another: deepspeed --master_port N, "
+                "or torchrun --master_port N"
             ) from None
-
-
-def free_port() -> int:
-    """A port that nothing uses at this moment, and that no outgoing connection is given before it is listened
-    on."""
-    for port in random.Random().sample(FREE_PORTS, 100):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("", port))
-            except OSError:
-                continue
-            return port
-    raise UserError(
-        f"MASTER_PORT: no free port found from {FREE_PORTS[0]} to {FREE_PORTS[-1]}; set it yourself"
-    )

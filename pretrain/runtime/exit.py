@@ -18,7 +18,7 @@ import traceback
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from model.errors import UserError
+from model.errors import UserError, shown
 
 FAILED = 1
 """Exit code after an error that the user's input did not cause."""
@@ -54,7 +54,7 @@ def end_after(error: BaseException, rank: int, wait: float = WAIT_SECONDS) -> No
         code = first[1]
     else:  # rank 0, which hosts the store, has ended
         _leave_time_to_the_launcher(wait, code)
-        _print(f"error: {_where(rank)} lost rank 0, which ended first ({_first_line(error)})\n")
+        _print(f"error: {_where(rank)} lost rank 0, which ended first ({shown(error, 200, plain=True)})\n")
     # Not sys.exit: on the way out, process groups would wait for ranks that no longer answer.
     os._exit(code)
 
@@ -147,10 +147,6 @@ def _text(error: BaseException, rank: int) -> str:
 
 def _where(rank: int) -> str:
     return f"rank {rank} on {socket.gethostname()}"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def _print(text: str) -> None:

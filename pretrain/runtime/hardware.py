@@ -6,10 +6,10 @@ import functools
 import os
 import platform
 import re
-import time
 from pathlib import Path
 
 import torch
+from torch.utils.benchmark import Timer
 
 from model.errors import UserError
 from pretrain.runtime.environment import read_environment
@@ -39,8 +39,6 @@ GPU_PEAKS_16_BIT: tuple[tuple[str, float], ...] = (
     (r"\bMI300X\b", 1307 * TERA),
     (r"\bMI250X?\b", 191 * TERA),  # one of the two dies of a card, which is what a rank gets
 )
-# Volta and Turing have no bf16; their tensor cores take fp16 only.
-GPU_PEAKS_FP16_ONLY: tuple[tuple[str, float], ...] = ((r"\bV100\b", 125 * TERA), (r"\bT4\b", 65 * TERA))
 
 CPU_BF16_FLAGS = ("amx_bf16", "avx512_bf16")
 
@@ -93,32 +91,24 @@ def supports_bf16(device: torch.device) -> tuple[bool, str]:
         with torch.cuda.device(device):
             supported = torch.cuda.is_bf16_supported(including_emulation=False)
         return supported, f"{name} has {'' if supported else 'no '}bf16 units"
-    if device.type != "cpu":
-        return False, f"bf16 is not tried on {device.type}"
-    flags = _cpu_flags()
-    if flags is None:
-        return False, f"this system ({platform.system()}) does not list its CPU's features"
-    bf16_flags = [flag for flag in CPU_BF16_FLAGS if flag in flags]
-    if bf16_flags:
-        return True, f"the CPU has {bf16_flags[0]}"
+    flags = [flag for flag in CPU_BF16_FLAGS if flag in _cpu_info().split()]
+    if flags:
+        return True, f"the CPU has {flags[0]}"
     return False, f"the CPU has neither {' nor '.join(CPU_BF16_FLAGS)}"
 
 
 MEASURED = "measured"
 """First word of a measured peak's source. Such a peak varies with threads and load."""
-# Square products, m = n = k. Which of them is the fastest differs between CPUs and libraries.
-PRODUCT_SIZES = {"cpu": (512, 1024, 2048), "cuda": (4096, 8192)}
+PRODUCT_SIZES = {"cpu": 1024, "cuda": 8192}
+"""Square products, m = n = k."""
 PEAK_SECONDS = 0.75
-BUSY_SHARE = 0.8
-"""Of its threads' time, what a process gets at least on a machine that is not busy otherwise."""
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
     """Return the device's peak in FLOP/s for dense matrix products in *dtype*, and the figure's source.
 
-    For a known GPU it is the data sheet's. Otherwise matrix products of several sizes are timed for about a
-    second, on the CPU with the current number of threads, and the fastest counts; the source says so if other
-    processes took part of the time. The measurement is cached.
+    For a known GPU it is the data sheet's. Otherwise matrix products are timed for about a second, on the CPU
+    with the current number of threads, and the fastest counts. The measurement is cached.
     """
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
@@ -129,91 +119,48 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
 
 
 def data_sheet_peak(name: str, dtype: torch.dtype) -> float | None:
-    """Return the dense peak of the GPU called *name*, or None if it is unknown or *dtype* is not 16-bit.
+    """Return the dense peak of the GPU called *name*, or None if it is unknown or *dtype* is not bf16.
 
     A slice of a GPU (MIG) is unknown: its share of the peak depends on how the GPU was cut.
     """
     if re.search(r"\bMIG\b", name):
         return None
-    tables: tuple[tuple[str, float], ...] = ()
-    if dtype in (torch.bfloat16, torch.float16):
-        tables = GPU_PEAKS_16_BIT
-    if dtype == torch.float16:
-        tables += GPU_PEAKS_FP16_ONLY
-    return next((peak for pattern, peak in tables if re.search(pattern, name)), None)
+    if dtype != torch.bfloat16:
+        return None
+    return next((peak for pattern, peak in GPU_PEAKS_16_BIT if re.search(pattern, name)), None)
 
 
 @functools.cache
 def _measured_peak(device: torch.device, dtype: torch.dtype, threads: int) -> tuple[float, str]:
-    """Time square matrix products of several sizes, and return the highest rate of all."""
-    sizes = PRODUCT_SIZES.get(device.type, PRODUCT_SIZES["cuda"])
-    began, cpu_began = time.perf_counter(), time.process_time()
-    peak, tried = 0.0, []
-    for size in sizes:
-        if peak and 2 * size**3 / peak > PEAK_SECONDS:  # a CPU that emulates bf16 would take many seconds
-            break
-        # The highest, not the mean: the peak is what the device can do when nothing else disturbs it.
-        peak = max(peak, _highest_rate(device, dtype, size, PEAK_SECONDS / len(sizes)))
-        tried.append(str(size))
-    share = (time.process_time() - cpu_began) / (time.perf_counter() - began) / threads
+    """The rate of the fastest product of two square matrices."""
+    size = PRODUCT_SIZES[device.type]
+    # A separate generator: measuring must not move the run's random numbers.
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.randn(size, size, generator=generator).to(device, dtype)
+    timer = Timer("torch.mm(matrix, matrix)", globals={"torch": torch, "matrix": matrix}, num_threads=threads)
+    # The fastest, not the mean: the peak is what the device can do when nothing else disturbs it.
+    fastest = min(timer.blocked_autorange(min_run_time=PEAK_SECONDS).times)
     where = (
         describe_device(device) if device.type == "cuda" else f"{threads} CPU thread{'s' * (threads != 1)}"
     )
-    source = f"{MEASURED}: the fastest {_name(dtype)} product of square matrices"
-    source += f" (n = {', '.join(tried)}) on {where}"
-    if device.type == "cpu" and share < BUSY_SHARE:
-        source += "; other processes kept the cores busy, so it may be too low"
-        source += f": this one got {share:.0%} of its time"
-    return peak, source
-
-
-def _highest_rate(device: torch.device, dtype: torch.dtype, size: int, seconds: float) -> float:
-    """FLOP/s of the fastest product of two size × size matrices in so many seconds, of two at least."""
-    # A separate generator: measuring must not move the run's random numbers.
-    generator = torch.Generator().manual_seed(0)
-    left = torch.randn(size, size, generator=generator).to(device, dtype)
-    right = torch.randn(size, size, generator=generator).to(device, dtype)
-    out = torch.empty(size, size, device=device, dtype=dtype)
-
-    def product_seconds() -> float:
-        began = time.perf_counter()
-        torch.mm(left, right, out=out)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter() - began
-
-    product_seconds()  # the first product picks kernels and touches memory
-    deadline = time.perf_counter() + seconds
-    fastest = product_seconds()
-    while time.perf_counter() < deadline:
-        fastest = min(fastest, product_seconds())
-    return 2 * size**3 / fastest
+    source = f"{MEASURED}: the fastest {_name(dtype)} product of square matrices (n = {size}) on {where}"
+    return 2 * size**3 / fastest, source
 
 
 def _name(dtype: torch.dtype) -> str:
-    """Return the usual short name of a dtype."""
-    return {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}.get(dtype, str(dtype))
+    return str(dtype).removeprefix("torch.")
 
 
 @functools.cache
-def _cpu_info() -> str | None:
-    """Return Linux's description of the CPU, or None on another system."""
+def _cpu_info() -> str:
+    """Return Linux's description of the CPU; nothing on another system."""
     try:
         return Path("/proc/cpuinfo").read_text(errors="replace")
     except OSError:
-        return None
-
-
-def _cpu_flags() -> frozenset[str] | None:
-    """Return the CPU's feature flags, or None where the system does not list them."""
-    info = _cpu_info()
-    if info is None:
-        return None
-    line = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", info, re.MULTILINE)
-    return frozenset(line.group(1).split()) if line else frozenset()
+        return ""
 
 
 def _cpu_name() -> str:
     """Return the CPU's model name, or its architecture where the system does not give one."""
-    line = re.search(r"^model name\s*:\s*(.+)$", _cpu_info() or "", re.MULTILINE)
+    line = re.search(r"^model name\s*:\s*(.+)$", _cpu_info(), re.MULTILINE)
     return line.group(1).strip() if line else (platform.processor() or platform.machine() or "CPU")

@@ -6,6 +6,7 @@ kill -9 never reaches child processes. Nothing heavy is imported here (see pretr
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -13,28 +14,24 @@ from pathlib import Path
 import psutil
 
 from pretrain.extensions import EXTENSIONS
-from pretrain.utils.processes import identity
 
 _OURS = tuple(listed.launcher for listed in EXTENSIONS if listed.launcher)
 _COMMANDS = ("deepspeed", "torchrun", *(module.replace(".", "-") for module in _OURS))
 _MODULES = ("torch.distributed.run", *_OURS)
 
 
-def launchers() -> dict[int, str]:
-    """The launchers among this process's ancestors: process number -> identity.
+def launchers() -> list[psutil.Process]:
+    """The launchers among this process's ancestors.
 
     Empty for a program started by hand or by a batch system's task: users who start it with nohup or
     setsid want it to outlive the shell.
     """
-    identities = {}
-    try:
+    found = []
+    with contextlib.suppress(psutil.Error):  # it has ended meanwhile, or is another user's
         for parent in psutil.Process().parents():
-            process_identity = identity(parent.pid)
-            if process_identity is not None and is_launcher(parent.cmdline()):
-                identities[parent.pid] = process_identity
-    except psutil.Error:  # it has ended meanwhile, or is another user's: its ancestors do not count
-        pass
-    return identities
+            if is_launcher(parent.cmdline()):
+                found.append(parent)
+    return found
 
 
 def is_launcher(command: Sequence[str]) -> bool:
@@ -44,8 +41,11 @@ def is_launcher(command: Sequence[str]) -> bool:
     return any(name in _COMMANDS for name in names) or module in _MODULES or module.startswith("deepspeed.")
 
 
-def gone(known: dict[int, str]) -> int | None:
+def gone(known: Sequence[psutil.Process]) -> int | None:
     """The first of *known* (see launchers) that has ended; None while all still run."""
-    return next(
-        (process for process, known_identity in known.items() if identity(process) != known_identity), None
-    )
+    for process in known:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                continue
+        return process.pid
+    return None

@@ -28,17 +28,19 @@ BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
 def meet(rank: int, size: int, timeout: timedelta) -> torch.device:
     """Start the process group, gloo on CPUs and NCCL on GPUs, and return this rank's device. Collective.
 
-    RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT must be set. LOCAL_RANK becomes the number of the GPU, which
-    DeepSpeed reads it as: a task that sees one GPU only has number 0, at any place on the node.
+    With several ranks, RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT must be set. LOCAL_RANK becomes the
+    number of the GPU, which DeepSpeed reads it as: a task that sees one GPU only has number 0, at any place
+    on the node.
 
     Raises:
         UserError: a rank finds no GPU though others do, two ranks would share one, or one sees fewer than it
             needs.
     """
     device, answer = _own_device()
-    store, rank, size = next(dist.rendezvous("env://", rank, size, timeout=timeout))
-    store.set_timeout(timeout)
+    store: dist.Store = dist.HashStore()  # of a rank that is alone: no port of the machine
     if size > 1:
+        store, rank, size = next(dist.rendezvous("env://", rank, size, timeout=timeout))
+        store.set_timeout(timeout)
         store.set(f"{KEY}/{rank}", json.dumps(answer))
         if rank == 0:
             answers = [json.loads(store.get(f"{KEY}/{other}")) for other in range(size)]
@@ -68,17 +70,14 @@ def devices_problem(answers: Sequence[Mapping[str, Any]]) -> str | None:
         if answer["kind"] == "cpu" and len(kinds) > 1:
             return (
                 f"device: {where} finds no GPU, though others do; look at nvidia-smi there and leave the "
-                "node out, or "
-                "run all ranks on CPUs: DS_ACCELERATOR=cpu"
+                "node out, or run all ranks on CPUs: DS_ACCELERATOR=cpu"
             )
         if answer["kind"] == "cuda":
             other = first.setdefault((answer["host"], answer["device"]), rank)
             if other != rank:
                 return (
                     f"device: ranks {other} and {rank} on {answer['host']} have the same GPU; start one "
-                    "rank for each "
-                    "GPU of a node (deepspeed --num_gpus, sbatch --ntasks-per-node), and let each task see "
-                    "its own"
+                    "rank for each GPU of a node, and let each task see its own"
                 )
     return None
 

@@ -7,9 +7,6 @@ import platform
 import socket
 from importlib import metadata
 from pathlib import Path
-from typing import Any
-
-import torch.distributed as dist
 
 from model.errors import UserError
 from pretrain.extensions import EXTENSIONS
@@ -28,24 +25,18 @@ def check_agreement(world: World, configuration: str) -> None:
     Raises:
         UserError: on every rank, naming what differs and the hosts that differ from rank 0's.
     """
-    if world.size == 1:
-        return
     own_entry = {
         "host": socket.gethostname(),
         **fingerprint(),
         "the run's configuration": _hash(configuration.encode()),
     }
-    entries: list[dict[str, Any]] = [{}] * world.size
-    dist.all_gather_object(entries, own_entry)
-    for what in own_entry:
-        if what == "host":
-            continue
-        others = {entry["host"]: entry[what] for entry in entries if entry[what] != entries[0][what]}
-        if others:
-            listed = ", ".join(f"{value} on {host}" for host, value in sorted(others.items())[:5])
-            more = f" and {len(others) - 5} more hosts" if len(others) > 5 else ""
+    entries = world.gather(own_entry)
+    for what, value in entries[0].items():
+        others = {entry["host"]: entry[what] for entry in entries if entry[what] != value}
+        if others and what != "host":
+            listed = ", ".join(f"{other} on {host}" for host, other in sorted(others.items())[:5])
             raise UserError(
-                f"nodes: {what} differs: {entries[0][what]} on {entries[0]['host']}, {listed}{more}; "
+                f"nodes: {what} differs: {value} on {entries[0]['host']}, {listed}; "
                 "all nodes need the same code and packages"
             )
 

@@ -29,7 +29,7 @@ REPEAT_SECONDS = 2.0
 """The same signal this long after the first ends the process at once. Earlier, it may be the same event:
 Ctrl-C reaches a rank from the terminal and from its launcher."""
 LOOK_SECONDS = 2.0
-"""How often to check whether the launcher still runs."""
+"""How often to check whether the launcher still runs, and whether the ranks have taken too long to agree."""
 
 
 class Stopped(BaseException):
@@ -69,11 +69,12 @@ class StopListener:
         self.budget_seconds = budget_seconds
         self._end = end
         self._reason: str | None = None
-        self._exit_code = STOPPED
+        self.exit_code = STOPPED
+        """INTERRUPTED after Ctrl-C, else STOPPED."""
         self._asked_at = 0.0
         self._lock = threading.RLock()  # a signal may interrupt its holder
         self._first_received: dict[int, float] = {}
-        self._agreed = threading.Event()
+        self._agreed = False
         self._raise_at_once = False
         self._launchers = launchers()
         self._receiver, self._sender = socket.socketpair()
@@ -90,14 +91,7 @@ class StopListener:
         budget = self.budget_seconds
         if self._reason is None and budget is not None and time.monotonic() >= self._began + budget:
             self._ask(f"time budget of {budget / 60:g} minutes used up", STOPPED)
-            with contextlib.suppress(OSError):
-                self._sender.send(b"\1")  # not a number in HEARD: the thread only starts its timeout
         return self._reason
-
-    @property
-    def exit_code(self) -> int:
-        """INTERRUPTED after Ctrl-C, else STOPPED."""
-        return self._exit_code
 
     def limit(self, agreement_seconds: float, minutes: float | None) -> None:
         """Set agreement_seconds and the time budget, which counts from the listener's beginning."""
@@ -106,7 +100,7 @@ class StopListener:
 
     def agreed(self) -> None:
         """Record that the ranks have agreed to stop: from now on saving has no time limit."""
-        self._agreed.set()
+        self._agreed = True
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
@@ -129,7 +123,7 @@ class StopListener:
         signal.set_wakeup_fd(self._previous_wakeup)
         for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
-        self._agreed.set()
+        self._agreed = True
         with contextlib.suppress(OSError):
             self._sender.send(b"\0")  # no signal has this number: the thread ends
         self._thread.join(timeout=5)
@@ -144,37 +138,29 @@ class StopListener:
             self.check()
 
     def _listen(self) -> None:
+        self._receiver.settimeout(LOOK_SECONDS)
         while True:
-            seconds_left = None
-            if self._reason is not None and not self._agreed.is_set():
-                seconds_left = max(0.0, self._asked_at + self.agreement_seconds - time.monotonic())
-            launcher_interval = LOOK_SECONDS if self._launchers and self._reason is None else None
-            self._receiver.settimeout(launcher_interval if seconds_left is None else seconds_left)
-            try:
+            data = b""
+            with contextlib.suppress(TimeoutError):
                 data = self._receiver.recv(64)
-            except TimeoutError:
-                if seconds_left is None:
-                    self._check_the_launcher()
-                    continue
-                if self._agreed.is_set():
-                    continue
+            for number in data:
+                if number in HEARD:
+                    self._note(number)
+            if b"\0" in data:
+                return
+            if self._reason is None:
+                self._check_the_launcher()
+            elif not self._agreed and time.monotonic() > self._asked_at + self.agreement_seconds:
                 self._say(
                     f"asked to stop {self.agreement_seconds:g} s ago and the other ranks have not agreed; "
                     "ending without saving"
                 )
                 self._end(STOPPED)
                 return
-            except OSError:
-                return
-            for number in data:
-                if number in HEARD:
-                    self._note(number)
-            if b"\0" in data or not data:
-                return
 
     def _check_the_launcher(self) -> None:
         process = gone(self._launchers)
-        if process is not None and self._reason is None:
+        if process is not None:
             self._ask(f"its launcher, process {process}, has gone", STOPPED)
             if self._raise_at_once:  # only a signal interrupts the main thread; it adds nothing to the reason
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -197,7 +183,7 @@ class StopListener:
             if self._reason is None or exit_code == INTERRUPTED:
                 # In this order: a thread that sees the reason reads the others.
                 self._asked_at = self._asked_at or time.monotonic()
-                self._exit_code = exit_code
+                self.exit_code = exit_code
                 self._reason = reason
 
     @staticmethod

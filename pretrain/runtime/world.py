@@ -15,7 +15,7 @@ import torch.distributed as dist
 from model.errors import UserError
 from model.process_grid import ALONE, ProcessGrid, check_world, start_grid
 from pretrain.runtime.allocator import keep_freed_memory
-from pretrain.runtime.environment import free_port, read_environment
+from pretrain.runtime.environment import DEFAULT_PORT, read_environment
 from pretrain.runtime.hardware import available_cores, detect_device
 from pretrain.runtime.rendezvous import BACKENDS, meet
 
@@ -171,12 +171,8 @@ def start_world(
     import deepspeed
 
     launch = read_environment()
-    for name, value in {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-    }.items():
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in (alone | {"MASTER_PORT": str(DEFAULT_PORT)}).items():
         os.environ.setdefault(name, value)
     size, local_size, local_rank = launch.size, launch.local_size, launch.local_rank
     check_world(size, tensor_parallel)
@@ -190,7 +186,6 @@ def start_world(
     if dist.is_initialized():
         device = detect_device()
     else:
-        os.environ.setdefault("MASTER_PORT", "29500" if size > 1 else str(free_port()))
         device = meet(launch.rank, size, timeout)
     if device.type == "cpu":
         keep_freed_memory()

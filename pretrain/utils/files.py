@@ -137,22 +137,14 @@ def copy_folder(source: str | Path, target: Path) -> None:
     """Copy a folder with its content to *target*, which does not exist yet.
 
     Raises:
-        OSError: of the first file that could not be copied; shutil's own lists all of them as tuples, without
-            a number.
+        OSError: of the first file that could not be copied; that of shutil.copytree has no number.
     """
-    errors: list[OSError] = []
-
-    def copy(source_file: str, target_file: str) -> str:
-        try:
-            return shutil.copy2(source_file, target_file)
-        except OSError as error:
-            errors.append(error)
-            raise
-
-    try:
-        shutil.copytree(source, target, copy_function=copy)
-    except shutil.Error as error:
-        raise (errors[0] if errors else OSError(errno.EIO, str(error.args[0][0][2]), str(target))) from None
+    Path(source).stat()  # os.walk says nothing about a folder that is not there
+    for folder, _, names in os.walk(source, followlinks=True):
+        inside = target / Path(folder).relative_to(source)
+        inside.mkdir()
+        for name in names:
+            shutil.copy2(Path(folder, name), inside / name)
 
 
 @contextmanager

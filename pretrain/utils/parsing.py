@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import reprlib
-import stat
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -20,35 +18,23 @@ import yaml
 from model.declared import LARGEST_INTEGER
 from model.errors import UserError, shown
 
-LARGEST_FILE = 64 << 20
-"""In bytes; a configuration has a few thousand, the index of a large model's files a few million."""
 MOST_LEVELS = 50
 """Deepest nesting of lists and mappings."""
 MOST_VALUES = 1_000_000
 """Limit for one file; a YAML alias counts as often as it is used."""
 
-_short = reprlib.Repr()
-_short.maxlevel, _short.maxdict, _short.maxlist = 2, 3, 3
-_short.maxstring = _short.maxother = _short.maxlong = 60
-
 
 def read_text(path: Path, what: str, hint: str = "") -> str:
     """The text of a file that a user has written. Raises as read_json does, up to "not UTF-8"."""
     try:
-        status = path.stat()  # before opening: opening a pipe waits for a writer
-        if stat.S_ISDIR(status.st_mode):
-            raise ValueError("a folder")
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("not a regular file")
-        if status.st_size > LARGEST_FILE:
-            raise ValueError(f"{status.st_size:,} bytes; at most {LARGEST_FILE:,} are read")
+        if path.exists() and not path.is_file():
+            raise ValueError("not a file")  # opening a pipe would wait for a writer
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError:
         raise UserError(f"{what}: {_name(path)} is not UTF-8 text{hint}") from None
-    except OSError as error:
-        raise UserError(f"{what}: cannot read {str(path)!r} ({error.strerror}){hint}") from None
-    except ValueError as error:
-        raise UserError(f"{what}: cannot read {str(path)!r} ({error}){hint}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", error)
+        raise UserError(f"{what}: cannot read {str(path)!r} ({reason}){hint}") from None
 
 
 def read_json(path: Path, what: str, hint: str = "") -> Any:
@@ -56,8 +42,8 @@ def read_json(path: Path, what: str, hint: str = "") -> Any:
     read.
 
     Raises:
-        UserError: no file, not a regular file, larger than LARGEST_FILE, not UTF-8 (a byte order mark is
-            skipped), not JSON, a key given twice, or numbers or nesting beyond the limits above.
+        UserError: no file, not a regular file, not UTF-8 (a byte order mark is skipped), not JSON, a key
+            given twice, or numbers or nesting beyond the limits above.
     """
     return parse_json(read_text(path, what, hint), f"{what}: {_name(path)}")
 
@@ -88,9 +74,8 @@ def read_yaml(path: Path, what: str) -> Any:
 def parse_yaml(text: str, where: str) -> Any:
     """The value of *text* as YAML; error messages begin with *where*. Raises as read_json does."""
     try:
-        value = yaml.load(text, _ShallowLoader)
-    # A tag such as !!int passes its value to Python unchecked, which may raise any of these.
-    except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        value = yaml.load(text, _Loader)
+    except Exception as error:  # of any class: a tag such as !!int passes its value to Python unchecked
         raise UserError(f"{where} is not valid YAML ({_reason(error)})") from None
     check_values(value, where)
     return value
@@ -117,7 +102,7 @@ def check_values(value: Any, where: str) -> None:
             ]
         elif isinstance(item, list | tuple | set):
             pending += [(inner, key, level + 1) for inner in item]
-        elif not is_finite(item):
+        elif isinstance(item, int | float) and not abs(item) <= LARGEST_INTEGER:
             raise UserError(
                 f"{where}{': ' + key[1:] if key else ''}: {shown(item)} is not valid; give a finite number "
                 f"of at most {LARGEST_INTEGER:.1e}"
@@ -125,55 +110,25 @@ def check_values(value: Any, where: str) -> None:
 
 
 def shown_json(value: Any) -> str:
-    """A value for an error message: one line, short whatever it holds, true, false and null as JSON spells
-    them."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return _short.repr(value)
-
-
-def is_finite(value: Any) -> bool:
-    """Whether arithmetic can use *value*: no NaN, infinity or overlong integer. Values that are not numbers
-    pass."""
-    if isinstance(value, int):
-        return abs(value) <= LARGEST_INTEGER
-    return not isinstance(value, float) or abs(value) < float("inf")
+    """A value of a JSON file for an error message: true, false and null as JSON spells them."""
+    return shown(value) if isinstance(value, str) else shown(json.dumps(value), plain=True)
 
 
 def parse_fraction(text: str) -> Fraction | None:
-    """The exact value of ``0.3`` or ``1/3``; None for other text, and for numbers far out of any useful
-    range.
-
-    Fraction itself expands the exponent of 1e-99999999, which never ends.
-    """
-    text = text.strip()
-    exponent = re.search(r"e([+-]?\d+)$", text, re.IGNORECASE)
-    if len(text) > 40 or (exponent and abs(int(exponent[1])) > 30):
-        return None
+    """The exact value of ``0.3`` or ``1/3``; None for other text, exponents included: Fraction expands them,
+    which never ends for 1e-99999999."""
     try:
-        return Fraction(text)
+        return Fraction(text.strip()) if re.fullmatch(r"[0-9./ ]{1,40}", text) else None
     except (ValueError, ZeroDivisionError):
         return None
 
 
-class _ShallowLoader(yaml.SafeLoader):
-    """YAML's safe loader with a limit on nesting, at a depth that its recursion can still handle."""
-
-    level = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        """Compose one level of lists and mappings."""
-        self.level += 1
-        if self.level > MOST_LEVELS:
-            raise yaml.YAMLError(f"nested more than {MOST_LEVELS} levels deep")
-        try:
-            return super().compose_node(parent, index)
-        finally:
-            self.level -= 1
+class _Loader(yaml.SafeLoader):
+    """YAML's safe loader, which refuses a key that a mapping gives twice, and reads as YAML 1.2 does: 3e-4 is
+    a number, a date is text."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        """Construct a mapping, and refuse a key that it gives twice: YAML's own loader keeps the last
-        value."""
+        """Construct a mapping; YAML's own loader keeps the last value of a key."""
         given: set[tuple[str, str]] = set()
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge"):
@@ -181,6 +136,15 @@ class _ShallowLoader(yaml.SafeLoader):
                     raise yaml.YAMLError(f"it gives {shown(key.value)} twice in one mapping")
                 given.add((key.tag, key.value))
         return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [entry for entry in entries if not entry[0].endswith(":timestamp")]
+    for first, entries in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), [*"-+0123456789"]
+)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -193,7 +157,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _name(path: Path) -> str:
-    return str(path) if str(path).isprintable() else repr(str(path))
+    return shown(path, limit=1000, plain=True)
 
 
 def _reason(error: BaseException) -> str:

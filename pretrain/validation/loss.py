@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +48,7 @@ class Validation:
         self.document_starts = document_starts
 
     @torch.no_grad()
-    def run(self, engine: Any, progress: Callable[[int, int], None] | None = None) -> ValidationResult:
+    def run(self, engine: Any) -> ValidationResult:
         """Return the mean loss over all windows. Collective; weights and training numbers do not change.
 
         Every rank makes the same number of forward passes; a rank that has run out of windows repeats the
@@ -56,18 +56,12 @@ class Validation:
         """
         total = torch.zeros(2, dtype=torch.float64, device=self.world.device)  # summed nats, label tokens
         engine.eval()
-        for index, batch in enumerate(self.batches):
+        for batch in self.batches:
             weight = int(batch.present.sum()) * self.batches.length
             inputs = [batch.inputs, batch.labels, *self._document_offsets(batch.rows.tolist())]
             loss = engine(*(tensor.to(self.world.device) for tensor in inputs))
-            total += torch.stack(
-                [
-                    loss.double() * weight,
-                    torch.tensor(float(weight), dtype=torch.float64, device=self.world.device),
-                ]
-            )
-            if progress:
-                progress(index + 1, len(self.batches))
+            total[0] += loss.double() * weight
+            total[1] += weight
         engine.train()
         nats, tokens = self.world.sum(total).tolist()
         return ValidationResult(loss=nats / tokens, bpb=nats / math.log(2) / self.label_bytes)

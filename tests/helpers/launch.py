@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -26,12 +28,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from pretrain.runtime.environment import free_port
-
 ROOT = Path(__file__).resolve().parents[2]
 MAIN = "pretrain/main.py"
 # After a rank failed, the others get this long to end by themselves, as under a launcher.
 GRACE = 10.0
+
+
+def free_port() -> int:
+    """A port that nothing listens on, below those that systems give to outgoing connections meanwhile."""
+    for port in random.Random().sample(range(20_000, 32_768), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
+    raise RuntimeError("no free port found")
 
 
 @dataclass(frozen=True)

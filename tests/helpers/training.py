@@ -78,7 +78,7 @@ def build(run: RunConfig, settings: int | dict[str, Any] = 2, world: World | Non
 def fit(built: Session) -> Any:
     """Train to the end (or, when the run has all its steps, only load); the engine."""
     folder, steps, start, main = built.run.folder, built.run.steps, built.state.step, built.world.is_main
-    with Metrics(folder, total_steps=steps, start_step=start, main=main, wandb="disabled") as metrics:
+    with Metrics(folder, total_steps=steps, start_step=start, main=main, mode="disabled") as metrics:
         return Trainer(built, metrics).fit()
 
 

@@ -154,7 +154,7 @@ def test_a_finished_run_without_a_picture_gets_one(tmp_path):
         state=SimpleNamespace(step=1), run=SimpleNamespace(folder=tmp_path), finished=True, hooks=[]
     )
     picture = tmp_path / "plots" / "training.png"
-    assert "is already finished at step 1" in report.finished_already(session, "zero2.json", [])[-1]
+    assert "is already finished at step 1" in report.finished_already(session, [])[-1]
     drawn = picture.stat().st_mtime_ns
-    report.finished_already(session, "zero2.json", [])
+    report.finished_already(session, [])
     assert picture.stat().st_mtime_ns == drawn

@@ -42,11 +42,15 @@ def test_every_field_is_documented(capsys):
 
 BAD = {
     "--optimizer.learning_rat 3": "did you mean '--optimizer.learning_rate'?",
-    "--schedule.kind polynomial": "'cosine', 'linear', 'wsd'",
-    "--config": "config: no value given",
+    "--schedule.kind polynomial": "schedule.kind: 'polynomial' is not valid; give one of cosine, linear, wsd",
+    "--compile ja": "compile: 'ja' is not valid; give one of auto, True, False",
+    "--steps 3.5": "steps: 3.5 is not valid; give a whole number",
+    "--learning_rate 1": "--learning_rate 1; did you mean '--optimizer.learning_rate'?",
+    "--config": "--config: expected one argument",
+    "--config=": "config: no recipe or file ''",
     "--model prism-125m": "prism-124m",
     "--heads 3x2": "a schedule for 2 layers",
-    "--architecture.nrom layernorm": "did you mean 'norm'?",
+    "--architecture.nrom layernorm": "did you mean '--architecture.norm'?",
     "--model nope.json": "cannot read 'nope.json'",
     "--optimizer.betas [0.9,1.5]": "optimizer.betas.1: 1.5",
 }
@@ -59,8 +63,11 @@ def test_bad_input_is_one_clear_line(arguments, message):
 
 
 RECIPES = {
-    "optimizer: {lerning_rate: 1}": "did you mean 'learning_rate'?",
-    "optimizer: 3": "is not a mapping",
+    "optimizer: {lerning_rate: 1}": "unknown key in",
+    "optimizer: {learnig_rate: 1}": "did you mean 'optimizer.learning_rate'?",
+    "optimizer: 3": "optimizer: unknown key",
+    "lr: 1": "lr: unknown key",
+    "steps: null": "steps: None is not valid; give a whole number",
     "- 1": "it must be a mapping",
     "a: [": "is not valid YAML",
 }
@@ -79,7 +86,9 @@ def test_command_exits_with_2_and_prints_the_merged_configuration():
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
     bad = main("--stesp", "3")
-    assert bad.returncode == 2 and bad.stderr == "error: --stesp: unknown flag; did you mean '--steps'?\n"
+    assert bad.returncode == 2 and bad.stderr == (
+        "error: unrecognized arguments: --stesp 3; did you mean '--steps'?\n"
+    )
     shown = main("--config", "124m", "--steps", "5", "--print_config")
     assert shown.returncode == 0, shown.stderr
     printed = yaml.safe_load(shown.stdout)

@@ -91,7 +91,7 @@ def test_one_run_and_other_data(runs, small_folder, tmp_path, capsys):
         (["{0}", "--steps", "4"], "step: no checkpoint of step 4"),
         (["{0}", "--baseline", "contrl"], "did you mean 'control'?"),
         (["{0}", "--data", "nowhere"], "data: 'nowhere' is not a folder"),
-        (["nowhere"], "run: 'nowhere' does not exist"),
+        (["nowhere"], "run: 'nowhere' is not a run's folder"),
         (["{0}", "{0}"], "runs: control-s1 was given twice"),
         (["{0}", "--out", "/dev/null/x"], "out: cannot write"),
     ],

@@ -66,7 +66,7 @@ def test_a_grown_run(small_folder, tmp_path, capsys):
     [
         (["report", "{run}", "--sequences", "0"], "sequences: 0 is not valid; give a positive number"),
         (["report", "{run}", "--step", "7"], "step: no checkpoint of step 7"),
-        (["report", "nowhere"], "run: 'nowhere' does not exist"),
+        (["report", "nowhere"], "run: 'nowhere' is not a run's folder"),
         (["report", "{run}", "--out", "/dev/null/x"], "out: cannot write '/dev/null/x'"),
     ],
 )

@@ -13,7 +13,7 @@ from pretrain.metrics.session import Metrics
 
 def test_metrics_put_everything_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     MetricsFile(tmp_path / FILE_NAME).append(3, {"train_loss": 9.0})
-    with Metrics(tmp_path, total_steps=4, start_step=2, wandb="disabled") as metrics:
+    with Metrics(tmp_path, total_steps=4, start_step=2, mode="disabled") as metrics:
         metrics.log(3, {"train_loss": torch.tensor(1.5)})
         with metrics.pause():
             metrics.message("saved a checkpoint")

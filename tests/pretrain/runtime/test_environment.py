@@ -5,7 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -52,19 +51,6 @@ def test_what_launchers_set(monkeypatch):
     assert environment_rank() == 3
     monkeypatch.setenv("RANK", "abc")
     assert environment_rank() == 0  # of the line that refuses it
-
-
-def test_a_free_port_is_one_that_no_outgoing_connection_is_given(monkeypatch):
-    port = module.free_port()
-    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    assert 1024 <= port < first
-    with socket.socket() as other:
-        other.bind(("", port))
-        other.listen()
-        monkeypatch.setattr("pretrain.runtime.environment.FREE_PORTS", [port] * 100)
-        with pytest.raises(UserError, match=f"MASTER_PORT: no free port found from {port} to {port}"):
-            module.free_port()
-    assert module.free_port() == port
 
 
 def test_a_port_that_is_taken(monkeypatch):

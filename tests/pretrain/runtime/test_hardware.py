@@ -26,18 +26,12 @@ KNOWN = [entry.rpartition(" ") for entry in GPUS.strip().replace("\n", ", ").spl
 @pytest.mark.parametrize(("name", "tera"), [(f"NVIDIA {name}", float(tera)) for name, _, tera in KNOWN])
 def test_known_gpus(name: str, tera: float) -> None:
     assert data_sheet_peak(name, torch.bfloat16) == tera * 1e12
-    assert data_sheet_peak(name, torch.float16) == tera * 1e12
     assert data_sheet_peak(name, torch.float32) is None
 
 
 @pytest.mark.parametrize("name", ["NVIDIA H100 80GB HBM3 MIG 3g.40gb", "NVIDIA A10G", "NVIDIA A1000"])
 def test_a_slice_and_a_name_that_only_begins_alike_have_no_known_peak(name: str) -> None:
     assert data_sheet_peak(name, torch.bfloat16) is None
-
-
-def test_volta_has_fp16_only() -> None:
-    assert data_sheet_peak("Tesla V100-SXM2-16GB", torch.float16) == 125e12
-    assert data_sheet_peak("Tesla V100-SXM2-16GB", torch.bfloat16) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
@@ -48,41 +42,23 @@ def test_cpu_peak_is_measured_once_and_says_so(dtype: torch.dtype) -> None:
     flops, source = peak_flops(CPU, dtype)
     assert time.perf_counter() - began < 10
     assert flops > 1e8
-    assert source.startswith("measured: the fastest") and "n = 512" in source and "CPU thread" in source
+    assert source.startswith("measured: the fastest") and "n = 1024" in source and "CPU thread" in source
     assert torch.equal(torch.get_rng_state(), state)  # the run's random numbers did not move
     began = time.perf_counter()
     assert peak_flops(CPU, dtype) == (flops, source)
     assert time.perf_counter() - began < 0.01
 
 
-@pytest.mark.parametrize(("share", "busy"), [(0.5, True), (0.95, False)])
-def test_a_busy_machine_is_told(monkeypatch, share, busy):
-    """Other processes that took half of the time made the peak look half as high; the highest of the sizes
-    counts."""
-    clock = iter(range(100))
-    threads = torch.get_num_threads()
-    monkeypatch.setattr(hardware.time, "perf_counter", lambda: next(clock))
-    processor = iter((0.0, share * threads))
-    monkeypatch.setattr(hardware.time, "process_time", lambda: next(processor))
-    rates = {512: 3e11, 1024: 5e11, 2048: 4e11}
-    monkeypatch.setattr(hardware, "_highest_rate", lambda device, dtype, size, seconds: rates[size])
-    hardware._measured_peak.cache_clear()
-    peak, source = peak_flops(CPU, torch.float32)
-    hardware._measured_peak.cache_clear()
-    assert peak == 5e11 and "(n = 512, 1024, 2048)" in source
-    assert ("other processes kept the cores busy" in source and "this one got 50%" in source) == busy
-
-
 CPUS = [
     ("flags\t\t: fpu sse avx512f avx512_bf16 amx_bf16\n", True, "the CPU has amx_bf16"),
     ("flags\t\t: fpu sse avx512_bf16\n", True, "the CPU has avx512_bf16"),
     ("flags\t\t: fpu sse avx512f\n", False, "the CPU has neither amx_bf16 nor avx512_bf16"),
-    (None, False, "does not list"),
+    ("", False, "the CPU has neither"),
 ]
 
 
 @pytest.mark.parametrize(("info", "supported", "reason"), CPUS)
-def test_cpu_bf16(monkeypatch: pytest.MonkeyPatch, info: str | None, supported: bool, reason: str) -> None:
+def test_cpu_bf16(monkeypatch: pytest.MonkeyPatch, info: str, supported: bool, reason: str) -> None:
     monkeypatch.setattr(hardware, "_cpu_info", lambda: info)
     answer, text = hardware.supports_bf16(CPU)
     assert answer is supported

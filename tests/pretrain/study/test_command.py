@@ -181,7 +181,7 @@ def test_damaged_files_of_a_run(file, capsys, tmp_path):
     (run / "latest").write_bytes(b"\xff\xfe")
     assert main(["list", file, "--out", "o"]) == 0
     assert "unfinished" in capsys.readouterr().out
-    (run / "config.yaml").write_text("")
+    (run / "config.yaml").write_text("- 1")
     assert main(["run", file, "--dry_run", "--out", "o"]) == 2
     assert "o/prism-s1/config.yaml" in capsys.readouterr().err
 

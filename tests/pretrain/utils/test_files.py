@@ -171,7 +171,7 @@ def test_a_folder_that_cannot_be_copied_names_the_file_and_the_reason(tmp_path, 
     assert (tmp_path / "whole" / "inner" / "b").read_text() == "inner/b"
 
     def full(one, other):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), other)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(other))
 
     monkeypatch.setattr(shutil, "copy2", full)
     with pytest.raises(OSError, match="No space left on device") as caught:
