@@ -107,15 +107,10 @@ def run_plan(arguments: list[str]) -> None:
     Raises:
         UserError: bad input, or a plan that does not fit.
     """
-    from pretrain.engine.ds_config_check import check_with_deepspeed, read_ds_config
-    from pretrain.engine.quiet import quiet_deepspeed
-
     options, run, path = read_arguments(arguments)
-    ds_config = read_ds_config(path, run)
-    quiet_deepspeed()
-    check_with_deepspeed(path, ds_config)
     import torch
 
+    from pretrain.engine.ds_config_check import read_ds_config
     from pretrain.plan.report import describe, to_json
     from pretrain.plan.run_plan import GIB, Machine, check_fits, make_plan
     from pretrain.runtime.hardware import data_sheet_peak
@@ -123,7 +118,7 @@ def run_plan(arguments: list[str]) -> None:
     gpu = GPUS[options.gpu]
     memory = gpu.memory if options.gpu_memory is None else options.gpu_memory
     machine = Machine(options.nodes, options.gpus_per_node, options.gpu, int(memory * GIB))
-    plan = make_plan(run, ds_config, machine, options.mfu)
+    plan = make_plan(run, read_ds_config(path), machine, options.mfu)
     peak = data_sheet_peak(gpu.name, torch.bfloat16 if plan.settings.bf16 else torch.float32)
     if options.peak_tflops is not None:
         peak = options.peak_tflops * 1e12
