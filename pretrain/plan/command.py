@@ -13,7 +13,6 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from model.errors import UserError, closest, run_command, shown
@@ -24,30 +23,22 @@ LARGEST_OPTION = 1_000_000
 """Most nodes, GPUs, GiB and TFLOP/s: more is a typing error, and its arithmetic might not end."""
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """A kind of GPU."""
-
-    name: str
-    """Its name in pretrain.runtime.hardware's table of peaks."""
-    memory: float
-    """GiB that torch can see, a little less than what is on the card."""
-
-
-GPUS = {
-    "a10": Gpu("A10", 22.0),
-    "a100": Gpu("A100", 79.1),
-    "a100-40gb": Gpu("A100", 39.3),
-    "b200": Gpu("B200", 178.0),
-    "gh200": Gpu("GH200", 94.5),
-    "h100": Gpu("H100", 79.1),
-    "h200": Gpu("H200", 139.8),
-    "l4": Gpu("L4", 21.9),
-    "l40s": Gpu("L40S", 44.4),
-    "mi300x": Gpu("MI300X", 191.7),
-    "rtx3090": Gpu("RTX 3090", 23.5),
-    "rtx4090": Gpu("RTX 4090", 23.5),
+GPUS: dict[str, tuple[str, float]] = {
+    "a10": ("A10", 22.0),
+    "a100": ("A100", 79.1),
+    "a100-40gb": ("A100", 39.3),
+    "b200": ("B200", 178.0),
+    "gh200": ("GH200", 94.5),
+    "h100": ("H100", 79.1),
+    "h200": ("H200", 139.8),
+    "l4": ("L4", 21.9),
+    "l40s": ("L40S", 44.4),
+    "mi300x": ("MI300X", 191.7),
+    "rtx3090": ("RTX 3090", 23.5),
+    "rtx4090": ("RTX 4090", 23.5),
 }
+"""Name in pretrain.runtime.hardware's table of peaks, and GiB that torch can see, a little less than what is
+on the card."""
 
 
 def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, RunConfig, str]:
@@ -115,11 +106,12 @@ def run_plan(arguments: list[str]) -> None:
     from pretrain.plan.run_plan import GIB, Machine, check_fits, make_plan
     from pretrain.runtime.hardware import data_sheet_peak
 
-    gpu = GPUS[options.gpu]
-    memory = gpu.memory if options.gpu_memory is None else options.gpu_memory
+    gpu, memory = GPUS[options.gpu]
+    if options.gpu_memory is not None:
+        memory = options.gpu_memory
     machine = Machine(options.nodes, options.gpus_per_node, options.gpu, int(memory * GIB))
     plan = make_plan(run, read_ds_config(path), machine, options.mfu)
-    peak = data_sheet_peak(gpu.name, torch.bfloat16 if plan.settings.bf16 else torch.float32)
+    peak = data_sheet_peak(gpu, torch.bfloat16 if plan.settings.bf16 else torch.float32)
     if options.peak_tflops is not None:
         peak = options.peak_tflops * 1e12
     plan = dataclasses.replace(plan, machine=dataclasses.replace(plan.machine, peak=peak))
