@@ -86,7 +86,7 @@ def one_trainer(*flags: str) -> Iterator[OneTrainer]:
         quiet_deepspeed()
         prepare_deepspeed()
         world = start_world(run.threads, run.deterministic, run.tensor_parallel, run.sequence_parallel)
-        session = build_session(run, read_ds_config(command.ds_config, run), open_data(run, print), world)
+        session = build_session(run, read_ds_config(command.ds_config), open_data(run, print), world)
         with Metrics(session.run.folder, total_steps=run.steps, mode="disabled") as metrics:
             trainer = Trainer(session, metrics)
             trainer.engine = trainer._build_engine()

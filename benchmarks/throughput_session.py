@@ -103,7 +103,7 @@ def train_ours(request: Request) -> None:
         flags = [f"--{name}={value}" for name, value in values.items()]
         command = parse_command_line([*flags, *request["flags"]])
         listener = StopListener()
-        with open_session(command.run, read_ds_config(command.ds_config, command.run), listener) as session:
+        with open_session(command.run, read_ds_config(command.ds_config), listener) as session:
             turns = Turns(session.world.device, session.tokens_per_step)
 
             def last_loss() -> float:

@@ -107,22 +107,20 @@ class ModelConfig:
         self._check_heads()
 
     def _check_heads(self) -> None:
+        multiple = 2 if self.positions == "rope" else 1  # of a head dim: rotary positions are pairs
         for layer, heads in enumerate(self.heads):
-            if self.head_dim is None and self.d_model % heads:
+            if self.head_dim is None and self.d_model % (multiple * heads):
+                valid = [count for count in divisors(self.d_model) if self.d_model % (multiple * count) == 0]
                 raise UserError(
-                    f"heads: layer {layer} has {heads} heads, which do not divide d_model {self.d_model}; "
-                    f"nearest valid: {nearest(heads, self._valid_head_counts())}"
+                    f"heads: layer {layer} has {heads} heads, which do not divide d_model {self.d_model}"
+                    f"{' into even head dims' if self.d_model % heads == 0 else ''}; nearest valid: "
+                    f"{nearest(heads, valid)}"
                 )
             head_dim = self.layer_head_dim(layer)
-            if self.positions == "rope" and head_dim % 2:
-                if self.head_dim is not None:
-                    raise UserError(
-                        f"head_dim: layer {layer} has {head_dim}; positions 'rope' needs an even head dim; "
-                        f"nearest valid: {nearest(head_dim, [head_dim - 1, head_dim + 1])}"
-                    )
+            if head_dim % multiple:
                 raise UserError(
-                    f"heads: layer {layer} has {heads} heads, so head dim {head_dim}; positions 'rope' needs "
-                    f"an even one; nearest valid: {nearest(heads, self._valid_head_counts())}"
+                    f"head_dim: layer {layer} has {head_dim}; positions 'rope' needs an even head dim; "
+                    f"nearest valid: {nearest(head_dim, [head_dim - 1, head_dim + 1])}"
                 )
             kv_heads = self.layer_kv_heads(layer)
             if heads % kv_heads:
@@ -130,12 +128,6 @@ class ModelConfig:
                     f"kv_heads: layer {layer} has {kv_heads} key/value heads, which do not divide its "
                     f"{heads} heads; nearest valid: {nearest(kv_heads, divisors(heads))}"
                 )
-
-    def _valid_head_counts(self) -> list[int]:
-        valid = divisors(self.d_model)
-        if self.positions == "rope":
-            valid = [count for count in valid if self.d_model // count % 2 == 0]
-        return valid
 
     # ------------------------------------------------------------------ shapes
 
@@ -179,23 +171,22 @@ class ModelConfig:
 
     # ------------------------------------------------------------------ counts
 
-    def num_parameters(self, padded: bool = False, embedding: bool = True) -> int:
+    def num_parameters(self, padded: bool = False) -> int:
         """Exact number of parameters.
 
         padded counts the zero rows of the embedding (and of an untied output head) too. The Prism paper's
         figures do so: prism-757m has 756,819,456 with 50,304 rows ("756.8M"), but 756,747,264 with the
         50,257 rows that are trained. The others read the same either way: 124M 123,551,232 (padded
         123,587,328), 354M 353,896,448 (353,944,576).
-        embedding=False leaves out the token and position embeddings; an untied output head stays in.
         """
         rows = self.padded_vocab_size() if padded else self.vocab_size
         norm = self.d_model * (2 if self.norm_bias else 1)
         total = self._layer_matrices() + self._layer_biases() + (2 * self.num_layers + 1) * norm
+        total += rows * self.d_model
         if not self.tied:
             total += (self.classes or rows) * self.d_model
-        if embedding:
-            total += rows * self.d_model
-            total += self.context_length * self.d_model if self.positions == "learned" else 0
+        if self.positions == "learned":
+            total += self.context_length * self.d_model
         return total
 
     def matmul_parameters(self) -> int:

@@ -58,13 +58,7 @@ def declared(section: str = "", frozen: bool = True) -> Callable[[type[C]], type
     return decorate
 
 
-@functools.cache
-def _cached_adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
-
-
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return _cached_adapter(kind)
+_adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
 
 
 def from_plain(kind: type[C], values: Any, where: str = "", section: str = "") -> C:

@@ -36,10 +36,6 @@ class CachedDecoder:
             shape = (batch, config.layer_kv_heads(layer), config.context_length, config.layer_head_dim(layer))
             self._cache.append((weight.new_empty(shape), weight.new_empty(shape)))
 
-    def cache_bytes(self) -> int:
-        """Bytes of the whole cache."""
-        return sum(tensor.nbytes for pair in self._cache for tensor in pair)
-
     @torch.no_grad()
     def append(self, tokens: Tensor) -> Tensor:
         """New tokens [B, n] int64 -> logits [B, vocab_size] of the token that follows the last one.

@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -24,21 +24,15 @@ from torch._dynamo import maybe_mark_dynamic
 
 from model.rotary import Table
 
-varlen_attn: Callable[..., Any] | None
-"""torch's kernel for documents; None before torch 2.10."""
+varlen_attn: Callable[..., Any]
+"""torch's kernel for documents."""
 try:
     from torch.nn.attention.varlen import varlen_attn
+
+    HAS_VARLEN = {"scale", "window_size", "enable_gqa"} <= inspect.signature(varlen_attn).parameters.keys()
+    """Whether it has windows, scales and grouped queries, which versions of torch have added one by one."""
 except ImportError:
-    varlen_attn = None
-
-
-def varlen_options(kernel: Callable[..., Any] | None) -> frozenset[str]:
-    """The needed options that a torch's varlen_attn has, since different versions added them."""
-    needed = {"scale", "window_size", "enable_gqa"}
-    return frozenset(needed & inspect.signature(kernel).parameters.keys() if kernel else ())
-
-
-VARLEN_OPTIONS = varlen_options(varlen_attn)
+    HAS_VARLEN = False
 
 
 class PackedDocuments:
@@ -124,11 +118,7 @@ def varlen_head_dim(head_dim: int) -> bool:
 
 @lru_cache(maxsize=16)
 def _varlen_device(index: int) -> bool:
-    return (
-        torch.version.cuda is not None
-        and torch.cuda.get_device_capability(index) >= (8, 0)
-        and {"scale", "window_size"} <= VARLEN_OPTIONS
-    )
+    return torch.version.cuda is not None and torch.cuda.get_device_capability(index) >= (8, 0) and HAS_VARLEN
 
 
 def varlen_attention(
@@ -138,13 +128,7 @@ def varlen_attention(
 
     scale: None is 1/sqrt(d_h). window: as in PackedDocuments.mask.
     """
-    length, groups = query.shape[1], query.shape[2] // key.shape[2]
-    options: dict[str, Any] = {}
-    if groups > 1 and "enable_gqa" in VARLEN_OPTIONS:
-        options["enable_gqa"] = True
-    elif groups > 1:
-        key, value = key.repeat_interleave(groups, dim=2), value.repeat_interleave(groups, dim=2)
-    assert varlen_attn is not None
+    length = query.shape[1]
     output = varlen_attn(
         query.flatten(0, 1),
         key.flatten(0, 1),
@@ -156,7 +140,6 @@ def varlen_attention(
         scale=scale,
         # Visible positions to the left of a query, and to its right; (-1, 0) is causal.
         window_size=(-1 if window is None or window >= length else window - 1, 0),
-        **options,
+        enable_gqa=query.shape[2] != key.shape[2],
     )
-    assert isinstance(output, Tensor)
-    return output.unflatten(0, (-1, length))
+    return cast(Tensor, output).unflatten(0, (-1, length))

@@ -85,7 +85,7 @@ class HeadExchange:
         """g and r of the layer."""
         self.index = grid.tensor_rank % self.ranks
         """Which rank of its group this is."""
-        self.process_group: Any = grid.head_group(self.ranks)
+        self.process_group: Any = grid.head_groups[self.ranks]
 
     def form(self, batch: int, length: int, *, packed: bool = False) -> Form:
         """The form for B sequences of T positions.

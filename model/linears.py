@@ -9,7 +9,6 @@ sharded model.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 
 import torch
@@ -125,20 +124,3 @@ def shard_dim(parameter: nn.Parameter) -> int | None:
     if getattr(parameter, "tensor_model_parallel", False):
         return int(parameter.partition_dim)  # type: ignore[attr-defined]
     return None
-
-
-def is_linear(module: nn.Module) -> bool:
-    """Whether the module came from column_linear or row_linear."""
-    parallel = _parallel_classes("ColumnLinear", "RowLinear")
-    return isinstance(module, (nn.Linear, *parallel))
-
-
-def is_embedding(module: nn.Module) -> bool:
-    """Whether the module came from token_embedding or position_embedding."""
-    return isinstance(module, (nn.Embedding, *_parallel_classes("TokenEmbedding")))
-
-
-def _parallel_classes(*names: str) -> list[type[nn.Module]]:
-    """Classes of model.parallel_linears; empty if it was never imported, since no module has them then."""
-    loaded = sys.modules.get("model.parallel_linears")
-    return [getattr(loaded, name) for name in names] if loaded else []

@@ -15,13 +15,13 @@ from torch import nn
 from model.attention import Attention
 from model.config import ModelConfig
 from model.feedforward import FeedForward
-from model.linears import is_embedding, is_linear
 from model.norms import Norm
 from model.transformer import Transformer
 
 Kind = Literal["matrix", "bias", "norm", "embedding"]
 Part = Literal["q", "k", "v", "o", "ffn", "norm", "embedding", "output"]
 _PROJECTIONS: tuple[Part, ...] = ("q", "k", "v", "o")
+_KINDS: dict[Part, Kind] = {"norm": "norm", "embedding": "embedding"}
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,9 @@ def parameter_roles(model: Transformer) -> dict[str, ParameterRole]:
             parts.update(dict.fromkeys(module.children(), "ffn"))
         elif isinstance(module, Norm):
             parts[module] = "norm"
-        elif is_embedding(module):
-            parts[module] = "embedding"
+    parts[model.token_embedding] = "embedding"
+    if model.position_embedding is not None:
+        parts[model.position_embedding] = "embedding"
     for head in (model.output, model.classifier):
         if head is not None:
             parts[head] = "output"
@@ -97,7 +98,9 @@ def parameter_roles(model: Transformer) -> dict[str, ParameterRole]:
         module, local_name = owners[name]
         if module not in parts:
             raise TypeError(f"{name}: a {type(module).__name__} has no known role")
-        roles[name] = ParameterRole(_kind(module, local_name), parts[module], layers.get(module))
+        part = parts[module]
+        kind: Kind = "bias" if local_name == "bias" else _KINDS.get(part, "matrix")
+        roles[name] = ParameterRole(kind, part, layers.get(module))
     return roles
 
 
@@ -119,15 +122,3 @@ def has_vocabulary_rows(name: str) -> bool:
     """Whether a parameter has one row per (padded) vocabulary entry: the token embedding, and an untied
     head."""
     return name in ("token_embedding.weight", "output.weight")
-
-
-def _kind(module: nn.Module, local_name: str) -> Kind:
-    if local_name == "bias":
-        return "bias"
-    if isinstance(module, Norm):
-        return "norm"
-    if is_embedding(module):
-        return "embedding"
-    if is_linear(module):
-        return "matrix"
-    raise TypeError(f"a {type(module).__name__} has a parameter {local_name!r} of no known kind")

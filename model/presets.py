@@ -6,47 +6,40 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from model.config import ModelConfig, block, divisors
+from model.config import ModelConfig, block
 from model.errors import UserError, closest
 from model.heads import ascending, descending, parse_heads, shuffled, uniform
 
 GPT2_VOCABULARY = 50257
 
 
-@dataclass(frozen=True)
-class Scale:
-    """One column of the Prism paper's table (arXiv 2606.27449, models and training)."""
-
-    d_model: int
-    """Width of the residual stream."""
-    ffn_width: int
-    """Gated feed-forward width, about 8/3 d; the paper's parameter counts imply it. 16 divides each."""
-    uniform: str
-    """The baseline's head schedule."""
-    prism: str
-    """The ascending head schedule."""
-
-
+# The Prism paper's table (arXiv 2606.27449, models and training). The feed-forward width is about 8/3 d; the
+# paper's parameter counts imply it. 16 divides each.
 SCALES = {
-    "124m": Scale(768, 2048, "12x12", "3x2,6x2,8x2,12x6"),
-    "354m": Scale(1024, 2736, "16x24", "4x3,8x3,16x18"),
-    "757m": Scale(1536, 4096, "16x24", "6x3,12x3,16x18"),
+    "124m": {"d_model": 768, "ffn_width": 2048},
+    "354m": {"d_model": 1024, "ffn_width": 2736},
+    "757m": {"d_model": 1536, "ffn_width": 4096},
 }
-
-# The ablation at 124M, in the paper's order of gain; its eighth row is prism-124m.
-ABLATION = {
+SCHEDULES = {
+    "uniform-124m": "12x12",
+    "uniform-354m": "16x24",
+    "uniform-757m": "16x24",
+    "prism-124m": "3x2,6x2,8x2,12x6",
+    "prism-354m": "4x3,8x3,16x18",
+    "prism-757m": "6x3,12x3,16x18",
+    # The ablation at 124M, in the paper's order of gain; prism-124m comes before the last.
     "config-1-124m": "3,6,8,12x9",
     "config-2-124m": "6x2,8x2,12x8",
     "config-3-124m": "4x2,8x2,12x8",
     "config-4-124m": "6x4,12x8",
     "config-5-124m": "2,4,6,8,12x8",
     "config-6-124m": "3x2,6x2,12x8",
-    "prism-124m": SCALES["124m"].prism,
     "config-7-124m": "2x2,4x2,8x2,12x6",
+    # Of the head counts that divide d_model the closest to prism-124m's mean, 8.83. At the larger scales
+    # (13.5 and 14.25) that is the paper's own baseline of 16.
+    "uniform-8-124m": "8x12",
 }
 
 # The head-progression note: 4 layers, rows by total head count (about 45, 90, 180).
@@ -58,12 +51,13 @@ PROGRESSIONS = {
 
 # arXiv 2605.10504 gives the sizes 270M and 0.7B, not the shapes; these are ours. Both widths make the gated
 # feed-forward (8/3 d) exactly as large as the plain one (4 d), so the matched blocks differ in kind only.
-MATCHED_270M = {"d_model": 960, "heads": uniform(15, 20)}
-MATCHED_700M = {"d_model": 1536, "heads": uniform(24, 22)}
-# The same comparison where a run takes a minute or two on two CPU cores: 1.5M parameters outside the
-# embedding.
-MINI_SIZES = {"vocab_size": 2048, "context_length": 128, "d_model": 144}
-MATCHED_MINI: dict[str, Any] = {**MINI_SIZES, "heads": uniform(6, 6)}
+MATCHED: dict[str, dict[str, Any]] = {
+    "270m": {"d_model": 960, "heads": uniform(15, 20)},
+    "700m": {"d_model": 1536, "heads": uniform(24, 22)},
+    # The same comparison where a run takes a minute or two on two CPU cores: 1.5M parameters outside the
+    # embedding.
+    "mini": {"vocab_size": 2048, "context_length": 128, "d_model": 144, "heads": uniform(6, 6)},
+}
 
 TINY: dict[str, Any] = {"vocab_size": 4096, "context_length": 256, "d_model": 192}
 TINY_PRISM = parse_heads("3,6x2,12x3")
@@ -74,69 +68,43 @@ NANO: dict[str, Any] = {"vocab_size": 260, "context_length": 64, "d_model": 48}
 
 def _scale_presets() -> dict[str, ModelConfig]:
     """Schedules of arXiv 2606.27449 and their controls: llama block, tied (the norm is our choice)."""
-
-    def build(size: str, heads: Sequence[int]) -> ModelConfig:
-        scale = SCALES[size]
-        return block(
-            "llama",
-            vocab_size=GPT2_VOCABULARY,
-            context_length=1024,
-            d_model=scale.d_model,
-            ffn_width=scale.ffn_width,
-            heads=heads,
-        )
-
-    presets = {}
-    for kind in ("uniform", "prism"):
-        for size, scale in SCALES.items():
-            presets[f"{kind}-{size}"] = build(size, parse_heads(getattr(scale, kind)))
-    presets.update({name: build("124m", parse_heads(heads)) for name, heads in ABLATION.items()})
-    # The controls that the paper leaves out: the same multiset in other orders, and a uniform schedule whose
-    # number of heads is, of those that divide d_model, the closest to the ascending one's mean: 8 for 8.83 at
-    # 124m. At the larger scales (13.5 and 14.25) that is the paper's own baseline of 16.
-    for size, scale in SCALES.items():
-        multiset = parse_heads(scale.prism)
-        mean = sum(multiset) / len(multiset)
-        closest_to_mean = min(divisors(scale.d_model), key=lambda heads: abs(heads - mean))
-        presets[f"descending-{size}"] = build(size, descending(multiset))
-        presets[f"shuffled-{size}"] = build(size, shuffled(multiset, seed=0))
-        if uniform(closest_to_mean, len(multiset)) != parse_heads(scale.uniform):
-            presets[f"uniform-{closest_to_mean}-{size}"] = build(
-                size, uniform(closest_to_mean, len(multiset))
-            )
-    return presets
+    schedules = {name: parse_heads(heads) for name, heads in SCHEDULES.items()}
+    for size in SCALES:  # controls that the paper leaves out: the same multiset in other orders
+        multiset = schedules[f"prism-{size}"]
+        schedules[f"descending-{size}"] = descending(multiset)
+        schedules[f"shuffled-{size}"] = shuffled(multiset, seed=0)
+    sizes = {"vocab_size": GPT2_VOCABULARY, "context_length": 1024}
+    return {
+        name: block("llama", **sizes, **SCALES[name.rpartition("-")[2]], heads=heads)
+        for name, heads in schedules.items()
+    }
 
 
 def _matched_presets() -> dict[str, ModelConfig]:
     """GPT-2 and LLaMA blocks of the same size, and all sixteen mixtures between them (arXiv 2605.10504)."""
 
-    def build(kind: str, shape: dict[str, Any], **switches: Any) -> ModelConfig:
-        ffn_kind = {"gpt2": "mlp", "llama": "swiglu"}[kind] if "ffn" not in switches else switches["ffn"]
+    def build(kind: str, size: str, ffn: str, **switches: Any) -> ModelConfig:
+        shape = MATCHED[size]
         d_model = shape["d_model"]
-        ffn_width = d_model * 8 // 3 if ffn_kind == "swiglu" else 4 * d_model
-        sizes = {"vocab_size": GPT2_VOCABULARY, "context_length": 1024, "ffn_width": ffn_width}
-        return block(kind, **{**sizes, **shape, **switches})
+        sizes = {"vocab_size": GPT2_VOCABULARY, "context_length": 1024, **shape}
+        ffn_width = d_model * 8 // 3 if ffn == "swiglu" else 4 * d_model
+        return block(kind, **sizes, ffn=ffn, ffn_width=ffn_width, **switches)
 
-    presets = {
-        "gpt2-270m": build("gpt2", MATCHED_270M),
-        "llama-270m": build("llama", MATCHED_270M),
-        "gpt2-700m": build("gpt2", MATCHED_700M),
-        "llama-700m": build("llama", MATCHED_700M),
-        "gpt2-mini": build("gpt2", MATCHED_MINI),
-        "llama-mini": build("llama", MATCHED_MINI),
-    }
-    sizes = {"270m": MATCHED_270M, "700m": MATCHED_700M, "mini": MATCHED_MINI}
+    presets = {}
+    for size in MATCHED:
+        presets[f"gpt2-{size}"] = build("gpt2", size, "mlp")
+        presets[f"llama-{size}"] = build("llama", size, "swiglu")
     for size, norm, bias, ffn, positions in itertools.product(
-        sizes, ("layernorm", "rmsnorm"), ("bias", "nobias"), ("mlp", "swiglu"), ("learned", "rope")
+        MATCHED, ("layernorm", "rmsnorm"), ("bias", "nobias"), ("mlp", "swiglu"), ("learned", "rope")
     ):
         presets[f"matched-{norm}-{bias}-{ffn}-{positions}-{size}"] = build(
             "gpt2",
-            sizes[size],
+            size,
+            ffn,
             norm=norm,
             norm_bias=bias == "bias",
             attention_bias="all" if bias == "bias" else "none",
             ffn_bias=bias == "bias",
-            ffn=ffn,
             activation="gelu_tanh" if ffn == "mlp" else "silu",
             positions=positions,
         )

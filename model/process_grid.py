@@ -41,10 +41,6 @@ class ProcessGrid:
     sequence_parallel: bool = False
     """Whether hidden states between the parallel layers are cut along T instead of being copied."""
 
-    def head_group(self, ranks: int) -> Any:
-        """The group of *ranks* neighbours, which divides t, that this rank belongs to."""
-        return self.head_groups[ranks]
-
 
 ALONE = ProcessGrid()
 """The grid of a model that is not sharded."""

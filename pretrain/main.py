@@ -29,7 +29,7 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
         UserError: bad input, a run folder that cannot be used, a checkpoint that cannot be written.
         Stopped: *listener* was asked to stop; what was trained is saved.
     """
-    with listener.at_once():  # bad input is answered before anything heavy is imported
+    with listener.at_once():  # bad input is answered before the ranks meet
         command = parse_command_line(arguments)
         run = command.run
         listener.limit(run.interruption.agreement_seconds, run.interruption.minutes)
@@ -40,9 +40,9 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
                 print("\n".join(plot_learning_rates(run, Path(command.plot_lr))))
             return
         run.build_model_config()  # an unknown preset, or heads that do not divide, are answered now, too
-        from pretrain.engine.ds_config_check import check_with_deepspeed, read_ds_config
+        from pretrain.engine.ds_config_check import read_ds_config
 
-        ds_config = read_ds_config(command.ds_config, run)
+        ds_config = read_ds_config(command.ds_config)
         from pretrain.run.preflight import check_settings, check_start  # imports torch
 
         if command.print_config:
@@ -53,10 +53,6 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
         check_start(run)
         # DeepSpeed's own calls; nothing a user of this program could change.
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
-        from pretrain.engine.quiet import quiet_deepspeed
-
-        quiet_deepspeed()
-        check_with_deepspeed(command.ds_config, ds_config)
         from pretrain.report import build_metrics, closing, finished_already, opening
         from pretrain.runtime.control import Control
         from pretrain.runtime.watchdog import Watchdog

@@ -109,7 +109,7 @@ class Trainer:
         engine = self._build_engine()
         if folder:
             if session.reshape:
-                load_resharded(engine, folder, session.world, session.world.say, open_checkpoint)
+                load_resharded(engine, folder, session.world, open_checkpoint)
                 self._loaded()
             else:
                 self.store.load(engine, folder)
@@ -152,7 +152,7 @@ class Trainer:
             session.model, self.state.model = model, model.to_json()
             self.engine = self._build_engine()
             folder = self.store.path(self.state.step)
-            load_resharded(self.engine, folder, session.world, opened=open_checkpoint)
+            load_resharded(self.engine, folder, session.world, open_checkpoint)
             self._loaded()
             for hook in session.hooks:
                 hook.reshaped(model)

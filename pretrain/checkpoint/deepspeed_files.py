@@ -6,8 +6,8 @@ stage 3, on the device or offloaded to the host, for any number of data- and ten
 
 from __future__ import annotations
 
+import itertools
 import math
-import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.errors import UserError, shown
+from model.config import VOCABULARY_MULTIPLE
+from model.errors import UserError
 from model.parameters import ParameterSpec
 from pretrain.checkpoint.source import ParameterGroup
-from pretrain.engine.layout import Piece, contiguous_pieces, slice_length, sliced_pieces
+from pretrain.checkpoint.state import understood
+from pretrain.engine.layout import Piece, contiguous_pieces, sliced_pieces
 
 # Pages of a mapped file count as this process's memory until it is unmapped: reopen after this many bytes.
 RELEASE_AFTER = 256 << 20
-MOST_RANKS = 1 << 16
 MASTERS = "fp32"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -55,16 +56,8 @@ def load_safely(path: Path) -> Any:
     Raises:
         UserError: the file is missing, damaged, or holds objects of other classes.
     """
-    try:
-        with torch.serialization.safe_globals(ALLOWED):  # type: ignore[arg-type]
-            return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except FileNotFoundError:
-        raise UserError(f"checkpoint: {path} is missing") from None
-    except pickle.UnpicklingError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"checkpoint: {path} holds objects that are not read ({reason})") from None
-    except (OSError, RuntimeError, ValueError, EOFError, KeyError) as error:
-        raise UserError(f"checkpoint: {path} cannot be read ({type(error).__name__})") from None
+    with understood(path), torch.serialization.safe_globals(ALLOWED):  # type: ignore[arg-type]
+        return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
 
 
 @dataclass(frozen=True)
@@ -75,8 +68,8 @@ class FlatGroup:
     """Index of the optimizer's group."""
     state: int
     """Key of its Adam state in the optimizer's state dict."""
-    parameters: dict[str, tuple[int, ...]]
-    """Its parameters in order, with their shapes on one tensor-parallel rank."""
+    parameters: list[str]
+    """Its parameters in order."""
 
 
 class ShardedSource:
@@ -95,9 +88,8 @@ class ShardedSource:
         self._files: dict[Path, Any] = {}
         self._touched = 0
         model_states = self._model_states()
-        self.data_parallel, self.tensor_parallel = (
-            self._ranks(model_states, key) for key in ("dp_world_size", "mp_world_size")
-        )
+        self.data_parallel = model_states["dp_world_size"]
+        self.tensor_parallel = model_states["mp_world_size"]
         self._check_files()
         # ZeRO files of another tensor-parallel rank have the same layout: all shards have equal shapes.
         optimizer = self._optimizer(0, 0)
@@ -106,9 +98,6 @@ class ShardedSource:
         self._flats = self._flat_groups(model_states["param_shapes"], settings)
         self._pieces = self._locate(optimizer)
         self.groups = {group["name"]: self._group(index, group) for index, group in enumerate(settings)}
-        for name in self._pieces:
-            if name in specs:
-                self._check_shape(name)
 
     def names(self) -> list[str]:
         return list(self._pieces)
@@ -118,26 +107,15 @@ class ShardedSource:
         if dimension is None or self.tensor_parallel == 1:
             whole = self._read(name, key, 0)
         else:
-            whole = torch.empty(self._joined_shape(name))
+            whole = torch.empty(self._full_shape(name))
             for rank in range(self.tensor_parallel):  # copied straight into its place: never two full copies
                 part = self._read(name, key, rank)
                 length = part.shape[dimension]
                 whole.narrow(dimension, rank * length, length).copy_(part)
-        if whole[rows:].any():  # only vocabularies are longer, and the added rows are padding
-            raise UserError(f"checkpoint: padded vocabulary rows of {name} are not zero in {self.folder}")
-        return whole[:rows]
+        return whole[:rows]  # only vocabularies are longer, and the added rows are padding
 
     def step(self, name: str) -> int:
-        steps = {
-            int(self._adam_state(piece, tensor_rank).get("step", 0))
-            for tensor_rank in range(self.tensor_parallel)
-            for piece in self._pieces[name]
-        }
-        if len(steps) != 1:
-            raise UserError(
-                f"checkpoint: ranks disagree on the step count of {name} in {self.folder}: {steps}"
-            )
-        return steps.pop()
+        return int(self._adam_state(self._pieces[name][0], 0).get("step", 0))
 
     def release(self) -> None:
         """Unmap the files, and with them the memory of what was read; they are mapped again when needed."""
@@ -155,8 +133,6 @@ class ShardedSource:
             flat = self._flat(piece, key, tensor_rank)
             if flat is None:
                 continue
-            if flat.dtype != torch.float32:
-                raise UserError(f"checkpoint: {key} of {name} is {flat.dtype} in {self.folder}, not fp32")
             source = flat[piece.offset : piece.offset + piece.numel]
             if source.numel() != piece.numel:
                 raise UserError(
@@ -192,14 +168,6 @@ class ShardedSource:
                 return load_safely(self.folder / name)
         raise UserError(f"checkpoint: {self.folder} holds neither {names[0]} nor {names[1]}")
 
-    def _ranks(self, states: dict[str, Any], key: str) -> int:
-        ranks = states[key]
-        if type(ranks) is not int or not 1 <= ranks <= MOST_RANKS:
-            raise UserError(
-                f"checkpoint: {key} is {shown(ranks)} in {self.folder}; it must be a number of ranks"
-            )
-        return ranks
-
     def _optimizer_path(self, tensor_rank: int, rank: int) -> Path:
         name = f"zero_pp_rank_{rank}_mp_rank_{tensor_rank:02d}_optim_states.pt"
         bf16 = self.folder / f"bf16_{name}"
@@ -212,28 +180,25 @@ class ShardedSource:
         return self._files[path]
 
     def _check_files(self) -> None:
-        paths = [
-            self._optimizer_path(tensor_rank, rank)
-            for tensor_rank in range(self.tensor_parallel)
-            for rank in range(self.data_parallel)
-        ]
-        missing = [path.name for path in paths if not path.is_file()]
-        if missing:
-            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise UserError(
-                f"checkpoint: {self.folder} lacks {missing[0]}{more}; it was written by {self.data_parallel} "
-                f"data-parallel x {self.tensor_parallel} tensor-parallel ranks, one file each"
-            )
+        for tensor_rank, rank in itertools.product(range(self.tensor_parallel), range(self.data_parallel)):
+            path = self._optimizer_path(tensor_rank, rank)
+            if not path.is_file():
+                raise UserError(
+                    f"checkpoint: {self.folder} lacks {path.name}; it was written by {self.data_parallel} "
+                    f"data-parallel x {self.tensor_parallel} tensor-parallel ranks, one file each"
+                )
 
     def _flat_groups(self, shapes: list[dict[str, Any]], settings: list[dict[str, Any]]) -> list[FlatGroup]:
         # Adam numbers its tensors through all groups; each is one flat tensor, in the order of param_shapes.
         numbers = [(index, number) for index, group in enumerate(settings) for number in group["params"]]
-        if len(numbers) != len(shapes) or (self._sliced and numbers != sorted(numbers, key=lambda n: n[1])):
-            raise UserError(
-                f"checkpoint: {self.folder} has {len(shapes)} groups of parameters, Adam has {len(numbers)}"
-            )
+        for name, shape in (item for parameters in shapes for item in parameters.items()):
+            if name not in self.specs or list(shape) != self._shard_shape(name):
+                raise UserError(
+                    f"checkpoint: {name} has shape {list(shape)} on a rank in {self.folder}, but not in the "
+                    "model it describes; the files are of another model"
+                )
         return [
-            FlatGroup(group, number, {name: tuple(shape) for name, shape in parameters.items()})
+            FlatGroup(group, number, list(parameters))
             for (group, number), parameters in zip(numbers, shapes, strict=True)
         ]
 
@@ -242,24 +207,14 @@ class ShardedSource:
         pieces: dict[str, list[Piece]] = {}
         paddings = optimizer.get("param_alignment_paddings")
         for index, flat in enumerate(self._flats):
-            numels = [(name, math.prod(shape)) for name, shape in flat.parameters.items()]
-            actual = self._masters(optimizer)[index].numel()
+            numels = [(name, math.prod(self._shard_shape(name))) for name in flat.parameters]
             if self._sliced:
-                expected = sum(slice_length(numel, self.data_parallel) for _, numel in numels)
-                fits = expected == actual
                 pieces |= sliced_pieces(index, numels, self.data_parallel)
-            else:
-                # Masters are stored without the padding at the end, moments with it, and only the last ranks
-                # are padded: the first rank's part has its full length unless no other rank has elements.
-                expected = sum(numel for _, numel in numels)
-                fits = expected <= actual * self.data_parallel
-            if not fits:
-                raise UserError(
-                    f"checkpoint: flat tensors of {actual} elements on {self.data_parallel} ranks in "
-                    f"{self.folder} are not those of its parameters, which make {expected}"
-                )
-            if not self._sliced:
-                pieces |= contiguous_pieces(index, numels, paddings[index] if paddings else None, actual)
+                continue
+            # Masters are stored without the padding at the end, moments with it, and only the last ranks are
+            # padded: the first rank's part has its full length unless no other rank has elements.
+            length = self._masters(optimizer)[index].numel()
+            pieces |= contiguous_pieces(index, numels, paddings[index] if paddings else None, length)
         return pieces
 
     def _group(self, index: int, settings: dict[str, Any]) -> ParameterGroup:
@@ -267,27 +222,20 @@ class ShardedSource:
         parameters = [name for flat in self._flats if flat.group == index for name in flat.parameters]
         no_settings = ("name", "params", "parameter_names")
         hyperparameters = {key: value for key, value in settings.items() if key not in no_settings}
-        return ParameterGroup(settings["name"], parameters, hyperparameters)
+        return ParameterGroup(parameters, hyperparameters)
 
-    def _shard_shape(self, name: str) -> tuple[int, ...]:
-        """A parameter's shape on one tensor-parallel rank."""
-        return self._flats[self._pieces[name][0].flat].parameters[name]
-
-    def _joined_shape(self, name: str) -> list[int]:
-        """A parameter's shape over all tensor-parallel ranks, padded vocabulary rows included."""
-        shape = list(self._shard_shape(name))
-        dimension = self.specs[name].shard_dimension
-        if dimension is not None:
-            shape[dimension] *= self.tensor_parallel
+    def _full_shape(self, name: str) -> list[int]:
+        """A parameter's shape over all tensor-parallel ranks, the vocabulary padded for them."""
+        spec = self.specs[name]
+        shape = list(spec.shape)
+        if spec.vocabulary:
+            multiple = math.lcm(VOCABULARY_MULTIPLE, self.tensor_parallel)
+            shape[0] = -(-shape[0] // multiple) * multiple
         return shape
 
-    def _check_shape(self, name: str) -> None:
-        spec, joined = self.specs[name], self._joined_shape(name)
-        fits = joined == list(spec.shape)
-        if spec.vocabulary:
-            fits = joined[0] >= spec.shape[0] and joined[1:] == list(spec.shape[1:])
-        if not fits:
-            raise UserError(
-                f"checkpoint: {name} has shape {joined} in {self.folder}, its model says {list(spec.shape)}; "
-                "the files are of another model"
-            )
+    def _shard_shape(self, name: str) -> list[int]:
+        """A parameter's shape on one tensor-parallel rank."""
+        shape, dimension = self._full_shape(name), self.specs[name].shard_dimension
+        if dimension is not None:
+            shape[dimension] //= self.tensor_parallel
+        return shape

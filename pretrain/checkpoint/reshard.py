@@ -8,6 +8,7 @@ that could time out while a rank reads.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,11 @@ from torch import Tensor
 from model.errors import UserError
 from model.parameters import ParameterSpec
 from pretrain.checkpoint.deepspeed_files import MASTERS, MOMENTS
-from pretrain.checkpoint.progress import Progress, Report
 from pretrain.checkpoint.state import TrainingState
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
-from pretrain.engine.layout import EngineFlat, engine_flats, inner_optimizer, shard_shapes, tensor_place
+from pretrain.engine.layout import engine_flats, inner_optimizer, shard_shapes, tensor_place
 from pretrain.runtime.world import World
+from pretrain.utils.progress import ProgressLine
 
 # Group settings that describe the optimizer's code, not the training: those of the engine are kept.
 OF_THE_CODE = {
@@ -44,19 +45,12 @@ OF_THE_CODE = {
 Open = Callable[[Path], UnshardedCheckpoint]
 
 
-def load_resharded(
-    engine: Any,
-    folder: Path,
-    world: World,
-    report: Report = lambda line: None,
-    opened: Open = UnshardedCheckpoint.open,
-) -> None:
+def load_resharded(engine: Any, folder: Path, world: World, opened: Open = UnshardedCheckpoint.open) -> None:
     """Set weights, Adam's moments and step counts, and the groups' hyperparameters of *engine*. Collective.
 
     Args:
         engine: a DeepSpeed engine of any shape, built for the checkpoint's model, trained or not.
         folder: the checkpoint to load, in any form; every rank opens it for itself.
-        report: receives progress to print.
         opened: opens *folder*, perhaps as another model than it holds (see pretrain/growth/edit.py).
 
     Raises:
@@ -67,10 +61,11 @@ def load_resharded(
     if engine.zero_optimization_stage() == 3:
         optimizer.checkpoint_event_prologue()  # no rank holds a gathered weight while slices are written
     problem = state = None
-    try:
-        state = _restore(engine, opened(folder), report)
-    except UserError as error:
-        problem = str(error)
+    with ProgressLine("reshaping", "parameter") as progress:
+        try:
+            state = _restore(engine, opened(folder), progress if world.is_main else None)
+        except UserError as error:
+            problem = str(error)
     problem = world.agree(problem)
     if state is None:
         raise UserError(problem)
@@ -93,30 +88,26 @@ def check_readable(folder: Path, world: World, opened: Open = UnshardedCheckpoin
     world.once(check)
 
 
-def _restore(engine: Any, checkpoint: UnshardedCheckpoint, report: Report) -> TrainingState:
+def _restore(engine: Any, checkpoint: UnshardedCheckpoint, progress: ProgressLine | None) -> TrainingState:
     """The part of load_resharded that needs no other rank."""
-    flats = engine_flats(engine)
-    _check_names(flats, checkpoint)
-    cut = _shard_cutter(engine, checkpoint)
+    count, rank = tensor_place(engine)
+    shapes = shard_shapes(engine)
     adam = inner_optimizer(engine)
-    progress = Progress("reshaping", {name: spec.shape for name, spec in checkpoint.specs.items()}, report)
-    for flat in flats:
+    done = itertools.count(1)
+    for flat in engine_flats(engine):
         targets = {MASTERS: flat.master.data} | {key: torch.zeros_like(flat.master.data) for key in MOMENTS}
-        steps = {checkpoint.step(name) for name in flat.pieces}
-        if len(steps) > 1:
-            raise UserError(
-                f"checkpoint: parameters of group {flat.group['name']} were updated {sorted(steps)} times; "
-                "ZeRO counts the updates of a group's parameters together"
-            )
+        step = checkpoint.step(next(iter(flat.pieces)))  # ZeRO counts those of all its parameters together
         for name, pieces in flat.pieces.items():
             for key, target in targets.items() if pieces else ():
-                elements = cut(name, checkpoint.tensor(name, key)).flatten()
+                full = checkpoint.tensor(name, key)
+                elements = shard_of(full, checkpoint.specs[name], count, rank, shapes[name]).flatten()
                 for piece in pieces:
                     source = elements[piece.start : piece.start + piece.numel]
                     target[piece.offset : piece.offset + piece.numel].copy_(source)
-            progress.add(name)
+            if progress:
+                progress(next(done), len(checkpoint.specs))
         adam.state[flat.master] = {
-            "step": _step_like(adam, flat.master, steps.pop()),
+            "step": _step_like(adam, flat.master, step),
             **{key: targets[key] for key in MOMENTS},
         }
         # The groups need not be the same ones (other learning-rate rules): moments belong to parameters, and
@@ -134,32 +125,6 @@ def _step_like(adam: Any, master: Tensor, step: int) -> Any:
         on_device = adam.defaults.get("fused") or adam.defaults.get("capturable")
         return torch.tensor(float(step), device=master.device if on_device else "cpu")
     return step
-
-
-def _check_names(flats: list[EngineFlat], checkpoint: UnshardedCheckpoint) -> None:
-    engine_names = {name for flat in flats for name in flat.pieces}
-    different = engine_names ^ set(checkpoint.names())
-    if different:
-        raise UserError(
-            f"checkpoint: {checkpoint.folder} is of another model: {min(different)} is in one of them only"
-        )
-
-
-def _shard_cutter(engine: Any, checkpoint: UnshardedCheckpoint) -> Callable[[str, Tensor], Tensor]:
-    """A function that cuts this tensor-parallel rank's part out of a named full tensor."""
-    count, rank = tensor_place(engine)
-    shapes = shard_shapes(engine)
-
-    def cut(name: str, full: Tensor) -> Tensor:
-        shard = shard_of(full, checkpoint.specs[name], count, rank, shapes[name])
-        if tuple(shard.shape) != shapes[name]:
-            raise UserError(
-                f"checkpoint: {name} has shape {list(full.shape)} in {checkpoint.folder}, which does not "
-                f"give {list(shapes[name])} on each of {count} tensor-parallel ranks"
-            )
-        return shard
-
-    return cut
 
 
 def shard_of(full: Tensor, spec: ParameterSpec, count: int, rank: int, shape: tuple[int, ...]) -> Tensor:

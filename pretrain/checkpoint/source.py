@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol
 
 from torch import Tensor
 
 
-class AdamState(TypedDict):
-    """Adam's state of one parameter."""
-
-    exp_avg: Tensor
-    exp_avg_sq: Tensor
-    step: int
-
-
 @dataclass(frozen=True)
 class ParameterGroup:
-    """An optimizer group by its name."""
+    """An optimizer group."""
 
-    name: str
     parameters: list[str]
     settings: dict[str, Any]
     """Hyperparameters: lr, weight_decay, betas, eps and any others of the group."""

@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import field
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -164,21 +162,6 @@ def read_features(folder: Path) -> dict[str, Tensor]:
         return features
 
 
-# What libraries raise over files that are damaged or were edited.
-DAMAGE: tuple[type[Exception], ...] = (
-    ArithmeticError,
-    AttributeError,
-    EOFError,
-    LookupError,
-    OSError,
-    RuntimeError,
-    SafetensorError,
-    TypeError,
-    UnpicklingError,
-    ValueError,
-)
-
-
 @contextmanager
 def understood(path: Path) -> Iterator[None]:
     """Turn the errors of a damaged or edited checkpoint file into a one-line UserError. Only reading belongs
@@ -191,9 +174,9 @@ def understood(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (UserError, torch.OutOfMemoryError, torch.AcceleratorError):
+    except (UserError, MemoryError, torch.OutOfMemoryError, torch.AcceleratorError):
         raise
-    except DAMAGE as error:
+    except Exception as error:
         message = next(iter(str(error).strip().splitlines()), "")[:160]
         raise UserError(
             f"checkpoint: {path} does not hold what a checkpoint's file holds ({type(error).__name__}: "

@@ -14,6 +14,7 @@ ZeRO stage, dtype, data-parallel and tensor-parallel size (deepspeed_files.py), 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from model.config import ModelConfig
 from model.errors import UserError
 from model.parameters import ParameterSpec, parameter_specs
 from pretrain.checkpoint.deepspeed_files import MASTERS, MOMENTS, ShardedSource
-from pretrain.checkpoint.source import AdamState, Source
+from pretrain.checkpoint.source import Source
 from pretrain.checkpoint.state import ENGINE_FOLDER, TrainingState, read_state, understood
 from pretrain.checkpoint.unsharded_folder import CANONICAL_FOLDER, FolderSource
 
@@ -72,7 +73,7 @@ class UnshardedCheckpoint:
         """The fp32 master weight, full shape; a copy that the caller may modify."""
         return self.tensor(name, MASTERS)
 
-    def optimizer_state(self, name: str) -> AdamState:
+    def optimizer_state(self, name: str) -> dict[str, Any]:
         """Adam's moments (fp32, full shape, zero before the first update) and how many updates it applied."""
         exp_avg, exp_avg_sq = (self.tensor(name, key) for key in MOMENTS)
         return {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq, "step": self.step(name)}

@@ -24,7 +24,7 @@ from model.transformer import Fused, Transformer
 from pretrain.config.lr_rules import parse_rules
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.compiling import compile_network
-from pretrain.engine.extensions import prepare_extension
+from pretrain.engine.extensions import lock_by_process
 from pretrain.engine.mpu import deepspeed_mpu
 from pretrain.engine.patches import forget_stage_3_modules, prepare_deepspeed
 from pretrain.engine.quiet import quiet_start, show_what_was_asked_for
@@ -88,7 +88,7 @@ def build_engine(
     )
     offload = (zero.get("offload_optimizer") or {}).get("device", "none") != "none"
     if offload:
-        prepare_extension("cpu_adam")
+        lock_by_process()  # DeepSpeed compiles its optimizer
     groups = parameter_groups(network, run.optimizer, parse_rules(run.lr_rules))
     optimizer = build_optimizer(groups, run.optimizer, offload)
     with refusals_of_deepspeed(), quiet_start(wanted=bool(merged.get("memory_breakdown"))):

@@ -15,19 +15,19 @@ from model.parameters import parameter_specs
 from model.transformer import Fused
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.batch import BatchPlan
-from pretrain.engine.ds_config_check import BUCKETS, contradiction
+from pretrain.engine.ds_config_check import BUCKETS
 
 FP32_BYTES = 4
 SMALLEST_BUCKET, LARGEST_BUCKET = 5_000_000, 50_000_000
 """Bounds of what "auto" makes of a bucket, in elements: 20 MB in fp32, below which a collective's latency
 counts, and 200 MB."""
-_DTYPE_BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
-# Field of EngineSettings -> the names it may have in a ds_config's zero_optimization.
+_DTYPE_BYTES = {"fp32": FP32_BYTES, "bf16": 2}
+# Field of EngineSettings -> its name in a ds_config's zero_optimization.
 _SIZES = {
-    "reduce_bucket": ("reduce_bucket_size",),
-    "prefetch_bucket": ("stage3_prefetch_bucket_size", "prefetch_bucket_size"),
-    "reuse_distance": ("stage3_max_reuse_distance", "max_reuse_distance"),
-    "persistence_threshold": ("stage3_param_persistence_threshold", "param_persistence_threshold"),
+    "reduce_bucket": "reduce_bucket_size",
+    "prefetch_bucket": "stage3_prefetch_bucket_size",
+    "reuse_distance": "stage3_max_reuse_distance",
+    "persistence_threshold": "stage3_param_persistence_threshold",
 }
 
 
@@ -85,6 +85,15 @@ def _filled_buckets(zero: Mapping[str, Any], model: ModelConfig, tensor_parallel
     return {**zero, **dict.fromkeys(automatic, auto_bucket(model, tensor_parallel))}
 
 
+def check_stage_3(run: RunConfig) -> None:
+    """Refuse what ZeRO stage 3 cannot do: its hooks split a compiled block into dozens of frames, and it
+    gathers weights layer by layer."""
+    if run.compile is True:
+        raise UserError("compile: true is not valid at ZeRO stage 3; use stage 1 or 2, or leave it out")
+    if run.fused == "all":
+        raise UserError("fused: all is not valid at ZeRO stage 3; give --fused loss or none")
+
+
 def merge_ds_config(
     ds_config: dict[str, Any], run: RunConfig, plan: BatchPlan, bf16: bool, model: ModelConfig
 ) -> dict[str, Any]:
@@ -103,13 +112,11 @@ def merge_ds_config(
         "gradient_clipping": (run.optimizer.gradient_clipping, "optimizer.gradient_clipping"),
     }
     merged = json.loads(json.dumps(ds_config))
-    wrong = [
-        contradiction(key, merged[key], value, owner)
-        for key, (value, owner) in owned.items()
-        if merged.get(key, "auto") not in ("auto", value)
-    ]
-    if wrong:
-        raise UserError("ds_config: " + "; ".join(wrong))
+    for key, (value, owner) in owned.items():
+        if (found := merged.get(key, "auto")) not in ("auto", value):
+            raise UserError(
+                f'ds_config: {key} is {found}, but the run\'s {owner} makes it {value}; write "auto"'
+            )
     merged |= {key: value for key, (value, _) in owned.items()}
     merged["zero_optimization"] = _filled_buckets(merged["zero_optimization"], model, run.tensor_parallel)
     merged["bf16"] = {**merged.get("bf16", {}), "enabled": bf16}
@@ -143,8 +150,6 @@ class EngineSettings:
     """Elements of one reduction buffer."""
     overlap: bool = False
     """Whether a second reduction buffer is filled while the first is reduced."""
-    all_reduce_buckets: bool = True
-    """Stages 1 and 2: whether a bucket is all-reduced; else each part is reduced to the rank that owns it."""
     prefetch_bucket: int = 50_000_000
     """Stage 3: elements gathered ahead of use."""
     reuse_distance: int = 1_000_000_000
@@ -174,23 +179,18 @@ class EngineSettings:
         zero = _filled_buckets(ds_config["zero_optimization"], model, run.tensor_parallel)
         stage = zero["stage"]
         compute = 2 if bf16 else FP32_BYTES
-        accumulation = ds_config.get("data_types", {}).get("grad_accum_dtype")
-        sizes = {
-            name: int(zero[key])
-            for name, keys in _SIZES.items()
-            for key in keys
-            if isinstance(zero.get(key), int | float)
-        }
+        accumulation = ds_config.get("data_types", {}).get("grad_accum_dtype", "")
+        communication = ds_config.get("communication_data_type", "")
+        sizes = {name: int(zero[key]) for name, key in _SIZES.items() if key in zero}
         overlap = zero.get("overlap_comm")
         return cls(
             stage=stage,
             bf16=bf16,
             offload_optimizer=_offloads(zero, "offload_optimizer"),
             offload_parameters=stage == 3 and _offloads(zero, "offload_param"),
-            accumulation_bytes=_DTYPE_BYTES.get(str(accumulation), compute),
-            communication_bytes=_DTYPE_BYTES.get(str(ds_config.get("communication_data_type")), compute),
+            accumulation_bytes=_DTYPE_BYTES.get(accumulation, compute),
+            communication_bytes=_DTYPE_BYTES.get(communication, compute),
             overlap=stage == 3 if overlap is None else bool(overlap),
-            all_reduce_buckets=bool(zero.get("use_multi_rank_bucket_allreduce", True)),
             fused=fused,
             checkpointing=run.activation_checkpointing,
             sequence_parallel=run.sequence_parallel,

@@ -1,21 +1,18 @@
-"""Declares what a ds_config may hold where DeepSpeed 0.19.8 has no class for it, or this stack is stricter.
+"""Declares what a ds_config may hold: what DeepSpeed 0.19.8 knows, less what the run owns or cannot do.
 
 DeepSpeed reads the top level and a few blocks by hand: their names and types are here, and a test compares
-the names with its source. Names and types inside its other blocks are those of its own classes (see
-deepspeed_sections); here are only the settings of those that the run refuses, each with what to write
-instead.
+the names with its source. Names and types inside its other blocks are those of its own classes; here are only
+the settings of those that the run refuses, each with what to write instead.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
 from pydantic_core import PydanticCustomError
-
-from pretrain.utils.parsing import shown_json
 
 LARGEST_BUFFER = 10**10
 """Elements of a buffer that is allocated: 40 GB in fp32."""
@@ -30,7 +27,7 @@ _NOT_SUPPORTED = """
     compression_training curriculum_learning eigenvalue elasticity graph_harvesting nebula
     progressive_layer_drop quantize_training sparse_attention sparse_gradients
 
-    aio.use_gds checkpoint.use_node_local_storage checkpoint.writer
+    checkpoint.use_node_local_storage checkpoint.writer
     zero_optimization.leaf_module zero_optimization.legacy_stage1
     zero_optimization.mics_hierarchical_params_gather zero_optimization.mics_shard_size
     zero_optimization.offload_optimizer.super_offload zero_optimization.pipeline_loading_checkpoint
@@ -41,6 +38,8 @@ _NOT_SUPPORTED = """
 
 REFUSED = {
     **dict.fromkeys(_NOT_SUPPORTED.split(), "it is not supported; leave it out"),
+    "optimizer": "the run's settings say it; use --optimizer.*",
+    "scheduler": "the run's settings say it; use --schedule.*",
     "fp16": _NO_FP16,
     "amp": _NO_FP16,
     "torch_autocast": "use --precision bf16",
@@ -65,80 +64,27 @@ REFUSED = {
 }
 """Settings and blocks that are accepted while they are off, and then left out: what to write instead."""
 
-_SWITCHES = ("enabled", "deepcompile", "autotp_size")
-"""Names that alone say whether a block is on."""
-_FLAGS = {
-    "optimizer": {
-        "lr": "--optimizer.learning_rate",
-        "betas": "--optimizer.betas",
-        "eps": "--optimizer.eps",
-        "weight_decay": "--optimizer.weight_decay",
-    },
-    "scheduler": {
-        "warmup_max_lr": "--optimizer.learning_rate",
-        "warmup_num_steps": "--schedule.warmup",
-        "total_num_steps": "--steps",
-    },
-}
-"""The run's flags for parameters of DeepSpeed's optimizers and schedules."""
 
+def _valid_if(is_valid: Callable[[Any], bool], instead: str) -> Any:
+    """The type of what a function accepts; *instead* says what to write."""
 
-def _refusal(instead: str) -> PydanticCustomError:
-    return PydanticCustomError("refused", "{instead}", {"instead": instead})
+    def check(value: Any) -> Any:
+        if not is_valid(value):
+            raise PydanticCustomError("refused", "{instead}", {"instead": instead})
+        return value
+
+    return Annotated[Any, AfterValidator(check)]
 
 
 def only(*values: Any, instead: str) -> Any:
     """The type of a setting that must be one of *values*; true is not 1."""
-
-    def check(value: Any) -> Any:
-        if not any(type(value) is type(valid) and value == valid for valid in values):
-            raise _refusal(instead)
-        return value
-
-    return Annotated[Any, AfterValidator(check)]
+    return _valid_if(lambda value: any(type(value) is type(v) and value == v for v in values), instead)
 
 
-def _off(instead: str) -> Any:
-    """The type of a setting or block that must be off."""
-
-    def is_on(value: Any) -> bool:
-        if isinstance(value, dict):
-            switches = [name for name in _SWITCHES if name in value]
-            if switches == ["autotp_size"] and value["autotp_size"] == 1:
-                return False
-            return any(is_on(value[name]) for name in switches or value)
-        return value != "auto" and bool(value)
-
-    def check(value: Any) -> Any:
-        if is_on(value):
-            raise _refusal(instead)
-        return value
-
-    return Annotated[Any, AfterValidator(check)]
-
-
-def _owned(name: str, settings: str) -> Any:
-    """The type of a block that must not be there; the message has the flags to write instead."""
-
-    def check(value: Any) -> Any:
-        params = value.get("params") if isinstance(value, dict) else None
-        values = params if isinstance(params, dict) else {}
-        flags = [
-            f"{flag} {shown_json(values[key]).replace(' ', '')}"
-            for key, flag in _FLAGS[name].items()
-            if _is_written_as_it_is(values.get(key))
-        ]
-        write = " ".join(flags) or f"{settings} flags or the recipe"
-        raise _refusal(f"the run's {settings} settings own that; leave it out and write {write}")
-
-    return Annotated[Any, AfterValidator(check)]
-
-
-def _is_written_as_it_is(value: Any) -> bool:
-    """Whether a value can be copied into a command: a number or a list of two."""
-    if isinstance(value, list):
-        return len(value) == 2 and all(type(item) in (int, float) for item in value)
-    return type(value) in (int, float)
+def _is_off(value: Any) -> bool:
+    if isinstance(value, dict):
+        return _is_off(value["enabled"]) if "enabled" in value else all(map(_is_off, value.values()))
+    return value == "auto" or not value
 
 
 def _whole(value: Any) -> Any:
@@ -154,23 +100,34 @@ _BUFFER = Annotated[Whole, Field(ge=1, le=LARGEST_BUFFER)]
 _DTYPE = Literal["fp32", "bf16"]
 
 
-def block(names: Mapping[str, Any], prefix: str = "", extra: Literal["allow", "forbid"] = "forbid") -> Any:
-    """The class of a block with these names and types, and with those that REFUSED has under *prefix*."""
-    refused = {
-        path.removeprefix(prefix): _off(instead)
-        for path, instead in REFUSED.items()
-        if path.startswith(prefix) and "." not in path.removeprefix(prefix)
-    }
-    fields = {name: kind if isinstance(kind, tuple) else (kind, None) for name, kind in names.items()}
-    fields |= {name: (kind, None) for name, kind in refused.items()}
-    config = ConfigDict(strict=True, extra=extra, allow_inf_nan=False)
+def _block(ours: Mapping[str, Any], prefix: str = "", theirs: type[BaseModel] | None = None) -> Any:
+    """The class of a block, strict: a number is no text, true is no number.
+
+    Args:
+        ours: types of settings by name, with dots inside its blocks; a tuple has a type and its Field.
+        prefix: the block's own name and a dot; what REFUSED has under it must be off.
+        theirs: DeepSpeed's class, whose names and types are valid where they are not restricted here.
+    """
+    fields: dict[str, Any] = {}
+    for name, field in (theirs.model_fields if theirs else {}).items():
+        name, inner = field.alias or name, model_in(field.annotation)
+        kind: Any = Whole if field.annotation is int else field.annotation
+        if inner is not None:
+            start = f"{name}."
+            inside = {key.removeprefix(start): ours[key] for key in ours if key.startswith(start)}
+            kind = _block(inside, prefix + start, inner)
+        for constraint in field.metadata:
+            kind = Annotated[kind, constraint]
+        fields[name] = kind
+    fields |= {name: kind for name, kind in ours.items() if "." not in name}
+    for path, instead in REFUSED.items():
+        block, _, name = path.rpartition(".")
+        if block == prefix.rstrip("."):
+            fields[name] = _valid_if(_is_off, instead)
+    config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
     made: Any = create_model  # whose overloads do not know a mapping of fields
-    return made(prefix.rstrip(".") or "ds_config", __config__=config, **fields)
-
-
-def _partly(name: str, names: Mapping[str, Any]) -> Any:
-    """The class of a block of which DeepSpeed's own class says the rest."""
-    return block(names, f"{name}.", "allow")
+    given = {name: kind if isinstance(kind, tuple) else (kind, None) for name, kind in fields.items()}
+    return made(prefix.rstrip(".") or "ds_config", __config__=config, **given)
 
 
 _DEVICE = only("none", "cpu", instead='write "device": "cpu" (ds_configs/zero3_offload.json), or "none"')
@@ -188,17 +145,15 @@ _ZERO = {
     "zero_hpz_partition_size": only(
         0, 1, instead="parameters are partitioned over all data-parallel ranks; write 1"
     ),
-    "offload_param": _partly("zero_optimization.offload_param", {"device": _DEVICE}),
-    "offload_optimizer": _partly(
-        "zero_optimization.offload_optimizer",
-        {
-            "device": _DEVICE,
-            "ratio": only(1, 1.0, instead="the whole optimizer is offloaded; write 1.0"),
-        },
-    ),
+    "offload_param.device": _DEVICE,
+    "offload_optimizer.device": _DEVICE,
+    "offload_optimizer.ratio": only(1, 1.0, instead="the whole optimizer is offloaded; write 1.0"),
 }
 _BF16 = {
-    "enabled": bool,
+    "enabled": (
+        only(True, False, "auto", instead='write true, false or "auto"'),
+        Field(None, validate_default=True),
+    ),
     "check_grad_overflow": only(
         True, instead="an update that is not finite is skipped on every rank; write true"
     ),
@@ -221,53 +176,42 @@ _FLOPS_PROFILER = {
 _CHECKPOINT = {
     "tag_validation": Literal["Warn", "Ignore", "Fail", "WARN", "IGNORE", "FAIL", "warn", "ignore", "fail"],
     "checkpoint_serialization": only(True, instead=_CHECKPOINTS),
-    "parallel_write": block({"pipeline_stage": only(False, instead=_CHECKPOINTS)}, "parallel_write."),
+    "parallel_write": _block({"pipeline_stage": only(False, instead=_CHECKPOINTS)}, "parallel_write."),
 }
 
-DS_CONFIG: type[BaseModel] = block(
-    {
-        "train_batch_size": _BATCH,
-        "train_micro_batch_size_per_gpu": _BATCH,
-        "gradient_accumulation_steps": _BATCH,
-        "gradient_clipping": _FROM_ZERO,
-        "optimizer": _owned("optimizer", "--optimizer.*"),
-        "scheduler": _owned("scheduler", "--schedule.*"),
-        "zero_optimization": (_partly("zero_optimization", _ZERO), ...),
-        "bf16": _partly("bf16", _BF16),
-        "data_types": block(_DATA_TYPES, "data_types."),
-        "communication_data_type": _DTYPE,
-        "seq_parallel_communication_data_type": only(
-            "fp32", instead="sequence parallelism is the run's; use --sequence_parallel true"
-        ),
-        "gradient_predivide_factor": only(1, 1.0, instead=_AVERAGED),
-        "gradient_allreduce_op": only("mean", instead='write "mean"'),
-        "managed_gradient_accumulation": only(
-            True, instead="the run accumulates by global_batch_tokens; write true"
-        ),
-        "zero_allow_untested_optimizer": bool,
-        "zero_force_ds_cpu_optimizer": bool,
-        "steps_per_print": _POSITIVE,
-        "wall_clock_breakdown": bool,
-        "memory_breakdown": bool,
-        "disable_python_gc": bool,
-        "log_level": Literal["debug", "info", "warning", "error", "critical"],
-        "timers": block({"throughput": _partly("timers.throughput", {})}, "timers."),
-        "flops_profiler": block(_FLOPS_PROFILER, "flops_profiler."),
-        "comms_logger": _partly("comms_logger", {}),
-        "csv_monitor": _partly("csv_monitor", {}),
-        "tensorboard": _partly("tensorboard", {}),
-        "aio": _partly("aio", {}),  # for NVMe: nothing reads it
-        "checkpoint": block(_CHECKPOINT, "checkpoint."),
-    }
-)
+_TOP_LEVEL = {
+    "train_batch_size": _BATCH,
+    "train_micro_batch_size_per_gpu": _BATCH,
+    "gradient_accumulation_steps": _BATCH,
+    "gradient_clipping": _FROM_ZERO,
+    "data_types": _block(_DATA_TYPES, "data_types."),
+    "communication_data_type": _DTYPE,
+    "seq_parallel_communication_data_type": only(
+        "fp32", instead="sequence parallelism is the run's; use --sequence_parallel true"
+    ),
+    "gradient_predivide_factor": only(1, 1.0, instead=_AVERAGED),
+    "gradient_allreduce_op": only("mean", instead='write "mean"'),
+    "managed_gradient_accumulation": only(
+        True, instead="the run accumulates by global_batch_tokens; write true"
+    ),
+    "zero_allow_untested_optimizer": bool,
+    "zero_force_ds_cpu_optimizer": bool,
+    "steps_per_print": _POSITIVE,
+    "wall_clock_breakdown": bool,
+    "memory_breakdown": bool,
+    "disable_python_gc": bool,
+    "log_level": Literal["debug", "info", "warning", "error", "critical"],
+    "flops_profiler": _block(_FLOPS_PROFILER),
+    "aio": dict[str, Any],  # for NVMe: nothing reads it
+    "checkpoint": _block(_CHECKPOINT, "checkpoint."),
+}
 
 
 @functools.cache
-def deepspeed_sections() -> type[BaseModel]:
-    """The class of the blocks that DeepSpeed has classes for. Imports DeepSpeed.
+def ds_config_class() -> type[BaseModel]:
+    """The class of a ds_config without "auto" and null. Imports DeepSpeed.
 
-    Its names, types and ranges are those of DeepSpeed's, but values are not converted ("false" is no switch),
-    and renamed settings are not warned about.
+    In DeepSpeed's own blocks values are not converted ("false" is no switch).
     """
     from deepspeed.comm.config import CommsLoggerConfig
     from deepspeed.monitor.config import CSVConfig, TensorBoardConfig
@@ -275,29 +219,17 @@ def deepspeed_sections() -> type[BaseModel]:
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
     from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
 
-    sections = {
-        "zero_optimization": DeepSpeedZeroConfig,
-        "bf16": DeepSpeedBF16Config,
-        "comms_logger": CommsLoggerConfig,
-        "csv_monitor": CSVConfig,
-        "tensorboard": TensorBoardConfig,
+    throughput = _block({}, "timers.throughput.", DeepSpeedThroughputTimerConfig)
+    blocks = {
+        "zero_optimization": (_block(_ZERO, "zero_optimization.", DeepSpeedZeroConfig), ...),
+        "bf16": _block(_BF16, "bf16.", DeepSpeedBF16Config),
+        "comms_logger": _block({}, "comms_logger.", CommsLoggerConfig),
+        "csv_monitor": _block({}, "csv_monitor.", CSVConfig),
+        "tensorboard": _block({}, "tensorboard.", TensorBoardConfig),
+        "timers": _block({"throughput": throughput}, "timers."),
     }
-    fields = {name: (_strict(section), None) for name, section in sections.items()}
-    timers = create_model("timers", throughput=(_strict(DeepSpeedThroughputTimerConfig), None))
-    return create_model("sections", timers=(timers, None), **fields)  # type: ignore[call-overload]
-
-
-def _strict(section: type[BaseModel]) -> Any:
-    """A class like DeepSpeed's, without its conversions."""
-    fields = {}
-    for name, field in section.model_fields.items():
-        inner = model_in(field.annotation)
-        kind: Any = _strict(inner) if inner else Whole if field.annotation is int else field.annotation
-        for constraint in field.metadata:
-            kind = Annotated[kind, constraint]
-        fields[name] = (kind, Field(None, alias=field.alias))
-    config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-    return create_model(section.__name__, __config__=config, **fields)  # type: ignore[call-overload]
+    made: type[BaseModel] = _block(_TOP_LEVEL | blocks)
+    return made
 
 
 def model_in(annotation: Any) -> type[BaseModel] | None:

@@ -69,18 +69,13 @@ def sliced_pieces(flat: int, parameters: Named, ranks: int) -> dict[str, list[Pi
     pieces: dict[str, list[Piece]] = {}
     offset = 0
     for name, numel in parameters:
-        length = slice_length(numel, ranks)
+        length = -(-numel // ranks)  # of each rank, padding included
         starts = range(0, numel, length)
         pieces[name] = [
             Piece(flat, rank, offset, start, min(length, numel - start)) for rank, start in enumerate(starts)
         ]
         offset += length
     return pieces
-
-
-def slice_length(numel: int, ranks: int) -> int:
-    """Number of a parameter's elements on each rank in stage 3, padding included."""
-    return -(-numel // ranks)
 
 
 @dataclass(frozen=True)

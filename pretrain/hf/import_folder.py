@@ -21,7 +21,7 @@ from model.errors import UserError, shown
 from model.heads import MOST_LAYERS
 from model.parameters import has_vocabulary_rows
 from pretrain.checkpoint.state import DataIdentity, TrainingState
-from pretrain.checkpoint.unsharded_folder import UnshardedParameter, write_unsharded
+from pretrain.checkpoint.unsharded_folder import write_unsharded
 from pretrain.data.sentencepiece_bpe import byte_fallback_bpe
 from pretrain.data.tokenizer import SentencePieceTokenizer, Tokenizer, tokenizer_hash
 from pretrain.hf.comparison import MAX_LENGTH, WINDOWS, Comparison, compare, model_logits, our_logits
@@ -142,8 +142,8 @@ def _write_run(
     tokenizer.save(created / "tokenizer")
     state = TrainingState(model=model.to_json(), data=DataIdentity(tokenizer_hash(tokenizer)))
     (created / "checkpoints").mkdir()
-    parameters = (UnshardedParameter(name, weight) for name, weight in _parameters(model, network))
-    write_unsharded(created / "checkpoints" / "step_000000", state, [], parameters, created / "tokenizer")
+    weights = _parameters(model, network)
+    write_unsharded(created / "checkpoints" / "step_000000", state, weights, created / "tokenizer")
     write_atomically(created / "latest", "step_000000\n")
     write_atomically(created / "model.json", json.dumps(model.to_json(), indent=1) + "\n")
     recipe = {

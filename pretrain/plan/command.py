@@ -1,4 +1,4 @@
-"""Dry run of a training command: memory, communication and time of a rank, with no GPU and no process group.
+"""Dry run of a training command: memory and time of a rank, with no GPU and no process group.
 
     python -m pretrain.plan --model prism-757m --nodes 2 --gpus_per_node 8 --ds_config ds_configs/zero2.json
 
@@ -13,7 +13,6 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from model.errors import UserError, closest, run_command, shown
@@ -24,30 +23,22 @@ LARGEST_OPTION = 1_000_000
 """Most nodes, GPUs, GiB and TFLOP/s: more is a typing error, and its arithmetic might not end."""
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """A kind of GPU."""
-
-    name: str
-    """Its name in pretrain.runtime.hardware's table of peaks."""
-    memory: float
-    """GiB that torch can see, a little less than what is on the card."""
-
-
-GPUS = {
-    "a10": Gpu("A10", 22.0),
-    "a100": Gpu("A100", 79.1),
-    "a100-40gb": Gpu("A100", 39.3),
-    "b200": Gpu("B200", 178.0),
-    "gh200": Gpu("GH200", 94.5),
-    "h100": Gpu("H100", 79.1),
-    "h200": Gpu("H200", 139.8),
-    "l4": Gpu("L4", 21.9),
-    "l40s": Gpu("L40S", 44.4),
-    "mi300x": Gpu("MI300X", 191.7),
-    "rtx3090": Gpu("RTX 3090", 23.5),
-    "rtx4090": Gpu("RTX 4090", 23.5),
+GPUS: dict[str, tuple[str, float]] = {
+    "a10": ("A10", 22.0),
+    "a100": ("A100", 79.1),
+    "a100-40gb": ("A100", 39.3),
+    "b200": ("B200", 178.0),
+    "gh200": ("GH200", 94.5),
+    "h100": ("H100", 79.1),
+    "h200": ("H200", 139.8),
+    "l4": ("L4", 21.9),
+    "l40s": ("L40S", 44.4),
+    "mi300x": ("MI300X", 191.7),
+    "rtx3090": ("RTX 3090", 23.5),
+    "rtx4090": ("RTX 4090", 23.5),
 }
+"""Name in pretrain.runtime.hardware's table of peaks, and GiB that torch can see, a little less than what is
+on the card."""
 
 
 def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, RunConfig, str]:
@@ -59,7 +50,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, RunCon
     parser = CommandParser(
         prog="python -m pretrain.plan",
         allow_abbrev=False,
-        description="Memory, communication and time of a run, without running it. Takes every flag of "
+        description="Memory and time of a run, without running it. Takes every flag of "
         "pretrain/main.py (its --help lists them) and these:",
     )
     add = parser.add_argument
@@ -107,24 +98,20 @@ def run_plan(arguments: list[str]) -> None:
     Raises:
         UserError: bad input, or a plan that does not fit.
     """
-    from pretrain.engine.ds_config_check import check_with_deepspeed, read_ds_config
-    from pretrain.engine.quiet import quiet_deepspeed
-
     options, run, path = read_arguments(arguments)
-    ds_config = read_ds_config(path, run)
-    quiet_deepspeed()
-    check_with_deepspeed(path, ds_config)
     import torch
 
+    from pretrain.engine.ds_config_check import read_ds_config
     from pretrain.plan.report import describe, to_json
     from pretrain.plan.run_plan import GIB, Machine, check_fits, make_plan
     from pretrain.runtime.hardware import data_sheet_peak
 
-    gpu = GPUS[options.gpu]
-    memory = gpu.memory if options.gpu_memory is None else options.gpu_memory
+    gpu, memory = GPUS[options.gpu]
+    if options.gpu_memory is not None:
+        memory = options.gpu_memory
     machine = Machine(options.nodes, options.gpus_per_node, options.gpu, int(memory * GIB))
-    plan = make_plan(run, ds_config, machine, options.mfu)
-    peak = data_sheet_peak(gpu.name, torch.bfloat16 if plan.settings.bf16 else torch.float32)
+    plan = make_plan(run, read_ds_config(path), machine, options.mfu)
+    peak = data_sheet_peak(gpu, torch.bfloat16 if plan.settings.bf16 else torch.float32)
     if options.peak_tflops is not None:
         peak = options.peak_tflops * 1e12
     plan = dataclasses.replace(plan, machine=dataclasses.replace(plan.machine, peak=peak))

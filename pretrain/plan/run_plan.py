@@ -19,7 +19,6 @@ from pretrain.engine.batch import BatchPlan
 from pretrain.engine.ds_config import EngineSettings
 from pretrain.engine.memory.micro_batch import fitting_micro_batch, usable_memory
 from pretrain.engine.memory.plan import MemoryPlan, memory_plan
-from pretrain.plan.traffic import Traffic, traffic
 from pretrain.run.decisions import Decision, Facts, decide
 
 GIB = 1 << 30
@@ -63,7 +62,6 @@ class RunPlan:
     machine: Machine
     batch: BatchPlan
     memory: MemoryPlan
-    traffic: Traffic
     mfu: float
 
     @property
@@ -111,7 +109,6 @@ def make_plan(run: RunConfig, ds_config: dict[str, Any], machine: Machine, mfu: 
         machine=machine,
         batch=batch,
         memory=memory_plan(model.value, settings, *sizes),
-        traffic=traffic(model.value, settings, *sizes),
         mfu=mfu,
     )
 

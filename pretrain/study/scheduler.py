@@ -117,22 +117,19 @@ def check_runs(study: Study) -> None:
     Relative paths are looked for in the working directory.
 
     Raises:
-        UserError: see read_ds_config, check_with_deepspeed, rank_numbers, and check_settings and check_start
+        UserError: see read_ds_config, rank_numbers, and check_settings and check_start
             of pretrain/run/preflight.py.
     """
-    from pretrain.engine.ds_config_check import check_with_deepspeed, read_ds_config
-    from pretrain.engine.quiet import quiet_deepspeed
+    from pretrain.engine.ds_config_check import read_ds_config
     from pretrain.run.preflight import check_settings, check_start
 
+    read_ds_config(ds_config_path(study))
     for planned in study.of_first_seed:
-        ds_config = read_ds_config(ds_config_path(study), planned.run)
         rank_numbers(planned.run)
         # How it fits the ranks of its launch is checked there.
         run = dataclasses.replace(planned.run, tensor_parallel=1, micro_batch=None)
         check_settings(run)
         check_start(run)
-    quiet_deepspeed()
-    check_with_deepspeed(ds_config_path(study), ds_config)  # what is the same for all runs
 
 
 def write_study(study: Study, folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,10 +10,8 @@ import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 from torch import Tensor
 
-from pretrain.checkpoint.state import FEATURES
 from pretrain.checkpoint.store import CheckpointStore
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
-from pretrain.checkpoint.unsharded_folder import UnshardedParameter, write_unsharded
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.ds_config_check import read_ds_config
 from pretrain.session import Session
@@ -182,16 +179,3 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
         return False
     integer = {2: torch.int16, 4: torch.int32}[a.element_size()]
     return torch.equal(a.contiguous().view(integer), b.contiguous().view(integer))
-
-
-def save_unsharded(checkpoint: UnshardedCheckpoint, target: Path) -> Path:
-    """Write a checkpoint as an unsharded folder: the form in which weights made elsewhere enter a run."""
-    parameters = (
-        UnshardedParameter(name, checkpoint.parameter(name), **checkpoint.optimizer_state(name))
-        for name in checkpoint.names()
-    )
-    tokenizer = checkpoint.folder / "tokenizer"
-    write_unsharded(target, checkpoint.state, checkpoint.groups.values(), parameters, tokenizer)
-    if (checkpoint.folder / FEATURES).is_file():
-        shutil.copyfile(checkpoint.folder / FEATURES, target / FEATURES)
-    return target

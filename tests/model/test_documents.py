@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -15,7 +14,7 @@ import torch.nn.functional as F
 
 from model import documents
 from model.config import block
-from model.documents import PackedDocuments, of_rows, varlen_options, widened
+from model.documents import PackedDocuments, of_rows, widened
 from tests.helpers.distributed import run_distributed
 from tests.helpers.gpus import GPU, needs_gpus
 from tests.helpers.marks import slow
@@ -160,18 +159,6 @@ def reference_varlen(query, key, value, cu_q, cu_k, max_q, max_k, *, scale, wind
     return torch.cat(result)
 
 
-def varlen_2_11(
-    query, key, value, cu_q, cu_k, max_q, max_k, *, return_aux=None, scale=None, window_size=(-1, -1)
-):
-    """That of torch 2.11, which has no grouped queries."""
-    return reference_varlen(query, key, value, cu_q, cu_k, max_q, max_k, scale=scale, window_size=window_size)
-
-
-def varlen_2_10(query, key, value, cu_q, cu_k, max_q, max_k, is_causal=False, return_aux=None):
-    """That of torch 2.10: no window, and the scale is its own."""
-    raise NotImplementedError
-
-
 @contextlib.contextmanager
 def kernel(stands_for):
     """The model with that varlen_attn, on a device that has it; the shapes of its queries."""
@@ -183,36 +170,21 @@ def kernel(stands_for):
 
     with (
         mock.patch("model.documents.varlen_attn", counted),
-        mock.patch("model.documents.VARLEN_OPTIONS", varlen_options(stands_for)),
         mock.patch("model.attention.has_varlen_kernel", return_value=True),
     ):
         yield calls
 
 
-KERNELS: dict[str, Any] = {"2.13": reference_varlen, "2.11": varlen_2_11}
-
-
-@pytest.fixture(params=list(KERNELS.values()), ids=list(KERNELS))
-def reference_kernel(request):
-    with kernel(request.param) as calls:
+@pytest.fixture
+def reference_kernel():
+    with kernel(reference_varlen) as calls:
         yield calls
 
 
-def test_which_torch_has_the_kernel(monkeypatch):
-    """By the signature of its varlen_attn; without windows or scales every layer takes the mask."""
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
-    cases = ((reference_varlen, True), (varlen_2_11, True), (varlen_2_10, False), (None, False))
-    for stands_for, has in cases:
-        documents._varlen_device.cache_clear()
-        monkeypatch.setattr(documents, "VARLEN_OPTIONS", varlen_options(stands_for))
-        assert documents._varlen_device(0) == has
-    documents._varlen_device.cache_clear()
-    installed = pytest.importorskip("torch.nn.attention.varlen").varlen_attn
-    assert documents.varlen_attn is installed
-    taken = inspect.signature(installed).parameters
+def test_the_installed_torch_has_the_kernel():
+    assert documents.HAS_VARLEN
+    taken = inspect.signature(documents.varlen_attn).parameters
     ours = inspect.signature(reference_varlen).parameters
-    assert "scale" not in taken or len(taken) >= len(ours) - 1
     assert [name.replace("seq_", "") for name in list(taken)[:7]] == list(ours)[:7]
 
 

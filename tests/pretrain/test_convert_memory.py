@@ -12,7 +12,7 @@ import torch
 from model.config import ModelConfig, block
 from model.parameters import parameter_specs
 from pretrain.checkpoint.state import DataIdentity, TrainingState
-from pretrain.checkpoint.unsharded_folder import UnshardedParameter, write_unsharded
+from pretrain.checkpoint.unsharded_folder import write_unsharded
 from pretrain.data.tokenizer import tokenizer_hash
 from tests.helpers.exports import trained
 from tests.helpers.training import ROOT
@@ -33,12 +33,10 @@ def write_run(folder, small, model: ModelConfig) -> None:
             weight = torch.empty(spec.shape).normal_(0, 0.02, generator=generator)
             if spec.vocabulary:
                 weight[model.vocab_size :] = 0
-            yield UnshardedParameter(name, weight)
+            yield name, weight
 
     (folder / "checkpoints").mkdir(parents=True)
-    write_unsharded(
-        folder / "checkpoints" / "step_000000", state, [], parameters(), small.folder / "tokenizer"
-    )
+    write_unsharded(folder / "checkpoints" / "step_000000", state, parameters(), small.folder / "tokenizer")
 
 
 def converted(run, out, chosen, weights):

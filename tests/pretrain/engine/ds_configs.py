@@ -11,14 +11,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from pretrain.engine.ds_config_check import (
-    CURRENT_NAMES,
-    OWNED,
-    check_ds_config,
-    check_sections,
-    simplified,
-)
-from pretrain.engine.ds_config_schema import DS_CONFIG, deepspeed_sections, setting_paths
+from pretrain.engine.ds_config_check import OWNED, check_ds_config
+from pretrain.engine.ds_config_schema import ds_config_class, setting_paths
 
 ROOT = Path(__file__).resolve().parents[3]
 SHIPPED = ["zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"]
@@ -61,9 +55,8 @@ HUGGING_FACE = json.loads("""{
 
 @functools.cache
 def setting_names() -> list[tuple[str, ...]]:
-    """The paths of all settings that are known, ours and DeepSpeed's. Imports DeepSpeed."""
-    paths = {*setting_paths(DS_CONFIG), *setting_paths(deepspeed_sections()), *CURRENT_NAMES}
-    return [tuple(path.split(".")) for path in sorted(paths)]
+    """The paths of all settings that are known."""
+    return [tuple(path.split(".")) for path in sorted(setting_paths(ds_config_class()))]
 
 
 VALUES: list[Any] = [
@@ -121,12 +114,12 @@ LEFT_OUT = [
 @functools.cache
 def _taken() -> list[tuple[tuple[str, ...], list[Any]]]:
     """The values that are valid for each setting, in a ds_config of stage 3."""
-    base = merged(shipped("zero3"), {"comms_logger": {"verbose": True}})
+    base = shipped("zero3")
 
     def is_taken(path: tuple[str, ...], value: Any) -> bool:
         config = copy.deepcopy(base)
         _placed(config, path, value)
-        return not check_ds_config(config) and not check_sections(simplified(config))
+        return not check_ds_config(config)
 
     plain = [value for value in VALUES if not isinstance(value, dict) and str(value).isprintable()]
     taken = [(path, [value for value in plain if is_taken(path, value)]) for path in setting_names()]
@@ -145,12 +138,6 @@ def accepted_ds_configs(draw: st.DrawFn, offload: bool = False) -> dict[str, Any
     config.pop("tensorboard", None)  # its package is not installed
     if config["zero_optimization"]["stage"] < 3:
         config["zero_optimization"].pop("offload_param", None)
-    config.pop("bfloat16", None)
     if isinstance(config.get("bf16"), dict) and config["bf16"].get("enabled") is None:
         config["bf16"]["enabled"] = False
-    if isinstance(config.get("comms_logger"), dict):
-        config["comms_logger"]["verbose"] = True
-    for other, name in CURRENT_NAMES.items():
-        if name in config["zero_optimization"]:
-            config["zero_optimization"].pop(other.rpartition(".")[2], None)
     return config

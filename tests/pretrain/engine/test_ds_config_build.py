@@ -14,7 +14,7 @@ from hypothesis import event, given
 
 from model.errors import UserError
 from pretrain.engine.build import refusals_of_deepspeed
-from pretrain.engine.ds_config_check import check_ds_config, check_sections, simplified
+from pretrain.engine.ds_config_check import check_ds_config, simplified
 from pretrain.engine.quiet import quiet_start
 from tests.helpers.distributed import run_distributed
 from tests.helpers.fuzzing import fixed, seeded
@@ -32,7 +32,7 @@ def build(config, folder):
         config["csv_monitor"]["output_path"] = folder
     if isinstance(config.get("flops_profiler"), dict):
         config["flops_profiler"]["output_file"] = f"{folder}/flops.txt"
-    if check_ds_config(config) or check_sections(simplified(config)):
+    if check_ds_config(config):
         return "refused by the check"
     config = simplified(config)
     precision = "bf16" if config.get("bf16", {}).get("enabled") is True else "fp32"
@@ -89,7 +89,7 @@ def test_what_is_taken_builds_an_engine_at_length(tmp_path):
 def curve(name, changes, steps=2):
     """Losses and gradient norms of a few steps on this rank's share of the same batches."""
     config = merged(shipped(name), changes)
-    assert not check_ds_config(config) and not check_sections(simplified(config))
+    assert not check_ds_config(config)
     engine, model, plan = nano_engine(simplified(config), precision="bf16" if name == "zero1" else "fp32")
     numbers = []
     for micro_batches in batches(model, plan, steps):

@@ -4,11 +4,7 @@ engine."""
 import contextlib
 import functools
 import json
-import os
 import re
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,10 +13,9 @@ from hypothesis import strategies as st
 
 from model.errors import UserError
 from pretrain.config.command_line import parse_command_line
-from pretrain.engine import ds_config_check as module
 from pretrain.engine.ds_config import EngineSettings, bf16_by, merge_ds_config
-from pretrain.engine.ds_config_check import check_ds_config, check_sections, read_ds_config, simplified
-from pretrain.engine.ds_config_schema import DS_CONFIG, REFUSED, deepspeed_sections, setting_paths
+from pretrain.engine.ds_config_check import check_ds_config, read_ds_config, simplified
+from pretrain.engine.ds_config_schema import REFUSED, ds_config_class, setting_paths
 from pretrain.engine.memory.micro_batch import plan_batch
 from tests.helpers.fuzzing import fixed, seeded
 from tests.pretrain.engine import ds_configs as made
@@ -32,13 +27,12 @@ BLOCKS += ["bf16", "data_types", "timers", "flops_profiler", "comms_logger", "cs
 BLOCKS += ["aio", "checkpoint", "checkpoint.parallel_write"]
 
 
-def refusal(tmp_path, config, *flags):
-    """What the checks say about a ds_config, without the file's name; "" if it is taken."""
+def refusal(tmp_path, config):
+    """What the check says about a ds_config, without the file's name; "" if it is taken."""
     path = tmp_path / "ds.json"
     path.write_text(config if isinstance(config, str) else json.dumps(config))
     try:
-        taken = read_ds_config(str(path), parse_command_line(list(flags)).run)
-        module.check_with_deepspeed(str(path), taken)
+        read_ds_config(str(path))
     except UserError as error:
         text = str(error)
         assert text.isprintable() and text.startswith("ds_config: ") and len(text) < 10_000
@@ -63,7 +57,7 @@ SAID = [
     ({"reduce_bucket_size": 5}, "did you mean 'zero_optimization.reduce_bucket_size'?"),
     (zero(train_batch_size=5), "did you mean 'train_batch_size'?"),
     ({"a\nb\u001b": 1}, "a\\nb\\x1b is unknown"),
-    ({"bf16": {"enabled": None}}, 'bf16.enabled is missing … true, false or "auto"'),
+    ({"bf16": {"enabled": None}}, 'bf16.enabled is null … true, false or "auto"'),
     (zero(offload_optimizer={"device": "gpu"}), 'offload_optimizer.device is \'gpu\' … "device": "cpu"'),
     (zero(reduce_bucket_size=-1), "reduce_bucket_size is -1 … give a number from 1"),
     (zero(allgather_bucket_size=3), "allgather_bucket_size is 3 … give a multiple of 2"),
@@ -73,7 +67,9 @@ SAID = [
     (zero(stage=0), "zero_optimization.stage is 0 … 1, 2 and 3"),
     (zero(offload_param={"device": "cpu"}), "offload_param … the stage is 2 … zero3_offload.json"),
     ({"train_batch_size": True}, "train_batch_size is true … a whole number"),
-    ({"gradient_clipping": 0.5}, 'gradient_clipping is 0.5 … makes it 1.0; write "auto"'),
+    (zero(prefetch_bucket_size=5), "did you mean 'zero_optimization.stage3_prefetch_bucket_size'?"),
+    ({"bfloat16": {"enabled": True}}, "did you mean 'bf16'?"),
+    ({"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}, "optimizer is { … use --optimizer.*"),
 ]
 
 
@@ -103,24 +99,6 @@ def test_what_is_refused_says_what_to_write_and_is_left_out_while_it_is_off(tmp_
         assert refusal(tmp_path, off) == "" and simplified(off) == left, value
 
 
-@pytest.mark.parametrize("old", module.CURRENT_NAMES)
-def test_an_old_name_means_the_new_one(tmp_path, old):
-    value = {"enabled": True} if old == "bfloat16" else False if "gather" in old or "all" in old else 0
-    block, _, name = old.rpartition(".")
-    config = shipped("zero3")
-    inside = config[block] if block else config
-    inside.pop(module.CURRENT_NAMES[old], None)
-    inside[name] = value
-    assert refusal(tmp_path, config) == ""
-    result = simplified(config)
-    renamed = result[block] if block else result
-    assert renamed[module.CURRENT_NAMES[old]] == value and name not in renamed
-    inside[module.CURRENT_NAMES[old]] = value
-    assert f"{old} and {module.CURRENT_NAMES[old]} are the same; leave {name} out" in refusal(
-        tmp_path, config
-    )
-
-
 FILES = {
     '{"zero_optimization": {"stage": 2, "stage": 3}}': "gives 'stage' twice",
     '{"zero_optimization": {"reduce_bucket_size": NaN}}': "reduce_bucket_size: nan is not valid",
@@ -138,40 +116,21 @@ def test_files_without_a_ds_config(tmp_path, text, part):
 
 def test_everything_is_listed_at_once(tmp_path):
     text = refusal(tmp_path, merged(shipped(), HUGGING_FACE) | {"gradient_cliping": 1, "bf16": 5})
-    assert "has 4 mistakes: (1) " in text
     for part in ("gradient_cliping", "bf16 is 5", "optimizer is ", "scheduler is "):
         assert part in text
-    began = time.perf_counter()
-    many = refusal(tmp_path, shipped() | {f"gradient_clippin{i}": 1 for i in range(30_000)})
-    assert f"and {30_000 - module.LISTED:,} more" in many and time.perf_counter() - began < 5
-
-
-def test_the_runs_other_settings_are_compared_at_once(tmp_path):
-    config = merged(shipped("zero3"), {"bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": 8})
-    text = refusal(tmp_path, config, "--precision", "fp32", "--micro_batch", "4", "--compile", "true")
-    for part in ("precision is fp32", "micro_batch makes it 4", "compile: true is not valid"):
-        assert part in text
-
-
-def test_an_optimizer_block_says_which_flags_to_write(tmp_path):
-    values = {"lr": 3e-5, "betas": [0.8, 0.999], "weight_decay": "$(x)"}
-    steps = {"warmup_num_steps": 500, "total_num_steps": "auto"}
-    blocks = {"optimizer": {"type": "AdamW", "params": values}}
-    text = refusal(tmp_path, shipped() | blocks | {"scheduler": {"type": "WarmupDecayLR", "params": steps}})
-    assert "write --optimizer.learning_rate 3e-05 --optimizer.betas [0.8,0.999];" in text
-    assert text.endswith("write --schedule.warmup 500")
+    assert refusal(tmp_path, shipped() | {f"gradient_clippin{i}": 1 for i in range(10_000)})
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_configs_come_through_as_they_are(name):
     path = str(ROOT / f"ds_configs/{name}.json")
-    assert json.dumps(read_ds_config(path, parse_command_line([]).run)) == json.dumps(shipped(name))
+    assert json.dumps(read_ds_config(path)) == json.dumps(shipped(name))
 
 
 OFF = [
     zero(offload_optimizer=None, sub_group_size="auto", max_live_parameters="auto"),
     {"activation_checkpointing": {"partition_activations": False, "number_checkpoints": None}},
-    {"sparse_gradients": False, "amp": {"enabled": False}, "tensor_parallel": {"autotp_size": 1}},
+    {"sparse_gradients": False, "amp": {"enabled": False}, "tensor_parallel": {"autotp_size": 0}},
     {"fp16": {"enabled": "auto", "loss_scale": 0}, "wall_clock_breakdown": "auto", "steps_per_print": None},
 ]
 
@@ -186,7 +145,7 @@ def test_auto_and_off_leave_nothing_behind(changes):
 def test_hugging_faces_own_example_needs_two_blocks_less():
     assert len(check_ds_config(HUGGING_FACE)) == 2
     rest = {key: value for key, value in HUGGING_FACE.items() if key not in ("optimizer", "scheduler")}
-    assert not check_ds_config(rest) and not check_sections(simplified(rest))
+    assert not check_ds_config(rest)
     run, model, _ = default_run()
     settings_ = EngineSettings.of(run, simplified(rest), True, model)
     assert settings_.offload_optimizer and settings_.offload_parameters
@@ -216,9 +175,8 @@ def test_the_documentations_table(tmp_path, block, happens, instead):
 def test_the_top_level_has_every_name_that_deepspeed_reads():
     from deepspeed.runtime import config, constants
     from deepspeed.runtime.config_utils import DeepSpeedConfigModel
-    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
-    paths = setting_paths(DS_CONFIG)
+    paths = setting_paths(ds_config_class())
     assert set(config._REMOVED_TOP_LEVEL_CONFIG_KEYS) <= set(paths)
     assert {f"zero_optimization.{name}" for name in config._REMOVED_ZERO_CONFIG_KEYS} <= set(paths)
     # Every name in its constants that has a default is a setting, at the top level or in a block.
@@ -231,18 +189,6 @@ def test_the_top_level_has_every_name_that_deepspeed_reads():
     assert not names - unread - inside_blocks - known
     source = Path(config.__file__).read_text(encoding="utf-8")
     assert set(re.findall(r"""param_dict(?:\.get\(|\[)['"](\w+)['"]""", source)) <= known
-    aliases = {field.alias for field in DeepSpeedZeroConfig.model_fields.values() if field.alias}
-    assert aliases == {f"stage3_{name}" for name in module.STAGE_3}
-
-
-def test_settings_that_are_restricted_are_settings_of_deepspeed():
-    """Else a misspelt name here would never be met."""
-    from deepspeed.runtime.config import _REMOVED_ZERO_CONFIG_KEYS
-
-    theirs = setting_paths(deepspeed_sections())
-    blocks = {path.split(".")[0] for path in theirs}
-    ours = [path for path in setting_paths(DS_CONFIG) if path.split(".")[0] in blocks]
-    assert set(ours) - set(theirs) == {f"zero_optimization.{name}" for name in _REMOVED_ZERO_CONFIG_KEYS}
 
 
 def test_deepspeeds_own_defaults_are_taken(tmp_path):
@@ -252,20 +198,6 @@ def test_deepspeeds_own_defaults_are_taken(tmp_path):
     repeated = {"leaf_module", "stage3_gather_fp16_weights_on_model_save"}
     defaults = json.loads(DeepSpeedZeroConfig().model_dump_json(by_alias=True, exclude=repeated))
     assert refusal(tmp_path, shipped("zero3") | {"zero_optimization": defaults | {"stage": 3}}) == ""
-
-
-def test_the_command_says_it_at_once(tmp_path):
-    given = {"bf16": True, "gradient_cliping": 1, "zero_optimization": {"stage": 2}}
-    (tmp_path / "ds.json").write_text(json.dumps(given))
-    before = os.times()
-    arguments = ["--ds_config", tmp_path / "ds.json", "--runs_dir", tmp_path / "runs"]
-    command = [sys.executable, "pretrain/main.py", *arguments]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 2 and result.stdout == ""
-    assert result.stderr.count("\n") == 1 and "has 2 mistakes" in result.stderr
-    # Half a second of processor time; torch alone takes four times as much.
-    used = [getattr(os.times(), key) - getattr(before, key) for key in ("children_user", "children_system")]
-    assert sum(used) < 1.5 and not (tmp_path / "runs").exists()
 
 
 @functools.cache
@@ -282,18 +214,16 @@ def checked(config, path):
     run, model, plan = default_run()
     path.write_text(json.dumps(config))
     try:
-        taken = read_ds_config(str(path), run)
+        taken = read_ds_config(str(path))
     except UserError as error:
         assert str(error).isprintable(), error
     else:
-        assert simplified(taken) == taken and not check_ds_config(taken, run)
-        with contextlib.suppress(UserError):
-            module.check_with_deepspeed(str(path), taken)
+        assert simplified(taken) == taken and not check_ds_config(taken)
         EngineSettings.of(run, taken, bool(bf16_by(run, taken)), model)
         with contextlib.suppress(UserError):
             merge_ds_config(taken, run, plan, False, model)
     # From memory NaN and infinity arrive too.
-    assert all(text.isprintable() for text in check_ds_config(config, run))
+    assert all(text.isprintable() for text in check_ds_config(config))
     return path
 
 

@@ -4,7 +4,7 @@ import torch
 from model.errors import UserError
 from model.transformer import Transformer
 from pretrain.checkpoint.state import TrainingState
-from pretrain.checkpoint.unsharded_folder import UnshardedParameter, write_unsharded
+from pretrain.checkpoint.unsharded_folder import write_unsharded
 from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.tokenizer import SentencePieceTokenizer
 from pretrain.hf.open_model import open_model
@@ -21,9 +21,8 @@ def run_and_export(tmp_path_factory):
     export = write_folder(ours, root / "export")
     tokenizer.save(export / ORIGINAL_FOLDER)
     state = TrainingState(step=3, model=CONFIGS["prism"].to_json())
-    parameters = [UnshardedParameter(name, weight) for name, weight in ours.named_parameters()]
     target = root / "run" / "checkpoints" / "step_000003"
-    write_unsharded(target, state, [], parameters, export / ORIGINAL_FOLDER)
+    write_unsharded(target, state, ours.named_parameters(), export / ORIGINAL_FOLDER)
     return root / "run", export
 
 
