@@ -189,13 +189,10 @@ def _as_jobs_read_it(study: Study, folder: Path) -> Study:
 
 
 def _opening(study: Study, folder: Path, todo: Sequence[PlannedRun]) -> list[str]:
-    from pretrain.study.pairing import pairing_lines
-
     variants = f"{len(study.of_first_seed)} variants x {len(study.file.seeds)} seeds"
     return [
         f"study    {study.name}: {study.title}",
         f"runs     {len(study.runs)}: {variants}, in {folder}",
-        *(f"paired   {line}" for line in pairing_lines(study)),
         f"to do    {len(todo)} runs, {sum(planned.flops for planned in todo):.2e} FLOPs",
     ]
 
