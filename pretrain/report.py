@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from model.attention import any_length
-from model.config import ModelConfig
 from model.sampling import generate
 from pretrain.config.run_config import group_and_seed
 from pretrain.data.corpus import Corpus
@@ -23,8 +22,6 @@ from pretrain.utils.text import labelled
 
 if TYPE_CHECKING:
     from pretrain.trainer import Trainer
-
-FUSED = {"all": "q, k, v; gate, up; head and loss", "loss": "head and loss", "none": "nothing"}
 
 
 def opening(session: Session) -> list[str]:
@@ -45,9 +42,9 @@ def opening(session: Session) -> list[str]:
         labelled(
             "kernels",
             f"attention: {_attention_line(session)} ({decisions.attention.reason}); "
-            f"fused: {_fused(session)} ({decisions.fused.reason})",
+            f"fused: {decisions.fused.value} ({decisions.fused.reason})",
         ),
-        labelled("model", _model_line(run.model, model)),
+        labelled("model", f"{run.model}: {model.summary()}"),
         *(labelled("data", line) for line in session.sequences.describe().splitlines()),
         *[labelled("data", "documents are kept apart: attention and positions begin anew in each")]
         * run.document_mask,
@@ -70,23 +67,7 @@ def opening(session: Session) -> list[str]:
                 f"{session.state.sequences:,} sequences seen)",
             )
         )
-    if settings.whole_gradients and world.data_parallel > 1:
-        lines.append(
-            labelled(
-                "note",
-                "ZeRO 1 in bf16 reduces all gradients after the backward pass; "
-                "ds_configs/zero2.json does so during it",
-            )
-        )
     return lines + [labelled("note", note) for note in session.notes]
-
-
-def _fused(session: Session) -> str:
-    """What is fused; not the head and loss of a classifier, which are small, nor of ranks that share both."""
-    text = FUSED[session.decisions.fused.value]
-    if session.model.classes is None and session.world.tensor_parallel == 1:
-        return text
-    return text.removesuffix("head and loss").rstrip("; ") or "nothing"
 
 
 def _attention_line(session: Session) -> str:
@@ -107,11 +88,6 @@ def _epochs(session: Session) -> list[str]:
         again = "; beyond one, the same text is trained on again" * (epochs > 1)
         lines.append(f"{corpus.name} is read {epochs:.3g} times in {session.run.steps:,} steps{again}")
     return lines
-
-
-def _model_line(name: str, model: ModelConfig) -> str:
-    """What is trained, in one line."""
-    return f"{name}: {model.summary()}"
 
 
 def _source(corpus: Corpus) -> str:
