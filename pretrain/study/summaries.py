@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from model.errors import UserError
-from pretrain.study.comparable import differences_between
+from pretrain.study.comparable import listed, notes_on, tokenizer, validation_text
 from pretrain.study.contrasts import Contrast
 from pretrain.study.costs import training_flops
 from pretrain.study.results import RunResult
@@ -181,17 +181,15 @@ class Summary:
 
 @dataclass(frozen=True)
 class Contrasted:
-    """A contrast with its value for each seed, in the unit of ``measure``."""
+    """A contrast with its value for each seed, in the unit of the view's measure."""
 
     contrast: Contrast
-    measure: str
-    """The view's; bits per byte if its own runs have several tokenizers."""
     values: Sample
     """The mean of plus less the mean of minus, for every seed of the study of which all runs are finished."""
     other_seeds: bool
     """Whether runs of one of the study's seeds trained with several, so that they have nothing in common."""
-    notes: list[str]
-    """What to know of runs of several comparisons, a sentence each, without its full stop."""
+    left_out: str = ""
+    """Why it has no values, if it could not have any."""
 
 
 @dataclass(frozen=True)
@@ -207,12 +205,17 @@ class View:
     last: int
     """The result of a run is the mean of so many last values."""
     notes: Sequence[str] = ()
-    """What to know before comparing the runs of a comparison: sentences without their full stop."""
+    """What to know before comparing: sentences without their full stop."""
 
     @property
     def loss(self) -> str:
         """The validation loss that is followed over tokens."""
         return "val_bpb" if self.measure == "val_bpb" else "val_loss"
+
+    @property
+    def result(self) -> Figure:
+        """What is compared of a run."""
+        return methodcaller("result", self.measure, self.last)
 
     @property
     def better(self) -> str:
@@ -236,8 +239,7 @@ class View:
                 against = comparison.baseline_of(name)
                 own, controls = (runs.get((comparison.name, each), {}) for each in (name, against))
                 controls = {} if against == name else controls
-                result = methodcaller("result", self.measure, self.last)
-                summary = Summary(comparison, name, own, controls, result)
+                summary = Summary(comparison, name, own, controls, self.result)
                 found.setdefault(comparison.name, []).append(summary)
         return found
 
@@ -260,27 +262,25 @@ class View:
         runs = {(s.comparison.name, s.variant): s.runs for s in self.every}
         sides = [[runs[name] for name in side] for side in (contrast.plus, contrast.minus)]
         every = [*sides[0], *sides[1]]
-        differing = differences_between([run for each in every for run in each.values()])
-        if differing.texts:
-            note = f"left out, since its runs were validated on different texts: {differing.texts}"
-            return Contrasted(contrast, self.measure, Sample(), False, [note])
-        several = len({name for name, _ in contrast.variants}) > 1  # of one comparison it has been said
-        measure, notes = differing.measure(self.measure), differing.notes if several else []
-        result = methodcaller("result", measure, self.last)
-        plus, minus = ([values_of(each, result) for each in side] for side in sides)
+        results = [run for each in every for run in each.values()]
+        differing = listed(results, validation_text)
+        if self.measure in ("val_loss", "train_loss"):
+            differing = differing or listed(results, tokenizer)
+        if differing:
+            return Contrasted(contrast, Sample(), False, f"several texts or tokenizers: {differing}")
+        plus, minus = ([values_of(each, self.result) for each in side] for side in sides)
         values = {
             seed: mean_of(each[seed] for each in plus) - mean_of(each[seed] for each in minus)
             for seed in self.study.file.seeds
             if all(seed in each for each in (*plus, *minus))
         }
-        return Contrasted(contrast, measure, Sample(values), other_seeds(every), notes)
+        return Contrasted(contrast, Sample(values), other_seeds(every))
 
     @property
     def caveats(self) -> list[str]:
-        """The notes, and those of all contrasts."""
-        return [*self.notes] + [
-            f"contrast {c.contrast.name}: {note}" for c in self.contrasted for note in c.notes
-        ]
+        """The notes, and why contrasts are left out."""
+        left_out = [each for each in self.contrasted if each.left_out]
+        return [*self.notes, *(f"contrast {each.contrast.name}: {each.left_out}" for each in left_out)]
 
 
 def view_of(study: Study, results: Sequence[RunResult], folder: Path) -> View:
@@ -294,15 +294,16 @@ def view_of(study: Study, results: Sequence[RunResult], folder: Path) -> View:
         UserError: runs of one comparison were validated on different texts.
     """
     measure: str = study.file.measure
-    notes: list[str] = []
+    notes = notes_on(results)
     for comparison in study.comparisons:
         label = f"{comparison.name}: " if comparison.name else ""
-        found = differences_between([run for run in results if run.planned.comparison == comparison.name])
-        if found.texts:
+        runs = [run for run in results if run.planned.comparison == comparison.name]
+        if texts := listed(runs, validation_text):
             raise UserError(
-                f"study: {label}runs were validated on different texts: {found.texts}; give all the "
-                "same data, or the same validation.data"
+                f"study: {label}runs were validated on different texts: {texts}; give all the same data, or "
+                "the same validation.data"
             )
-        measure = found.measure(measure)
-        notes += [f"{label}{note}" for note in found.notes]
+        if (tokenizers := listed(runs, tokenizer)) and measure != "val_accuracy":
+            measure = "val_bpb"
+            notes.append(f"{label}tokenizers differ, so bits per byte are compared: {tokenizers}")
     return View(study, results, folder, measure, study.file.last_validations, notes)

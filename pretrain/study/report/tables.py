@@ -80,7 +80,6 @@ def _contrast(view: View, found: Contrasted) -> Row:
         "formula": found.contrast.formula,
         "plus": list(map(full_name, found.contrast.plus)),
         "minus": list(map(full_name, found.contrast.minus)),
-        "measure": found.measure,
         "values": found.values,
         "seeds": len(view.study.file.seeds),
     }
@@ -154,7 +153,6 @@ RESULTS: Columns = {
 CONTRASTS: Columns = {
     "contrast": lambda row: row["name"],
     "of": lambda row: row["formula"],
-    "by": lambda row: row["measure"],
     "mean [95 % interval]": lambda row: _difference(row["values"]),
     "excludes 0": lambda row: _excludes_zero(row["values"]),
     "detectable": lambda row: _number(row["values"].detectable, ".4f"),

@@ -79,21 +79,13 @@ def test_another_text_is_left_out_with_the_reason():
     order, by_width = found.contrasted
     assert order.values and not by_width.values
     (note,) = found.caveats
-    assert note.startswith("contrast order by width: left out, since its runs were validated on different")
+    assert note.startswith("contrast order by width: several texts or tokenizers: 64 windows of c0ffee00 x 1")
 
 
-def test_other_tokenizers_are_compared_in_bits_per_byte():
+def test_other_tokenizers_are_left_out_with_the_reason():
     found = view(study_of(), loss, data=of_two({"tokenizer": "other"}))
     order, by_width = found.contrasted
-    assert (order.measure, by_width.measure) == ("val_loss", "val_bpb")
-    assert by_width.values == pytest.approx({1: -0.02 / 3, 2: -0.02 / 3, 3: -0.04 / 3})
-    assert found.caveats[0].startswith("contrast order by width: tokenizers differ, so bits per byte")
-    assert rows_of(found, "contrasts")["order by width"]["by"] == "val_bpb"
-
-
-def test_other_code_in_another_comparison_is_a_note():
-    (note,) = view(study_of(), loss, world=of_two({"code": ["other"]})).caveats
-    assert note.startswith("contrast order by width: the runs are of several versions of the code")
+    assert order.values and not by_width.values and "several texts or tokenizers: 0f0f" in by_width.left_out
 
 
 def test_other_seeds_are_said():
