@@ -100,7 +100,8 @@ def power_lines(study: Study, question: Question, pilot: View | None = None) -> 
         interval = f" (95 % interval {spread.low:.3g} to {spread.high:.3g})"
         span = f" ({needed(spread.low)} to {needed(spread.high)} over the interval of the spread)"
     lines = [
-        f"spread   sd {spread.sd:.3g}{interval} of paired differences of {study.file.measure}, {spread.source}"
+        f"spread   sd {spread.sd:.3g}{interval} of paired differences of {study.file.measure}, "
+        f"{spread.source}"
     ]
     if effect is None:
         lines.append("needed   not known: the study names no effect; give --effect")

@@ -62,7 +62,7 @@ def slots(parallel: int, devices: Sequence[str], cores: int) -> list[Slot]:
     """Share a machine among *parallel* runs: its GPUs where it has any, else its cores.
 
     Raises:
-        UserError: more runs at a time than GPUs, or than cores; GPUs without numbers for runs of several.
+        UserError: more runs at a time than GPUs, or than cores.
     """
     most, what = (len(devices), "GPU") if devices else (cores, "core")
     if parallel > most:
@@ -73,11 +73,6 @@ def slots(parallel: int, devices: Sequence[str], cores: int) -> list[Slot]:
         threads = None if parallel == 1 else cores // parallel
         return [Slot(index, threads=threads) for index in range(parallel)]
     each = len(devices) // parallel
-    if each > 1 and not all(map(str.isdecimal, devices)):
-        raise UserError(
-            f"CUDA_VISIBLE_DEVICES: {','.join(devices)!r} is not valid for runs on {each} GPUs each, whose "
-            f"launcher takes numbers; give numbers, or --parallel {len(devices)}"
-        )
     return [Slot(index, list(devices[index * each : (index + 1) * each])) for index in range(parallel)]
 
 

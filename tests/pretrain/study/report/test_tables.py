@@ -79,8 +79,8 @@ def test_missing_runs_are_shown_and_never_filled_in(tmp_path):
     assert [found for found in results if found.state != "missing"] == list(left.values())  # as planted
     found = view_of(three(tmp_path), results)
     assert opening(found)["Not finished"] == [
-        "uniform-s3: missing.",
-        "rising-s2: unfinished, at step 60 of 80.",
+        "uniform-s3: missing at step 0 of 80.",
+        "rising-s2: unfinished at step 60 of 80.",
         "falling-s1: failed at step 40 of 80 (error: disk is full).",
     ]
     rows, runs = rows_of(found), rows_of(found, "runs")
@@ -108,7 +108,7 @@ def test_a_run_with_too_few_validations_has_no_result():
     settings = SETTINGS | {"validation": {"every": 5}}
     found = finished(last_validations=9, settings=settings)  # the planted rows have eight
     assert not found.summaries[""][0].values
-    assert "without so many values" in opening(found)["Not finished"][0]
+    assert opening(found)["Not finished"][0] == "uniform-s1: finished at step 80 of 80."
 
 
 def test_tokens_saved_by_hand():
