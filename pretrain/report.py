@@ -32,42 +32,38 @@ def opening(session: Session) -> list[str]:
     where = f"{world.size} rank{'s' * (world.size > 1)}, each on {describe_device(world.device)}"
     if world.tensor_parallel > 1:
         where += f"; {world.tensor_parallel} tensor-parallel x {world.data_parallel} data-parallel"
-    lines = [
-        labelled("run", run.folder),
-        labelled("world", where),
-        labelled(
-            "engine", f"ZeRO stage {settings.stage}; {decisions.dtype.value} ({decisions.dtype.reason})"
-        ),
-        labelled("compile", f"{'yes' if decisions.compile.value else 'no'} ({decisions.compile.reason})"),
-        labelled(
+    lines: list[tuple[str, object]] = [
+        ("run", run.folder),
+        ("world", where),
+        ("engine", f"ZeRO stage {settings.stage}; {decisions.dtype.value} ({decisions.dtype.reason})"),
+        ("compile", f"{'yes' if decisions.compile.value else 'no'} ({decisions.compile.reason})"),
+        (
             "kernels",
             f"attention: {_attention_line(session)} ({decisions.attention.reason}); "
             f"fused: {decisions.fused.value} ({decisions.fused.reason})",
         ),
-        labelled("model", f"{run.model}: {model.summary()}"),
-        *(labelled("data", line) for line in session.sequences.describe().splitlines()),
-        *[labelled("data", "documents are kept apart: attention and positions begin anew in each")]
+        ("model", f"{run.model}: {model.summary()}"),
+        *(("data", line) for line in session.sequences.describe().splitlines()),
+        *[("data", "documents are kept apart: attention and positions begin anew in each")]
         * run.document_mask,
-        *(labelled("source", _source(corpus)) for corpus, _ in session.data.corpora),
-        labelled(
+        *(("source", _source(corpus)) for corpus, _ in session.data.corpora),
+        (
             "steps",
             f"{run.steps:,} of {session.tokens_per_step:,} tokens = {batch.sequences} sequences "
             f"({batch.micro_batch} a micro-batch x {batch.accumulation} accumulated x "
-            f"{batch.data_parallel} ranks; "
-            f"{decisions.batch.reason})",
+            f"{batch.data_parallel} ranks; {decisions.batch.reason})",
         ),
-        *(labelled("epochs", line) for line in _epochs(session)),
-        *(line for extension in extensions() for line in extension.opening(session)),
+        *(("epochs", line) for line in _epochs(session)),
     ]
+    last: list[tuple[str, object]] = [("note", note) for note in session.notes]
     if session.resumed_from:
-        lines.append(
-            labelled(
-                "resume",
-                f"from {session.resumed_from} (step {session.state.step:,}, "
-                f"{session.state.sequences:,} sequences seen)",
-            )
-        )
-    return lines + [labelled("note", note) for note in session.notes]
+        seen = f"step {session.state.step:,}, {session.state.sequences:,} sequences seen"
+        last.insert(0, ("resume", f"from {session.resumed_from} ({seen})"))
+    return [
+        *(labelled(*line) for line in lines),
+        *(line for extension in extensions() for line in extension.opening(session)),
+        *(labelled(*line) for line in last),
+    ]
 
 
 def _attention_line(session: Session) -> str:
@@ -97,9 +93,7 @@ def _source(corpus: Corpus) -> str:
     if "python" in meta.source:
         name = f"standard library of Python {meta.source['python']}"
     skipped = ", ".join(f"{count} {reason}" for reason, count in meta.skipped.items())
-    return f"{name}, content {meta.content_hash[:12]}" + (
-        f", documents skipped: {skipped}" if skipped else ""
-    )
+    return f"{name}, content {meta.content_hash[:12]}" + f", documents skipped: {skipped}" * bool(skipped)
 
 
 def launcher_command() -> list[str]:
@@ -208,14 +202,13 @@ def closing(trainer: Trainer, ds_config: str, arguments: list[str]) -> list[str]
     sample = sample_text(session, trainer.engine) if session.data.is_text else ""
     if not session.world.is_main:
         return []
-    extra = [line for extension in extensions() for line in extension.closing(session)]
     lines = [
         labelled("finished", f"{state.step:,} steps, {state.tokens:,} tokens in {state.seconds:,.0f} s")
         + (f"; {state.skipped} updates skipped" if state.skipped else "")
         + f"; {trainer.data_share:.2%} of this session's training time spent waiting for data",
         *(line for hook in session.hooks for line in hook.closing(session)),
         *["sample", *(f"  | {line}" for line in sample.splitlines())] * bool(sample),
-        *extra,
+        *(line for extension in extensions() for line in extension.closing(session)),
         labelled(
             "saved",
             f"{run.folder}: config.yaml, decisions.json, metrics.jsonl, tokenizer/, "
