@@ -14,7 +14,6 @@ from model.errors import INTERRUPTED, UserError, run_command, shown
 from pretrain.config.command_line import CommandParser as Parser
 from pretrain.config.run_config import is_folder_name
 from pretrain.runtime.signals import STOPPED
-from pretrain.study.ranks import most_ranks
 from pretrain.study.results import (
     CONFIGS,
     STUDY_FILE,
@@ -36,6 +35,7 @@ from pretrain.study.scheduler import (
     Slot,
     check_runs,
     ds_config_path,
+    most_ranks,
     slots,
     write_study,
 )
