@@ -23,13 +23,8 @@ from pretrain.utils.parsing import parse_yaml, read_text
 
 STUDIES = Path(__file__).resolve().parents[1] / "studies"
 MOST_SEEDS = 1000
-OF_A_STUDY = {
-    "name": "a study names its runs itself",
-    "runs_dir": "the runs of a study are in its folder; give --out",
-    "seed": "give the study's seeds",
-    "resume": "a study continues its runs",
-    "recipe": "give recipe beside settings, not in them",
-}
+OF_A_STUDY = {"name", "runs_dir", "seed", "resume", "recipe"}
+"""Fields that the study sets itself."""
 NOT_THE_RUN = {"name", "runs_dir", "resume", "recipe", "data_root", "threads", "logging", "interruption"}
 """Fields that do not change what a run computes, or (threads) only its rounding."""
 
@@ -255,8 +250,8 @@ def _comparison(name: str, own: ComparisonFile, file: StudyFile) -> Comparison:
         at = f"{where}variants.{variant}"
         given = dict(given or {})
         keys = {key: given.pop(key) for key in ("seed_shift", "against") if key in given}
-        for key in {*given, *common} & OF_A_STUDY.keys():
-            raise UserError(f"study: {at}.{key}: not a setting of a study's runs: {OF_A_STUDY[key]}")
+        for key in {*given, *common} & OF_A_STUDY:
+            raise UserError(f"study: {at}.{key}: not a setting of a study's runs; leave it out")
         run = _run_config(full_name((name, variant)), merge(merge(settings, common), given))
         try:
             variants[variant] = made = Variant(run, **keys)
