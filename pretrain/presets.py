@@ -22,13 +22,6 @@ from pretrain.config.model_file import named_model
 from pretrain.utils.plotting import saved_figure
 from pretrain.utils.tables import aligned
 
-FORMS = {
-    "none": ("whole heads", "tab:gray"),
-    "batch": ("batch form", "tab:blue"),
-    "query": ("query form", "tab:orange"),
-}
-"""Label and colour of each form in which ranks share heads."""
-
 
 def run_presets(arguments: list[str]) -> None:
     """List presets, or show one, or (``exchange``) how tensor parallelism spreads one.
@@ -61,8 +54,7 @@ def run_presets(arguments: list[str]) -> None:
 
 
 def run_exchange(arguments: list[str]) -> None:
-    """Print, and draw if asked, how tensor parallelism spreads a model. Raises UserError as run_presets
-    does."""
+    """Print how tensor parallelism spreads a model. Raises UserError as run_presets does."""
     parser = CommandParser(
         prog="python -m pretrain.presets exchange",
         description="How tensor parallelism spreads a model's heads.",
@@ -73,22 +65,14 @@ def run_exchange(arguments: list[str]) -> None:
     add("--heads", help="head schedule in place of the preset's, such as 3x2,6x2,8x2,12x6")
     add("--tensor_parallel", type=int, required=True, help="t: ranks that share the model")
     add("--micro_batch", type=int, default=8, help="B: sequences per rank and pass (8)")
-    add("--accumulation", type=int, default=1, help="micro-batches per step (1)")
     add("--dtype", choices=sorted(DTYPE_BYTES), default="bf16", help="of activations (bf16)")
-    add("--plot", metavar="FILE", help="draw the plan, for example plan.png")
     options = parser.parse_args(arguments)
-    for name in ("micro_batch", "accumulation"):
-        if getattr(options, name) < 1:
-            raise UserError(f"{name}: {getattr(options, name)} is not valid; give a positive number")
+    if options.micro_batch < 1:
+        raise UserError(f"micro_batch: {options.micro_batch} is not valid; give a positive number")
     config = named_model(options.model)
     if options.heads is not None:
         config = config.replace(heads=options.heads)
-    found = plan(config, options.tensor_parallel, options.micro_batch, options.dtype)
-    print(plan_table(found, options.accumulation))
-    if options.plot:
-        title = f"{options.model} at t = {options.tensor_parallel}, micro-batch {options.micro_batch}"
-        draw_plan(found, title, options.plot)
-        print(f"wrote {options.plot}")
+    print(plan_table(plan(config, options.tensor_parallel, options.micro_batch, options.dtype)))
 
 
 def preset_table(names: Sequence[str]) -> str:
@@ -103,24 +87,14 @@ def preset_table(names: Sequence[str]) -> str:
     return "\n".join(aligned(rows, left={0, 3, 4}))
 
 
-def plan_table(found: ParallelPlan, accumulation: int = 1) -> str:
-    """The plan as an aligned table and its totals, in MiB per rank and optimizer step."""
+def plan_table(found: ParallelPlan) -> str:
+    """The plan as an aligned table and its totals, in MiB per rank and micro-batch."""
 
     def mebibytes(number: int) -> str:
-        return f"{number * accumulation / 2**20:,.2f}"
+        return f"{number / 2**20:,.2f}"
 
-    header = [
-        "layer",
-        "heads",
-        "kv",
-        "head dim",
-        "groups",
-        "ranks a head group",
-        "form",
-        "exchange",
-        "all-reduce",
-    ]
-    rows = [header]
+    header = "layer,heads,kv,head dim,groups,ranks a head group,form,exchange,all-reduce"
+    rows = [header.split(",")]
     for layer in found.layers:
         shape = (layer.layer, layer.heads, layer.kv_heads, layer.head_dim, layer.groups, layer.ranks)
         form = "-" if layer.form == "none" else layer.form
@@ -129,7 +103,7 @@ def plan_table(found: ParallelPlan, accumulation: int = 1) -> str:
     all_reduce = found.all_reduce_bytes
     share = f", {100 * found.exchange_bytes / all_reduce:.1f} % on top" if all_reduce else ""
     totals = [
-        f"sent by each rank per step of {accumulation} x {found.micro_batch} sequences of "
+        f"sent by each rank per {found.micro_batch} sequences of "
         f"{found.context_length} tokens at t = {found.tensor_parallel}, forward and backward, in MiB:",
         f"  all-reduces that tensor parallelism costs anyway  {mebibytes(all_reduce)}"
         f"  (outside the layers {mebibytes(found.outside_bytes)})",
@@ -155,32 +129,6 @@ def draw_preset(name: str, path: str) -> None:
         head_dim_axis.set(ylabel="head dim", ylim=(0, None))
         # Above the axes: inside, a legend would cover bars for one schedule or another.
         figure.legend(loc="outside lower center", ncols=2)
-
-
-def draw_plan(found: ParallelPlan, title: str, path: str) -> None:
-    """Draw heads per layer, coloured by form, over the bytes that each layer sends.
-
-    Raises UserError if the file cannot be written.
-    """
-    with saved_figure(Path(path), "--plot", rows=2, size=(8, 6), dpi=150, sharex=True) as (_, axes):
-        heads_axis, bytes_axis = axes
-        for form, (label, color) in FORMS.items():
-            if layers := {layer.layer: layer.heads for layer in found.layers if layer.form == form}:
-                heads_axis.bar([*layers], [*layers.values()], color=color, label=label)
-        for layer in found.layers:
-            text, place = f"{layer.groups}x{layer.ranks}", (layer.layer, layer.heads)
-            heads_axis.annotate(text, place, ha="center", va="bottom", fontsize=8)
-        heads_axis.set(ylabel="heads (groups x ranks)", title=title)
-        heads_axis.margins(y=0.15)
-        numbers = [layer.layer for layer in found.layers]
-        all_reduces = [layer.all_reduce_bytes / 2**20 for layer in found.layers]
-        exchange = [layer.exchange_bytes / 2**20 for layer in found.layers]
-        bytes_axis.bar(numbers, all_reduces, color="tab:gray", label="all-reduces")
-        bytes_axis.bar(numbers, exchange, bottom=all_reduces, color="tab:red", label="head exchange")
-        bytes_axis.set(xlabel="layer", ylabel="MiB sent per rank and micro-batch")
-        bytes_axis.set_xticks(numbers)
-        for axis in axes:  # beside the bars, which fill the axes
-            axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from model.attention import any_length
-from model.config import ModelConfig
 from model.sampling import generate
 from pretrain.config.run_config import group_and_seed
 from pretrain.data.corpus import Corpus
@@ -24,8 +23,6 @@ from pretrain.utils.text import labelled
 if TYPE_CHECKING:
     from pretrain.trainer import Trainer
 
-FUSED = {"all": "q, k, v; gate, up; head and loss", "loss": "head and loss", "none": "nothing"}
-
 
 def opening(session: Session) -> list[str]:
     """Lines about the run, its data and its devices, printed before the first step. For rank 0; not
@@ -35,57 +32,38 @@ def opening(session: Session) -> list[str]:
     where = f"{world.size} rank{'s' * (world.size > 1)}, each on {describe_device(world.device)}"
     if world.tensor_parallel > 1:
         where += f"; {world.tensor_parallel} tensor-parallel x {world.data_parallel} data-parallel"
-    lines = [
-        labelled("run", run.folder),
-        labelled("world", where),
-        labelled(
-            "engine", f"ZeRO stage {settings.stage}; {decisions.dtype.value} ({decisions.dtype.reason})"
-        ),
-        labelled("compile", f"{'yes' if decisions.compile.value else 'no'} ({decisions.compile.reason})"),
-        labelled(
+    lines: list[tuple[str, object]] = [
+        ("run", run.folder),
+        ("world", where),
+        ("engine", f"ZeRO stage {settings.stage}; {decisions.dtype.value} ({decisions.dtype.reason})"),
+        ("compile", f"{'yes' if decisions.compile.value else 'no'} ({decisions.compile.reason})"),
+        (
             "kernels",
             f"attention: {_attention_line(session)} ({decisions.attention.reason}); "
-            f"fused: {_fused(session)} ({decisions.fused.reason})",
+            f"fused: {decisions.fused.value} ({decisions.fused.reason})",
         ),
-        labelled("model", _model_line(run.model, model)),
-        *(labelled("data", line) for line in session.sequences.describe().splitlines()),
-        *[labelled("data", "documents are kept apart: attention and positions begin anew in each")]
+        ("model", f"{run.model}: {model.summary()}"),
+        *(("data", line) for line in session.sequences.describe().splitlines()),
+        *[("data", "documents are kept apart: attention and positions begin anew in each")]
         * run.document_mask,
-        *(labelled("source", _source(corpus)) for corpus, _ in session.data.corpora),
-        labelled(
+        *(("source", _source(corpus)) for corpus, _ in session.data.corpora),
+        (
             "steps",
             f"{run.steps:,} of {session.tokens_per_step:,} tokens = {batch.sequences} sequences "
-            f"({batch.micro_batch} a micro-batch x {batch.accumulation} accumulated x {batch.data_parallel} "
-            f"ranks; {decisions.batch.reason})",
+            f"({batch.micro_batch} a micro-batch x {batch.accumulation} accumulated x "
+            f"{batch.data_parallel} ranks; {decisions.batch.reason})",
         ),
-        *(labelled("epochs", line) for line in _epochs(session)),
-        *(line for extension in extensions() for line in extension.opening(session)),
+        *(("epochs", line) for line in _epochs(session)),
     ]
+    last: list[tuple[str, object]] = [("note", note) for note in session.notes]
     if session.resumed_from:
-        lines.append(
-            labelled(
-                "resume",
-                f"from {session.resumed_from} (step {session.state.step:,}, "
-                f"{session.state.sequences:,} sequences seen)",
-            )
-        )
-    if settings.whole_gradients and world.data_parallel > 1:
-        lines.append(
-            labelled(
-                "note",
-                "ZeRO 1 in bf16 reduces all gradients after the backward pass; "
-                "ds_configs/zero2.json does so during it",
-            )
-        )
-    return lines + [labelled("note", note) for note in session.notes]
-
-
-def _fused(session: Session) -> str:
-    """What is fused; not the head and loss of a classifier, which are small, nor of ranks that share both."""
-    text = FUSED[session.decisions.fused.value]
-    if session.model.classes is None and session.world.tensor_parallel == 1:
-        return text
-    return text.removesuffix("head and loss").rstrip("; ") or "nothing"
+        seen = f"step {session.state.step:,}, {session.state.sequences:,} sequences seen"
+        last.insert(0, ("resume", f"from {session.resumed_from} ({seen})"))
+    return [
+        *(labelled(*line) for line in lines),
+        *(line for extension in extensions() for line in extension.opening(session)),
+        *(labelled(*line) for line in last),
+    ]
 
 
 def _attention_line(session: Session) -> str:
@@ -108,11 +86,6 @@ def _epochs(session: Session) -> list[str]:
     return lines
 
 
-def _model_line(name: str, model: ModelConfig) -> str:
-    """What is trained, in one line."""
-    return f"{name}: {model.summary()}"
-
-
 def _source(corpus: Corpus) -> str:
     """Where a corpus's text came from, with the hash that identifies it."""
     meta = corpus.meta
@@ -120,9 +93,7 @@ def _source(corpus: Corpus) -> str:
     if "python" in meta.source:
         name = f"standard library of Python {meta.source['python']}"
     skipped = ", ".join(f"{count} {reason}" for reason, count in meta.skipped.items())
-    return f"{name}, content {meta.content_hash[:12]}" + (
-        f", documents skipped: {skipped}" if skipped else ""
-    )
+    return f"{name}, content {meta.content_hash[:12]}" + f", documents skipped: {skipped}" * bool(skipped)
 
 
 def launcher_command() -> list[str]:
@@ -211,14 +182,13 @@ def closing(trainer: Trainer, arguments: list[str]) -> list[str]:
     sample = sample_text(session, trainer.engine) if session.data.is_text else ""
     if not session.world.is_main:
         return []
-    extra = [line for extension in extensions() for line in extension.closing(session)]
     lines = [
         labelled("finished", f"{state.step:,} steps, {state.tokens:,} tokens in {state.seconds:,.0f} s")
         + (f"; {state.skipped} updates skipped" if state.skipped else "")
         + f"; {trainer.data_share:.2%} of this session's training time spent waiting for data",
         *(line for hook in session.hooks for line in hook.closing(session)),
         *["sample", *(f"  | {line}" for line in sample.splitlines())] * bool(sample),
-        *extra,
+        *(line for extension in extensions() for line in extension.closing(session)),
         labelled(
             "saved",
             f"{run.folder}: config.yaml, decisions.json, metrics.jsonl, tokenizer/, "

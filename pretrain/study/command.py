@@ -14,7 +14,6 @@ from model.errors import INTERRUPTED, UserError, run_command, shown
 from pretrain.config.command_line import CommandParser as Parser
 from pretrain.config.run_config import is_folder_name
 from pretrain.runtime.signals import STOPPED
-from pretrain.study.ranks import most_ranks
 from pretrain.study.results import (
     CONFIGS,
     STUDY_FILE,
@@ -36,6 +35,7 @@ from pretrain.study.scheduler import (
     Slot,
     check_runs,
     ds_config_path,
+    most_ranks,
     slots,
     write_study,
 )
@@ -189,13 +189,10 @@ def _as_jobs_read_it(study: Study, folder: Path) -> Study:
 
 
 def _opening(study: Study, folder: Path, todo: Sequence[PlannedRun]) -> list[str]:
-    from pretrain.study.pairing import pairing_lines
-
     variants = f"{len(study.of_first_seed)} variants x {len(study.file.seeds)} seeds"
     return [
         f"study    {study.name}: {study.title}",
         f"runs     {len(study.runs)}: {variants}, in {folder}",
-        *(f"paired   {line}" for line in pairing_lines(study)),
         f"to do    {len(todo)} runs, {sum(planned.flops for planned in todo):.2e} FLOPs",
     ]
 

@@ -23,7 +23,6 @@ from pretrain.study.statistics import (
 )
 from pretrain.study.study_file import Study
 from pretrain.study.summaries import View
-from pretrain.utils.tables import aligned
 from pretrain.utils.text import human_seconds
 
 UTILISATION = {"cuda": 0.4, "cpu": 0.06}
@@ -61,30 +60,6 @@ class Spread:
     """What was left out, a sentence each, without its full stop."""
 
 
-@dataclass(frozen=True)
-class Costs:
-    """FLOPs and hours of a whole study, as planned."""
-
-    flops: tuple[float, ...]
-    """Of each run; of one that grows, those of the largest model that it may become."""
-    rate: float
-    """FLOP/s of one run."""
-    source: str
-    """Where the rate is from."""
-    at_a_time: int
-    """Runs at a time, each at that rate."""
-
-    @property
-    def total(self) -> float:
-        """FLOPs of all runs."""
-        return sum(self.flops)
-
-    @property
-    def hours(self) -> float:
-        """Of training, without validation, diagnostics and checkpoints."""
-        return self.total / self.rate / self.at_a_time / 3600
-
-
 def power_lines(study: Study, question: Question, pilot: View | None = None) -> list[str]:
     """Plan the size of *study*: what ``power`` prints.
 
@@ -95,30 +70,54 @@ def power_lines(study: Study, question: Question, pilot: View | None = None) -> 
     Raises:
         UserError: neither a pilot nor a stated spread, or a pilot with too few finished pairs.
     """
-    spread, notes = Spread(math.nan), []
-    if pilot is not None:
-        spread = pilot_spread(pilot)
-        notes = [f"note     {pilot.folder}: {note}" for note in spread.notes]
+    spread = pilot_spread(pilot) if pilot else Spread(math.nan)
+    notes = [f"note     {note}" for note in spread.notes]
     if question.sd is not None:
         spread = Spread(question.sd)
     elif math.isnan(spread.sd):
         given = f"{str(pilot.folder)!r} with {spread.pairs} finished pairs" if pilot else "none"
         raise UserError(
             f"pilot: {given} is not valid; give the folder of a study in which a variant and its baseline "
-            f"have two or more seeds finished ({_measured(study)}), or --sd"
+            f"have two or more seeds finished ({study.file.measure}), or --sd"
         )
+    rate, source, at_a_time = speed(pilot, question.parallel)
+    flops = [planned.flops for planned in study.runs]
+    planned_seeds = len(study.file.seeds)
+
+    def needed(sd: float) -> str:
+        count = pairs_needed(effect or 0.0, sd, question.power)
+        return f"more than {MOST_PAIRS:,}" if count is None else f"{count:,}"
+
+    def size(label: str, seeds: int) -> str:
+        found = detectable_effect(spread.sd, seeds, question.power)
+        total = sum(flops) * seeds / planned_seeds
+        hours = human_seconds(total / rate / at_a_time)
+        return f"{label:<8} {seeds:,} seeds find {found:.3g}, and cost {total:.2e} FLOPs, {hours} here"
+
     effect = study.file.effect if question.effect is None else question.effect
-    costs = study_costs(study, pilot, question.parallel)
+    interval = span = ""
+    if spread.pairs:
+        interval = f" (95 % interval {spread.low:.3g} to {spread.high:.3g})"
+        span = f" ({needed(spread.low)} to {needed(spread.high)} over the interval of the spread)"
+    lines = [
+        f"spread   sd {spread.sd:.3g}{interval} of paired differences of {study.file.measure}, "
+        f"{spread.source}"
+    ]
+    if effect is None:
+        lines.append("needed   not known: the study names no effect; give --effect")
+    else:
+        test = f"with a power of {question.power:.0%}, by a two-sided paired t-test at 5 %"
+        lines.append(f"needed   {needed(spread.sd)} seeds{span} to find {effect:g} {test}")
+        if count := pairs_needed(effect, spread.sd, question.power):
+            lines.append(size("", count))
     growing = any(planned.grows for planned in study.runs)
     bound = "; runs grow, so this is an upper bound: the largest model they may become" if growing else ""
     return [
-        *_answer(study, effect, question.power, spread),
-        "",
-        *_sizes(study, effect, question.power, spread.sd, costs),
-        "",
-        f"cost     {_some(len(costs.flops), 'run')} of {_range(costs.flops)} FLOPs{bound}",
-        f"speed    {costs.rate:.2e} FLOP/s a run, {costs.source}; {_some(costs.at_a_time, 'run')} at a time, "
-        "each as fast; without validation, diagnostics and checkpoints",
+        *lines,
+        size("study", planned_seeds),
+        f"cost     {_range(flops)} FLOPs a run{bound}",
+        f"speed    {rate:.2e} FLOP/s a run, {source}; runs at a time, each as fast: {at_a_time}; without "
+        "validation, diagnostics and checkpoints",
         *notes,
     ]
 
@@ -147,30 +146,27 @@ def pilot_spread(pilot: View) -> Spread:
     sd = pooled_sd(groups)
     low, high = sd_interval(sd, effective_degrees(pairs))
     count, variants = sum(map(len, groups)), sum(map(bool, groups))
-    source = f"from {count} pairs of {_some(variants, 'variant')} in {pilot.folder}"
+    source = f"from {count} pairs of {variants} variants in {pilot.folder}"
     return Spread(sd, low, high, count, source, tuple(notes))
 
 
-def study_costs(study: Study, pilot: View | None, parallel: int) -> Costs:
-    """The costs of *study* with *parallel* runs at a time, at a pilot's median speed or an assumed one.
+def speed(pilot: View | None, parallel: int) -> tuple[float, str, int]:
+    """FLOP/s of one run, by the pilot's median or assumed; where it is from; and how many run at a time.
 
     Runs of the pilot that grow are left out: they take fewer FLOPs than planned.
     """
-    flops = tuple(planned.flops for planned in study.runs)
+    runs = [run for run in (pilot.results if pilot else ()) if run.rows and not run.planned.grows]
     rates = [
-        run.planned.flops * row["step"] / run.planned.run.steps / row["seconds"]
-        for run in (pilot.results if pilot else ())
-        if not run.planned.grows
-        for row in [row for row in run.rows if row.get("seconds", 0) > 0][-1:]
+        run.planned.flops * run.step / run.planned.run.steps / run.rows[-1]["seconds"]
+        for run in runs
+        if run.rows[-1].get("seconds", 0) > 0
     ]
     if pilot is None or not rates:
         rate, source, shared = machine_rate()
-        return Costs(flops, rate, source, 1 if shared else parallel)
+        return rate, source, 1 if shared else parallel
     where = " and ".join(dict.fromkeys(run.world.device for run in pilot.results if run.world))
-    theirs = _range([run.planned.flops for run in pilot.results if run.rows])
-    return Costs(
-        flops, median(rates), f"median of runs of {theirs} FLOPs in {pilot.folder} on {where}", parallel
-    )
+    theirs = _range([run.planned.flops for run in runs])
+    return median(rates), f"median of runs of {theirs} FLOPs in {pilot.folder} on {where}", parallel
 
 
 def machine_rate() -> tuple[float, str, bool]:
@@ -186,52 +182,6 @@ def machine_rate() -> tuple[float, str, bool]:
     return share * peak, text, device.type == "cpu"
 
 
-def _answer(study: Study, effect: float | None, power: float, spread: Spread) -> list[str]:
-    def needed(sd: float) -> str:
-        count = pairs_needed(effect or 0.0, sd, power)
-        return f"more than {MOST_PAIRS:,}" if count is None else f"{count:,}"
-
-    interval = span = ""
-    if spread.pairs:
-        interval = f" (95 % interval {spread.low:.3g} to {spread.high:.3g})"
-        span = f" ({needed(spread.low)} to {needed(spread.high)} over the interval of the spread)"
-    test = f"with a power of {power:.0%}, by a two-sided paired t-test at 5 %"
-    asked = "not known: the study names no effect; give --effect"
-    if effect is not None:
-        asked = f"{needed(spread.sd)} seeds{span} to find {effect:g} {test}"
-    return [
-        f"spread   sd {spread.sd:.3g}{interval} of paired differences of {_measured(study)}, {spread.source}",
-        f"needed   {asked}",
-    ]
-
-
-def _sizes(study: Study, effect: float | None, power: float, sd: float, costs: Costs) -> list[str]:
-    """A table of numbers of seeds: what they find, and what they cost."""
-    planned, hours, machine = len(study.file.seeds), study.file.hours, study.file.machine
-    budget = f"fits {hours or 0:g} h" + f" on {machine}" * bool(machine)
-    reasons = {
-        "this study": planned,
-        "finds the effect": pairs_needed(effect or 0.0, sd, power),
-        budget: int(planned * hours / costs.hours + 1e-9) if hours else None,
-    }
-    rows = [("seeds", "find", "FLOPs", "time here", "")]
-    for seeds in sorted({count for count in reasons.values() if count}):
-        found, share = detectable_effect(sd, seeds, power), seeds / planned
-        sizes = f"{costs.total * share:.2e}", human_seconds(3600 * costs.hours * share)
-        why = ", ".join(reason for reason, count in reasons.items() if count == seeds)
-        rows.append((f"{seeds:,}", "-" if math.isnan(found) else f"{found:.3g}", *sizes, why))
-    return aligned(rows, left={4})
-
-
-def _measured(study: Study) -> str:
-    measure, last = study.file.measure, study.file.last_validations
-    return measure if last == 1 else f"{measure} (mean of the last {last})"
-
-
 def _range(flops: Sequence[float]) -> str:
     least, most = min(flops), max(flops)
     return f"{least:.2e}" + (f" to {most:.2e}" if most > least else "")
-
-
-def _some(count: int, what: str) -> str:
-    return f"{count:,} {what}{'s' * (count != 1)}"

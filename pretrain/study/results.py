@@ -87,13 +87,7 @@ class RunResult:
     def described(self) -> str:
         """Its name and how far it is."""
         where = f"at step {self.step:,} of {self.planned.run.steps:,}"
-        words = {
-            "missing": "missing",
-            "finished": "finished, without so many values of the measure",
-            "unfinished": f"unfinished, {where}",
-            "failed": f"failed {where}" + (f" ({self.failure})" if self.failure else ""),
-        }
-        return f"{self.planned.name}: {words[self.state]}"
+        return f"{self.planned.name}: {self.state} {where}" + f" ({self.failure})" * bool(self.failure)
 
 
 def study_of(folder: Path) -> Study:

@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
+from model.config import divisors
 from model.errors import UserError
 from pretrain.config.command_line import find_ds_config
+from pretrain.config.run_config import RunConfig
+from pretrain.engine.batch import share_batch, valid_micro_batches
 from pretrain.metrics.file import FILE_NAME, last_step
 from pretrain.runtime.environment import DEFAULT_PORT
 from pretrain.runtime.signals import STOPPED
-from pretrain.study.ranks import most_ranks, rank_numbers
 from pretrain.study.results import (
     CONFIGS,
     LOGS,
@@ -62,7 +64,7 @@ def slots(parallel: int, devices: Sequence[str], cores: int) -> list[Slot]:
     """Share a machine among *parallel* runs: its GPUs where it has any, else its cores.
 
     Raises:
-        UserError: more runs at a time than GPUs, or than cores; GPUs without numbers for runs of several.
+        UserError: more runs at a time than GPUs, or than cores.
     """
     most, what = (len(devices), "GPU") if devices else (cores, "core")
     if parallel > most:
@@ -73,12 +75,37 @@ def slots(parallel: int, devices: Sequence[str], cores: int) -> list[Slot]:
         threads = None if parallel == 1 else cores // parallel
         return [Slot(index, threads=threads) for index in range(parallel)]
     each = len(devices) // parallel
-    if each > 1 and not all(map(str.isdecimal, devices)):
-        raise UserError(
-            f"CUDA_VISIBLE_DEVICES: {','.join(devices)!r} is not valid for runs on {each} GPUs each, whose "
-            f"launcher takes numbers; give numbers, or --parallel {len(devices)}"
-        )
     return [Slot(index, list(devices[index * each : (index + 1) * each])) for index in range(parallel)]
+
+
+def rank_numbers(run: RunConfig) -> list[int]:
+    """Every number of ranks that can train *run*, ascending: tensor_parallel x a divisor of its batch.
+
+    Raises:
+        UserError: the batch is no whole number of sequences, or no number of ranks can share it.
+    """
+    model = run.build_model_config()
+    sequences, _ = share_batch(run.global_batch_tokens, None, model.context_length, 1)
+    found = []
+    for copies in divisors(sequences):
+        micro_batches = valid_micro_batches(sequences // copies, model, run.tensor_parallel)
+        if micro_batches if run.micro_batch is None else run.micro_batch in micro_batches:
+            found.append(copies * run.tensor_parallel)
+    if not found:
+        raise UserError(
+            f"micro_batch: {run.micro_batch} does not divide the {sequences} sequences of a step, or is none "
+            f"that {run.tensor_parallel} tensor-parallel ranks can split; leave it out"
+        )
+    return found
+
+
+def most_ranks(run: RunConfig, devices: int) -> int:
+    """The largest number of ranks that can train *run* on so many devices; its tensor_parallel at least.
+
+    Raises:
+        UserError: see rank_numbers.
+    """
+    return max((ranks for ranks in rank_numbers(run) if ranks <= devices), default=run.tensor_parallel)
 
 
 def run_command_line(

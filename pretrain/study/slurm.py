@@ -14,9 +14,8 @@ from itertools import groupby
 from pathlib import Path
 
 from model.errors import UserError, shown
-from pretrain.study.ranks import by_most_ranks
 from pretrain.study.results import task_names
-from pretrain.study.scheduler import ROOT
+from pretrain.study.scheduler import ROOT, most_ranks
 from pretrain.study.study_file import PlannedRun, Study
 
 SCRIPT = "slurm/study.sh"
@@ -53,9 +52,11 @@ def sbatch_commands(
     """
     number = {name: index for index, name in enumerate(task_names(study, folder))}
     most = script_ranks()
-    groups = {most: todo} if any(map(RANKS.match, options)) else by_most_ranks(todo, most)
+    given, groups = any(map(RANKS.match, options)), dict[int, list[PlannedRun]]()
+    for planned in todo:
+        groups.setdefault(most if given else most_ranks(planned.run, most), []).append(planned)
     commands = []
-    for ranks, group in groups.items():
+    for ranks, group in sorted(groups.items(), reverse=True):
         array = array_of(sorted(number[planned.name] for planned in group), parallel)
         fewer = [f"--ntasks-per-node={ranks}", f"--gres=gpu:{ranks}"] if ranks < most else []
         more = [f"--job-name={study.name}", *fewer, *options]

@@ -23,17 +23,10 @@ from pretrain.utils.parsing import parse_yaml, read_text
 
 STUDIES = Path(__file__).resolve().parents[1] / "studies"
 MOST_SEEDS = 1000
-OF_A_STUDY = {
-    "name": "a study names its runs itself",
-    "runs_dir": "the runs of a study are in its folder; give --out",
-    "seed": "give the study's seeds",
-    "resume": "a study continues its runs",
-    "recipe": "give recipe beside settings, not in them",
-}
+OF_A_STUDY = {"name", "runs_dir", "seed", "resume", "recipe"}
+"""Fields that the study sets itself."""
 NOT_THE_RUN = {"name", "runs_dir", "resume", "recipe", "data_root", "threads", "logging", "interruption"}
 """Fields that do not change what a run computes, or (threads) only its rounding."""
-
-DESCRIBE_A_MODEL = ("model", "heads", "architecture")
 
 
 def _seeds(value: Any) -> Any:
@@ -257,8 +250,8 @@ def _comparison(name: str, own: ComparisonFile, file: StudyFile) -> Comparison:
         at = f"{where}variants.{variant}"
         given = dict(given or {})
         keys = {key: given.pop(key) for key in ("seed_shift", "against") if key in given}
-        for key in {*given, *common} & OF_A_STUDY.keys():
-            raise UserError(f"study: {at}.{key}: not a setting of a study's runs: {OF_A_STUDY[key]}")
+        for key in {*given, *common} & OF_A_STUDY:
+            raise UserError(f"study: {at}.{key}: not a setting of a study's runs; leave it out")
         run = _run_config(full_name((name, variant)), merge(merge(settings, common), given))
         try:
             variants[variant] = made = Variant(run, **keys)
@@ -311,37 +304,24 @@ def _run_config(where: str, settings: Mapping[str, Any]) -> RunConfig:
 
 def _refuse_unmeasured(file: StudyFile, planned: PlannedRun) -> None:
     """Refuse a study whose runs would train to their end without the figure that is compared."""
-    run, measure, variant = planned.run, file.measure, f"variant {planned.full_name}"
-    classifier = run.task == "classification"
-    if (measure == "val_accuracy" and not classifier) or (measure == "val_bpb" and classifier):
-        what = "a classifier" if classifier else "a language model"
-        refuse("measure", measure, f"{variant} is {what}, in which it is not measured; give val_loss")
-    every = 1 if measure == "train_loss" else run.validation.every
-    if not every:
-        refuse("measure", measure, f"{variant} has validation.every 0; give a number of steps there")
-    values = -(-run.steps // every)
-    if file.last_validations > values:
-        times = f"{variant} measures {measure} {values:,} time{'s' * (values != 1)} in all"
-        refuse("last_validations", file.last_validations, times)
+    run, measure = planned.run, file.measure
+    other_task = "val_bpb" if run.task == "classification" else "val_accuracy"
+    every = 1 if measure == "train_loss" else 0 if measure == other_task else run.validation.every
+    times = -(-run.steps // every) if every else 0
+    if times < file.last_validations:
+        said = (
+            f"variant {planned.full_name} measures it {times:,} times (task, steps, validation.every), and "
+        )
+        refuse("measure", measure, f"{said}last_validations is {file.last_validations}")
 
 
 def _refuse_doubles(runs: Sequence[PlannedRun]) -> None:
-    """Refuse two runs whose folders would have one name (a: b-c and a-b: c), and one run under two names."""
+    """Refuse two runs whose folders would have one name (a: b-c and a-b: c)."""
     seen: dict[str, str] = {}
     for planned in runs:
-        # The same model can be described in several ways.
-        settings = differing_fields(planned.run, RunConfig())
-        settings = {k: v for k, v in settings.items() if k.split(".")[0] not in DESCRIBE_A_MODEL}
-        model = planned.run.build_model_config()
-        problems = {
-            planned.name: f"would share the folder {planned.name}; call one otherwise",
-            f"{planned.comparison} {settings} {planned.run.seed} {model}": "are the same run; leave one out, "
-            "or give one seed_shift: 1000 to compare equal runs of other seeds",
-        }
-        for key, problem in problems.items():
-            other = seen.setdefault(key, planned.full_name)
-            if other != planned.full_name:
-                raise UserError(f"study: variants {other} and {planned.full_name} {problem}")
+        other = seen.setdefault(planned.name, planned.full_name)
+        if other != planned.full_name:
+            refuse("variants", planned.full_name, f"it would share the folder {planned.name} with {other}")
 
 
 def differing_fields(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:

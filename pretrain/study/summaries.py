@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from operator import methodcaller
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from model.errors import UserError
-from pretrain.config.run_config import RunConfig
-from pretrain.study.comparable import differences_between
+from pretrain.study.comparable import listed, notes_on, tokenizer, validation_text
 from pretrain.study.contrasts import Contrast
 from pretrain.study.costs import training_flops
 from pretrain.study.results import RunResult
 from pretrain.study.statistics import Interval, detectable_effect, mean_of, paired_interval, sd_of
-from pretrain.study.study_file import Comparison, PlannedRun, Study
+from pretrain.study.study_file import Comparison, Study
 
 POWER = 0.8
 CONFIDENCE = 0.95
 MEASURES = {
-    "val_loss": ("validation loss", "nats per token"),
-    "val_bpb": ("validation loss", "bits per byte"),
-    "val_accuracy": ("validation accuracy", "share of examples"),
-    "train_loss": ("training loss", "nats per token"),
+    "val_loss": "validation loss (nats)",
+    "val_bpb": "validation loss (bits per byte)",
+    "val_accuracy": "validation accuracy (share of examples)",
+    "train_loss": "training loss (nats)",
 }
-"""What a measure is called, and its unit."""
+"""What a measure is called, with its unit."""
 
 
 class Sample(dict[int, float]):
@@ -59,9 +59,12 @@ class Sample(dict[int, float]):
         return Sample({seed: value - other[seed] for seed, value in self.items() if seed in other})
 
     def numbers(self) -> dict[str, Any]:
-        """What the values say as differences, for results.json; what is not known is None."""
+        """What the values say, for results.json; what is not known is None."""
         found = self.interval
         return {
+            "values": self,
+            "mean": self.mean,
+            "sd": self.sd,
             "interval": asdict(found) if found else None,
             "excludes_zero": found.excludes_zero if found else None,
             "detectable_difference": self.detectable,
@@ -70,11 +73,12 @@ class Sample(dict[int, float]):
 
 Runs = Mapping[int, RunResult]
 """Runs of one variant by the study's seed, finished or not."""
+Figure = Callable[[RunResult], float | None]
 
 
-def values_of(runs: Runs, key: str, last: int = 1) -> Sample:
-    """The mean of the *last* values of a figure, of each finished run that has so many."""
-    found = {seed: run.result(key, last) for seed, run in runs.items()}
+def values_of(runs: Runs, figure: Figure) -> Sample:
+    """A figure of each finished run that has it."""
+    found = {seed: figure(run) for seed, run in runs.items() if run.state == "finished"}
     return Sample({seed: value for seed, value in found.items() if value is not None})
 
 
@@ -93,22 +97,22 @@ class Summary:
     runs: Runs
     controls: Runs
     """Of the variant that this one is compared with; none for a baseline."""
-    measure: str
-    last: int
+    result: Figure
+    """What is compared of a run."""
 
     @cached_property
     def values(self) -> Sample:
-        """The measure of each finished run: the mean of its *last* values."""
-        return values_of(self.runs, self.measure, self.last)
+        """The result of each finished run."""
+        return values_of(self.runs, self.result)
 
     @cached_property
     def differences(self) -> Sample:
-        """Its value less that of its baseline's run of the same seed, where both are finished."""
-        return self.values.less(values_of(self.controls, self.measure, self.last))
+        """Its result less that of its baseline's run of the same seed, where both are finished."""
+        return self.differences_of(self.result)
 
-    def differences_of(self, key: str) -> Sample:
-        """The same of the last value of another figure."""
-        return values_of(self.runs, key).less(values_of(self.controls, key))
+    def differences_of(self, figure: Figure) -> Sample:
+        """The same of another figure."""
+        return values_of(self.runs, figure).less(values_of(self.controls, figure))
 
     @property
     def pairs(self) -> list[tuple[RunResult, RunResult]]:
@@ -148,38 +152,14 @@ class Summary:
         return [self.runs[seed] for seed in self.values]
 
     @property
-    def without_result(self) -> list[str]:
-        """What became of every run that has no result, in words."""
-        return [run.described for seed, run in self.runs.items() if seed not in self.values]
-
-    @property
     def schedules(self) -> list[tuple[int, ...]]:
         """The head schedules of the finished runs' models, each once; without a finished run the planned one.
 
         With growth, runs of several seeds may have found several.
         """
         models = [run.model_config for run in self.finished if run.model_config]
-        return list(dict.fromkeys(model.heads for model in models)) or [self.first.build_model_config().heads]
-
-    @property
-    def planned(self) -> PlannedRun:
-        """The first seed's run."""
-        return next(iter(self.runs.values())).planned
-
-    @property
-    def first(self) -> RunConfig:
-        """Its settings."""
-        return self.planned.run
-
-    @property
-    def grows(self) -> bool:
-        """Whether heads are added or removed while the runs train."""
-        return self.planned.grows
-
-    @property
-    def when(self) -> str:
-        """For runs whose heads change: when the heads and sizes given are theirs."""
-        return "" if not self.grows else " (at the end)" if self.values else " (at the start)"
+        models = models or [run.planned.run.build_model_config() for run in self.runs.values()]
+        return list(dict.fromkeys(model.heads for model in models))
 
     @property
     def parameters(self) -> list[int]:
@@ -201,17 +181,13 @@ class Summary:
 
 @dataclass(frozen=True)
 class Contrasted:
-    """A contrast with its value for each seed, in the unit of ``measure``."""
+    """A contrast with its value for each seed, in the unit of the view's measure."""
 
     contrast: Contrast
-    measure: str
-    """The view's; bits per byte if its own runs have several tokenizers."""
     values: Sample
     """The mean of plus less the mean of minus, for every seed of the study of which all runs are finished."""
     other_seeds: bool
     """Whether runs of one of the study's seeds trained with several, so that they have nothing in common."""
-    notes: list[str] = field(default_factory=list)
-    """What to know of runs of several comparisons, a sentence each, without its full stop."""
     left_out: str = ""
     """Why it has no values, if it could not have any."""
 
@@ -229,7 +205,7 @@ class View:
     last: int
     """The result of a run is the mean of so many last values."""
     notes: Sequence[str] = ()
-    """What to know before comparing the runs of a comparison: sentences without their full stop."""
+    """What to know before comparing: sentences without their full stop."""
 
     @property
     def loss(self) -> str:
@@ -237,20 +213,18 @@ class View:
         return "val_bpb" if self.measure == "val_bpb" else "val_loss"
 
     @property
+    def result(self) -> Figure:
+        """What is compared of a run."""
+        return methodcaller("result", self.measure, self.last)
+
+    @property
     def better(self) -> str:
         """Whether lower or higher values of the measure are better."""
         return "higher" if self.measure == "val_accuracy" else "lower"
 
-    def words(self, measure: str) -> tuple[str, str]:
-        """What a measure is called, and its unit."""
-        name, unit = MEASURES[measure]
-        if self.study.runs[0].run.task == "classification":
-            unit = unit.replace("per token", "per example")
-        return name, unit
-
     def described(self, measure: str) -> str:
         """A measure with its unit in parentheses."""
-        return "{} ({})".format(*self.words(measure))
+        return MEASURES[measure]
 
     @cached_property
     def summaries(self) -> dict[str, list[Summary]]:
@@ -265,7 +239,7 @@ class View:
                 against = comparison.baseline_of(name)
                 own, controls = (runs.get((comparison.name, each), {}) for each in (name, against))
                 controls = {} if against == name else controls
-                summary = Summary(comparison, name, own, controls, self.measure, self.last)
+                summary = Summary(comparison, name, own, controls, self.result)
                 found.setdefault(comparison.name, []).append(summary)
         return found
 
@@ -288,26 +262,25 @@ class View:
         runs = {(s.comparison.name, s.variant): s.runs for s in self.every}
         sides = [[runs[name] for name in side] for side in (contrast.plus, contrast.minus)]
         every = [*sides[0], *sides[1]]
-        differing = differences_between([run for each in every for run in each.values()])
-        if differing.texts:
-            reason = f"its runs were validated on different texts: {differing.texts}"
-            return Contrasted(contrast, self.measure, Sample(), False, [], reason)
-        several = len({name for name, _ in contrast.variants}) > 1  # of one comparison it has been said
-        measure, notes = differing.measure(self.measure), differing.notes if several else []
-        plus, minus = ([values_of(each, measure, self.last) for each in side] for side in sides)
+        results = [run for each in every for run in each.values()]
+        differing = listed(results, validation_text)
+        if self.measure in ("val_loss", "train_loss"):
+            differing = differing or listed(results, tokenizer)
+        if differing:
+            return Contrasted(contrast, Sample(), False, f"several texts or tokenizers: {differing}")
+        plus, minus = ([values_of(each, self.result) for each in side] for side in sides)
         values = {
             seed: mean_of(each[seed] for each in plus) - mean_of(each[seed] for each in minus)
             for seed in self.study.file.seeds
             if all(seed in each for each in (*plus, *minus))
         }
-        return Contrasted(contrast, measure, Sample(values), other_seeds(every), notes)
+        return Contrasted(contrast, Sample(values), other_seeds(every))
 
     @property
     def caveats(self) -> list[str]:
-        """The notes, and those of all contrasts."""
-        return [*self.notes] + [
-            f"contrast {c.contrast.name}: {note}" for c in self.contrasted for note in c.notes
-        ]
+        """The notes, and why contrasts are left out."""
+        left_out = [each for each in self.contrasted if each.left_out]
+        return [*self.notes, *(f"contrast {each.contrast.name}: {each.left_out}" for each in left_out)]
 
 
 def view_of(study: Study, results: Sequence[RunResult], folder: Path) -> View:
@@ -321,15 +294,16 @@ def view_of(study: Study, results: Sequence[RunResult], folder: Path) -> View:
         UserError: runs of one comparison were validated on different texts.
     """
     measure: str = study.file.measure
-    notes: list[str] = []
+    notes = notes_on(results)
     for comparison in study.comparisons:
         label = f"{comparison.name}: " if comparison.name else ""
-        found = differences_between([run for run in results if run.planned.comparison == comparison.name])
-        if found.texts:
+        runs = [run for run in results if run.planned.comparison == comparison.name]
+        if texts := listed(runs, validation_text):
             raise UserError(
-                f"study: {label}runs were validated on different texts: {found.texts}; give all the "
-                "same data, or the same validation.data"
+                f"study: {label}runs were validated on different texts: {texts}; give all the same data, or "
+                "the same validation.data"
             )
-        measure = found.measure(measure)
-        notes += [f"{label}{note}" for note in found.notes]
+        if (tokenizers := listed(runs, tokenizer)) and measure != "val_accuracy":
+            measure = "val_bpb"
+            notes.append(f"{label}tokenizers differ, so bits per byte are compared: {tokenizers}")
     return View(study, results, folder, measure, study.file.last_validations, notes)

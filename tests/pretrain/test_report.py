@@ -5,16 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from model.presets import preset
 from pretrain import report
 from pretrain.report import continue_command
-from pretrain.run.decisions import Decision
 from pretrain.validation.hook import ValidationHook
 from pretrain.validation.loss import ValidationResult
-from tests.helpers.distributed import run_distributed
-from tests.helpers.training import build, nano_run
 
-STAGE_1 = "note     ZeRO 1 in bf16 reduces all gradients after the backward pass; "
 RULES = "[{name: slow, parameters: [q, k], scale: 0.25, hold: 0.04}]"
 NASTY = "$(touch /tmp/pwned); x 'y'"
 # What the launcher told the ranks, and the command that starts them again.
@@ -39,16 +34,6 @@ def test_the_command_that_goes_on_can_be_pasted(monkeypatch, environment, launch
 def test_commands_for_the_next_steps_are_quoted():
     command = ["pretrain.convert", f"runs/{NASTY}", "--out", f"hf/{NASTY}"]
     assert shlex.split(report._python(*command)) == ["python", "-m", *command]
-
-
-def test_the_model_line_names_what_differs_from_plain_attention():
-    plain = report._model_line("prism-tiny", preset("prism-tiny"))
-    assert "KV heads" not in plain and "windows" not in plain and "head dim" not in plain
-    schedules = {"kv_heads": "3x6", "head_dim": "16x6", "local_window": [None, 64] * 3}
-    changed = preset("uniform-tiny").replace(**schedules)
-    line = report._model_line("mine", changed)
-    assert "KV heads 3x6" in line and "head dim 16x6" in line
-    assert "attention windows all,64,all,64,all,64" in line
 
 
 MEASURED = "measured: the fastest fp32 product of square matrices (n = 512) on 2 CPU threads"
@@ -88,42 +73,3 @@ def test_at_the_end_only_rank_0_counts_and_speaks(tmp_path, monkeypatch, rank):
     else:
         assert did == ["sample", "count"]
         assert "compare  bits per byte of the same windows: the model 2.0000, guessing 3" in lines
-
-
-def opening_of(run, stage):
-    """The opening lines of a session."""
-    return report.opening(build(run, stage))
-
-
-@pytest.mark.parametrize(
-    ("stage", "precision", "ranks", "noted"),
-    [(1, "bf16", 2, True), (1, "fp32", 2, False), (2, "bf16", 2, False), (1, "bf16", 1, False)],
-)
-def test_stage_1_in_bf16_is_noted_where_there_is_something_to_reduce(
-    stage, precision, ranks, noted, small_folder, tmp_path
-):
-    run = nano_run(small_folder, tmp_path, f"--precision {precision}")
-    lines = run_distributed(opening_of, ranks, run, stage, timeout=120)[0]
-    assert [line.startswith(STAGE_1) for line in lines].count(True) == noted
-    assert all(len(line) <= 120 for line in lines if line.startswith(STAGE_1))
-
-
-# The setting, classes and the tensor-parallel degree.
-ALL, LOSS = "q, k, v; gate, up", "head and loss"
-FUSED = [
-    ("all", None, 1, f"{ALL}; {LOSS}"),
-    ("all", 3, 1, ALL),
-    ("all", None, 2, ALL),
-    ("loss", None, 1, LOSS),
-]
-FUSED += [("loss", 3, 1, "nothing"), ("none", 3, 1, "nothing"), ("loss", None, 2, "nothing")]
-
-
-@pytest.mark.parametrize(("fused", "classes", "t", "expected"), FUSED)
-def test_what_is_fused(fused, classes, t, expected):
-    session = SimpleNamespace(
-        decisions=SimpleNamespace(fused=Decision(fused, "")),
-        model=SimpleNamespace(classes=classes),
-        world=SimpleNamespace(tensor_parallel=t),
-    )
-    assert report._fused(session) == expected

@@ -6,16 +6,15 @@ import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader
 
 from pretrain.metrics.file import encoded
-from pretrain.study.pairing import pairing_lines
-from pretrain.study.report.numbers import numbers
 from pretrain.study.report.pictures import draw_all
-from pretrain.study.report.tables import html, sections
+from pretrain.study.report.tables import Section, sections
 from pretrain.study.results import unnamed_line, unnamed_runs
-from pretrain.study.summaries import CONFIDENCE, POWER, View
+from pretrain.study.summaries import CONFIDENCE, POWER, Sample, View
 from pretrain.utils.files import write_atomically
 from pretrain.utils.tables import aligned
 
@@ -38,28 +37,49 @@ def write_report(view: View, folder: Path) -> list[Path]:
     out = folder / FOLDER
     out.mkdir(parents=True, exist_ok=True)
     tables, pictures = sections(view), draw_all(view, out)
-    drawn = [path for path, reason in pictures.items() if not reason]
-    left_out = [f"{section.title}: {reason}." for section in tables for reason in section.left_out]
-    left_out += [f"{path.name}: {reason}." for path, reason in pictures.items() if reason]
+    drawn = {name: path for name, path in pictures.items() if path}
     templates = Environment(
         loader=PackageLoader("pretrain.study.report", ""),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters["table"] = html
     page = templates.get_template(TEMPLATE).render(
         view=view,
         opening=opening(view),
         sections=tables,
-        pictures={path.stem: base64.b64encode(path.read_bytes()).decode("ascii") for path in drawn},
-        left_out=left_out,
+        pictures={name: base64.b64encode(path.read_bytes()).decode("ascii") for name, path in drawn.items()},
+        left_out=[section.title for section in tables.values() if not section.tables]
+        + [name for name in pictures if name not in drawn],
         power=POWER,
     )
     write_atomically(out / "index.html", page)
-    figures = json.dumps(encoded(numbers(view)), indent=1, ensure_ascii=False)
+    figures = json.dumps(encoded(numbers(view, tables)), indent=1, ensure_ascii=False)
     write_atomically(out / "results.json", figures + "\n")
-    return [out / "index.html", out / "results.json", *drawn]
+    return [out / "index.html", out / "results.json", *drawn.values()]
+
+
+def numbers(view: View, tables: dict[str, Section]) -> dict[str, Any]:
+    """All numbers of the report, under names; what is not known is None."""
+    return {
+        "study": view.study.name,
+        "title": view.study.title,
+        "measure": view.measure,
+        "better": view.better,
+        "last_validations": view.last,
+        "confidence": CONFIDENCE,
+        "notes": view.caveats,
+        "unnamed_runs": unnamed_runs(view.study, view.folder),
+    } | {
+        name: {
+            of: [
+                {key: item.numbers() if isinstance(item, Sample) else item for key, item in row.items()}
+                for row in rows
+            ]
+            for of, rows in section.rows.items()
+        }
+        for name, section in tables.items()
+    }
 
 
 def terminal_lines(view: View) -> Iterator[str]:
@@ -67,10 +87,9 @@ def terminal_lines(view: View) -> Iterator[str]:
     yield view.study.title
     for heading, lines in opening(view).items():
         yield from ["", heading, *(f"  {line}" for line in lines)] if lines else []
-    for section in sections(view)[:2]:
-        for title, frame in section.tables.items():
-            yield from ["", section.title + f", {title}" * bool(title)]
-            yield from aligned([list(frame.columns), *frame.to_numpy().tolist()], left={0, 1})
+    for section in list(sections(view).values())[:2]:
+        for title, table in section.tables.items():
+            yield from ["", section.title + f", {title}" * bool(title), *aligned(table, left={0, 1})]
 
 
 def opening(view: View) -> dict[str, list[str]]:
@@ -81,7 +100,9 @@ def opening(view: View) -> dict[str, list[str]]:
         where = f"{comparison.name}: " * bool(comparison.name)
         compared.append(f"{where}{others or 'nothing'} with {comparison.baseline}")
     compared += [f"contrast {contrast.name}: {contrast.formula}" for contrast in study.contrasts]
-    missing = [line for summary in view.every for line in summary.without_result]
+    missing = [
+        run.described for each in view.every for seed, run in each.runs.items() if seed not in each.values
+    ]
     seeds = ", ".join(map(str, study.file.seeds))
     finished = f"{len(study.runs) - len(missing)} of {len(study.runs)} runs are finished"
     runs = [f"{finished} ({len(view.every)} variants, seeds {seeds})."]
@@ -94,7 +115,6 @@ def opening(view: View) -> dict[str, list[str]]:
         "Status": runs,
         "Not finished": [f"{line}." for line in missing],
         "Caveats": [f"{note}." for note in view.caveats],
-        "What pairs share": [f"{line}." for line in pairing_lines(study)],
         "What the intervals say": [intervals_say(view)],
     }
 
@@ -107,16 +127,8 @@ def intervals_say(view: View) -> str:
     if not intervals:
         return "No interval: each needs two pairs of finished runs."
     made, excluding = len(intervals), sum(interval.excludes_zero for interval in intervals)
-    excluded = f"{_counted(excluding, 'interval')} exclude{'s' * (excluding == 1)} zero"
-    by_chance = f"{made * (1 - CONFIDENCE):.2g} of {made}"
     return (
-        f"{_counted(made, 'comparison')} made; {excluded}. If nothing differed, {by_chance} would do so by "
-        "chance, "
-        "on average: at 95 %, one in twenty. Intervals that share runs err together, and none is adjusted "
-        "for "
-        "their number."
+        f"{excluding} of {made} intervals exclude zero. If nothing differed, {made * (1 - CONFIDENCE):.2g} "
+        "would do so by chance, on average: at 95 %, one in twenty. Intervals that share runs err together, "
+        "and none is adjusted for their number."
     )
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"

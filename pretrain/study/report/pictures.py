@@ -1,47 +1,242 @@
-"""The pictures of a report, in the forms of the papers. Lines differ in style and marker, too."""
+"""The pictures of a report, a panel for each comparison. Lines differ in style and marker, too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from pretrain.study.report.compared import (
-    draw_gap_by_scale,
-    draw_gap_over_tokens,
-    draw_results,
-    draw_schedules,
-)
-from pretrain.study.report.growing import draw_growing_heads
-from pretrain.study.report.measured import draw_distances, draw_scores
-from pretrain.study.report.over_cost import draw_by_flops, draw_by_parameters, draw_by_total_heads
-from pretrain.study.summaries import View
+from pretrain.study.costs import History, head_history, parameters, total_heads, training_flops
+from pretrain.study.report.figures import Curves, by_place, distance_differences, distances, gap_over_tokens
+from pretrain.study.results import RunResult
+from pretrain.study.statistics import mean_of, sd_of
+from pretrain.study.summaries import Summary, View
+from pretrain.utils.plotting import count_axis, saved_figure, whole_numbers
 
-PICTURES: dict[str, Callable[[View, Path], str]] = {
-    "schedules": draw_schedules,
-    "growing_heads": draw_growing_heads,
-    "results": draw_results,
-    "gap_over_tokens": draw_gap_over_tokens,
-    "gap_by_scale": draw_gap_by_scale,
-    "total_heads": draw_by_total_heads,
-    "training_flops": draw_by_flops,
-    "parameters": draw_by_parameters,
-    "attention_distance": draw_distances,
-    "scores": draw_scores,
-}
-"""By name; each draws into a file, or returns why it does not. Captions are in the page's template."""
+LINE_STYLES = ("-", "--", "-.", ":")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", "d", ">")
+MOST_MARKERS = 12
+"""Of a line."""
+SINGLE: dict[str, Any] = {"marker": "o", "markerfacecolor": "none", "linestyle": "none", "alpha": 0.7}
+"""The circle of a single run, or of a single pair."""
+EARLY = 0.25
+"""The share of the tokens in which the loss falls so fast that a gap there would hide all later ones."""
+APART = 1.01
+"""Costs that differ by less are taken for one."""
+
+Points = list[tuple[float, float]]
+"""Cost and result of runs."""
+Panels = dict[str, list[tuple[str, dict[str, Any], Any]]]
+"""By title: label, style and values (Curves or Points) of what a panel shows."""
 
 
-def draw_all(view: View, folder: Path) -> dict[Path, str]:
+def draw_all(view: View, folder: Path) -> dict[str, Path | None]:
     """Draw every picture that the finished runs have figures for.
 
     Returns:
-        The file of each picture, and why there is none; empty for those that were drawn.
+        Its file by the name of each picture; None for those that there are no figures for.
 
     Raises:
         UserError: a picture cannot be written.
     """
-    found = {folder / f"{name}.png": draw(view, folder / f"{name}.png") for name, draw in PICTURES.items()}
-    for path, reason in found.items():
-        if reason:
-            path.unlink(missing_ok=True)  # of an earlier report
-    return found
+    value, loss = view.described(view.measure), view.described(view.loss)
+    curves = {
+        "gap_over_tokens": (_lines(view, lambda summary: _late_gap(view, summary)), "tokens", f"Δ {loss}"),
+        "attention_distance": (_lines(view, _distances), "layer", "attention distance D (tokens)"),
+        "attention_distance_gap": (_lines(view, distance_differences), "layer", "ΔD (tokens)"),
+        "growing_heads": (_growing(view), "training step", "heads of the layer"),
+    }
+    points = {
+        "gap_by_scale": (_by_scale(view), "parameters", f"Δ {value}"),
+        "total_heads": (_by_cost(view, total_heads), "total heads of all layers", value),
+        "training_flops": (_by_cost(view, training_flops), "training FLOPs", value),
+        "parameters": (_by_cost(view, parameters), "parameters at the end", value),
+    }
+    files = {name: folder / f"{name}.png" for name in ("results", *curves, *points)}
+    drawn = {"results": draw_results(view, files["results"])}
+    for draw, pictures in ((_draw_curves, curves), (_draw_points, points)):
+        for name, (panels, x, y) in pictures.items():
+            drawn[name] = _draw(files[name], panels, x, y, draw)
+    for name in files:
+        if not drawn[name]:
+            files[name].unlink(missing_ok=True)  # of an earlier report
+    return {name: file if drawn[name] else None for name, file in files.items()}
+
+
+def _style(view: View, summary: Summary) -> dict[str, Any]:
+    """Of a variant, the same in all pictures."""
+    names = list(dict.fromkeys(each.variant for each in view.every))
+    return line_style(names.index(summary.variant), len(names))
+
+
+def line_style(place: int, count: int) -> dict[str, Any]:
+    """Colours whose lightness rises, and line styles and markers that differ between neighbours."""
+    from matplotlib import colormaps
+
+    return {
+        "color": colormaps["plasma"](0.03 + 0.83 * place / max(1, count - 1)),
+        "linestyle": LINE_STYLES[place % len(LINE_STYLES)],
+        "marker": MARKERS[place % len(MARKERS)],
+    }
+
+
+def _lines(view: View, curves: Callable[[Summary], Curves]) -> Panels:
+    return {
+        name: [(each.label, _style(view, each), found) for each in summaries if (found := curves(each))]
+        for name, summaries in view.summaries.items()
+    }
+
+
+def _late_gap(view: View, summary: Summary) -> Curves:
+    """Δ of the validation loss over tokens (arXiv 2606.27449, figure 3a)."""
+    gaps = gap_over_tokens(view, summary)
+    return {tokens: values for tokens, values in gaps.items() if tokens >= EARLY * max(gaps)}
+
+
+def _distances(summary: Summary) -> Curves:
+    """Attention distance by layer (arXiv 2606.27449, figure 4)."""
+    return by_place([found for run in summary.finished if (found := distances(run))])
+
+
+def _growing(view: View) -> Panels:
+    """Heads by layer over steps, at every step at which one of the runs shows heads."""
+    panels: Panels = {}
+    for summary in view.every:
+        histories = [head_history(run) for run in summary.finished if run.planned.grows and run.saved]
+        steps = sorted({step for history in histories for step, _ in history})
+        layers = len(histories[0][0][1]) if histories else 0
+        title = ", ".join(filter(None, (summary.comparison.name, summary.label)))
+        panels[title] = [
+            (
+                f"layer {layer}",
+                line_style(layer, layers) | {"drawstyle": "steps-post"},
+                {step: [_heads_at(history, step)[layer] for history in histories] for step in steps},
+            )
+            for layer in range(layers)
+        ]
+    return panels
+
+
+def _heads_at(history: History, step: int) -> tuple[int, ...]:
+    return next(heads for begin, heads in reversed(history) if begin <= step)
+
+
+def _by_scale(view: View) -> Panels:
+    """Δ over the model's size, for several comparisons (arXiv 2606.27449, figure 3b)."""
+    lines: list[tuple[str, dict[str, Any], Points]] = [
+        (each.variant, _style(view, each), [(each.parameters[-1], gap) for gap in each.differences.values()])
+        for each in view.compared
+        if each.parameters
+    ]
+    return {"": lines if len(view.summaries) > 1 and _differ(lines) else []}
+
+
+def _by_cost(view: View, cost: Callable[[RunResult], float | None]) -> Panels:
+    """Results over what the runs have cost, for comparisons whose runs differ in it."""
+    panels: Panels = {}
+    for name, summaries in view.summaries.items():
+        lines = []
+        for each in summaries:
+            pairs = [(cost(each.runs[seed]), value) for seed, value in each.values.items()]
+            if points := [(spent, value) for spent, value in pairs if spent is not None]:
+                lines.append((each.label, _style(view, each), points))
+        panels[name] = lines if _differ(lines) else []
+    return panels
+
+
+def _differ(lines: list[tuple[str, dict[str, Any], Points]]) -> bool:
+    costs = [x for _, _, points in lines for x, _ in points]
+    return bool(costs) and max(costs) > APART * min(costs)
+
+
+def _draw(path: Path, panels: Panels, x: str, y: str, draw: Callable[..., None]) -> bool:
+    """Draw the panels that have lines, if there are any."""
+    shown = {title: lines for title, lines in panels.items() if lines}
+    if not shown:
+        return False
+    with _panels(path, list(shown), min(4, math.ceil(math.sqrt(len(shown))))) as axes:
+        for axis, lines in zip(axes, shown.values(), strict=True):
+            for label, style, values in lines:
+                draw(axis, values, label=label, **style)
+            axis.set(xlabel=x, ylabel=y)
+            if x == "tokens":
+                count_axis(axis.xaxis)
+            elif x in ("layer", "training step", "total heads of all layers"):
+                whole_numbers(axis.xaxis)
+            if y.startswith("Δ"):
+                axis.axhline(0, color="gray", linewidth=0.8)
+    return True
+
+
+def _draw_curves(axis: Any, curves: Curves, **style: Any) -> None:
+    """Mean and standard deviation over x."""
+    means = [mean_of(values) for values in curves.values()]
+    around = [sd_of(values) if len(values) > 1 else 0.0 for values in curves.values()]
+    low, high = ([mean + sign * sd for mean, sd in zip(means, around, strict=True)] for sign in (-1, 1))
+    # Dense markers hide the kind of line.
+    axis.plot(list(curves), means, markevery=math.ceil(len(curves) / MOST_MARKERS), **style)
+    axis.fill_between(list(curves), low, high, color=style["color"], alpha=0.13, linewidth=0)
+
+
+def _draw_points(axis: Any, points: Points, **style: Any) -> None:
+    """A circle for each run, and a large marker for their mean."""
+    axis.plot(*zip(*points, strict=True), **SINGLE, color=style["color"])
+    mean = [[mean_of(values)] for values in zip(*points, strict=True)]
+    axis.plot(*mean, **style | {"linestyle": "none", "markersize": 9})
+
+
+def draw_results(view: View, path: Path) -> bool:
+    """Draw results and their mean, and beside them Δ with its 95 % interval, a row for each variant."""
+    if not any(summary.values for summary in view.every):
+        return False
+    value, titles = view.described(view.measure), [name for name in view.summaries for _ in range(2)]
+    # Its unit is that of the study's measure.
+    effect = view.study.file.effect if view.measure == view.study.file.measure else None
+    height = 0.9 + 0.3 * max(map(len, view.summaries.values()))
+    with _panels(path, titles, columns=2, height=height) as axes:
+        for summaries, values, gaps in zip(view.summaries.values(), axes[::2], axes[1::2], strict=True):
+            gaps.axvline(0, color="gray", linewidth=0.8)
+            if effect:
+                gaps.axvspan(
+                    -effect, effect, color="gray", alpha=0.15, label=f"± {effect:g}, the effect sought"
+                )
+            for row, summary in enumerate(summaries):
+                for axis, sample in ((values, summary.values), (gaps, summary.differences)):
+                    axis.plot(list(sample.values()), [row] * len(sample), **SINGLE, color="black")
+                if summary.values:
+                    values.plot([summary.values.mean], [row], "|", color="tab:blue", markersize=15)
+                if found := summary.differences.interval:
+                    around = {"fmt": "s", "color": "tab:blue", "capsize": 3, "label": "mean, 95 % interval"}
+                    gaps.errorbar([found.mean], [row], xerr=[found.high - found.mean], **around)
+            for axis, labels in ((values, [each.label for each in summaries]), (gaps, [""] * len(summaries))):
+                axis.set_yticks(range(len(summaries)), labels)
+                axis.set_ylim(len(summaries) - 0.4, -0.6)
+            values.set_xlabel(value)
+            gaps.set_xlabel(f"Δ {value}; {view.better} is better")
+    return True
+
+
+@contextmanager
+def _panels(path: Path, titles: Sequence[str], columns: int, height: float = 3.1) -> Iterator[list[Any]]:
+    """Axes with these titles in so many columns, and one legend below, each name once.
+
+    Args:
+        height: of a panel, in inches.
+    """
+    rows = math.ceil(len(titles) / columns)
+    size = (max(8.0, 4.6 * columns), 0.9 + height * rows)
+    with saved_figure(path, "out", rows, columns, size=size, dpi=110, squeeze=False) as (figure, axes):
+        for axis in axes.flat[len(titles) :]:
+            axis.set_axis_off()
+        for axis, title in zip(axes.flat, titles, strict=False):
+            axis.set_title(title, fontsize="small")
+        yield list(axes.flat[: len(titles)])
+        entries: dict[str, Any] = {}
+        for axis in axes.flat:
+            entries |= {
+                label: handle for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+            }
+        place = {"loc": "outside lower center", "ncols": int(size[0] / 2.3)}
+        figure.legend(entries.values(), entries.keys(), fontsize="small", **place)

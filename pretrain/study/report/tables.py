@@ -1,24 +1,23 @@
-"""The tables of a report: data frames of text, each made from one description of its columns."""
+"""The tables of a report: their rows, as results.json holds them, and the columns that a reader sees."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pandas as pd
-
 from model.heads import format_heads
-from pretrain.study.report.figures import halves, scores, tokens_saved
+from pretrain.study.contrasts import full_name
+from pretrain.study.report.figures import distance_differences, gap_over_tokens, halves, scores, tokens_saved
 from pretrain.study.statistics import mean_of
 from pretrain.study.summaries import Contrasted, Sample, Summary, View
 
 NOTHING = "—"
-MOST_SCHEDULES = 3
 
-Columns = dict[str, Callable[[Any], str]]
-"""Names of columns, and what a row's cell says of the object that the row is of."""
+Row = dict[str, Any]
+Columns = dict[str, Callable[[Row], str]]
+"""Headings, and what a row says under them."""
 
 
 @dataclass(frozen=True)
@@ -26,31 +25,83 @@ class Section:
     """Tables of one kind. How they are to be read is in the page's template."""
 
     title: str
-    tables: dict[str, pd.DataFrame]
-    """By what they are of: a comparison, whose name may be empty, or a measure."""
-    left_out: list[str]
-    """What there are no figures for, and why."""
+    columns: Columns
+    rows: dict[str, list[Row]]
+    """By comparison, whose name may be empty."""
+
+    @property
+    def tables(self) -> dict[str, list[list[str]]]:
+        """Headings and cells of the tables that have rows."""
+        return {
+            name: [[*self.columns], *([text(row) for text in self.columns.values()] for row in rows)]
+            for name, rows in self.rows.items()
+            if rows
+        }
 
 
-def sections(view: View) -> list[Section]:
-    """Every table of the report; sections without figures have none, but say why."""
-    found = []
-    for title, (columns, items, reason) in BY_COMPARISON.items():
-        frames = {name: _frame(columns, items(view, of_one)) for name, of_one in view.summaries.items()}
-        tables = {name: frame for name, frame in frames.items() if len(frame)}
-        found.append(Section(title, tables, [] if tables or not reason else [reason]))
-    return [found[0], _contrasts(view), *found[1:]]
+def sections(view: View) -> dict[str, Section]:
+    """Every table of the report, by its name in results.json."""
+    rows: dict[str, Callable[[list[Summary]], list[Row]]] = {
+        "results": lambda summaries: [_result(view, summary) for summary in summaries],
+        "tokens_saved": lambda summaries: [
+            {"variant": summary.label, "saved": saved}
+            for summary in summaries
+            if (saved := tokens_saved(view, summary))
+        ],
+        "scores": lambda summaries: list(scores(summaries)),
+        "diagnostics": lambda summaries: list(halves(summaries)),
+        "runs": lambda summaries: [row for summary in summaries for row in _runs(summary)],
+    }
+    found = {name: {title: of(each) for title, each in view.summaries.items()} for name, of in rows.items()}
+    found["contrasts"] = {"": [_contrast(view, contrasted) for contrasted in view.contrasted]}
+    return {name: Section(title, columns, found[name]) for name, (title, columns) in SECTIONS.items()}
 
 
-def html(frame: pd.DataFrame) -> str:
-    """The frame as an HTML table, escaped."""
-    with pd.option_context("display.max_colwidth", None):
-        return str(frame.to_html(index=False, border=0, justify="left"))
+def _result(view: View, summary: Summary) -> Row:
+    return {
+        "variant": summary.variant,
+        "label": summary.label,
+        "baseline": None if summary.is_baseline else summary.baseline,
+        "schedules": summary.schedules,
+        "runs": len(summary.runs),
+        "values": summary.values,
+        "differences": summary.differences,
+        "tokens_per_second": summary.tokens_per_second,
+        "parameters": summary.parameters,
+        "training_flops": summary.training_flops,
+        "gap_over_tokens": gap_over_tokens(view, summary),
+        "attention_distance_differences": distance_differences(summary),
+    }
 
 
-def _frame(columns: Columns, items: Iterable[Any]) -> pd.DataFrame:
-    rows = [[text(item) for text in columns.values()] for item in items]
-    return pd.DataFrame(rows, columns=list(columns))
+def _contrast(view: View, found: Contrasted) -> Row:
+    return {
+        "name": found.contrast.name + " (other seeds)" * found.other_seeds,
+        "formula": found.contrast.formula,
+        "plus": list(map(full_name, found.contrast.plus)),
+        "minus": list(map(full_name, found.contrast.minus)),
+        "values": found.values,
+        "seeds": len(view.study.file.seeds),
+    }
+
+
+def _runs(summary: Summary) -> list[Row]:
+    return [
+        {
+            "name": run.planned.name,
+            "variant": summary.variant,
+            "seed": seed,
+            "trained_with": run.planned.run.seed,
+            "state": run.state,
+            "step": run.step,
+            "steps": run.planned.run.steps,
+            "result": summary.values.get(seed),
+            "difference": summary.differences.get(seed),
+            "heads": run.model_config and run.model_config.heads,
+            "code": run.world and run.world.code,
+        }
+        for seed, run in summary.runs.items()
+    ]
 
 
 def _difference(values: Sample) -> str:
@@ -81,100 +132,64 @@ def _range(numbers: Sequence[float], form: str) -> str:
     return " to ".join(texts) or NOTHING
 
 
-def _heads(summary: Summary) -> str:
-    """The head schedule, or the first of several that grew, and when these heads were there."""
-    texts = list(map(format_heads, summary.schedules))
-    more = f" and {len(texts) - MOST_SCHEDULES} more" * (len(texts) > MOST_SCHEDULES)
-    return " or ".join(texts[:MOST_SCHEDULES]) + more + summary.when
+def _mean_saved(saved: dict[int, float | None]) -> str:
+    reached = [share for share in saved.values() if share is not None]
+    return f"{mean_of(reached):.1%}" if len(reached) == len(saved) else NOTHING
 
 
 RESULTS: Columns = {
-    "variant": lambda summary: summary.label,
-    "heads": _heads,
-    "runs": lambda summary: f"{len(summary.values)} of {len(summary.runs)}",
-    "mean ± sd": lambda summary: _spread(summary.values),
-    "Δ [95 % interval]": lambda summary: _difference(summary.differences),
-    "excludes 0": lambda summary: _excludes_zero(summary.differences),
-    "pairs": lambda summary: NOTHING if summary.is_baseline else str(len(summary.differences)),
-    "detectable Δ": lambda summary: _number(summary.differences.detectable, ".4f"),
-    "tokens/s": lambda summary: _number(summary.tokens_per_second, ",.0f"),
-    "parameters": lambda summary: _range(summary.parameters, ","),
-    "training FLOPs": lambda summary: _range(summary.training_flops, ".3e"),
+    "variant": lambda row: row["label"],
+    "heads": lambda row: " or ".join(map(format_heads, row["schedules"])),
+    "runs": lambda row: f"{len(row['values'])} of {row['runs']}",
+    "mean ± sd": lambda row: _spread(row["values"]),
+    "Δ [95 % interval]": lambda row: _difference(row["differences"]),
+    "excludes 0": lambda row: _excludes_zero(row["differences"]),
+    "pairs": lambda row: str(len(row["differences"])) if row["baseline"] else NOTHING,
+    "detectable Δ": lambda row: _number(row["differences"].detectable, ".4f"),
+    "tokens/s": lambda row: _number(row["tokens_per_second"], ",.0f"),
+    "parameters": lambda row: _range(row["parameters"], ","),
+    "training FLOPs": lambda row: _range(row["training_flops"], ".3e"),
 }
 CONTRASTS: Columns = {
-    "contrast": lambda found: found.contrast.name + " (other seeds)" * found.other_seeds,
-    "of": lambda found: found.contrast.formula,
-    "mean [95 % interval]": lambda found: _difference(found.values),
-    "excludes 0": lambda found: _excludes_zero(found.values),
-    "detectable": lambda found: _number(found.values.detectable, ".4f"),
+    "contrast": lambda row: row["name"],
+    "of": lambda row: row["formula"],
+    "mean [95 % interval]": lambda row: _difference(row["values"]),
+    "excludes 0": lambda row: _excludes_zero(row["values"]),
+    "detectable": lambda row: _number(row["values"].detectable, ".4f"),
+    "seeds": lambda row: f"{len(row['values'])} of {row['seeds']}",
 }
-
-
-def _contrasts(view: View) -> Section:
-    """The study's own contrasts, a table for each measure that they are in."""
-    seeds: Columns = {"seeds": lambda found: f"{len(found.values)} of {len(view.study.file.seeds)}"}
-    by_measure: dict[str, list[Contrasted]] = {}
-    for found in view.contrasted:
-        if found.values:
-            by_measure.setdefault(view.described(found.measure), []).append(found)
-    left_out = [
-        f"{found.contrast.name}: {found.left_out or 'no seed of which all its runs are finished'}"
-        for found in view.contrasted
-        if not found.values
-    ]
-    tables = {measure: _frame(CONTRASTS | seeds, of) for measure, of in by_measure.items()}
-    return Section("Contrasts", tables, left_out)
-
-
-def _reached(saved: dict[int, float | None]) -> list[float]:
-    return [share for share in saved.values() if share is not None]
-
-
 TOKENS: Columns = {
-    "variant": lambda row: row[0].label,
-    "pairs that reach it": lambda row: f"{len(_reached(row[1]))} of {len(row[1])}",
-    "mean": lambda row: NOTHING if None in row[1].values() else f"{mean_of(row[1].values()):.1%}",
+    "variant": lambda row: row["variant"],
+    "mean": lambda row: _mean_saved(row["saved"]),
     "by seed": lambda row: ", ".join(
-        f"{seed}: {'not reached' if share is None else f'{share:.1%}'}" for seed, share in row[1].items()
+        f"{seed}: {'not reached' if share is None else f'{share:.1%}'}"
+        for seed, share in row["saved"].items()
     ),
 }
-SCORES: Columns = {
-    "task/metric": lambda row: row.name,
-    "variant": lambda row: row.summary.label,
-    "runs": lambda row: str(len(row.values)),
-    "mean ± sd": lambda row: _spread(row.values),
-    "Δ [95 % interval]": lambda row: _difference(row.differences),
+MEASURED: Columns = {
+    "variant": lambda row: row["variant"],
+    "runs": lambda row: str(len(row["values"])),
+    "mean ± sd": lambda row: _spread(row["values"]),
+    "Δ [95 % interval]": lambda row: _difference(row["differences"]),
 }
-HALVES: Columns = {"figure": lambda row: row.name, "step": lambda row: f"{row.step:,}"} | {
-    name: column for name, column in SCORES.items() if name != "task/metric"
-}
+SCORES: Columns = {"task/metric": lambda row: row["task"]} | MEASURED
+HALVES: Columns = {"figure": lambda row: row["figure"], "step": lambda row: f"{row['step']:,}"} | MEASURED
 RUNS: Columns = {
-    "run": lambda row: row[1].planned.name,
-    "variant": lambda row: row[1].planned.variant,
-    "seed": lambda row: str(row[1].planned.seed),
-    "trained with": lambda row: str(row[1].planned.run.seed),
-    "state": lambda row: row[1].state,
-    "step": lambda row: f"{row[1].step:,} of {row[1].planned.run.steps:,}",
-    "result": lambda row: _number(row[0].values.get(row[1].planned.seed), ".6f"),
-    "Δ": lambda row: _number(row[0].differences.get(row[1].planned.seed), "+.6f"),
+    "run": lambda row: row["name"],
+    "variant": lambda row: row["variant"],
+    "seed": lambda row: str(row["seed"]),
+    "trained with": lambda row: str(row["trained_with"]),
+    "state": lambda row: row["state"],
+    "step": lambda row: f"{row['step']:,} of {row['steps']:,}",
+    "result": lambda row: _number(row["result"], ".6f"),
+    "Δ": lambda row: _number(row["difference"], "+.6f"),
 }
-BY_COMPARISON: dict[str, tuple[Columns, Callable[[View, list[Summary]], Iterable[Any]], str]] = {
-    "Results": (RESULTS, lambda _, summaries: summaries, ""),
-    "Tokens saved to reach the baseline's final loss": (
-        TOKENS,
-        lambda view, summaries: [(each, saved) for each in summaries if (saved := tokens_saved(view, each))],
-        "no pair of finished runs has a validation loss",
-    ),
-    "Zero-shot scores": (SCORES, lambda _, summaries: scores(summaries), "no finished run has measured any"),
-    "Diagnostics by half of the layers": (
-        HALVES,
-        lambda _, summaries: halves(summaries),
-        "no finished run has measured any (diagnostics_every)",
-    ),
-    "Runs": (
-        RUNS,
-        lambda _, summaries: [(each, run) for each in summaries for run in each.runs.values()],
-        "",
-    ),
+SECTIONS: dict[str, tuple[str, Columns]] = {
+    "results": ("Results", RESULTS),
+    "contrasts": ("Contrasts", CONTRASTS),
+    "tokens_saved": ("Tokens saved to reach the baseline's final loss", TOKENS),
+    "scores": ("Zero-shot scores", SCORES),
+    "diagnostics": ("Diagnostics by half of the layers", HALVES),
+    "runs": ("Runs", RUNS),
 }
-"""Sections with a table for each comparison: columns, what the rows are of, and why there may be none."""
+"""Titles and columns, in the page's order."""

@@ -40,8 +40,6 @@ def test_a_dry_run_writes_nothing(file, capsys, tmp_path):
     assert main(["run", file, "--dry_run", "--out", str(tmp_path / "o")]) == 0
     text = capsys.readouterr().out
     assert "6: 3 variants x 2 seeds" in text and "to do    6 runs" in text
-    paired = "data order: the same; first weights: the same"
-    assert f"paired   prism, descending with uniform, seed by seed: {paired}" in text
     assert not (tmp_path / "o").exists()
 
 

@@ -1,15 +1,11 @@
-"""What tests of the report share: views of planted runs, tables by row, and the figures that are drawn."""
+"""What tests of the report share: views of planted runs, and tables by row."""
 
 from __future__ import annotations
 
 import dataclasses
-from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from pretrain.study import summaries
-from pretrain.study.report import panels
 from pretrain.study.report.tables import sections
 from tests.helpers.planted_runs import planned_study, planted_rows, result
 
@@ -46,40 +42,15 @@ def view(study, loss, **options):
     return view_of(study, planted(study, loss, **options))
 
 
-def section(found, title):
-    return next(section for section in sections(found) if section.title == title)
+def table_of(found, name, of=""):
+    """The rows of a section's table as dictionaries."""
+    headings, *rows = sections(found)[name].tables.get(of, [[]])
+    return [dict(zip(headings, row, strict=True)) for row in rows]
 
 
-def rows_of(found, title="Results", table=0):
-    """The rows of a table as dictionaries, by their first cell; of equal first cells the first row."""
-    frame = list(section(found, title).tables.values())[table]
-    rows = {}
-    for row in frame.to_dict("records"):
-        rows.setdefault(row[frame.columns[0]], row)
-    return rows
-
-
-@contextmanager
-def keeping_figures():
-    """Yield a dict that gets every figure that is drawn, by its file."""
-    made, original = {}, panels.saved_figure
-
-    @contextmanager
-    def kept(path, *arguments, **options):
-        with original(path, *arguments, **options) as (figure, axes):
-            made[path.name] = figure
-            yield figure, axes
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(panels, "saved_figure", kept)
-        yield made
-
-
-@pytest.fixture
-def kept_figures():
-    """Every figure that the test draws, by its file."""
-    with keeping_figures() as made:
-        yield made
+def rows_of(found, name="results", of=""):
+    """The same by their first cell."""
+    return {next(iter(row.values())): row for row in table_of(found, name, of)}
 
 
 def growing_view(variants, final, heads_at):

@@ -11,7 +11,7 @@ from scipy.stats import ttest_1samp
 from pretrain.study.command import main
 from pretrain.study.report.page import intervals_say
 from tests.helpers.planted_runs import plant
-from tests.pretrain.study.report.conftest import planted, rows_of, section, small_study, view
+from tests.pretrain.study.report.conftest import planted, rows_of, small_study, view
 
 VARIANTS = {"uniform": {"heads": "8x4"}, "rising": {"heads": "2,4,8,8"}, "falling": {"heads": "8,8,4,2"}}
 CONTRASTS = {
@@ -58,7 +58,7 @@ def test_a_seed_counts_when_all_its_runs_are_finished():
 
 def test_the_table():
     found = view(study_of(), loss, without=("two-rising-s2",))
-    rows = rows_of(found, "Contrasts")
+    rows = rows_of(found, "contrasts")
     assert list(rows) == ["order", "order by width"]
     assert rows["order"]["of"] == "one.rising − one.falling" and rows["order"]["seeds"] == "3 of 3"
     assert rows["order"]["mean [95 % interval]"] == "-0.0333 [-0.0713, +0.0046]"
@@ -66,35 +66,26 @@ def test_the_table():
         rows["order by width"]["of"]
         == "mean of (one.rising, two.falling) − mean of (one.falling, two.rising)"
     )
-    assert list(section(found, "Contrasts").tables) == ["validation loss (nats per token)"]
     none = view(study_of(), loss, without=[run.name for run in study_of().runs if run.variant == "rising"])
-    assert not section(none, "Contrasts").tables and len(section(none, "Contrasts").left_out) == 2
+    assert {row["seeds"] for row in rows_of(none, "contrasts").values()} == {"0 of 3"}
 
 
 def test_they_are_among_the_intervals_that_are_counted():
-    assert intervals_say(view(study_of(), loss)).startswith("6 comparisons made; ")
+    assert intervals_say(view(study_of(), loss)).startswith("0 of 6 intervals exclude zero. ")
 
 
 def test_another_text_is_left_out_with_the_reason():
     found = view(study_of(), loss, data=of_two({"data": [("deadbeef", "1")]}))
     order, by_width = found.contrasted
-    assert order.values and not by_width.values and "validated on different texts" in by_width.left_out
-    reason = "order by width: its runs were validated on different texts: "
-    assert section(found, "Contrasts").left_out[0].startswith(reason)
+    assert order.values and not by_width.values
+    (note,) = found.caveats
+    assert note.startswith("contrast order by width: several texts or tokenizers: 64 windows of c0ffee00 x 1")
 
 
-def test_other_tokenizers_are_compared_in_bits_per_byte():
+def test_other_tokenizers_are_left_out_with_the_reason():
     found = view(study_of(), loss, data=of_two({"tokenizer": "other"}))
     order, by_width = found.contrasted
-    assert (order.measure, by_width.measure) == ("val_loss", "val_bpb")
-    assert by_width.values == pytest.approx({1: -0.02 / 3, 2: -0.02 / 3, 3: -0.04 / 3})
-    assert found.caveats[0].startswith("contrast order by width: tokenizers differ, so bits per byte")
-    assert len(section(found, "Contrasts").tables) == 2
-
-
-def test_other_code_in_another_comparison_is_a_note():
-    (note,) = view(study_of(), loss, world=of_two({"code": ["other"]})).caveats
-    assert note.startswith("contrast order by width: the runs are of several versions of the code")
+    assert order.values and not by_width.values and "several texts or tokenizers: 0f0f" in by_width.left_out
 
 
 def test_other_seeds_are_said():
@@ -103,7 +94,7 @@ def test_other_seeds_are_said():
     study = small_study(seeds=2, baseline="uniform", variants=variants, contrasts=contrasts)
     found = view(study, lambda run: 3.5 + 0.01 * run.run.seed)
     assert found.contrasted[0].other_seeds
-    assert list(rows_of(found, "Contrasts")) == ["again (other seeds)"]
+    assert list(rows_of(found, "contrasts")) == ["again (other seeds)"]
 
 
 def test_the_command_reports_contrasts_of_the_file_that_it_is_given(tmp_path, capsys):
@@ -126,10 +117,10 @@ def test_the_command_reports_contrasts_of_the_file_that_it_is_given(tmp_path, ca
     assert "-0.0333 [-0.0713, +0.0046]" in said
     assert "In no figure: the folder also holds 1 run that the study does not name: gone-s1." in page
     assert numbers["unnamed_runs"] == ["gone-s1"]
-    first = numbers["contrasts"][0]
+    first = numbers["contrasts"][""][0]
     assert (first["name"], first["plus"], first["minus"]) == ("order", ["one.rising"], ["one.falling"])
-    assert first["values"] == pytest.approx({"1": -0.03, "2": -0.02, "3": -0.05})
-    assert first["interval"]["count"] == 3 and first["excludes_zero"] is False
+    assert first["values"]["values"] == pytest.approx({"1": -0.03, "2": -0.02, "3": -0.05})
+    assert first["values"]["interval"]["count"] == 3 and first["values"]["excludes_zero"] is False
 
     assert main(["report", str(tmp_path / "old")]) == 0
     assert "contrast order" not in capsys.readouterr().out

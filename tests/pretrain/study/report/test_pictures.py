@@ -1,0 +1,197 @@
+"""Pictures of a report: what they show, and which are left out."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import contextmanager
+
+import pytest
+from PIL import Image
+
+from model.errors import UserError
+from pretrain.study.costs import head_history, training_flops
+from pretrain.study.report import pictures
+from pretrain.study.report.pictures import draw_all
+from tests.helpers.planted_runs import result
+from tests.pretrain.study.report.conftest import growing_view, small_study, view
+
+SCHEDULES = {"uniform": "8x4", "rising": "2,4,8,8", "falling": "8,8,4,2", "narrow": "4x4"}
+EFFECTS = {"uniform": 0.0, "rising": -0.02, "falling": 0.01, "narrow": 0.005, "again": 0.0}
+GROWTH = {"criterion": "incrt", "start": 1, "maximum": 8}
+LAYERS = 4
+
+
+@contextmanager
+def keeping_figures():
+    """Yield a dict that gets every figure that is drawn, by its file's stem."""
+    made, original = {}, pictures.saved_figure
+
+    @contextmanager
+    def kept(path, *arguments, **options):
+        with original(path, *arguments, **options) as (figure, axes):
+            made[path.stem] = figure
+            yield figure, axes
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pictures, "saved_figure", kept)
+        yield made
+
+
+def full_view():
+    """Two sizes of four schedules and a check of equal runs; one run is missing."""
+    variants = {name: {"heads": heads} for name, heads in SCHEDULES.items()}
+    small = {"baseline": "uniform", "variants": variants | {"again": {"heads": "8x4", "seed_shift": 1000}}}
+    large = small | {"settings": {"architecture": {"d_model": 256}}}
+
+    def more(run):
+        return {
+            f"diagnostics/attention_distance/layer_{layer}": 40.0 + 10 * layer + count + run.seed
+            for layer, count in enumerate(run.run.build_model_config().heads)
+        }
+
+    def losses(run):
+        wobble = 0.003 * ((7 * run.seed + len(run.variant)) % 5)
+        return 3.5 + EFFECTS[run.variant] + 0.02 * run.seed + wobble
+
+    study = small_study(effect=0.02, comparisons={"small": small, "large": large})
+    return view(study, losses, more=more, without=("small-rising-s3",))
+
+
+def grown_view():
+    """A head in every layer, two from step 20 on; four from step 40 (seed 1) or 60 (seed 2) on."""
+
+    def heads_at(run, step):
+        return (1 + (step >= 20) + 2 * (step >= (40 if run.seed == 1 else 60)),) * LAYERS
+
+    return growing_view({"grown": {"growth": GROWTH}}, lambda run: 3.5 + 0.01 * run.seed, heads_at)
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    """The pictures of full_view: their folder, what draw_all returns, and every figure."""
+    folder = tmp_path_factory.mktemp("report")
+    with keeping_figures() as made:
+        return folder, draw_all(full_view(), folder), made
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory):
+    """Every figure of grown_view."""
+    with keeping_figures() as made:
+        draw_all(grown_view(), tmp_path_factory.mktemp("report"))
+        return made
+
+
+def places(line):
+    return dict(zip(line.get_xdata(), line.get_ydata(), strict=True))
+
+
+def test_every_picture_is_drawn_and_is_a_png(drawn):
+    folder, found, _ = drawn
+    # No heads grow, and all variants of a comparison cost the same.
+    assert {name for name, path in found.items() if not path} == {
+        "growing_heads",
+        "training_flops",
+        "parameters",
+    }
+    assert {path for path in found.values() if path} == set(folder.iterdir())
+    for path in folder.iterdir():
+        with Image.open(path) as image:
+            image.load()
+            assert image.format == "PNG" and min(image.size) > 200
+
+
+def test_axes_and_rows_say_what_they_show(drawn):
+    axes = drawn[2]["results"].axes
+    labels = ["validation loss (nats)", "Δ validation loss (nats); lower is better"]
+    assert [axis.get_xlabel() for axis in axes] == 2 * labels
+    assert [axis.get_title() for axis in axes] == ["small", "small", "large", "large"]
+    rows = [label.get_text() for label in axes[0].get_yticklabels()]
+    assert rows == ["uniform (baseline)", "rising", "falling", "narrow", "again (other seeds)"]
+    axis = drawn[2]["gap_over_tokens"].axes[0]
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("tokens", "Δ validation loss (nats)")
+
+
+def test_the_forest_shows_every_pair_and_the_interval(drawn):
+    summary = full_view().summaries["large"][1]
+    axis, place = drawn[2]["results"].axes[3], 1
+    singles = next(line for line in axis.lines if list(line.get_ydata()) == [place] * 3)
+    assert list(singles.get_xdata()) == pytest.approx(list(summary.differences.values()))
+    (low, high) = next(
+        (bar.get_segments()[0][0][0], bar.get_segments()[0][1][0])
+        for bar in axis.collections
+        if bar.get_segments()[0][0][1] == place
+    )
+    assert (low, high) == pytest.approx((summary.differences.interval.low, summary.differences.interval.high))
+
+
+def test_gaps_over_tokens_layers_and_scale_are_those_of_the_pairs(drawn):
+    summaries = full_view().summaries
+    gap = next(line for line in drawn[2]["gap_over_tokens"].axes[1].lines if line.get_label() == "falling")
+    assert places(gap)[80 * 512] == pytest.approx(summaries["large"][2].differences.mean)
+    assert min(places(gap)) == 20 * 512  # of 80 steps the first quarter is left out
+    distance = drawn[2]["attention_distance_gap"].axes[0].lines[0]
+    assert list(distance.get_ydata()) == pytest.approx([2 - 8, 4 - 8, 0, 0])  # as planted: a token a head
+    means = [line for line in drawn[2]["gap_by_scale"].axes[0].lines if line.get_label() == "falling"]
+    expected = [summaries[name][2].differences.mean for name in ("small", "large")]
+    assert [line.get_ydata()[0] for line in means] == pytest.approx(expected)
+
+
+def test_the_effect_is_drawn_in_its_own_unit_alone(tmp_path):
+    in_nats = full_view()
+    in_bits = dataclasses.replace(in_nats, measure="val_bpb")
+    with keeping_figures() as made:
+        for name, found in (("nats", in_nats), ("bits", in_bits)):
+            pictures.draw_results(found, tmp_path / f"{name}.png")
+    assert [len(made[name].axes[1].patches) for name in ("nats", "bits")] == [1, 0]
+
+
+def test_pictures_without_figures_are_left_out(tmp_path):
+    (tmp_path / "total_heads.png").write_bytes(b"of an earlier report")
+    variants = {"control": {}, "slow": {"lr_rules": ["upper_qk"]}}
+    drawn = draw_all(view(small_study(baseline="control", variants=variants), lambda run: 3.5), tmp_path)
+    assert {name for name, path in drawn.items() if path} == {"results", "gap_over_tokens"}
+    assert {path.name for path in tmp_path.iterdir()} == {"results.png", "gap_over_tokens.png"}
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "report").write_text("a file")
+    with pytest.raises(UserError, match=r"results\.png"):
+        draw_all(full_view(), tmp_path / "report")
+
+
+def test_the_history_of_heads_is_that_of_the_rows(grown):
+    uniform, growing = grown_view().summaries[""]
+    history = dict(head_history(growing.runs[1]))
+    assert [history[step][3] for step in (0, 20, 40, 80)] == [1, 2, 4, 4]
+    assert head_history(uniform.runs[1]) == [(0, (8,) * 4), (80, (8,) * 4)]
+    assert head_history(result(uniform.runs[1].planned, [])) == []
+    (axis,) = grown["growing_heads"].axes
+    assert [line.get_label() for line in axis.lines] == [f"layer {layer}" for layer in range(LAYERS)]
+    assert [places(axis.lines[3])[step] for step in (0, 20, 40, 60, 80)] == [1, 2, 3, 4, 4]  # of two seeds
+
+
+def by_hand(heads):
+    """6 N_matmul + 12 L T A, of a llama block with heads of 16."""
+    d, ffn, vocab, T = 128, 384, 2048, 256
+    A = 16 * heads
+    return 6 * (LAYERS * (4 * d * A + 3 * d * ffn) + d * vocab) + 12 * LAYERS * T * A
+
+
+def test_flops_of_a_run_that_grows_are_those_of_its_heads_at_the_time():
+    found = grown_view()
+    uniform, growing = (summary.runs[2] for summary in found.summaries[""])
+    tokens = 1024
+    expected = tokens * (20 * by_hand(1) + 40 * by_hand(2) + 20 * by_hand(4))
+    assert training_flops(growing) == pytest.approx(expected, rel=1e-12)
+    assert training_flops(uniform) == pytest.approx(tokens * 80 * by_hand(8), rel=1e-12)
+    assert training_flops(result(found.study.runs[0], [])) is None  # without a checkpoint
+
+
+@pytest.mark.parametrize("name", ["training_flops", "parameters", "total_heads"])
+def test_costs_of_every_run_and_every_mean_are_drawn(grown, name):
+    (axis,) = grown[name].axes
+    lines = [list(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in axis.lines]
+    assert [len(line) for line in lines] == [2, 1, 2, 1]  # the runs of each variant and their mean
+    assert [y for _, y in lines[2]] == pytest.approx([3.51, 3.52]) and lines[3][0][1] == pytest.approx(3.515)
+    assert lines[2][0][0] < lines[0][0][0]
