@@ -135,7 +135,7 @@ def _check_include_path(folder: str | None) -> None:
 
 
 def _check_model(options: EvaluationOptions) -> None:
-    from pretrain.hf.exported_model import read_config
+    from pretrain.hf.open_model import read_config
     from pretrain.run.saved import is_run
 
     if is_run(options.model):

@@ -10,7 +10,7 @@ import torch
 
 from pretrain import convert
 from pretrain.evaluation import command as evaluation
-from pretrain.hf.exported_model import load_exported
+from pretrain.hf.open_model import load_exported
 from tests.helpers.distributed import run_distributed
 from tests.helpers.exports import trained
 from tests.helpers.items import piqa_items, write, write_data_sets
