@@ -15,19 +15,18 @@ from typing import Literal
 from model.declared import Count, declared
 from model.errors import UserError, run_command
 from pretrain.config.options import parse_options
-from pretrain.utils.text import labelled
 
 
 @declared()
 class ConvertOptions:
     """The command line."""
 
+    out: str
+    """folder to write, such as hf/NAME (with --from_hf runs/NAME)"""
     run: str | None = None
     """a run's folder, such as runs/NAME"""
     from_hf: str | None = None
     """the way back: make a run of this Llama, GPT-2 or native folder"""
-    out: str | None = None
-    """folder to write"""
     step: Count | None = None
     """which checkpoint (default: the newest valid one)"""
     format: Literal["auto", "native", "llama"] = "auto"
@@ -51,53 +50,22 @@ def run_convert(arguments: Sequence[str]) -> None:
     options = parse_options(
         ConvertOptions, arguments, "python -m pretrain.convert", description, positional=["run"]
     )
-    if options.from_hf is None and options.run is None:
-        raise UserError("run: missing; give the folder of a run, such as runs/NAME")
-    if options.out is None:
-        raise UserError("out: missing; give the folder to write, such as hf/NAME (with --from_hf runs/NAME)")
-    if options.from_hf is not None and options.run is not None:
-        raise UserError(f"run: {options.run!r} was given beside --from_hf; give one of them")
+    if (options.from_hf is None) == (options.run is None):
+        raise UserError("run: give the folder of a run, such as runs/NAME, or --from_hf DIR, and not both")
     # Imported here: these load torch and DeepSpeed, and a mistyped flag should be answered at once.
     from pretrain.engine.quiet import quiet_libraries
 
     quiet_libraries()
     if options.from_hf is not None:
-        _from_hugging_face(options.from_hf, options.out)
+        from pretrain.hf.import_folder import import_folder
+
+        import_folder(Path(options.from_hf), Path(options.out))
     elif options.run is not None:
-        _to_hugging_face(options.run, options.out, options)
+        from pretrain.hf.export_folder import export_run
+        from pretrain.run.saved import SavedRun
 
-
-def _to_hugging_face(run: str, out: str, options: ConvertOptions) -> None:
-    from pretrain.hf.export_folder import export_run
-    from pretrain.run.saved import SavedRun
-
-    written = export_run(
-        SavedRun.open(run, options.step),
-        Path(out),
-        format=options.format,
-        dtype=options.dtype,
-        overwrite=options.overwrite,
-        license_name=options.license,
-    )
-    code = "needs trust_remote_code=True" if written.export.format == "native" else "no remote code"
-    print(labelled("tokens", f"{written.compared_ids:,} ids of the exported tokenizer equal the run's"))
-    print(labelled("logits", written.comparison))
-    for note in written.export.notes:
-        print(labelled("padding", note))
-    print(labelled("ready", f"{written.folder}: {written.export.config.architectures[0]}; {code}"))
-
-
-def _from_hugging_face(folder: str, out: str) -> None:
-    from pretrain.hf.import_folder import import_folder
-
-    imported = import_folder(Path(folder), Path(out))
-    for note in imported.notes:
-        print(labelled("note", note))
-    print(labelled("logits", imported.comparison))
-    print(labelled("ready", f"{imported.folder}: {imported.model.num_parameters():,} parameters, step 0"))
-    prepare = f"python -m pretrain.prepare --text … --tokenizer {imported.folder}/tokenizer --out data/NAME"
-    train = f"deepspeed pretrain/main.py --config {imported.folder}/config.yaml --data data/NAME"
-    print(labelled("next", f"{prepare}\n{train}"))
+        written = Path(options.out), options.format, options.dtype, options.overwrite, options.license
+        export_run(SavedRun.open(options.run, options.step), *written)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

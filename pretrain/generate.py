@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from model.sampling import Predict
     from pretrain.data.tokenizer import Tokenizer
-    from pretrain.hf.open_model import OpenedModel
 
 
 @declared()
@@ -38,8 +37,6 @@ class GenerateOptions:
     """same seed, same text"""
     step: Count | None = None
     """which checkpoint of a run (default: the newest valid one)"""
-    no_cache: bool = False
-    """recompute the whole text for every token (to compare)"""
 
 
 def run_generate(arguments: Sequence[str]) -> None:
@@ -57,27 +54,18 @@ def run_generate(arguments: Sequence[str]) -> None:
     from pretrain.engine.quiet import quiet_libraries
 
     quiet_libraries()
-    from model.sampling import sample
+    from model.sampling import cached, sample
     from pretrain.hf.open_model import open_model
 
     model = open_model(options.model, options.step)
     tokenizer = model.tokenizer
-    predict = next_token_function(model, cache=not options.no_cache)
+    predict = cached(model.network) if model.step is not None else cached_exported(model.network)
     prompt = tokenizer.encode(options.prompt) or [tokenizer.end_of_document]
     print(options.prompt, end="", flush=True)
     ids = sample(predict, prompt, options.tokens, options.temperature, options.top_p, options.seed)
     for piece in text_pieces(ids, tokenizer):
         print(piece, end="", flush=True)
     print()
-
-
-def next_token_function(model: OpenedModel, cache: bool = True) -> Predict:
-    """How the next token's logits are computed: with a cache of keys and values, or from the whole text."""
-    from model.sampling import cached, recomputed
-
-    if not cache:
-        return recomputed(model.logits, model.context_length, model.device)
-    return cached(model.network) if model.step is not None else cached_exported(model.network)
 
 
 def cached_exported(network: Any) -> Predict:

@@ -11,16 +11,15 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from model.declared import Count, Positive, declared
 from model.errors import UserError, run_command
 from pretrain.config.options import parse_options
-from pretrain.evaluation.data_sets import existing_data_dir
+from pretrain.utils.files import write_atomically
 from pretrain.utils.text import labelled
 
 if TYPE_CHECKING:
-    from pretrain.evaluation.language_model import ZeroShotModel
     from pretrain.runtime.world import World
 
 
@@ -49,8 +48,6 @@ class EvaluationOptions:
     """to compute in: float32, bfloat16, float16 (default: as exported; float32, on GPUs TF32, for a run)"""
     out: str | None = None
     """where to write the results as JSON (default: inside the folder)"""
-    wandb: Literal["auto", "online", "offline", "disabled"] = "auto"
-    """for a run: auto (as the run was), online, offline, disabled; an export has no curves"""
 
 
 @declared()
@@ -84,33 +81,64 @@ def run_evaluation(arguments: Sequence[str]) -> None:
     from pretrain.engine.quiet import quiet_libraries
 
     quiet_libraries()
-    _check_model(options)  # before lm-eval is imported, which takes a while
+    from pretrain.hf.open_model import read_config
+    from pretrain.run.saved import is_run
+
+    if not is_run(options.model):
+        read_config(options.model)  # before lm-eval is imported, which takes a while
+    from pretrain.evaluation.data_sets import existing_data_dir
+
     data_dir = existing_data_dir(options.data_dir or None)
-    from pretrain.evaluation.scores import headline, load_tasks, resolve_tasks, score, table, task_manager
+    import lm_eval.utils
+    import torch
+
+    from pretrain.evaluation.language_model import ZeroShotModel
+    from pretrain.evaluation.scores import (
+        headline,
+        load_tasks,
+        resolve_tasks,
+        score,
+        task_manager,
+        without_subtasks,
+    )
+    from pretrain.hf.open_model import open_model
 
     world = _join_ranks()
     # Rank 0 reads some ten thousand files for all.
     manager = world.once(lambda: task_manager(options.include_path))
     tasks = resolve_tasks(options.tasks.split(","), manager)
-    model, step = _open(options)
+    # Products in TF32 where fp32 is computed on a GPU: scores rank sums of logits, which 10 bits of mantissa
+    # settle.
+    torch.set_float32_matmul_precision("high")
+    opened = open_model(options.model, options.step, getattr(torch, options.dtype) if options.dtype else None)
+    model = ZeroShotModel(opened.logits, opened.tokenizer, opened.context_length, world, options.batch_tokens)
     results = score(model, load_tasks(tasks, manager, data_dir), options.limit, shots=options.num_fewshot)
     if not world.is_main:
         return
-    print(table(results))
-    zero_shot_tasks = [
-        name for name, shots in results.get("n-shot", {}).items() if shots != options.num_fewshot
-    ]
-    if options.num_fewshot is not None and zero_shot_tasks:
-        names = ", ".join(zero_shot_tasks)
-        print(labelled("note", f"without solved items, as the task itself says: {names}"))
+    print(lm_eval.utils.make_table({**results, "results": without_subtasks(results)}))
     if model.truncated:
         too_long = f"{model.truncated:,} texts were longer than the context of {model.max_length}"
         print(labelled("note", f"{too_long} and cut on the left"))
-    out = _out_file(options, step)
-    _write(out, options, step, tasks, results, headline(results))
+    where = "evaluation.json" if opened.step is None else f"evaluation/step_{opened.step:06d}.json"
+    out = Path(options.out or Path(options.model, where))
+    record = {
+        "model": options.model,
+        "step": opened.step,
+        "tasks": tasks,
+        "limit": options.limit,
+        "figures": headline(results),
+        "results": results["results"],
+        "items": results["n-samples"],
+        "shots": results["n-shot"],
+        "task_versions": results["versions"],
+        "versions": {"lm_eval": lm_eval.__version__, "torch": torch.__version__},
+    }
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(out, json.dumps(record, indent=2, default=str) + "\n")
+    except OSError as error:
+        raise UserError(f"out: cannot write {out}: {error.strerror or error}") from error
     print(labelled("wrote", out))
-    if step is not None:
-        _log_to_wandb(options, step, headline(results))
 
 
 def run_save(arguments: Sequence[str]) -> None:
@@ -126,26 +154,12 @@ def run_save(arguments: Sequence[str]) -> None:
     from pretrain.evaluation.scores import resolve_tasks, save_data_sets, task_manager
 
     manager = task_manager(options.include_path)
-    save_data_sets(resolve_tasks(options.tasks.split(","), manager), manager, Path(options.data_dir), print)
+    save_data_sets(resolve_tasks(options.tasks.split(","), manager), manager, Path(options.data_dir))
 
 
 def _check_include_path(folder: str | None) -> None:
     if folder is not None and not Path(folder).is_dir():
         raise UserError(f"include_path: {folder!r} is not a folder; give one that holds task YAMLs")
-
-
-def _check_model(options: EvaluationOptions) -> None:
-    from pretrain.hf.exported_model import read_config
-    from pretrain.run.saved import is_run
-
-    if is_run(options.model):
-        return
-    read_config(options.model)
-    if options.wandb in ("online", "offline"):
-        raise UserError(
-            f"wandb: {options.model!r} is an exported folder, which has no curves; give the run, such as "
-            "runs/NAME, or leave --wandb out"
-        )
 
 
 def _join_ranks() -> World:
@@ -159,88 +173,6 @@ def _join_ranks() -> World:
 
     prepare_deepspeed()
     return start_world(threads=None, deterministic=False)
-
-
-def _open(options: EvaluationOptions) -> tuple[ZeroShotModel, int | None]:
-    """Open the model for lm-eval; for a run, also return the step of its checkpoint."""
-    import torch
-
-    from pretrain.evaluation.language_model import ZeroShotModel
-    from pretrain.hf.open_model import open_model
-
-    # Products in TF32 where fp32 is computed on a GPU: scores rank sums of logits, which 10 bits of mantissa
-    # settle.
-    torch.set_float32_matmul_precision("high")
-    opened = open_model(options.model, options.step, getattr(torch, options.dtype) if options.dtype else None)
-    model = ZeroShotModel(
-        opened.logits, opened.tokenizer, opened.context_length, opened.device, options.batch_tokens
-    )
-    return model, opened.step
-
-
-def _out_file(options: EvaluationOptions, step: int | None) -> Path:
-    if options.out:
-        return Path(options.out)
-    folder = Path(options.model)
-    return folder / "evaluation.json" if step is None else folder / "evaluation" / f"step_{step:06d}.json"
-
-
-def _write(
-    out: Path,
-    options: EvaluationOptions,
-    step: int | None,
-    tasks: list[str],
-    results: dict[str, Any],
-    figures: dict[str, float],
-) -> None:
-    import lm_eval
-    import torch
-
-    from pretrain.utils.files import write_atomically
-
-    record = {
-        "model": options.model,
-        "step": step,
-        "tasks": tasks,
-        "limit": options.limit,
-        "figures": figures,
-        "results": results["results"],
-        "items": results.get("n-samples"),
-        "shots": results.get("n-shot"),
-        "task_versions": results.get("versions"),
-        "versions": {"lm_eval": lm_eval.__version__, "torch": torch.__version__},
-    }
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(out, json.dumps(record, indent=2, default=str) + "\n")
-    except OSError as error:
-        raise UserError(f"out: cannot write {out}: {error.strerror or error}") from error
-
-
-def _log_to_wandb(options: EvaluationOptions, step: int, figures: dict[str, float]) -> None:
-    """Add the figures to the run's curves, at the tokens of the step.
-
-    wandb accepts no row before its newest, so they go into the one after it.
-    """
-    from pretrain.metrics.file import FILE_NAME, read_metrics
-    from pretrain.metrics.tracking import WandbLogger
-    from pretrain.run.saved import SavedRun
-
-    folder = Path(options.model)
-    state = SavedRun.open(options.model, step, report=lambda line: None).state
-    logged = state.run.get("logging", {})
-    mode = logged.get("wandb", "auto") if options.wandb == "auto" else options.wandb
-    rows = read_metrics(folder) if (folder / FILE_NAME).is_file() else []
-    logger = WandbLogger(
-        folder,
-        mode=mode,
-        project=logged.get("wandb_project", "head-schedules"),
-        newest_step=max([step, *(row["step"] for row in rows[-1:])]),
-    )
-    logger.log(
-        step, {"tokens": state.tokens} | {f"evaluation/{name}": value for name, value in figures.items()}
-    )
-    logger.close()
 
 
 def _run(arguments: list[str]) -> None:

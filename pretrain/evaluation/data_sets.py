@@ -7,22 +7,20 @@ DATA_DIR/Rowan/hellaswag/default/        one folder for each (hub name, configur
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+import datasets
 
 from model.errors import UserError
-from pretrain.utils.files import atomic_folder, own_path, remove_leftovers
+from pretrain.utils.files import atomic_folder
 from pretrain.utils.text import labelled
 
 DEFAULT = "default"
-Load = Callable[..., Any]
-
-
-def folder_of(data_dir: Path, path: str, name: str | None) -> Path:
-    """The folder of the data set *path* (configuration *name*) below *data_dir*."""
-    return data_dir / path / (name or DEFAULT)
+READERS = {".jsonl": datasets.Dataset.from_json, ".parquet": datasets.Dataset.from_parquet}
 
 
 def existing_data_dir(data_dir: str | None) -> Path | None:
@@ -31,136 +29,56 @@ def existing_data_dir(data_dir: str | None) -> Path | None:
     Raises:
         UserError: it is not a folder.
     """
-    if data_dir is None:
-        return None
-    folder = Path(data_dir)
-    if not folder.is_dir():
+    if data_dir is not None and not Path(data_dir).is_dir():
         raise UserError(
-            f"data_dir: {str(folder)!r} is not a folder; python -m pretrain.evaluation save writes one"
+            f"data_dir: {data_dir!r} is not a folder; python -m pretrain.evaluation save writes one"
         )
-    return folder
+    return None if data_dir is None else Path(data_dir)
 
 
 @contextmanager
-def local_data_sets(data_dir: Path | None) -> Iterator[None]:
+def data_sets_in(data_dir: Path | None, save: bool = False) -> Iterator[None]:
     """Inside the block lm-eval's tasks load their data sets from *data_dir*; None: from the hub or its cache.
 
-    Raises:
-        UserError: a data set is missing; the message has the command that saves it.
-    """
+    Args:
+        save: fetch those that are not in *data_dir* from the hub and save them there.
 
-    def load(original: Load, path: str, name: str | None, kwargs: dict[str, Any]) -> Any:
-        if data_dir is not None:
-            return read_data_set(folder_of(data_dir, path, name), path, name)
-        try:
+    Raises:
+        UserError: a data set is not there; the message has the command that saves it.
+    """
+    original = datasets.load_dataset
+
+    def load(path: str, name: str | None = None, **kwargs: Any) -> Any:
+        if data_dir is None:
             return original(path=path, name=name, **kwargs)
-        except Exception as error:  # no network, offline mode, no such data set: one answer for the user
-            raise UserError(
-                f"tasks: the data set {_shown(path, name)} cannot be loaded from the Hugging Face hub "
-                f"({type(error).__name__}); on a machine with internet: "
-                "python -m pretrain.evaluation save --tasks … --data_dir DIR, then give that folder here as "
-                "data_dir"
-            ) from error
-
-    with _replaced_loader(load):
-        yield
-
-
-@contextmanager
-def saving_data_sets(data_dir: Path, report: Callable[[str], None]) -> Iterator[None]:
-    """Inside the block every data set that a task loads is also saved to *data_dir*.
-
-    Raises:
-        UserError: a data set cannot be fetched or written.
-    """
-
-    def load(original: Load, path: str, name: str | None, kwargs: dict[str, Any]) -> Any:
-        folder = folder_of(data_dir, path, name)
-        if folder.is_dir():
-            report(labelled("present", folder))
-            return read_data_set(folder, path, name)
-        try:
-            data = original(path=path, name=name, **kwargs)
-        except Exception as error:
-            reason = " ".join(str(error).split())
-            raise UserError(
-                f"tasks: the data set {_shown(path, name)} cannot be fetched from the Hugging Face hub "
-                f"({type(error).__name__}: {reason:.160})"
-            ) from error
-        try:
-            remove_leftovers(folder.parent)
-            # Another process may have saved the same in the meantime.
-            with (
-                suppress(FileExistsError),
-                atomic_folder(folder, own_path(folder), replace=False) as partial,
-            ):
-                for split, rows in data.items():
+        folder = data_dir / path / (name or DEFAULT)
+        if save and not folder.is_dir():
+            with atomic_folder(folder) as partial:
+                for split, rows in original(path=path, name=name, **kwargs).items():
                     rows.save_to_disk(str(partial / split))
-        except OSError as error:
-            raise UserError(f"data_dir: cannot write {folder}: {error.strerror or error}") from error
-        splits = ", ".join(f"{split} {len(rows):,}" for split, rows in data.items())
-        report(labelled("saved", f"{folder}: {splits}"))
-        return data
+            print(labelled("saved", folder))
+        return read_data_set(folder)
 
-    with _replaced_loader(load):
+    # lm-eval's tasks call this function and have no setting for it.
+    with mock.patch.object(datasets, "load_dataset", load):
         yield
 
 
-def read_data_set(folder: Path, path: str, name: str | None) -> Any:
+def read_data_set(folder: Path) -> Any:
     """Read the splits in *folder* into memory as a DatasetDict (the folder may be read-only).
 
     Raises:
-        UserError: there are none, or they cannot be read.
+        UserError: there are none.
     """
-    import datasets
-
-    readers = {".jsonl": datasets.Dataset.from_json, ".parquet": datasets.Dataset.from_parquet}
     splits = {}
-    try:
-        for entry in sorted(folder.iterdir()) if folder.is_dir() else []:
-            if (entry / "dataset_info.json").is_file():
-                splits[entry.name] = datasets.load_from_disk(str(entry), keep_in_memory=True)
-            elif entry.suffix in readers:
-                splits[entry.stem] = readers[entry.suffix](str(entry), keep_in_memory=True)
-    except Exception as error:  # damaged files raise whatever their reader does
-        reason = " ".join(str(error).split())
-        raise UserError(
-            f"data_dir: {folder} cannot be read ({type(error).__name__}: {reason:.160})"
-        ) from error
+    for entry in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if (entry / "dataset_info.json").is_file():
+            splits[entry.name] = datasets.load_from_disk(str(entry), keep_in_memory=True)
+        elif entry.suffix in READERS:
+            splits[entry.stem] = READERS[entry.suffix](str(entry), keep_in_memory=True)
     if not splits:
         raise UserError(
-            f"data_dir: no data set {_shown(path, name)} there ({folder} holds no split); on a machine "
-            "with internet: python -m pretrain.evaluation save --tasks … --data_dir DIR"
+            f"data_dir: no data set in {folder}; on a machine with internet: python -m pretrain.evaluation "
+            "save --tasks … --data_dir DIR"
         )
-
-    class Splits(datasets.DatasetDict):
-        def __getitem__(self, split: Any) -> Any:
-            if split not in self:
-                raise UserError(
-                    f"data_dir: {folder} has no split {split!r}, which lm-eval's task reads; "
-                    f"there are {', '.join(self)}"
-                )
-            return super().__getitem__(split)
-
-    return Splits(splits)
-
-
-def _shown(path: str, name: str | None) -> str:
-    return repr(path) + (f" ({name})" if name else "")
-
-
-@contextmanager
-def _replaced_loader(load: Callable[[Load, str, str | None, dict[str, Any]], Any]) -> Iterator[None]:
-    """Replace datasets.load_dataset, which lm-eval's tasks call and have no setting for."""
-    import datasets
-
-    original = datasets.load_dataset
-
-    def replacement(path: str, name: str | None = None, **kwargs: Any) -> Any:
-        return load(original, path, name, kwargs)
-
-    datasets.load_dataset = replacement
-    try:
-        yield
-    finally:
-        datasets.load_dataset = original
+    return datasets.DatasetDict(splits)

@@ -8,7 +8,6 @@ too.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,53 +19,29 @@ from torch import Tensor
 
 from model.errors import UserError
 from pretrain.data.tokenizer import Tokenizer
+from pretrain.runtime.world import World
 
-# Logits of one batch, fp32 and once more for the softmax, should stay below this on a CPU.
+# Logits of one batch, fp32 and once more for the softmax, should stay below this on a CPU, and below this
+# share of the free memory on a GPU.
 CPU_LOGIT_BYTES = 1 << 30
-CPU_TOKENS = 8192
-# On a GPU we begin here; a batch that does not fit is halved, and those after it too.
-GPU_TOKENS = 65536
+GPU_LOGIT_SHARE = 0.25
+MOST_TOKENS = {"cpu": 8192, "cuda": 65536}
 
 TokenRequest = tuple[Any, list[int], list[int]]
-
-
-@dataclass(frozen=True)
-class Share:
-    """The part of the requests that a rank scores."""
-
-    index: int = 0
-    count: int = 1
-    group: Any = None
-    """Process group of the *count* ranks that have one part each; None: all ranks."""
-
-    @classmethod
-    def of_this_rank(cls) -> Share:
-        """Give every rank a part of its own."""
-        return cls(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else cls()
-
-
-@dataclass(frozen=True)
-class Row:
-    """One sequence to run."""
-
-    index: int
-    """Which request it answers."""
-    inputs: list[int]
-    scored: list[int]
-    """The tokens to score: those that follow the last of the inputs."""
+Row = tuple[int, list[int], list[int]]
+"""One sequence to run: which request it answers, its tokens, and those to score, which follow the last."""
 
 
 class ZeroShotModel(TemplateLM):
     """A model that lm-eval can score.
 
     Args:
-        logits_of: token ids int64 [B, T] on *device* -> logits [B, T, vocabulary].
+        logits_of: token ids int64 [B, T] on the world's device -> logits [B, T, vocabulary]. Every copy of
+            the model is called equally often.
         tokenizer: text to ids.
         max_length: the longest sequence that the model takes; longer texts are cut on the left.
+        world: the ranks; each copy of the model scores its part of the requests.
         batch_tokens: tokens (padding included) of a forward pass; chosen by memory when None.
-        collective: whether a forward pass is collective over the ranks, so that none may make one more or
-            less.
-        share: this rank's part; ranks that hold parts of one model (tensor parallelism) have the same one.
     """
 
     def __init__(
@@ -74,24 +49,20 @@ class ZeroShotModel(TemplateLM):
         logits_of: Callable[[Tensor], Tensor],
         tokenizer: Tokenizer,
         max_length: int,
-        device: torch.device,
+        world: World,
         batch_tokens: int | None = None,
-        collective: bool = False,
-        share: Share | None = None,
     ) -> None:
         super().__init__()
         self.logits_of = logits_of
         self.text_tokenizer = tokenizer
         self.max_length = max_length
-        self._device = device
-        self.collective = collective
-        self.share = share
+        self.world = world
         if batch_tokens is None:
-            by_memory = CPU_LOGIT_BYTES // (8 * tokenizer.vocab_size)
-            batch_tokens = GPU_TOKENS if device.type == "cuda" else min(CPU_TOKENS, by_memory)
+            kind, room = world.device.type, float(CPU_LOGIT_BYTES)
+            if kind == "cuda":
+                room = torch.cuda.mem_get_info(world.device)[0] * GPU_LOGIT_SHARE
+            batch_tokens = min(MOST_TOKENS[kind], int(room) // (8 * tokenizer.vocab_size))
         self.batch_tokens = batch_tokens
-        self.most_tokens = batch_tokens
-        """Tokens of a forward pass that fit into memory, as far as is known: less after one that did not."""
         self.truncated = 0
         """Requests that were longer than the context."""
 
@@ -136,14 +107,13 @@ class ZeroShotModel(TemplateLM):
     ) -> list[tuple[float, bool]]:
         """Of each (text, context, continuation): log-likelihood of the continuation; whether it is greedy."""
         rows = [self._row(index, context, scored) for index, (_, context, scored) in enumerate(requests)]
-        share = self.share or Share.of_this_rank()
-        batches = self._batches(rows)
-        results = [result for batch in batches[share.index :: share.count] for result in self._score(batch)]
-        if self.collective and 0 < len(batches) % share.count <= share.index:
+        batches, rank, copies = self._batches(rows), self.world.data_rank, self.world.data_parallel
+        results = [result for batch in batches[rank::copies] for result in self._score(batch)]
+        if 0 < len(batches) % copies <= rank:
             self._score(batches[0])  # the others make one pass more
-        if share.count > 1:
-            parts: list[Any] = [None] * share.count
-            dist.all_gather_object(parts, results, group=share.group)
+        if copies > 1:
+            parts: list[Any] = [None] * copies
+            dist.all_gather_object(parts, results, group=self.world.grid.data_group)
             results = [result for part in parts for result in part]
         ordered = sorted(results)
         assert [index for index, *_ in ordered] == list(range(len(requests)))
@@ -153,49 +123,29 @@ class ZeroShotModel(TemplateLM):
         whole = context + scored
         self.truncated += len(whole) > self.max_length + 1
         inputs = whole[-(self.max_length + 1) : -1]
-        return Row(index, inputs, scored[-len(inputs) :])
+        return index, inputs, scored[-len(inputs) :]
 
     def _batches(self, rows: list[Row]) -> list[list[Row]]:
         """Rows of similar length together, longest first: a batch that does not fit fails at the start."""
         batches: list[list[Row]] = []
-        for row in sorted(rows, key=lambda row: (-len(row.inputs), row.index)):
-            if not batches or (len(batches[-1]) + 1) * len(batches[-1][0].inputs) > self.batch_tokens:
+        for row in sorted(rows, key=lambda row: (-len(row[1]), row[0])):
+            if not batches or (len(batches[-1]) + 1) * len(batches[-1][0][1]) > self.batch_tokens:
                 batches.append([])
             batches[-1].append(row)
         return batches
 
-    def _score(self, batch: list[Row]) -> list[tuple[int, float, bool]]:
-        """(request, log-likelihood, greedy) for each row, in as many forward passes as memory takes."""
-        width, results = len(batch[0].inputs), []
-        while batch:
-            count = len(batch) if self.collective else max(1, min(len(batch), self.most_tokens // width))
-            pass_results = self._forward(batch[:count])
-            if pass_results is None:
-                torch.cuda.empty_cache()
-                self.most_tokens = count * width // 2  # kept: every later batch would fail the same way
-            else:
-                results += pass_results
-                batch = batch[count:]
-        return results
-
     @torch.no_grad()
-    def _forward(self, batch: list[Row]) -> list[tuple[int, float, bool]] | None:
-        """What _score returns, from one forward pass; None when a smaller one is needed for the memory."""
-        tokens = torch.zeros(len(batch), len(batch[0].inputs), dtype=torch.int64)
-        for place, row in enumerate(batch):  # padding on the right: no real token sees it
-            tokens[place, : len(row.inputs)] = torch.tensor(row.inputs)
-        try:
-            logits = self.logits_of(tokens.to(self._device))
-        except torch.OutOfMemoryError:
-            if self.collective or len(batch) == 1:
-                raise
-            return None
+    def _score(self, batch: list[Row]) -> list[tuple[int, float, bool]]:
+        """(request, log-likelihood, greedy) for each row, from one forward pass."""
+        tokens = torch.zeros(len(batch), len(batch[0][1]), dtype=torch.int64)
+        for place, (_, inputs, _) in enumerate(batch):  # padding on the right: no real token sees it
+            tokens[place, : len(inputs)] = torch.tensor(inputs)
+        logits = self.logits_of(tokens.to(self.world.device))
         results = []
-        for place, row in enumerate(batch):
-            targets = torch.tensor(row.scored, device=self._device)
-            end = len(row.inputs)
-            row_logits = logits[place, end - len(row.scored) : end].float()  # [scored, vocabulary]
+        for row_logits, (index, inputs, scored) in zip(logits, batch, strict=True):
+            targets = torch.tensor(scored, device=row_logits.device)
+            row_logits = row_logits[len(inputs) - len(scored) : len(inputs)].float()  # [scored, vocabulary]
             likelihoods = row_logits.log_softmax(-1).gather(1, targets[:, None])
             greedy = bool((row_logits.argmax(-1) == targets).all())
-            results.append((row.index, float(likelihoods.double().sum()), greedy))
+            results.append((index, float(likelihoods.double().sum()), greedy))
         return results

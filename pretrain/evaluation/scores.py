@@ -6,20 +6,21 @@ import functools
 import logging
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import datasets
+import lm_eval.api.model
+import lm_eval.api.task
 import numpy as np
 import torch
 from lm_eval import evaluate
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
-from tqdm import tqdm
 
 from model.errors import UserError, closest
-from pretrain.evaluation.data_sets import local_data_sets, saving_data_sets
-from pretrain.utils.tables import aligned
+from pretrain.evaluation.data_sets import data_sets_in
 
 SEED = 1234
 # The six tasks of the Prism paper (arXiv 2606.27449).
@@ -50,20 +51,24 @@ def resolve_tasks(names: Sequence[str], manager: TaskManager) -> list[str]:
             tasks.append(str(Path(name).absolute()))
             continue
         if name and name not in GROUPS and name not in manager.all_tasks:
-            raise UserError(
-                f"tasks: {name!r} is unknown"
-                + (_closest(name, manager) or f"; known groups: {', '.join(GROUPS)}")
-            )
+            # Ours first: among lm-eval's thousands of names a typing error finds obscure ones.
+            ours = [*GROUPS, *GROUPS["papers"]]
+            hint = closest(name, ours) or closest(name, manager.all_tasks) or "; give lm-eval's names"
+            raise UserError(f"tasks: {name!r} is unknown{hint}")
         tasks += GROUPS.get(name, (name,) if name else ())
     if not tasks:
         raise UserError("tasks: none given; give names such as hellaswag,piqa or the group papers")
     return list(dict.fromkeys(tasks))
 
 
-def _closest(name: str, manager: TaskManager) -> str:
-    # Ours first: among lm-eval's thousands of names a typing error finds obscure ones.
-    our_names = [*GROUPS, *(task for group in GROUPS.values() for task in group)]
-    return closest(name, our_names) or closest(name, manager.all_tasks)
+def quiet_lm_eval() -> None:
+    """Errors only, and no progress bars: every rank would draw its own."""
+    datasets.disable_progress_bars()
+    for name in ("lm_eval", "lm-eval"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    modules: list[Any] = [lm_eval.api.model, lm_eval.api.task]
+    for module in modules:
+        module.tqdm = lambda items, **options: items
 
 
 def load_tasks(tasks: Sequence[str], manager: TaskManager, data_dir: Path | None) -> Any:
@@ -72,17 +77,10 @@ def load_tasks(tasks: Sequence[str], manager: TaskManager, data_dir: Path | None
     Raises:
         UserError: a data set is missing, or a task is not scored by likelihood alone.
     """
-    with _random_state_kept(), _quiet(), local_data_sets(data_dir):
+    quiet_lm_eval()
+    with _random_state_kept(), data_sets_in(data_dir):
         _seed()
-        try:
-            loaded = manager.load(list(tasks))
-        except UserError:
-            raise
-        except Exception as error:  # a task given twice, or one whose code needs a library that is missing
-            reason = " ".join(str(error).split())
-            raise UserError(
-                f"tasks: {','.join(tasks)} cannot be loaded ({type(error).__name__}: {reason:.200})"
-            ) from error
+        loaded = _load(tasks, manager)
     for name, task in loaded["tasks"].items():
         writes = task.OUTPUT_TYPE == "generate_until"
         if writes or getattr(task, "UNSAFE_CODE", False) or getattr(task, "MULTIMODAL", False):
@@ -107,7 +105,7 @@ def score(
     Returns:
         lm-eval's results, the same on every rank.
     """
-    with _random_state_kept(), _quiet():
+    with _random_state_kept():
         _seed()
         for task in loaded["tasks"].values():
             task_shots = task.get_config("num_fewshot")
@@ -130,52 +128,47 @@ def _seed() -> None:
     torch.manual_seed(SEED)
 
 
-def save_data_sets(tasks: Sequence[str], manager: TaskManager, data_dir: Path, report: Any) -> None:
+def save_data_sets(tasks: Sequence[str], manager: TaskManager, data_dir: Path) -> None:
     """Fetch and save everything that *tasks* read.
 
     Raises:
         UserError: something cannot be fetched or written.
     """
-    with _quiet(), saving_data_sets(data_dir, report):
-        manager.load(list(tasks))
+    with data_sets_in(data_dir, save=True):
+        _load(tasks, manager)
+
+
+def _load(tasks: Sequence[str], manager: TaskManager) -> Any:
+    try:
+        return manager.load(list(tasks))
+    except UserError:
+        raise
+    except (
+        Exception
+    ) as error:  # no network, a damaged file, a task whose code needs a library that is missing
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"tasks: {','.join(tasks)} cannot be loaded ({type(error).__name__}: {reason:.200}); without "
+            "internet: python -m pretrain.evaluation save --tasks … --data_dir DIR elsewhere, then --data_dir"
+        ) from error
+
+
+def without_subtasks(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """lm-eval's figures by task, with groups instead of their many subtasks."""
+    groups = results.get("group_subtasks", {}).items()
+    subtasks = {name for group, names in groups if group in results["results"] for name in names}
+    return {task: values for task, values in results["results"].items() if task not in subtasks}
 
 
 def headline(results: Mapping[str, Any]) -> dict[str, float]:
-    """Return the figures as ``task/metric`` -> value, with groups instead of their many subtasks."""
-    subtasks = {
-        name
-        for group, names in results.get("group_subtasks", {}).items()
-        if names and group in results["results"]
-        for name in names
-    }
+    """Return the figures as ``task/metric`` -> value."""
     figures = {}
-    for task, values in results["results"].items():
-        if task in subtasks:
-            continue
+    for task, values in without_subtasks(results).items():
         for key, value in values.items():
             metric, _, _ = key.partition(",")
             if "," in key and not metric.endswith("_stderr") and isinstance(value, int | float):
                 figures[f"{task}/{metric}"] = float(value)
     return figures
-
-
-def table(results: Mapping[str, Any]) -> str:
-    """Format the figures as an aligned table, with standard errors and numbers of items."""
-    rows = [("task", "metric", "value", "stderr", "items")]
-    for name, value in headline(results).items():
-        task, metric = name.split("/", 1)
-        error = next(
-            (v for key, v in results["results"][task].items() if key.startswith(f"{metric}_stderr,")), None
-        )
-        shown = f"{error:.4f}" if isinstance(error, float) else ""
-        rows.append((task, metric, f"{value:.4f}", shown, _items(results, task)))
-    return "\n".join(aligned(rows, left=(0, 1)))
-
-
-def _items(results: Mapping[str, Any], task: str) -> str:
-    counts = results.get("n-samples", {})
-    leaves = [task] if task in counts else results.get("group_subtasks", {}).get(task, [])
-    return f"{sum(counts[leaf]['effective'] for leaf in leaves if leaf in counts):,}"
 
 
 @contextmanager
@@ -189,29 +182,3 @@ def _random_state_kept() -> Iterator[None]:
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Errors only, and no progress bars: every rank would draw its own."""
-    import datasets
-    import lm_eval.api.model
-    import lm_eval.api.task
-
-    with ExitStack() as undo:
-        for name in ("lm_eval", "lm-eval"):
-            logger = logging.getLogger(name)
-            undo.callback(logger.setLevel, logger.level)
-            logger.setLevel(logging.ERROR)
-        if datasets.utils.logging.is_progress_bar_enabled():
-            undo.callback(datasets.enable_progress_bars)
-            datasets.disable_progress_bars()
-        modules: list[Any] = [lm_eval.api.model, lm_eval.api.task]
-        for module in modules:
-            undo.callback(setattr, module, "tqdm", module.tqdm)
-            module.tqdm = _no_bar
-        yield
-
-
-def _no_bar(iterable: Any = None, **arguments: Any) -> Any:
-    return tqdm(iterable, **{**arguments, "disable": True})

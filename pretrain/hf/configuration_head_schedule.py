@@ -5,12 +5,9 @@ This file is shipped with exported checkpoints and must not import anything but 
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 from transformers import PreTrainedConfig
-
-PER_LAYER = ("num_attention_heads", "num_key_value_heads", "head_dim", "sliding_window")
 
 
 class HeadScheduleConfig(PreTrainedConfig):
@@ -84,49 +81,6 @@ class HeadScheduleConfig(PreTrainedConfig):
         if self.head_dim is None:
             self.head_dim = self.hidden_size // self.num_attention_heads
         super().__post_init__(**kwargs)
-
-    @classmethod
-    def from_layers(
-        cls,
-        *,
-        heads: list[int],
-        kv_heads: list[int],
-        head_dims: list[int],
-        windows: list[int | None],
-        **fields: Any,
-    ) -> HeadScheduleConfig:
-        """Build a configuration from one value per layer; None in *windows* is full attention.
-
-        The most common value becomes the global one, the other layers get a ``per_layer_config`` entry.
-        """
-        sliding = [window for window in windows if window is not None]
-        schedules: dict[str, list[Any]] = {
-            "num_attention_heads": heads,
-            "num_key_value_heads": kv_heads,
-            "head_dim": head_dims,
-            # Layers of full attention take whatever the others have: they do not read it.
-            "sliding_window": [window or most_common(sliding) for window in windows] if sliding else [],
-        }
-        common = {name: most_common(values) for name, values in schedules.items() if values}
-        overrides: dict[int, dict[str, Any]] = {}
-        for name, values in schedules.items():
-            for layer, value in enumerate(values):
-                if value != common[name]:
-                    overrides.setdefault(layer, {})[name] = value
-        if overrides:
-            fields["per_layer_config"] = overrides
-        return cls(
-            num_hidden_layers=len(heads),
-            layer_types=["full_attention" if window is None else "sliding_attention" for window in windows],
-            **common,
-            **fields,
-        )
-
-
-def most_common(values: list[Any]) -> Any:
-    """Return the value that occurs most often, the later one of equals."""
-    counts = Counter(values)
-    return max(reversed(list(counts)), key=counts.__getitem__)
 
 
 __all__ = ["HeadScheduleConfig"]

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from huggingface_hub import save_torch_state_dict
+from torch import Tensor
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from model.errors import UserError
 from model.parameters import has_vocabulary_rows
+from model.transformer import Transformer
 from pretrain.data.sources.files import BuiltinCorpus
-from pretrain.hf.comparison import MAX_LENGTH, WINDOWS, Comparison, compare, folder_logits, our_logits
-from pretrain.hf.formats import Export, choose_format, plan_export
+from pretrain.hf.comparison import MAX_LENGTH, WINDOWS, compare, our_logits, their_logits
+from pretrain.hf.formats import choose_format, folder_config, folder_weights
 from pretrain.hf.model_card import model_card
 from pretrain.hf.new_folder import new_folder
-from pretrain.hf.safetensors_writer import SHARD_BYTES, total_bytes, write_weights
 from pretrain.hf.tokenizer_files import check_tokenizer, write_tokenizer
 from pretrain.run.saved import SavedRun
 from pretrain.utils.heap import return_memory
@@ -33,74 +35,84 @@ _TOKENIZER_TEXTS = (
 )
 
 
-@dataclass(frozen=True)
-class Written:
-    """The result of an export."""
-
-    folder: Path
-    export: Export
-    comparison: Comparison
-    bytes: int
-    compared_text: str
-    """Which text the logits were compared on."""
-    compared_ids: int
-    """How many token ids of both tokenizers were compared."""
-
-
 def export_run(
-    source: SavedRun,
-    out: Path,
-    *,
-    format: str = "auto",
-    dtype: str = "float32",
-    overwrite: bool = False,
-    license_name: str | None = None,
-    shard_bytes: int = SHARD_BYTES,
-    report: Callable[[str], None] = print,
-) -> Written:
+    source: SavedRun, out: Path, format: str, dtype: str, overwrite: bool, license_name: str | None
+) -> None:
     """Write *source* to the folder *out* in a Hugging Face format and compare its logits with our model's.
 
-    Memory: one copy of the weights in fp32 (ours, then the written folder's), and about one tensor.
+    Prints what was done. Memory: the weights in fp32, beside them those of the folder as far as they are no
+    plain copies (another dtype, GPT-2, padded Llama); later the loaded folder alone.
 
     Raises:
-        UserError: the format cannot hold the model, *out* exists, no room on the disk, or the logits differ.
+        UserError: the format cannot hold the model, *out* exists or cannot be written, or the logits differ.
             *out* is then as it was before.
     """
     source.refuse_classifier("exported: the formats here are those of language models")
-    chosen_format = choose_format(source.model, format)
+    model, tokenizer = source.model, source.tokenizer
     torch_dtype = DTYPES[dtype]
-    token_ids = special_ids(source.tokenizer.end_of_document)
-    export = plan_export(source.model, chosen_format, token_ids, torch_dtype)
-    size = total_bytes(export.tensors, torch_dtype)
-    with new_folder(out, size, overwrite) as partial:
-        length = min(source.model.context_length, MAX_LENGTH)
+    chosen = choose_format(model, format)
+    config = folder_config(model, chosen, special_ids(tokenizer.end_of_document) | {"dtype": torch_dtype})
+    name = config.architectures[0]
+    with new_folder(out, overwrite) as partial:
+        length = min(model.context_length, MAX_LENGTH)
         tokens, text = source.real_tokens(WINDOWS, length)
-        report(labelled("reading", source.checkpoint.folder))
+        print(labelled("reading", source.checkpoint.folder))
         network = source.load_model()
         reference = our_logits(network, tokens)
-        report(labelled("writing", f"{export.config.architectures[0]}, {dtype}, {size / 1e6:,.1f} MB"))
-        write_weights(
-            partial, export.tensors, _weights_of(network, source.model.vocab_size), torch_dtype, shard_bytes
-        )
-        del network  # before the written folder is loaded: never two copies
+        print(labelled("writing", f"{name}, {dtype}"))
+        weights = folder_weights(model, chosen, parameters_of(network))
+        size = sum(weight.numel() for weight in weights.values())
+        write_weights(partial, weights, torch_dtype)
+        del network, weights  # before the written folder is loaded
         return_memory()
-        write_description(partial, export, source.tokenizer.end_of_document)
-        write_tokenizer(
-            source.tokenizer, source.checkpoint.folder / "tokenizer", partial, source.model.context_length
+        write_description(partial, config)
+        write_tokenizer(tokenizer, source.checkpoint.folder / "tokenizer", partial, model.context_length)
+        compared_ids = check_tokenizer(partial, tokenizer, _texts())
+        print(labelled("tokens", f"{compared_ids:,} ids of the exported tokenizer equal the run's"))
+        print(labelled("checking", f"{WINDOWS} x {length} tokens: {text}"))
+        theirs = AutoModelForCausalLM.from_pretrained(partial, dtype=torch.float32, trust_remote_code=True)
+        comparison = compare(reference, their_logits(theirs.eval(), tokens), torch_dtype)
+        print(labelled("logits", comparison))
+        added = size - model.num_parameters()
+        padding = (
+            f"padded to {config.num_attention_heads} heads ({config.num_key_value_heads} key/value) of dim "
+            f"{config.head_dim} in every layer: {size:,} parameters, {added:,} of them zeros"
+            if added
+            else ""
         )
-        compared_ids = check_tokenizer(partial, source.tokenizer, _texts())
-        report(labelled("checking", f"{WINDOWS} x {length} tokens: {text}"))
-        comparison = compare(reference, folder_logits(partial, tokens), torch_dtype)
-        if comparison.problem:
-            raise UserError(f"convert: {comparison.problem}; nothing was written to {out}")
-        card = model_card(source, export, comparison, out.resolve().name, license_name)
+        if padding:
+            print(labelled("padding", padding))
+        card = model_card(source, config, f"{comparison}. {padding}", out.resolve().name, license_name)
         (partial / "README.md").write_text(card, encoding="utf-8")
-    return Written(out, export, comparison, size, text, compared_ids)
+    code = "needs trust_remote_code=True" if chosen == "native" else "no remote code"
+    print(labelled("ready", f"{out}: {name}; {code}"))
 
 
-def _weights_of(network: nn.Module, vocab_size: int) -> Callable[[str], Tensor]:
-    parameters = dict(network.named_parameters())
-    return lambda name: parameters[name].detach()[: vocab_size if has_vocabulary_rows(name) else None]
+def parameters_of(network: Transformer) -> dict[str, Tensor]:
+    """A network's parameters by name, without padded vocabulary rows."""
+    rows = network.config.vocab_size
+    return {
+        # A copy: what is written must fill its memory.
+        name: parameter.detach()[:rows].clone() if has_vocabulary_rows(name) else parameter.detach()
+        for name, parameter in network.named_parameters()
+    }
+
+
+def write_weights(folder: Path, weights: dict[str, Tensor], dtype: torch.dtype) -> None:
+    """Write *weights* as safetensors, in files of at most 5 GB.
+
+    Raises:
+        UserError: a weight is not finite in *dtype*.
+        OSError: the disk is full or cannot be written.
+    """
+    for name in weights:
+        weights[name] = weights[name].to(dtype)
+        if not torch.isfinite(weights[name]).all():
+            raise UserError(
+                f"weights: {name} is not finite in {dtype}; valid: --dtype float32, or an earlier --step if "
+                "the run has diverged"
+            )
+    save_torch_state_dict(weights, folder)
 
 
 def special_ids(end_of_document: int) -> dict[str, int]:
@@ -109,13 +121,11 @@ def special_ids(end_of_document: int) -> dict[str, int]:
     return dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end_of_document)
 
 
-def write_description(folder: Path, export: Export, end_of_document: int) -> None:
+def write_description(folder: Path, config: Any) -> None:
     """Write config.json, generation_config.json and, for the native format, the architecture's code."""
-    from transformers import GenerationConfig
-
-    export.config.save_pretrained(folder)
-    GenerationConfig(**special_ids(end_of_document)).save_pretrained(folder)
-    if export.format == "native":
+    config.save_pretrained(folder)
+    GenerationConfig(**special_ids(config.eos_token_id)).save_pretrained(folder)
+    if config.model_type == "head_schedule":
         for name in CODE_FILES:
             shutil.copyfile(Path(__file__).with_name(name), folder / name)
 

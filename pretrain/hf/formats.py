@@ -8,8 +8,9 @@ code. Exports and imports read the same tables.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import fields
+from statistics import mode
 from typing import Any, Literal, get_args
 
 import torch
@@ -19,7 +20,7 @@ from model.config import BLOCKS, ModelConfig, block
 from model.errors import UserError
 from model.parameters import parameter_specs
 from pretrain.hf.configuration_head_schedule import HeadScheduleConfig
-from pretrain.hf.padding import attention_padding, padding_cost, padding_for
+from pretrain.hf.padding import padded, padding_for
 
 Format = Literal["native", "llama", "gpt2"]
 FORMATS = get_args(Format)
@@ -93,30 +94,6 @@ _PARTS: dict[str, tuple[str, str | None]] = {
 }
 # GPT-2's Conv1D holds [in, out].
 _TRANSPOSED = re.compile(r"transformer\.h\.\d+\.\w+\.c_(attn|proj|fc)\.weight")
-
-
-@dataclass(frozen=True)
-class ExportedTensor:
-    """One tensor of the written folder."""
-
-    name: str
-    shape: tuple[int, ...]
-    sources: tuple[str, ...]
-    """Names of our parameters that it is made from."""
-    build: Callable[..., Tensor]
-    """(each source, vocabulary rows unpadded) -> the tensor."""
-
-
-@dataclass(frozen=True)
-class Export:
-    """A plan of a folder's contents. Its weights are built from *tensors* one at a time."""
-
-    format: Format
-    config: Any
-    """The transformers configuration."""
-    tensors: list[ExportedTensor]
-    notes: list[str] = field(default_factory=list)
-    """Lines to print: what the format costs."""
 
 
 # ---------------------------------------------------------------------- which format
@@ -210,46 +187,31 @@ def is_transposed(name: str) -> bool:
     return _TRANSPOSED.fullmatch(name) is not None
 
 
-def _joined(*parts: Tensor) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _joined_transposed(*parts: Tensor) -> Tensor:
-    return _joined(*parts).t().contiguous()
-
-
 # ---------------------------------------------------------------------- exports
 
 
-def plan_export(model: ModelConfig, chosen: Format, token_ids: dict[str, int], dtype: torch.dtype) -> Export:
-    """Plan the folder of *model* in the chosen format.
+def folder_weights(model: ModelConfig, chosen: Format, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of the folder of *model* in the chosen format, by their names there.
 
     Args:
-        token_ids: bos_token_id, eos_token_id, pad_token_id.
-        dtype: dtype of the written weights.
+        parameters: ours by name, without padded vocabulary rows.
+    """
+    weights = {}
+    for name, sources in folder_tensors(model, chosen).items():
+        parts = [parameters[source] for source in sources]
+        if chosen == "llama":
+            parts = [padded(model, sources[0], parts[0])]
+        tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
+        weights[name] = tensor.t().contiguous() if is_transposed(name) else tensor
+    return weights
+
+
+def folder_config(model: ModelConfig, chosen: Format, extra: dict[str, Any]) -> Any:
+    """The transformers configuration of *model* in the format; *extra*: more of its fields.
 
     Raises:
         UserError: llama, and no uniform shape holds the layers.
     """
-    shapes = parameter_shapes(model)
-    tensors = []
-    for name, sources in folder_tensors(model, chosen).items():
-        build = _joined_transposed if is_transposed(name) else _joined
-        with torch.device("meta"):
-            shape = tuple(build(*(torch.empty(shapes[source]) for source in sources)).shape)
-        tensors.append(ExportedTensor(name, shape, sources, build))
-    notes = []
-    if chosen == "llama":
-        padding = padding_for(model)
-        notes = padding_cost(model, padding)
-        for place, tensor in enumerate(tensors):
-            if padded := attention_padding(model, tensor.sources[0], tensor.shape, padding):
-                tensors[place] = ExportedTensor(tensor.name, padded.shape, tensor.sources, padded)
-    return Export(chosen, folder_config(model, chosen, {**token_ids, "dtype": dtype}), tensors, notes)
-
-
-def folder_config(model: ModelConfig, chosen: Format, extra: dict[str, Any]) -> Any:
-    """The transformers configuration of *model* in the format; *extra*: more of its fields."""
     from transformers import GPT2Config, LlamaConfig
 
     settings: dict[str, Any] = {**extra, "architectures": [ARCHITECTURES[chosen]]}
@@ -280,11 +242,24 @@ def folder_config(model: ModelConfig, chosen: Format, extra: dict[str, Any]) -> 
             head_dim=padding.head_dim,
             **settings,
         )
-    config = HeadScheduleConfig.from_layers(
-        heads=list(model.heads),
-        kv_heads=[model.layer_kv_heads(layer) for layer in layers],
-        head_dims=[model.layer_head_dim(layer) for layer in layers],
-        windows=[model.layer_window(layer) for layer in layers],
+    windows = [model.layer_window(layer) for layer in layers]
+    schedules: dict[str, list[Any]] = {
+        "num_attention_heads": list(model.heads),
+        "num_key_value_heads": [model.layer_kv_heads(layer) for layer in layers],
+        "head_dim": [model.layer_head_dim(layer) for layer in layers],
+    }
+    if any(windows):  # layers of full attention do not read theirs
+        usual = mode(window for window in windows[::-1] if window)
+        schedules["sliding_window"] = [window or usual for window in windows]
+    if any(len(set(values)) > 1 for values in schedules.values()):
+        # transformers leaves out what equals the common values.
+        settings["per_layer_config"] = {
+            layer: {name: values[layer] for name, values in schedules.items()} for layer in layers
+        }
+    config = HeadScheduleConfig(
+        num_hidden_layers=model.num_layers,
+        layer_types=["sliding_attention" if window else "full_attention" for window in windows],
+        **{name: mode(values[::-1]) for name, values in schedules.items()},
         **settings,
     )
     config.auto_map = {

@@ -7,7 +7,6 @@ tensor-parallel plans) find them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -22,13 +21,17 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.llama.modeling_llama import LlamaForCausalLM, eager_attention_forward
+from transformers.models.llama.modeling_llama import (
+    LlamaForCausalLM,
+    apply_rotary_pos_emb,
+    eager_attention_forward,
+)
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_head_schedule import HeadScheduleConfig
 
-Rotation = tuple[Tensor, Tensor]  # cosines and sines, each [B or 1, T, d_h / 2]
+Rotation = tuple[Tensor, Tensor]  # cosines and sines, each [B or 1, T, d_h]
 
 
 class HeadScheduleBiasedNorm(nn.RMSNorm):
@@ -56,7 +59,7 @@ class HeadScheduleRotaryEmbedding(nn.Module):
     """Cosines and sines of every position, for each head dim that some layer has.
 
     The frequencies stay fp32 when the model is cast to a smaller type: at position 1000 a bf16 angle would be
-    wrong by several radians.
+    wrong by several radians. So they are kept as integers of the same bits, which no cast touches.
     """
 
     def __init__(self, config: HeadScheduleConfig) -> None:
@@ -66,40 +69,27 @@ class HeadScheduleRotaryEmbedding(nn.Module):
         for head_dim in self.head_dims:
             self.register_buffer(f"frequencies_{head_dim}", self.frequencies(head_dim), persistent=False)
 
-    def frequencies(self, head_dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Angle per position of each pair, [head_dim / 2]; computed on the CPU, the same for every device."""
-        exponents = torch.arange(0, head_dim, 2, device="cpu", dtype=dtype) / head_dim
-        return 1.0 / self.theta**exponents
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> HeadScheduleRotaryEmbedding:
-        super()._apply(fn, recurse)
-        for head_dim in self.head_dims:
-            buffer = getattr(self, f"frequencies_{head_dim}")
-            if buffer.device.type != "meta" and buffer.dtype != torch.float32:
-                precision = torch.float64 if buffer.dtype == torch.float64 else torch.float32
-                setattr(
-                    self, f"frequencies_{head_dim}", self.frequencies(head_dim, precision).to(buffer.device)
-                )
-        return self
+    def frequencies(self, head_dim: int) -> Tensor:
+        """Bits of the angle per position of each pair, int32 [head_dim / 2]; computed on the CPU, the same
+        for every device."""
+        exponents = torch.arange(0, head_dim, 2, device="cpu", dtype=torch.float32) / head_dim
+        return (1.0 / self.theta**exponents).view(torch.int32)
 
     @torch.no_grad()
     def forward(self, position_ids: Tensor) -> dict[int, Rotation]:
-        """Position ids [B or 1, T] -> by head dim, cosines and sines [B or 1, T, head_dim / 2], fp32 (or
-        fp64)."""
+        """Position ids [B or 1, T] -> by head dim, cosines and sines [B or 1, T, head_dim], fp32."""
         rotations = {}
         for head_dim in self.head_dims:
-            frequencies = getattr(self, f"frequencies_{head_dim}")
-            angles = position_ids[..., None].to(frequencies.dtype) * frequencies
+            frequencies = getattr(self, f"frequencies_{head_dim}").view(torch.float32)
+            angles = (position_ids[..., None].float() * frequencies).repeat(1, 1, 2)
             rotations[head_dim] = (angles.cos(), angles.sin())
         return rotations
 
 
-def rotate(heads: Tensor, rotation: Rotation) -> Tensor:
-    """Rotate the pairs (i, i + d_h/2) of q or k [B, h, T, d_h] in the rotation's precision."""
-    cosines, sines = (table.unsqueeze(1) for table in rotation)  # [B or 1, 1, T, d_h / 2]
-    first, second = heads.chunk(2, dim=-1)
-    rotated = torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
-    return rotated.to(heads.dtype)
+def layer_window(config: HeadScheduleConfig, layer_idx: int) -> int | None:
+    """Positions that a query of the layer sees, itself included; None: all before it."""
+    sliding = (config.layer_types or [])[layer_idx] == "sliding_attention"
+    return config.per_layer_config[layer_idx].sliding_window if sliding else None
 
 
 class HeadScheduleAttention(nn.Module):
@@ -115,8 +105,7 @@ class HeadScheduleAttention(nn.Module):
         self.scaling = 1.0 if config.attention_scale == "none" else self.head_dim**-0.5
         self.attention_dropout = config.attention_dropout
         self.is_causal = True
-        sliding = (config.layer_types or [])[layer_idx] == "sliding_attention"
-        self.sliding_window = layer.sliding_window if sliding else None
+        self.sliding_window = layer_window(config, layer_idx)
         width = layer.num_attention_heads * self.head_dim
         kv_width = layer.num_key_value_heads * self.head_dim
         qkv_bias = config.attention_bias == "all"
@@ -137,18 +126,17 @@ class HeadScheduleAttention(nn.Module):
         batch, length = hidden_states.shape[:2]
         query, key, value = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
         if query.shape[-1] % self.head_dim or key.shape[-1] % self.head_dim:
-            raise ValueError(divided_heads(self.config, self.layer_idx))
-        shape = (
-            batch,
-            length,
-            -1,
-            self.head_dim,
-        )  # -1: under tensor parallelism a rank has some of the heads
+            raise ValueError(
+                f"tensor parallelism: the number of ranks must divide the heads of every layer; in layer "
+                f"{self.layer_idx} it does not"
+            )
+        # -1: under tensor parallelism a rank has some of the heads
+        shape = (batch, length, -1, self.head_dim)
         query = query.view(shape).transpose(1, 2)  # [B, h, T, d_h]
         key = key.view(shape).transpose(1, 2)  # [B, kv, T, d_h]
         value = value.view(shape).transpose(1, 2)
         if rotation is not None:
-            query, key = rotate(query, rotation), rotate(key, rotation)
+            query, key = (x.to(value.dtype) for x in apply_rotary_pos_emb(query, key, *rotation))
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
         attend: Callable[..., tuple[Tensor, Tensor | None]] = ALL_ATTENTION_FUNCTIONS.get_interface(
@@ -206,26 +194,6 @@ class HeadScheduleDecoderLayer(GradientCheckpointingLayer):
         return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
 
 
-def divided_heads(config: HeadScheduleConfig, layer: int) -> str:
-    """Why the ranks that share the projections cannot share this layer's heads (see the config's plan)."""
-    counts = [(layer.num_attention_heads, layer.num_key_value_heads) for layer in config.per_layer_config]
-    common = math.gcd(*(count for pair in counts for count in pair))
-    valid = ", ".join(str(degree) for degree in range(1, common + 1) if common % degree == 0)
-    heads, kv_heads = counts[layer]
-    return (
-        f"tensor parallelism: layer {layer} has {heads} attention heads and {kv_heads} key/value heads, "
-        f"which the number of ranks does not divide; valid for this model: {valid}"
-    )
-
-
-def mask_names(config: HeadScheduleConfig) -> list[str]:
-    """For each layer the name of its mask: layers with the same window share one."""
-    return [
-        f"window_{layer.sliding_window}" if kind == "sliding_attention" else "full"
-        for layer, kind in zip(config.per_layer_config, config.layer_types or [], strict=True)
-    ]
-
-
 def create_masks(
     config: HeadScheduleConfig,
     inputs_embeds: Tensor,
@@ -233,19 +201,20 @@ def create_masks(
     past_key_values: Cache | None,
     position_ids: Tensor | None = None,
     **kwargs: Any,
-) -> dict[str, Any]:
-    """The masks of all layers by name, in the form that the attention implementation wants."""
-    masks: dict[str, Any] = {}
-    for layer, name in enumerate(mask_names(config)):
-        if name not in masks:
-            create = create_causal_mask if name == "full" else create_sliding_window_causal_mask
-            masks[name] = create(
-                config=config.per_layer_config[layer],
+) -> dict[int | None, Any]:
+    """The masks of all layers by their window, in the form that the attention implementation wants."""
+    masks: dict[int | None, Any] = {}
+    for layer_idx, layer in enumerate(config.per_layer_config):
+        window = layer_window(config, layer_idx)
+        if window not in masks:
+            create = create_causal_mask if window is None else create_sliding_window_causal_mask
+            masks[window] = create(
+                config=layer,
                 inputs_embeds=inputs_embeds,
                 attention_mask=attention_mask,
                 past_key_values=past_key_values,
                 position_ids=position_ids,
-                layer_idx=layer,
+                layer_idx=layer_idx,
             )
     return masks
 
@@ -271,10 +240,7 @@ class HeadSchedulePreTrainedModel(PreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, HeadScheduleBiasedNorm):
-            init.ones_(module.weight)
-            init.zeros_(module.bias)
-        elif isinstance(module, HeadScheduleRotaryEmbedding):
+        if isinstance(module, HeadScheduleRotaryEmbedding):
             for head_dim in module.head_dims:
                 init.copy_(getattr(module, f"frequencies_{head_dim}"), module.frequencies(head_dim))
 
@@ -296,8 +262,9 @@ class HeadScheduleModel(HeadSchedulePreTrainedModel):
         )
         self.norm = build_norm(config)
         self.gradient_checkpointing = False
+        # Not looked up in self.layers: a server's pipeline leaves those of other ranks out.
         self.head_dims = [layer.head_dim for layer in config.per_layer_config]
-        self.windows = mask_names(config)
+        self.windows = [layer_window(config, layer) for layer in range(config.num_hidden_layers)]
         self.post_init()
 
     @merge_with_config_defaults
@@ -305,7 +272,7 @@ class HeadScheduleModel(HeadSchedulePreTrainedModel):
     def forward(
         self,
         input_ids: Tensor | None = None,
-        attention_mask: Tensor | dict[str, Tensor] | None = None,
+        attention_mask: Tensor | dict[int | None, Any] | None = None,
         position_ids: Tensor | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
@@ -327,7 +294,7 @@ class HeadScheduleModel(HeadSchedulePreTrainedModel):
             position_ids = self._positions(inputs_embeds, attention_mask, past_key_values)
 
         hidden_states = inputs_embeds
-        rotations: dict[int, Rotation | None] = dict.fromkeys(self.head_dims)
+        rotations: dict[int, Rotation] = {}
         if self.embed_positions is not None:
             hidden_states = hidden_states + self.embed_positions(position_ids)
         elif self.rotary_emb is not None:
@@ -339,7 +306,7 @@ class HeadScheduleModel(HeadSchedulePreTrainedModel):
         for layer, block in enumerate(self.layers):
             hidden_states = block(
                 hidden_states,
-                rotation=rotations[self.head_dims[layer]],
+                rotation=rotations.get(self.head_dims[layer]),
                 attention_mask=masks[self.windows[layer]],
                 position_ids=position_ids,
                 past_key_values=past_key_values,
@@ -379,7 +346,7 @@ class HeadScheduleForCausalLM(HeadSchedulePreTrainedModel, GenerationMixin):
         self.post_init()
 
     @staticmethod
-    def create_masks_for_generate(**kwargs: Any) -> dict[str, Any]:
+    def create_masks_for_generate(**kwargs: Any) -> dict[int | None, Any]:
         """What generate() calls to make the masks before a compiled forward pass."""
         return create_masks(**kwargs)
 

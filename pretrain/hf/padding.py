@@ -31,24 +31,6 @@ class Padding:
         return self.heads // self.kv_heads
 
 
-@dataclass(frozen=True)
-class PaddedTensor:
-    """How a parameter of the attention lies in its padded form; calling it makes that form."""
-
-    shape: tuple[int, ...]
-    dim: int
-    """The dimension that is padded."""
-    places: Tensor
-    """Where each row (column) of the parameter goes along that dimension."""
-    scale: float
-
-    def __call__(self, source: Tensor) -> Tensor:
-        """The parameter -> its padded form."""
-        return torch.zeros(self.shape, dtype=source.dtype).index_copy_(
-            self.dim, self.places, source * self.scale
-        )
-
-
 def padding_for(model: ModelConfig) -> Padding:
     """The smallest uniform heads, key/value heads and head dim that hold every layer of *model*.
 
@@ -72,18 +54,15 @@ def padding_for(model: ModelConfig) -> Padding:
     )
 
 
-def attention_padding(
-    model: ModelConfig, name: str, shape: tuple[int, ...], padding: Padding
-) -> PaddedTensor | None:
-    """How our parameter *name* of this shape is padded; None if it is not of the attention, or has its full
-    size."""
-    parts = name.split(".")
+def padded(model: ModelConfig, name: str, value: Tensor) -> Tensor:
+    """Our parameter *name*, of an attention in the shape of padding_for; any other unchanged."""
+    parts, padding = name.split("."), padding_for(model)
     if parts[0] != "layers" or parts[2] != "attention" or name.endswith(".o.bias"):
-        return None
+        return value
     layer, part = int(parts[1]), parts[3]
     heads, kv_heads, head_dim = model.heads[layer], model.layer_kv_heads(layer), model.layer_head_dim(layer)
     if Padding(heads, kv_heads, head_dim) == padding:
-        return None
+        return value
     if part in "kv":
         head_places, padded_heads = torch.arange(kv_heads), padding.kv_heads
     else:  # the j-th query head of key/value head k
@@ -95,35 +74,10 @@ def attention_padding(
         columns = torch.cat([first, first + padding.head_dim // 2])
     else:
         columns = torch.arange(head_dim)
+    places = (head_places[:, None] * padding.head_dim + columns).flatten()  # [h * d_h]
+    # Llama divides the logits by sqrt(D), not by the layer's own sqrt(d_h).
+    scale = math.sqrt(padding.head_dim / head_dim) if part == "q" else 1.0
     dim = 1 if part == "o" else 0
-    return PaddedTensor(
-        shape=(*shape[:dim], padded_heads * padding.head_dim, *shape[dim + 1 :]),
-        dim=dim,
-        places=(head_places[:, None] * padding.head_dim + columns).flatten(),  # [h * d_h]
-        # Llama divides the logits by sqrt(D), not by the layer's own sqrt(d_h).
-        scale=math.sqrt(padding.head_dim / head_dim) if part == "q" else 1.0,
-    )
-
-
-def padding_cost(model: ModelConfig, padding: Padding) -> list[str]:
-    """What the padding costs, in lines to print; empty when no layer is padded."""
-    layers = range(model.num_layers)
-    width = padding.heads * padding.head_dim * model.num_layers
-    kv_width = padding.kv_heads * padding.head_dim * model.num_layers
-    own_width = sum(model.attention_width(layer) for layer in layers)
-    own_kv_width = sum(model.kv_width(layer) for layer in layers)
-    if (own_width, own_kv_width) == (width, kv_width):
-        return []
-    own, added = model.num_parameters(), 2 * model.d_model * (width + kv_width - own_width - own_kv_width)
-    return [
-        f"padded to {padding.heads} heads ({padding.kv_heads} key/value) of dim {padding.head_dim} in "
-        "every layer",
-        *(
-            f"  {what:29} {before:,} -> {after:,} ({after / before:.2f}x)"
-            for what, before, after in (
-                ("attention width, all layers", own_width, width),
-                ("KV cache, values per token", 2 * own_kv_width, 2 * kv_width),
-                ("parameters", own, own + added),
-            )
-        ),
-    ]
+    shape = list(value.shape)
+    shape[dim] = padded_heads * padding.head_dim
+    return value.new_zeros(shape).index_copy_(dim, places, value * scale)

@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from model.parameters import has_vocabulary_rows
 from model.transformer import Transformer
 from pretrain import convert
 from pretrain.config.run_config import RunConfig
-from pretrain.hf.export_folder import write_description
-from pretrain.hf.formats import Export, plan_export
-from pretrain.hf.safetensors_writer import write_weights
+from pretrain.hf.export_folder import parameters_of, special_ids, write_description, write_weights
+from pretrain.hf.formats import folder_config, folder_weights
 from tests.helpers.distributed import run_distributed
 from tests.helpers.refusals import refusal
 from tests.helpers.training import nano_run, session
@@ -33,23 +31,10 @@ def failure(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return refusal(capsys, convert.main, *arguments)
 
 
-def export_of(ours: Transformer, chosen: Any = "native") -> Export:
-    """How the network is exported."""
-    ids = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 1}
-    return plan_export(ours.config, chosen, ids, torch.float32)
-
-
-def weights_of(ours: Transformer) -> Any:
-    """Parameters by name, as the writer asks for them."""
-    parameters = dict(ours.named_parameters())
-    rows = ours.config.vocab_size
-    return lambda name: parameters[name].detach()[: rows if has_vocabulary_rows(name) else None].float()
-
-
 def write_folder(ours: Transformer, folder: Path, chosen: Any = "native") -> Path:
     """An exported folder without a tokenizer."""
-    export = export_of(ours, chosen)
+    config = folder_config(ours.config, chosen, special_ids(1) | {"dtype": torch.float32})
     folder.mkdir(parents=True, exist_ok=True)
-    write_weights(folder, export.tensors, weights_of(ours), torch.float32)
-    write_description(folder, export, 1)
+    write_weights(folder, folder_weights(ours.config, chosen, parameters_of(ours)), torch.float32)
+    write_description(folder, config)
     return folder

@@ -7,7 +7,6 @@ import math
 import shutil
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -51,7 +50,7 @@ def test_the_folder_has_everything(native):
     tokenizer = {"tokenizer", "tokenizer.json", "tokenizer_config.json"}
     assert names == {"model.safetensors"} | settings | code | tokenizer
     card = (native / "README.md").read_text()
-    for words in ("license: apache-2.0", "| heads per layer | 2,3,4x2 |", "| steps | 12 |", "small"):
+    for words in ("license: apache-2.0", "| heads | [2, 3, 4, 4] |", "| steps | 12 |", "small"):
         assert words in card
     assert json.loads((native / "config.json").read_text())["vocab_size"] == 600
 
@@ -103,7 +102,7 @@ def llama(llama_export, tmp_path):
 
 def test_llama_format_needs_no_remote_code(prism, llama_export):
     out, printed = llama_export
-    assert "attention width" in printed and "(4.00x)" in printed and "no remote code" in printed
+    assert "padded to 4 heads" in printed and "no remote code" in printed
     model = AutoModelForCausalLM.from_pretrained(out, trust_remote_code=False)
     assert type(model).__name__ == "LlamaForCausalLM"
     ids = AutoTokenizer.from_pretrained(out, trust_remote_code=False).encode("x = 1")
@@ -176,7 +175,6 @@ INDEX = "model.safetensors.index.json"
 EDITED = {
     "weight_map: a: 5 is not valid; give text": edit_json(INDEX, weight_map={"a": 5}),
     "is not a file of that folder": edit_json(INDEX, weight_map={"a": "../../x.safetensors"}),
-    "the folder's weights have": edit_json("config.json", num_hidden_layers=1000),
     "is not valid JSON": lambda folder: (folder / INDEX).write_text("[" * 1000),
     "it must be the text of a token": edit_json("tokenizer_config.json", eos_token=7),
 }
@@ -186,9 +184,8 @@ EDITED = {
 def test_llama_folders_that_were_edited(transformers_llama, words, tmp_path, capsys):
     folder = shutil.copytree(transformers_llama, tmp_path / "llama")
     EDITED[words](folder)
-    began = time.process_time()  # of a busy machine, too
     assert words in failure(capsys, "--from_hf", folder, "--out", tmp_path / "runs" / "back")
-    assert time.process_time() - began < 5 and not (tmp_path / "runs" / "back").exists()
+    assert not (tmp_path / "runs" / "back").exists()
 
 
 @pytest.fixture(scope="module")
@@ -236,18 +233,20 @@ def test_an_imported_run_continues(native, small_folder, tmp_path):
 def test_bf16_states_its_bound(prism, tmp_path, capsys):
     out = tmp_path / "bf16"
     assert convert.main([str(prism), "--out", str(out), "--dtype", "bfloat16"]) == 0
-    assert "bound for bfloat16: 5e-02" in capsys.readouterr().out
+    assert "bound 5e-02" in capsys.readouterr().out
     assert AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True).dtype == torch.bfloat16
 
 
 def test_an_export_that_computes_something_else_leaves_nothing(prism, tmp_path, capsys, monkeypatch):
-    original = export_folder._weights_of
+    original = export_folder.parameters_of
 
-    def wrong(network, vocab_size):
-        source = original(network, vocab_size)
-        return lambda name: source(name) * (1.1 if name.endswith(".v.weight") else 1)
+    def wrong(network):
+        return {
+            name: weight * (1.1 if name.endswith(".v.weight") else 1)
+            for name, weight in original(network).items()
+        }
 
-    monkeypatch.setattr(export_folder, "_weights_of", wrong)
+    monkeypatch.setattr(export_folder, "parameters_of", wrong)
     assert "logits differ by" in failure(capsys, prism, "--out", tmp_path / "hf")
     assert list(tmp_path.iterdir()) == []
 
@@ -262,16 +261,11 @@ def test_an_existing_folder_is_kept_unless_told(native, prism, tmp_path, capsys)
     other = tmp_path / "precious"
     other.mkdir()
     (other / "thesis.txt").write_text("x")
-    assert "not an exported model" in failure(capsys, prism, "--out", other, "--overwrite")
+    assert "exists already" in failure(capsys, prism, "--out", other, "--overwrite")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "precious"]
 
 
 def test_a_full_disk(prism, tmp_path, capsys, monkeypatch):
-    usage = shutil._ntuple_diskusage(1000, 990, 10)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    assert "no room for" in failure(capsys, prism, "--out", tmp_path / "hf")
-    monkeypatch.undo()
-
     def full(*arguments):
         raise OSError(28, "No space left on device", "model.safetensors")
 
@@ -302,13 +296,13 @@ def test_a_tokenizer_that_does_not_match(prism, tmp_path, capsys, monkeypatch):
 
 
 REFUSED = {
-    "": "run: missing",
+    "--out x": "run: give the folder of a run, such as runs/NAME, or --from_hf DIR, and not both",
     "nowhere --out x": "does not exist",
     "{tmp} --out x": "is not a run's folder",
     "{run}": "out: missing",
     "{run} --out x --step 7": "no checkpoint of step 7",
     "{run} --out x --format onnx": "format: 'onnx' is not valid; give one of auto, native, llama",
-    "{run} --from_hf {tmp} --out x": "give one of them",
+    "{run} --from_hf {tmp} --out x": "and not both",
     "--from_hf {tmp} --out x": "has no config.json",
 }
 

@@ -53,11 +53,13 @@ def converted(run, out, chosen, weights):
 @pytest.mark.slow
 @pytest.mark.parametrize(("chosen", "kind"), [("native", "llama"), ("llama", "llama"), ("auto", "gpt2")])
 def test_peak_memory(chosen, kind, small, tmp_path):
-    """340 and 455 MB of weights. GPT-2's are written transposed, which copies each."""
+    """340 and 455 MB of weights. GPT-2's are written transposed: then both are there."""
     heads = (4, 6, 8, 12) * 3 if chosen == "native" else (12,) * 12
     model = block(kind, vocab_size=600, context_length=256, d_model=768, ffn_width=3072, heads=heads)
     write_run(tmp_path / "run", small, model)
-    assert converted(tmp_path / "run", tmp_path / "hf", chosen, 4 * model.num_parameters()) <= OTHER_BYTES
+    weights = 4 * model.num_parameters()
+    copies = weights if kind == "gpt2" else 0
+    assert converted(tmp_path / "run", tmp_path / "hf", chosen, weights) <= OTHER_BYTES + copies
 
 
 @pytest.mark.slow

@@ -55,7 +55,7 @@ def test_a_dry_run_shows_both_ways(script, arguments, tasks):
 
 HERE = {
     "convert.sh {folder} --out {folder}/out": "error: run:",
-    "evaluate.sh {folder} --tasks piqa --wandb disabled": "error: model:",
+    "evaluate.sh {folder} --tasks piqa": "error: model:",
     "prepare.sh --text {folder}/none.txt --out {folder}/out": "error: text:",
     "124m.sh --steps 0": "error: steps:",
 }

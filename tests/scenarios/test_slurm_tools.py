@@ -64,7 +64,7 @@ def test_convert(cluster, run, tmp_path):
 def test_evaluate_on_two_ranks(cluster, run, tmp_path):
     pytest.importorskip("lm_eval")
     data_sets = write_data_sets(tmp_path / "data_sets")
-    arguments = [str(run), "--tasks", TASKS, "--data_dir", str(data_sets), "--wandb", "disabled", "--out"]
+    arguments = [str(run), "--tasks", TASKS, "--data_dir", str(data_sets), "--out"]
     ended_well(cluster, tmp_path, *TWO_TASKS, "slurm/evaluate.sh", *arguments, str(tmp_path / "cluster.json"))
     assert evaluation.main([*arguments, str(tmp_path / "here.json")]) == 0
     found, expected = (

@@ -13,6 +13,7 @@ from model.process_grid import start_grid
 from pretrain import convert
 from pretrain.evaluation import command as evaluation
 from pretrain.metrics.file import read_metrics
+from pretrain.runtime.world import World
 from tests.helpers.distributed import run_distributed
 from tests.helpers.items import write_data_sets
 from tests.helpers.launch import launch
@@ -76,7 +77,7 @@ def test_scores_equal_the_commands_on_the_checkpoint_of_the_step(small_folder, d
     rows = {row["step"]: row for row in read_metrics(run.folder)}
     for step in (8, 12):
         out = tmp_path / f"{step}.json"
-        flags = f"--tasks {tasks} --limit 11 --step {step} --wandb disabled".split()
+        flags = f"--tasks {tasks} --limit 11 --step {step}".split()
         places = [str(run.folder), "--data_dir", str(data_dir), "--out", str(out)]
         assert evaluation.main([*places, *flags]) == 0
         expected = json.loads(out.read_text())["figures"]
@@ -85,17 +86,19 @@ def test_scores_equal_the_commands_on_the_checkpoint_of_the_step(small_folder, d
         assert found == pytest.approx(expected, rel=1e-5) and len(found) == 7
     # The model card has the scores of its own step.
     assert convert.main([str(run.folder), "--out", str(tmp_path / "hf")]) == 0
-    assert f"| piqa acc | {rows[12]['evaluation/piqa/acc']:.4f} |" in (tmp_path / "hf/README.md").read_text()
+    assert (
+        f"| evaluation/piqa/acc | {rows[12]['evaluation/piqa/acc']:.5g} |"
+        in (tmp_path / "hf/README.md").read_text()
+    )
 
 
 def count_passes(tensor_parallel, requests, batch_rows):
     """Score requests of 5 tokens with a model whose pass is collective; passes made, results, and truth."""
     from pretrain.data.tokenizer import SentencePieceTokenizer
-    from pretrain.evaluation.language_model import Share, ZeroShotModel
+    from pretrain.evaluation.language_model import ZeroShotModel
 
-    grid = start_grid(tensor_parallel)
-    size = dist.get_world_size()
-    share = Share(dist.get_rank() // tensor_parallel, size // tensor_parallel, grid.data_group)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    world = World(rank, rank, size, size, torch.device("cpu"), start_grid(tensor_parallel))
     table = torch.randn(300, 300, generator=torch.Generator().manual_seed(0))
     shapes = []
 
@@ -106,13 +109,12 @@ def count_passes(tensor_parallel, requests, batch_rows):
         assert everyone == size
         same = [torch.empty_like(tokens) for _ in range(tensor_parallel)]
         if tensor_parallel > 1:  # the parts of one model see the same tokens
-            dist.all_gather(same, tokens, group=grid.tensor_group)
+            dist.all_gather(same, tokens, group=world.grid.tensor_group)
             assert all(torch.equal(part, tokens) for part in same)
         return table[tokens]
 
     tokenizer = SentencePieceTokenizer.train(["some text, " * 200 + "with other pieces"], 280)
-    cpu = torch.device("cpu")
-    model = ZeroShotModel(logits_of, tokenizer, 16, cpu, 4 * batch_rows, collective=True, share=share)
+    model = ZeroShotModel(logits_of, tokenizer, 16, world, 4 * batch_rows)
     ids = torch.randint(0, 280, (requests, 5), generator=torch.Generator().manual_seed(1)).tolist()
     found = model._loglikelihood_tokens([(None, row[:3], row[3:]) for row in ids])
     scores = table.double().log_softmax(-1)
@@ -139,7 +141,7 @@ def test_bad_input_is_refused_on_every_rank_before_anything_is_written(small_fol
         assert notes == [] and "evaluation.tasks: 'helaswag' is unknown; did you mean 'hellaswag'?" in error
     run = nano_run(small_folder, tmp_path, *evaluating(data_dir, tasks="winogrande"))
     for _, error in run_distributed(session, 2, run, 2, timeout=120):
-        assert "evaluation.data_dir: no data set 'allenai/winogrande' (winogrande_xl)" in error
+        assert "evaluation.data_dir: no data set in" in error and "winogrande_xl" in error
     assert not run.folder.exists()
 
 

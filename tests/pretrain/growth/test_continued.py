@@ -150,6 +150,6 @@ def test_a_grown_run_is_scored(small_folder, tmp_path, capsys):
     run = nano(small_folder, tmp_path, f"{schedule} --steps 2 --validation.every 0")
     assert run_distributed(session, 1, run)[0][1] is None
     sets = str(write_data_sets(tmp_path / "sets"))
-    options = ["--tasks", "piqa", "--data_dir", sets, "--limit", "4", "--wandb", "disabled"]
+    options = ["--tasks", "piqa", "--data_dir", sets, "--limit", "4"]
     assert evaluation.main([str(run.folder), *options]) == 0
     assert "piqa" in capsys.readouterr().out

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from model.config import block
 from model.errors import UserError
 from pretrain.hf.formats import choose_format
-from pretrain.hf.padding import Padding, padding_cost, padding_for
+from pretrain.hf.padding import Padding, padding_for
 from tests.helpers.exports import write_folder
 from tests.helpers.networks import CONFIGS, LLAMA, network, relative, tokens
 
@@ -48,7 +48,6 @@ def test_auto_is_plain_where_nothing_is_padded():
 def test_uniform_fixed_head_dim_and_grouped_queries_are_plain_llama():
     wide = block("llama", **LLAMA, heads=(4, 4), kv_heads=(2, 2), head_dim=(16, 16))
     assert choose_format(wide, "auto") == "llama"
-    assert padding_cost(wide, padding_for(wide)) == []
 
 
 def test_padding_is_the_smallest_that_fits():
@@ -61,16 +60,6 @@ def test_padding_is_the_smallest_that_fits():
 def test_heads_are_raised_to_a_divisor_of_the_width():
     model = block("llama", **LLAMA, heads=(5, 4), head_dim=(8, 8))
     assert padding_for(model) == Padding(6, 6, 8)
-
-
-def test_cost_of_padding_by_hand():
-    """Prism (2,3,4,4) of width 48 at 4 x 48: attention widths 4 x 48 -> 4 x 192."""
-    model = CONFIGS["prism"]
-    lines = padding_cost(model, padding_for(model))
-    assert "192 -> 768 (4.00x)" in lines[1] and "384 -> 1,536 (4.00x)" in lines[2]
-    # q, k, v and o of each layer grow from 48 x 48 to 48 x 192.
-    extra = 4 * 4 * 48 * (192 - 48)
-    assert f"{model.num_parameters() + extra:,}" in lines[3]
 
 
 @pytest.mark.parametrize(

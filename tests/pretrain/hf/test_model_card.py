@@ -9,7 +9,7 @@ import yaml
 
 from model.presets import preset
 from pretrain.checkpoint.state import DataIdentity, TrainingState
-from pretrain.hf.formats import plan_export
+from pretrain.hf.formats import folder_config
 from pretrain.hf.model_card import model_card
 
 MODEL = preset("prism-tiny")
@@ -24,12 +24,9 @@ STATES = {
 
 
 def card(state, license_name=None, format="native"):
-    import torch
-
     parts = {"tokenizer": SimpleNamespace(name="its own"), "last_metrics": lambda: {}}
     source = SimpleNamespace(model=MODEL, state=STATES[state], **parts)
-    export = plan_export(MODEL, format, {}, torch.float32)
-    text = model_card(source, export, "equal", "name", license_name)
+    text = model_card(source, folder_config(MODEL, format, {}), "equal", "name", license_name)
     return yaml.safe_load(text.split("---\n")[1]), text
 
 
