@@ -18,12 +18,11 @@ from pretrain.diagnostics.weights import (
     OwnWeights,
     Pieces,
     displacement_row,
+    engine_update_row,
     initial_weights,
     kept_path,
-    open_kept,
     projections,
-    update_row,
-    update_sums,
+    read_kept,
     write_kept,
 )
 from pretrain.optim.groups import GroupRates
@@ -139,7 +138,7 @@ class Diagnostics(Hook):
         at_release = self._weights_at_release(rank_weights, state)
         if at_release is not None:
             row |= displacement_row(rank_weights.displacements(at_release), "release")
-        return HookResult(row | update_row(update_sums(engine, self.specs)))
+        return HookResult(row | engine_update_row(engine, self.specs))
 
     # ---------------------------------------------------------------------- parts
 
@@ -158,11 +157,11 @@ class Diagnostics(Hook):
         if step is None or state.step < step:
             return None
         if self._release_weights is None or self._release_weights[0] != step:
-            read_weight = open_kept(kept_path(self.session.run.folder, step), self.specs, rank_weights.names)
-            if self.world.agree(None if read_weight else "missing"):
+            read = read_kept(kept_path(self.session.run.folder, step), self.specs, rank_weights.names)
+            if self.world.agree(None if read else "missing"):
                 return None
-            assert read_weight is not None
-            self._release_weights = (step, rank_weights.cut(read_weight))
+            assert read is not None
+            self._release_weights = (step, rank_weights.cut(read))
         return self._release_weights[1]
 
 
