@@ -48,8 +48,7 @@ class Diagnostics(Hook):
 
     def __init__(self, session: Session) -> None:
         run = session.run
-        self.session, self.settings = session, run.diagnostics
-        self.model, self.world = session.model, session.world
+        self.session, self.model, self.world = session, session.model, session.world
         self.dtype = torch.bfloat16 if session.decisions.bf16 else torch.float32
         self.specs = parameter_specs(session.model)
         self._release: int | None = None
@@ -60,7 +59,9 @@ class Diagnostics(Hook):
         self._probe: ForwardProbe | None = None
         if run.diagnostics_every:
             try:
-                self._probe = self._build_probe()
+                windows = session.validation_windows(run.diagnostics.sequences)
+                batch, positions = session.batch.micro_batch, run.diagnostics.positions
+                self._probe = ForwardProbe(self.model, windows, batch, self.world, positions)
             except UserError as error:
                 if run.validation.every:
                     raise
@@ -141,11 +142,6 @@ class Diagnostics(Hook):
         return HookResult(row | engine_update_row(engine, self.specs))
 
     # ---------------------------------------------------------------------- parts
-
-    def _build_probe(self) -> ForwardProbe:
-        settings, session = self.settings, self.session
-        windows = session.validation_windows(settings.sequences)
-        return ForwardProbe(self.model, windows, session.batch.micro_batch, self.world, settings.positions)
 
     def _rank_weights(self, engine: Any) -> OwnWeights:
         return OwnWeights(engine, projections(self.model.num_layers), self.specs)
