@@ -93,16 +93,14 @@ class GrowthConfig:
                 f"{format_heads(model.kv_heads or ())}; take a model without kv_heads"
             )
         layers, maximum = model.num_layers, self.maximum or max(model.heads)
-        if maximum < self.start:
-            raise UserError(
-                f"growth.maximum: {maximum} is below growth.start {self.start}; give at least that"
-            )
-        least = self.start * layers
-        if self.budget is not None and self.budget < least:
-            raise UserError(
-                f"growth.budget: {self.budget} is below the {least} heads that {layers} layers start with; "
-                "give more"
-            )
+        for name, most, least in (
+            ("maximum", maximum, self.start),
+            ("budget", self.budget, self.start * layers),
+        ):
+            if most is not None and most < least:
+                raise UserError(
+                    f"growth.{name}: {most} is below the {least} heads that growth.start gives; give more"
+                )
         before = (self.start,) * layers
         for step, counts in self.counts().items():
             fits = 0 < step < steps and len(counts) == layers and max(counts) <= maximum
@@ -132,12 +130,6 @@ class GrowthConfig:
             raise UserError(
                 f"heads: {heads!r} contradicts growth.criterion {self.criterion}, which finds the heads; "
                 "leave one out"
-            )
-        above, below = self.grow_above, self.prune_below
-        if above is not None and below is not None and below >= above:
-            raise UserError(
-                f"growth.prune_below: {below:g} is not below growth.grow_above {above:g}: a new head could "
-                "be pruned at once; give less"
             )
 
 
