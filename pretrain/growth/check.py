@@ -141,22 +141,18 @@ class Check:
 
     def _growing(self, step: int, waiting: Sequence[bool], norms: Mapping[int, float]) -> list[int]:
         """Layers that get a head, the most urgent first; a layer comes as often as it gets one."""
-        criterion, together, free = self.config.criterion, self.config.layers == "together", self._free()
+        criterion, free = self.config.criterion, self._free()
         if criterion == "schedule":
             targets = self.config.counts().get(step, tuple(self.heads))
             return [layer for layer in free for _ in range(targets[layer] - self.heads[layer])]
         if criterion == "incrt":
             urgency = [self._urgency(layer) for layer in range(len(self.heads))]
-            if together:
-                return free if not any(waiting) and statistics.median(urgency) > 1 else []
             asking = [layer for layer in free if urgency[layer] > 1 and not waiting[layer]]
             return sorted(asking, key=lambda layer: -urgency[layer])
         # The others have no threshold; they wait for the calibration, so that all criteria begin at its last
         # check.
         if self.state.checks < self.config.calibration or not free:
             return []
-        if together:
-            return free
         if criterion == "random":
             return [random.Random(f"{self.seed}/{step}").choice(free)]
         return [max(free, key=lambda layer: norms[layer])]
@@ -190,7 +186,7 @@ class Check:
             ready = [head for head, count in enumerate(known.below) if count >= self.config.patience]
             if ready and self.heads[layer] > 1 and not waiting[layer]:
                 found.append((layer, min(ready, key=self.measures[layer].energies.__getitem__)))
-        return found if self.config.layers == "per_layer" or len(found) == len(self.heads) else []
+        return found
 
     # ---------------------------------------------------------------------- directions
 

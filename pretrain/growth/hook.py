@@ -114,14 +114,22 @@ class Growth(Hook):
             return HookResult(
                 lines=[f"growth   step {state.step:,}: not checked; activations are not finite"]
             )
-        self._average(moments)
+        share = self.config.average
+        for layer, moment in enumerate(moments):
+            if (before := self._moments[layer]) is not None:
+                moment = share * before.to(moment) + (1 - share) * moment
+            self._moments[layer] = moment
         weights = query_and_key_weights(engine, self.model, self.world)
         growth, check = GrowthState.read(state, self.model.heads), None
         if self.world.is_main:  # rank 0 decides for all
             of_run = (self.config, self.most, self.session.run.seed)
             check = Check(*of_run, [*self.model.heads], growth, self._measure(weights), self._captured)
         compared = self.world.broadcast(check.candidates() if check else {})
-        norms = self._gradients(engine, batch, compared, state.step) if compared else {}
+        new_heads = {
+            change.layer: candidate(self.model, self.session.run.seed, state.step, change, directions)
+            for change, directions in compared.items()
+        }
+        norms = gradient_norms(engine, batch, new_heads, self.world) if new_heads else {}
         directions: dict[Change, Tensor] = {}
         figures: dict[str, Any] = {}
         if check:
@@ -136,14 +144,6 @@ class Growth(Hook):
         return HookResult(figures, [self._line(growth.pending, model, state.step)], model)
 
     # ---------------------------------------------------------------------- parts
-
-    def _average(self, moments: list[Tensor]) -> None:
-        """Update the running averages of C."""
-        share = self.config.average
-        for layer, moment in enumerate(moments):
-            if (before := self._moments[layer]) is not None:
-                moment = share * before.to(moment) + (1 - share) * moment
-            self._moments[layer] = moment
 
     def _measure(self, weights: Mapping[str, Tensor]) -> list[LayerMeasure]:
         measures = []
@@ -162,15 +162,6 @@ class Growth(Hook):
                 )
             )
         return measures
-
-    def _gradients(
-        self, engine: Any, batch: list[Tensor], compared: Mapping[Change, Tensor | None], step: int
-    ) -> dict[int, float]:
-        heads = {
-            change.layer: candidate(self.model, self.session.run.seed, step, change, directions)
-            for change, directions in compared.items()
-        }
-        return gradient_norms(engine, batch, heads, self.world)
 
     def _figures(self, check: Check, norms: Mapping[int, float]) -> dict[str, Any]:
         """What was measured, and the heads that the run goes on with."""

@@ -41,10 +41,6 @@ class GrowthConfig:
     """Steps (or fraction of the run, and 24 steps at least; gradient: 60) between two checks."""
     until: PositiveNumber = 0.9
     """Step (or fraction of the run) of the last check: a head added at the very end learns nothing."""
-    layers: Literal["per_layer", "together"] = "per_layer"
-    """per_layer: each layer by what it measures. together: all layers grow when the median layer asks for it,
-    and are pruned when all have a head to prune; random and gradient add a head to every layer at every
-    check."""
     new_heads: Literal["captured", "random"] = "captured"
     """q and k of a new head: along the direction that was found and its partner, or drawn as at step 0."""
     calibration: Positive = 4
@@ -115,23 +111,6 @@ class GrowthConfig:
         check_head_dim(head_dim, tensor_parallel)
         return model.replace(heads=(self.start,) * layers, head_dim=(head_dim,) * layers, kv_heads=None)
 
-    def check(self, heads: str | None) -> None:
-        """Refuse fields that contradict each other, or *heads*, the run's field of that name.
-
-        Raises:
-            UserError: it names the field, its value and what would be valid.
-        """
-        if (self.criterion == "schedule") != bool(self.schedule):
-            raise UserError(
-                f"growth.schedule: {self.schedule} does not go with growth.criterion {self.criterion}; give "
-                "steps and head counts, such as {100: 2x4, 200: 4x4}, for the criterion schedule alone"
-            )
-        if self.active and heads is not None:
-            raise UserError(
-                f"heads: {heads!r} contradicts growth.criterion {self.criterion}, which finds the heads; "
-                "leave one out"
-            )
-
 
 def check_head_dim(head_dim: int, tensor_parallel: int) -> None:
     """Refuse heads whose width t does not divide: then it would not divide every head count's width."""
@@ -157,7 +136,17 @@ class GrowthSettings(Section):
     @staticmethod
     def check(run: Any) -> None:
         """Refuse fields of growth that contradict each other, or the run."""
-        run.growth.check(run.heads)
+        growth = run.growth
+        if (growth.criterion == "schedule") != bool(growth.schedule):
+            raise UserError(
+                f"growth.schedule: {growth.schedule} does not go with growth.criterion {growth.criterion}; "
+                "give steps and head counts, such as {100: 2x4, 200: 4x4}, for the criterion schedule alone"
+            )
+        if growth.active and run.heads is not None:
+            raise UserError(
+                f"heads: {run.heads!r} contradicts growth.criterion {growth.criterion}, which finds the "
+                "heads; leave one out"
+            )
 
     @staticmethod
     def first_model(run: Any, model: ModelConfig) -> ModelConfig:

@@ -56,7 +56,8 @@ def predict(record: GrowthState, heads: Sequence[int]) -> list[Prediction]:
 
 
 def _predict(record: GrowthState, layer: int, observed: int) -> Prediction:
-    grown = [(event.heads_before, event.gamma) for event in record.of_layer(layer) if event.kind == "grow"]
+    own = [event for event in record.made() if event.layer == layer]
+    grown = [(event.heads - 1, event.gamma) for event in own if event.kind == "grow"]
 
     def none(why: str) -> Prediction:
         return Prediction(layer, observed, len(grown), why_not=why)

@@ -129,6 +129,7 @@ class Ablation:
         document_starts: Sequence[np.ndarray] | None = None,
     ) -> None:
         self.network, self.config = network, network.config
+        self.blocks = cast(list[Block], list(network.layers))
         self.device = next(network.parameters()).device
         self.inputs, self.labels = (torch.from_numpy(part.astype(np.int64)) for part in (inputs, labels))
         self.length = inputs.shape[1]
@@ -172,11 +173,8 @@ class Ablation:
     def _run(self, hidden: Tensor, inputs: Sequence[BlockInputs], layers: range) -> Tensor:
         """Hidden [B, T, d] through these layers."""
         for layer in layers:
-            hidden = self._block(layer)(hidden, *inputs[layer])
+            hidden = self.blocks[layer](hidden, *inputs[layer])
         return hidden
-
-    def _block(self, layer: int) -> Block:
-        return cast(Block, self.network.layers[layer])
 
     def _without(self, heads: Sequence[Head]) -> ExitStack:
         """Until the end of the context, the o projections read zeros in the columns of these heads."""
@@ -189,7 +187,7 @@ class Ablation:
             def zero(_: object, inputs: tuple[Tensor], columns: Tensor = columns) -> tuple[Tensor]:
                 return (inputs[0].where(columns, 0),)
 
-            hooks.callback(self._block(layer).attention.o.register_forward_pre_hook(zero).remove)
+            hooks.callback(self.blocks[layer].attention.o.register_forward_pre_hook(zero).remove)
         return hooks
 
     def _loss(self, hidden: Tensor, labels: Tensor) -> Tensor:

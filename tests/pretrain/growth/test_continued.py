@@ -11,7 +11,6 @@ from pretrain.growth import hook
 from pretrain.growth.extension import Growing
 from pretrain.growth.hook import CAPTURED, Growth
 from tests.helpers.distributed import run_distributed
-from tests.helpers.items import write_data_sets
 from tests.helpers.shapes import Shape, build
 from tests.helpers.training import curve, interrupted, nano_run, session
 
@@ -126,17 +125,3 @@ def test_growth_in_another_world(small_folder, tmp_path):
         assert other == event | close
     losses = [[row["train_loss"] for row in curve(r.folder) if "train_loss" in row] for r in (whole, run)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
-
-
-@pytest.mark.slow
-def test_a_grown_run_is_scored(small_folder, tmp_path, capsys):
-    pytest.importorskip("lm_eval")
-    from pretrain.evaluation import command as evaluation
-
-    schedule = '--growth.criterion schedule --growth.schedule {"1":"1,2,1,2"} --growth.head_dim 16'
-    run = nano(small_folder, tmp_path, f"{schedule} --steps 2 --validation.every 0")
-    assert run_distributed(session, 1, run)[0][1] is None
-    sets = str(write_data_sets(tmp_path / "sets"))
-    options = ["--tasks", "piqa", "--data_dir", sets, "--limit", "4", "--wandb", "disabled"]
-    assert evaluation.main([str(run.folder), *options]) == 0
-    assert "piqa" in capsys.readouterr().out
