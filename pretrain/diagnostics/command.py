@@ -12,14 +12,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from model.errors import UserError, closest, run_command
-from pretrain.config.command_line import CommandParser as Parser
+from model.errors import UserError, run_command
+from pretrain.config.command_line import CommandParser
 from pretrain.utils.files import write_atomically
 
 
-def build_parser() -> Parser:
+def build_parser() -> CommandParser:
     """Build the parser of the command line."""
-    parser = Parser(
+    parser = CommandParser(
         prog="python -m pretrain.diagnostics",
         description="Attention, residual writes and displacement of weights of finished runs, by layer.",
         epilog="Runs whose names differ in the seed only (NAME-s1, NAME-s2) are repetitions of one group.",
@@ -30,7 +30,6 @@ def build_parser() -> Parser:
     add("--data", metavar="DATA", help="corpora to measure on (default: each run's own)")
     add("--out", type=Path, metavar="DIR", help="where to write (default: plots/ of the first run)")
     add("--sequences", type=int, default=32, metavar="N", help="held-out windows (default: 32)")
-    add("--micro_batch", type=int, default=4, metavar="N", help="windows at a time (default: 4)")
     add("--steps", default="last", help="checkpoints: last (default), all, or steps such as 100,200")
     add("--baseline", metavar="GROUP", help="what differences are taken from (default: the first)")
     return parser
@@ -43,10 +42,8 @@ def run_diagnostics(arguments: Sequence[str]) -> None:
         UserError: bad input, or a run that cannot be read.
     """
     options = build_parser().parse_args(arguments)
-    for name in ("sequences", "micro_batch"):
-        if getattr(options, name) < 1:
-            raise UserError(f"{name}: {getattr(options, name)} is not valid; give a positive number")
-    steps = _steps(options.steps)
+    if options.sequences < 1:
+        raise UserError(f"sequences: {options.sequences} is not valid; give a positive number")
     # Imported here: these load torch and DeepSpeed, and a mistyped flag should be answered at once.
     from pretrain.engine.quiet import quiet_libraries
 
@@ -57,17 +54,14 @@ def run_diagnostics(arguments: Sequence[str]) -> None:
     from pretrain.diagnostics.measure import measure_run
     from pretrain.run.differences import run_differences
 
-    folders = [folder.resolve() for folder in options.runs]
-    duplicate = next((folder.name for folder in folders if folders.count(folder) > 1), None)
-    if duplicate:
-        raise UserError(f"runs: {duplicate} was given twice")
-    names = list(dict.fromkeys(group_and_seed(folder.name)[0] for folder in folders))
-    baseline = options.baseline or names[0]
-    if baseline not in names:
-        hint = closest(baseline, names) or f"; groups are {', '.join(names)}"
-        raise UserError(f"baseline: no run of a group {baseline!r} was given{hint}")
-    asked = {name: getattr(options, name) for name in ("data", "sequences", "micro_batch")}
-    figures = [measure_run(folder, steps=steps, **asked) for folder in options.runs]
+    names = [folder.resolve().name for folder in options.runs]
+    if len(set(names)) < len(names):
+        raise UserError(f"runs: one of {', '.join(names)} was given twice; give runs of different names")
+    known = list(dict.fromkeys(group_and_seed(name)[0] for name in names))
+    baseline = options.baseline or known[0]
+    if baseline not in known:
+        raise UserError(f"baseline: no run of a group {baseline!r} was given; groups are {', '.join(known)}")
+    figures = [measure_run(run, options.data, options.sequences, options.steps) for run in options.runs]
     groups = by_group(figures)
     differences = run_differences(options.runs, [run.last["step"] for run in figures])
     notes = list(differences.lines)
@@ -81,15 +75,6 @@ def run_diagnostics(arguments: Sequence[str]) -> None:
     write_atomically(path, json.dumps({run.name: run.last for run in figures}, indent=1) + "\n")
     print("\n".join(table(groups)))
     print("wrote " + ", ".join(str(file) for file in [*written, path]))
-
-
-def _steps(text: str) -> str | list[int]:
-    if text in ("last", "all"):
-        return text
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() for part in parts):
-        raise UserError(f"steps: {text!r} is not valid; give last, all, or steps such as 100,200")
-    return sorted({int(part) for part in parts})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

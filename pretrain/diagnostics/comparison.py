@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
 
 from model.errors import UserError
 from pretrain.diagnostics.measure import RunFigures
-from pretrain.utils.tables import aligned
 
 TITLES = {
     "attention_distance": "attention distance D (tokens)",
@@ -32,15 +32,9 @@ Groups = dict[str, list[RunFigures]]
 
 
 def by_group(runs: Sequence[RunFigures]) -> Groups:
-    """Group the runs that differ in their seed only, in the order in which they were given.
-
-    Raises:
-        UserError: two runs of a group have the same seed.
-    """
+    """Group the runs that differ in their seed only, in the order in which they were given."""
     groups: Groups = {}
     for run in runs:
-        if any(run.seed == other.seed for other in groups.get(run.group, [])):
-            raise UserError(f"runs: {run.name} was given twice")
         groups.setdefault(run.group, []).append(run)
     return groups
 
@@ -63,8 +57,12 @@ def over_training(runs: Sequence[RunFigures], key: str) -> pd.DataFrame:
 
 def upper_half(runs: Sequence[RunFigures], measure: str) -> pd.DataFrame:
     """As over_training, the mean of a measure over the layers l with 2 l >= L."""
-    layers = range((runs[0].num_layers + 1) // 2, runs[0].num_layers)
-    return sum(over_training(runs, f"diagnostics/{measure}/layer_{layer}") for layer in layers) / len(layers)
+    found = []
+    for run in runs:
+        by_step = {row["step"]: layer_values(row, measure) for row in run.rows}
+        upper = {step: [v for i, v in by.items() if 2 * i >= run.num_layers] for step, by in by_step.items()}
+        found.append({step: fmean(values) for step, values in upper.items() if values})
+    return _by_seed(runs, found)
 
 
 def _by_seed(runs: Sequence[RunFigures], values: list[dict[int, float]]) -> pd.DataFrame:
@@ -89,28 +87,20 @@ def bands(values: pd.DataFrame) -> pd.DataFrame:
 
 def check_depth(groups: Groups, baseline: str) -> None:
     """Refuse a difference by layer of models of another depth, whose layers do not correspond."""
-    other = groups[baseline][0]
-    for run in (runs[0] for runs in groups.values()):
-        if run.num_layers != other.num_layers:
-            raise UserError(
-                f"runs: {run.name} has {run.num_layers} layers, {other.name} has {other.num_layers}; a "
-                "difference by layer needs models of one depth"
-            )
+    depths = {name: runs[0].num_layers for name, runs in groups.items()}
+    if set(depths.values()) != {depths[baseline]}:
+        raise UserError(
+            f"runs: layers by group are {depths}; a difference by layer needs models of one depth"
+        )
 
 
 def table(groups: Groups) -> list[str]:
-    """Format the measures by layer at the last checkpoint, mean over seeds: a block of lines for each
-    group."""
-    lines = []
+    """Format the measures by layer at the last checkpoint, mean over seeds: a block for each group."""
+    blocks = []
     for name, runs in groups.items():
-        seeds = f"{len(runs)} seeds" if len(runs) > 1 else "1 run"
+        means = {title: bands(at_the_end(runs, measure))["mean"] for measure, title in TITLES.items()}
+        shown = pd.DataFrame(means).rename_axis("layer").dropna(axis="columns", how="all").T
         steps = sorted({run.last["step"] for run in runs})
-        lines.append(f"{name} ({seeds}, step {', '.join(f'{step:,}' for step in steps)})")
-        layers = range(runs[0].num_layers)
-        rows = [["  layer", *map(str, layers)]]
-        for measure, title in TITLES.items():
-            mean = bands(at_the_end(runs, measure))["mean"]
-            if len(mean):
-                rows.append([f"  {title}", *(f"{mean[i]:.4g}" if i in mean else "-" for i in layers)])
-        lines += aligned(rows, left={0})
-    return lines
+        blocks.append(f"{name} (seeds: {len(runs)}, step {', '.join(f'{step:,}' for step in steps)})")
+        blocks.append(shown.to_string(float_format="{:.4g}".format, na_rep="-"))
+    return blocks

@@ -7,8 +7,8 @@ tensor-parallel degree.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -57,9 +57,8 @@ class ProbeResult:
         for index, measure in enumerate(HEAD_MEASURES):
             for layer, heads in enumerate(self.heads):
                 figures[f"diagnostics/{measure}/layer_{layer}"] = heads[:, index].mean().item()
-        for index, measure in enumerate(LAYER_MEASURES):
-            for layer in range(len(self.layers)):
-                figures[f"diagnostics/{measure}/layer_{layer}"] = self.layers[layer, index].item()
+        for measure, by_layer in zip(LAYER_MEASURES, self.layers.T.tolist(), strict=True):
+            figures |= {f"diagnostics/{measure}/layer_{layer}": value for layer, value in enumerate(by_layer)}
         for index, measure in enumerate(HEAD_MEASURES):
             figures[f"diagnostics/{measure}/heads"] = [heads[:, index].tolist() for heads in self.heads]
         for layer, features in self.features.items():
@@ -101,18 +100,15 @@ class ForwardProbe:
             features: layers whose output is returned.
             attention: whether to measure attention and residual writes, or the features alone.
         """
-        network: Transformer = getattr(engine, "module", engine)
-        recorder = _Recorder(self, network, features)
-        training = network.training
-        engine.eval()
-        with eager(network), recorder.hooks(attention):
+        with measuring(engine) as (network, hooks):
+            recorder = _Recorder(self, network, features)
+            recorder.register(hooks, attention)
             for batch in self.batches:
                 recorder.rows, recorder.present = batch.rows, batch.present
                 given = [batch.inputs, batch.labels]  # with labels no logits are made of the whole vocabulary
                 if self.config.classes is not None:  # the windows hold examples one after the other
                     given = [batch.inputs]
                 engine(*(tensor.to(self.world.device) for tensor in given))
-        engine.train(training)
         return recorder.result()
 
 
@@ -132,38 +128,31 @@ class _Recorder:
         self.energies = torch.zeros(config.num_layers, 4, dtype=torch.float64, device=device)
         shape = (probe.batches.count, len(probe.positions), config.d_model)
         self.features = {layer: torch.zeros(shape, device=device) for layer in features}
-        self.seen: dict[str, Any] = {}
-        """What the attention under way has got, and its projections."""
+        self.seen: dict[str, Tensor] = {}
+        """The projections of the attention under way."""
 
-    def hooks(self, attention: bool) -> ExitStack:
-        """Hooks of every layer, until the end of the context."""
-        stack = ExitStack()
+    def register(self, hooks: ExitStack, attention: bool) -> None:
+        """Register the hooks of every layer, which end with *hooks*."""
 
-        def before(module: nn.Module, record: Callable[[tuple[Any, ...]], None]) -> None:
-            stack.callback(module.register_forward_pre_hook(lambda _, inputs: record(inputs)).remove)
+        def entering(module: nn.Module, record: Callable[[Tensor], None]) -> None:
+            hooks.callback(module.register_forward_pre_hook(lambda _, given: record(given[0])).remove)
 
-        def after(module: nn.Module, record: Callable[[Tensor], None]) -> None:
-            stack.callback(module.register_forward_hook(lambda _, inputs, output: record(output)).remove)
+        def leaving(module: nn.Module, record: Callable[[Tensor], None]) -> None:
+            hooks.callback(module.register_forward_hook(lambda _, given, output: record(output)).remove)
 
         for layer, block in enumerate(self.network.layers):
             assert isinstance(block, Block)
             if layer in self.features:
-                after(block, partial(self._record_features, layer))
+                leaving(block, partial(self._record_features, layer))
             if not attention:
                 continue
-            before(block, partial(self._add_input_energy, layer, 0))
-            after(block.attention.q, partial(self.seen.__setitem__, "q"))
-            after(block.attention.k, partial(self.seen.__setitem__, "k"))
-            # From the inputs, so that the positions and masks measured are those that the network gives its
-            # layers.
-            before(block.attention, partial(self.seen.__setitem__, "inputs"))
-            after(block.attention, partial(self._add_head_sums, layer, block.attention))
-            before(block.ffn_norm, partial(self._add_input_energy, layer, 2))
-            after(block.ffn, partial(self._add_energy, layer, 3))
-        return stack
-
-    def _add_input_energy(self, layer: int, which: int, inputs: tuple[Any, ...]) -> None:
-        self._add_energy(layer, which, inputs[0])
+            entering(block, partial(self._add_energy, layer, 0))
+            leaving(block.attention.q, partial(self.seen.__setitem__, "q"))
+            leaving(block.attention.k, partial(self.seen.__setitem__, "k"))
+            leaving(block.attention, partial(self._add_energy, layer, 1))
+            hooks.callback(block.attention.register_forward_hook(partial(self._add_head_sums, layer)).remove)
+            entering(block.ffn_norm, partial(self._add_energy, layer, 2))
+            leaving(block.ffn, partial(self._add_energy, layer, 3))
 
     def _add_energy(self, layer: int, which: int, hidden: Tensor) -> None:
         """Add ‖hidden‖² of the sequences that count; hidden [B, T, d], with sequence parallelism a part of
@@ -171,10 +160,12 @@ class _Recorder:
         norms = torch.linalg.vector_norm(hidden, dim=(1, 2), dtype=torch.float64)
         self.energies[layer, which] += (norms.square() * self.present.to(norms.device)).sum()
 
-    def _add_head_sums(self, layer: int, attention: Attention, output: Tensor) -> None:
-        self._add_energy(layer, 1, output)
+    def _add_head_sums(
+        self, layer: int, attention: Attention, given: tuple[Any, ...], output: Tensor
+    ) -> None:
+        """Add the sums of the heads, with the positions and masks that the network gives the layer."""
         query, key = self.seen.pop("q"), self.seen.pop("k")  # [B, T, own columns]
-        heads, _ = attention.whole_heads(query, key, key, *self.seen.pop("inputs")[1:])
+        heads, _ = attention.whole_heads(query, key, key, *given[1:])
         exchange, first = attention.exchange, 0
         if exchange is not None:
             first = self.network.grid.tensor_rank // exchange.ranks * attention.heads
@@ -209,12 +200,20 @@ class _Recorder:
         return ProbeResult(heads, layers, features)
 
 
-def eager(network: Transformer) -> AbstractContextManager[Any]:
-    """Run compiled blocks uncompiled: they ignore hooks added later, and must not be compiled anew for
-    them."""
-    if any(getattr(block, "_compiled_call_impl", None) is not None for block in network.layers):
-        return torch.compiler.set_stance("force_eager")
-    return nullcontext()
+@contextmanager
+def measuring(engine: Any) -> Iterator[tuple[Transformer, ExitStack]]:
+    """The network of *engine*, or the network that it is, in evaluation mode; and what ends with the block,
+    for hooks.
+
+    Compiled blocks run uncompiled: they ignore hooks added later, and must not be compiled anew for them.
+    """
+    network: Transformer = getattr(engine, "module", engine)
+    with ExitStack() as ending:
+        ending.callback(engine.train, network.training)
+        engine.eval()
+        if any(getattr(block, "_compiled_call_impl", None) is not None for block in network.layers):
+            ending.enter_context(torch.compiler.set_stance("force_eager"))
+        yield network, ending
 
 
 def normalised(hidden: Tensor, config: ModelConfig) -> Tensor:

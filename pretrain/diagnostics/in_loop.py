@@ -18,12 +18,11 @@ from pretrain.diagnostics.weights import (
     OwnWeights,
     Pieces,
     displacement_row,
+    engine_update_row,
     initial_weights,
     kept_path,
-    open_kept,
     projections,
-    update_row,
-    update_sums,
+    read_kept,
     write_kept,
 )
 from pretrain.optim.groups import GroupRates
@@ -49,8 +48,7 @@ class Diagnostics(Hook):
 
     def __init__(self, session: Session) -> None:
         run = session.run
-        self.session, self.settings = session, run.diagnostics
-        self.model, self.world = session.model, session.world
+        self.session, self.model, self.world = session, session.model, session.world
         self.dtype = torch.bfloat16 if session.decisions.bf16 else torch.float32
         self.specs = parameter_specs(session.model)
         self._release: int | None = None
@@ -61,7 +59,9 @@ class Diagnostics(Hook):
         self._probe: ForwardProbe | None = None
         if run.diagnostics_every:
             try:
-                self._probe = self._build_probe()
+                windows = session.validation_windows(run.diagnostics.sequences)
+                batch, positions = session.batch.micro_batch, run.diagnostics.positions
+                self._probe = ForwardProbe(self.model, windows, batch, self.world, positions)
             except UserError as error:
                 if run.validation.every:
                     raise
@@ -139,14 +139,9 @@ class Diagnostics(Hook):
         at_release = self._weights_at_release(rank_weights, state)
         if at_release is not None:
             row |= displacement_row(rank_weights.displacements(at_release), "release")
-        return HookResult(row | update_row(update_sums(engine, self.specs)))
+        return HookResult(row | engine_update_row(engine, self.specs))
 
     # ---------------------------------------------------------------------- parts
-
-    def _build_probe(self) -> ForwardProbe:
-        settings, session = self.settings, self.session
-        windows = session.validation_windows(settings.sequences)
-        return ForwardProbe(self.model, windows, session.batch.micro_batch, self.world, settings.positions)
 
     def _rank_weights(self, engine: Any) -> OwnWeights:
         return OwnWeights(engine, projections(self.model.num_layers), self.specs)
@@ -158,11 +153,11 @@ class Diagnostics(Hook):
         if step is None or state.step < step:
             return None
         if self._release_weights is None or self._release_weights[0] != step:
-            read_weight = open_kept(kept_path(self.session.run.folder, step), self.specs, rank_weights.names)
-            if self.world.agree(None if read_weight else "missing"):
+            read = read_kept(kept_path(self.session.run.folder, step), self.specs, rank_weights.names)
+            if self.world.agree(None if read else "missing"):
                 return None
-            assert read_weight is not None
-            self._release_weights = (step, rank_weights.cut(read_weight))
+            assert read is not None
+            self._release_weights = (step, rank_weights.cut(read))
         return self._release_weights[1]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -20,13 +20,13 @@ from pretrain.data.blend import parse_blend
 from pretrain.data.corpus import Corpus
 from pretrain.diagnostics.forward import ForwardProbe, lower_layers
 from pretrain.diagnostics.weights import (
+    Update,
     displacement,
     displacement_row,
     initial_weights,
     kept_path,
-    open_kept,
     projections,
-    update_norm,
+    read_kept,
     update_row,
 )
 from pretrain.metrics.file import FILE_NAME, read_metrics
@@ -35,7 +35,8 @@ from pretrain.run.saved import SavedRun
 from pretrain.runtime.world import single_world
 from pretrain.utils.parsing import parse_fraction
 
-Report = Callable[[str], None]
+MICRO_BATCH = 4
+"""Windows that are read at a time."""
 
 
 @dataclass(frozen=True)
@@ -55,51 +56,46 @@ class RunFigures:
 
 
 def measure_run(
-    folder: Path,
-    *,
-    data: str | None = None,
-    sequences: int = 32,
-    micro_batch: int = 4,
-    steps: Sequence[int] | str = "last",
-    report: Report = print,
+    folder: Path, data: str | None = None, sequences: int = 32, steps: str = "last"
 ) -> RunFigures:
-    """Measure checkpoints of a run on held-out windows.
+    """Measure checkpoints of a run on held-out windows, and print a line for each.
 
     Args:
         folder: the run's folder.
         data: corpora as in a run's ``data``; None is the run's own.
         sequences: windows that are read.
-        micro_batch: windows read at a time.
-        steps: which checkpoints: "last", "all", or their steps.
-        report: called with a line for each checkpoint.
+        steps: which checkpoints: "last", "all", or their steps, such as "100,200".
 
     Raises:
         UserError: no run, no such checkpoint, no data, another tokenizer.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    requested_steps: list[int | None] = [None]
-    if steps == "all":
-        requested_steps = [*checkpoint_steps(folder)] or [None]
-    elif not isinstance(steps, str):
-        requested_steps = [*steps]
     rows: dict[int, dict[str, Any]] = {}
     if (folder / FILE_NAME).is_file():
         rows = {row["step"]: row for row in read_metrics(folder)}
     windows: np.ndarray | None = None
-    before: dict[int, Tensor] = {}
-    last: dict[str, Any] = {}
-    num_layers = 0
-    for step in requested_steps:
-        source = SavedRun.open(folder, step, report)
+    features: dict[int, Tensor] = {}
+    for asked in _asked(folder, steps):
+        source = SavedRun.open(folder, asked)
         if windows is None:
             windows = _windows(source, data, sequences)
-        figures, before = _measure(source, windows, micro_batch, device, before)
-        last = {"step": source.state.step, "tokens": source.state.tokens, **figures}
-        rows.setdefault(source.state.step, {}).update(last)
-        num_layers = source.model.num_layers
-        report(f"{folder.name}: step {source.state.step:,} measured on {len(windows)} windows")
-    name, seed = group_and_seed(folder.name)
-    return RunFigures(folder.name, name, seed, [rows[step] for step in sorted(rows)], last, num_layers)
+        found, features = _measure(source, windows, features)
+        step = source.state.step
+        last = {"step": step, "tokens": source.state.tokens, **found}
+        rows.setdefault(step, {}).update(last)
+        print(f"{folder.name}: step {step:,} measured on {len(windows)} windows", flush=True)
+    in_order = [rows[step] for step in sorted(rows)]
+    return RunFigures(folder.name, *group_and_seed(folder.name), in_order, last, source.model.num_layers)
+
+
+def _asked(folder: Path, steps: str) -> Sequence[int | None]:
+    if steps == "last":
+        return [None]
+    if steps == "all":
+        return checkpoint_steps(folder) or [None]
+    try:
+        return sorted({int(step) for step in steps.split(",")})
+    except ValueError:
+        raise UserError(f"steps: {steps!r} is not valid; give last, all, or steps such as 100,200") from None
 
 
 def own_data(source: SavedRun) -> RunData:
@@ -130,13 +126,13 @@ def _windows(source: SavedRun, data: str | None, sequences: int) -> np.ndarray:
 
 
 def _measure(
-    source: SavedRun, windows: np.ndarray, micro_batch: int, device: torch.device, before: dict[int, Tensor]
+    source: SavedRun, windows: np.ndarray, before: dict[int, Tensor]
 ) -> tuple[dict[str, Any], dict[int, Tensor]]:
     """The figures of one checkpoint, and its features for the drift to the next."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network = source.load_model().to(device)
-    result = ForwardProbe(source.model, windows, micro_batch, single_world(device)).run(
-        network, lower_layers(source.model.num_layers)
-    )
+    probe = ForwardProbe(source.model, windows, MICRO_BATCH, single_world(device))
+    result = probe.run(network, lower_layers(source.model.num_layers))
     del network
     row = result.row(before)
     checkpoint, state = source.checkpoint, source.state
@@ -149,7 +145,7 @@ def _measure(
         if weight is not None:
             moved = {name: displacement(checkpoint.parameter(name), weight(name)) for name in names}
             row |= displacement_row(moved, reference)
-    row |= update_row({name: _update_sums(checkpoint, name) for name in checkpoint.groups})
+    row |= update_row(list(checkpoint.groups), _updates(checkpoint))
     checkpoint.release()
     return row, result.features
 
@@ -161,20 +157,13 @@ def _release_weights(source: SavedRun, names: list[str]) -> Callable[[str], Tens
     past_steps = [step for step in steps if step <= source.state.step]
     if not past_steps:
         return None
-    return open_kept(kept_path(source.run_folder, max(past_steps)), source.checkpoint.specs, names)
+    return read_kept(kept_path(source.run_folder, max(past_steps)), source.checkpoint.specs, names)
 
 
-def _update_sums(checkpoint: UnshardedCheckpoint, group: str) -> tuple[float, float, int]:
-    """‖lr u‖², ‖W‖² and elements of an optimizer group, as update_sums; zeros for one that has not been
-    stepped."""
-    moved, whole, count = 0.0, 0.0, 0
-    for parameter in checkpoint.groups[group].parameters:
-        state = checkpoint.optimizer_state(parameter)
-        if not state["step"]:
-            return 0, 0, 0
-        settings = checkpoint.groups[group].settings
-        moved += update_norm(state["exp_avg"], state["exp_avg_sq"], state["step"], settings) ** 2
-        weight = checkpoint.parameter(parameter)
-        whole += torch.linalg.vector_norm(weight, dtype=torch.float64).item() ** 2
-        count += weight.numel()
-    return moved, whole, count
+def _updates(checkpoint: UnshardedCheckpoint) -> Iterator[Update]:
+    """What the last update did to each parameter; nothing of those that have not been stepped."""
+    for name, group in checkpoint.groups.items():
+        for parameter in group.parameters:
+            state = checkpoint.optimizer_state(parameter)
+            if state["step"]:
+                yield Update(name, group.settings, state, checkpoint.parameter(parameter))

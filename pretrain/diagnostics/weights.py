@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from model.config import ModelConfig
@@ -132,47 +132,60 @@ def displacement_row(displacements: Mapping[str, float], reference: str) -> dict
     return row
 
 
-def update_row(sums: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Turn update_sums into rows of every group that has been stepped.
+class Update(NamedTuple):
+    """What the last update did to a parameter, or to a part of one."""
+
+    group: str
+    settings: dict[str, Any]
+    """Of the optimizer group."""
+    state: Mapping[str, Any]
+    """AdamW's: exp_avg, exp_avg_sq and step."""
+    weight: Tensor
+    share: float = 1.0
+    """How much of it counts: of a parameter that t ranks hold alike 1 / t on each."""
+
+
+def update_row(groups: Sequence[str], updates: Iterable[Update]) -> dict[str, float]:
+    """How far the last update moved every optimizer group that has been stepped. Collective.
 
     ``diagnostics/effective_lr``: lr · rms(u), by which a weight of the group moved on average;
-    ``diagnostics/relative_update``: lr · ‖u‖ / ‖W‖.
+    ``diagnostics/relative_update``: lr · ‖u‖ / ‖W‖. AdamW's step is lr · u with u = m̂ / (sqrt(v̂) + eps),
+    weight decay apart (Loshchilov & Hutter 2019, algorithm 2).
     """
+    sums = torch.zeros(len(groups), 3, dtype=torch.float64)  # ‖lr u‖², ‖W‖² and number of elements
+    for group, settings, state, weight, share in updates:
+        moved = update_norm(state["exp_avg"], state["exp_avg_sq"], int(state["step"]), settings)
+        size = torch.linalg.vector_norm(weight, dtype=torch.float64).item()
+        figures = torch.tensor([moved**2, size**2, weight.numel()], dtype=torch.float64)
+        sums[groups.index(group)] += share * figures
     row = {}
-    for name, (moved, whole, count) in sums.items():
+    for name, (moved, whole, count) in zip(groups, _sum_over_ranks(sums).tolist(), strict=True):
         if count:
             row[f"diagnostics/effective_lr/{name}"] = math.sqrt(moved / count)
             row[f"diagnostics/relative_update/{name}"] = math.sqrt(moved / whole) if whole else math.nan
     return row
 
 
-def update_sums(engine: Any, specs: dict[str, ParameterSpec]) -> dict[str, list[float]]:
-    """How far the last update moved each optimizer group: ‖lr u‖², ‖W‖² and number of elements. Collective.
-
-    AdamW's step is lr · u with u = m̂ / (sqrt(v̂) + eps), weight decay apart (Loshchilov & Hutter 2019,
-    algorithm 2).
-    """
+def engine_update_row(engine: Any, specs: dict[str, ParameterSpec]) -> dict[str, float]:
+    """``update_row`` of the groups of a DeepSpeed engine. Collective."""
     adam, (tensor_parallel, _) = inner_optimizer(engine), tensor_place(engine)
-    groups = [group["name"] for group in adam.param_groups]
-    sums = torch.zeros(len(groups), 3, dtype=torch.float64)
-    for flat in engine_flats(engine):
-        state = adam.state.get(flat.master)
-        if not state or "exp_avg" not in state:
-            continue
-        index = groups.index(flat.group["name"])
-        for name, pieces in flat.pieces.items():
-            # Parameters that tensor parallelism does not cut are the same on all t ranks.
-            share = 1 if specs[name].shard_dimension is not None else 1 / tensor_parallel
-            for piece in pieces:
-                part = slice(piece.offset, piece.offset + piece.numel)
-                moved = update_norm(
-                    state["exp_avg"][part], state["exp_avg_sq"][part], int(state["step"]), flat.group
-                )
-                weight = torch.linalg.vector_norm(flat.master.data[part], dtype=torch.float64)
-                sums[index] += share * torch.tensor(
-                    [moved**2, weight.item() ** 2, piece.numel], dtype=torch.float64
-                )
-    return dict(zip(groups, _sum_over_ranks(sums).tolist(), strict=True))
+
+    def updates() -> Iterator[Update]:
+        for flat in engine_flats(engine):
+            state = adam.state.get(flat.master)
+            if not state or "exp_avg" not in state:
+                continue
+            for name, pieces in flat.pieces.items():
+                # Parameters that tensor parallelism does not cut are the same on all t ranks.
+                share = 1 if specs[name].shard_dimension is not None else 1 / tensor_parallel
+                for piece in pieces:
+                    part = slice(piece.offset, piece.offset + piece.numel)
+                    own = {key: state[key][part] for key in ("exp_avg", "exp_avg_sq")} | {
+                        "step": state["step"]
+                    }
+                    yield Update(flat.group["name"], flat.group, own, flat.master.data[part], share)
+
+    return update_row([group["name"] for group in adam.param_groups], updates())
 
 
 def update_norm(exp_avg: Tensor, exp_avg_sq: Tensor, step: int, group: dict[str, Any]) -> float:
@@ -212,21 +225,13 @@ def write_kept(path: Path, tensors: dict[str, Tensor]) -> str | None:
     return None
 
 
-def open_kept(
+def read_kept(
     path: Path, specs: dict[str, ParameterSpec], names: Iterable[str]
 ) -> Callable[[str], Tensor] | None:
-    """Return a function that reads one kept weight, fp32 in full shape; None if the file is missing or does
-    not fit."""
+    """The kept weights by name, fp32 in full shape; None if the file is missing or does not fit."""
     try:
-        with safe_open(path, framework="pt") as file:
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        tensors = load_file(path)
     except (OSError, SafetensorError):
         return None
-    if any(shapes.get(name) != specs[name].shape for name in names):
-        return None
-
-    def read(name: str) -> Tensor:
-        with safe_open(path, framework="pt") as file:
-            return file.get_tensor(name)
-
-    return read
+    fits = all(name in tensors and tensors[name].shape == specs[name].shape for name in names)
+    return tensors.__getitem__ if fits else None

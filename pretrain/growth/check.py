@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -30,15 +30,6 @@ class LayerMeasure:
     extremes: Extremes
     energies: list[float]
     """‖C M_a,h‖_F of every head."""
-
-
-@dataclass
-class Decision:
-    """What is to change, with the directions of new heads (fp32 [2, d]: top and bottom of the residual
-    energy)."""
-
-    changes: list[Change] = field(default_factory=list)
-    directions: dict[Change, Tensor] = field(default_factory=dict)
 
 
 @dataclass
@@ -70,15 +61,19 @@ class Check:
             for layer in self._free()
         }
 
-    def decide(self, step: int, norms: Mapping[int, float]) -> Decision:
-        """Count the check, and decide.
+    def decide(self, step: int, norms: Mapping[int, float]) -> dict[Change, Tensor]:
+        """Count the check, and decide; what is to change is pending then.
 
         Args:
             step: steps done.
             norms: by layer, the gradient norm of the heads that ``candidates`` returned.
+
+        Returns:
+            The directions of new heads: fp32 [2, d], top and bottom of the residual energy.
         """
-        state, decision = self.state, Decision()
+        state, found = self.state, {}
         state.checks += 1
+        state.pending = []
         self._calibrate()
         self._count_below()
         waiting = [layer.wait > 0 for layer in state.layers]
@@ -94,26 +89,25 @@ class Check:
             if pair is not None:  # the direction is captured, however the head is drawn
                 self.captured[layer] = extended(self.captured[layer], pair.top)
             if (directions := self._directions(pair)) is not None:
-                decision.directions[change] = directions
+                found[change] = directions
             state.layers[layer].grown += 1
             state.layers[layer].below.append(0)
-            self._note(change, step, decision)
-        grown = {change.layer for change in decision.changes}
+            self._note(change, step)
+        grown = {change.layer for change in state.pending}
         for layer, head in pruned:
             if layer not in grown:
                 del state.layers[layer].below[head]
-                self._note(Change(layer, head, "prune"), step, decision)
-        state.pending = list(decision.changes)
-        return decision
+                self._note(Change(layer, head, "prune"), step)
+        return found
 
-    def _note(self, change: Change, step: int, decision: Decision) -> None:
+    def _note(self, change: Change, step: int) -> None:
         layer, kind = change.layer, change.kind
         self.heads[layer] += 1 if kind == "grow" else -1
         self.state.layers[layer].wait = self.config.dwell
         measure = self.measures[layer]
         figures = (self.heads[layer], measure.gamma, measure.extremes.largest)
         self.state.events.append(Event(step, layer, change.head, kind, *figures))
-        decision.changes.append(change)
+        self.state.pending.append(change)
 
     # ---------------------------------------------------------------------- thresholds
 
@@ -147,22 +141,18 @@ class Check:
 
     def _growing(self, step: int, waiting: Sequence[bool], norms: Mapping[int, float]) -> list[int]:
         """Layers that get a head, the most urgent first; a layer comes as often as it gets one."""
-        criterion, together, free = self.config.criterion, self.config.layers == "together", self._free()
+        criterion, free = self.config.criterion, self._free()
         if criterion == "schedule":
             targets = self.config.counts().get(step, tuple(self.heads))
             return [layer for layer in free for _ in range(targets[layer] - self.heads[layer])]
         if criterion == "incrt":
             urgency = [self._urgency(layer) for layer in range(len(self.heads))]
-            if together:
-                return free if not any(waiting) and statistics.median(urgency) > 1 else []
             asking = [layer for layer in free if urgency[layer] > 1 and not waiting[layer]]
             return sorted(asking, key=lambda layer: -urgency[layer])
         # The others have no threshold; they wait for the calibration, so that all criteria begin at its last
         # check.
         if self.state.checks < self.config.calibration or not free:
             return []
-        if together:
-            return free
         if criterion == "random":
             return [random.Random(f"{self.seed}/{step}").choice(free)]
         return [max(free, key=lambda layer: norms[layer])]
@@ -196,7 +186,7 @@ class Check:
             ready = [head for head, count in enumerate(known.below) if count >= self.config.patience]
             if ready and self.heads[layer] > 1 and not waiting[layer]:
                 found.append((layer, min(ready, key=self.measures[layer].energies.__getitem__)))
-        return found if self.config.layers == "per_layer" or len(found) == len(self.heads) else []
+        return found
 
     # ---------------------------------------------------------------------- directions
 

@@ -9,10 +9,9 @@ from pretrain.checkpoint.state import Record, TrainingState, read_state
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.config.run_config import RunConfig
 from pretrain.growth.edit import changed_checkpoint
-from pretrain.growth.hook import Growth, KeptGrowth
-from pretrain.growth.models import check_kept_heads, check_widths, continued_model
+from pretrain.growth.hook import Growth
+from pretrain.growth.models import check_kept_heads, continued_model
 from pretrain.growth.record import NAME, GrowthState
-from pretrain.growth.settings import most_heads
 from pretrain.run.extension import Extension
 from pretrain.run.hooks import Hook
 from pretrain.run.session import Session
@@ -41,7 +40,6 @@ class Growing(Extension):
             return None
         models = continued_model(asked, saved)
         check_kept_heads(run, saved, models[1])
-        check_widths(run, models[1])
         return models
 
     def view(self, checkpoint: UnshardedCheckpoint) -> UnshardedCheckpoint:
@@ -56,24 +54,22 @@ class Growing(Extension):
             state.from_seed = False
 
     def hooks(self, session: Session) -> list[Hook]:
-        """The hook that grows; of a run that goes on without growth, one that keeps what growth knew."""
-        if not session.run.growth.active:
-            return [KeptGrowth()] if session.state.record(NAME) else []
-        growth = Growth(session)
-        session.notes += growth.notes
+        """The hook that grows, or keeps what growth knew."""
+        if not (session.run.growth.active or session.state.record(NAME)):
+            return []
         # Written down before the first check: a run that goes on without growth keeps the heads that it has.
         session.state.records.setdefault(
             NAME, Record(GrowthState.begin(session.model.heads).to_json(), needed=True)
         )
-        return [growth]
+        return [Growth(session)]
 
     def opening(self, session: Session) -> list[str]:
-        """What asks for heads, and how far they may go."""
-        growth, hook = session.run.growth, session.hook("growth")
+        """What asks for heads, when, and how far they may go."""
+        growth, hook = session.run.growth, session.hook(NAME)
         if not growth.active:
             return []
-        when = f"at steps {', '.join(map(str, sorted(growth.schedule)))}" if growth.schedule else ""
-        when = when or (f"checked every {hook.every} steps up to {hook.last:,}" if hook else "")
+        when = f"checked every {hook.every} steps up to {hook.last:,}, decided from step {hook.first:,} on"
+        if growth.schedule:
+            when = f"at steps {', '.join(map(str, sorted(growth.schedule)))}"
         budget = f", {growth.budget} in all" if growth.budget else ""
-        most = most_heads(session.run)
-        return [f"growth   {growth.criterion}: at most {most} heads a layer{budget}; {when}"]
+        return [f"growth   {growth.criterion}: at most {hook.most} heads a layer{budget}; {when}"]

@@ -3,7 +3,7 @@ with."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from model.config import ModelConfig
 from model.errors import UserError
 from model.heads import format_heads
 from pretrain.checkpoint.state import Record, TrainingState
-from pretrain.growth.check import Check, Decision, LayerMeasure
+from pretrain.growth.check import Check, LayerMeasure
 from pretrain.growth.edit import candidate, changed_model
 from pretrain.growth.measure import gradient_norms, query_and_key_weights, second_moments
 from pretrain.growth.models import check_every_split
@@ -36,6 +36,8 @@ too, checks then take less than 3 % of the time: one costs up to two thirds of a
 class Growth(Hook):
     """Hook that adds and prunes heads.
 
+    In a run that goes on without growth it keeps what growth knew, in case it is turned on again.
+
     Args:
         session: the run's. A check reads this rank's next micro-batch.
 
@@ -44,54 +46,35 @@ class Growth(Hook):
             with the criterion.
     """
 
-    name = "growth"
+    name = NAME
 
     def __init__(self, session: Session) -> None:
-        run = session.run
+        run, config = session.run, session.run.growth
         self.session, self.model, self.world = session, session.model, session.world
-        self.config = run.growth
-        self.most = most_heads(run)
-        self.every = length_in_steps("growth.interval", run.growth.interval, run.steps)
-        if run.growth.interval < 1:
-            self.every = max(self.every, LEAST_INTERVAL[run.growth.criterion])
-        self.last = min(run.steps - 1, length_in_steps("growth.until", run.growth.until, run.steps))
-        if run.growth.criterion == "gradient" and run.activation_checkpointing:
+        self.config, self.most = config, most_heads(run)
+        self.every = length_in_steps("growth.interval", config.interval, run.steps)
+        if config.interval < 1:
+            self.every = max(self.every, LEAST_INTERVAL.get(config.criterion, 1))
+        checks = 1 if config.criterion == "incrt" and config.grow_above is not None else config.calibration
+        self.first = checks * self.every
+        self.last = min(run.steps - 1, length_in_steps("growth.until", config.until, run.steps))
+        if config.criterion == "gradient" and run.activation_checkpointing:
             raise UserError(
                 "growth.criterion: gradient needs activations; leave out activation_checkpointing true"
             )
-        check_every_split(run, self.model, session.batch.micro_batch)
+        if config.active:
+            check_every_split(run, self.model, session.batch.micro_batch)
         layers, d = self.model.num_layers, self.model.d_model
         self._moments: list[Tensor | None] = [None] * layers
         self._captured = [torch.zeros(0, d) for _ in range(layers)]
         self._top: list[Tensor | None] = [None] * layers
         self._directions: dict[Change, Tensor] = {}
 
-    @property
-    def notes(self) -> list[str]:
-        """What to know before the run: that no layer may grow, or that no check comes early enough to
-        decide."""
-        config, heads = self.config, self.model.heads
-        share = config.prune_share if config.prune_below is None else config.prune_below
-        fixed = config.criterion != "incrt" or not share  # else heads may be pruned, and others added
-        first = self.every if config.grow_above is not None else self.every * config.calibration
-        if config.criterion == "schedule":
-            return []
-        if fixed and config.budget is not None and sum(heads) >= config.budget:
-            why = f"can be added: the model has {sum(heads)} heads, and growth.budget is {config.budget}"
-        elif fixed and min(heads) >= self.most:
-            why = f"can be added: every layer has {self.most} heads or more, which is growth.maximum"
-        elif first > self.last:
-            why = f"is added: the first decision would be after step {first:,}"
-            why += f", and growth.until is {self.last:,}"
-        else:
-            return []
-        return [f"growth   no head {why}"]
-
     def due(self, step: int) -> bool:
         """Whether to check after this many steps: at the interval, or at the steps of a schedule."""
         if self.config.criterion == "schedule":
             return step in self.config.schedule
-        return step <= self.last and step % self.every == 0
+        return self.config.active and step <= self.last and step % self.every == 0
 
     def _kept(self) -> tuple[tuple[str, list[Any], int], ...]:
         """What is kept of every layer: the beginning of its name, the tensors, and their dimensions."""
@@ -123,41 +106,44 @@ class Growth(Hook):
             ``growth/…`` figures of every layer, a line for each change, and the model to go on with if there
             is any.
         """
+        if not self.config.active:  # pending from a session that still had growth
+            return HookResult()
         batch = self.session.micro_batch(state.sequences, 0)
         moments = second_moments(engine, batch, self.world)
         if not all(bool(moment.isfinite().all()) for moment in moments):
             return HookResult(
                 lines=[f"growth   step {state.step:,}: not checked; activations are not finite"]
             )
-        self._average(moments)
+        share = self.config.average
+        for layer, moment in enumerate(moments):
+            if (before := self._moments[layer]) is not None:
+                moment = share * before.to(moment) + (1 - share) * moment
+            self._moments[layer] = moment
         weights = query_and_key_weights(engine, self.model, self.world)
         growth, check = GrowthState.read(state, self.model.heads), None
         if self.world.is_main:  # rank 0 decides for all
             of_run = (self.config, self.most, self.session.run.seed)
             check = Check(*of_run, [*self.model.heads], growth, self._measure(weights), self._captured)
         compared = self.world.broadcast(check.candidates() if check else {})
-        norms = self._gradients(engine, batch, compared, state.step) if compared else {}
-        decision, figures = Decision(), {}
+        new_heads = {
+            change.layer: candidate(self.model, self.session.run.seed, state.step, change, directions)
+            for change, directions in compared.items()
+        }
+        norms = gradient_norms(engine, batch, new_heads, self.world) if new_heads else {}
+        directions: dict[Change, Tensor] = {}
+        figures: dict[str, Any] = {}
         if check:
-            decision = check.decide(state.step, norms)
+            directions = check.decide(state.step, norms)
             figures = self._figures(check, norms)
-        shared = (growth, decision, figures, self._captured, self._top)
-        growth, decision, figures, self._captured, self._top = self.world.broadcast(shared)
-        state.records[NAME], self._directions = Record(growth.to_json(), needed=True), decision.directions
-        if not decision.changes:
+        shared = (growth, directions, figures, self._captured, self._top)
+        growth, self._directions, figures, self._captured, self._top = self.world.broadcast(shared)
+        state.records[NAME] = Record(growth.to_json(), needed=True)
+        if not growth.pending:
             return HookResult(figures)
-        model = changed_model(self.model, decision.changes)
-        return HookResult(figures, [self._line(decision, model, state.step)], model)
+        model = changed_model(self.model, growth.pending)
+        return HookResult(figures, [self._line(growth.pending, model, state.step)], model)
 
     # ---------------------------------------------------------------------- parts
-
-    def _average(self, moments: list[Tensor]) -> None:
-        """Update the running averages of C."""
-        share = self.config.average
-        for layer, moment in enumerate(moments):
-            if (before := self._moments[layer]) is not None:
-                moment = share * before.to(moment) + (1 - share) * moment
-            self._moments[layer] = moment
 
     def _measure(self, weights: Mapping[str, Tensor]) -> list[LayerMeasure]:
         measures = []
@@ -177,15 +163,6 @@ class Growth(Hook):
             )
         return measures
 
-    def _gradients(
-        self, engine: Any, batch: list[Tensor], compared: Mapping[Change, Tensor | None], step: int
-    ) -> dict[int, float]:
-        heads = {
-            change.layer: candidate(self.model, self.session.run.seed, step, change, directions)
-            for change, directions in compared.items()
-        }
-        return gradient_norms(engine, batch, heads, self.world)
-
     def _figures(self, check: Check, norms: Mapping[int, float]) -> dict[str, Any]:
         """What was measured, and the heads that the run goes on with."""
         figures: dict[str, Any] = {f"growth/gradient/layer_{layer}": norm for layer, norm in norms.items()}
@@ -196,29 +173,11 @@ class Growth(Hook):
             figures[f"growth/weakest_head/layer_{layer}"] = min(measure.energies)
         return figures
 
-    def _line(self, decision: Decision, model: ModelConfig, step: int) -> str:
+    def _line(self, changes: Sequence[Change], model: ModelConfig, step: int) -> str:
         """What changes, in one line; growth.events holds the same with figures."""
         parts = []
         for kind, words in (("grow", "added one head to"), ("prune", "pruned one of")):
-            layers = [str(change.layer) for change in decision.changes if change.kind == kind]
+            layers = [str(change.layer) for change in changes if change.kind == kind]
             parts += [f"{words} layer{'s' * (len(layers) > 1)} {', '.join(layers)}"] if layers else []
         heads = f"{format_heads(model.heads)}, {model.num_parameters():,} parameters"
         return f"growth   step {step:,}: {'; '.join(parts)}; heads {heads}"
-
-
-class KeptGrowth(Hook):
-    """Hook of a run that goes on without growth: keeps what growth knew, in case it is turned on again."""
-
-    name = "growth (off)"
-
-    def __init__(self) -> None:
-        self._tensors: dict[str, Tensor] = {}
-
-    def state(self) -> dict[str, Tensor]:
-        """The tensors that Growth has written."""
-        return self._tensors
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take them over, but for those of pending heads, which have been made."""
-        prefixes = (MOMENT, CAPTURED, TOP)
-        self._tensors = {name: tensor for name, tensor in tensors.items() if name.startswith(prefixes)}

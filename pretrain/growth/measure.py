@@ -7,7 +7,7 @@ changes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -22,7 +22,7 @@ from model.loss import IGNORED_LABEL
 from model.parameters import parameter_specs
 from model.rotary import rotate
 from model.transformer import Block, Transformer
-from pretrain.diagnostics.forward import eager
+from pretrain.diagnostics.forward import measuring
 from pretrain.diagnostics.weights import OwnWeights, projections
 from pretrain.runtime.world import World
 
@@ -41,9 +41,8 @@ def second_moments(engine: Any, batch: list[Tensor], world: World) -> list[Tenso
 
     Collective. *batch* is this rank's micro-batch, as Transformer.forward takes it.
     """
-    network: Transformer = engine.module
     sums: list[Tensor] = []
-    counted = _not_padding(network, batch)
+    counted = _not_padding(engine.module, batch)
     if counted is not None:
         counted = counted.to(world.device)
         tokens = counted.sum().double()
@@ -57,13 +56,10 @@ def second_moments(engine: Any, batch: list[Tensor], world: World) -> list[Tenso
             rows = rows[counted]
         sums.append(rows.T @ rows / (len(rows) if counted is None else share))
 
-    training = network.training
-    engine.eval()
-    with ExitStack() as hooks, eager(network), _without_head(engine), torch.no_grad():
+    with measuring(engine) as (network, hooks), _without_head(engine), torch.no_grad():
         for layer in range(len(network.layers)):
             hooks.callback(_attention(network, layer).register_forward_pre_hook(record).remove)
         engine(*(tensor.to(world.device) for tensor in batch))
-    engine.train(training)
     if world.size > 1:
         for total in sums:  # a language model's ranks count equally many tokens
             dist.all_reduce(total)
@@ -104,12 +100,9 @@ def gradient_norms(
     has a gradient, and this one is Σ_t g_t o_tᵀ with g_t the loss's gradient in the attention's output at
     position t and o_t the head's output there. Of the loss of *batch*, a mean over all ranks.
     """
-    network: Transformer = engine.module
     inputs: dict[int, tuple[Any, ...]] = {}
     outputs: dict[int, Tensor] = {}
-    training = network.training
-    engine.eval()
-    with ExitStack() as hooks, eager(network), torch.enable_grad():
+    with measuring(engine) as (network, hooks), torch.enable_grad():
         for layer in candidates:
             attention = _attention(network, layer)
 
@@ -119,7 +112,6 @@ def gradient_norms(
             hooks.callback(attention.register_forward_hook(record).remove)
         loss = network(*(tensor.to(world.device) for tensor in batch))
         gradients = torch.autograd.grad(loss, [outputs[layer] for layer in candidates])
-    engine.train(training)
     norms = {}
     for layer, gradient in zip(candidates, gradients, strict=True):
         with torch.no_grad():

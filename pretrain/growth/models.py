@@ -11,6 +11,8 @@ from pretrain.growth.edit import changed_model, pending_changes
 from pretrain.growth.record import NAME
 from pretrain.growth.settings import check_head_dim
 
+HEADS = ("heads", "head_dim", "kv_heads")
+
 
 def continued_model(run_model: ModelConfig, saved: TrainingState) -> tuple[ModelConfig, ModelConfig]:
     """The model that a checkpoint must hold, and the one that the run goes on with.
@@ -35,66 +37,39 @@ def continued_model(run_model: ModelConfig, saved: TrainingState) -> tuple[Model
             return run_model, run_model  # the same: growth is not for grouped queries
         # The width of a head stays as it is, and must be written down before their number changes.
         fixed = run_model.replace(heads=model.heads, head_dim=model.head_dim)
-        return fixed.replace(kv_heads=model.kv_heads), _with_head_dims(fixed)
+        return fixed.replace(kv_heads=model.kv_heads), fixed.replace(head_dim=_head_dims(fixed))
     now = run_model.replace(heads=model.heads, head_dim=model.head_dim, kv_heads=model.kv_heads)
     return now, changed_model(now, pending_changes(saved))
 
 
 def check_kept_heads(run: RunConfig, saved: TrainingState, model: ModelConfig) -> None:
-    """Refuse head settings that were changed since the last session of a run whose heads are those of its
-    checkpoint.
+    """Refuse what was not asked for in the last session of a run whose heads are those of its checkpoint.
 
     Args:
-        saved: the checkpoint's state.
+        saved: the checkpoint's state; of a new or imported run one without settings.
         model: what the run goes on with.
 
     Raises:
-        UserError: ``heads``, or one of the architecture's, asks for something else than *model* has.
+        UserError: a setting of heads was changed, or t does not divide the width of the heads that grow.
     """
-    if not saved.model or not saved.run:
-        return  # new or imported
-    asked = run.fixed_model_config()
-    if asked.num_layers != model.num_layers:
-        return  # another run, which check_resume refuses
-    now, before = run.to_dict(), saved.run
-    asked, model = _with_head_dims(asked), _with_head_dims(model)
-    for name in ("heads", "head_dim", "kv_heads"):
-        if (getattr(asked, name) or asked.heads) == (getattr(model, name) or model.heads):
-            continue
-        for field, new, old in (
-            (name, now, before),
-            (f"architecture.{name}", now["architecture"], before["architecture"]),
-        ):
-            if new.get(name) not in (None, old.get(name)):
-                kept = f"{format_heads(model.heads)} of width {format_heads(model.head_dim or ())}"
-                raise UserError(
-                    f"{field}: {shown(new[name])} is not what the run has: it keeps its heads, {kept}; leave "
-                    "it out, or give --name for a new run"
-                )
+    if saved.run:
+        for section, names in {"": HEADS, "architecture": HEADS, "growth": ("head_dim",)}.items():
+            now, before = (each.get(section, {}) if section else each for each in (run.to_dict(), saved.run))
+            for name in names:
+                if now.get(name) not in (None, before.get(name)):
+                    kept = f"{format_heads(model.heads)} of width {format_heads(_head_dims(model))}"
+                    raise UserError(
+                        f"{f'{section}.{name}'.lstrip('.')}: {shown(now[name])} is new, and the run keeps "
+                        f"its heads, {kept}; leave it out, or give --name for a new run"
+                    )
+    if run.growth.active:
+        for head_dim in _head_dims(model):
+            check_head_dim(head_dim, run.tensor_parallel)
 
 
-def _with_head_dims(model: ModelConfig) -> ModelConfig:
-    """The same model, with the width of every layer's heads written down."""
-    return model.replace(head_dim=tuple(model.layer_head_dim(layer) for layer in range(model.num_layers)))
-
-
-def check_widths(run: RunConfig, model: ModelConfig) -> None:
-    """Refuse a model that cannot go on growing.
-
-    Raises:
-        UserError: the heads have another width than ``growth.head_dim``, or one that t does not divide.
-    """
-    growth = run.growth
-    if not growth.active:
-        return
-    for layer in range(model.num_layers):
-        head_dim = model.layer_head_dim(layer)
-        if growth.head_dim not in (None, head_dim):
-            raise UserError(
-                f"growth.head_dim: {growth.head_dim} is not the width {head_dim} that the heads of layer "
-                f"{layer} have; leave it out"
-            )
-        check_head_dim(head_dim, run.tensor_parallel)
+def _head_dims(model: ModelConfig) -> tuple[int, ...]:
+    """The width of every layer's heads."""
+    return tuple(model.layer_head_dim(layer) for layer in range(model.num_layers))
 
 
 def check_every_split(run: RunConfig, model: ModelConfig, micro_batch: int) -> None:

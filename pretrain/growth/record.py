@@ -49,11 +49,6 @@ class Event:
     lambda_max: float
     """The λ_max that led to the event."""
 
-    @property
-    def heads_before(self) -> int:
-        """The layer's head count before the event."""
-        return self.heads - 1 if self.kind == "grow" else self.heads + 1
-
 
 @declared("growth.layers", frozen=False)
 class LayerState:
@@ -127,7 +122,3 @@ class GrowthState:
     def made(self) -> list[Event]:
         """The events without those that are pending, which are not in the checkpoint's model yet."""
         return self.events[: max(0, len(self.events) - len(self.pending))]
-
-    def of_layer(self, layer: int) -> list[Event]:
-        """The events of a layer that are made, in order."""
-        return [event for event in self.made() if event.layer == layer]

@@ -41,10 +41,6 @@ class GrowthConfig:
     """Steps (or fraction of the run, and 24 steps at least; gradient: 60) between two checks."""
     until: PositiveNumber = 0.9
     """Step (or fraction of the run) of the last check: a head added at the very end learns nothing."""
-    layers: Literal["per_layer", "together"] = "per_layer"
-    """per_layer: each layer by what it measures. together: all layers grow when the median layer asks for it,
-    and are pruned when all have a head to prune; random and gradient add a head to every layer at every
-    check."""
     new_heads: Literal["captured", "random"] = "captured"
     """q and k of a new head: along the direction that was found and its partner, or drawn as at step 0."""
     calibration: Positive = 4
@@ -93,16 +89,14 @@ class GrowthConfig:
                 f"{format_heads(model.kv_heads or ())}; take a model without kv_heads"
             )
         layers, maximum = model.num_layers, self.maximum or max(model.heads)
-        if maximum < self.start:
-            raise UserError(
-                f"growth.maximum: {maximum} is below growth.start {self.start}; give at least that"
-            )
-        least = self.start * layers
-        if self.budget is not None and self.budget < least:
-            raise UserError(
-                f"growth.budget: {self.budget} is below the {least} heads that {layers} layers start with; "
-                "give more"
-            )
+        for name, most, least in (
+            ("maximum", maximum, self.start),
+            ("budget", self.budget, self.start * layers),
+        ):
+            if most is not None and most < least:
+                raise UserError(
+                    f"growth.{name}: {most} is below the {least} heads that growth.start gives; give more"
+                )
         before = (self.start,) * layers
         for step, counts in self.counts().items():
             fits = 0 < step < steps and len(counts) == layers and max(counts) <= maximum
@@ -116,29 +110,6 @@ class GrowthConfig:
         head_dim = self.head_dim or min(model.layer_head_dim(layer) for layer in range(layers))
         check_head_dim(head_dim, tensor_parallel)
         return model.replace(heads=(self.start,) * layers, head_dim=(head_dim,) * layers, kv_heads=None)
-
-    def check(self, heads: str | None) -> None:
-        """Refuse fields that contradict each other, or *heads*, the run's field of that name.
-
-        Raises:
-            UserError: it names the field, its value and what would be valid.
-        """
-        if (self.criterion == "schedule") != bool(self.schedule):
-            raise UserError(
-                f"growth.schedule: {self.schedule} does not go with growth.criterion {self.criterion}; give "
-                "steps and head counts, such as {100: 2x4, 200: 4x4}, for the criterion schedule alone"
-            )
-        if self.active and heads is not None:
-            raise UserError(
-                f"heads: {heads!r} contradicts growth.criterion {self.criterion}, which finds the heads; "
-                "leave one out"
-            )
-        above, below = self.grow_above, self.prune_below
-        if above is not None and below is not None and below >= above:
-            raise UserError(
-                f"growth.prune_below: {below:g} is not below growth.grow_above {above:g}: a new head could "
-                "be pruned at once; give less"
-            )
 
 
 def check_head_dim(head_dim: int, tensor_parallel: int) -> None:
@@ -165,7 +136,17 @@ class GrowthSettings(Section):
     @staticmethod
     def check(run: Any) -> None:
         """Refuse fields of growth that contradict each other, or the run."""
-        run.growth.check(run.heads)
+        growth = run.growth
+        if (growth.criterion == "schedule") != bool(growth.schedule):
+            raise UserError(
+                f"growth.schedule: {growth.schedule} does not go with growth.criterion {growth.criterion}; "
+                "give steps and head counts, such as {100: 2x4, 200: 4x4}, for the criterion schedule alone"
+            )
+        if growth.active and run.heads is not None:
+            raise UserError(
+                f"heads: {run.heads!r} contradicts growth.criterion {growth.criterion}, which finds the "
+                "heads; leave one out"
+            )
 
     @staticmethod
     def first_model(run: Any, model: ModelConfig) -> ModelConfig:

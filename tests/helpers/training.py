@@ -21,6 +21,7 @@ from pretrain.run.data import open_data
 from pretrain.runtime.world import World, single_world, start_world
 from pretrain.session import Session, build_session
 from pretrain.trainer import Trainer
+from tests.helpers.distributed import run_distributed
 
 ROOT = Path(__file__).resolve().parents[2]
 # Figures that differ from run to run, because they are times.
@@ -122,3 +123,16 @@ def curve(folder: Path) -> list[dict[str, Any]]:
 def alone() -> World:
     """A world of one process, without a process group."""
     return single_world(torch.device("cpu"))
+
+
+def broken_off(run: RunConfig, *stops: int, ranks: int = 1, stage: int = 2) -> RunConfig:
+    """Train *run* whole, and once more with a dead stop after each of *stops* steps: the same bits.
+
+    Returns the second run."""
+    broken = replace(run, name=f"{run.name}-broken")
+    assert run_distributed(session, ranks, run, stage, timeout=200)[0] == ([], None)
+    for step in stops:
+        assert "stopped" in run_distributed(interrupted, ranks, broken, step, ranks, stage, timeout=200)
+    assert run_distributed(session, ranks, broken, stage, timeout=200)[0][1] is None
+    assert curve(broken.folder) == curve(run.folder)
+    return broken

@@ -1,36 +1,32 @@
-"""What a growth report holds: worths of heads on held-out text, schedules, predictions; printed, drawn and
+"""What a growth report holds: worths of heads on held-out text and predicted head counts; printed, drawn and
 written."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from statistics import correlation
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from pydantic_core import to_json
 
-from model.config import ModelConfig
-from model.errors import UserError
-from model.heads import HeadSchedule
-from model.presets import preset, preset_names
 from pretrain.classification.examples import held_out_examples
-from pretrain.config.command_line import load_run_config
-from pretrain.config.run_config import RunConfig
 from pretrain.diagnostics.measure import own_data
 from pretrain.growth.record import GrowthState
-from pretrain.growth.report.figures import draw_growth, draw_worths
-from pretrain.growth.report.law import Prediction, predict
-from pretrain.growth.report.text import direction, law_lines, schedule_lines, worth_lines
-from pretrain.growth.report.worth import HeadWorths, measure_worths
-from pretrain.growth.settings import most_heads
+from pretrain.growth.report.law import predict
+from pretrain.growth.report.worth import SMALL_INCREASE, SMALL_SHARE, HeadWorths, measure_worths
 from pretrain.metrics.file import FILE_NAME, read_metrics
 from pretrain.run.saved import SavedRun
 from pretrain.utils.files import write_atomically
-from pretrain.utils.progress import ProgressLine
+from pretrain.utils.plotting import saved_figure, whole_numbers
+
+SURE = 2.0
+"""Worths of fewer standard errors than this are indistinguishable from zero."""
+LAW = """head counts by the law of incrt's threshold, K_0 + κ² ln(Γ(0) / θ_w), κ² from the first growth events
+of each layer; it says nothing of layers that stopped at growth.maximum, nor of other criteria:"""
 
 
 def write_report(folder: Path, step: int | None, sequences: int, out: Path) -> None:
@@ -46,51 +42,46 @@ def write_report(folder: Path, step: int | None, sequences: int, out: Path) -> N
             written.
     """
     source = SavedRun.open(folder, step)
-    model, step = source.model, source.state.step
+    model, step, heads = source.model, source.state.step, source.model.heads
     record = GrowthState.of(source.state)
     inputs, labels, starts, text = held_out(source, sequences)
-    try:
-        out.mkdir(parents=True, exist_ok=True)  # before the work begins
-    except OSError as error:
-        raise UserError(f"out: cannot write {str(out)!r} ({error.strerror}); give a folder") from None
-    run = None
-    with suppress(UserError):  # where its settings cannot be read here
-        run = load_run_config(folder / "config.yaml")
-    lines = [f"model     {folder.name}, step {step:,}: {model.summary()}"]
-    lines += schedule_lines(model.heads, other_schedules(model, run))
-    print("\n".join(lines), flush=True)
+    trend = correlation(range(len(heads)), heads) if len(set(heads)) > 1 else None
+    print(f"model     {folder.name}, step {step:,}: {model.summary()}")
+    print(f"heads     {sum(heads)}, {sum(heads) / len(heads):.2f} a layer", end="")
+    print("" if trend is None else f", correlation with depth {trend:+.2f}", flush=True)
     network = source.load_model().to("cuda" if torch.cuda.is_available() else "cpu")
-    with ProgressLine("heads removed", "pass") as progress:
-        worths = measure_worths(network, inputs, labels, starts, progress=progress)
-    predictions = predict(record, model.heads) if record else []
-    written = [draw_worths(worths, out / "worths.png")]
+    worths = measure_worths(network, inputs, labels, starts)
+    predictions = [asdict(found) for found in predict(record, heads)] if record else []
     if record:
-        metrics = folder / FILE_NAME
-        rows = [row for row in read_metrics(metrics) if row["step"] <= step] if metrics.is_file() else []
-        written.append(draw_growth(record, rows, model.heads, step, out / "growth.png"))
-        stopped_by = (run.growth.criterion, most_heads(run)) if run and run.growth.active else ()
-        print("\n".join(law_lines(predictions, *stopped_by)))
+        print(LAW, pd.DataFrame(predictions).to_string(index=False, na_rep="-"), sep="\n")
     print("\n".join(worth_lines(worths, text)))
-    report = figures(source, worths, record, predictions, text)
+    written = [draw_worths(worths, out / "worths.png")]
+    rows = read_metrics(folder) if record and (folder / FILE_NAME).is_file() else []
+    if rows := [row for row in rows if row["step"] <= step]:
+        written.append(draw_growth(rows, out / "growth.png"))
+    by_layer = worths.heads.groupby("layer")
+    report = {
+        "run": str(source.run_folder),
+        "step": step,
+        "tokens": source.state.tokens,
+        "heads": heads,
+        "kv_heads": model.kv_heads or heads,
+        "mean_heads": sum(heads) / len(heads),
+        "correlation_with_depth": trend,
+        "text": text,
+        "windows": worths.windows,
+        "loss": worths.loss,
+        "worths": by_layer["worth"].apply(list).tolist(),
+        "standard_errors": by_layer["error"].apply(list).tolist(),
+        "removal": worths.curve.to_dict("records"),
+        "removable_share": worths.removable["share"],
+        "growth": record,
+        "predictions": predictions,
+    }
     # Numbers that are not finite, which JSON does not know, become null.
     written.append(out / "report.json")
     write_atomically(written[-1], to_json(report, indent=1, inf_nan_mode="null").decode() + "\n")
     print("wrote " + ", ".join(map(str, written)))
-
-
-def other_schedules(model: ModelConfig, run: RunConfig | None) -> dict[str, HeadSchedule]:
-    """By name, schedules to see the model's beside: Prism's for its depth and width, and that of the run's
-    settings."""
-    found = {
-        name: preset(name).heads
-        for name in preset_names()
-        if name.startswith("prism-")
-        and (preset(name).num_layers, preset(name).d_model) == (model.num_layers, model.d_model)
-    }
-    if run:
-        with suppress(UserError):  # a preset that is a file, and not there
-            found.setdefault(run.model, run.fixed_model_config().heads)
-    return {name: heads for name, heads in found.items() if heads != model.heads}
 
 
 def held_out(source: SavedRun, sequences: int) -> tuple[np.ndarray, np.ndarray, list[np.ndarray] | None, str]:
@@ -98,7 +89,7 @@ def held_out(source: SavedRun, sequences: int) -> tuple[np.ndarray, np.ndarray, 
 
     Returns:
         Inputs and labels [n, T] each; where documents begin in each, if the model was trained with a document
-        mask; the corpora's names.
+        mask; the names of the corpora, as far as they are on this machine.
 
     Raises:
         UserError: no corpus of the run is on this machine.
@@ -111,36 +102,86 @@ def held_out(source: SavedRun, sequences: int) -> tuple[np.ndarray, np.ndarray, 
     windows = data.validation_windows(length, sequences)
     mask = source.state.run.get("document_mask", False)
     starts = data.validation_documents(length, sequences) if mask else None
-    of_run = {content for content, _ in source.state.data.data or []}
-    missing = len(of_run - {corpus.meta.content_hash for corpus, _ in data.corpora})
-    rest = f" ({missing} of the run's {len(of_run)} corpora not on this machine)" if missing else ""
-    return windows[:, :-1], windows[:, 1:], starts, f"held-out text of {names}{rest}"
+    return windows[:, :-1], windows[:, 1:], starts, f"held-out text of {names}"
 
 
-def figures(
-    source: SavedRun,
-    worths: HeadWorths,
-    record: GrowthState | None,
-    predictions: Sequence[Prediction],
-    text: str,
-) -> dict[str, Any]:
-    """The report as one JSON object; losses and worths in nats per token."""
-    heads = source.model.heads
-    return {
-        "run": str(source.run_folder),
-        "step": source.state.step,
-        "tokens": source.state.tokens,
-        "heads": heads,
-        "kv_heads": source.model.kv_heads or heads,
-        "mean_heads": sum(heads) / len(heads),
-        "correlation_with_depth": direction(heads),
-        "text": text,
-        "windows": worths.windows,
-        "loss": worths.loss,
-        "worths": worths.worths,
-        "standard_errors": worths.errors,
-        "removal": worths.curve,
-        "removable_share": worths.removable.share,
-        "growth": record,
-        "predictions": [asdict(found) | {"relative_error": found.relative_error} for found in predictions],
+def worth_lines(found: HeadWorths, text: str) -> list[str]:
+    """Worths by layer, and the removal curve."""
+    worth, best = found.heads["worth"], found.removable
+    marked = found.heads.assign(
+        small=worth < SMALL_SHARE * worth.max(),
+        negative=worth < 0,
+        unsure=~(worth.abs() > SURE * found.heads["error"]),
+    )
+    by_layer = marked.groupby("layer").agg(
+        heads=("worth", "size"),
+        smallest=("worth", "min"),
+        median=("worth", "median"),
+        largest=("worth", "max"),
+        small=("small", "sum"),
+        negative=("negative", "sum"),
+        unsure=("unsure", "sum"),
+    )
+    formats: dict[str, Any] = {
+        "share": "{:.0%}".format,
+        "loss": "{:.4f}".format,
+        "increase": "{:+.2%}".format,
     }
+    return [
+        f"loss      {found.loss:.4f} nats per {found.per} on {found.windows} windows "
+        f"({found.tokens:,} labels): {text}",
+        f"worth of each head, in nats per {found.per}: the loss without it minus the loss of the whole model",
+        by_layer.to_string(float_format="{:+.6f}".format),
+        f"small: below {SMALL_SHARE:.0%} of the largest worth; "
+        f"unsure: within {SURE:g} standard errors of zero",
+        "heads removed together, smallest worth first, without training again:",
+        found.curve.to_string(index=False, formatters=formats),
+        f"the largest share tried that costs at most {SMALL_INCREASE:.0%} of loss: {best['share']:.0%} "
+        f"({best['removed']:.0f} of {len(worth)} heads, loss {best['increase']:+.2%})",
+    ]
+
+
+def draw_worths(found: HeadWorths, path: Path) -> Path:
+    """Draw every head's worth by layer, and the loss increase as heads are removed, smallest worth first.
+
+    The y axes are linear around zero and logarithmic beyond: worths may be negative.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    with saved_figure(path, "out", 1, 2, size=(11, 4.5), dpi=120) as (_, (strip, curve)):
+        for layer, heads in found.heads.groupby("layer"):
+            places = np.linspace(layer - 0.25, layer + 0.25, len(heads))
+            strip.errorbar(places, heads["worth"], heads["error"].fillna(0), fmt="k.", ecolor="0.6")
+        strip.axhline(0, color="0.6", linewidth=0.7)
+        strip.set_yscale("symlog", linthresh=SMALL_SHARE * found.heads["worth"].abs().max() or 1)
+        strip.set(xlabel="layer", ylabel=f"worth of a head, ± one standard error (nats per {found.per})")
+        whole_numbers(strip.xaxis)
+        curve.plot(100 * found.curve["share"], 100 * found.curve["increase"], "ko-", markersize=4)
+        curve.axhline(100 * SMALL_INCREASE, color="0.4", linestyle="--")
+        curve.set_yscale("symlog", linthresh=100 * SMALL_INCREASE)
+        curve.set(xlabel="heads removed, smallest worth first (% of all)", xlim=(0, 100))
+        curve.set_ylabel("increase of the held-out loss (%)")
+    return path
+
+
+def draw_growth(rows: list[dict[str, Any]], path: Path) -> Path:
+    """Draw heads, Γ and λ_max of every layer at the checks, from the rows of metrics.jsonl.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    from matplotlib import colormaps
+
+    with saved_figure(path, "out", 3, size=(8, 9), dpi=120, sharex=True) as (figure, axes):
+        figures = {"heads": "heads", "gamma": "Γ", "lambda_max": "λ_max"}
+        for axis, (name, label) in zip(axes, figures.items(), strict=True):
+            checks = pd.DataFrame(rows).set_index("step").filter(like=f"growth/{name}/").dropna()
+            for number, key in enumerate(checks):
+                color = colormaps["viridis"](0.85 * number / max(1, len(checks.columns) - 1))
+                axis.plot(checks.index, checks[key], ".-", color=color, label=key.rpartition("/")[2])
+            axis.set_ylabel(label)
+        whole_numbers(axes[0].yaxis)
+        axes[2].set_xlabel("training step")
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
+    return path

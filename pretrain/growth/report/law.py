@@ -35,10 +35,8 @@ class Prediction:
     why_not: str = ""
     """Why there is no prediction."""
 
-    @property
-    def relative_error(self) -> float | None:
-        """(predicted - observed) / observed."""
-        return None if self.predicted is None else (self.predicted - self.observed) / self.observed
+    relative_error: float | None = None
+    """(predicted - observed) / observed."""
 
 
 def predict(record: GrowthState, heads: Sequence[int]) -> list[Prediction]:
@@ -58,7 +56,8 @@ def predict(record: GrowthState, heads: Sequence[int]) -> list[Prediction]:
 
 
 def _predict(record: GrowthState, layer: int, observed: int) -> Prediction:
-    grown = [(event.heads_before, event.gamma) for event in record.of_layer(layer) if event.kind == "grow"]
+    own = [event for event in record.made() if event.layer == layer]
+    grown = [(event.heads - 1, event.gamma) for event in own if event.kind == "grow"]
 
     def none(why: str) -> Prediction:
         return Prediction(layer, observed, len(grown), why_not=why)
@@ -79,4 +78,5 @@ def _predict(record: GrowthState, layer: int, observed: int) -> Prediction:
         return none(f"Γ does not fall over the first {len(first)} growth events")
     heads, gamma = first[0]
     predicted = heads - math.log(gamma / threshold[0]) / fall
-    return Prediction(layer, observed, len(grown), len(first), -1 / fall, predicted)
+    error = (predicted - observed) / observed
+    return Prediction(layer, observed, len(grown), len(first), -1 / fall, predicted, relative_error=error)

@@ -8,14 +8,14 @@ stands.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -25,11 +25,10 @@ from model.head_loss import loss_and_residual, token_chunks
 from model.loss import IGNORED_LABEL
 from model.transformer import Block, Transformer
 from pretrain.data.sequences import pack_documents
+from pretrain.utils.progress import ProgressLine
 
 Head = tuple[int, int]
 """Layer and number of a head, both from 0."""
-Progress = Callable[[int, int], None]
-"""Is called with the number of passes done, and with that of all."""
 
 TOKENS_AT_ONCE = {"cpu": 2**13, "cuda": 2**16}
 """Tokens of one forward pass, by device type: at least one window is read at a time."""
@@ -42,20 +41,6 @@ SMALL_SHARE = 0.01
 
 
 @dataclass(frozen=True)
-class RemovalPoint:
-    """The loss without the heads of smallest worth."""
-
-    removed: int
-    """Number of heads removed, all at once."""
-    share: float
-    """That number over the number of all heads."""
-    loss: float
-    """Nats per token."""
-    increase: float
-    """Relative to the loss of the whole model: 0.01 is one per cent more."""
-
-
-@dataclass(frozen=True)
 class HeadWorths:
     """Worth of every head, in nats per token (or example): the loss without it minus the loss of the whole
     model."""
@@ -65,12 +50,12 @@ class HeadWorths:
     windows: int
     tokens: int
     """Labels of all windows; a classifier's examples have one each."""
-    worths: list[list[float]]
-    """By layer and head. A negative one says that the model is better without that head."""
-    errors: list[list[float]]
-    """Standard errors of the worths over windows, in nats per token; NaN for a single window."""
-    curve: list[RemovalPoint]
-    """From the whole model to the model without heads."""
+    heads: pd.DataFrame
+    """A row for each head: its ``layer``; its ``worth`` (a negative one says that the model is better without
+    that head); the standard ``error`` of the worth over windows, NaN for a single window."""
+    curve: pd.DataFrame
+    """From the whole model to the model without heads: how many heads of smallest worth are ``removed`` at
+    once, their ``share`` of all, the ``loss``, and its ``increase`` relative to that of the whole model."""
 
     @property
     def per(self) -> str:
@@ -78,9 +63,9 @@ class HeadWorths:
         return "example" if self.tokens == self.windows else "token"
 
     @property
-    def removable(self) -> RemovalPoint:
-        """The point of the curve with most heads removed and a loss increase of at most SMALL_INCREASE."""
-        return max((p for p in self.curve if p.increase <= SMALL_INCREASE), key=lambda point: point.removed)
+    def removable(self) -> pd.Series:
+        """The row of the curve with most heads removed and a loss increase of at most SMALL_INCREASE."""
+        return self.curve[self.curve["increase"] <= SMALL_INCREASE].iloc[-1]
 
 
 def measure_worths(
@@ -89,7 +74,6 @@ def measure_worths(
     labels: np.ndarray,
     document_starts: Sequence[np.ndarray] | None = None,
     points: int = CURVE_POINTS,
-    progress: Progress | None = None,
 ) -> HeadWorths:
     """Remove every head alone, then more and more of those of smallest worth together.
 
@@ -99,17 +83,13 @@ def measure_worths(
         document_starts: where documents begin among each window's inputs, for models trained with a document
             mask.
         points: of the removal curve, besides the whole model.
-        progress: called after every pass over a batch of windows.
 
     Raises:
         UserError: the whole model's loss is not finite.
     """
     heads = [(layer, head) for layer, count in enumerate(network.config.heads) for head in range(count)]
-    single: list[frozenset[Head]] = [frozenset(), *(frozenset({head}) for head in heads)]
-    counts = sorted({round(len(heads) * point / points) for point in range(1, points + 1)} - {0})
     ablation = Ablation(network, inputs, labels, document_starts)
-    ablation.expect(len(single) + len(counts), progress)
-    losses = ablation.losses(single)
+    losses = ablation.losses([[], *([head] for head in heads)])
     whole, differences = losses[0], losses[1:] - losses[0]  # [n], [heads, n]
     if not whole.isfinite().all():
         raise UserError(
@@ -119,21 +99,16 @@ def measure_worths(
     worths = differences.mean(1)
     deviations = differences.std(1) if len(whole) > 1 else torch.full((len(heads),), math.nan)
     order = [head for _, head in sorted(zip(worths.tolist(), heads, strict=True))]
-    reduced = ablation.losses([frozenset(order[:count]) for count in counts])
-    loss = whole.mean().item()
-    curve = [
-        RemovalPoint(count, count / len(heads), value, value / loss - 1)
-        for count, value in zip([0, *counts], [loss, *reduced.mean(1).tolist()], strict=True)
-    ]
-    by_layer = list(network.config.heads)
-    return HeadWorths(
-        loss=loss,
-        windows=len(inputs),
-        tokens=int((labels != IGNORED_LABEL).sum()),
-        worths=[part.tolist() for part in worths.split(by_layer)],
-        errors=[part.tolist() for part in (deviations / math.sqrt(len(whole))).split(by_layer)],
-        curve=curve,
-    )
+    counts = sorted({round(len(heads) * point / points) for point in range(1, points + 1)} - {0})
+    reduced = ablation.losses([order[:count] for count in counts])
+    curve = pd.DataFrame({"removed": [0, *counts]})
+    curve["share"] = curve["removed"] / len(heads)
+    curve["loss"] = [whole.mean().item(), *reduced.mean(1).tolist()]
+    curve["increase"] = curve["loss"] / curve["loss"][0] - 1
+    errors = deviations / math.sqrt(len(whole))
+    by_head = {"layer": [layer for layer, _ in heads], "worth": worths.tolist(), "error": errors.tolist()}
+    tokens = int((labels != IGNORED_LABEL).sum())
+    return HeadWorths(curve["loss"][0], len(inputs), tokens, pd.DataFrame(by_head), curve)
 
 
 class Ablation:
@@ -154,19 +129,13 @@ class Ablation:
         document_starts: Sequence[np.ndarray] | None = None,
     ) -> None:
         self.network, self.config = network, network.config
+        self.blocks = cast(list[Block], list(network.layers))
         self.device = next(network.parameters()).device
         self.inputs, self.labels = (torch.from_numpy(part.astype(np.int64)) for part in (inputs, labels))
         self.length = inputs.shape[1]
         self.document_starts = document_starts
         at_once = TOKENS_AT_ONCE.get(self.device.type, TOKENS_AT_ONCE["cpu"])
         self.micro_batch = max(1, at_once // self.length)
-        self.expect(0, None)
-
-    def expect(self, sets: int, progress: Progress | None) -> None:
-        """Report every pass from now on, of those that ``losses`` makes for so many sets of heads."""
-        passes = itertools.count(1)
-        total = sets * math.ceil(len(self.inputs) / self.micro_batch)
-        self.passed = (lambda: progress(next(passes), total)) if progress else lambda: None
 
     @torch.no_grad()
     def losses(self, sets: Sequence[Iterable[Head]]) -> Tensor:
@@ -177,20 +146,22 @@ class Ablation:
         """
         removed, layers = [sorted(set(heads)) for heads in sets], self.config.num_layers
         lowest = [heads[0][0] if heads else layers for heads in removed]
-        batches = []
-        for first in range(0, len(self.inputs), self.micro_batch):
-            rows = range(first, min(first + self.micro_batch, len(self.inputs)))
-            hidden, inputs = self._enter(self.inputs[first : rows.stop].to(self.device), rows)
-            labels = self.labels[first : rows.stop].to(self.device)
-            losses = torch.empty(len(removed), len(labels), dtype=torch.float64)
-            for layer in range(layers + 1):
-                for index in (i for i, start in enumerate(lowest) if start == layer):
-                    with self._without(removed[index]):
-                        losses[index] = self._loss(self._run(hidden, inputs, range(layer, layers)), labels)
-                    self.passed()
-                hidden = self._run(hidden, inputs, range(layer, min(layer + 1, layers)))
-            batches.append(losses)
-        return torch.cat(batches, dim=1)
+        found = torch.empty(len(removed), len(self.inputs), dtype=torch.float64)
+        done, passes = 0, len(removed) * math.ceil(len(self.inputs) / self.micro_batch)
+        with ProgressLine("heads removed", "pass") as progress:
+            for first in range(0, len(self.inputs), self.micro_batch):
+                rows = range(len(self.inputs))[first : first + self.micro_batch]
+                hidden, inputs = self._enter(self.inputs[rows.start : rows.stop].to(self.device), rows)
+                labels = self.labels[rows.start : rows.stop].to(self.device)
+                for layer in range(layers + 1):
+                    for index in (i for i, start in enumerate(lowest) if start == layer):
+                        with self._without(removed[index]):
+                            last = self._run(hidden, inputs, range(layer, layers))
+                            found[index, rows.start : rows.stop] = self._loss(last, labels)
+                        done += 1
+                        progress(done, passes)
+                    hidden = self._run(hidden, inputs, range(layer, min(layer + 1, layers)))
+        return found
 
     def _enter(self, tokens: Tensor, rows: range) -> tuple[Tensor, list[BlockInputs]]:
         """What enters the first layer, and what each layer gets besides, of the windows *rows*."""
@@ -202,11 +173,8 @@ class Ablation:
     def _run(self, hidden: Tensor, inputs: Sequence[BlockInputs], layers: range) -> Tensor:
         """Hidden [B, T, d] through these layers."""
         for layer in layers:
-            hidden = self._block(layer)(hidden, *inputs[layer])
+            hidden = self.blocks[layer](hidden, *inputs[layer])
         return hidden
-
-    def _block(self, layer: int) -> Block:
-        return cast(Block, self.network.layers[layer])
 
     def _without(self, heads: Sequence[Head]) -> ExitStack:
         """Until the end of the context, the o projections read zeros in the columns of these heads."""
@@ -219,7 +187,7 @@ class Ablation:
             def zero(_: object, inputs: tuple[Tensor], columns: Tensor = columns) -> tuple[Tensor]:
                 return (inputs[0].where(columns, 0),)
 
-            hooks.callback(self._block(layer).attention.o.register_forward_pre_hook(zero).remove)
+            hooks.callback(self.blocks[layer].attention.o.register_forward_pre_hook(zero).remove)
         return hooks
 
     def _loss(self, hidden: Tensor, labels: Tensor) -> Tensor:

@@ -9,8 +9,7 @@ import pytest
 from model.errors import UserError
 from pretrain.data.tokenizer import SentencePieceTokenizer
 from pretrain.diagnostics.command import main
-from pretrain.diagnostics.comparison import at_the_end, bands, by_group, difference, upper_half
-from pretrain.diagnostics.figures import layer_differences
+from pretrain.diagnostics.comparison import at_the_end, bands, by_group, check_depth, difference, upper_half
 from pretrain.diagnostics.measure import RunFigures, group_and_seed, measure_run
 from pretrain.metrics.file import read_metrics
 from tests.helpers.distributed import run_distributed
@@ -45,10 +44,9 @@ def looks(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("which", [0, 2])
-def test_measured_afterwards_is_what_was_measured_in_the_loop(runs, which):
-    lines = []
-    found = measure_run(runs[which], sequences=6, steps="all", report=lines.append)
-    assert len(lines) == 2 and "step 6 measured on 6 windows" in lines[1]
+def test_measured_afterwards_is_what_was_measured_in_the_loop(runs, capsys, which):
+    found = measure_run(runs[which], sequences=6, steps="all")
+    assert "step 6 measured on 6 windows" in capsys.readouterr().out
     in_loop = looks(runs[which])
     for row in (row for row in found.rows if row["step"] in in_loop):
         expected = in_loop[row["step"]]
@@ -68,7 +66,7 @@ def test_the_command_draws_and_prints(runs, tmp_path, capsys):
     assert code == 0, printed.err
     for name in ("curves.png", "layers.png", "difference.png", "difference_training.png"):
         assert (tmp_path / "out" / name).stat().st_size > 20_000, name
-    assert "control (2 seeds, step 6)" in printed.out and "rule (2 seeds, step 6)" in printed.out
+    assert "control (seeds: 2, step 6)" in printed.out and "rule (seeds: 2, step 6)" in printed.out
     kept = json.loads((tmp_path / "out" / "diagnostics.json").read_text())
     assert list(kept) == ["control-s1", "control-s2", "rule-s1", "rule-s2"]
     assert len(kept["rule-s1"]["diagnostics/attention_distance/heads"]) == 4
@@ -89,10 +87,10 @@ def test_one_run_and_other_data(runs, small_folder, tmp_path, capsys):
         (["{0}", "--sequences", "0"], "sequences: 0 is not valid"),
         (["{0}", "--steps", "first"], "steps: 'first' is not valid"),
         (["{0}", "--steps", "4"], "step: no checkpoint of step 4"),
-        (["{0}", "--baseline", "contrl"], "did you mean 'control'?"),
+        (["{0}", "--baseline", "contrl"], "groups are control"),
         (["{0}", "--data", "nowhere"], "data: 'nowhere' is not a folder"),
         (["nowhere"], "run: 'nowhere' is not a run's folder"),
-        (["{0}", "{0}"], "runs: control-s1 was given twice"),
+        (["{0}", "{0}"], "was given twice"),
         (["{0}", "--out", "/dev/null/x"], "out: cannot write"),
     ],
 )
@@ -119,7 +117,7 @@ def test_differences_are_paired_by_seed():
     assert unseeded.values.tolist() == [[3.0, 3.0]], "in their order"
     assert list(by_group([*control, *other])) == ["a", "b"]
     with pytest.raises(UserError, match="needs models of one depth"):
-        layer_differences({"a": control, "c": [figures("c-s1", [1.0], layers=1)]}, "a")
+        check_depth({"a": control, "c": [figures("c-s1", [1.0], layers=1)]}, "a")
 
 
 def test_bands_are_where_all_seeds_have_a_value():

@@ -1,4 +1,4 @@
-"""The pictures show what is there: no bar without a beginning, no layer 0.5, no band without a name."""
+"""The pictures show what the runs have measured."""
 
 from __future__ import annotations
 
@@ -12,31 +12,26 @@ from pretrain.diagnostics.attention import HEAD_MEASURES
 from pretrain.diagnostics.forward import LAYER_MEASURES
 from pretrain.diagnostics.measure import RunFigures, group_and_seed
 
+MEASURES = (*HEAD_MEASURES, *LAYER_MEASURES)
 LAYERS = 3
 NOTE = "data differ: a (one); b (two)"
 
 
-def run(name, steps=(50, 100), shift=0.0):
-    rows = []
-    for step in steps:
-        row = {"step": step, "tokens": 10 * step, "val_loss": 5.0 + shift, "val_bpb": 2.0 + shift}
-        for at, measure in enumerate(
-            (*HEAD_MEASURES, *LAYER_MEASURES, "lambda_q_initial", "lambda_k_initial")
-        ):
-            for layer in range(LAYERS):
-                row[f"diagnostics/{measure}/layer_{layer}"] = (1 + at + layer + shift) * step / 100
-        for name_of_group in ("base/decay", "base/no_decay"):
-            for measure in figures.BY_GROUP:
-                row[f"diagnostics/{measure}/{name_of_group}"] = 1e-3 * step
-        row["diagnostics/attention_distance/heads"] = [[1.0, 2.0]] * LAYERS
-        rows.append(row)
-    return RunFigures(name, *group_and_seed(name), rows, rows[-1], LAYERS)
-
-
 def grouped(*names, steps=(50, 100)):
+    """Runs by group whose measures are (1 + place of the measure + layer + shift) · step / 100."""
     found = {}
     for index, name in enumerate(names):
-        found.setdefault(group_and_seed(name)[0], []).append(run(name, steps, shift=0.1 * index**2))
+        shift, rows = 0.1 * index**2, []
+        for step in steps:
+            row = {"step": step, "val_loss": 5.0 + shift, "val_bpb": 2.0 + shift}
+            for at, measure in enumerate(MEASURES):
+                for layer in range(LAYERS):
+                    row[f"diagnostics/{measure}/layer_{layer}"] = (1 + at + layer + shift) * step / 100
+            for measure in figures.BY_GROUP:
+                row |= {f"diagnostics/{measure}/base/{kind}": 1e-3 * step for kind in ("decay", "no_decay")}
+            rows.append(row | {"diagnostics/attention_distance/heads": [[1.0, 2.0]] * LAYERS})
+        run = RunFigures(name, *group_and_seed(name), rows, rows[-1], LAYERS)
+        found.setdefault(run.group, []).append(run)
     return found
 
 
@@ -56,72 +51,44 @@ def drawn(monkeypatch):
 
 
 def panels(figure):
-    return [axis for axis in figure.axes if axis.axison]
-
-
-def ticks(axis):
-    low, high = axis.get_xlim()
-    return [tick for tick in axis.get_xticks() if low <= tick <= high]
-
-
-def legend(figure):
-    return [text.get_text() for entry in figure.legends for text in entry.get_texts()]
-
-
-def test_logarithmic_panels_have_points_and_others_bars_from_zero(drawn, tmp_path):
-    figures.draw_layers(grouped("a", "b"), tmp_path / "layers.png")
-    titles = {figures.TITLES[measure]: measure for measure in figures.TITLES}
-    for axis in panels(drawn["layers.png"]):
-        logarithmic = titles[axis.get_title()] in figures.LOGARITHMIC
-        assert (axis.get_yscale() == "log") == logarithmic
-        assert (not axis.patches) == logarithmic
-        if not logarithmic:
-            assert axis.get_ylim()[0] == 0
-
-
-@pytest.mark.parametrize("steps", [(100,), (1, 2)])
-def test_ticks_are_whole_and_steps_begin_at_zero(drawn, tmp_path, steps):
-    figures.draw_all(grouped("a", "b", steps=steps), "a", tmp_path)
-    assert set(drawn) == {"curves.png", "layers.png", "difference.png", "difference_training.png"}
-    for name, figure in drawn.items():
-        for axis in panels(figure):
-            found = ticks(axis)
-            assert found and all(tick == round(tick) for tick in found), (name, axis.get_title(), found)
-            if axis.get_xlabel() == "step":
-                low, high = axis.get_xlim()
-                assert low == 0 and high >= steps[-1]
+    """By title, the axes that show something."""
+    return {axis.get_title(): axis for axis in figure.axes if axis.axison}
 
 
 @pytest.mark.parametrize("groups", [1, 2, 3])
-def test_curves_are_not_a_ribbon(drawn, tmp_path, groups):
-    figures.draw_curves(grouped(*"abc"[:groups]), tmp_path / "curves.png")
+def test_curves_have_a_panel_for_each_measure_and_group(drawn, tmp_path, groups):
+    figures.draw_all(grouped(*"abc"[:groups]), "a", tmp_path)
     width, height = drawn["curves.png"].get_size_inches()
-    assert 1 / 1.7 < width / height < 1.7
+    assert 1 / 2 < width / height < 2
     shown = panels(drawn["curves.png"])
-    assert len(shown) == groups * (len(HEAD_MEASURES) + len(LAYER_MEASURES) + 2 + len(figures.BY_GROUP))
+    assert len(shown) == groups * (len(MEASURES) + len(figures.BY_GROUP))
+    for title, axis in shown.items():
+        measure = title.split("\n")[0]
+        assert (axis.get_yscale() == "log") == (measure in figures.LOGARITHMIC)
+        assert len(axis.lines) == (2 if measure in figures.BY_GROUP.values() else LAYERS)
+        assert axis.get_ylim() == shown[f"{measure}\na"].get_ylim(), "groups are on one scale"
+    assert ("difference.png" in drawn) == (groups > 1)
 
 
-def test_groups_are_on_one_scale(drawn, tmp_path):
-    figures.draw_curves(grouped("a", "b"), tmp_path / "curves.png")
-    first, second, *_ = panels(drawn["curves.png"])
-    assert first.get_title() == "a" and second.get_title() == "b"
-    assert first.get_ylim() == second.get_ylim() and second.get_ylabel() == ""
-
-
-@pytest.mark.parametrize("seeds", [1, 2])
-def test_bands_are_named(drawn, tmp_path, seeds):
-    names = [f"{group}-s{seed}" for group in "ab" for seed in range(1, seeds + 1)]
-    figures.draw_all(grouped(*names), "a", tmp_path)
+@pytest.mark.parametrize("steps", [(100,), (1, 2)])
+def test_ticks_are_whole(drawn, tmp_path, steps):
+    figures.draw_all(grouped("a", "b", steps=steps), "a", tmp_path)
     for name, figure in drawn.items():
-        named = any("one standard deviation over the seeds" in text for text in legend(figure))
-        assert named == (seeds > 1), name
-    assert any("dots" in text for text in legend(drawn["layers.png"]))
+        for title, axis in panels(figure).items():
+            assert all(tick == round(tick) for tick in axis.get_xticks()), (name, title)
 
 
-def test_what_does_not_compare_stands_above(drawn, tmp_path):
-    figures.draw_all(grouped("a", "b"), "a", tmp_path, [NOTE], loss="val_bpb")
+def test_differences_to_the_baseline_with_what_does_not_compare_above(drawn, tmp_path):
+    figures.draw_all(grouped("a-s1", "a-s2", "b-s1", "b-s2"), "a", tmp_path, [NOTE], loss="val_bpb")
+    assert set(drawn) == {"curves.png", "layers.png", "difference.png", "difference_training.png"}
     assert all(figure.notes == [NOTE] for figure in drawn.values())
-    titles = [axis.get_title() for axis in panels(drawn["difference_training.png"])]
-    assert "Δ validation loss (bits per byte)" in titles and not any(
-        "nats)" in t and "loss" in t for t in titles
-    )
+    by_layer, training = (panels(drawn[f"{name}.png"]) for name in ("difference", "difference_training"))
+    # Of b − a the shifts are 0.4 − 0 and 0.9 − 0.1.
+    line, zero = by_layer["Δ attention distance D (tokens)"].lines
+    assert line.get_label() == "b − a" and list(line.get_ydata()) == pytest.approx([0.6] * LAYERS)
+    assert list(zero.get_ydata()) == [0, 0]
+    loss = training["Δ validation loss (bits per byte)"].lines[0]
+    assert list(loss.get_xdata()) == [50, 100] and list(loss.get_ydata()) == pytest.approx([0.6, 0.6])
+    half = training["Δ attention distance D (tokens), upper half"].lines[0]
+    assert list(half.get_ydata()) == pytest.approx([0.3, 0.6])
+    assert not any("nats)" in title and "loss" in title for title in training)

@@ -10,7 +10,7 @@ from pretrain.diagnostics.maturity import settled
 from pretrain.diagnostics.settings import MaturityConfig
 from tests.helpers.distributed import run_distributed
 from tests.helpers.shapes import newest
-from tests.helpers.training import curve, interrupted, nano_run, session
+from tests.helpers.training import broken_off, curve, interrupted, nano_run, session
 
 CONFIG = MaturityConfig(settled=0.5, patience=2)
 SOON = "--maturity.settled 1.0 --maturity.patience 1"
@@ -92,11 +92,8 @@ def test_fires_when_settled_and_not_before_the_hold(small_folder, tmp_path):
 def test_a_break_changes_nothing(small_folder, tmp_path, settled_share, stop):
     """Stopped between probes and at one: the features of the last probe are in the checkpoint."""
     more = f"--maturity.settled {settled_share} --maturity.patience 1 --checkpoint.every {stop}"
-    whole, broken = (maturity_run(small_folder, tmp_path, name, more) for name in ("whole", "broken"))
-    run_distributed(session, 2, whole, 2, timeout=120)
-    run_distributed(interrupted, 2, broken, stop + 1, 2, 2, timeout=120)
-    assert run_distributed(session, 2, broken, 2, timeout=120)[0] == ([], None)
-    assert curve(broken.folder) == curve(whole.folder)
+    whole = maturity_run(small_folder, tmp_path, "whole", more)
+    broken = broken_off(whole, stop + 1, ranks=2)
     one, other = read_state(newest(whole.folder)), read_state(newest(broken.folder))
     assert one.record("maturity") == other.record("maturity") and one.released == other.released
 

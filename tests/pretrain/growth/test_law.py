@@ -34,13 +34,6 @@ def record(events, thresholds):
     return from_plain(GrowthState, {"start": 2, "layers": layers, "events": events})
 
 
-def read(values):
-    """What is read of a checkpoint of a model of four layers."""
-    return GrowthState.of(
-        TrainingState(records={"growth": Record(values)}, model=preset("prism-nano").to_json())
-    )
-
-
 def test_an_exponential_decay_is_predicted_exactly():
     # Γ = 8 · 2^(-(K - 2)): κ² = 1 / ln 2. θ_w = 0.25 is reached at K = 2 + log2(8 / 0.25) = 7.
     (found,) = predict(record(grown(0, [8, 4, 2, 1, 0.5]), [[0.25, 0.1]]), [7])
@@ -71,11 +64,8 @@ def test_noise_is_fitted_by_least_squares():
 def test_heads_before_an_event_are_those_after_the_one_before():
     """A head is pruned in between: Γ was measured with 2, 3, 4 and again 3 heads."""
     events = [*grown(0, [16, 8]), event(25, 0, 1, 3, 9.0, "prune"), event(30, 0, 3, 4, 8.0)]
-    found = record(events, [[0.5, 0.1]])
-    measured = [(event.heads_before, event.gamma) for event in found.of_layer(0)]
-    assert measured == [(2, 16), (3, 8), (4, 9), (3, 8)]
     # Γ = 16 · 2^(-(K - 2)) with K = 2, 3, 3: reaches 0.5 at 7.
-    (prediction,) = predict(found, [7])
+    (prediction,) = predict(record(events, [[0.5, 0.1]]), [7])
     assert prediction.predicted == pytest.approx(7)
 
 
@@ -83,11 +73,8 @@ def test_changes_that_are_not_made_yet_are_not_counted():
     """Of a checkpoint written for an event: its model has the heads from before."""
     events = grown(0, [8, 4, 2])
     pending = [{"layer": 0, "head": 4, "kind": "grow"}]
-    values = {"start": 2, "layers": [{"below": []}] * 4, "events": events, "pending": pending}
-    found = read(values)
+    found = from_plain(GrowthState, {"start": 2, "events": events, "pending": pending})
     assert [event.heads for event in found.made()] == [3, 4]
-    with pytest.raises(UserError, match=r"growth\.pending: 3 is not valid"):
-        read(values | {"pending": 3})
 
 
 def test_nothing_is_filled_in():
@@ -116,12 +103,17 @@ def test_a_record_is_read():
     ("changes", "message"),
     [
         ({"start": 0}, r"growth\.start: 0 is not valid; give a number above 0"),
+        ({"pending": 3}, r"growth\.pending: 3 is not valid"),
+        ({"what": 1}, r"growth\.what: unknown"),
         ({"layers": [{"below": []}]}, "is not of a model of 4 layers"),
+        ({"layers": [{"below": [0, 0]}] * 4}, "does not describe the model's heads"),
         ({"layers": [{"below": [], "thresholds": [1]}] * 4}, r"growth\.layers\.0\.thresholds\.1.*missing"),
         ({"events": [event(10, 4, 2, 3, 1.0)]}, "is not of a model of 4 layers"),
         ({"events": [event(10, 0, 2, 3, 1.0, "shrink")]}, r"events\.0\.kind: 'shrink' is not valid"),
     ],
 )
 def test_an_edited_record_is_refused(changes, message):
+    values = {"start": 2, "layers": [{"below": []}] * 4, "events": []} | changes
+    state = TrainingState(records={"growth": Record(values)}, model=preset("prism-nano").to_json())
     with pytest.raises(UserError, match=message):
-        read({"start": 2, "layers": [{"below": []}] * 4, "events": []} | changes)
+        GrowthState.read(state, [1, 1, 1, 1])
