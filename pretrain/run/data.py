@@ -17,7 +17,7 @@ from pretrain.config.run_config import RunConfig
 from pretrain.data.blend import parse_blend
 from pretrain.data.corpus import Checked, Corpus
 from pretrain.data.indexed import IndexedTokens
-from pretrain.data.making.builtin import prepare_builtin
+from pretrain.data.making.make import prepare_builtin
 from pretrain.data.megatron import is_prefix
 from pretrain.data.meta import META_FILE
 from pretrain.data.sequences import TrainingSequences, ValidationSequences

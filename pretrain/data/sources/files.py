@@ -13,7 +13,7 @@ from typing import Any
 
 from model.errors import UserError
 from pretrain.data.sources.reading import MAX_DOCUMENT_BYTES, read_file
-from pretrain.data.sources.source import Document, TextSource, Unit, file_records, file_sample
+from pretrain.data.sources.source import Document, TextSource, Unit, file_sample
 
 # Folders of the standard library that are left out: third-party code, byte code and tests (test files are
 # more than half of the library and very repetitive).
@@ -83,9 +83,6 @@ class PlainFiles(TextSource):
             name = identifier.encode("utf-8", "surrogateescape")
             total.update(name + b"\0" + hashlib.sha256(data).digest())
         return total.hexdigest()
-
-    def origin(self) -> dict[str, Any]:
-        return file_records(self.files)
 
     def describe(self) -> dict[str, Any]:
         return {"name": self.name, "files": len(self.files)}
