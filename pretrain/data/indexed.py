@@ -124,15 +124,11 @@ class IndexedTokens:
 
     The whole index is checked when it is opened, in about 15 ns a document. The tokens are not read.
 
-    Args:
-        check: whether to go through the index. Without it the index is trusted, and a few pages of it are
-            read: for ranks beside one that has checked the same files.
-
     Raises UserError if a file is missing, the .idx is not an index or is damaged, or the two do not belong
     together.
     """
 
-    def __init__(self, prefix: str | os.PathLike[str], check: bool = True) -> None:
+    def __init__(self, prefix: str | os.PathLike[str]) -> None:
         self.prefix = os.fspath(prefix)
         index_file, token_file = idx_path(prefix), bin_path(prefix)
         for path in (index_file, token_file):
@@ -164,8 +160,7 @@ class IndexedTokens:
         self.boundaries = np.frombuffer(raw, "<i8", num_boundaries, boundaries)
         """Sequence index at which each document begins, and S [documents + 1], int64."""
         self.num_documents = max(0, num_boundaries - 1)
-        if check:
-            self._check_index(index_file)
+        self._check_index(index_file)
         last = (int(self._offsets[-1]), int(self.lengths[-1])) if num_sequences else (0, 0)
         self.num_tokens = last[0] // self.dtype.itemsize + last[1]
         size = token_file.stat().st_size
