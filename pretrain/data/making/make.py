@@ -78,8 +78,6 @@ class Preparation:
     """Of text, after which finished work is saved."""
 
     def __post_init__(self) -> None:
-        if self.processes < 1:
-            raise UserError(f"processes: {self.processes} is not valid; give a number from 1")
         if isinstance(self.tokenizer, int):
             check_vocabulary(self.tokenizer)
         else:

@@ -42,8 +42,6 @@ class PlainFiles(TextSource):
         max_document_bytes: int = MAX_DOCUMENT_BYTES,
         unit_bytes: int | None = None,
     ) -> None:
-        if max_document_bytes < 1:
-            raise UserError(f"max_document_bytes: {max_document_bytes} is not valid; give a number from 1")
         self.name, self.files, self.max_document_bytes = name, list(files), max_document_bytes
         size = sum(map(file_size, self.files))
         self.unit_bytes = unit_bytes or min(max(size // 64, 1 << 20), 32 << 20)

@@ -68,8 +68,6 @@ def test_corpus_of_unusable_files_only_is_refused(tmp_path):
     source = write(tmp_path, {"a": b"", "b": b"\0"})
     with pytest.raises(UserError, match=r"no usable document in 'text' \(1 binary, 1 empty\)"):
         list(source.documents())
-    with pytest.raises(UserError, match="max_document_bytes: 0"):
-        PlainFiles("text", source.files, max_document_bytes=0)
 
 
 def test_fingerprint_follows_content_and_not_place(tmp_path, monkeypatch):
