@@ -147,8 +147,7 @@ def throughput(
     count = next(iter(tokens.values()))
     lines = [
         f"{size / 1e6:.1f} MB of text, {count:,} tokens, best of {rounds} rounds. Times are from the file to "
-        "the finished output; the command's have starting Python and its workers in them, and drawing the "
-        "histogram.",
+        "the finished output; the command's have starting Python and its workers in them.",
         "",
         "| | seconds (all rounds) | MB/s | processor seconds | MB per processor second |",
         "|---|---|---|---|---|",

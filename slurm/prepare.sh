@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Tokenize a corpus over an array of tasks; the task that finishes last merges their work into the folder.
+# Tokenize a corpus over an array of tasks; the task that is done last makes the folder.
 #
 #   sbatch --array=0-15 slurm/prepare.sh --dataset HuggingFaceFW/fineweb --subset sample-10BT \
 #       --tokenizer gpt2 --out data/fineweb
 #
 # Submit it from the repository, on a file system that all nodes share. Arguments are those of
 # python -m pretrain.prepare. Tasks that failed or were preempted are simply submitted again, all of them or
-# fewer numbers, but without gaps (0-3): what is finished is not done twice.
-# To merge by hand: python -m pretrain.prepare merge data/fineweb. With --dry_run it says what would run.
+# fewer numbers, but without gaps (0-3): what is finished is not done twice. With --dry_run it says what would
+# run.
 #SBATCH --job-name=prepare
 #SBATCH --array=0-15
 #SBATCH --ntasks=1
@@ -32,7 +32,7 @@ arguments=()
 for argument in "$@"; do
     if [ "$argument" = --dry_run ]; then dry_run=1; else arguments+=("$argument"); fi
 done
-command=(python -m pretrain.prepare "${arguments[@]}" --shard "$share/$tasks" --merge)
+command=(python -m pretrain.prepare "${arguments[@]}" --shard "$share/$tasks")
 if [ "$dry_run" = 1 ]; then
     show "${command[@]}"
     exit

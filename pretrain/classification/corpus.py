@@ -7,6 +7,7 @@ classification task has thousands of them, and not billions of tokens.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
@@ -18,16 +19,15 @@ import numpy as np
 
 from model.errors import UserError, closest, shown
 from pretrain.classification.sources import Example, builtin_examples, class_names
-from pretrain.data.indexed import IndexedWriter, bin_path, idx_path, token_dtype
-from pretrain.data.making.assemble import SPLITS, Lengths, file_entries
-from pretrain.data.making.folder import new_folder, to_be_made
-from pretrain.data.making.make import tokenizer_request
+from pretrain.data.indexed import IndexedWriter, token_dtype
+from pretrain.data.making.assemble import SPLITS, entries
+from pretrain.data.making.make import check_vocabulary, new_folder, to_be_made, tokenizer_request
 from pretrain.data.making.progress import Report, silent
 from pretrain.data.making.train_tokenizer import training_request
-from pretrain.data.meta import FORMAT_VERSION, META_FILE, CorpusMeta, SplitEntry, TokenizerEntry
+from pretrain.data.meta import FORMAT_VERSION, META_FILE, CorpusMeta, FileEntry, TokenizerEntry
 from pretrain.data.sources.files import BuiltinCorpus
-from pretrain.data.token_counts import write_counts
 from pretrain.data.tokenizer import END_OF_DOCUMENT, HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
+from pretrain.utils.files import file_entry
 
 CHARACTERS = "characters"
 """As --tokenizer: one token for each character of the training examples."""
@@ -66,6 +66,8 @@ def prepare_labelled(
         UserError: *out* holds something else, one class only, a label that occurs in validation alone, no
             tokenizer of that size.
     """
+    if isinstance(tokenizer, int):
+        check_vocabulary(tokenizer)
     classes = class_names(task.training)
     splits = {"training": task.training, "validation": task.validation}
     known = {name: number for number, name in enumerate(classes)}
@@ -96,7 +98,7 @@ def prepare_labelled(
                 split=task.split,
                 skipped={},
                 request=request,
-                **_write(folder, splits, known, made, report),
+                **_write(folder, splits, known, made),
             )
             meta.write(folder)
     return out
@@ -132,37 +134,27 @@ def character_tokenizer(texts: Sequence[str]) -> HuggingFaceTokenizer:
 
 
 def _write(
-    folder: Path,
-    splits: dict[str, Sequence[Example]],
-    known: dict[str, int],
-    tokenizer: Tokenizer,
-    report: Report,
+    folder: Path, splits: dict[str, Sequence[Example]], known: dict[str, int], tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    """Write tokens, labels and counts of both splits; returns their entries of CorpusMeta."""
-    dtype, lengths, entries = token_dtype(tokenizer.vocab_size), Lengths(), dict[str, Any]()
-    counts = np.zeros(tokenizer.vocab_size, np.int64)
-    report(f"tokenizing {sum(map(len, splits.values())):,} examples")
+    """Write tokens and labels of both splits; returns their entries of CorpusMeta."""
+    sizes, writers, labels = dict[str, int](), dict[str, IndexedWriter](), dict[str, np.ndarray]()
     for name in SPLITS:
-        examples, size = splits[name], 0
-        with IndexedWriter(folder / name, dtype) as writer:
-            for first in range(0, len(examples), _AT_ONCE):
-                texts = [example.text for example in examples[first : first + _AT_ONCE]]
-                for text, ids in zip(texts, tokenizer.encode_batch(texts), strict=True):
-                    ids.append(tokenizer.end_of_document)
-                    writer.add_document(ids)
-                    size += len(text.encode())
-                    if name == "training":
-                        counts += np.bincount(ids, minlength=counts.size)
-                    lengths.add(np.array([len(ids)]))
-        labels = np.array([known[example.label] for example in examples], np.int32)
-        with labels_file(folder, name).open("wb") as stream:
-            np.save(stream, labels, allow_pickle=False)
-        of_each = np.bincount(labels, minlength=len(known)).tolist()
-        entries[name] = SplitEntry(writer.num_documents, size, writer.num_tokens, of_each)
-    files = [write_counts(folder, counts)]
+        texts = [example.text for example in splits[name]]
+        sizes[name] = sum(len(text.encode()) for text in texts)
+        labels[name] = np.array([known[example.label] for example in splits[name]], np.int32)
+        with IndexedWriter(folder / name, token_dtype(tokenizer.vocab_size)) as writers[name]:
+            for first in range(0, len(texts), _AT_ONCE):
+                for ids in tokenizer.encode_batch(texts[first : first + _AT_ONCE]):
+                    writers[name].add_document([*ids, tokenizer.end_of_document])
+    written = entries(writers, sizes)
     for name in SPLITS:
-        files += [bin_path(folder / name), idx_path(folder / name), labels_file(folder, name)]
-    return {**entries, "document_lengths": lengths.summary(), "files": file_entries(files)}
+        path = labels_file(folder, name)
+        with path.open("wb") as stream:
+            np.save(stream, labels[name], allow_pickle=False)
+        of_each = np.bincount(labels[name], minlength=len(known)).tolist()
+        written[name] = dataclasses.replace(written[name], of_each_class=of_each)
+        written["files"][path.name] = FileEntry(**file_entry(path))
+    return written
 
 
 def prepare_builtin_labelled(

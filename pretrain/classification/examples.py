@@ -103,11 +103,6 @@ class LabelledSequences:
         self.context_length, self.seed = context_length, seed
         self.examples = Examples.open(self.corpora[0], "training")
 
-    @property
-    def windows_per_epoch(self) -> int:
-        """Examples of the training split."""
-        return len(self.examples)
-
     def epochs(self, sequences: int) -> list[float]:
         """How often the first *sequences* sequences read the training split."""
         return [sequences / len(self.examples)]

@@ -25,7 +25,8 @@ def parse_options(
     """The command line *arguments* as an object of *kind*, a class made by ``declared``.
 
     Each field is a flag, ``--name VALUE`` (or ``--name`` alone, if its default is False); the docstring below
-    it is its help. A field's value is the text given, converted to its type.
+    it is its help. A field's value is the text given, converted to its type; one whose default is () takes
+    several texts.
 
     Args:
         positional: fields that are given by their place instead.
@@ -41,17 +42,18 @@ def parse_options(
         if field.default is False:
             parser.add_argument(f"--{field.name}", action="store_const", const="true", help=help)
             continue
-        if field.default not in (None, "", dataclasses.MISSING):
+        if field.default not in (None, "", (), dataclasses.MISSING):
             help += f" (default: {field.default})"
         if field.name in positional:
             count = None if field.default is dataclasses.MISSING else "?"
             parser.add_argument(field.name, nargs=count, metavar=field.name.upper(), help=help)
         else:
-            parser.add_argument(f"--{field.name}", metavar="VALUE", help=help)
+            several = "+" if field.default == () else None
+            parser.add_argument(f"--{field.name}", metavar="VALUE", nargs=several, help=help)
     given = {
         name: text for name, text in vars(parser.parse_args(list(arguments))).items() if text is not None
     }
     try:
-        return TypeAdapter(kind).validate_strings(given)
+        return TypeAdapter(kind).validate_python(given, strict=False)
     except ValidationError as error:
         raise explained(error, names=[field.name for field in fields]) from None

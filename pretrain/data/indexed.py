@@ -14,7 +14,6 @@ import copy
 import os
 import struct
 from array import array
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +58,9 @@ class IndexedWriter:
         self._stream = bin_path(prefix).open("wb")
 
     @property
-    def num_documents(self) -> int:
-        """Documents written so far."""
-        return len(self._lengths)
+    def lengths(self) -> np.ndarray:
+        """Tokens of each document written so far, int32 [documents]."""
+        return np.array(self._lengths, np.int32)
 
     def add_document(self, tokens: Any) -> None:
         """Append one document: a sequence of token ids that fit the dtype (else UserError)."""
@@ -85,7 +84,7 @@ class IndexedWriter:
     def close(self) -> None:
         """Write the index and sync both files."""
         _sync_and_close(self._stream)
-        lengths = np.asarray(self._lengths, np.int32)
+        lengths = self.lengths
         stream = idx_path(self.prefix).open("wb")
         stream.write(HEADER.pack(MAGIC, 1, CODE_OF_DTYPE[self.dtype], lengths.size, lengths.size + 1))
         stream.write(lengths.astype("<i4", copy=False).data)
@@ -125,15 +124,11 @@ class IndexedTokens:
 
     The whole index is checked when it is opened, in about 15 ns a document. The tokens are not read.
 
-    Args:
-        check: whether to go through the index. Without it the index is trusted, and a few pages of it are
-            read: for ranks beside one that has checked the same files.
-
     Raises UserError if a file is missing, the .idx is not an index or is damaged, or the two do not belong
     together.
     """
 
-    def __init__(self, prefix: str | os.PathLike[str], check: bool = True) -> None:
+    def __init__(self, prefix: str | os.PathLike[str]) -> None:
         self.prefix = os.fspath(prefix)
         index_file, token_file = idx_path(prefix), bin_path(prefix)
         for path in (index_file, token_file):
@@ -165,8 +160,7 @@ class IndexedTokens:
         self.boundaries = np.frombuffer(raw, "<i8", num_boundaries, boundaries)
         """Sequence index at which each document begins, and S [documents + 1], int64."""
         self.num_documents = max(0, num_boundaries - 1)
-        if check:
-            self._check_index(index_file)
+        self._check_index(index_file)
         last = (int(self._offsets[-1]), int(self.lengths[-1])) if num_sequences else (0, 0)
         self.num_tokens = last[0] // self.dtype.itemsize + last[1]
         size = token_file.stat().st_size
@@ -248,10 +242,6 @@ class IndexedTokens:
         # Empty documents begin where the next does.
         return np.unique(np.concatenate([np.zeros(1, np.int64), self._starts(sequences) - start]))
 
-    def at(self, positions: np.ndarray) -> np.ndarray:
-        """Tokens at these positions of the stream, int64 [n]."""
-        return np.asarray(self._tokens[positions], dtype=np.int64)
-
     def document(self, index: int) -> np.ndarray:
         """All tokens of document *index*, int64."""
         start = self.start_of(index)
@@ -273,20 +263,13 @@ class IndexedTokens:
         part._tokens = self._tokens[start:stop]
         return part
 
-    def counts(
-        self,
-        vocab_size: int,
-        most: int | None = None,
-        chunk: int = 1 << 22,
-        progress: Callable[[int], object] | None = None,
-    ) -> np.ndarray:
+    def counts(self, vocab_size: int, most: int | None = None, chunk: int = 1 << 22) -> np.ndarray:
         """How often each token occurs, int64 [vocab_size]. Raises UserError for ids beyond the vocabulary.
 
         Args:
             most: read about this many tokens at most, in chunks spread evenly over the stream; None reads all
                 of it.
             chunk: tokens that are read at once.
-            progress: is told after each chunk how many tokens are counted.
         """
         total = np.zeros(vocab_size, np.int64)
         step = 1 if most is None else max(1, -(-self.num_tokens // most))
@@ -294,6 +277,4 @@ class IndexedTokens:
             tokens = self._tokens[start : start + chunk]
             self.check_vocabulary(tokens, vocab_size)
             total += np.bincount(tokens, minlength=vocab_size)
-            if progress:
-                progress(int(total.sum()))
         return total

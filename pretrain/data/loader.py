@@ -19,8 +19,6 @@ class BatchPrefetcher(Generic[Batch]):
     """
 
     def __init__(self, fetch: Callable[[int], Batch], start: int, depth: int = 2) -> None:
-        if depth < 1:
-            raise ValueError(f"depth {depth}: at least 1 batch must be fetched ahead")
         self.wait_seconds = 0.0
         """Seconds that the consumer has spent waiting in ``next()``, in total."""
         self._fetch, self._number = fetch, start

@@ -26,18 +26,13 @@ def is_prefix(path: Path) -> bool:
     return not path.is_dir() and (idx_path(path).is_file() or bin_path(path).is_file())
 
 
-def open_prefix(
-    prefix: Path, tokenizer: Tokenizer, meta: CorpusMeta | None = None
-) -> tuple[CorpusMeta, IndexedTokens, IndexedTokens]:
+def open_prefix(prefix: Path, tokenizer: Tokenizer) -> tuple[CorpusMeta, IndexedTokens, IndexedTokens]:
     """Open a pair: (metadata as in ``meta.json``, training documents, validation documents).
-
-    Args:
-        meta: of a rank that has checked the same files; they are not checked again.
 
     Raises:
         UserError: damaged files, or fewer than two documents.
     """
-    tokens = IndexedTokens(prefix, check=meta is None)
+    tokens = IndexedTokens(prefix)
     if tokens.num_documents < 2:
         raise UserError(
             f"data: {str(prefix)!r} has {tokens.num_documents} documents; needed: at least two, one for "
@@ -45,7 +40,7 @@ def open_prefix(
         )
     first = _first_of_validation(tokens)
     training, validation = tokens.slice(0, first), tokens.slice(first, tokens.num_documents)
-    meta = meta or CorpusMeta(
+    meta = CorpusMeta(
         source={"name": prefix.name, "format": "megatron"},
         content_hash=_content_hash(prefix),
         tokenizer=TokenizerEntry.of(tokenizer),

@@ -64,7 +64,7 @@ class CorpusMeta:
     source: dict[str, Any]
     """Where the text comes from: its ``name`` and more."""
     source_files: dict[str, Any] | None = None
-    """Number, bytes and hash of local files."""
+    """Number, bytes and hash of local files, in corpora of older versions."""
     content_hash: str
     """Identifies the documents of both splits, whatever their tokens (of a bare pair: its files)."""
     classes: list[str] | None = None

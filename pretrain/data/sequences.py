@@ -6,7 +6,7 @@ workers, restarts or the length of the run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from fractions import Fraction
 from functools import lru_cache
 
@@ -22,8 +22,6 @@ from pretrain.data.same_tokenizer import tokenizer_difference
 
 def _windows(stream: IndexedTokens, context_length: int, name: str) -> int:
     """Number of windows of T+1 tokens at stride T: consecutive ones share a token, and no label is shared."""
-    if context_length < 1:
-        raise UserError(f"context_length: {context_length} is out of range; valid: 1 or more")
     windows = (stream.num_tokens - 1) // context_length
     if windows < 1:
         raise UserError(
@@ -95,12 +93,6 @@ class TrainingSequences:
                     "tokenizer"
                 )
 
-    @property
-    def windows_per_epoch(self) -> int:
-        """Windows of all corpora together: for a single corpus, the sequences after which each has
-        come once."""
-        return sum(self.windows)
-
     def epochs(self, sequences: int) -> list[float]:
         """How often the first *sequences* sequences read each corpus's training split."""
         pairs = zip(self._shares, self.windows, strict=True)
@@ -120,14 +112,10 @@ class TrainingSequences:
         corpus = self.corpora[index]
         return _read_window(corpus.training, window, self.context_length, corpus.tokenizer.vocab_size)
 
-    def batch_of(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
-        """The sequences of these numbers, int64 [len(numbers), T + 1]."""
-        rows = [self.sequence(int(number)) for number in numbers]
-        return np.array(rows, np.int64).reshape(-1, self.context_length + 1)
-
     def batch(self, first: int, count: int) -> np.ndarray:
         """Sequences ``first … first + count - 1``, int64 [count, T + 1]."""
-        return self.batch_of(range(first, first + count))
+        rows = [self.sequence(number) for number in range(first, first + count)]
+        return np.array(rows, np.int64).reshape(-1, self.context_length + 1)
 
     def inputs_and_labels(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """``batch(first, count)`` for Transformer.forward: the T inputs, and at each the token
@@ -163,8 +151,6 @@ class ValidationSequences:
     """
 
     def __init__(self, corpus: Corpus, context_length: int, count: int | None = None) -> None:
-        if count is not None and count < 1:
-            raise UserError(f"validation windows: {count} is out of range; valid: 1 or more")
         self.corpus = corpus
         self.context_length = context_length
         available = _windows(corpus.validation, context_length, f"{corpus.name}/validation")

@@ -15,18 +15,14 @@ from model.errors import UserError
 from pretrain.checkpoint.state import DataIdentity
 from pretrain.config.run_config import RunConfig
 from pretrain.data.blend import parse_blend
-from pretrain.data.corpus import Checked, Corpus
+from pretrain.data.corpus import Corpus
 from pretrain.data.indexed import IndexedTokens
-from pretrain.data.making.builtin import prepare_builtin
+from pretrain.data.making.make import prepare_builtin
 from pretrain.data.megatron import is_prefix
-from pretrain.data.meta import META_FILE
 from pretrain.data.sequences import TrainingSequences, ValidationSequences
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer
 from pretrain.extensions import extensions
 from pretrain.runtime.world import World
-
-Known = dict[str, Checked]
-"""What rank 0 has checked, by folder."""
 
 
 class Sequences(Protocol):
@@ -98,9 +94,9 @@ class RunData:
         """Those that are trained on, and those that are only validated on."""
         return [*self.corpora, *(self.validation or [])]
 
-    def known(self) -> Known:
-        """What was checked when the corpora were opened, for the other ranks."""
-        return {str(corpus.folder): corpus.checked() for corpus, _ in self.all_corpora()}
+    def contents(self) -> list[str]:
+        """The hash of each corpus's documents."""
+        return [corpus.meta.content_hash for corpus, _ in self.all_corpora()]
 
     def identity(self) -> DataIdentity:
         """What identifies the data: a run resumes only on the same data."""
@@ -121,58 +117,52 @@ def open_data(run: RunConfig, report: Callable[[object], None], world: World | N
 
     Args:
         report: receives progress to print.
-        world: with it the call is collective. Rank 0 checks the corpora; ranks that see the same files take
-            its word.
+        world: with it the call is collective.
 
     Raises:
         UserError: a folder that is not a corpus, another tokenizer than the run's, weights that are not
             numbers; on one rank, files that are not those of rank 0.
     """
     if world is None or world.size == 1:
-        return _open_all(run, report, {})
+        return _open_all(run, report)
     opened: list[RunData] = []
 
-    def check() -> Known:
-        opened.append(_open_all(run, report, {}))
-        return opened[0].known()
+    def contents() -> list[str]:
+        opened.append(_open_all(run, report))
+        return opened[0].contents()
 
-    known = world.once(check)
-    if world.is_main:
-        return opened[0]
-    data = _open_all(run, report, known)
-    for corpus, _ in data.all_corpora():
-        expected = known[str(corpus.folder)].meta.content_hash
-        if corpus.meta.content_hash != expected:
+    expected = world.once(contents)
+    data = opened[0] if world.is_main else _open_all(run, report)
+    for (corpus, _), content in zip(data.all_corpora(), expected, strict=True):
+        if corpus.meta.content_hash != content:
             raise UserError(
                 f"data: {str(corpus.folder)!r} holds another corpus here (content "
-                f"{corpus.meta.content_hash[:12]}) "
-                f"than on rank 0 (content {expected[:12]}); valid: the same files on all nodes"
+                f"{corpus.meta.content_hash[:12]}) than on rank 0 (content {content[:12]}); valid: the same "
+                "files on all nodes"
             )
     return data
 
 
-def _open_all(run: RunConfig, report: Callable[[object], None], known: Known) -> RunData:
-    data = _open_training(run, report, known)
+def _open_all(run: RunConfig, report: Callable[[object], None]) -> RunData:
+    data = _open_training(run, report)
     if run.validation.data is not None:
-        validation = _open_validation(run.validation.data, data.tokenizer, known)
+        validation = _open_validation(run.validation.data, data.tokenizer)
         data = dataclasses.replace(data, validation=validation)
     for extension in extensions():
         data = extension.data(run, data)
     return data
 
 
-def _open_validation(text: str, tokenizer: Tokenizer, known: Known) -> list[tuple[Corpus, Fraction]]:
+def _open_validation(text: str, tokenizer: Tokenizer) -> list[tuple[Corpus, Fraction]]:
     """The corpora to validate on. UserError for one that was made with another tokenizer."""
     opened = []
     for folder, weight in parse_blend(text):
-        checked = known.get(str(Path(folder)))
         try:
-            corpus = Corpus.open(folder, tokenizer, checked)
+            corpus = Corpus.open(folder, tokenizer)
         except UserError as error:
             raise UserError(f"validation.data: {error}") from None
         if is_prefix(corpus.folder):  # Corpus.open holds out its end, since a pair has no split
-            # It has just been checked: by Corpus.open, or by another rank.
-            corpus = dataclasses.replace(corpus, validation=IndexedTokens(corpus.folder, check=False))
+            corpus = dataclasses.replace(corpus, validation=IndexedTokens(corpus.folder))
         elif not corpus.validation.num_tokens:
             corpus = dataclasses.replace(corpus, validation=corpus.training)
         opened.append((corpus, weight))
@@ -187,7 +177,7 @@ def _builtin(run: RunConfig, report: Callable[[object], None]) -> Path:
     return prepare_builtin(run.data_root, run.vocab_size, report)
 
 
-def _open_training(run: RunConfig, report: Callable[[object], None], known: Known) -> RunData:
+def _open_training(run: RunConfig, report: Callable[[object], None]) -> RunData:
     if run.data == "builtin":
         if run.tokenizer is not None:
             raise UserError(
@@ -196,21 +186,13 @@ def _open_training(run: RunConfig, report: Callable[[object], None], known: Know
                 f"--dataset builtin --tokenizer {run.tokenizer} --out data/NAME, then --data data/NAME"
             )
         try:
-            # Its name is the hash of some thousand files, which rank 0 has read.
-            known_folder = Path(next(iter(known), ""))
-            known_here = known and (known_folder / META_FILE).is_file()
-            folder = known_folder if known_here else _builtin(run, report)
+            folder = _builtin(run, report)
         except OSError as error:
             raise UserError(
                 f"data_root: the built-in corpus cannot be written to {run.data_root!r} "
                 f"({error.strerror or error}); "
                 "give another folder"
             ) from None
-        return RunData([(Corpus.open(folder, checked=known.get(str(folder))), Fraction(1))])
+        return RunData([(Corpus.open(folder), Fraction(1))])
     tokenizer = load_tokenizer(run.tokenizer) if run.tokenizer is not None else None
-    return RunData(
-        [
-            (Corpus.open(folder, tokenizer, known.get(str(Path(folder)))), weight)
-            for folder, weight in parse_blend(run.data)
-        ]
-    )
+    return RunData([(Corpus.open(folder, tokenizer), weight) for folder, weight in parse_blend(run.data)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,22 +32,16 @@ class Baselines:
         return text
 
 
-def compare_baselines(
-    data: RunData, context_length: int, count: int, report: Callable[[object], object] | None = None
-) -> Baselines:
+def compare_baselines(data: RunData, context_length: int, count: int) -> Baselines:
     """Compute the baselines of a run's validation windows: *count* windows of *context_length* labels.
 
-    Takes the token counts that a corpus was prepared with. Without them it reads the training split, or a
-    part of it where it is long (token_shares); so call it on one rank, and let no other wait for it in a
-    collective.
-
-    Args:
-        report: receives progress to print.
+    Reads the training split, or a part of it where it is long (token_shares); so call it on one rank, and let
+    no other wait for it in a collective.
     """
     windows = data.validation_windows(context_length, count)
     label_bytes = data.validation_bytes(context_length, count)
     total = sum(weight for _, weight in data.corpora)
-    found = [(token_shares(corpus, report=report), weight) for corpus, weight in data.corpora]
+    found = [(token_shares(corpus), weight) for corpus, weight in data.corpora]
     shares = sum(float(weight / total) * corpus_shares.shares for corpus_shares, weight in found)
     labels = windows[:, 1:].astype(np.int64)
     nats = -np.log(shares)[labels].sum()

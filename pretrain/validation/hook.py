@@ -41,9 +41,8 @@ class ValidationHook(IntervalHook):
         """The newest result, and what needs no model on the same windows."""
         if self.result is None:
             return []
-        others = compare_baselines(
-            session.data, session.model.context_length, session.run.validation.sequences, session.world.say
-        )
+        count = session.run.validation.sequences
+        others = compare_baselines(session.data, session.model.context_length, count)
         return [
             labelled(
                 "result",

@@ -76,7 +76,7 @@ def test_a_dry_run_of_an_array():
     array = {"ID": "7", "MIN": "4", "MAX": "11", "COUNT": "8"}
     places = {f"SLURM_ARRAY_TASK_{name}": value for name, value in array.items()}
     done = bash("slurm/prepare.sh", *arguments, SLURM="0", **places)
-    command = "python -m pretrain.prepare --text a\\ b.txt --out data/x --shard 3/8 --merge"
+    command = "python -m pretrain.prepare --text a\\ b.txt --out data/x --shard 3/8"
     assert done.returncode == 0 and done.stdout == f"would run: {command}\n"
     gaps = bash("slurm/prepare.sh", *arguments, SLURM="0", **places | {"SLURM_ARRAY_TASK_COUNT": "2"})
     assert gaps.returncode == 2 and gaps.stderr.startswith("error: --array: 4 to 11 with gaps is not valid; ")

@@ -1,7 +1,7 @@
 """Assembles parts into the two splits of a corpus: which documents are kept, in which split, and their
 statistics.
 
-The result depends only on the parts and their order. Memory: about ten bytes a document.
+The result depends only on the parts and their order. Memory: about twenty bytes a document.
 """
 
 from __future__ import annotations
@@ -23,13 +23,11 @@ from pretrain.data.making.parts import Part
 from pretrain.data.making.split import Split
 from pretrain.data.meta import FileEntry, SplitEntry
 from pretrain.data.sources.source import no_documents
-from pretrain.data.token_counts import write_counts
 from pretrain.utils.files import file_entry
 
 SPLITS = ("training", "validation")
 VALIDATION_FRACTION = 0.05
 _PARTITION = 1 << 22  # digests compared at a time, about 150 MB
-_COUNT_CHUNK = 1 << 20  # tokens counted at a time
 
 
 @declared()
@@ -38,8 +36,6 @@ class Selection:
 
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] = VALIDATION_FRACTION
     """Of documents, held out by the hash of their text."""
-    validation_documents: Positive | None = None
-    """Hold out this many different documents instead of a fraction: those with the smallest hashes."""
     drop_duplicates: bool = False
     """Keep the first of documents with equal text only."""
     max_tokens: Positive | None = None
@@ -113,7 +109,7 @@ def assemble(
     name: str,
     validation_parts: int | None = None,
 ) -> dict[str, Any]:
-    """Write both splits and the token counts of the first into *folder*, from *parts*, in order.
+    """Write both splits into *folder*, from *parts*, in order.
 
     Args:
         vocab_size: V, of the tokenizer; it decides the type of the tokens.
@@ -136,18 +132,15 @@ def assemble(
         used, documents_considered = _cut(parts, is_kept, selection.max_tokens)
     split = None
     if validation_parts is None:
-        split = Split.choose(
-            (rows["high"][is_kept[place]].astype(np.uint64) for rows, place in _rows(used)),
-            selection.validation_fraction,
-            selection.validation_documents,
-        )
+        kept = (rows["high"][is_kept[place]] for rows, place in _rows(used))
+        ends = (int(end) for numbers in kept if numbers.size for end in (numbers.min(), numbers.max()))
+        split = Split.choose(ends, selection.validation_fraction)
     else:
         _check_both(used, is_kept, validation_parts)
     content = {name: hashlib.sha256() for name in SPLITS}
     sizes: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
-    lengths = Lengths()
-    dtype, token_counts = token_dtype(vocab_size), np.zeros(vocab_size, np.int64)
+    dtype = token_dtype(vocab_size)
     with contextlib.ExitStack() as opened:
         writers = {name: opened.enter_context(IndexedWriter(folder / name, dtype)) for name in SPLITS}
         for index, (part, (rows, place)) in enumerate(zip(used, _rows(used), strict=True)):
@@ -158,33 +151,44 @@ def assemble(
             skipped.update(part.marker.skipped)
             for name, writer in writers.items():
                 chosen = is_kept[place] & (held_out == (name == "validation"))
-                chosen_tokens, chosen_rows = tokens[np.repeat(chosen, token_lengths)], rows[chosen]
-                writer.add_documents(chosen_tokens, token_lengths[chosen])
-                if name == "training":
-                    _count(chosen_tokens, token_counts)
-                sizes[name] += int(chosen_rows["bytes"].sum(dtype=np.int64))
-                content[name].update(np.stack([chosen_rows["high"], chosen_rows["low"]], axis=1).tobytes())
-                lengths.add(chosen_rows["tokens"])
+                writer.add_documents(tokens[np.repeat(chosen, token_lengths)], token_lengths[chosen])
+                sizes[name] += int(rows["bytes"][chosen].sum(dtype=np.int64))
+                content[name].update(np.stack([rows["high"][chosen], rows["low"][chosen]], axis=1).tobytes())
     if selection.drop_duplicates:
         skipped["duplicate"] = documents_considered - int(is_kept.sum())
     digests = " ".join(content[name].hexdigest() for name in SPLITS)
-    splits = {
-        name: SplitEntry(writer.num_documents, sizes[name], writer.num_tokens)
-        for name, writer in writers.items()
-    }
-    files = [path for name in SPLITS for path in (bin_path(folder / name), idx_path(folder / name))]
     return {
         "content_hash": hashlib.sha256(digests.encode()).hexdigest(),
         "skipped": {reason: count for reason, count in sorted(skipped.items()) if count},
-        **splits,
-        "document_lengths": lengths.summary(),
-        "files": file_entries([*files, write_counts(folder, token_counts)]),
+        **entries(writers, sizes),
     }
 
 
-def file_entries(paths: Sequence[Path]) -> dict[str, FileEntry]:
-    """What CorpusMeta says of these files."""
-    return {path.name: FileEntry(**file_entry(path)) for path in paths}
+def entries(writers: dict[str, IndexedWriter], sizes: dict[str, int]) -> dict[str, Any]:
+    """The entries of CorpusMeta about the splits that these closed writers have written, and their files.
+
+    Args:
+        sizes: bytes of text of each split.
+    """
+    lengths = np.concatenate([writer.lengths for writer in writers.values()])
+    percentiles = {f"p{p}": int(np.percentile(lengths, p, method="higher")) for p in (10, 50, 90, 99)}
+    return {
+        **{
+            name: SplitEntry(writer.lengths.size, sizes[name], writer.num_tokens)
+            for name, writer in writers.items()
+        },
+        "document_lengths": {
+            "mean": round(float(lengths.mean()), 1),
+            "shortest": int(lengths.min()),
+            **percentiles,
+            "longest": int(lengths.max()),
+        },
+        "files": {
+            path.name: FileEntry(**file_entry(path))
+            for writer in writers.values()
+            for path in (bin_path(writer.prefix), idx_path(writer.prefix))
+        },
+    }
 
 
 def _check_both(parts: Sequence[Part], is_kept: np.ndarray, validation_parts: int) -> None:
@@ -196,48 +200,3 @@ def _check_both(parts: Sequence[Part], is_kept: np.ndarray, validation_parts: in
                 f"corpus: no usable document for {name}; needed: UTF-8 text for training and for validation, "
                 "and max_tokens (if given) that leave room for both"
             )
-
-
-def _count(tokens: np.ndarray, counts: np.ndarray) -> None:
-    """Add *tokens* [n] to *counts*, a part of them at a time: bincount widens what it counts."""
-    for start in range(0, tokens.size, _COUNT_CHUNK):
-        counts += np.bincount(tokens[start : start + _COUNT_CHUNK], minlength=counts.size)
-
-
-class Lengths:
-    """Statistics of documents' lengths in tokens, in little memory: counts per power of 2^(1/8)."""
-
-    def __init__(self) -> None:
-        self.count = self.total = self.longest = 0
-        self.shortest = 2**63
-        self.bins = np.zeros(8 * 34, np.int64)
-
-    def add(self, lengths: np.ndarray) -> None:
-        if not lengths.size:
-            return
-        self.count += lengths.size
-        self.total += int(lengths.sum(dtype=np.int64))
-        self.shortest = min(self.shortest, int(lengths.min()))
-        self.longest = max(self.longest, int(lengths.max()))
-        bins = np.floor(8 * np.log2(lengths.astype(np.float64))).astype(np.int64)
-        self.bins += np.bincount(bins, minlength=self.bins.size)
-
-    def summary(self) -> dict[str, Any]:
-        """JSON: mean, extremes, percentiles (upper ends of bins of 9 %) and the bins that are not empty."""
-        reached = np.cumsum(self.bins)
-        upper = np.floor(2 ** ((np.arange(self.bins.size) + 1) / 8))
-        percentiles = {
-            f"p{p}": min(int(upper[np.searchsorted(reached, self.count * p / 100)]), self.longest)
-            for p in (10, 50, 90, 99)
-        }
-        filled = np.flatnonzero(self.bins)
-        return {
-            "mean": round(self.total / self.count, 1),
-            "shortest": self.shortest,
-            **percentiles,
-            "longest": self.longest,
-            "histogram": {
-                "from_2_to_the_eighths": int(filled[0]),
-                "documents": self.bins[filled[0] : filled[-1] + 1].tolist(),
-            },
-        }

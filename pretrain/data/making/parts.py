@@ -17,7 +17,7 @@ import hashlib
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -117,11 +117,8 @@ class Job:
     most_tokens: int | None = None
     """The rest of a unit is skipped when its parts have more."""
 
-    def tokenize(self, unit: Unit, key: str, tokenizer: Tokenizer, after_batch: Callable[[], object]) -> None:
-        """Tokenize what is left of *unit*, part by part.
-
-        Args:
-            after_batch: called after every batch of documents.
+    def tokenize(self, unit: Unit, key: str, tokenizer: Tokenizer) -> Iterator[None]:
+        """Tokenize what is left of *unit*, part by part; yields after every batch of documents.
 
         Raises:
             UserError: a source that cannot be read.
@@ -134,7 +131,7 @@ class Job:
         upcoming = _batches(rest, min(self.part_bytes, BATCH_CHARACTERS))
         while not is_complete(parts) and not (self.most_tokens is not None and tokens > self.most_tokens):
             part = Part(self.folder / f"{key}-{len(parts):04d}", Marker(records))
-            _write_part(part, upcoming, tokenizer, self.part_bytes, after_batch)
+            yield from _write_part(part, upcoming, tokenizer, self.part_bytes)
             parts.append(part)
             records, tokens = part.marker.records, tokens + part.marker.tokens
         return_memory()
@@ -145,9 +142,9 @@ def _write_part(
     upcoming: Iterator[tuple[list[Document], Counter[str]]],
     tokenizer: Tokenizer,
     part_bytes: int,
-    after_batch: Callable[[], object],
-) -> None:
-    """Write the documents of *upcoming*, until there are *part_bytes*, and fill the marker."""
+) -> Iterator[None]:
+    """Write the documents of *upcoming*, until there are *part_bytes*, and fill the marker; yields after
+    every batch."""
     dtype, marker, unreturned = token_dtype(tokenizer.vocab_size), part.marker, 0
     skipped: Counter[str] = Counter()
     with contextlib.ExitStack() as opened:
@@ -164,7 +161,7 @@ def _write_part(
             marker.documents += len(documents)
             marker.tokens += tokens.size
             marker.bytes += size
-            after_batch()
+            yield
             if (unreturned := unreturned + size) >= _RETURN_BYTES:
                 return_memory()
                 unreturned = 0

@@ -6,17 +6,18 @@ does not depend on how many processes there are.
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import itertools
 import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from model.errors import UserError
 from pretrain.data.making.assemble import Selection, tokens_kept
@@ -26,7 +27,7 @@ from pretrain.data.sources.source import Unit
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer
 
 LOOK_SECONDS = 1.0
-_SECONDS_TO_LEAVE = 5.0
+_SECONDS_TO_LEAVE = 5.0  # of workers whose main process is gone: to end the batch, and remove what they began
 
 
 class Tokenizing:
@@ -45,8 +46,8 @@ class Tokenizing:
         self._progress = Progress("tokenizing", report, sum(part.marker.bytes for part in self._all()))
         self._recount_from = 0  # number of tokens from which it is worth looking for duplicates again
 
-    def run(self, tokenizer: Tokenizer, processes: int) -> list[Part]:
-        """Make the parts, and return those to assemble, in order.
+    def run(self, processes: int) -> list[list[Part]]:
+        """Make the parts, and return those to assemble, in order, of each unit.
 
         Args:
             processes: 1 works in this process, with the tokenizer's threads. More start this many at most;
@@ -57,17 +58,18 @@ class Tokenizing:
         """
         if self._missing and not self._enough():
             if processes == 1:
-                self._here(tokenizer)
+                self._here()
             else:
                 self._in_processes(processes)
         self._look(len(self._missing), last=True)
-        return list(self._without_gap())
+        return self._without_gap()
 
-    def _here(self, tokenizer: Tokenizer) -> None:
-        due = Every(LOOK_SECONDS)
+    def _here(self) -> None:
+        due, tokenizer = Every(LOOK_SECONDS), load_tokenizer(self.job.tokenizer_folder)
         for begun, number in enumerate(self._missing, start=1):
-            look = functools.partial(self._look_if, due, begun)
-            self.job.tokenize(*self.work[number], tokenizer, look)
+            for _ in self.job.tokenize(*self.work[number], tokenizer):
+                if due():
+                    self._look(begun)
             if self._look(begun):
                 return
 
@@ -75,8 +77,8 @@ class Tokenizing:
         count = min(processes, len(self._missing))
         # Spawned: a forked child would inherit the locks of threads that run here.
         context = multiprocessing.get_context("spawn")
-        theirs, ours = context.Pipe(duplex=False)
-        with ProcessPoolExecutor(count, context, _begin, (self.job, theirs, processes // count)) as pool:
+        stop = context.RawValue("b", 0)
+        with ProcessPoolExecutor(count, context, _begin, (self.job, stop, processes // count)) as pool:
             waiting = {pool.submit(_tokenize, *self.work[number]) for number in self._missing}
             try:
                 while waiting:
@@ -91,13 +93,8 @@ class Tokenizing:
                     "the same command continues, with fewer --processes if memory is short"
                 ) from error
             finally:
-                if waiting:
-                    ours.close()  # they leave after the current batch
+                stop.value = 1  # those that still work leave after the current batch
                 pool.shutdown(cancel_futures=True)
-
-    def _look_if(self, due: Every, begun: int) -> None:
-        if due():
-            self._look(begun)
 
     def _look(self, begun: int, last: bool = False) -> bool:
         """Look at the first *begun* of the missing units again; True if no more is needed."""
@@ -116,18 +113,16 @@ class Tokenizing:
     def _all(self) -> Iterator[Part]:
         return (part for parts in self._parts for part in parts)
 
-    def _without_gap(self) -> Iterator[Part]:
+    def _without_gap(self) -> list[list[Part]]:
         """The finished parts from the beginning on: the output would depend on processes that ran ahead."""
-        for parts in self._parts:
-            yield from parts
-            if not is_complete(parts):
-                return
+        complete = sum(1 for _ in itertools.takewhile(is_complete, self._parts))
+        return self._parts[: complete + 1]
 
     def _enough(self) -> bool:
         most = self.selection.max_tokens
         if most is None:
             return False
-        parts = list(self._without_gap())
+        parts = list(itertools.chain.from_iterable(self._without_gap()))
         tokens = sum(part.marker.tokens for part in parts)
         if tokens <= max(most, self._recount_from):
             return False
@@ -149,30 +144,28 @@ class Tokenizing:
 # ---------------------------------------------------------------------- in a worker
 
 _job: Job
-_stopped = threading.Event()
-_working = threading.Lock()
+_stop: Any
+"""A shared integer: 0 as long as work is to go on. It has no lock, which a killed process could keep."""
 
 
-def _begin(job: Job, main: Connection, threads: int) -> None:
-    """Set up a worker. *main* ends when the main process closes it, or is gone."""
-    global _job
-    _job = job
+def _begin(job: Job, stop: Any, threads: int) -> None:
+    """Set up a worker."""
+    global _job, _stop
+    _job, _stop = job, stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the main process ends the others
     # Read by the tokenizers library when it first encodes.
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
     os.environ["RAYON_NUM_THREADS"] = str(threads)
-    threading.Thread(target=_end_with_main, args=(main,), daemon=True).start()
+    threading.Thread(target=_end_with_main, daemon=True).start()
 
 
-def _end_with_main(main: Connection) -> None:
-    with contextlib.suppress(EOFError, OSError):
-        main.recv()
-    _stopped.set()
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join(_SECONDS_TO_LEAVE)  # as long as it lives, its pool ends this process in order
-    _working.acquire(timeout=_SECONDS_TO_LEAVE)
-    os._exit(1)
+def _end_with_main() -> None:
+    main = multiprocessing.parent_process()
+    if main is not None:
+        main.join()
+        _stop.value = 1
+        time.sleep(_SECONDS_TO_LEAVE)
+        os._exit(1)
 
 
 @functools.cache
@@ -183,11 +176,6 @@ def _tokenizer(folder: Path) -> Tokenizer:
 
 
 def _tokenize(unit: Unit, key: str) -> None:
-    with _working:
-        _leave_if_stopped()
-        _job.tokenize(unit, key, _tokenizer(_job.tokenizer_folder), _leave_if_stopped)
-
-
-def _leave_if_stopped() -> None:
-    if _stopped.is_set():
-        raise SystemExit(1)
+    for _ in _job.tokenize(unit, key, _tokenizer(_job.tokenizer_folder)):
+        if _stop.value:
+            return

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 
 from pretrain.data.making.progress import Progress, Report
-from pretrain.data.making.split import Split, in_chunks
+from pretrain.data.making.split import Split, number_of
 from pretrain.data.sources.source import Document, TextSource
 from pretrain.data.tokenizer import SENTENCEPIECE_OPTIONS, SentencePieceTokenizer
 
@@ -33,18 +33,12 @@ def most_bytes_read(max_tokens: int | None) -> int | None:
 
 
 def train_tokenizer_on(
-    source: TextSource,
-    vocab_size: int,
-    fraction: float,
-    documents: int | None,
-    most_bytes: int | None,
-    report: Report,
+    source: TextSource, vocab_size: int, fraction: float, most_bytes: int | None, report: Report
 ) -> SentencePieceTokenizer:
     """Train a SentencePiece tokenizer of *vocab_size* entries.
 
     Args:
-        fraction, documents: what is held out (see Split.choose), unless the source has a validation text of
-            its own.
+        fraction: what is held out (see Split.choose), unless the source has a validation text of its own.
         most_bytes: of text that is read; None reads the whole source.
 
     Raises:
@@ -53,22 +47,17 @@ def train_tokenizer_on(
     report(f"reading {source.name}")
     sample, progress = Sample(SAMPLE_BYTES), Progress(f"reading {source.name}", report)
 
-    def digests() -> Iterator[bytes]:
-        for document in source.documents():
-            yield sample.add(document)
-            if progress.due():
-                progress(sample.documents, sample.bytes)
-            enough = most_bytes is not None and sample.bytes >= most_bytes
-            if enough and sample.documents >= _FEWEST_DOCUMENTS:
-                break
-
-    # With a cap on tokens the corpus itself may hold out others of its documents.
+    for document in source.documents():
+        sample.add(document)
+        if progress.due():
+            progress(sample.documents, sample.bytes)
+        enough = most_bytes is not None and sample.bytes >= most_bytes
+        if enough and sample.documents >= _FEWEST_DOCUMENTS:
+            break
+    split = Split(0)  # nothing is held out
     if source.held_out_units() is None:
-        split = Split.choose(in_chunks(digests()), fraction, documents)
-    else:
-        for _ in digests():
-            pass
-        split = Split(0)  # nothing is held out
+        # With a cap on tokens the corpus itself may hold out others of its documents.
+        split = Split.choose(sample.ends, fraction)
     report(f"training a tokenizer of {vocab_size:,} entries on {sample.bytes / 1e6:.1f} MB")
     return SentencePieceTokenizer.train(sample.texts(split), vocab_size)
 
@@ -85,23 +74,26 @@ class Sample:
         """Documents added so far."""
         self.bytes = 0
         """Bytes of their text."""
+        self.ends = (2**64, -1)
+        """The smallest and the largest number of a document (see number_of)."""
         self._most = most_bytes
         self._kept: list[tuple[bytes, int, str]] = []
         """Digest, bytes and text."""
         self._kept_bytes = 0
         self._drop_at = most_bytes
 
-    def add(self, document: Document) -> bytes:
-        """Add a document; returns its digest, by which it may be held out."""
+    def add(self, document: Document) -> None:
+        """Add a document."""
         digest, size = document.digest(), len(document.text.encode())
         self.documents += 1
         self.bytes += size
+        number = number_of(digest)
+        self.ends = min(self.ends[0], number), max(self.ends[1], number)
         if _second_number(digest) < self._limit():
             self._kept.append((digest, size, document.text))
             self._kept_bytes += size
             if self._kept_bytes > self._drop_at:
                 self._drop()
-        return digest
 
     def texts(self, split: Split) -> Iterator[str]:
         """The sampled texts that are not held out."""

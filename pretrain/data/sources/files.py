@@ -13,7 +13,7 @@ from typing import Any
 
 from model.errors import UserError
 from pretrain.data.sources.reading import MAX_DOCUMENT_BYTES, read_file
-from pretrain.data.sources.source import Document, TextSource, Unit, file_records, file_sample
+from pretrain.data.sources.source import Document, TextSource, Unit, file_sample
 
 # Folders of the standard library that are left out: third-party code, byte code and tests (test files are
 # more than half of the library and very repetitive).
@@ -42,8 +42,6 @@ class PlainFiles(TextSource):
         max_document_bytes: int = MAX_DOCUMENT_BYTES,
         unit_bytes: int | None = None,
     ) -> None:
-        if max_document_bytes < 1:
-            raise UserError(f"max_document_bytes: {max_document_bytes} is not valid; give a number from 1")
         self.name, self.files, self.max_document_bytes = name, list(files), max_document_bytes
         size = sum(map(file_size, self.files))
         self.unit_bytes = unit_bytes or min(max(size // 64, 1 << 20), 32 << 20)
@@ -83,9 +81,6 @@ class PlainFiles(TextSource):
             name = identifier.encode("utf-8", "surrogateescape")
             total.update(name + b"\0" + hashlib.sha256(data).digest())
         return total.hexdigest()
-
-    def origin(self) -> dict[str, Any]:
-        return file_records(self.files)
 
     def describe(self) -> dict[str, Any]:
         return {"name": self.name, "files": len(self.files)}

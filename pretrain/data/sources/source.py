@@ -10,7 +10,7 @@ import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from model.errors import UserError
 
 # Bytes of a file that are hashed: all up to the first, else so many at each end.
 _WHOLE, _END = 16 << 20, 1 << 20
-_FILES_LISTED = 20
 
 
 @dataclass(frozen=True)
@@ -105,10 +104,6 @@ class TextSource(ABC):
     def describe(self) -> dict[str, Any]:
         """The entry of ``meta.json`` about the source (JSON values; nothing that depends on the machine)."""
 
-    def origin(self) -> dict[str, Any]:
-        """Its local files, for ``meta.json``: see :func:`file_records`. Empty if there are none."""
-        return {}
-
 
 def file_sample(path: Path) -> bytes:
     """The bytes that stand for a file's content: all of them, or the first and last MiB of a file beyond 16
@@ -120,27 +115,6 @@ def file_sample(path: Path) -> bytes:
         head = stream.read(_END)
         stream.seek(-_END, os.SEEK_END)
         return head + stream.read()
-
-
-def file_records(files: Sequence[tuple[str, Path]]) -> dict[str, Any]:
-    """Number, bytes and hash (of file_sample) of *files*, pairs of (identifier, path). A few files are also
-    listed one by one."""
-    records: list[dict[str, Any]] = []
-    total = hashlib.sha256()
-    for identifier, path in files:
-        try:
-            size, digest = path.stat().st_size, hashlib.sha256(file_sample(path)).hexdigest()
-        except OSError:
-            continue  # removed or not readable: it is counted as skipped
-        name = identifier.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-        record = {"name": name, "bytes": size, "sha256": digest}
-        if size > _WHOLE:
-            record["sha256_of"] = "the first and last MiB"
-        total.update(f"{name} {size} {digest}\n".encode())
-        records.append(record)
-    totals = {"files": len(records), "bytes": sum(record["bytes"] for record in records)}
-    listed = {"list": records} if len(records) <= _FILES_LISTED else {}
-    return {**totals, "sha256": total.hexdigest(), **listed}
 
 
 def no_documents(name: str, skipped: Mapping[str, int]) -> str:

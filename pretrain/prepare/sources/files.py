@@ -9,7 +9,6 @@ import itertools
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,15 @@ from model.errors import UserError
 from pretrain.data.sources.files import NamedFile, PlainFiles, file_key, file_size, files_below
 from pretrain.data.sources.reading import COMPRESSED, MAX_DOCUMENT_BYTES, open_stream
 from pretrain.data.sources.source import Document, Unit
-from pretrain.prepare.sources import parquet, readers
+from pretrain.prepare.sources import readers
 
-FORMATS = ("auto", "text", "lines", "jsonl", "json", "csv", "tsv", "parquet")
-_ENDINGS = {".ndjson": "jsonl", **{f".{format}": format for format in ("jsonl", "csv", "tsv", "parquet")}}
-_HEAD = 1 << 16  # bytes of a .json file that show how it is laid out
+_ENDINGS = {
+    ".ndjson": "jsonl",
+    **{f".{format}": format for format in ("json", "jsonl", "csv", "tsv", "parquet")},
+}
 # pyarrow's errors are OSErrors and ValueErrors; RuntimeError is what Parquet pages may raise.
 _DAMAGE = (OSError, EOFError, zlib.error, ValueError, RuntimeError)
+_RECORDS_LOOKED_AT = 100
 
 
 class TextFiles(PlainFiles):
@@ -37,8 +38,6 @@ class TextFiles(PlainFiles):
     Args:
         column: the field of JSON objects, or column of CSV and Parquet files, that holds the text.
         max_document_bytes, unit_bytes: see PlainFiles.
-        skip_damaged: count a truncated or unreadable file of many documents, and go on with the next,
-            instead of raising UserError.
 
     Raises:
         UserError: a path that does not exist, a glob that matches nothing, settings out of range.
@@ -51,20 +50,14 @@ class TextFiles(PlainFiles):
         format: str = "auto",
         column: str = "text",
         max_document_bytes: int = MAX_DOCUMENT_BYTES,
-        skip_damaged: bool = False,
         unit_bytes: int | None = None,
     ) -> None:
         files: dict[Path, NamedFile] = {}
         for path in paths:
             for identifier, file in _expand(os.fspath(path)):
                 files.setdefault(file.resolve(), (identifier, file))
-        if not files:
-            raise UserError("text: no file given; valid: files, folders or globs of UTF-8 text")
-        if format not in FORMATS:
-            raise UserError(f"format: {format!r} is unknown; valid: {', '.join(FORMATS)}")
         super().__init__(name, list(files.values()), max_document_bytes, unit_bytes)
-        self.format = format
-        self.limits = readers.Limits(column, max_document_bytes, skip_damaged)
+        self.format, self.column = format, column
 
     def _format(self, file: NamedFile) -> str:
         return format_of(file[1], self.format)
@@ -90,9 +83,8 @@ class TextFiles(PlainFiles):
         """
         path, size, step = file[1], file_size(file), self.unit_bytes
         if format == "parquet":
-            with self._damage(path):
-                return parquet.row_groups(path, self.limits.column, step)
-            return [(0, 0, 0)]  # read finds the damage again, and counts it
+            with _damage_to(path):
+                return readers.cut_row_groups(path, self.column, step)
         if format in ("lines", "jsonl") and not path.name.lower().endswith(COMPRESSED) and size > step:
             return [
                 (start, min(start + step, size), min(step, size - start)) for start in range(0, size, step)
@@ -104,47 +96,32 @@ class TextFiles(PlainFiles):
             yield from super().read(unit)
             return
         format, (identifier, path), start, stop = unit.place
-        read_piece = parquet.read_row_groups if format == "parquet" else readers.read_piece
-        with self._damage(path) as damaged:
-            for number, (text, reason) in enumerate(read_piece(path, format, start, stop, self.limits)):
+        records = readers.read_piece(path, format, start, stop, self.column, self.max_document_bytes)
+        with _damage_to(path):
+            for number, (text, reason) in enumerate(records):
                 yield reason if text is None else Document(f"{identifier}:{start}+{number}", text)
-        if damaged:
-            yield "damaged_file"
-
-    @contextlib.contextmanager
-    def _damage(self, path: Path) -> Iterator[list[str]]:
-        """Turn damage to a file of many documents into a UserError, or if it is to be skipped, into an entry
-        of the list."""
-        damaged: list[str] = []
-        try:
-            yield damaged
-        except UserError:
-            raise
-        except _DAMAGE as error:
-            reason = " ".join(str(error).split())[:120] or type(error).__name__
-            damaged.append(reason)
-            if not self.limits.skip_damaged:
-                raise UserError(
-                    f"text: {str(path)!r} is truncated or damaged ({reason}); replace it, or give "
-                    "--skip_damaged to take what can be read (what is tokenized already is kept)"
-                ) from error
 
     def check(self) -> None:
-        """Raise UserError if the text column is missing from the first file of a format with columns.
+        """Raise UserError if the text column is missing from the beginning of the first file of a format.
 
         All Parquet files are checked when they are cut.
         """
         # Of files with equal formats the last one counts.
         first = {self._format(file): file[1] for file in reversed(self.files)}
         for format in first.keys() - {"text", "lines", "parquet"}:
-            names: list[str] = []
-            with contextlib.suppress(*_DAMAGE):  # read finds it again
-                names = readers.other_columns(first[format], format, self.limits)
-            if names:
-                raise readers.no_column(first[format], self.limits, names)
+            path = first[format]
+            records = readers.read_piece(path, format, 0, None, self.column, self.max_document_bytes)
+            with _damage_to(path):
+                reasons = {reason for _, reason in itertools.islice(records, _RECORDS_LOOKED_AT)}
+            if reasons == {"missing_column"}:
+                raise UserError(
+                    f"column: the records of {str(path)!r} have no {self.column!r}; valid: --column with the "
+                    "name of the field that holds the text, or --format text to take every file as one text"
+                )
 
     def settings(self) -> str:
-        return repr((self.format, *astuple(self.limits)))
+        # False: corpora of older versions, whose request holds a hash of this, had another setting.
+        return repr((self.format, self.column, self.max_document_bytes, False))
 
     def describe(self) -> dict[str, Any]:
         described = super().describe()
@@ -152,39 +129,42 @@ class TextFiles(PlainFiles):
         if formats:
             described["formats"] = sorted(formats)
         if formats - {"lines"}:
-            described["column"] = self.limits.column
+            described["column"] = self.column
         return described
+
+
+@contextlib.contextmanager
+def _damage_to(path: Path) -> Iterator[None]:
+    """Turn damage to a file of many documents into a UserError."""
+    try:
+        yield
+    except UserError:
+        raise
+    except _DAMAGE as error:
+        reason = " ".join(str(error).split())[:120] or type(error).__name__
+        raise UserError(
+            f"text: {str(path)!r} is truncated or damaged ({reason}); replace it or leave it out (what is "
+            "tokenized already is kept)"
+        ) from error
 
 
 def format_of(path: Path, asked: str) -> str:
     """The format of a file, never "auto": *asked*, or if that is "auto" by its ending (``.json``: its
-    beginning too).
-
-    Raises:
-        UserError: a ``.json`` file that is neither an array nor JSON Lines.
-    """
+    beginning too)."""
     if asked != "auto":
         return asked
     name = path.name.lower()
     for end in COMPRESSED:
         name = name.removesuffix(end)
-    ending = Path(name).suffix
-    if ending != ".json":
-        format = _ENDINGS.get(ending, "text")
-        # Parquet files are compressed inside, and are not read as a stream.
-        return "text" if format == "parquet" and name != path.name.lower() else format
-    try:
-        with open_stream(path) as stream:
-            layout = readers.json_layout(stream.read(_HEAD))
-    except (OSError, EOFError, zlib.error):
+    format = _ENDINGS.get(Path(name).suffix, "text")
+    if format == "parquet" and name != path.name.lower():
+        return "text"  # Parquet files are compressed inside, and are not read as a stream
+    if format == "json":
+        with contextlib.suppress(OSError, EOFError, zlib.error), open_stream(path) as stream:
+            head = stream.read(100).removeprefix(b"\xef\xbb\xbf").lstrip()
+            return "json" if head.startswith(b"[") else "jsonl"
         return "jsonl"  # whose reader finds the damage and reports it
-    if layout == "other":
-        raise UserError(
-            f"text: {str(path)!r} is neither a JSON array nor JSON Lines; valid: [{{…}}, …] or a record "
-            f"{{…}} a line, or --format jsonl to count lines that are not records, or --format text to take "
-            "every file as one text"
-        )
-    return "json" if layout == "array" else "jsonl"
+    return format
 
 
 def _expand(path_or_glob: str) -> list[NamedFile]:

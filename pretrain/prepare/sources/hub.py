@@ -1,4 +1,5 @@
-"""Text source for what the ``datasets`` library reads: from the Hugging Face hub or local files, streamed."""
+"""Text source for datasets on the Hugging Face hub, and for local folders of the same kind, streamed through
+the ``datasets`` library."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import contextlib
 import hashlib
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,8 +15,8 @@ from typing import Any, NamedTuple
 
 from model.errors import UserError
 from pretrain.data.sources.reading import MAX_DOCUMENT_BYTES, check_text
-from pretrain.data.sources.source import Document, TextSource, Unit, file_records
-from pretrain.prepare.sources.parquet import ROWS, plain_values
+from pretrain.data.sources.source import Document, TextSource, Unit
+from pretrain.prepare.sources.readers import ROWS, plain_values
 
 # Pieces of a dataset: enough for any number of processes, few enough to list. A dataset of fewer files is cut
 # at its Parquet row groups, which takes a look into every file.
@@ -27,12 +28,11 @@ class HubDataset(TextSource):
     """One split of a dataset; documents are the strings of one column.
 
     Args:
-        path: name on the hub, local folder, or format such as "json" or "parquet" with *data_files*.
+        path: name on the hub, or local folder.
         subset: the dataset's configuration, such as "sample-10BT".
         split: such as "train".
         column: the column that holds the text.
         revision: branch, tag or commit on the hub; the newest when not given.
-        data_files: files or globs in place of the dataset's own.
         max_document_bytes: longer documents are left out.
     """
 
@@ -41,7 +41,6 @@ class HubDataset(TextSource):
     split: str = "train"
     column: str = "text"
     revision: str | None = None
-    data_files: Sequence[str] | None = None
     max_document_bytes: int = MAX_DOCUMENT_BYTES
 
     def __post_init__(self) -> None:
@@ -50,23 +49,10 @@ class HubDataset(TextSource):
     @property
     def local(self) -> bool:
         """Whether its files are on this machine."""
-        if self.data_files:
-            return not any("://" in name for name in self.data_files)
         return Path(self.path).exists()
 
-    def splits(self) -> list[str]:
-        """Names of the splits that the dataset's own files have."""
-        return self._open().splits
-
-    def origin(self) -> dict[str, Any]:
-        if not self.local:
-            return {}
-        files = map(Path, self._open().files)
-        return file_records([(path.name, path) for path in files if path.is_file()])
-
     def _open(self) -> _Opened:
-        files = tuple(self.data_files) if self.data_files else None
-        return _open_dataset(self.path, self.subset, self.split, self.revision, files)
+        return _open_dataset(self.path, self.subset, self.split, self.revision)
 
     def check(self) -> None:
         """Raise UserError if the dataset cannot be reached, or its text column is missing or does not hold
@@ -126,16 +112,10 @@ class _Opened(NamedTuple):
     pieces: int
     identity: str
     """Hash of what it is made of."""
-    splits: list[str]
-    """Names of all splits."""
-    files: list[str]
-    """Of this split."""
 
 
 @lru_cache(maxsize=4)
-def _open_dataset(
-    path: str, subset: str | None, split: str, revision: str | None, data_files: tuple[str, ...] | None
-) -> _Opened:
+def _open_dataset(path: str, subset: str | None, split: str, revision: str | None) -> _Opened:
     """Open a dataset, once per process."""
     import datasets
 
@@ -143,32 +123,25 @@ def _open_dataset(
     # Its messages about unreadable files come as exceptions too, which are reported in one line below.
     datasets.logging.set_verbosity(logging.CRITICAL)
     name = path if subset is None else f"{path} (subset {subset})"
-    if not data_files and path in datasets.packaged_modules._PACKAGED_DATASETS_MODULES:
+    if path in datasets.packaged_modules._PACKAGED_DATASETS_MODULES:
         # The library would search the current folder and all below it, environments included.
-        raise UserError(
-            f"data_files: none given, and {path!r} is a format of files; valid: --data_files PATH…"
-        )
+        raise UserError(f"dataset: {path!r} is a format of files; valid: --text PATH…")
     try:
-        files = {split: list(data_files)} if data_files else None
-        builder = datasets.load_dataset_builder(path, subset, data_files=files, revision=revision)
+        builder = datasets.load_dataset_builder(path, subset, revision=revision)
         dataset: Any = builder.as_streaming_dataset(split=split)
         if hasattr(dataset, "reshard") and dataset.num_shards < MOST_UNITS:
             dataset = dataset.reshard()
         identity = [path, subset, split, revision, builder.hash, dataset.num_shards]
-        splits: list[str] = []
-        names: list[str] = []
         with contextlib.suppress(AttributeError, KeyError, TypeError):
             split_files = builder.config.data_files[split]
             identity += [list(map(str, split_files)), list(map(str, split_files.origin_metadata))]
-            splits, names = list(map(str, builder.config.data_files)), list(map(str, split_files))
     except Exception as error:  # no network, no such name, subset, split or file: one message for the user
         raise UserError(
             f"dataset: {name!r} cannot be opened ({_one_line(error)}); valid: builtin, a dataset on the "
-            "Hugging Face hub while online (--subset, --split, --revision), a local folder, json or parquet "
-            "with --data_files, or --text PATH…"
+            "Hugging Face hub while online (--subset, --split, --revision), a local folder, or --text PATH…"
         ) from error
     digest = hashlib.sha256(repr(identity).encode()).hexdigest()
-    return _Opened(dataset, min(dataset.num_shards, MOST_UNITS), digest, splits, names)
+    return _Opened(dataset, min(dataset.num_shards, MOST_UNITS), digest)
 
 
 def _one_line(error: BaseException) -> str:

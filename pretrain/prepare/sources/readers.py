@@ -1,191 +1,87 @@
-"""Reads documents from files of many: lines, JSON Lines, JSON arrays, CSV; compressed or not.
+"""Reads documents from files of many: lines, JSON Lines, JSON arrays, CSV, Parquet; compressed or not.
 
-Each reader splits an open file into records, and turns every record into a document or the reason why it is
-none. Memory is bounded by the longest usable document, whatever the file holds. (``datasets`` gives up a
-whole JSON or CSV file for one bad record, makes text of numbers, changes line ends, and does not cut such
-files into pieces.)
+Each reader turns every record of a file into a document or the reason why it is none. Memory is bounded by
+the longest usable document, except for JSON arrays, which are read whole. (``datasets`` gives up a whole JSON
+or CSV file for one bad record, makes text of numbers, changes line ends, does not cut such files into pieces,
+and holds whole row groups of Parquet files, and those of FineWeb have hundreds of megabytes, in every
+process.)
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
-import itertools
 import json
-import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from model.errors import UserError
-from pretrain.data.sources.reading import MAX_DOCUMENT_BYTES, Record, check_text, open_stream
+from pretrain.data.sources.reading import Record, check_text, open_stream
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
+ROWS = 128  # of a Parquet file, decoded at a time
+_BUFFER = 1 << 20
 # A record may hold other fields, and up to six bytes for a character (\u0416 for two bytes of UTF-8).
 _RECORD_FACTOR = 4
-_CHUNK = 1 << 20
-_BOM = b"\xef\xbb\xbf"
-_SPACE = b" \t\r\n"
-_SIGNS = re.compile(rb'\\.|["\[\]{},]', re.DOTALL)  # an escaped quotation mark ends no string
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What is read from a file; see :class:`pretrain.prepare.sources.files.TextFiles`."""
+def read_piece(
+    path: Path, format: str, start: int, stop: int | None, column: str, longest: int
+) -> Iterator[Record]:
+    """Yield the documents of one piece of a file, in order.
 
-    column: str = "text"
-    max_document_bytes: int = MAX_DOCUMENT_BYTES
-    skip_damaged: bool = False
-
-    @property
-    def longest_record(self) -> int:
-        """Bytes of a record with its other fields."""
-        return _RECORD_FACTOR * self.max_document_bytes
-
-
-def no_column(path: Path, limits: Limits, names: Iterable[str]) -> UserError:
-    """The error of a file whose records have these *names*, but not the column."""
-    shown = ", ".join(" ".join(name.split())[:60] for name in itertools.islice(names, 20))
-    return UserError(
-        f"column: the records of {str(path)!r} have no {limits.column!r}; valid: --column with one of "
-        f"{shown}, or --format text to take every file as one text"
-    )
-
-
-def read_piece(path: Path, format: str, start: int, stop: int | None, limits: Limits) -> Iterator[Record]:
-    """Yield the documents of one piece of a file, in order. *start* and *stop* are byte offsets of lines.
+    Args:
+        start, stop: byte offsets of lines; numbers of row groups for Parquet.
+        column: the field of JSON objects, or column, that holds the text.
+        longest: bytes of the longest usable document.
 
     Raises:
-        OSError, EOFError, zlib.error, ValueError: the file is damaged from here on.
-        UserError: the file is CSV and lacks the column.
+        OSError, EOFError, zlib.error, ValueError, RuntimeError: the file is damaged from here on.
+        UserError: the file lacks the column, which it would have to name.
     """
-    longest = limits.max_document_bytes
+    if format == "parquet":
+        yield from _row_groups(path, range(start, stop or 0), column, longest)
+        return
     if not path.stat().st_size:
         yield None, "empty"
         return
     with open_stream(path) as stream:
         if format in DELIMITERS:
-            rows = _csv_rows(stream, format, limits)
-            header = next(rows, [])
-            if limits.column not in header:
-                raise no_column(path, limits, header)
-            yield from (_field(row, header, limits) for row in rows if row)
+            yield from _csv(stream, path, format, column, longest)
         elif format == "lines":
             for line in read_lines(stream, start, stop, longest):
                 yield (None, "too_long") if line is None else check_text(line, longest)
+        elif format == "jsonl":
+            for line in read_lines(stream, start, stop, _RECORD_FACTOR * longest):
+                if line is None or line.strip():
+                    yield _json_line(line, column, longest)
         else:
-            yield from (
-                _json_document(record, limits) for record in _json(stream, format, start, stop, limits)
-            )
+            values = json.load(stream)
+            if not isinstance(values, list):
+                raise ValueError("not a JSON array")
+            yield from (_json_text(value, column, longest) for value in values)
 
 
-def other_columns(path: Path, format: str, limits: Limits, most: int = 100) -> list[str]:
-    """The names that the first *most* records of a JSON file have, or the header of a CSV file; empty if the
-    column is among them or a record is text."""
-    names: dict[str, None] = {}
-    with open_stream(path) as stream:
-        if format in DELIMITERS:
-            names = dict.fromkeys(next(_csv_rows(stream, format, limits), []))
-        else:
-            for record in itertools.islice(_json(stream, format, 0, None, limits), most):
-                try:
-                    value = json.loads((record or b"").removeprefix(_BOM))
-                except (ValueError, RecursionError):
-                    continue
-                if isinstance(value, str):
-                    return []
-                names |= dict.fromkeys(value if isinstance(value, dict) else ())
-    return [] if limits.column in names else list(names)
-
-
-# ---------------------------------------------------------------------- JSON
-
-
-def _json(stream: Any, format: str, start: int, stop: int | None, limits: Limits) -> Iterator[bytes | None]:
-    if format == "json":
-        return read_array(stream, limits.longest_record)
-    lines = read_lines(stream, start, stop, limits.longest_record)
-    return (line for line in lines if line is None or line.strip())
-
-
-def _json_document(record: bytes | None, limits: Limits) -> Record:
-    if record is None:
+def _json_line(line: bytes | None, column: str, longest: int) -> Record:
+    if line is None:
         return None, "too_long"
     try:
-        value = json.loads(record.removeprefix(_BOM))
+        value = json.loads(line)
     except UnicodeDecodeError:
         return None, "invalid_utf8"
     except (ValueError, RecursionError):
-        return None, "binary" if b"\0" in record else "invalid_json"
+        return None, "binary" if b"\0" in line else "invalid_json"
+    return _json_text(value, column, longest)
+
+
+def _json_text(value: Any, column: str, longest: int) -> Record:
     if not isinstance(value, str):
-        if not isinstance(value, dict) or limits.column not in value:
+        if not isinstance(value, dict) or column not in value:
             return None, "missing_column"
-        value = value[limits.column]
-    return check_text(value, limits.max_document_bytes)
-
-
-def json_layout(head: bytes) -> str:
-    """The layout of a ``.json`` file that begins with *head*: "array", "lines" (of records), "other" or
-    "empty"."""
-    head = head.removeprefix(_BOM).lstrip()
-    if not head:
-        return "empty"
-    if head.startswith(b"["):
-        return "array"
-    line, newline, _ = head.partition(b"\n")
-    try:
-        # Without a line end it is one record, or one that is longer than *head*.
-        is_record = isinstance(json.loads(line), dict) if newline else line.startswith(b"{")
-    except (ValueError, RecursionError):
-        is_record = False
-    return "lines" if is_record else "other"
-
-
-def read_array(stream: Any, longest: int) -> Iterator[bytes | None]:
-    """Yield the elements of the JSON array in *stream*, as bytes; None for one beyond *longest* bytes.
-
-    Raises:
-        ValueError: no array, one that does not end, or something after it.
-    """
-    depth, in_string, closed, several = 0, False, False, False
-    element, too_long, held_back = b"", False, _BOM
-    # read1: read would lose the part of the last chunk that it had read from a truncated .gz.
-    while chunk := stream.read1(_CHUNK):
-        chunk = chunk.removeprefix(_BOM) if held_back == _BOM else held_back + chunk
-        # What an escape at the end escapes comes with the next chunk.
-        odd = (len(chunk) - len(chunk.rstrip(b"\\"))) % 2
-        chunk, held_back = chunk[: len(chunk) - odd], b"\\" * odd
-        begin = 0
-        for match in _SIGNS.finditer(chunk):
-            sign, at = match[0], match.start()
-            if depth == 0 and (closed or sign != b"[" or chunk[:at].strip(_SPACE)):
-                raise ValueError("something after the array" if closed else "not a JSON array")
-            if sign == b'"':
-                in_string = not in_string
-            elif in_string or len(sign) == 2:
-                continue
-            elif sign in b"[{":
-                depth += 1
-                begin = at + 1 if depth == 1 else begin
-            elif sign != b"," or depth == 1:
-                depth -= sign != b","
-                if sign == b"," or depth == 0:
-                    element, several = element + chunk[begin:at], several or sign == b","
-                    if several or element.strip() or too_long:
-                        yield None if too_long or len(element) > longest else element
-                    element, too_long, begin, closed = b"", False, at + 1, depth == 0
-        if depth:
-            element += chunk[begin:]
-            if len(element) > longest:
-                element, too_long = b"", True
-        elif chunk[begin:].strip(_SPACE):
-            raise ValueError("something after the array" if closed else "not a JSON array")
-    if not closed:
-        raise ValueError("the array does not end")
-
-
-# ---------------------------------------------------------------------- lines
+        value = value[column]
+    return check_text(value, longest)
 
 
 def read_lines(stream: Any, start: int, stop: int | None, longest: int) -> Iterator[bytes | None]:
@@ -207,35 +103,94 @@ def read_lines(stream: Any, start: int, stop: int | None, longest: int) -> Itera
         in_line = not ends
 
 
-def _field(row: list[str], header: list[str], limits: Limits) -> Record:
-    """The text of a row of CSV."""
-    if len(row) > len(header):
-        return None, "extra_fields"  # a comma in a text without quotes: the rest of it would be lost
-    column = header.index(limits.column)
-    return (
-        check_text(row[column], limits.max_document_bytes) if len(row) > column else (None, "missing_column")
-    )
-
-
-def _csv_rows(stream: Any, format: str, limits: Limits) -> Iterator[list[str]]:
-    """The rows of a CSV file (strict RFC 4180), the header first; bytes that are not UTF-8 are kept as
-    surrogates.
+def _csv(stream: Any, path: Path, format: str, column: str, longest: int) -> Iterator[Record]:
+    """The texts of a CSV file (strict RFC 4180); bytes that are not UTF-8 are kept as surrogates.
 
     Raises:
         ValueError: quotes that do not fit, or a line or field beyond the longest record's characters.
     """
-    longest = limits.longest_record
-    csv.field_size_limit(longest)
+    longest_record = _RECORD_FACTOR * longest
+    csv.field_size_limit(longest_record)
     text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
 
     def lines() -> Iterator[str]:
-        while line := text.readline(longest + 1):
-            if len(line) > longest:
-                raise ValueError(f"a line of more than {longest} characters")
+        while line := text.readline(longest_record + 1):
+            if len(line) > longest_record:
+                raise ValueError(f"a line of more than {longest_record} characters")
             yield line
 
     rows = csv.reader(lines(), delimiter=DELIMITERS[format], strict=True)
     try:
-        yield from rows
+        header = next(rows, [])
+        if column not in header:
+            raise _no_column(path, column, header)
+        index = header.index(column)
+        for row in filter(None, rows):
+            if len(row) > len(header):
+                yield None, "extra_fields"  # a comma in a text without quotes: the rest of it would be lost
+            else:
+                yield check_text(row[index], longest) if len(row) > index else (None, "missing_column")
     except csv.Error as error:
         raise ValueError(f"line {rows.line_num}: {error}") from error
+
+
+def _no_column(path: Path, column: str, names: list[str]) -> UserError:
+    shown = ", ".join(" ".join(name.split())[:60] for name in names[:20])
+    return UserError(f"column: {str(path)!r} has no column {column!r}; valid: --column with one of {shown}")
+
+
+# ---------------------------------------------------------------------- Parquet
+
+
+@contextlib.contextmanager
+def _opened(path: Path, column: str) -> Iterator[tuple[Any, int]]:
+    """The file, and the index of the column among its leaves; UserError if it is missing or holds no text."""
+    import pyarrow.parquet
+    from pyarrow import types
+
+    # Without pre-buffering a row group is streamed instead of held.
+    with pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER) as file:
+        schema = file.schema_arrow
+        if column not in schema.names:
+            raise _no_column(path, column, schema.names)
+        kind = schema.field(column).type
+        text = kind.value_type if types.is_dictionary(kind) else kind
+        if not (types.is_string(text) or types.is_large_string(text) or types.is_string_view(text)):
+            raise UserError(
+                f"column: {column!r} of {str(path)!r} holds {kind}, not text; valid: a column of strings"
+            )
+        leaves = [file.schema.column(index).path for index in range(len(file.schema))]
+        yield file, leaves.index(column)
+
+
+def cut_row_groups(path: Path, column: str, piece_bytes: int) -> list[tuple[int, int, int]]:
+    """Cut a Parquet file: first row group, end, and bytes of each piece of about *piece_bytes* of the column.
+
+    Raises:
+        UserError: there is no such column of text.
+    """
+    pieces, start, size = [], 0, 0
+    with _opened(path, column) as (file, leaf):
+        groups = file.metadata.num_row_groups
+        for group in range(groups):
+            size += file.metadata.row_group(group).column(leaf).total_compressed_size
+            if size >= piece_bytes or group == groups - 1:
+                pieces.append((start, group + 1, size))
+                start, size = group + 1, 0
+    return pieces or [(0, 0, 0)]
+
+
+def _row_groups(path: Path, groups: range, column: str, longest: int) -> Iterator[Record]:
+    with _opened(path, column) as (file, _):
+        if not file.metadata.num_rows:
+            yield None, "empty"
+        for batch in file.iter_batches(ROWS, row_groups=groups, columns=[column], use_threads=False):
+            for value in plain_values(batch.column(0)):
+                yield check_text(value, longest)
+
+
+def plain_values(values: Any) -> list[Any]:
+    """Python values of an Arrow array; strings as bytes, since nothing has checked that they are UTF-8."""
+    import pyarrow
+
+    return values.cast(pyarrow.large_binary()).to_pylist()

@@ -66,6 +66,3 @@ class WithValidation(TextSource):
 
     def describe(self) -> dict[str, Any]:
         return {**self.training.describe(), "validation": self.validation.describe()}
-
-    def origin(self) -> dict[str, Any]:
-        return {**self.training.origin(), "validation": self.validation.origin()}

@@ -109,8 +109,8 @@ def only_user_errors(tokenizer: Tokenizer) -> Any:
                 try:
                     training = TrainingSequences([(corpus, 1)], context_length, 0)
                     validation = ValidationSequences(corpus, context_length)
-                    training.batch(0, 2 * training.windows_per_epoch)
-                    training.document_offsets(0, training.windows_per_epoch)
+                    training.batch(0, 2 * training.windows[0])
+                    training.document_offsets(0, training.windows[0])
                     validation.batch(0, len(validation))
                     validation.document_starts()
                 except UserError:

@@ -77,8 +77,3 @@ def test_close_ends_the_thread_and_the_iteration():
     batches.close()
     assert list(batches) == []
     assert not any(thread.name == "batch-prefetch" for thread in threading.enumerate())
-
-
-def test_depth_of_zero_is_an_error():
-    with pytest.raises(ValueError, match="depth 0"):
-        BatchPrefetcher(lambda number: number, start=0, depth=0)

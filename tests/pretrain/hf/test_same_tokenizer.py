@@ -118,7 +118,7 @@ def test_a_corpus_opens_with_the_same_tokenizer_and_no_other(corpus, tmp_path):
     shutil.copytree(again, tmp_path / "blend" / "tokenizer")
     meta["tokenizer"]["hash"] = tokenizer_hash(load_tokenizer(again))
     (tmp_path / "blend" / "meta.json").write_text(json.dumps(meta))
-    assert TrainingSequences([(opened, 1), (Corpus.open(tmp_path / "blend"), 1)], 16, 0).windows_per_epoch
+    assert TrainingSequences([(opened, 1), (Corpus.open(tmp_path / "blend"), 1)], 16, 0).windows
     with pytest.raises(UserError, match=r"^tokenizer: .* was made with .*\(different vocabulary"):
         Corpus.open(folder, byte_level_folder(tmp_path / "small", 280))
 

@@ -1,8 +1,7 @@
-"""A validation text of one's own: files, data files, a split; and what meta.json says of the files."""
+"""A validation text of one's own: files, or a split."""
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import pyarrow
@@ -12,7 +11,7 @@ import pytest
 from model.errors import UserError
 from pretrain.data.corpus import Corpus
 from pretrain.data.making.assemble import Selection
-from pretrain.data.making.make import Preparation, make_corpus, merge
+from pretrain.data.making.make import Preparation, make_corpus
 from pretrain.prepare import command
 from pretrain.prepare.sources.files import TextFiles
 from pretrain.prepare.sources.with_validation import WithValidation
@@ -46,26 +45,18 @@ def run(*arguments: object) -> int:
     return command.main([str(argument) for argument in arguments])
 
 
-def check(folder: Path) -> Corpus:
+def check(folder: Path) -> None:
     corpus = Corpus.open(folder)
     assert texts_of(corpus, "training") == TRAINING
     assert texts_of(corpus, "validation") == HELD_OUT
     assert corpus.meta.split == {"by": "a source of its own"}
-    return corpus
 
 
 def test_files_of_their_own_are_the_validation_split(texts, tmp_path, capsys):
     arguments = ["--text", texts / "training", "--validation_text", texts / "held_out"]
     assert run(*arguments, "--train_tokenizer", 300, "--out", tmp_path / "out") == 0
-    corpus = check(tmp_path / "out")
+    check(tmp_path / "out")
     assert "held out    name text, files 7" in capsys.readouterr().out
-    origin = corpus.meta.source_files
-    assert origin["files"] == 60 and origin["bytes"] == sum(map(len, TRAINING)) and "list" not in origin
-    assert origin["validation"]["list"][3] == {
-        "name": "03.txt",
-        "bytes": len(HELD_OUT[3]),
-        "sha256": hashlib.sha256(HELD_OUT[3].encode()).hexdigest(),
-    }
     assert run(*arguments, "--train_tokenizer", 300, "--out", tmp_path / "out") == 0, "it is there"
     assert run("--text", texts / "training", "--train_tokenizer", 300, "--out", tmp_path / "out") == 2
     assert "holds another corpus (differs in source)" in capsys.readouterr().err
@@ -73,7 +64,7 @@ def test_files_of_their_own_are_the_validation_split(texts, tmp_path, capsys):
 
 def test_the_tokenizer_learns_from_the_training_text_only(texts, tmp_path):
     training = TextFiles([texts / "training"])
-    one = make_corpus(training, tmp_path / "a", 300, Selection(validation_documents=1))
+    one = make_corpus(training, tmp_path / "a", 300, Selection(0.02))
     other = make_corpus(WithValidation(training, TextFiles([texts / "held_out"])), tmp_path / "b", 300)
     assert Corpus.open(other).tokenizer.encode("cans") == [
         token for letter in "cans" for token in Corpus.open(other).tokenizer.encode(letter)
@@ -90,12 +81,12 @@ def test_shares_processes_and_a_kill_give_the_same_folder(small, texts, tmp_path
     whole = contents(make_corpus(source(), tmp_path / "whole", small.tokenizer))
     check(tmp_path / "whole")
     assert contents(Preparation(source(), tmp_path / "two", small.tokenizer, processes=2).make()) == whole
-    for number in (2, 0, 1):
-        Preparation(source(), tmp_path / "shares", small.tokenizer).make_share(number, 3)
-    assert contents(merge(tmp_path / "shares")) == whole
+    preparation = Preparation(source(), tmp_path / "shares", small.tokenizer)
+    assert [preparation.make_share(number, 3) for number in (2, 0, 1)] == [None, None, tmp_path / "shares"]
+    assert contents(tmp_path / "shares") == whole
     with monkeypatch.context() as patched:
         stop = lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)  # noqa: E731
-        patched.setattr("pretrain.data.making.make._finish", stop)
+        patched.setattr(Preparation, "_finish", stop)
         with pytest.raises(KeyboardInterrupt):
             make_corpus(source(), tmp_path / "killed", small.tokenizer)
     assert contents(make_corpus(source(), tmp_path / "killed", small.tokenizer)) == whole
@@ -121,26 +112,15 @@ def test_duplicates_and_the_cap_spare_the_held_out_text(small, texts, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_split_of_a_dataset_is_named_when_it_is_not_used(small_folder, dataset, tmp_path, capsys):
+def test_a_split_of_a_dataset_is_the_validation_split(small_folder, dataset, tmp_path):
     tokenizer = ["--tokenizer", small_folder / "tokenizer"]
     assert run("--dataset", dataset, *tokenizer, "--out", tmp_path / "a") == 0
-    assert "has a split 'validation', which is not used" in capsys.readouterr().out
     corpus = Corpus.open(tmp_path / "a")
     assert corpus.training.num_documents + corpus.validation.num_documents == len(TRAINING)
     assert corpus.meta.split["validation_fraction"] == 0.05, "local files: one share, whatever reads them"
     split = ["--validation_split", "validation"]
     assert run("--dataset", dataset, *split, *tokenizer, "--out", tmp_path / "b") == 0
-    assert "not used" not in capsys.readouterr().out
-    corpus = check(tmp_path / "b")
-    assert corpus.meta.source_files["list"][0]["name"] == "train-00000-of-00001.parquet"
-
-
-@pytest.mark.slow
-def test_data_files_of_their_own_are_the_validation_split(small_folder, dataset, tmp_path):
-    train, held_out = sorted((dataset / "data").iterdir())
-    arguments = ["--dataset", "parquet", "--data_files", train, "--validation_data_files", held_out]
-    assert run(*arguments, "--tokenizer", small_folder / "tokenizer", "--out", tmp_path / "out") == 0
-    check(tmp_path / "out")
+    check(tmp_path / "b")
 
 
 @pytest.mark.parametrize(
@@ -148,12 +128,11 @@ def test_data_files_of_their_own_are_the_validation_split(small_folder, dataset,
     [
         ("--text T --validation_text T/00.txt", "00.txt' is in --text too"),
         ("--text T --validation_text H --validation_fraction 0.1", "and not both"),
-        ("--text T --validation_split test", "goes with --dataset NAME, not with --text"),
-        ("--dataset D --validation_text H", "goes with --text PATH…, not with --dataset"),
+        ("--text T --validation_split test", "validation_split: --validation_split does not go with --text"),
+        ("--dataset D --validation_text H", "validation_text: --validation_text does not go with --dataset"),
         ("--dataset D --validation_split train", "'train' is what is trained on"),
         ("--dataset D --validation_split dev", "cannot be opened"),
-        ("--dataset parquet --data_files D/* --validation_split x", "--validation_data_files PATH…"),
-        ("--dataset builtin --validation_split x", "does not apply to --dataset builtin"),
+        ("--dataset builtin --validation_split x", "does not go with --dataset builtin"),
     ],
 )
 def test_contradictions_are_one_line(texts, dataset, small_folder, tmp_path, capsys, arguments, message):

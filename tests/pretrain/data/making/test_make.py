@@ -12,10 +12,9 @@ import pytest
 
 from model.errors import UserError
 from pretrain.data.corpus import Corpus
-from pretrain.data.making import builtin
+from pretrain.data.making import make
 from pretrain.data.making.assemble import SPLITS, Selection
-from pretrain.data.making.builtin import prepare_builtin
-from pretrain.data.making.make import make_corpus
+from pretrain.data.making.make import make_corpus, prepare_builtin
 from tests.helpers.corpora import contents, texts_of
 from tests.helpers.small_corpus import SMALL_VOCABULARY, small_source
 
@@ -85,13 +84,13 @@ def test_builtin_corpus_is_prepared_once(tmp_path, monkeypatch):
     assert corpus.meta.source["python"] == platform.python_version()
     assert corpus.training.num_tokens > 5 * corpus.validation.num_tokens > 0
     # The name covers the settings, so that changing one makes another corpus instead of reusing this one.
-    monkeypatch.setattr(builtin, "make_corpus", lambda source, out, *_, **__: out)
+    monkeypatch.setattr(make, "make_corpus", lambda source, out, *_, **__: out)
     assert prepare_builtin(tmp_path, 601) != folder
-    monkeypatch.setattr(builtin, "FORMAT_VERSION", 99)
+    monkeypatch.setattr(make, "FORMAT_VERSION", 99)
     assert prepare_builtin(tmp_path, 600) != folder
 
 
-@pytest.mark.parametrize("module", ["data.making.builtin, pretrain.data.sequences", "prepare.command"])
+@pytest.mark.parametrize("module", ["data.making.make, pretrain.data.sequences", "prepare.command"])
 def test_nothing_heavy_is_imported_before_it_is_needed(module):
     heavy = {"torch", "megatron", "sentencepiece", "tokenizers", "transformers", "datasets", "matplotlib"}
     line = [sys.executable, "-c", f"import sys, pretrain.{module}; print(*{heavy} & sys.modules.keys())"]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from model.errors import UserError
 from pretrain.data.making.assemble import Selection
-from pretrain.data.making.split import Split, in_chunks
+from pretrain.data.making.split import Split, number_of
 
 
 def digests(count: int) -> list[bytes]:
@@ -19,7 +18,7 @@ def digests(count: int) -> list[bytes]:
 
 
 def chosen(documents: list[bytes], fraction: float) -> Split:
-    return Split.choose(in_chunks(documents), fraction)
+    return Split.choose(map(number_of, documents), fraction)
 
 
 @given(st.integers(2, 40), st.floats(0.001, 0.999))
@@ -49,20 +48,5 @@ def test_one_document_cannot_be_split(count):
 def test_selections_out_of_range_are_refused(fraction, number):
     with pytest.raises(UserError, match=r"^validation_fraction: "):
         Selection(validation_fraction=fraction)
-    for name in ("validation_documents", "max_tokens"):
-        with pytest.raises(UserError, match=f"^{name}: "):
-            Selection(**{name: number})
-
-
-@given(st.lists(st.integers(0, 2**64 - 1), min_size=2, max_size=60), st.integers(1, 20), st.integers(1, 9))
-def test_a_number_of_documents_held_out_is_exact_and_of_the_smallest_hashes(numbers, documents, chunk):
-    chunks = [np.array(numbers[start : start + chunk], np.uint64) for start in range(0, len(numbers), chunk)]
-    different = sorted(set(numbers))
-    if len(different) <= documents:
-        with pytest.raises(UserError, match="different"):
-            Split.choose(chunks, 0.5, documents)
-        return
-    split = Split.choose(chunks, 0.5, documents)
-    held_out = {number for part in chunks for number in part[split.held_out(part)].tolist()}
-    assert sorted(held_out) == different[:documents]
-    assert all(split.is_validation(number.to_bytes(8, "big")) for number in held_out)
+    with pytest.raises(UserError, match=r"^max_tokens: "):
+        Selection(max_tokens=number)

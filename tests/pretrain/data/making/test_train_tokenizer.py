@@ -27,7 +27,7 @@ def test_one_pass_finds_what_two_would(lengths, most_bytes, tenths):
     split = Split(tenths * 2**64 // 10)
     sample = Sample(most_bytes)
     for document in documents:
-        assert sample.add(document) == document.digest()
+        sample.add(document)
     total = sum(len(document.text.encode()) for document in documents)
     assert (sample.documents, sample.bytes) == (len(documents), total)
     share = min(1.0, most_bytes / max(total, 1))

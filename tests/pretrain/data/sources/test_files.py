@@ -10,7 +10,7 @@ import pytest
 from model.errors import UserError
 from pretrain.data.sources import source as sources
 from pretrain.data.sources.files import BuiltinCorpus, PlainFiles, files_below
-from pretrain.data.sources.source import Document, file_records
+from pretrain.data.sources.source import Document
 
 
 def write(folder, files):
@@ -68,8 +68,6 @@ def test_corpus_of_unusable_files_only_is_refused(tmp_path):
     source = write(tmp_path, {"a": b"", "b": b"\0"})
     with pytest.raises(UserError, match=r"no usable document in 'text' \(1 binary, 1 empty\)"):
         list(source.documents())
-    with pytest.raises(UserError, match="max_document_bytes: 0"):
-        PlainFiles("text", source.files, max_document_bytes=0)
 
 
 def test_fingerprint_follows_content_and_not_place(tmp_path, monkeypatch):
@@ -93,18 +91,3 @@ def test_units_follow_size_alone_and_keys_follow_content(tmp_path):
     changed = [old.key != new.key for old, new in zip(units, source.units(), strict=False)]
     assert changed[9], "the piece with the file"
     assert not any(changed[:9]), "the pieces before it"
-
-
-def test_records_of_files_are_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "_WHOLE", 10)
-    monkeypatch.setattr(sources, "_END", 4)
-    (tmp_path / "large").write_bytes(b"head" + b"x" * 50 + b"tail")
-    large = ("large", tmp_path / "large")
-    record = file_records([large, ("gone", tmp_path / "gone")])
-    assert record["files"] == 1 and record["bytes"] == 58
-    (tmp_path / "ends").write_bytes(b"headtail")
-    ends = file_records([("ends", tmp_path / "ends")])
-    assert record["list"][0]["sha256"] == ends["list"][0]["sha256"]
-    assert record["list"][0]["sha256_of"] == "the first and last MiB" and "sha256_of" not in ends["list"][0]
-    many = file_records([large] * 21)
-    assert many.keys() == {"files", "bytes", "sha256"} and many["files"] == 21

@@ -6,9 +6,7 @@ import csv
 import gzip
 import io
 import json
-import random
 import tracemalloc
-import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -160,7 +158,6 @@ NOT_UTF8 = pyarrow.StringArray.from_buffers(len(_RAW), *_RAW.buffers()[1:], _RAW
             json.dumps(["good", {"id": 1}, 5, "x" * 51, {"text": "y" * 1000}, ""]).encode(),
             {"missing_column": 2, "too_long": 2, "empty": 1},
         ),
-        ("b.json", b'["good", {"text": bad}]', {"invalid_json": 1}),
         ("a.parquet", parquet(NOT_UTF8), {"invalid_utf8": 1, "empty": 2, "binary": 1, "too_long": 1}),
     ],
 )
@@ -171,29 +168,21 @@ def test_a_bad_record_costs_that_record(tmp_path, name, data, skipped):
     assert texts(source) == ["good"] and source.skipped == skipped
 
 
-@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.parquet", "a.jsonl.gz of garbage"])
-def test_damaged_files_are_refused_or_taken_up_to_the_damage(tmp_path, name):
-    generator = random.Random(0)
-    documents = ["".join(generator.choices("abcdefgh ", k=100)) for _ in range(30_000)]
-    path = tmp_path / name.split()[0]
-    data = {
-        "a.jsonl.gz": lambda: gzip.compress(json_lines(documents), 1)[:-100_000],
-        "a.jsonl.zst": lambda: zst(json_lines(documents))[:-100_000],
-        "a.parquet": lambda: parquet(documents)[:-10],
-    }
-    path.write_bytes(data[name]() if name in data else b"no gzip at all")
-    (tmp_path / "z.jsonl").write_text('{"text": "sound"}\n')
-    message = r"a\.\w+[^ ]*' is truncated or damaged \(.*--skip_damaged"
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.jsonl.gz", gzip.compress(json_lines(DOCUMENTS))[:-100]),
+        ("a.jsonl.gz", b"no gzip at all"),
+        ("a.jsonl.zst", zst(json_lines(DOCUMENTS))[:-100]),
+        ("a.parquet", parquet(DOCUMENTS)[:-10]),
+    ],
+)
+def test_damaged_files_are_refused(tmp_path, name, data):
+    (tmp_path / name).write_bytes(data)
+    message = r"a\.\w+[^ ]*' is truncated or damaged \(.*; replace it or leave it out"
     with pytest.raises(UserError, match=message) as refusal:
         texts(TextFiles([tmp_path]))
     assert "\n" not in str(refusal.value)
-    source = TextFiles([tmp_path], skip_damaged=True)
-    *read, last = texts(source)
-    assert read == documents[: len(read)] and last == "sound"
-    if name == "a.jsonl.gz":  # all that was decompressed, and not only whole pieces of a MiB
-        assert len(read) == zlib.decompressobj(wbits=31).decompress(path.read_bytes()).count(b"\n")
-    assert (len(read) > 1000) == (name in ("a.jsonl.gz", "a.jsonl.zst"))
-    assert source.skipped == {"damaged_file": 1}
 
 
 @pytest.mark.parametrize(
@@ -212,17 +201,12 @@ def test_empty_files_are_counted_and_refused_alone(tmp_path, name, data):
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("a.jsonl", b'{"body": 1, "id": 1}\n' * 3, r"a\.jsonl' have no 'text'; valid: --column .* body, id,"),
-        ("a.csv", b"title,body\nx,y\n", r"a\.csv' have no 'text'; valid: --column .* title, body, or"),
-        ("a.json", b'[{"body": 1}]', r"a\.json' have no 'text'; valid: --column with one of body"),
-        (
-            "a.json",
-            b'{\n "text": "a"\n}\n',
-            r"a\.json' is neither a JSON array nor JSON Lines; valid: .*--format",
-        ),
-        ("a.json", b'{"data": [\n{"text": "a"}\n]}\n', r"a\.json' is neither"),
-        ("a.json", b'"text"', r"a\.json' is neither"),
-        ("a.json", b'["a", "b"', r"a\.json' is truncated or damaged \(the array does not end\)"),
+        ("a.jsonl", b'{"body": 1, "id": 1}\n' * 3, r"a\.jsonl' have no 'text'; valid: --column with"),
+        ("a.csv", b"title,body\nx,y\n", r"a\.csv' has no column 'text'; valid: --column .* title, body"),
+        ("a.json", b'[{"body": 1}]', r"a\.json' have no 'text'; valid: --column with"),
+        ("a.json", b'{\n "text": "a"\n}\n', r"no usable document in 'text' \(3 invalid_json\)"),
+        ("a.json", b'["a", "b"', r"a\.json' is truncated or damaged \(Expecting"),
+        ("a.json", b'["a", {"text": bad}]', r"a\.json' is truncated or damaged \(Expecting"),
         ("a.csv", b'text\n"a\nb\n', r"a\.csv' is truncated or damaged \(line 3: unexpected end of data\)"),
         ("a.parquet", parquet(["x"], "body"), r"a\.parquet' has no column 'text'; .* other, body"),
         ("a.parquet", parquet([1]), r"column: 'text' .* holds int64, not text"),
@@ -242,8 +226,6 @@ def test_what_cannot_be_read_is_refused_in_one_line(tmp_path, name, data, messag
 def test_one_record_with_the_column_is_enough(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"body": "a"}\n{"text": "b"}\n')
     TextFiles([tmp_path]).check()
-    with pytest.raises(UserError, match="format: 'xml' is unknown; valid: auto, text, lines"):
-        TextFiles([tmp_path], format="xml")
 
 
 def test_a_very_long_line_costs_no_memory(tmp_path):
@@ -266,18 +248,6 @@ def check_long_line(folder: Path, size: int, longest: int) -> None:
         source = TextFiles([folder], format="lines", max_document_bytes=longest, unit_bytes=unit_bytes)
         assert peak_of(source, ["first", "last"]) < 3 * longest + 10_000_000
         assert source.skipped == {"too_long": 1}
-
-
-def test_a_large_array_costs_no_memory(tmp_path):
-    with (tmp_path / "a.json").open("wb") as stream:
-        stream.write(b'["first"')
-        for _ in range(20):
-            stream.write(b', {"text": "' + b"x" * 10**6 + b'"}')
-        stream.write(b', ["' + b"y" * 20_000_000 + b'"], "last"]')
-    source = TextFiles([tmp_path], max_document_bytes=300_000)
-    # Four times the longest document is kept, and a chunk.
-    assert peak_of(source, ["first", "last"]) < 12_000_000
-    assert source.skipped == {"too_long": 21}
 
 
 def peak_of(source: TextFiles, expected: list[str]) -> int:
