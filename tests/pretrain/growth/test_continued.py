@@ -11,6 +11,7 @@ from pretrain.growth import hook
 from pretrain.growth.extension import Growing
 from pretrain.growth.hook import CAPTURED, Growth
 from tests.helpers.distributed import run_distributed
+from tests.helpers.items import write_data_sets
 from tests.helpers.shapes import Shape, build
 from tests.helpers.training import curve, interrupted, nano_run, session
 
