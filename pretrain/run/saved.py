@@ -98,7 +98,7 @@ class SavedRun:
         run = self.state.run
         if run.get("data", "builtin") == "builtin":
             pattern = "packages-*" if self.model.classes else "builtin-*"
-            folders = sorted(Path(run.get("data_root", "data")).glob(pattern))
+            folders = sorted(Path(str(run.get("data_root", "data"))).glob(pattern))
         else:
             folders = [Path(folder) for folder, _ in parse_blend(run["data"])]
         corpora = []
