@@ -190,5 +190,6 @@ def find_checkpoint(folder: Path, step: int | None, report: Callable[[str], obje
             return find_checkpoint(folder, step, report)
         report(f"checkpoint {path.name} is damaged ({problem})")
     raise UserError(
-        f"checkpoint: {str(folder)!r} holds none that is whole; restore it or give another --step"
+        f"checkpoint: {str(folder)!r} holds none that is whole ({path.name}: {problem}); restore it or give "
+        "another --step"
     )

@@ -289,7 +289,7 @@ def test_damaged_checkpoints(prism, tmp_path, capsys):
     assert "step_000012 is damaged" in capsys.readouterr().out
     for step in (run / "checkpoints").iterdir():
         (step / "state.json").write_text("{")
-    assert "every checkpoint" in failure(capsys, run, "--out", tmp_path / "hf2")
+    assert "none that is whole" in failure(capsys, run, "--out", tmp_path / "hf2")
 
 
 def test_a_tokenizer_that_does_not_match(prism, tmp_path, capsys, monkeypatch):
@@ -303,7 +303,7 @@ def test_a_tokenizer_that_does_not_match(prism, tmp_path, capsys, monkeypatch):
 
 REFUSED = {
     "": "run: missing",
-    "nowhere --out x": "does not exist",
+    "nowhere --out x": "is not a run's folder",
     "{tmp} --out x": "is not a run's folder",
     "{run}": "out: missing",
     "{run} --out x --step 7": "no checkpoint of step 7",
