@@ -227,14 +227,10 @@ class Trainer:
             return
         self.log.flush()
         self.store.finish()
-        steps = self.store.steps()
-        checkpoint_note = (
-            f"the checkpoint of step {steps[-1]} is kept" if steps else "there is no checkpoint yet"
-        )
         raise UserError(
             f"max_skipped_steps: {state.skipped_in_a_row} updates in a row were skipped for a non-finite "
-            f"loss or gradient, or as spikes, up to step {state.step}; {checkpoint_note}; "
-            "a lower learning rate may help"
+            f"loss or gradient, or as spikes, up to step {state.step}; checkpoints of steps "
+            f"{self.store.steps()} are kept; a lower learning rate may help"
         )
 
     def _run_hooks(self) -> Stopped | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -28,9 +27,9 @@ class MetricsFile:
         report: where to say that rows cannot be written.
     """
 
-    def __init__(self, path: Path, report: Callable[[str], None] | None = None) -> None:
+    def __init__(self, path: Path, report: Callable[[str], object] = print) -> None:
         self.path = path
-        self._report = report or (lambda text: print(text, file=sys.stderr))
+        self._report = report
         self._file: BinaryIO | None = None
         self._failed = False
 

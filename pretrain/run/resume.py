@@ -112,11 +112,12 @@ def check_resume(
     differences = ModelConfig.from_json(saved.model).difference(held)
     if saved.run:
         asked = _asked_before(saved)
+        old, new = asked.optimizer, run.optimizer
         for name, earlier, later in (
             ("seed", asked.seed, run.seed),
             # It decides which optimizer group a parameter is in, and DeepSpeed pairs groups by position,
             # unchecked.
-            ("decay_embeddings", asked.optimizer.decay_embeddings, run.optimizer.decay_embeddings),
+            ("optimizer.decay_embeddings", old.decay_embeddings, new.decay_embeddings),
             ("document_mask", asked.document_mask, run.document_mask),  # in effect another model
         ):
             differences += [f"{name}: {earlier} != {later}"] * (earlier != later)

@@ -98,7 +98,7 @@ class SavedRun:
         run = self.state.run
         if run.get("data", "builtin") == "builtin":
             pattern = "packages-*" if self.model.classes else "builtin-*"
-            folders = sorted(Path(run.get("data_root", "data")).glob(pattern))
+            folders = sorted(Path(str(run.get("data_root", "data"))).glob(pattern))
         else:
             folders = [Path(folder) for folder, _ in parse_blend(run["data"])]
         corpora = []
@@ -190,5 +190,6 @@ def find_checkpoint(folder: Path, step: int | None, report: Callable[[str], obje
             return find_checkpoint(folder, step, report)
         report(f"checkpoint {path.name} is damaged ({problem})")
     raise UserError(
-        f"checkpoint: {str(folder)!r} holds none that is whole; restore it or give another --step"
+        f"checkpoint: {str(folder)!r} holds none that is whole ({path.name}: {problem}); restore it or give "
+        "another --step"
     )

@@ -283,7 +283,7 @@ def test_damaged_checkpoints(prism, tmp_path, capsys):
     assert "step_000012 is damaged" in capsys.readouterr().out
     for step in (run / "checkpoints").iterdir():
         (step / "state.json").write_text("{")
-    assert "every checkpoint" in failure(capsys, run, "--out", tmp_path / "hf2")
+    assert "none that is whole" in failure(capsys, run, "--out", tmp_path / "hf2")
 
 
 def test_a_tokenizer_that_does_not_match(prism, tmp_path, capsys, monkeypatch):
@@ -297,7 +297,7 @@ def test_a_tokenizer_that_does_not_match(prism, tmp_path, capsys, monkeypatch):
 
 REFUSED = {
     "--out x": "run: give the folder of a run, such as runs/NAME, or --from_hf DIR, and not both",
-    "nowhere --out x": "does not exist",
+    "nowhere --out x": "is not a run's folder",
     "{tmp} --out x": "is not a run's folder",
     "{run}": "out: missing",
     "{run} --out x --step 7": "no checkpoint of step 7",
