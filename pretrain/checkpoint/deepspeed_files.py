@@ -6,7 +6,6 @@ stage 3, on the device or offloaded to the host, for any number of data- and ten
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,13 +179,17 @@ class ShardedSource:
         return self._files[path]
 
     def _check_files(self) -> None:
-        for tensor_rank, rank in itertools.product(range(self.tensor_parallel), range(self.data_parallel)):
-            path = self._optimizer_path(tensor_rank, rank)
-            if not path.is_file():
-                raise UserError(
-                    f"checkpoint: {self.folder} lacks {path.name}; it was written by {self.data_parallel} "
-                    f"data-parallel x {self.tensor_parallel} tensor-parallel ranks, one file each"
-                )
+        paths = (
+            self._optimizer_path(tensor_rank, rank)
+            for tensor_rank in range(self.tensor_parallel)
+            for rank in range(self.data_parallel)
+        )
+        missing = next((path.name for path in paths if not path.is_file()), None)
+        if missing is not None:
+            raise UserError(
+                f"checkpoint: {self.folder} lacks {missing}; it was written by {self.data_parallel} "
+                f"data-parallel x {self.tensor_parallel} tensor-parallel ranks, one file each"
+            )
 
     def _flat_groups(self, shapes: list[dict[str, Any]], settings: list[dict[str, Any]]) -> list[FlatGroup]:
         # Adam numbers its tensors through all groups; each is one flat tensor, in the order of param_shapes.

@@ -5,9 +5,9 @@
         weight = checkpoint.parameter(name)          # fp32 master weight, full shape
         moments = checkpoint.optimizer_state(name)   # exp_avg, exp_avg_sq (full shape), step
 
-Resharding and conversion to other formats both use it. It needs no process group,
-no GPU and no model in memory, and holds about one parameter at a time. It reads ``deepspeed/`` folders of any
-ZeRO stage, dtype, data-parallel and tensor-parallel size (deepspeed_files.py), and ``canonical/`` folders
+Resharding and conversion to other formats both use it. It needs no process group, no GPU and no model in
+memory, and holds about one parameter at a time. It reads ``deepspeed/`` folders of any ZeRO stage, dtype,
+data-parallel and tensor-parallel size (deepspeed_files.py), and ``canonical/`` folders of weights alone
 (unsharded_folder.py, which writes them, too).
 """
 

@@ -159,7 +159,7 @@ def test_what_deepspeed_does_not_take_is_said_before_anything_is_written(file, c
     bad.write_text('{"zero_optimization": {"stage": 2, "contigous_gradients": true}}')
     (tmp_path / "far.yaml").write_text(TEXT + f"ds_config: {bad}\n")
     assert main(["run", "far.yaml"]) == 2
-    assert "zero_optimization.contigous_gradients is unknown to DeepSpeed" in capsys.readouterr().err
+    assert "zero_optimization.contigous_gradients is unknown" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 
