@@ -17,7 +17,6 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from torch import Tensor
 
-from model.errors import UserError
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.runtime.world import World
 
@@ -95,12 +94,8 @@ class ZeroShotModel(TemplateLM):
         return totals
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Not supported: base models of this size are scored by likelihood."""
-        names = {request.task_name for request in requests}
-        raise UserError(
-            f"tasks: {', '.join(sorted(map(str, names)))} lets the model write text; valid: tasks that are "
-            "scored by likelihood, such as the group papers"
-        )
+        """Not supported: base models of this size are scored by likelihood; load_tasks refuses such tasks."""
+        raise NotImplementedError
 
     def _loglikelihood_tokens(
         self, requests: Sequence[TokenRequest], disable_tqdm: bool = False, **kwargs: Any

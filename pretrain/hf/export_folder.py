@@ -73,16 +73,14 @@ def export_run(
         theirs = AutoModelForCausalLM.from_pretrained(partial, dtype=torch.float32, trust_remote_code=True)
         comparison = compare(reference, their_logits(theirs.eval(), tokens), torch_dtype)
         print(labelled("logits", comparison))
-        added = size - model.num_parameters()
-        padding = (
-            f"padded to {config.num_attention_heads} heads ({config.num_key_value_heads} key/value) of dim "
-            f"{config.head_dim} in every layer: {size:,} parameters, {added:,} of them zeros"
-            if added
-            else ""
-        )
-        if padding:
+        if added := size - model.num_parameters():
+            padding = (
+                f"padded to {config.num_attention_heads} heads ({config.num_key_value_heads} key/value) of "
+                f"dim {config.head_dim} in every layer: {size:,} parameters, {added:,} of them zeros"
+            )
             print(labelled("padding", padding))
-        card = model_card(source, config, f"{comparison}. {padding}", out.resolve().name, license_name)
+            comparison += f"; {padding}"
+        card = model_card(source, config, comparison, out.resolve().name, license_name)
         (partial / "README.md").write_text(card, encoding="utf-8")
     code = "needs trust_remote_code=True" if chosen == "native" else "no remote code"
     print(labelled("ready", f"{out}: {name}; {code}"))

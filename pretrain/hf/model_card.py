@@ -43,7 +43,7 @@ Needs transformers {transformers} or newer.
 {training}
 ## Check
 
-Logits of this folder, loaded afresh, against the model that was trained, on real tokens: {comparison}
+Logits of this folder, loaded afresh, against the model that was trained, on real tokens: {comparison}.
 """
 
 # A document of the training windows began at position 0 and saw nothing before it.
@@ -80,6 +80,7 @@ def model_card(
         else None,
         "license": None if license_name else "not named here; that of the imported model",
         "data": _data(run.get("data", "builtin"), state.data.data) if state.data.data else None,
+        "tokenizer": source.tokenizer.name,
         "steps": state.step,
         "updates skipped": state.skipped or None,
         "tokens": state.tokens,

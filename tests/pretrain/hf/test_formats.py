@@ -16,27 +16,17 @@ from tests.helpers.networks import CONFIGS, LLAMA, network, relative, tokens
 ROPE = ["uniform", "prism", "ablation", "descending", "grouped", "head_dim"]
 
 
-@pytest.mark.parametrize("name", ROPE)
-def test_plain_llama_has_our_logits(name, tmp_path):
+@pytest.mark.parametrize("name", [*ROPE, "gpt2"])
+def test_plain_formats_have_our_logits(name, tmp_path):
     """1e-5 of the largest logit: q is rescaled by sqrt(D / d_h), which rounds once more."""
-    theirs = AutoModelForCausalLM.from_pretrained(
-        write_folder(network(name), tmp_path / name, "llama")
-    ).eval()
-    assert type(theirs).__name__ == "LlamaForCausalLM"
+    chosen, kind = ("llama", "LlamaForCausalLM") if name in ROPE else ("gpt2", "GPT2LMHeadModel")
+    theirs = AutoModelForCausalLM.from_pretrained(write_folder(network(name), tmp_path / "hf", chosen)).eval()
+    assert type(theirs).__name__ == kind
+    if chosen == "gpt2":  # llama.cpp's converter reads the old name
+        assert json.loads((tmp_path / "hf" / "config.json").read_text())["n_ctx"] == 64
     ids = tokens(2, 64)
     with torch.no_grad():
         assert relative(theirs(ids).logits, network(name)(ids)) <= 1e-5
-
-
-def test_plain_gpt2_has_our_logits(tmp_path):
-    folder = write_folder(network("gpt2"), tmp_path / "g", "gpt2")
-    config = json.loads((folder / "config.json").read_text())
-    assert config["n_ctx"] == config["n_positions"] == 64  # llama.cpp's converter reads the old name
-    theirs = AutoModelForCausalLM.from_pretrained(folder).eval()
-    assert type(theirs).__name__ == "GPT2LMHeadModel"
-    ids = tokens(2, 64)
-    with torch.no_grad():
-        assert relative(theirs(ids).logits, network("gpt2")(ids)) <= 1e-5
 
 
 def test_auto_is_plain_where_nothing_is_padded():
