@@ -136,9 +136,11 @@ def test_while_data_are_prepared(cluster, small_folder, tmp_path):
     assert [row["step"] for row in curve(tmp_path / "nano")] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGKILL, 137), (signal.SIGSTOP, 76)])
-def test_a_rank_that_is_killed_or_hangs(cluster, small_folder, tmp_path, whole, number, status):
-    job = submit(cluster, small_folder, tmp_path, "--interruption.hang_minutes", "0.1")
+@pytest.mark.parametrize(
+    ("number", "status", "minutes"), [(signal.SIGKILL, 137, 10), (signal.SIGSTOP, 76, 0.1)]
+)
+def test_a_rank_that_is_killed_or_hangs(cluster, small_folder, tmp_path, whole, number, status, minutes):
+    job = submit(cluster, small_folder, tmp_path, f"--interruption.hang_minutes {minutes}")
     job.wait_for("step  7/16")
     os.kill(ranks_of(job)[1], number)
     job.wait_for(f"failed with exit status {status}; requeued, failure 1 of at most 3")
