@@ -31,7 +31,7 @@ DEFAULT_VOCABULARY = 4096
 # A dataset on the hub is large: half a per cent of FineWeb's 10 billion tokens is more than validation needs.
 HUB_VALIDATION_FRACTION = 0.005
 _OPTIONS_OF = {
-    "text": ("format", "column", "validation_text"),
+    "text": ("format", "column", "skip_damaged", "validation_text"),
     "dataset": ("subset", "split", "revision", "column", "validation_split"),
     "dataset builtin": (),
 }
@@ -60,6 +60,8 @@ class PrepareOptions:
     """branch, tag or commit of the dataset"""
     column: str | None = None
     """JSON field or column that holds the text (default: text)"""
+    skip_damaged: bool = False
+    """with --text: of a truncated or damaged file take what can be read, and count it"""
     max_document_bytes: Positive = MAX_DOCUMENT_BYTES
     """leave out longer documents"""
     tokenizer: str | None = None
@@ -114,7 +116,7 @@ def _source(options: PrepareOptions) -> TextSource:
 def _one_source(options: PrepareOptions, paths: Sequence[str], split: str) -> TextSource:
     column, limit = options.column or "text", options.max_document_bytes
     if options.dataset is None:
-        return TextFiles(paths, "text", options.format or "auto", column, limit)
+        return TextFiles(paths, "text", options.format or "auto", column, limit, options.skip_damaged)
     if options.dataset == "builtin":
         return BuiltinCorpus()
     return HubDataset(options.dataset, options.subset, split, column, options.revision, limit)

@@ -37,6 +37,8 @@ class TextFiles(PlainFiles):
 
     Args:
         column: the field of JSON objects, or column of CSV and Parquet files, that holds the text.
+        skip_damaged: count a truncated or damaged file of many documents, take what can be read of it, and
+            go on with the next, instead of raising UserError.
         max_document_bytes, unit_bytes: see PlainFiles.
 
     Raises:
@@ -50,6 +52,7 @@ class TextFiles(PlainFiles):
         format: str = "auto",
         column: str = "text",
         max_document_bytes: int = MAX_DOCUMENT_BYTES,
+        skip_damaged: bool = False,
         unit_bytes: int | None = None,
     ) -> None:
         files: dict[Path, NamedFile] = {}
@@ -57,7 +60,7 @@ class TextFiles(PlainFiles):
             for identifier, file in _expand(os.fspath(path)):
                 files.setdefault(file.resolve(), (identifier, file))
         super().__init__(name, list(files.values()), max_document_bytes, unit_bytes)
-        self.format, self.column = format, column
+        self.format, self.column, self.skip_damaged = format, column, skip_damaged
 
     def _format(self, file: NamedFile) -> str:
         return format_of(file[1], self.format)
@@ -83,8 +86,9 @@ class TextFiles(PlainFiles):
         """
         path, size, step = file[1], file_size(file), self.unit_bytes
         if format == "parquet":
-            with _damage_to(path):
+            with self._damage_to(path):
                 return readers.cut_row_groups(path, self.column, step)
+            return [(0, 0, 0)]  # read finds the damage again, and counts it
         if format in ("lines", "jsonl") and not path.name.lower().endswith(COMPRESSED) and size > step:
             return [
                 (start, min(start + step, size), min(step, size - start)) for start in range(0, size, step)
@@ -97,9 +101,11 @@ class TextFiles(PlainFiles):
             return
         format, (identifier, path), start, stop = unit.place
         records = readers.read_piece(path, format, start, stop, self.column, self.max_document_bytes)
-        with _damage_to(path):
+        with self._damage_to(path):
             for number, (text, reason) in enumerate(records):
                 yield reason if text is None else Document(f"{identifier}:{start}+{number}", text)
+            return
+        yield "damaged_file"
 
     def check(self) -> None:
         """Raise UserError if the text column is missing from the beginning of the first file of a format.
@@ -111,7 +117,8 @@ class TextFiles(PlainFiles):
         for format in first.keys() - {"text", "lines", "parquet"}:
             path = first[format]
             records = readers.read_piece(path, format, 0, None, self.column, self.max_document_bytes)
-            with _damage_to(path):
+            reasons = set()
+            with self._damage_to(path):
                 reasons = {reason for _, reason in itertools.islice(records, _RECORDS_LOOKED_AT)}
             if reasons == {"missing_column"}:
                 raise UserError(
@@ -119,9 +126,23 @@ class TextFiles(PlainFiles):
                     "name of the field that holds the text, or --format text to take every file as one text"
                 )
 
+    @contextlib.contextmanager
+    def _damage_to(self, path: Path) -> Iterator[None]:
+        """Turn damage to a file of many documents into a UserError, or pass it over when asked to."""
+        try:
+            yield
+        except UserError:
+            raise
+        except _DAMAGE as error:
+            reason = " ".join(str(error).split())[:120] or type(error).__name__
+            if not self.skip_damaged:
+                raise UserError(
+                    f"text: {str(path)!r} is truncated or damaged ({reason}); replace it, or give "
+                    "--skip_damaged to take what can be read (what is tokenized already is kept)"
+                ) from error
+
     def settings(self) -> str:
-        # False: corpora of older versions, whose request holds a hash of this, had another setting.
-        return repr((self.format, self.column, self.max_document_bytes, False))
+        return repr((self.format, self.column, self.max_document_bytes, self.skip_damaged))
 
     def describe(self) -> dict[str, Any]:
         described = super().describe()
@@ -131,21 +152,6 @@ class TextFiles(PlainFiles):
         if formats - {"lines"}:
             described["column"] = self.column
         return described
-
-
-@contextlib.contextmanager
-def _damage_to(path: Path) -> Iterator[None]:
-    """Turn damage to a file of many documents into a UserError."""
-    try:
-        yield
-    except UserError:
-        raise
-    except _DAMAGE as error:
-        reason = " ".join(str(error).split())[:120] or type(error).__name__
-        raise UserError(
-            f"text: {str(path)!r} is truncated or damaged ({reason}); replace it or leave it out (what is "
-            "tokenized already is kept)"
-        ) from error
 
 
 def format_of(path: Path, asked: str) -> str:

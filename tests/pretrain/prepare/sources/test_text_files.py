@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import random
 import tracemalloc
 from collections.abc import Iterable
 from pathlib import Path
@@ -169,20 +170,27 @@ def test_a_bad_record_costs_that_record(tmp_path, name, data, skipped):
 
 
 @pytest.mark.parametrize(
-    ("name", "data"),
+    ("name", "cut", "readable"),
     [
-        ("a.jsonl.gz", gzip.compress(json_lines(DOCUMENTS))[:-100]),
-        ("a.jsonl.gz", b"no gzip at all"),
-        ("a.jsonl.zst", zst(json_lines(DOCUMENTS))[:-100]),
-        ("a.parquet", parquet(DOCUMENTS)[:-10]),
+        ("a.jsonl.gz", lambda text: gzip.compress(json_lines(text), 1)[:-100_000], True),
+        ("a.jsonl.zst", lambda text: zst(json_lines(text))[:-100_000], True),
+        ("a.parquet", lambda text: parquet(text)[:-10], False),
+        ("a.jsonl.gz", lambda text: b"no gzip at all", False),
     ],
 )
-def test_damaged_files_are_refused(tmp_path, name, data):
-    (tmp_path / name).write_bytes(data)
-    message = r"a\.\w+[^ ]*' is truncated or damaged \(.*; replace it or leave it out"
+def test_damaged_files_are_refused_or_taken_up_to_the_damage(tmp_path, name, cut, readable):
+    generator = random.Random(0)
+    documents = ["".join(generator.choices("abcdefgh ", k=100)) for _ in range(30_000)]
+    (tmp_path / name).write_bytes(cut(documents))
+    (tmp_path / "z.jsonl").write_text('{"text": "sound"}\n')
+    message = r"a\.\w+[^ ]*' is truncated or damaged \(.*--skip_damaged"
     with pytest.raises(UserError, match=message) as refusal:
         texts(TextFiles([tmp_path]))
     assert "\n" not in str(refusal.value)
+    source = TextFiles([tmp_path], skip_damaged=True)
+    *read, last = texts(source)
+    assert read == documents[: len(read)] and last == "sound"
+    assert (len(read) > 1000) == readable and source.skipped == {"damaged_file": 1}
 
 
 @pytest.mark.parametrize(
