@@ -43,8 +43,10 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
         from pretrain.engine.ds_config_check import read_ds_config
 
         ds_config = read_ds_config(command.ds_config)
+        from pretrain.engine.ds_config import check_against_run
         from pretrain.run.preflight import check_settings, check_start  # imports torch
 
+        check_against_run(ds_config, run)
         if command.print_config:
             if rank == 0:
                 check_settings(run)

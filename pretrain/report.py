@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from pretrain.trainer import Trainer
 
 
+FUSED = {"all": "q, k, v; gate, up; head and loss", "loss": "head and loss", "none": "nothing"}
+
+
 def opening(session: Session) -> list[str]:
     """Lines about the run, its data and its devices, printed before the first step. For rank 0; not
     collective."""
@@ -40,7 +43,7 @@ def opening(session: Session) -> list[str]:
         (
             "kernels",
             f"attention: {_attention_line(session)} ({decisions.attention.reason}); "
-            f"fused: {decisions.fused.value} ({decisions.fused.reason})",
+            f"fused: {_fused(session)} ({decisions.fused.reason})",
         ),
         ("model", f"{run.model}: {model.summary()}"),
         *(("data", line) for line in session.sequences.describe().splitlines()),
@@ -64,6 +67,14 @@ def opening(session: Session) -> list[str]:
         *(line for extension in extensions() for line in extension.opening(session)),
         *(labelled(*line) for line in last),
     ]
+
+
+def _fused(session: Session) -> str:
+    """What is fused; not the head and loss of a classifier, which are small, nor of ranks that share both."""
+    text = FUSED[session.decisions.fused.value]
+    if session.model.classes is None and session.world.tensor_parallel == 1:
+        return text
+    return text.removesuffix("head and loss").rstrip("; ") or "nothing"
 
 
 def _attention_line(session: Session) -> str:
@@ -101,7 +112,12 @@ def launcher_command() -> list[str]:
     local = os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("LOCAL_SIZE", "1"))
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return ["torchrun", "--nproc_per_node", local, "pretrain/main.py"]
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    first = [str(number) for number in range(int(local))]
     number = ["--num_accelerators", local] * (local != "1")
+    if "LOCAL_SIZE" in os.environ and len(devices) == len(first) and devices != first and "" not in devices:
+        # DeepSpeed's launcher sets the variable in every rank, and ignores it beside a number.
+        number = ["--include", f"localhost:{','.join(devices)}"]
     return ["deepspeed", *number, "pretrain/main.py"]
 
 

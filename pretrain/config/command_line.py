@@ -16,6 +16,7 @@ import docstring_parser
 from model.config import ModelConfig
 from model.declared import from_plain
 from model.errors import UserError, closest, shown
+from pretrain.config.names import OTHER_NAMES, suggestion
 from pretrain.config.run_config import DEFAULT_RECIPE, RunConfig
 from pretrain.utils.parsing import parse_yaml, read_yaml
 
@@ -57,7 +58,8 @@ def parse_command_line(arguments: list[str]) -> CommandLine:
     for name in values:
         if name not in SETTINGS:
             known = shown(name, plain=True)
-            raise UserError(f"{known}: unknown key in {given['config']}{closest(known, SETTINGS)}")
+            hint = suggestion(known, FLAG_NAMES).replace("--", "")
+            raise UserError(f"{known}: unknown key in {given['config']}{hint}")
     for name in FLAGS:
         if (text := given[name]) is not None:
             values[name] = text if name in TEXTS else parse_yaml(text, name)
@@ -112,6 +114,7 @@ SETTINGS = {name: item for name, item, _ in _fields(RunConfig)}
 _ARCHITECTURE = [f"architecture.{item.name}" for item in dataclasses.fields(ModelConfig)]
 FLAGS = [*(name for name in SETTINGS if name != "recipe"), *_ARCHITECTURE]
 """Those that are flags. --config sets the recipe's name."""
+FLAG_NAMES = [f"--{name}" for name in FLAGS]
 TEXTS = {name for name, _, is_text in _fields(RunConfig) if is_text}
 """Those that hold text as it is given; the others are read as YAML."""
 
@@ -152,6 +155,7 @@ def _build_parser() -> CommandParser:
         + ". The defaults below are those of a recipe that leaves the field out. They are not the default "
         f"run's: its recipe, {DEFAULT_RECIPE}, sets some of them, and --print_config shows what it uses.",
     )
+    parser.other_names = OTHER_NAMES
     parser.add_argument(
         "--config",
         default=DEFAULT_RECIPE,
@@ -242,13 +246,14 @@ def read_recipe(path: Path, what: str = "config") -> dict[str, Any]:
 class CommandParser(argparse.ArgumentParser):
     """An argparse parser that raises UserError for bad arguments, as for every other bad input."""
 
+    other_names: Mapping[str, str] = {}
+    """What to give in place of flags that other programs have; see pretrain.config.names."""
+
     def error(self, message: str) -> NoReturn:
-        hint = ""
-        if message.startswith("unrecognized arguments: "):
-            unknown_flag = message.removeprefix("unrecognized arguments: ").split()[0].partition("=")[0]
-            names = [flag.lstrip("-") for flag in self._flags()]  # dashes would make short names alike
-            hint = closest(unknown_flag.lstrip("-"), names).replace("mean '", "mean '--")
-        raise UserError(message + hint)
+        if message.startswith("unrecognized arguments: -"):
+            flag = message.removeprefix("unrecognized arguments: ").split()[0].partition("=")[0]
+            message = f"{flag}: unknown flag{suggestion(flag, self._flags(), self.other_names)}"
+        raise UserError(message)
 
     def _flags(self) -> list[str]:
         """Every flag, those of commands within the command included: argparse reports them all from here."""

@@ -85,13 +85,26 @@ def _filled_buckets(zero: Mapping[str, Any], model: ModelConfig, tensor_parallel
     return {**zero, **dict.fromkeys(automatic, auto_bucket(model, tensor_parallel))}
 
 
-def check_stage_3(run: RunConfig) -> None:
-    """Refuse what ZeRO stage 3 cannot do: its hooks split a compiled block into dozens of frames, and it
-    gathers weights layer by layer."""
+def check_against_run(ds_config: dict[str, Any], run: RunConfig) -> None:
+    """Refuse what a run and a ds_config contradict each other in, as far as no rank is needed to tell.
+
+    ZeRO stage 3 cannot compile or fuse all: its hooks split a compiled block into dozens of frames, and it
+    gathers weights layer by layer.
+    """
+    bf16_by(run, ds_config)
+    clipping = run.optimizer.gradient_clipping
+    if (found := ds_config.get("gradient_clipping", "auto")) not in ("auto", clipping):
+        raise UserError(_not_the_runs("gradient_clipping", found, "optimizer.gradient_clipping", clipping))
+    if ds_config["zero_optimization"]["stage"] != 3:
+        return
     if run.compile is True:
         raise UserError("compile: true is not valid at ZeRO stage 3; use stage 1 or 2, or leave it out")
     if run.fused == "all":
         raise UserError("fused: all is not valid at ZeRO stage 3; give --fused loss or none")
+
+
+def _not_the_runs(key: str, found: object, owner: str, value: object) -> str:
+    return f'ds_config: {key} is {found}, but the run\'s {owner} makes it {value}; write "auto"'
 
 
 def merge_ds_config(
@@ -114,9 +127,7 @@ def merge_ds_config(
     merged = json.loads(json.dumps(ds_config))
     for key, (value, owner) in owned.items():
         if (found := merged.get(key, "auto")) not in ("auto", value):
-            raise UserError(
-                f'ds_config: {key} is {found}, but the run\'s {owner} makes it {value}; write "auto"'
-            )
+            raise UserError(_not_the_runs(key, found, owner, value))
     merged |= {key: value for key, (value, _) in owned.items()}
     merged["zero_optimization"] = _filled_buckets(merged["zero_optimization"], model, run.tensor_parallel)
     merged["bf16"] = {**merged.get("bf16", {}), "enabled": bf16}

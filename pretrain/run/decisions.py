@@ -21,7 +21,7 @@ from pretrain.checkpoint.state import Decided, TrainingState
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.batch import BatchPlan
 from pretrain.engine.compiling import missing_compiler
-from pretrain.engine.ds_config import EngineSettings, bf16_by, check_stage_3, merge_ds_config
+from pretrain.engine.ds_config import EngineSettings, bf16_by, check_against_run, merge_ds_config
 from pretrain.engine.memory.micro_batch import device_memory, plan_batch
 from pretrain.runtime.hardware import supports_bf16
 from pretrain.runtime.world import World
@@ -155,8 +155,7 @@ def decide(
     """
     t, stage = run.tensor_parallel, ds_config["zero_optimization"]["stage"]
     check_tensor_parallel(model.value, t, sequence_parallel=run.sequence_parallel)
-    if stage == 3:
-        check_stage_3(run)
+    check_against_run(ds_config, run)
     largest = run.largest_model_config(model.value)
     dtype = _dtype(run, ds_config, facts)
     bf16 = dtype.value == "bf16"

@@ -147,14 +147,16 @@ def check_runs(study: Study) -> None:
         UserError: see read_ds_config, rank_numbers, and check_settings and check_start
             of pretrain/run/preflight.py.
     """
+    from pretrain.engine.ds_config import check_against_run
     from pretrain.engine.ds_config_check import read_ds_config
     from pretrain.run.preflight import check_settings, check_start
 
-    read_ds_config(ds_config_path(study))
+    ds_config = read_ds_config(ds_config_path(study))
     for planned in study.of_first_seed:
         rank_numbers(planned.run)
         # How it fits the ranks of its launch is checked there.
         run = dataclasses.replace(planned.run, tensor_parallel=1, micro_batch=None)
+        check_against_run(ds_config, run)
         check_settings(run)
         check_start(run)
 

@@ -7,6 +7,7 @@ import pytest
 
 from pretrain import report
 from pretrain.report import continue_command
+from pretrain.run.decisions import Decision
 from pretrain.validation.hook import ValidationHook
 from pretrain.validation.loss import ValidationResult
 
@@ -16,13 +17,16 @@ NASTY = "$(touch /tmp/pwned); x 'y'"
 LAUNCHERS = {
     "": "deepspeed",
     "LOCAL_SIZE=4": "deepspeed --num_accelerators 4",
+    "LOCAL_SIZE=2 CUDA_VISIBLE_DEVICES=0,1": "deepspeed --num_accelerators 2",
+    "LOCAL_SIZE=2 CUDA_VISIBLE_DEVICES=2,3": "deepspeed --include localhost:2,3",
+    "LOCAL_SIZE=1 CUDA_VISIBLE_DEVICES=3": "deepspeed --include localhost:3",
     "LOCAL_WORLD_SIZE=2 TORCHELASTIC_RUN_ID=none": "torchrun --nproc_per_node 2",
 }
 
 
 @pytest.mark.parametrize(("environment", "launcher"), LAUNCHERS.items())
 def test_the_command_that_goes_on_can_be_pasted(monkeypatch, environment, launcher):
-    for name in ("LOCAL_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
+    for name in ("LOCAL_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     for variable in environment.split():
         monkeypatch.setenv(*variable.split("=", 1))
@@ -73,3 +77,22 @@ def test_at_the_end_only_rank_0_counts_and_speaks(tmp_path, monkeypatch, rank):
     else:
         assert did == ["sample", "count"]
         assert "compare  bits per byte of the same windows: the model 2.0000, guessing 3" in lines
+
+
+# The setting, classes and the tensor-parallel degree.
+ALL, LOSS = "q, k, v; gate, up", "head and loss"
+FUSED = [
+    ("all", None, 1, f"{ALL}; {LOSS}"),
+    ("all", 3, 1, ALL),
+    ("all", None, 2, ALL),
+    ("loss", None, 1, LOSS),
+    ("loss", None, 2, "nothing"),
+    ("none", 3, 1, "nothing"),
+]
+
+
+@pytest.mark.parametrize(("fused", "classes", "t", "expected"), FUSED)
+def test_what_is_fused(fused, classes, t, expected):
+    made = SimpleNamespace
+    decisions, model, world = made(fused=Decision(fused, "")), made(classes=classes), made(tensor_parallel=t)
+    assert report._fused(made(decisions=decisions, model=model, world=world)) == expected

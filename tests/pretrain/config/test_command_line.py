@@ -45,7 +45,7 @@ BAD = {
     "--schedule.kind polynomial": "schedule.kind: 'polynomial' is not valid; give one of cosine, linear, wsd",
     "--compile ja": "compile: 'ja' is not valid; give one of auto, True, False",
     "--steps 3.5": "steps: 3.5 is not valid; give a whole number",
-    "--learning_rate 1": "--learning_rate 1; did you mean '--optimizer.learning_rate'?",
+    "--learning_rate 1": "--learning_rate: unknown flag; did you mean '--optimizer.learning_rate'?",
     "--config": "--config: expected one argument",
     "--config=": "config: no recipe or file ''",
     "--model prism-125m": "prism-124m",
@@ -86,9 +86,7 @@ def test_command_exits_with_2_and_prints_the_merged_configuration():
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
     bad = main("--stesp", "3")
-    assert bad.returncode == 2 and bad.stderr == (
-        "error: unrecognized arguments: --stesp 3; did you mean '--steps'?\n"
-    )
+    assert bad.returncode == 2 and bad.stderr == ("error: --stesp: unknown flag; did you mean '--steps'?\n")
     shown = main("--config", "124m", "--steps", "5", "--print_config")
     assert shown.returncode == 0, shown.stderr
     printed = yaml.safe_load(shown.stdout)

@@ -97,7 +97,7 @@ def test_when_nothing_fits(capsys):
         (["--heads", "5x24"], r"heads: layer 0 has 5 heads, which do not divide d_model 1536"),
         (["--nodes", "3"], r"512 sequences .* 24 data-parallel ranks; valid numbers of ranks are"),
         (["--micro_batch", "3"], r"micro_batch: 3 does not divide the 64 sequences"),
-        (["--stesp", "3"], r"unrecognized arguments: --stesp 3; did you mean '--steps'"),
+        (["--stesp", "3"], r"--stesp: unknown flag; did you mean '--steps'"),
         (["--print_config"], r"print_config: a plan does not do that; give --print_config to pretrain/main"),
         (["--ds_config", "none.json"], r"ds_config: cannot read 'none.json'"),
     ],

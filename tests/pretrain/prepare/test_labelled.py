@@ -102,7 +102,7 @@ def test_labels_are_kept_beside_their_texts(tmp_path):
         ),
         ("--train {other} --validation {other} --out {out}", "have 1 different labels"),
         ("--train {tsv}.x --out {out}", "is of no known kind"),
-        ("--train {tsv} --labels x", "unrecognized arguments: --labels"),
+        ("--train {tsv} --labels x", "--labels: unknown flag"),
         ("--train {tsv} --tokenizer /nowhere/x.model --out {out}", "tokenizer: '/nowhere/x.model'"),
         ("--train {tsv} --tokenizer characters --out {tsv}", "out: "),
     ],
