@@ -105,7 +105,7 @@ def test_too_little_to_validate_on_is_refused_before_anything_is_written(small, 
     for number in range(50):
         (tmp_path / f"{number:02}.txt").write_text(f"{'word ' * 6}{number}")
     source = PlainFiles("text", files_below(tmp_path))
-    data = make_corpus(source, tmp_path / "data", tokenizer, Selection(validation_documents=1))
+    data = make_corpus(source, tmp_path / "data", tokenizer, Selection(validation_fraction=1e-9))
     run = nano_run(data, tmp_path / "runs")
     ((_, error),) = run_distributed(session, 1, run, timeout=120)
     assert re.search(r"data: data/validation has \d+ tokens, fewer than one window of 65", error)

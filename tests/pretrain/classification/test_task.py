@@ -32,7 +32,7 @@ def test_refusals(arguments, message):
 
 
 def test_an_unknown_task_is_named():
-    with pytest.raises(UserError, match=r"task.*one of .*classification.*classify"):
+    with pytest.raises(UserError, match=r"task: 'classify' is not valid; give one of .*classification"):
         parse_command_line(["--task", "classify"])
 
 

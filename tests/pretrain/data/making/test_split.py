@@ -29,7 +29,8 @@ def test_neither_side_of_a_split_is_empty(count, fraction):
 
 def test_split_has_the_asked_fraction_and_is_stable_when_documents_are_added():
     documents = digests(10_000)
-    held_out = [chosen(documents, 0.05).is_validation(digest) for digest in documents]
+    split = chosen(documents, 0.05)
+    held_out = [split.is_validation(digest) for digest in documents]
     assert sum(held_out) == pytest.approx(500, abs=100)  # 4 standard deviations of 22
     fewer = chosen(documents[:5000], 0.05)
     assert [fewer.is_validation(digest) for digest in documents] == held_out
