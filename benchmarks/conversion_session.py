@@ -4,9 +4,8 @@
 
 Prints one JSON object as its last line. Bytes, as growth over what the process had after its imports:
 
-- ``own``: the most private memory at once (RssAnon). Files that are mapped while they are read are not in it:
-the
-  system takes their pages back when it needs them;
+- ``own``: the most private memory at once (RssAnon). Files that are mapped while they are read are not in
+  it: the system takes their pages back when it needs them;
 - ``resident``: the most of everything at once (VmRSS), mapped files included.
 """
 

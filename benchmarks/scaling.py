@@ -31,15 +31,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks import throughput  # noqa: E402
 from benchmarks.helpers import parser_of, rank_variables, say, write  # noqa: E402
-from benchmarks.throughput import (  # noqa: E402
-    SHAPES,
-    Contender,
-    Failed,
-    Shape,
-    add_session_flags,
-    session_request,
-)
 from model.config import ModelConfig, block  # noqa: E402
 from model.heads import parse_heads  # noqa: E402
 from pretrain.runtime.environment import settle_waiting_threads  # noqa: E402
@@ -73,7 +66,7 @@ class Point:
         rows, rest = divmod(tokens, self.context * self.accumulation * self.data_parallel)
         return 0 if rest else rows
 
-    def model(self, shape: Shape) -> ModelConfig:
+    def model(self, shape: throughput.Shape) -> ModelConfig:
         """The model: the schedule of *shape* over more or fewer layers."""
         heads = parse_heads(shape.prism)
         return block(
@@ -86,7 +79,7 @@ class Point:
         )
 
 
-def sweeps(options: argparse.Namespace, shape: Shape) -> dict[str, dict[str, Point]]:
+def sweeps(options: argparse.Namespace, shape: throughput.Shape) -> dict[str, dict[str, Point]]:
     """The points of every sweep that was asked for."""
     base = Point(shape.context, shape.layers, shape.vocab_size)
     found = {
@@ -105,17 +98,18 @@ class Group:
     """The ranks of a point, which stay between their turns."""
 
     def __init__(self, name: str, point: Point, options: argparse.Namespace, folder: str) -> None:
-        model, micro_batch = point.model(SHAPES[options.shape]).to_json(), point.micro_batch(options.tokens)
+        model = point.model(throughput.SHAPES[options.shape]).to_json()
+        micro_batch = point.micro_batch(options.tokens)
         (Path(folder) / "model.json").write_text(json.dumps(model))
         threads = [f"--threads={point.threads}"] if point.threads else []
         batch = [f"--global_batch_tokens={options.tokens}", f"--tensor_parallel={point.tensor_parallel}"]
-        request = session_request(options, model, micro_batch) | {
+        request = throughput.session_request(options, model, micro_batch) | {
             "program": "ours",
             "folder": folder,
             "flags": [*batch, *threads, *options.flags],
         }
         ranks = rank_variables(point.data_parallel * point.tensor_parallel)
-        self.ranks = [Contender(name, request, variables) for variables in ranks]
+        self.ranks = [throughput.Contender(name, request, variables) for variables in ranks]
 
     def turn(self, steps: int) -> dict[str, Any]:
         """Rank 0's figures of so many steps."""
@@ -189,21 +183,21 @@ def main() -> None:
     """Measure, print, write."""
     settle_waiting_threads()
     parser = parser_of(__doc__)
-    parser.add_argument("--shape", choices=SHAPES, default="tiny")
+    parser.add_argument("--shape", choices=throughput.SHAPES, default="tiny")
     for name, values in SWEEPS.items():
         parser.add_argument(f"--{name}", type=int, nargs="*", default=values)
     parser.add_argument("--ranks", nargs="*", choices=RANKS, default=list(RANKS))
     parser.add_argument("--tokens", type=int, default=8192, help="of a step")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2, help="of a turn")
-    add_session_flags(parser)
+    throughput.add_session_flags(parser)
     options = parser.parse_args()
     for name in ("rounds", "steps", "tokens", *SWEEPS):
         value = getattr(options, name)
         for number in value if isinstance(value, list) else [value]:
             if number < 1:
                 parser.error(f"{name}: {number} is not valid; give at least 1")
-    asked = sweeps(options, SHAPES[options.shape])
+    asked = sweeps(options, throughput.SHAPES[options.shape])
     for name, points in asked.items():
         for key, point in points.items():
             if not point.micro_batch(options.tokens):
@@ -215,7 +209,7 @@ def main() -> None:
     for name, points in asked.items():
         try:
             rows = measure(name, points, options)
-        except Failed as error:
+        except throughput.Failed as error:
             raise SystemExit(f"{name}: {error}") from None
         figures["sweeps"][name] = rows
         write(options.out, figures)  # after every sweep: what is cut off later has these

@@ -37,6 +37,7 @@ sys.path.insert(0, str(ROOT))
 
 from pretrain.data.sources.files import BuiltinCorpus  # noqa: E402
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer  # noqa: E402
+from pretrain.runtime.hardware import cpu_name  # noqa: E402
 
 
 def write_corpus(path: Path, megabytes: float) -> int:
@@ -94,9 +95,8 @@ MAP_ALONE: list[float] = []
 def prepare(corpus: Path, tokenizer: Tokenizer, folder: Path, processes: int) -> int:
     """The command, from its start to the finished folder."""
     tokenizer.save(folder / "tokenizer")
-    subprocess.run(
-        prepare_command(corpus, folder, processes), cwd=ROOT, check=True, stdout=subprocess.DEVNULL
-    )
+    command = prepare_command(corpus, folder, processes)
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     meta = json.loads((folder / "corpus" / "meta.json").read_text())
     return meta["training"]["tokens"] + meta["validation"]["tokens"]
 
@@ -104,14 +104,8 @@ def prepare(corpus: Path, tokenizer: Tokenizer, folder: Path, processes: int) ->
 def prepare_command(corpus: Path, folder: Path, processes: int) -> list[str]:
     """The command line that tokenizes *corpus* into ``folder/corpus``, with the tokenizer in
     ``folder/tokenizer``."""
-    options = {
-        "text": corpus,
-        "tokenizer": folder / "tokenizer",
-        "out": folder / "corpus",
-        "processes": processes,
-    }
-    words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
-    return [sys.executable, "-m", "pretrain.prepare", *words]
+    words = f"--text {corpus} --tokenizer {folder}/tokenizer --out {folder}/corpus --processes {processes}"
+    return [sys.executable, "-m", "pretrain.prepare", *words.split()]
 
 
 OURS = "pretrain.prepare.command"
@@ -236,14 +230,6 @@ def report(arguments: argparse.Namespace, tokenizer: Tokenizer, tables: list[lis
     )
     parts = ["# Tokenizing a corpus", f"    {command}", machine, *("\n".join(lines) for lines in tables)]
     return "\n\n".join(parts) + "\n"
-
-
-def cpu_name() -> str:
-    """The processor as the system calls it."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 MOST_GROWTH = 1.15

@@ -73,7 +73,7 @@ def describe_device(device: torch.device) -> str:
         return f"{properties.name}, {properties.total_memory / 2**30:.1f} GiB"
     cores = available_cores()
     threads = torch.get_num_threads()
-    return f"{_cpu_name()}, {cores} core{'s' * (cores != 1)}, {threads} thread{'s' * (threads != 1)}"
+    return f"{cpu_name()}, {cores} core{'s' * (cores != 1)}, {threads} thread{'s' * (threads != 1)}"
 
 
 def available_cores() -> int:
@@ -160,7 +160,7 @@ def _cpu_info() -> str:
         return ""
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
     """Return the CPU's model name, or its architecture where the system does not give one."""
     line = re.search(r"^model name\s*:\s*(.+)$", _cpu_info(), re.MULTILINE)
     return line.group(1).strip() if line else (platform.processor() or platform.machine() or "CPU")
