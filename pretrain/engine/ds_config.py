@@ -161,6 +161,8 @@ class EngineSettings:
     """Elements of one reduction buffer."""
     overlap: bool = False
     """Whether a second reduction buffer is filled while the first is reduced."""
+    all_reduce_buckets: bool = True
+    """Stages 1 and 2: whether a bucket is all-reduced; else each part is reduced to the rank that owns it."""
     prefetch_bucket: int = 50_000_000
     """Stage 3: elements gathered ahead of use."""
     reuse_distance: int = 1_000_000_000
@@ -202,6 +204,7 @@ class EngineSettings:
             accumulation_bytes=_DTYPE_BYTES.get(accumulation, compute),
             communication_bytes=_DTYPE_BYTES.get(communication, compute),
             overlap=stage == 3 if overlap is None else bool(overlap),
+            all_reduce_buckets=bool(zero.get("use_multi_rank_bucket_allreduce", True)),
             fused=fused,
             checkpointing=run.activation_checkpointing,
             sequence_parallel=run.sequence_parallel,

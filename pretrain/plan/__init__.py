@@ -1,4 +1,5 @@
-"""``python -m pretrain.plan``: memory and time of a run, by arithmetic; and the micro-batch that fits.
+"""``python -m pretrain.plan``: memory, communication and time of a run, by arithmetic; and the micro-batch
+that fits.
 
 Nothing here allocates memory for a model or needs a process group.
 """

@@ -1,4 +1,4 @@
-"""Dry run of a training command: memory and time of a rank, with no GPU and no process group.
+"""Dry run of a training command: memory, communication and time of a rank, with no GPU and no process group.
 
     python -m pretrain.plan --model prism-757m --nodes 2 --gpus_per_node 8 --ds_config ds_configs/zero2.json
 
@@ -50,7 +50,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, RunCon
     parser = CommandParser(
         prog="python -m pretrain.plan",
         allow_abbrev=False,
-        description="Memory and time of a run, without running it. Takes every flag of "
+        description="Memory, communication and time of a run, without running it. Takes every flag of "
         "pretrain/main.py (its --help lists them) and these:",
     )
     add = parser.add_argument

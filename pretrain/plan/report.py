@@ -20,7 +20,7 @@ PHASES = {
 
 
 def describe(plan: RunPlan, ds_config: str) -> str:
-    """Format the plan in sections, every figure with its unit; memory is of one rank."""
+    """Format the plan in sections, every figure with its unit; memory and traffic are of one rank."""
     run, model, machine, batch = plan.run, plan.model, plan.machine, plan.batch
     precision = "bf16" if plan.settings.bf16 else "fp32"
     gpu = f"{machine.gpu}, {machine.memory / GIB:.1f} GiB"
@@ -39,6 +39,8 @@ def describe(plan: RunPlan, ds_config: str) -> str:
         f"{batch.data_parallel} data-parallel ranks",
         "",
         *_memory_lines(plan),
+        "",
+        *_traffic_lines(plan),
         "",
         *_time_lines(plan),
     ]
@@ -82,6 +84,24 @@ def _memory_lines(plan: RunPlan) -> list[str]:
     return _table("memory of a rank", rows)
 
 
+def _traffic_lines(plan: RunPlan) -> list[str]:
+    traffic, among = plan.traffic, "among tensor-parallel ranks"
+    exchange = f"{among}; python -m pretrain.presets exchange has layers"
+    rows = [
+        ("gradients", traffic.gradients, "among data-parallel ranks"),
+        ("parameters", traffic.parameters, "among data-parallel ranks"),
+        ("all-reduces", traffic.tensor_all_reduces, among),
+        ("head exchange", traffic.head_exchange, exchange),
+    ]
+    if traffic.host:
+        rows.append(("host and device", traffic.host, "gradients down, weights up"))
+    lines = _table("sent by a rank in a step", rows)
+    if plan.seconds_per_step is not None:
+        rate = (traffic.data_parallel + traffic.tensor_parallel) / plan.seconds_per_step / 1e9
+        lines.append(f"  on average {rate:,.2f} GB/s of each rank, if the step takes the time below")
+    return lines
+
+
 def _time_lines(plan: RunPlan) -> list[str]:
     run, machine = plan.run, plan.machine
     total = plan.tokens_per_step * run.steps
@@ -123,6 +143,7 @@ def to_json(plan: RunPlan) -> dict[str, Any]:
         "machine": dataclasses.asdict(machine) | {"ranks": machine.ranks, "usable": machine.usable},
         "batch": dataclasses.asdict(plan.batch),
         "memory_bytes": dataclasses.asdict(plan.memory) | {"peak": plan.memory.peak},
+        "sent_bytes_per_step": dataclasses.asdict(plan.traffic),
         "tokens_per_step": plan.tokens_per_step,
         "steps": run.steps,
         "tokens": plan.tokens_per_step * run.steps,

@@ -19,6 +19,7 @@ from pretrain.engine.batch import BatchPlan
 from pretrain.engine.ds_config import EngineSettings
 from pretrain.engine.memory.micro_batch import fitting_micro_batch, usable_memory
 from pretrain.engine.memory.plan import MemoryPlan, memory_plan
+from pretrain.plan.traffic import Traffic, traffic
 from pretrain.run.decisions import Decision, Facts, decide
 
 GIB = 1 << 30
@@ -62,6 +63,7 @@ class RunPlan:
     machine: Machine
     batch: BatchPlan
     memory: MemoryPlan
+    traffic: Traffic
     mfu: float
 
     @property
@@ -109,6 +111,7 @@ def make_plan(run: RunConfig, ds_config: dict[str, Any], machine: Machine, mfu: 
         machine=machine,
         batch=batch,
         memory=memory_plan(model.value, settings, *sizes),
+        traffic=traffic(model.value, settings, *sizes),
         mfu=mfu,
     )
 

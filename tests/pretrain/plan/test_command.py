@@ -28,7 +28,15 @@ def test_json_of_757m_on_two_nodes(capsys):
     flops = 524_288 * preset("prism-757m").flops_per_token()
     assert found["flops_per_step"] == flops
     assert found["seconds_per_step"] == pytest.approx(flops / (0.5 * 989e12 * 16))
-    assert found["fits"]
+    assert found["sent_bytes_per_step"]["head_exchange"] == 0 and found["fits"]
+
+
+def test_schedule_and_degree_show_in_the_exchange(capsys):
+    found = figures(capsys, "--tensor_parallel", "4", "--micro_batch", "8")
+    heads = "8x24"
+    other = figures(capsys, "--tensor_parallel", "4", "--micro_batch", "8", "--heads", heads)
+    assert found["sent_bytes_per_step"]["head_exchange"] > other["sent_bytes_per_step"]["head_exchange"] == 0
+    assert found["batch"]["data_parallel"] == 2
 
 
 def test_a_run_that_grows_is_planned_at_its_largest(capsys):
@@ -44,10 +52,10 @@ def test_table_is_aligned_and_says_its_units(capsys):
     assert main([*BASE, "--activation_checkpointing", "true", "--tensor_parallel", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     rows = [line for line in lines if re.match(r"  \S.* \d+\.\d{3}  ", line)]
-    assert len(rows) >= 10
+    assert len(rows) >= 15
     assert len({re.search(r"\d\.\d{3}  ", row).end() for row in rows}) == 1
     text = "\n".join(lines)
-    for part in ("predicted peak", "GPU-hours", "MFU of 0.4 of 989 TFLOP/s", "recomputed"):
+    for part in ("predicted peak", "head exchange", "GPU-hours", "MFU of 0.4 of 989 TFLOP/s", "recomputed"):
         assert part in text
 
 

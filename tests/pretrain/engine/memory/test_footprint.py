@@ -143,6 +143,7 @@ def test_settings_default_to_deepspeeds():
         ours = EngineSettings.of(run, {"zero_optimization": {"stage": stage}}, False, preset("prism-124m"))
         assert ours.reduce_bucket == theirs.reduce_bucket_size
         assert ours.overlap == theirs.overlap_comm
+        assert ours.all_reduce_buckets == theirs.use_multi_rank_bucket_allreduce
         assert ours.prefetch_bucket == theirs.prefetch_bucket_size
         assert ours.reuse_distance == theirs.max_reuse_distance
         assert ours.persistence_threshold == theirs.param_persistence_threshold

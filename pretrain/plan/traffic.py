@@ -1,0 +1,98 @@
+"""Computes the bytes that a rank sends in one optimizer step, as a ring algorithm sends them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from model.config import ModelConfig
+from model.parallel_plan import plan as tensor_plan
+from pretrain.engine.ds_config import EngineSettings
+from pretrain.engine.memory.footprint import rank_parameters
+from pretrain.engine.memory.plan import gathered_bytes, persistent_elements
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that one rank sends per optimizer step."""
+
+    gradients: int
+    """Summing gradients over the data-parallel ranks."""
+    parameters: int
+    """Gathering updated (stage 3: all used) parameters from those ranks."""
+    tensor_all_reduces: int
+    """Tensor parallelism's all-reduces, which any head counts need."""
+    head_exchange: int
+    """What is added by heads that t does not divide."""
+    host: int
+    """Between device and host, with offloading: gradients down, weights up."""
+
+    @property
+    def data_parallel(self) -> int:
+        """All bytes between data-parallel ranks."""
+        return self.gradients + self.parameters
+
+    @property
+    def tensor_parallel(self) -> int:
+        """All bytes between tensor-parallel ranks."""
+        return self.tensor_all_reduces + self.head_exchange
+
+
+def traffic(
+    config: ModelConfig,
+    settings: EngineSettings,
+    data_parallel: int,
+    micro_batch: int,
+    accumulation: int,
+    tensor_parallel: int = 1,
+) -> Traffic:
+    """Count the bytes that a rank sends in a step.
+
+    With n = P (N-1)/N elements of a rank's P parameters (an all-gather or a reduce-scatter sends n, an
+    all-reduce 2 n):
+
+    - stage 1: gradients once a step, 2 n (DeepSpeed all-reduces buckets, and keeps its part); weights, n;
+    - stage 2: the same, but gradients once a micro-batch, since a rank keeps the sums of its part only;
+    - stage 3: gradients n a micro-batch; weights n for each forward pass, and for each backward pass those
+    that were
+      released in between; parameters below the persistence threshold once a step.
+
+    Gradients travel in the ds_config's communication_data_type, weights in the compute precision.
+    Tensor-parallel bytes are model.parallel_plan's; activation checkpointing repeats their forward half.
+
+    Raises:
+        UserError: t does not divide the model, or the micro-batch cannot be split.
+    """
+    parameters = rank_parameters(config, tensor_parallel)
+    total = sum(p.elements for p in parameters)
+
+    def sent(number: int) -> int:
+        return number * (data_parallel - 1) // data_parallel
+
+    s, communication = settings.compute_bytes, settings.communication_bytes
+    if settings.stage == 3:
+        persistent = persistent_elements(parameters, settings)
+        partitioned = s * (total - persistent)
+        regathered = max(0, partitioned - gathered_bytes(parameters, settings))
+        gradients = accumulation * sent(communication * total)
+        weights = accumulation * (sent(partitioned) + sent(regathered)) + sent(s * persistent)
+    else:
+        times = accumulation if settings.stage == 2 else 1
+        both_ways = 2 if settings.all_reduce_buckets or settings.whole_gradients else 1
+        gradients = times * both_ways * sent(communication * total)
+        weights = sent(s * total)
+
+    tensor_traffic = tensor_plan(config, tensor_parallel, micro_batch, "bf16" if settings.bf16 else "fp32")
+    passes = 3 if settings.checkpointing else 2  # each sends half of the plan's bytes
+    layers = sum(layer.all_reduce_bytes for layer in tensor_traffic.layers) * passes // 2
+    exchange = tensor_traffic.exchange_bytes * passes // 2
+    host = 0
+    if settings.offload_optimizer:
+        share = -(-total // data_parallel)
+        host = (settings.accumulation_bytes + s) * share
+    return Traffic(
+        gradients=gradients,
+        parameters=weights,
+        tensor_all_reduces=accumulation * (layers + tensor_traffic.outside_bytes),
+        head_exchange=accumulation * exchange,
+        host=host,
+    )
