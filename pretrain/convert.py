@@ -14,6 +14,7 @@ from typing import Literal
 
 from model.declared import Count, declared
 from model.errors import UserError, run_command
+from pretrain.checkpoint.finder import existing_steps
 from pretrain.config.options import parse_options
 
 
@@ -52,6 +53,8 @@ def run_convert(arguments: Sequence[str]) -> None:
     )
     if (options.from_hf is None) == (options.run is None):
         raise UserError("run: give the folder of a run, such as runs/NAME, or --from_hf DIR, and not both")
+    if options.run is not None:
+        existing_steps(options.run, options.step)
     # Imported here: these load torch and DeepSpeed, and a mistyped flag should be answered at once.
     from pretrain.engine.quiet import quiet_libraries
 

@@ -11,6 +11,7 @@ from pydantic import Field
 from model.declared import Count, FromZero, Positive, declared
 from model.errors import UserError, run_command, shown
 from pretrain.config.options import parse_options
+from pretrain.hf.model_folder import check_model
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,6 +52,7 @@ def run_generate(arguments: Sequence[str]) -> None:
         "\ud800" <= character <= "\udfff" for character in options.prompt
     ):  # Python's stand-ins for other bytes
         raise UserError(f"prompt: {shown(options.prompt)} is not UTF-8 text; give it in that encoding")
+    check_model(options.model, options.step)
     from pretrain.engine.quiet import quiet_libraries
 
     quiet_libraries()

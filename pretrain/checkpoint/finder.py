@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from model.errors import UserError
 from pretrain.checkpoint.manifest import MANIFEST, verify
 
 STEP = re.compile(r"step_([0-9]{6,12})")
@@ -25,6 +26,33 @@ def checkpoint_steps(run_folder: Path) -> list[int]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted(int(found[1]) for found in map(STEP.fullmatch, folders) if found)
+
+
+def is_run(folder: str | Path) -> bool:
+    """Whether *folder* looks like a run's folder (and not like an exported model)."""
+    return _checkpoints_folder(Path(folder)).is_dir()
+
+
+def existing_steps(folder: str | Path, step: int | None = None) -> list[int]:
+    """The steps of a run's checkpoints, ascending; *step* alone if one is asked for. Commands call this
+    before they import torch.
+
+    Raises:
+        UserError: it is no run's folder, there is no checkpoint yet, or none of *step*.
+    """
+    if not is_run(folder):
+        raise UserError(f"run: {str(folder)!r} is not a run's folder; give one such as runs/NAME")
+    steps = checkpoint_steps(Path(folder))
+    if not steps:
+        raise UserError(f"run: {str(folder)!r} has no checkpoint yet; train until the first one is written")
+    if step is None:
+        return steps
+    if step not in steps:
+        nearest = min(steps, key=lambda existing_step: abs(existing_step - step))
+        raise UserError(
+            f"step: no checkpoint of step {step} in {str(folder)!r}; the nearest is that of {nearest}"
+        )
+    return [step]
 
 
 def checkpoint_path(run_folder: Path, step: int) -> Path:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from model.errors import UserError, run_command
+from pretrain.checkpoint.finder import existing_steps
 from pretrain.config.command_line import CommandParser
 from pretrain.utils.files import write_atomically
 
@@ -44,6 +45,8 @@ def run_diagnostics(arguments: Sequence[str]) -> None:
     options = build_parser().parse_args(arguments)
     if options.sequences < 1:
         raise UserError(f"sequences: {options.sequences} is not valid; give a positive number")
+    for run in options.runs:
+        existing_steps(run)
     # Imported here: these load torch and DeepSpeed, and a mistyped flag should be answered at once.
     from pretrain.engine.quiet import quiet_libraries
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from model.declared import Count, Positive, declared
 from model.errors import UserError, run_command
 from pretrain.config.options import parse_options
+from pretrain.hf.model_folder import check_model
 from pretrain.utils.files import write_atomically
 from pretrain.utils.text import labelled
 
@@ -78,14 +79,10 @@ def run_evaluation(arguments: Sequence[str]) -> None:
         "--data_dir DIR saves the tasks' data sets.",
     )
     _check_include_path(options.include_path)
+    check_model(options.model, options.step)
     from pretrain.engine.quiet import quiet_libraries
 
     quiet_libraries()
-    from pretrain.hf.open_model import read_config
-    from pretrain.run.saved import is_run
-
-    if not is_run(options.model):
-        read_config(options.model)  # before lm-eval is imported, which takes a while
     from pretrain.evaluation.data_sets import existing_data_dir
 
     data_dir = existing_data_dir(options.data_dir or None)

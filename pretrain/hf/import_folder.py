@@ -27,8 +27,9 @@ from pretrain.data.tokenizer import SentencePieceTokenizer, Tokenizer, tokenizer
 from pretrain.hf.comparison import MAX_LENGTH, WINDOWS, compare, our_logits, their_logits
 from pretrain.hf.configuration_head_schedule import HeadScheduleConfig
 from pretrain.hf.formats import MODEL_TYPES, folder_tensors, is_transposed, model_of, parameter_shapes
+from pretrain.hf.model_folder import read_config
 from pretrain.hf.new_folder import new_folder
-from pretrain.hf.open_model import exported_tokenizer, load_exported, read_config
+from pretrain.hf.open_model import exported_tokenizer, load_exported
 from pretrain.run.saved import SavedRun
 from pretrain.utils.files import write_atomically
 from pretrain.utils.text import labelled

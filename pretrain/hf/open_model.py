@@ -16,9 +16,11 @@ from torch import Tensor
 from model.declared import from_plain
 from model.errors import UserError
 from model.transformer import Transformer
+from pretrain.checkpoint.finder import is_run
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer
+from pretrain.hf.model_folder import check_model, read_config
 from pretrain.hf.tokenizer_files import ORIGINAL_FOLDER
-from pretrain.run.saved import SavedRun, is_run
+from pretrain.run.saved import SavedRun
 from pretrain.runtime.hardware import detect_device
 from pretrain.utils.parsing import read_json_object
 
@@ -55,6 +57,7 @@ def open_model(folder: str, step: int | None = None, dtype: torch.dtype | None =
         UserError: *folder* is neither, or cannot be used; a step of an exported folder; a tokenizer with more
             entries than the model; as detect_device.
     """
+    check_model(folder, step)
     device = detect_device()
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -64,29 +67,9 @@ def open_model(folder: str, step: int | None = None, dtype: torch.dtype | None =
         run.refuse_classifier("sampled from or scored")
         network = run.load_model().to(device, dtype or torch.float32)
         return OpenedModel(network, run.tokenizer, run.model.context_length, device, run.state.step)
-    if step is not None:
-        raise UserError(f"step: {step} was given, but {folder!r} is not a run's folder; leave it out")
     exported = load_exported(folder, dtype or "auto").to(device)
     tokenizer = exported_tokenizer(folder, exported.config.vocab_size)
     return OpenedModel(exported, tokenizer, exported.config.max_position_embeddings, device, None)
-
-
-def read_config(folder: str | Path) -> dict[str, Any]:
-    """Read config.json of an exported folder.
-
-    Raises:
-        UserError: there is none, or it cannot be read.
-    """
-    path = Path(folder) / "config.json"
-    if not path.is_file():
-        problem = "has no config.json" if Path(folder).is_dir() else "does not exist"
-        raise UserError(
-            f"model: {str(folder)!r} {problem}; give an exported folder or a run's folder, such as runs/NAME"
-        )
-    config = read_json_object(path, "model")
-    if not isinstance(config.get("model_type"), str):
-        raise UserError(f"model: {path} does not say its model_type; it is not a model of transformers")
-    return config
 
 
 def load_exported(folder: str | Path, dtype: torch.dtype | str = "auto", *, importing: bool = False) -> Any:

@@ -13,7 +13,7 @@ import torch
 from model.config import ModelConfig
 from model.errors import UserError
 from model.transformer import Transformer
-from pretrain.checkpoint.finder import Hold, checkpoint_path, checkpoint_steps
+from pretrain.checkpoint.finder import Hold, checkpoint_path, existing_steps
 from pretrain.checkpoint.manifest import verify
 from pretrain.checkpoint.state import TrainingState
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
@@ -159,28 +159,13 @@ def refuse_links(folder: Path) -> None:
             )
 
 
-def is_run(folder: str | Path) -> bool:
-    """Whether *folder* looks like a run's folder (and not like an exported model)."""
-    return (Path(folder) / "checkpoints").is_dir()
-
-
 def find_checkpoint(folder: Path, step: int | None, report: Callable[[str], object]) -> tuple[Path, Hold]:
     """The checkpoint of *step*, or the newest valid one, and a hold on it.
 
     Raises:
         UserError: there is no valid one.
     """
-    if not is_run(folder):
-        raise UserError(f"run: {str(folder)!r} is not a run's folder; give one such as runs/NAME")
-    steps = checkpoint_steps(folder)
-    if not steps:
-        raise UserError(f"run: {str(folder)!r} has no checkpoint yet; train until the first one is written")
-    if step is not None and step not in steps:
-        nearest = min(steps, key=lambda existing_step: abs(existing_step - step))
-        raise UserError(
-            f"step: no checkpoint of step {step} in {str(folder)!r}; the nearest is that of {nearest}"
-        )
-    for existing_step in reversed(steps) if step is None else [step]:
+    for existing_step in reversed(existing_steps(folder, step)):
         path = checkpoint_path(folder, existing_step)
         hold = Hold(path)  # before it is verified, which takes a while
         problem = verify(path)

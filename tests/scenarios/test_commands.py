@@ -8,7 +8,27 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from tests.helpers.launch import ROOT
+
+RUN, MODEL = "run: 'nowhere' is not a run's folder", "model: 'nowhere' does not exist"
+ANSWERED = {
+    "convert nowhere --out x": RUN,
+    "diagnostics.command nowhere": RUN,
+    "growth.report.command report nowhere": RUN,
+    "generate nowhere": MODEL,
+    "evaluation.command nowhere --tasks piqa": MODEL,
+}
+
+
+@pytest.mark.parametrize(("command", "message"), ANSWERED.items())
+def test_a_wrong_folder_is_answered_before_torch_is_imported(command, message):
+    module, *arguments = command.split()
+    program = f"import sys; sys.modules['torch'] = None; from pretrain.{module} import main; sys.exit(main())"
+    run = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and message in done.stderr, done.stderr
 
 
 def test_a_reader_that_goes_away_is_no_failure():

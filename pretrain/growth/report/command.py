@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from model.errors import UserError, run_command
+from pretrain.checkpoint.finder import existing_steps
 from pretrain.config.command_line import CommandParser
 
 
@@ -36,6 +37,7 @@ def run_growth(arguments: Sequence[str]) -> None:
     options = build_parser().parse_args(arguments)
     if options.sequences < 1:
         raise UserError(f"sequences: {options.sequences} is not valid; give a positive number")
+    existing_steps(options.run, options.step)
     # Imported here: it loads torch and DeepSpeed, and a mistyped flag should be answered at once.
     from pretrain.engine.quiet import quiet_libraries
 

@@ -172,7 +172,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("arguments", "words"), REFUSED.items())
 def test_bad_input_is_one_line_before_lm_eval_is_imported(arguments, words, tmp_path, capsys, monkeypatch):
-    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run/checkpoints/step_000002").mkdir(parents=True)
     monkeypatch.setitem(sys.modules, "pretrain.evaluation.scores", None)
     there = {"run": tmp_path / "run", "root": tmp_path}
     assert words in refusal(capsys, evaluation.main, *(text.format(**there) for text in arguments.split()))
