@@ -114,7 +114,8 @@ print(prepare_builtin(sys.argv[1], int(sys.argv[2])))" "$data" "$vocabulary"
         --out "$out/memory-$first.json"
     for compiled in false true; do
         part "profile-$first-compile-$compiled" "$trainer" "$python" benchmarks/profile_step.py \
-            --shape "$first" --out "$out/profile-$first-compile-$compiled.json" --data_root "$data" --compile "$compiled"
+            --shape "$first" --out "$out/profile-$first-compile-$compiled.json" --data_root "$data" \
+            --compile "$compiled"
     done
     for shape in ${shapes#"$first"}; do
         # shellcheck disable=SC2086

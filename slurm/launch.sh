@@ -194,8 +194,8 @@ launch() {
             echo "$failures" >"$failures_file"
             if [ "$failures" -gt "${FAILURES:-3}" ]; then
                 echo "error: FAILURES: job $(job_name) failed $failures times, the last with status" \
-                    "$status; the limit of ${FAILURES:-3} requeues is reached. The same sbatch line continues the" \
-                    "run; FAILURES=N allows more"
+                    "$status; the limit of ${FAILURES:-3} requeues is reached. The same sbatch line" \
+                    "continues the run; FAILURES=N allows more"
                 rm -f "$failures_file"
                 exit "$status"
             fi
