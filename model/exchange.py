@@ -120,9 +120,8 @@ class BatchForm(Form):
             columns = F.pad(columns, (0, 0, 0, 0, 0, -self.batch % self.ranks))
         rows = columns.unflatten(0, (self.ranks, -1))  # [r, B/r, T, …]: the sequences of each rank
         received = all_to_all(rows, self.group)  # [r, B/r, T, …]: the columns of each rank
-        query, key, value = (
-            part.movedim(0, 2).flatten(2) for part in received.split(widths, dim=-1)
-        )  # each [B/r, T, r c]
+        # Each [B/r, T, r c].
+        query, key, value = (part.movedim(0, 2).flatten(2) for part in received.split(widths, dim=-1))
         return query, key, value
 
     def gather(self, output: Tensor) -> Tensor:

@@ -81,9 +81,8 @@ def rotate_by_swapping(heads: Tensor, table: Table) -> Tensor:
     """
     cosines, sines = table
     halves = heads.unflatten(-1, (2, -1))  # [B, T, h, 2, d_h / 2]
-    signs = torch.arange(-1, 2, 2, device=heads.device).unsqueeze(
-        -1
-    )  # -1 for the first half, 1 for the second
+    # -1 for the first half, 1 for the second.
+    signs = torch.arange(-1, 2, 2, device=heads.device).unsqueeze(-1)
     rotated = halves * cosines.unsqueeze(-2) + halves.flip(-2) * (sines.unsqueeze(-2) * signs)
     return rotated.flatten(-2).to(heads.dtype)
 

@@ -48,9 +48,8 @@ def run_generate(arguments: Sequence[str]) -> None:
     """
     description = "Continue a text with a trained model."
     options = parse_options(GenerateOptions, arguments, "python -m pretrain.generate", description, ["model"])
-    if any(
-        "\ud800" <= character <= "\udfff" for character in options.prompt
-    ):  # Python's stand-ins for other bytes
+    # Python's stand-ins for bytes that are not UTF-8.
+    if any("\ud800" <= character <= "\udfff" for character in options.prompt):
         raise UserError(f"prompt: {shown(options.prompt)} is not UTF-8 text; give it in that encoding")
     check_model(options.model, options.step)
     from pretrain.engine.quiet import quiet_libraries

@@ -52,7 +52,8 @@ def parse_command_line(arguments: list[str]) -> CommandLine:
     recipe = read_recipe(path)
     left_out: list[str] = []
     if path.parent == RECIPES:  # it may set fields of an extension that is not here
-        left_out = [name for name in recipe if name not in {f.name for f in dataclasses.fields(RunConfig)}]
+        known_here = {item.name for item in dataclasses.fields(RunConfig)}
+        left_out = [name for name in recipe if name not in known_here]
         recipe = {name: value for name, value in recipe.items() if name not in left_out}
     values = {"recipe": path.stem} | _by_dotted_name(recipe)
     for name in values:
@@ -109,13 +110,14 @@ def _fields(kind: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Fiel
             yield f"{prefix}{item.name}", item, types[item.name] in (str, str | None)
 
 
-SETTINGS = {name: item for name, item, _ in _fields(RunConfig)}
+_FIELDS = [*_fields(RunConfig)]
+SETTINGS = {name: item for name, item, _ in _FIELDS}
 """The settings of a run by their dotted names."""
 _ARCHITECTURE = [f"architecture.{item.name}" for item in dataclasses.fields(ModelConfig)]
 FLAGS = [*(name for name in SETTINGS if name != "recipe"), *_ARCHITECTURE]
 """Those that are flags. --config sets the recipe's name."""
 FLAG_NAMES = [f"--{name}" for name in FLAGS]
-TEXTS = {name for name, _, is_text in _fields(RunConfig) if is_text}
+TEXTS = {name for name, _, is_text in _FIELDS if is_text}
 """Those that hold text as it is given; the others are read as YAML."""
 
 

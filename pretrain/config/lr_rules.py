@@ -79,7 +79,7 @@ class LearningRateRule:
     decay_with_lr: bool = True
     """true: AdamW's way, weight decay is scaled by the group's learning rate, so that a slowed parameter is
     decayed less. false: by the base learning rate, as if there were no rule. The paper does not say which it
-        used."""
+    used."""
     biases: bool = False
     """Whether a part's biases (of the linear layers) follow the rule too; the paper names the projections
     W_Q, W_K."""

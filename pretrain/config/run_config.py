@@ -164,7 +164,7 @@ class CoreSettings:
     lr_rules: list[Any] = field(default_factory=list)
     """Parameters whose learning rate leaves the schedule, first match wins: [{name: slow, parameters: [q, k],
     layers: upper_half, scale: 0.25, hold: 0.04, ramp: 0.01}], or names: [upper_qk]. See
-        docs/learning_rates.md."""
+    docs/learning_rates.md."""
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
@@ -186,7 +186,7 @@ class CoreSettings:
     """Which products are fused. loss: the output head and the loss, where tensor_parallel is 1, which saves
     the memory of the logits. all: also q, k and v, and gate and up, not at ZeRO stage 3. none: each by
     itself. auto: all where a GPU's model is compiled, else loss. Only rounding changes; what a run began with
-        is kept when it is resumed."""
+    is kept when it is resumed."""
     attention: Literal["auto", "blocks", "torch"] = "auto"
     """How attention is computed. torch: by torch's kernels. blocks: by products over blocks of queries, which
     is faster on a CPU in bf16, and rounds more. auto: blocks there up to 512 tokens, else torch. What a run

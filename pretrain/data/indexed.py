@@ -235,9 +235,8 @@ class IndexedTokens:
         corpus.
         """
         edges = np.array([start + 1, start + count]) * self.dtype.itemsize
-        first, last = np.searchsorted(
-            self._offsets, edges
-        )  # sequences that begin after *start*, in the range
+        # Of the sequences that begin after *start*, in the range.
+        first, last = np.searchsorted(self._offsets, edges)
         sequences = self.boundaries[slice(*np.searchsorted(self.boundaries, (first, last)))]
         # Empty documents begin where the next does.
         return np.unique(np.concatenate([np.zeros(1, np.int64), self._starts(sequences) - start]))

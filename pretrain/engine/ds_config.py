@@ -92,9 +92,7 @@ def check_against_run(ds_config: dict[str, Any], run: RunConfig) -> None:
     gathers weights layer by layer.
     """
     bf16_by(run, ds_config)
-    clipping = run.optimizer.gradient_clipping
-    if (found := ds_config.get("gradient_clipping", "auto")) not in ("auto", clipping):
-        raise UserError(_not_the_runs("gradient_clipping", found, "optimizer.gradient_clipping", clipping))
+    _check_owned(ds_config, _clipping(run))
     if ds_config["zero_optimization"]["stage"] != 3:
         return
     if run.compile is True:
@@ -103,8 +101,17 @@ def check_against_run(ds_config: dict[str, Any], run: RunConfig) -> None:
         raise UserError("fused: all is not valid at ZeRO stage 3; give --fused loss or none")
 
 
-def _not_the_runs(key: str, found: object, owner: str, value: object) -> str:
-    return f'ds_config: {key} is {found}, but the run\'s {owner} makes it {value}; write "auto"'
+def _clipping(run: RunConfig) -> dict[str, tuple[float, str]]:
+    return {"gradient_clipping": (run.optimizer.gradient_clipping, "optimizer.gradient_clipping")}
+
+
+def _check_owned(ds_config: Mapping[str, Any], owned: Mapping[str, tuple[float, str]]) -> None:
+    """Refuse keys that are neither "auto" nor the run's value; *owned*: that value, and whose it is."""
+    for key, (value, owner) in owned.items():
+        if (found := ds_config.get(key, "auto")) not in ("auto", value):
+            raise UserError(
+                f'ds_config: {key} is {found}, but the run\'s {owner} makes it {value}; write "auto"'
+            )
 
 
 def merge_ds_config(
@@ -122,12 +129,10 @@ def merge_ds_config(
         "train_batch_size": (plan.sequences, "global_batch_tokens"),
         "train_micro_batch_size_per_gpu": (plan.micro_batch, "micro_batch"),
         "gradient_accumulation_steps": (plan.accumulation, "global_batch_tokens and micro_batch"),
-        "gradient_clipping": (run.optimizer.gradient_clipping, "optimizer.gradient_clipping"),
+        **_clipping(run),
     }
+    _check_owned(ds_config, owned)
     merged = json.loads(json.dumps(ds_config))
-    for key, (value, owner) in owned.items():
-        if (found := merged.get(key, "auto")) not in ("auto", value):
-            raise UserError(_not_the_runs(key, found, owner, value))
     merged |= {key: value for key, (value, _) in owned.items()}
     merged["zero_optimization"] = _filled_buckets(merged["zero_optimization"], model, run.tensor_parallel)
     merged["bf16"] = {**merged.get("bf16", {}), "enabled": bf16}

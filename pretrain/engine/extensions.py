@@ -6,13 +6,13 @@ message. Here the operating system holds the lock, and releases it with its proc
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 from torch.utils import cpp_extension
+
+from pretrain.utils.files import wait_for_lock
 
 
 class ProcessLock:
@@ -27,14 +27,12 @@ class ProcessLock:
     def try_acquire(self) -> bool:
         """Take the lock, as soon as no process holds it."""
         self._file = os.open(self.path, os.O_CREAT | os.O_RDWR)
-        with suppress(OSError):  # a file system without locks
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if os.environ.get("LOCAL_RANK", "0") == "0":
-                    print(f"waiting for a compilation that holds {self.path}", file=sys.stderr, flush=True)
-                fcntl.flock(self._file, fcntl.LOCK_EX)
+        wait_for_lock(self._file, self._waiting)
         return True
+
+    def _waiting(self) -> None:
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            print(f"waiting for a compilation that holds {self.path}", file=sys.stderr, flush=True)
 
     def release(self) -> None:
         """Release the lock."""

@@ -143,9 +143,7 @@ def _load(tasks: Sequence[str], manager: TaskManager) -> Any:
         return manager.load(list(tasks))
     except UserError:
         raise
-    except (
-        Exception
-    ) as error:  # no network, a damaged file, a task whose code needs a library that is missing
+    except Exception as error:  # no network, a damaged file, a task's code that needs another library
         reason = " ".join(str(error).split())
         raise UserError(
             f"tasks: {','.join(tasks)} cannot be loaded ({type(error).__name__}: {reason:.200}); without "

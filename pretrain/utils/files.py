@@ -8,13 +8,14 @@ been synced: its contents, and the entry in the folder around it.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import psutil
 import xxhash
@@ -56,6 +57,20 @@ def read_tail(path: Path, size: int) -> bytes:
     with path.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - size))
         return file.read()
+
+
+def wait_for_lock(file: IO[Any] | int, waiting: Callable[[], object]) -> None:
+    """Lock an open file for this process alone; *waiting* is called first if another process holds it.
+
+    The system gives the lock back when the file is closed, or its process ends in whatever way. Nothing is
+    locked where the file system has no locks.
+    """
+    with suppress(OSError):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting()
+            fcntl.flock(file, fcntl.LOCK_EX)
 
 
 # ---------------------------------------------------------------------- to the disk

@@ -46,9 +46,8 @@ def test_ctrl_c_leaves_no_traceback(tmp_path):
     """In the middle of real work: a command that waits for a file's contents."""
     os.mkfifo(tmp_path / "metrics.jsonl")
     command = [sys.executable, "-m", "pretrain.plots", str(tmp_path)]
-    listen = functools.partial(
-        signal.signal, signal.SIGINT, signal.default_int_handler
-    )  # not so in a background
+    # In the background of a shell the signal would be ignored.
+    listen = functools.partial(signal.signal, signal.SIGINT, signal.default_int_handler)
     options = {"stderr": subprocess.PIPE, "text": True, "preexec_fn": listen}
     process = subprocess.Popen(command, cwd=ROOT, **options)
     writer = None

@@ -13,7 +13,6 @@ must hold the tokens twice.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import itertools
 import json
@@ -35,7 +34,7 @@ from pretrain.data.meta import FORMAT_VERSION, META_FILE, CorpusMeta, TokenizerE
 from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.sources.source import TextSource, Unit
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_hash
-from pretrain.utils.files import atomic_folder, copy_folder, own_path, remove_leftovers
+from pretrain.utils.files import atomic_folder, copy_folder, own_path, remove_leftovers, wait_for_lock
 
 VOCABULARIES = range(260, 1_000_001)
 """Entries that a trained tokenizer may have: 256 bytes, two special tokens and some text at least."""
@@ -269,12 +268,7 @@ def to_be_made(out: Path, request: dict[str, Any], report: Report) -> Iterator[b
     out.parent.mkdir(parents=True, exist_ok=True)
     with (out.parent / f".{out.name}.lock").open("w") as stream:
         # A file system may have no locks: renaming is still atomic, at worst the work is done twice.
-        with contextlib.suppress(OSError):
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                report(f"waiting for another process that prepares {out}")
-                fcntl.flock(stream, fcntl.LOCK_EX)
+        wait_for_lock(stream, lambda: report(f"waiting for another process that prepares {out}"))
         yield not already_there(out, request)
 
 
