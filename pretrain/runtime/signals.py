@@ -25,6 +25,8 @@ from pretrain.runtime.launchers import gone, launchers
 STOPPED = 75
 """Exit code of a run that stopped with everything saved and should be resumed: EX_TEMPFAIL of sysexits.h."""
 HEARD = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+WAKING = signal.SIGURG
+"""Sent to the main thread to interrupt a library's wait; without a handler it would be ignored."""
 REPEAT_SECONDS = 2.0
 """The same signal this long after the first ends the process at once. Earlier, it may be the same event:
 Ctrl-C reaches a rank from the terminal and from its launcher."""
@@ -80,6 +82,7 @@ class StopListener:
         self._receiver, self._sender = socket.socketpair()
         self._sender.setblocking(False)
         self._previous_handlers = {number: signal.signal(number, self._in_main_thread) for number in HEARD}
+        self._previous_handlers[WAKING] = signal.signal(WAKING, lambda *_: None)
         # Written to by the C handler, even while the main thread is inside a library and runs no Python.
         self._previous_wakeup = signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._listen, name="signals", daemon=True)
@@ -148,6 +151,10 @@ class StopListener:
                     self._note(number)
             if b"\0" in data:
                 return
+            if not data and self._reason is not None and self._raise_at_once:
+                # The main thread began to wait just after the signal, or another thread received it: the
+                # handler runs only when the wait is interrupted.
+                signal.pthread_kill(threading.main_thread().ident or 0, WAKING)
             if self._reason is None:
                 self._check_the_launcher()
             elif not self._agreed and time.monotonic() > self._asked_at + self.agreement_seconds:
@@ -162,7 +169,7 @@ class StopListener:
         process = gone(self._launchers)
         if process is not None:
             self._ask(f"its launcher, process {process}, has gone", STOPPED)
-            if self._raise_at_once:  # only a signal interrupts the main thread; it adds nothing to the reason
+            if self._raise_at_once:  # its handler raises; it adds nothing to the reason
                 os.kill(os.getpid(), signal.SIGTERM)
 
     def _note(self, number: int) -> None:

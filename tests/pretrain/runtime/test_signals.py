@@ -130,6 +130,19 @@ def test_before_anything_began_it_stops_at_once():
         assert time.monotonic() - began < 10
 
 
+def test_a_signal_that_another_thread_receives_interrupts_a_wait():
+    """As does one that arrives between the interpreter's last look and the system call that waits."""
+    body = "signals.LOOK_SECONDS = 0.05\nlistener = StopListener()\nimport signal, threading\n"
+    body += "to_thread = lambda: signal.pthread_kill(listener._thread.ident, signal.SIGTERM)\n"
+    body += "threading.Timer(0.3, to_thread).start()\n" + AT_ONCE
+    code = "import time\nfrom pretrain.runtime import signals\nfrom pretrain.runtime.signals import *\n"
+    code += body
+    began = time.monotonic()
+    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert said.stdout == f"SIGTERM {STOPPED}\n" and not said.stderr
+    assert time.monotonic() - began < 10
+
+
 def test_a_time_budget_asks_by_itself():
     listener = StopListener(budget_seconds=0.05)
     try:
