@@ -10,13 +10,18 @@ from typing import Any
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
+LONGEST_LINE = 2000
 
 
 class UserError(ValueError):
     """Bad input: ``str(error)`` is one line naming the field, the value and what would be valid.
 
-    Commands catch it, print ``error: <line>`` and end with exit code 2, without a traceback.
+    Commands catch it, print ``error: <line>`` and end with exit code 2, without a traceback. The middle of a
+    line that quotes a very long value is left out.
     """
+
+    def __str__(self) -> str:
+        return _shortened(printable(super().__str__()), LONGEST_LINE)
 
 
 def run_command(
@@ -73,5 +78,18 @@ def shown(value: Any, limit: int = 80, plain: bool = False) -> str:
         text = str(value) if plain else repr(value)
     except (ValueError, RecursionError):  # thousands of digits or levels
         text = f"a value of type {type(value).__name__} that is too long"
-    text = text if text.isprintable() else repr(text)[1:-1]
+    text = printable(text)
+    return _shortened(text, limit)
+
+
+def _shortened(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[: limit // 2]}…{text[-limit // 4 :]}"
+
+
+def printable(text: str, kept: str = "") -> str:
+    """Return *text* with line ends, control characters and lone surrogates written as in a repr; the
+    characters in *kept* stay."""
+    return "".join(
+        character if character.isprintable() or character in kept else repr(character)[1:-1]
+        for character in text
+    )

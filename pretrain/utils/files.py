@@ -12,6 +12,7 @@ import fcntl
 import os
 import re
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
@@ -50,6 +51,45 @@ def update_from_file(digest: Any, path: Path) -> int:
             digest.update(chunk)
             size += len(chunk)
     return size
+
+
+OTHER_KINDS = {
+    stat.S_IFDIR: "is a folder, not a file",
+    stat.S_IFIFO: "is a pipe, not a file",
+    stat.S_IFSOCK: "is a socket, not a file",
+    stat.S_IFCHR: "is a device, not a file",
+    stat.S_IFBLK: "is a device, not a file",
+}
+
+
+def open_regular(path: Path | str) -> IO[bytes]:
+    """Open a file for reading whose end can be reached; links are followed.
+
+    Raises:
+        OSError: there is none, it cannot be read, or it is a folder, pipe, socket or device: reading those
+            may wait or go on for ever.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+    if kind != stat.S_IFREG:
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, OTHER_KINDS.get(kind, "is not a file"), os.fspath(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_regular(path: Path | str, most_bytes: int | None = None) -> bytes:
+    """The content of a file that open_regular opens.
+
+    Raises:
+        OSError: as open_regular, or it has more than *most_bytes*.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if most_bytes is not None and size > most_bytes:
+            raise OSError(
+                errno.EFBIG, f"has {size:,} bytes, more than the {most_bytes:,} allowed", os.fspath(path)
+            )
+        return file.read()
 
 
 def read_tail(path: Path, size: int) -> bytes:

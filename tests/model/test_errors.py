@@ -46,3 +46,9 @@ def test_arguments_are_the_process_own_unless_given(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["program", "--a", "b"])
     assert run_command(seen.append, None) == run_command(seen.append, ("c",)) == 0
     assert seen == [["--a", "b"], ["c"]]
+
+
+def test_a_message_is_one_line_of_bounded_length():
+    assert str(UserError("name: a\nb\x1b[2J\udc80é")) == r"name: a\nb\x1b[2J\udc80é"
+    text = str(UserError("name: " + "x" * 10**6 + ": give a shorter one"))
+    assert len(text) < 2000 and text.startswith("name: x") and text.endswith("give a shorter one")

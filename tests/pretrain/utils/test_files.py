@@ -11,7 +11,15 @@ import pytest
 import xxhash
 
 from pretrain.utils import files
-from pretrain.utils.files import atomic_file, atomic_folder, own_path, put_folder, write_atomically
+from pretrain.utils.files import (
+    atomic_file,
+    atomic_folder,
+    open_regular,
+    own_path,
+    put_folder,
+    read_regular,
+    write_atomically,
+)
 
 
 def names(folder: Path) -> list[str]:
@@ -178,3 +186,17 @@ def test_a_folder_that_cannot_be_copied_names_the_file_and_the_reason(tmp_path, 
         files.copy_folder(source, tmp_path / "cut")
     assert type(caught.value) is OSError and caught.value.errno == errno.ENOSPC
     assert str(caught.value.filename).startswith(str(tmp_path / "cut")) and "(" not in str(caught.value)
+
+
+def test_what_may_have_no_end_is_not_opened(tmp_path):
+    (tmp_path / "file").write_bytes(b"abc")
+    (tmp_path / "link").symlink_to("file")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    assert read_regular(tmp_path / "link") == read_regular(tmp_path / "link", 3) == b"abc"
+    with pytest.raises(OSError, match="has 3 bytes, more than the 2 allowed"):
+        read_regular(tmp_path / "link", 2)
+    for path in (tmp_path, tmp_path / "pipe", tmp_path / "loop", tmp_path / "none", Path("/dev/zero")):
+        with pytest.raises(OSError) as refused:
+            open_regular(path)
+        assert refused.value.filename == str(path)
