@@ -16,6 +16,7 @@ from model.config import ModelConfig
 from model.documents import has_varlen_kernel, of_rows, varlen_attention
 from model.exchange import Form, HeadExchange, Span
 from model.linears import column_linear, enter_columns, joint_columns, row_linear
+from model.norms import head_norm
 from model.process_grid import ProcessGrid
 from model.rotary import Table, rotate, rotate_spans
 
@@ -38,7 +39,8 @@ class BlockInputs(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """Whole heads of the sequences and queries that a rank attends for, rotated where the model rotates."""
+    """Whole heads of the sequences and queries that a rank attends for, normed and rotated where the model
+    does so."""
 
     query: Tensor
     """[B, rows, h, d_h]"""
@@ -87,13 +89,15 @@ class Attention(nn.Module):
         self.head_dim = config.layer_head_dim(layer)
         self.window = config.layer_window(layer)
         # None leaves 1/sqrt(d_h), this layer's own (arXiv 2606.27449, section 1), to SDPA.
-        self.scale = 1.0 if config.attention_scale == "none" else None
+        self.scale = config.layer_scale(layer)
         width, kv_width = config.attention_width(layer), config.kv_width(layer)
         bias = config.attention_bias == "all"
         self.q = column_linear(config.d_model, width, bias, grid)
         self.k = column_linear(config.d_model, kv_width, bias, grid)
         self.v = column_linear(config.d_model, kv_width, bias, grid)
         self.o = row_linear(width, config.d_model, config.attention_bias != "none", grid)
+        self.q_norm = head_norm(config, layer, grid)
+        self.k_norm = head_norm(config, layer, grid)
 
     def takes_offsets(self, hidden: Tensor, batch: int, length: int) -> bool:
         """Whether packed documents [B, T] are kept apart by offsets, not by a mask (see
@@ -143,6 +147,8 @@ class Attention(nn.Module):
         query = query.unflatten(2, (self.heads, self.head_dim))  # [B, rows, h, d_h]
         key = key.unflatten(2, (self.kv_heads, self.head_dim))  # [B, T, kv, d_h]
         value = value.unflatten(2, (self.kv_heads, self.head_dim))  # [B, T, kv, d_h]
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
         if table is not None:
             query = rotate(query, table) if spans is None else rotate_spans(query, table, spans)
             key = rotate(key, table)

@@ -9,16 +9,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from model.declared import PositiveNumber, declared, from_plain, to_plain
+from model.declared import FromZero, PositiveNumber, declared, from_plain, to_plain
 from model.errors import UserError, closest
 from model.heads import MOST_LAYERS, format_heads, parse_heads
 
 FeedForwardKind = Literal["swiglu", "mlp"]
-Activation = Literal["silu", "gelu", "gelu_tanh"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu2"]
 NormKind = Literal["rmsnorm", "layernorm"]
 AttentionBias = Literal["none", "output", "all"]
 Positions = Literal["rope", "learned"]
-AttentionScale = Literal["sqrt_head_dim", "none"]
+AttentionScale = Literal["sqrt_head_dim", "head_dim", "constant", "none"]
+QKNorm = Literal["none", "plain", "weighted"]
 
 # Vocabularies are padded to a multiple of lcm(VOCABULARY_MULTIPLE, t): fast matrix shapes, and the same
 # padded size for every tensor-parallel degree t that is a power of two up to 128.
@@ -42,6 +43,25 @@ Schedule = Annotated[
 ]
 """One value per layer."""
 Windows = Annotated[tuple[Size | None, ...], BeforeValidator(_as_tuple)]
+
+
+@declared("rope_scaling")
+class RopeScaling:
+    """Llama 3.1's: wavelengths beyond original / low_freq_factor are *factor* times as long, those below
+    original / high_freq_factor stay, and those between are interpolated (transformers' rope type llama3)."""
+
+    type: Literal["llama3"]
+    factor: PositiveNumber
+    low_freq_factor: PositiveNumber
+    high_freq_factor: PositiveNumber
+    original_context_length: Size
+
+    def __post_init__(self) -> None:
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise UserError(
+                f"rope_scaling.high_freq_factor: {self.high_freq_factor:g} is not valid; give a number above "
+                f"low_freq_factor, {self.low_freq_factor:g}"
+            )
 
 
 @declared()
@@ -68,7 +88,8 @@ class ModelConfig:
     ffn: FeedForwardKind = "swiglu"
     """swiglu: down(activation(gate(x)) * up(x)); mlp: down(activation(up(x)))."""
     activation: Activation = "silu"
-    """Nonlinearity of the feed-forward network; gelu_tanh is GPT-2's approximation."""
+    """Nonlinearity of the feed-forward network; gelu_tanh is GPT-2's approximation, relu2 is relu(x)²
+    (arXiv 2109.08668)."""
     norm: NormKind = "rmsnorm"
     """Kind of every norm. The Prism paper does not name one; LLaMA's is our choice."""
     norm_eps: PositiveNumber = 1e-5
@@ -83,8 +104,21 @@ class ModelConfig:
     """rope: rotate q and k (RoFormer, arXiv 2104.09864); learned: add an embedding of the position."""
     rope_base: PositiveNumber = 10000.0
     """Base of the rotary wavelengths; unused with learned positions. Not given by the Prism paper."""
+    rope_scaling: RopeScaling | None = None
+    """Longer rotary wavelengths, as Llama 3.1 has them; None leaves them as they are."""
+    qk_norm: QKNorm = "none"
+    """RMS norm of every query and key head, before the rotation (arXiv 2302.05442): with one weight [d_h] for
+    the queries and one for the keys of a layer (weighted, as in Qwen3), or without (plain)."""
     attention_scale: AttentionScale = "sqrt_head_dim"
-    """Factor on the attention logits: 1/sqrt(d_h(l)) of the layer, or none (GPT-Neo)."""
+    """Factor on the attention logits of layer l: 1/sqrt(d_h(l)); sqrt(b)/d_h(l) (head_dim: muP's, arXiv
+    2203.03466, appendix B.1) or 1/sqrt(b) (constant) with b = attention_scale_base; or none (GPT-Neo)."""
+    attention_scale_base: PositiveNumber | None = None
+    """The head dim at which head_dim and constant equal sqrt_head_dim; only for these two."""
+    logit_softcap: PositiveNumber | None = None
+    """c: logits x of the output head become c tanh(x / c) (Gemma 2, arXiv 2408.00118); None leaves them."""
+    z_loss: FromZero = 0.0
+    """Weight in the training loss of the mean of the squared log-sum-exp of the logits (PaLM, arXiv
+    2204.02311); validation leaves it out."""
     local_window: Windows | None = None
     """Per layer, how many positions a query sees, itself included; None (one layer, or all) means no
     limit."""
@@ -97,6 +131,18 @@ class ModelConfig:
     language model."""
 
     def __post_init__(self) -> None:
+        if (self.attention_scale_base is None) == (self.attention_scale in ("head_dim", "constant")):
+            kind = f"attention_scale {self.attention_scale!r}"
+            raise UserError(
+                f"attention_scale_base: missing; {kind} needs the head dim at which it equals 1/sqrt(d_h)"
+                if self.attention_scale_base is None
+                else f"attention_scale_base: {kind} takes none; leave it out"
+            )
+        if self.rope_scaling is not None and self.positions != "rope":
+            raise UserError(f"rope_scaling: positions {self.positions!r} have no wavelengths; leave it out")
+        if self.classes is not None and (self.logit_softcap is not None or self.z_loss):
+            name = "z_loss" if self.logit_softcap is None else "logit_softcap"
+            raise UserError(f"{name}: is for language models, and this is a classifier; leave it out")
         for name in ("kv_heads", "head_dim", "local_window"):
             schedule = getattr(self, name)
             if schedule is not None and len(schedule) != self.num_layers:
@@ -144,6 +190,12 @@ class ModelConfig:
         """Number of key/value heads of the layer."""
         return self.kv_heads[layer] if self.kv_heads is not None else self.heads[layer]
 
+    def layer_scale(self, layer: int) -> float | None:
+        """The factor on the layer's attention logits; None is 1/sqrt(d_h)."""
+        base = math.sqrt(self.attention_scale_base or 1)
+        scales = {"head_dim": base / self.layer_head_dim(layer), "constant": 1 / base, "none": 1.0}
+        return scales.get(self.attention_scale)
+
     def layer_window(self, layer: int) -> int | None:
         """How many positions a query of the layer sees, itself included; None is everything before it."""
         return self.local_window[layer] if self.local_window is not None else None
@@ -187,6 +239,8 @@ class ModelConfig:
             total += (self.classes or rows) * self.d_model
         if self.positions == "learned":
             total += self.context_length * self.d_model
+        if self.qk_norm == "weighted":
+            total += 2 * sum(self.layer_head_dim(layer) for layer in range(self.num_layers))
         return total
 
     def matmul_parameters(self) -> int:

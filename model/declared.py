@@ -145,6 +145,7 @@ def valid_in_words(error: Any) -> str:
         "tuple_type": "give a list",
         "dict_type": "give a mapping",
         "dataclass_type": "give a mapping",
+        "dataclass_exact_type": "give a mapping",
         "model_type": "give a mapping",
     }
     return known.get(error["type"], error["msg"][:1].lower() + error["msg"][1:])

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.loss import IGNORED_LABEL, row_chunks
+from model.loss import IGNORED_LABEL, row_chunks, soft_capped
 
 CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**27}
 """Logits made at a time, by device type: 8 MiB of bf16 on a CPU, so that they stay in its cache; 256 MiB on a
@@ -24,11 +24,17 @@ PRODUCT_TOKENS = {"cpu": 1024, "cuda": 6144}
 """Tokens whose gradients are multiplied together, or those of one chunk, by device type. Every such product
 is added to the gradient of the whole weight, so it should not be small; docs/log/speed.md has the times."""
 
-Step = Callable[[Tensor, Tensor, int, bool], Tensor]
+Step = Callable[..., Tensor]
 
 
 def head_cross_entropy(
-    hidden: Tensor, weight: Tensor, labels: Tensor, vocab_size: int, step: Step | None = None
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    vocab_size: int,
+    step: Step | None = None,
+    softcap: float | None = None,
+    z_loss: float = 0.0,
 ) -> Tensor:
     """The mean of -log softmax(hidden @ weight.T)[label] over the tokens with a label, in nats.
 
@@ -37,6 +43,7 @@ def head_cross_entropy(
         weight: [columns, d]; rows from vocab_size on are padding, and get a gradient of exactly zero.
         labels: [...] int64 below vocab_size, or -100 for tokens that do not count.
         step: loss_and_residual, or what torch.compile made of it.
+        softcap, z_loss: as in model.loss.cross_entropy.
 
     Returns:
         A scalar, computed in fp32 (fp64 for fp64); 0 if no token counts. It equals model.loss.cross_entropy
@@ -44,14 +51,27 @@ def head_cross_entropy(
     """
     wanted = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     return _HeadCrossEntropy.apply(
-        hidden.flatten(0, -2), weight, labels.flatten(), vocab_size, wanted, step or loss_and_residual
+        hidden.flatten(0, -2),
+        weight,
+        labels.flatten(),
+        vocab_size,
+        wanted,
+        step or loss_and_residual,
+        (softcap, z_loss) if softcap is not None or z_loss else (),
     )
 
 
 class _HeadCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, vocab_size: int, wanted: bool, step: Step
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        vocab_size: int,
+        wanted: bool,
+        step: Step,
+        terms: tuple[Any, ...],
     ) -> Tensor:
         counted = labels != IGNORED_LABEL  # [N]
         targets = labels.where(counted, 0)  # any valid column: what it yields is masked out
@@ -66,7 +86,7 @@ class _HeadCrossEntropy(torch.autograd.Function):
             for chunk in chunks:
                 logits = buffer[chunk.start - rows.start : chunk.stop - rows.start]
                 torch.mm(hidden[chunk], weight.t(), out=logits)
-                losses.append(step(logits, targets[chunk], vocab_size, wanted))
+                losses.append(step(logits, targets[chunk], vocab_size, wanted, *terms))
             if hidden_gradient is None:
                 continue
             residual = buffer[: rows.stop - rows.start]
@@ -80,7 +100,7 @@ class _HeadCrossEntropy(torch.autograd.Function):
         return torch.cat(losses).where(counted, 0).sum() / count
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         hidden_gradient, weight_gradient, counted, count = ctx.saved_tensors
         scale = gradients[0] / count
         scales = scale.where(counted, 0)[:, None]  # [N, 1]
@@ -88,10 +108,7 @@ class _HeadCrossEntropy(torch.autograd.Function):
         return (
             (hidden_gradient * scales).to(hidden_dtype),
             (weight_gradient * scale).to(weight_dtype),
-            None,
-            None,
-            None,
-            None,
+            *(None,) * 5,
         )
 
 
@@ -102,14 +119,21 @@ def add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
     return total.addmm_(left, right) if total.dtype == left.dtype else total.add_(left @ right)
 
 
-def loss_and_residual(logits: Tensor, targets: Tensor, vocab_size: int, wanted: bool) -> Tensor:
-    """The losses [n] of logits [n, columns], in fp32; if *wanted*, logits become softmax(logits) -
-    onehot(target).
+def loss_and_residual(
+    logits: Tensor,
+    targets: Tensor,
+    vocab_size: int,
+    wanted: bool,
+    softcap: float | None = None,
+    z_loss: float = 0.0,
+) -> Tensor:
+    """The losses [n] of logits [n, columns], in fp32; if *wanted*, logits become the gradient of their sum:
+    softmax(logits) - onehot(target), where there are neither softcap nor z_loss.
 
     The logits may be overwritten anyhow. torch.compile makes one kernel of it.
     """
-    if torch.compiler.is_compiling():
-        return _in_one_kernel(logits, targets, vocab_size, wanted)
+    if torch.compiler.is_compiling() or softcap is not None or z_loss:
+        return _in_one_kernel(logits, targets, vocab_size, wanted, softcap, z_loss)
     wide = torch.promote_types(logits.dtype, torch.float32)
     logits[:, vocab_size:] = -math.inf
     label_logits = logits.gather(1, targets[:, None]).to(wide)
@@ -125,15 +149,30 @@ def loss_and_residual(logits: Tensor, targets: Tensor, vocab_size: int, wanted: 
     return losses.squeeze(1)
 
 
-def _in_one_kernel(logits: Tensor, targets: Tensor, vocab_size: int, wanted: bool) -> Tensor:
+def _in_one_kernel(
+    logits: Tensor,
+    targets: Tensor,
+    vocab_size: int,
+    wanted: bool,
+    softcap: float | None = None,
+    z_loss: float = 0.0,
+) -> Tensor:
     columns = torch.arange(logits.shape[1], device=logits.device)
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    slope = None
+    if softcap is not None:
+        wide = soft_capped(wide, softcap)
+        slope = 1 - (wide / softcap).square()
     wide = wide.masked_fill(columns >= vocab_size, -math.inf)
     normalizers = wide.logsumexp(dim=1)
     losses = normalizers - wide.gather(1, targets[:, None]).squeeze(1)
     if wanted:
-        logits.copy_((wide - normalizers[:, None]).exp() - (columns == targets[:, None]).to(wide.dtype))
-    return losses
+        shares = (wide - normalizers[:, None]).exp()
+        if z_loss:
+            shares = shares * (1 + 2 * z_loss * normalizers[:, None])
+        residual = shares - (columns == targets[:, None]).to(wide.dtype)
+        logits.copy_(residual if slope is None else residual * slope)
+    return losses + z_loss * normalizers.square() if z_loss else losses
 
 
 def token_chunks(tokens: int, columns: int, device_type: str) -> list[slice]:

@@ -21,52 +21,74 @@ IGNORED_LABEL = -100
 CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**24}
 
 
-def cross_entropy(logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
+def soft_capped(logits: Tensor, softcap: float) -> Tensor:
+    """softcap · tanh(logits / softcap) (Gemma 2, arXiv 2408.00118)."""
+    return softcap * torch.tanh(logits / softcap)
+
+
+def cross_entropy(
+    logits: Tensor, labels: Tensor, vocab_size: int, softcap: float | None = None, z_loss: float = 0.0
+) -> Tensor:
     """Mean over the tokens with a label of -log softmax(logits[:vocab_size])[label], in nats.
+
+    softcap: applied to the logits before (see soft_capped). z_loss: what the mean of their squared
+    log-sum-exp is weighted with and added (PaLM, arXiv 2204.02311, section 5).
 
     logits: [..., columns] of any float dtype, columns >= vocab_size; the padded columns beyond vocab_size
     take no part in the softmax and get a gradient of exactly zero. labels: [...] int64 below vocab_size, or
     -100 for tokens that do not count. Returns a scalar, computed in fp32 (fp64 for fp64 logits); 0 if no
     token counts. The gradient has the dtype of the logits.
     """
-    return _CrossEntropy.apply(logits.flatten(0, -2), labels.flatten(), vocab_size)
+    return _CrossEntropy.apply(logits.flatten(0, -2), labels.flatten(), vocab_size, softcap, z_loss)
 
 
 class _CrossEntropy(torch.autograd.Function):
     """Keeps the logits and one log-sum-exp per token; backward makes the softmax again, chunk by chunk."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
+    def forward(
+        ctx: Any, logits: Tensor, labels: Tensor, vocab_size: int, softcap: float | None, z_loss: float
+    ) -> Tensor:
         counted = labels != IGNORED_LABEL  # [N]
         targets = labels.where(counted, 0)  # any valid column: what it yields is masked out
         normalizers, losses = [], []
         for rows in _chunks(logits):
-            chunk = _widen(logits[rows, :vocab_size])
+            chunk = _widen(logits[rows, :vocab_size], softcap)
             normalizer = chunk.logsumexp(dim=-1)  # [n]
             losses.append(normalizer - chunk.gather(1, targets[rows, None]).squeeze(1))
             normalizers.append(normalizer)
         # clamp: a batch without any counted token has loss 0, not 0/0 (and no host sync to find out)
         count = counted.sum().clamp(min=1)
         ctx.save_for_backward(logits, targets, counted, torch.cat(normalizers), count)
-        ctx.vocab_size = vocab_size
-        return torch.cat(losses).where(counted, 0).sum() / count
+        ctx.vocab_size, ctx.softcap, ctx.z_loss = vocab_size, softcap, z_loss
+        return _with_z_loss(torch.cat(losses), torch.cat(normalizers), z_loss).where(counted, 0).sum() / count
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         logits, targets, counted, normalizers, count = ctx.saved_tensors
         weights = (gradients[0] / count).where(counted, 0)  # [N]
         result = torch.empty_like(logits)
         result[:, ctx.vocab_size :] = 0
         for rows in _chunks(logits):
             # d loss / d logits = (softmax - one hot) * weight
-            chunk = (_widen(logits[rows, : ctx.vocab_size]) - normalizers[rows, None]).exp_()
+            wide = _widen(logits[rows, : ctx.vocab_size], ctx.softcap)
+            chunk = _softmax_with_z_loss(wide, normalizers[rows, None], ctx.z_loss)
             index = targets[rows, None]
             chunk.scatter_(1, index, chunk.gather(1, index) - 1)
-            result[rows, : ctx.vocab_size] = chunk.mul_(weights[rows, None])
-        return result, None, None
+            result[rows, : ctx.vocab_size] = _before_softcap(
+                chunk.mul_(weights[rows, None]), wide, ctx.softcap
+            )
+        return result, None, None, None, None
 
 
-def parallel_cross_entropy(logits: Tensor, labels: Tensor, vocab_size: int, grid: ProcessGrid) -> Tensor:
+def parallel_cross_entropy(
+    logits: Tensor,
+    labels: Tensor,
+    vocab_size: int,
+    grid: ProcessGrid,
+    softcap: float | None = None,
+    z_loss: float = 0.0,
+) -> Tensor:
     """cross_entropy of logits whose columns are spread over the tensor group, t > 1; the same on all its
     ranks.
 
@@ -75,7 +97,9 @@ def parallel_cross_entropy(logits: Tensor, labels: Tensor, vocab_size: int, grid
     largest of the ranks' log-sum-exps, and the sum of their exponentials together with the label's logit, in
     fp32 (fp64 for fp64 logits).
     """
-    return _ParallelCrossEntropy.apply(logits.flatten(0, -2), labels.flatten(), vocab_size, grid)
+    return _ParallelCrossEntropy.apply(
+        logits.flatten(0, -2), labels.flatten(), vocab_size, grid, softcap, z_loss
+    )
 
 
 class _ParallelCrossEntropy(torch.autograd.Function):
@@ -83,7 +107,15 @@ class _ParallelCrossEntropy(torch.autograd.Function):
     too."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, vocab_size: int, grid: ProcessGrid) -> Tensor:
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        labels: Tensor,
+        vocab_size: int,
+        grid: ProcessGrid,
+        softcap: float | None,
+        z_loss: float,
+    ) -> Tensor:
         columns = logits.shape[1]
         first = grid.tensor_rank * columns
         real = min(columns, max(0, vocab_size - first))  # columns of this rank that are not padding
@@ -96,7 +128,7 @@ class _ParallelCrossEntropy(torch.autograd.Function):
         local_target = torch.zeros_like(local_normalizers)
         if real:
             for rows in _chunks(logits):
-                chunk = _widen(logits[rows, :real])
+                chunk = _widen(logits[rows, :real], softcap)
                 local_normalizers[rows] = chunk.logsumexp(dim=-1)
                 local_target[rows] = chunk.gather(1, targets[rows, None]).squeeze(1).where(owned[rows], 0)
         largest = local_normalizers.clone()
@@ -106,21 +138,37 @@ class _ParallelCrossEntropy(torch.autograd.Function):
         normalizers = largest + sums[0].log()
         count = counted.sum().clamp(min=1)
         ctx.save_for_backward(logits, targets, owned, counted, normalizers, count)
-        ctx.real = real
-        return (normalizers - sums[1]).where(counted, 0).sum() / count
+        ctx.real, ctx.softcap, ctx.z_loss = real, softcap, z_loss
+        return _with_z_loss(normalizers - sums[1], normalizers, z_loss).where(counted, 0).sum() / count
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         logits, targets, owned, counted, normalizers, count = ctx.saved_tensors
         weights = (gradients[0] / count).where(counted, 0)  # [N]
         result = torch.empty_like(logits)
         result[:, ctx.real :] = 0
         if ctx.real:
             for rows in _chunks(logits):
-                chunk = (_widen(logits[rows, : ctx.real]) - normalizers[rows, None]).exp_()
+                wide = _widen(logits[rows, : ctx.real], ctx.softcap)
+                chunk = _softmax_with_z_loss(wide, normalizers[rows, None], ctx.z_loss)
                 chunk.scatter_add_(1, targets[rows, None], -owned[rows, None].to(chunk.dtype))
-                result[rows, : ctx.real] = chunk.mul_(weights[rows, None])
-        return result, None, None, None
+                result[rows, : ctx.real] = _before_softcap(chunk.mul_(weights[rows, None]), wide, ctx.softcap)
+        return result, None, None, None, None, None
+
+
+def _with_z_loss(losses: Tensor, normalizers: Tensor, z_loss: float) -> Tensor:
+    return losses + z_loss * normalizers.square() if z_loss else losses
+
+
+def _softmax_with_z_loss(logits: Tensor, normalizers: Tensor, z_loss: float) -> Tensor:
+    """The gradient of the log-sum-exp of logits [n, columns], and of z_loss times its square."""
+    softmax = (logits - normalizers).exp_()
+    return softmax.mul_(1 + 2 * z_loss * normalizers) if z_loss else softmax
+
+
+def _before_softcap(gradient: Tensor, capped: Tensor, softcap: float | None) -> Tensor:
+    """The gradient of the logits that soft_capped got, from that of those it gave; overwrites *gradient*."""
+    return gradient if softcap is None else gradient.mul_(1 - (capped / softcap).square())
 
 
 def _chunks(logits: Tensor) -> list[slice]:
@@ -140,5 +188,6 @@ def row_chunks(rows: int, columns: int, limits: Mapping[str, int], device_type: 
     return [slice(start, min(start + each, rows)) for start in range(0, rows, each)]
 
 
-def _widen(logits: Tensor) -> Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()
+def _widen(logits: Tensor, softcap: float | None) -> Tensor:
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    return wide if softcap is None else soft_capped(wide, softcap)

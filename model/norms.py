@@ -46,12 +46,30 @@ class RMSNorm(Norm):
         return normed if bias is None else normed + bias
 
 
+class HeadNorm(RMSNorm):
+    """RMSNorm of single heads, [..., d_h]; ranks of a tensor group norm different heads with one weight."""
+
+    def parameters_in_use(self) -> tuple[Tensor, Tensor | None]:
+        """The weight, whose gradients are summed over the tensor ranks."""
+        if self.grid.tensor_parallel == 1:
+            return self.weight, None
+        return copy_to_ranks(self.weight, self.grid.tensor_group), None
+
+
 class LayerNorm(Norm):
     """(x - mean) / sqrt(var + eps) * weight (+ bias): layer norm (arXiv 1607.06450)."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., d] -> [..., d], same dtype; torch computes bf16 inputs in fp32 and rounds once."""
         return F.layer_norm(hidden, (self.width,), *self.parameters_in_use(), self.eps)
+
+
+def head_norm(config: ModelConfig, layer: int, grid: ProcessGrid) -> nn.Module | None:
+    """The norm of a layer's query heads, or of its key heads; None where the config has none."""
+    head_dim = config.layer_head_dim(layer)
+    if config.qk_norm == "plain":
+        return nn.RMSNorm(head_dim, config.norm_eps, elementwise_affine=False)
+    return HeadNorm(head_dim, config.norm_eps, False, grid) if config.qk_norm == "weighted" else None
 
 
 def build_norm(config: ModelConfig, grid: ProcessGrid) -> Norm:

@@ -5,11 +5,14 @@ Pairs are (i, i + d_h/2), the "rotate half" convention of Hugging Face's Llama, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from model.config import RopeScaling
 
 # Cosines and sines, each [length, 1, d_h / 2], or [B, length, 1, d_h / 2] where positions differ by sequence.
 Table = tuple[Tensor, Tensor]
@@ -22,33 +25,48 @@ class RotaryTables:
     1000 a bf16 angle is wrong by several radians), and they are not part of a checkpoint.
     """
 
-    def __init__(self, context_length: int, base: float) -> None:
+    def __init__(self, context_length: int, base: float, scaling: RopeScaling | None = None) -> None:
         self.context_length = context_length
         self.base = base
+        self.scaling = scaling
         self._tables: dict[tuple[int, torch.device, torch.dtype], Table] = {}
 
     def get(self, head_dim: int, length: int, device: torch.device, dtype: torch.dtype) -> Table:
         """Cosines and sines [length, 1, head_dim / 2] for positions 0 … length-1.
 
         They are fp32 (fp64 if *dtype*, the model's, is): the angle of position p and pair i is
-        p * base^(-2i / head_dim), computed on the CPU so that every device has the same table.
+        p * base^(-2i / head_dim), or of the scaled frequency, computed on the CPU so that every device has
+        the same table.
         """
         precision = torch.float64 if dtype == torch.float64 else torch.float32
         key = (head_dim, device, precision)
         if key not in self._tables:
             # Not an inference tensor, even if an evaluation in inference mode comes first: training saves it.
             with torch.inference_mode(False), torch.no_grad():
-                cosines, sines = _table(self.context_length, head_dim, self.base, precision)
+                cosines, sines = _table(self.context_length, head_dim, self.base, precision, self.scaling)
                 self._tables[key] = (cosines.to(device), sines.to(device))
         cosines, sines = self._tables[key]
         return cosines[:length], sines[:length]
 
 
-def _table(length: int, head_dim: int, base: float, precision: torch.dtype) -> Table:
+def _table(
+    length: int, head_dim: int, base: float, precision: torch.dtype, scaling: RopeScaling | None
+) -> Table:
     exponents = torch.arange(0, head_dim, 2, device="cpu", dtype=precision) / head_dim
     positions = torch.arange(length, device="cpu", dtype=precision)
-    angles = torch.outer(positions, 1.0 / base**exponents).unsqueeze(1)  # [length, 1, d_h / 2]
+    frequencies = 1.0 / base**exponents
+    if scaling is not None:
+        frequencies = _scaled(frequencies, scaling)
+    angles = torch.outer(positions, frequencies).unsqueeze(1)  # [length, 1, d_h / 2]
     return angles.cos(), angles.sin()
+
+
+def _scaled(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    """Frequencies in radians a position, lowered as RopeScaling says."""
+    waves = scaling.original_context_length * frequencies / (2 * math.pi)  # in the original context
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = ((waves - low) / (high - low)).clamp(0, 1)
+    return frequencies * (kept + (1 - kept) / scaling.factor)
 
 
 def table_rows(table: Table, start: int, stop: int) -> Table:

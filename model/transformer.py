@@ -18,7 +18,7 @@ from model.errors import UserError
 from model.feedforward import FeedForward
 from model.head_loss import head_cross_entropy, loss_and_residual
 from model.linears import enter_columns, output_head, position_embedding, token_embedding
-from model.loss import IGNORED_LABEL, cross_entropy, parallel_cross_entropy
+from model.loss import IGNORED_LABEL, cross_entropy, parallel_cross_entropy, soft_capped
 from model.norms import build_norm
 from model.parallel_plan import check_tensor_parallel
 from model.process_grid import ALONE, ProcessGrid
@@ -92,7 +92,7 @@ class Transformer(nn.Module):
         if config.positions == "learned":
             self.position_embedding = position_embedding(config.context_length, config.d_model, grid)
         else:
-            self.rotary = RotaryTables(config.context_length, config.rope_base)
+            self.rotary = RotaryTables(config.context_length, config.rope_base, config.rope_scaling)
         self.layers = nn.ModuleList(
             Block(config, layer, grid, joint=fused == "all", attention=attention)
             for layer in range(config.num_layers)
@@ -197,21 +197,35 @@ class Transformer(nn.Module):
 
     def loss_of(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """The last block's output [B, T, d] and labels [B, T] -> mean loss in nats: final norm, head, cross
-        entropy."""
-        vocab_size = self.config.vocab_size
+        entropy, and in training mode z_loss."""
+        vocab_size, softcap = self.config.vocab_size, self.config.logit_softcap
+        z_loss = self.config.z_loss if self.training else 0.0
         if self.classifier is not None:
             return cross_entropy(
                 self.classifier(self.final_norm(hidden)), labels, self.classifier.out_features
             )
         if self.grid.tensor_parallel > 1:
-            return parallel_cross_entropy(self.logits_of(hidden), labels, vocab_size, self.grid)
+            return parallel_cross_entropy(
+                self._raw_logits(hidden), labels, vocab_size, self.grid, softcap, z_loss
+            )
         if self.fused == "none":
-            return cross_entropy(self.logits_of(hidden), labels, vocab_size)
-        loss = partial(head_cross_entropy, labels=labels, vocab_size=vocab_size, step=self.loss_and_residual)
+            return cross_entropy(self._raw_logits(hidden), labels, vocab_size, softcap, z_loss)
+        loss = partial(
+            head_cross_entropy,
+            labels=labels,
+            vocab_size=vocab_size,
+            softcap=softcap,
+            z_loss=z_loss,
+            step=self.loss_and_residual,
+        )
         return cast(Tensor, (self.output or self.token_embedding)(self.final_norm(hidden), loss=loss))
 
     def logits_of(self, hidden: Tensor) -> Tensor:
         """The last block's output [B, T, d] -> this rank's logits [B, T, padded vocabulary / t]."""
+        logits = self._raw_logits(hidden)
+        return logits if self.config.logit_softcap is None else soft_capped(logits, self.config.logit_softcap)
+
+    def _raw_logits(self, hidden: Tensor) -> Tensor:
         hidden = enter_columns(self.final_norm(hidden), self.grid)
         if self.output is not None:
             return cast(Tensor, self.output(hidden))

@@ -142,6 +142,8 @@ def _head_output(network: Transformer, layer: int, given: tuple[Any, ...], head:
     if network.grid.sequence_parallel:
         hidden = _whole(hidden, network)
     query, key, value = ((hidden @ weight.to(hidden).T)[:, :, None] for weight in head)  # [B, T, 1, d_h]
+    if attention.q_norm is not None and attention.k_norm is not None:
+        query, key = attention.q_norm(query), attention.k_norm(key)
     if inputs.table is not None:
         query, key = rotate(query, inputs.table), rotate(key, inputs.table)
     if inputs.offsets is not None:  # a kernel keeps packed documents apart; here a mask does

@@ -33,9 +33,23 @@ CONFIGS: dict[str, ModelConfig] = {
 }
 
 
+MODERN = {
+    "modern": block(
+        "llama",
+        **LLAMA,
+        heads=(2, 3, 4),
+        qk_norm="weighted",
+        attention_scale="head_dim",
+        attention_scale_base=8,
+        logit_softcap=4.0,
+        activation="relu2",
+    ),
+}
+
+
 def network(name: str, dtype: torch.dtype = torch.float32) -> Transformer:
     """The network of a config above with weights far from their start, so that every switch shows."""
-    config = CONFIGS[name]
+    config = (CONFIGS | MODERN)[name]
     result = Transformer(config)
     initialize(result, seed=1)
     generator = torch.Generator().manual_seed(2)

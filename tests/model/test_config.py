@@ -28,6 +28,18 @@ BAD = {
     "head_dim: layer 1 has 7 … nearest valid: 6 or 8": {"head_dim": (8, 7, 8)},
     "local_window: 2 layers given … must have 3 values": {"local_window": (None, 8)},
     "ffn: 'swigul' … swiglu, mlp; did you mean 'swiglu'?": {"ffn": "swigul"},
+    "attention_scale_base: missing … needs the head dim": {"attention_scale": "constant"},
+    "attention_scale_base: … takes none; leave it out": {"attention_scale_base": 16},
+    "rope_scaling.high_freq_factor: … give a number above low_freq_factor, 4": {
+        "rope_scaling": dict.fromkeys(("low_freq_factor", "high_freq_factor", "factor"), 4.0)
+        | {"type": "llama3", "original_context_length": 8}
+    },
+    "rope_scaling: … no wavelengths": {
+        "positions": "learned",
+        "rope_scaling": {"type": "llama3", "factor": 2, "low_freq_factor": 1, "high_freq_factor": 4}
+        | {"original_context_length": 8},
+    },
+    "z_loss: … this is a classifier": {"z_loss": 1e-4, "classes": 2},
     "ffn_widht: unknown … did you mean 'ffn_width'?": {"ffn_widht": 3},
 }
 
@@ -41,11 +53,21 @@ def test_bad_input_is_one_clear_line(said):
     assert "\n" not in str(caught.value)
 
 
+SCALING = {
+    "type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_context_length": 16,
+}
 WRONG = [
     ("vocab_size context_length d_model ffn_width", [0, -1, 2**31, 48.5, True, "48", None, math.nan]),
     ("norm_eps rope_base init_std", [0, -1.0, math.inf, math.nan, True, "1", None]),
     ("norm_bias ffn_bias tie_embeddings", [1, "true", None]),
-    ("ffn activation norm attention_bias positions attention_scale", ["x", 1, None]),
+    ("ffn activation norm attention_bias positions attention_scale qk_norm", ["x", 1, None]),
+    ("attention_scale_base logit_softcap", [0, -1.0, math.inf, True, "1"]),
+    ("z_loss", [-1.0, math.nan, True, "1", None]),
+    ("rope_scaling", [1, "llama3", [], SCALING | {"type": "yarn"}, SCALING | {"factor": 0}]),
     ("heads kv_heads head_dim local_window", [8, (2, 0, 4), [2, True, 4], (2, 4.0, 2), (2, 2**31, 4), "x"]),
     ("classes", [1, 2.0, True, "3", 2**31]),
 ]

@@ -28,6 +28,8 @@ GROUPED = block("llama", **SHAPE, **HEADS, kv_heads=(3, 2, 3, 2, 1), tie_embeddi
 WINDOWS = block("gptneo", **SHAPE, **HEADS, local_window=(5, None, 1, 9, 3))
 # The width follows the heads.
 WIDE = block("llama", **SHAPE, d_model=24, heads=(1, 2, 5), head_dim=(12, 24, 12))
+# Weights that every rank uses for its own heads, and a loss whose gradient is not the softmax's alone.
+MODERN = GROUPED.replace(qk_norm="weighted", logit_softcap=2.0, z_loss=0.1)
 CLASSIFIER = WIDE.replace(classes=5)
 
 
@@ -43,7 +45,13 @@ def test_equals_one_rank(tensor_parallel, batch_form):
     batch = tensor_parallel if batch_form else 1
     cases = [
         (config, batch, 24, {"checkpoint_activations": checkpointing})
-        for config, checkpointing in ((GROUPED, False), (WINDOWS, True), (WIDE, False), (CLASSIFIER, False))
+        for config, checkpointing in (
+            (GROUPED, False),
+            (WINDOWS, True),
+            (WIDE, False),
+            (MODERN, True),
+            (CLASSIFIER, False),
+        )
     ]
     for found in worst(run_distributed(many_differences, tensor_parallel, cases)):
         assert found[0] <= TOLERANCE, found
@@ -53,7 +61,7 @@ def test_equals_one_rank(tensor_parallel, batch_form):
 def test_sequence_parallel_norms_equal_one_rank(tensor_parallel):
     # 22 positions are not a multiple of 4 (padded); 4 sequences take the batch form, 1 the query form.
     gpt2, on = block("gpt2", **SHAPE, d_model=48, heads=(3, 4)), {"sequence_parallel": True}
-    cases = [(GROUPED, 4, 22, on), (WINDOWS, 4, 24, on), (gpt2, 1, 24, on)]
+    cases = [(GROUPED, 4, 22, on), (WINDOWS, 4, 24, on), (gpt2, 1, 24, on), (MODERN, 4, 24, on)]
     cases += [(GROUPED, 1, 24, on | {"checkpoint_activations": True})]
     for found in worst(run_distributed(many_differences, tensor_parallel, cases)):
         assert found[0] <= TOLERANCE, found

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from model import head_loss
 from model.head_loss import head_cross_entropy, loss_and_residual, token_chunks, token_products
 from model.initialization import initialize
+from model.loss import cross_entropy
 from model.presets import preset
 from model.transformer import Transformer
 
@@ -16,8 +17,30 @@ VOCABULARY, COLUMNS, WIDTH = 100, 128, 24
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 
 
-def compiled_form(logits, targets, vocab_size, wanted):
-    return head_loss._in_one_kernel(logits, targets, vocab_size, wanted)
+def compiled_form(logits, targets, vocab_size, wanted, *terms):
+    return head_loss._in_one_kernel(logits, targets, vocab_size, wanted, *terms)
+
+
+TERMS = [(None, 0.0), (2.5, 0.0), (None, 0.3), (2.5, 0.3)]
+
+
+@pytest.mark.parametrize("step", [loss_and_residual, compiled_form])
+@pytest.mark.parametrize(("softcap", "z_loss"), TERMS)
+def test_softcap_and_z_loss_fused_or_not_against_torch_in_fp64(softcap, z_loss, step, monkeypatch):
+    monkeypatch.setitem(head_loss.CHUNK_ELEMENTS, "cpu", 7 * COLUMNS)
+    hidden, weight, labels = example(torch.float64)
+    logits = F.linear(hidden, weight)[..., :VOCABULARY]
+    logits = logits if softcap is None else softcap * (logits / softcap).tanh()
+    counted = logits[labels != -100]
+    expected = (
+        F.cross_entropy(counted, labels[labels != -100]) + z_loss * counted.logsumexp(-1).square().mean()
+    )
+    gradients = torch.autograd.grad(expected, (hidden, weight))
+    unfused = cross_entropy(F.linear(hidden, weight), labels, VOCABULARY, softcap, z_loss)
+    for found in (head_cross_entropy(hidden, weight, labels, VOCABULARY, step, softcap, z_loss), unfused):
+        assert found.item() == pytest.approx(expected.item(), rel=1e-13)
+        for mine, reference in zip(torch.autograd.grad(found, (hidden, weight)), gradients, strict=True):
+            assert relative(mine, reference) <= 1e-13
 
 
 def example(dtype, ignored=5):

@@ -1,4 +1,4 @@
-"""The whole network against transformers' Llama, GPT-2 and GPT-Neo, and against a plain loop in fp64."""
+"""The whole network against transformers' models, and against a plain loop in fp64."""
 
 import functools
 import math
@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 from transformers.models.gpt_neo import GPTNeoConfig, GPTNeoForCausalLM
 
 from model.config import block
@@ -124,6 +131,29 @@ def test_llama_block_against_transformers(tied, kv_heads, biases):
     assert_equal_to(LlamaForCausalLM(theirs), build(config), names)
 
 
+def test_llama3_wavelengths_against_transformers():
+    given = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling = {"type": "llama3", **given, "original_context_length": 32}
+    config = block("llama", **SIZES, **LARGE, heads=(2,) * 2, rope_scaling=scaling)
+    rope = {"rope_type": "llama3", "rope_theta": 10000.0, **given, "original_max_position_embeddings": 32}
+    shape = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+    theirs = LlamaConfig(
+        **LLAMA_SIZES, **shape, rope_parameters=rope, rms_norm_eps=1e-5, tie_word_embeddings=True
+    )
+    assert_equal_to(LlamaForCausalLM(theirs), build(config), LLAMA_NAMES)
+
+
+def test_normed_queries_and_keys_against_transformers_qwen3():
+    config = block("llama", **SIZES, **LARGE, heads=(4,) * 2, kv_heads=(2,) * 2, qk_norm="weighted")
+    shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12}
+    theirs = Qwen3Config(**LLAMA_SIZES, **shape, rms_norm_eps=1e-5, tie_word_embeddings=True)
+    norms = {
+        f"layers.{{l}}.attention.{x}_norm.weight": f"model.layers.{{l}}.self_attn.{x}_norm.weight"
+        for x in "qk"
+    }
+    assert_equal_to(Qwen3ForCausalLM(theirs), build(config), LLAMA_NAMES | norms)
+
+
 @pytest.mark.parametrize("head_dim", [8, 20])
 def test_llama_block_with_a_given_head_dim_against_transformers(head_dim):
     config = block("llama", **SIZES, **LARGE, heads=(6,) * 2, head_dim=(head_dim,) * 2)
@@ -178,12 +208,22 @@ def plain_logits(config, weights, tokens):
             return x
         half = x.shape[1] // 2
         frequencies = config.rope_base ** (-torch.arange(half, dtype=torch.float64) / half)
+        if (scaling := config.rope_scaling) is not None:
+            for pair, frequency in enumerate(frequencies.tolist()):
+                wavelength = 2 * math.pi / frequency
+                share = scaling.original_context_length / wavelength - scaling.low_freq_factor
+                share /= scaling.high_freq_factor - scaling.low_freq_factor
+                slow = frequency / scaling.factor
+                share = min(1, max(0, share))
+                frequencies[pair] = share * frequency + (1 - share) * slow
         angles = torch.arange(len(x), dtype=torch.float64)[:, None] * frequencies
         turned = torch.complex(x[:, :half], x[:, half:]) * torch.exp(1j * angles)
         return torch.cat([turned.real, turned.imag], dim=1)
 
     tanh = {"approximate": "tanh"} if config.activation == "gelu_tanh" else {}
     activation = functools.partial(F.silu if config.activation == "silu" else F.gelu, **tanh)
+    if config.activation == "relu2":
+        activation = lambda x: x.clamp(min=0) ** 2  # noqa: E731
     rows = []
     for sequence in tokens:
         x = weights["token_embedding.weight"][sequence]  # [T, d]
@@ -196,12 +236,27 @@ def plain_logits(config, weights, tokens):
             window = config.local_window[layer] if config.local_window else None
             y = norm(f"{prefix}.attention_norm", x)
             q, k, v = (linear(f"{prefix}.attention.{name}", y) for name in "qkv")
+            base = config.attention_scale_base
+            scale = {
+                "sqrt_head_dim": 1 / math.sqrt(width),
+                "head_dim": math.sqrt(base or 1) / width,
+                "constant": 1 / math.sqrt(base or 1),
+                "none": 1.0,
+            }[config.attention_scale]
+
+            def normed(name, x, prefix=prefix):
+                if config.qk_norm == "none":
+                    return x
+                x = x / (x.pow(2).mean(-1, keepdim=True) + config.norm_eps).sqrt()
+                weight = f"{prefix}.attention.{name}_norm.weight"
+                return x * weights[weight] if config.qk_norm == "weighted" else x
+
             outputs = []
             for head in range(heads):
                 own = slice(head * width, (head + 1) * width)
                 shared = slice(head // share * width, (head // share + 1) * width)
-                scale = 1 / math.sqrt(width) if config.attention_scale == "sqrt_head_dim" else 1.0
-                scores = rotated(q[:, own]) @ rotated(k[:, shared]).T * scale
+                query, key = normed("q", q[:, own]), normed("k", k[:, shared])
+                scores = rotated(query) @ rotated(key).T * scale
                 distance = torch.arange(len(x))[:, None] - torch.arange(len(x))
                 hidden = (distance < 0) | (distance >= (window or len(x)))
                 outputs.append(scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v[:, shared])
@@ -212,13 +267,20 @@ def plain_logits(config, weights, tokens):
             inner = activation(linear(f"{prefix}.ffn.gate", y)) * inner if gated else activation(inner)
             x = x + linear(f"{prefix}.ffn.down", inner)
         head = weights.get("output.weight", weights["token_embedding.weight"])
-        rows.append(norm("final_norm", x) @ head[: config.vocab_size].T)
+        logits = norm("final_norm", x) @ head[: config.vocab_size].T
+        cap = config.logit_softcap
+        rows.append(logits if cap is None else cap * (logits / cap).tanh())
     return torch.stack(rows)
 
 
 MIXTURE: dict[str, Any] = {"norm": "rmsnorm", "ffn": "swiglu", "activation": "silu", "positions": "rope"}
 MIXTURE |= {"rope_base": 100.0, "norm_eps": 1e-3}
 WINDOWS = {"heads": (3, 6, 16), "local_window": (7, None, 1)}
+MODERN: dict[str, Any] = {"qk_norm": "weighted", "attention_scale": "head_dim", "attention_scale_base": 8}
+MODERN |= {"ffn": "mlp", "activation": "relu2", "logit_softcap": 3.0, "z_loss": 0.05}
+MODERN["rope_scaling"] = {"type": "llama3", "factor": 4, "low_freq_factor": 1, "high_freq_factor": 4}
+MODERN["rope_scaling"]["original_context_length"] = 32
+CONSTANT: dict[str, Any] = {"attention_scale": "constant", "attention_scale_base": 16}
 PER_LAYER = {
     "prism": block("llama", **SIZES, **LARGE, heads=(1, 2, 3, 8, 24)),
     "descending": block("llama", **SIZES, **LARGE, heads=(24, 8, 2)),
@@ -227,6 +289,8 @@ PER_LAYER = {
     "gptneo": block("gptneo", **SIZES, **LARGE, **WINDOWS, tie_embeddings=False),
     "mixture": block("gpt2", **SIZES, **LARGE, heads=(2, 3, 4), local_window=(None, 9, 200), **MIXTURE),
     "gelu": block("gpt2", **SIZES, **LARGE, heads=(16, 3), activation="gelu"),
+    "modern": block("llama", **SIZES, **LARGE, **MODERN, heads=(2, 6, 12), kv_heads=(1, 3, 12)),
+    "plain_norm": block("llama", **SIZES, **LARGE, heads=(2, 8), **CONSTANT, qk_norm="plain", z_loss=0.1),
 }
 
 
@@ -247,6 +311,11 @@ def test_per_layer_heads_against_a_plain_loop_in_fp64(name, options):
     labels = some_tokens(length=41)[:, 1:].clone()
     labels[0, :10] = -100
     reference = F.cross_entropy(expected.flatten(0, 1), labels.flatten())
+    with torch.no_grad():
+        assert model.eval()(tokens, labels).item() == pytest.approx(reference.item(), abs=1e-12)
+    model.train()
+    squares = expected.logsumexp(-1).square()[labels != -100]
+    reference = reference + config.z_loss * squares.mean()
     gradients = torch.autograd.grad(reference, list(weights.values()), allow_unused=True)
     loss = model(tokens, labels)
     loss.backward()

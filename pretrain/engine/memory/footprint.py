@@ -101,11 +101,11 @@ class _Pass:
 
         Per token: both norms' inputs and outputs, 4 d s (outputs are what q, k, v and gate, up multiply), and
         the norms' statistics in fp32; q, k, v as attention sees them and its output, (2 A + 2 A_kv) s / t,
-        and 4 bytes of log-sum-exp a head; gate, up, the activation and the product, 4 W s / t (plain: before
-        and after the activation, 2 W s / t). Where heads are exchanged, the output is kept once more after
-        its way back (A s / t), and the query form holds keys and values of all r ranks. On a GPU keys and
-        values are as wide as queries where flash does not run. A windowed layer keeps its mask, T² s, once;
-        with a document mask layers share theirs.
+        and 4 bytes of log-sum-exp a head; q and k before qk_norm; gate, up, the activation and the product,
+        4 W s / t (plain: before and after the activation, 2 W s / t). Where heads are exchanged, the output
+        is kept once more after its way back (A s / t), and the query form holds keys and values of all r
+        ranks. On a GPU keys and values are as wide as queries where flash does not run. A windowed layer
+        keeps its mask, T² s, once; with a document mask layers share theirs.
         """
         config, t, mask = self.config, self.t, self.settings.document_mask
         q, kv = config.attention_width(layer) // t, config.kv_width(layer) // t
@@ -118,7 +118,14 @@ class _Pass:
             kv = q  # only flash takes grouped queries, and without a mask
         attention = 2 * q + 2 * kv * (ranks if form == "query" else 1) + (q if form != "none" else 0)
         hidden = (4 if config.ffn == "swiglu" else 2) * config.ffn_width // t
-        total = self.tokens * (self.element * (attention + hidden) + FP32_BYTES * config.heads[layer] // t)
+        normed = 0
+        if config.qk_norm != "none":  # what goes into the norms of q and k, as in norm()
+            normed = (q + kv * (ranks if form == "query" else 1)) * (
+                2 * FP32_BYTES if self.device == "cpu" else self.element
+            )
+        total = self.tokens * (
+            self.element * (attention + hidden) + normed + FP32_BYTES * config.heads[layer] // t
+        )
         total += 2 * self.norm() + 2 * self.gathered()
         return total + (config.context_length**2 * self.element if windowed and not mask else 0)
 

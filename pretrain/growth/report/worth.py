@@ -201,8 +201,10 @@ class Ablation:
         def row_losses(hidden: Tensor, weight: Tensor) -> Tensor:
             flat, targets = hidden.flatten(0, -2), labels.where(counted, 0).flatten()
             chunks = token_chunks(len(flat), len(weight), flat.device.type)
+            softcap = self.config.logit_softcap
             losses = [
-                loss_and_residual(flat[rows] @ weight.t(), targets[rows], columns, False) for rows in chunks
+                loss_and_residual(flat[rows] @ weight.t(), targets[rows], columns, False, softcap)
+                for rows in chunks
             ]
             sums = torch.cat(losses).double().view_as(labels).where(counted, 0).sum(1)
             return sums / counted.sum(1)
