@@ -28,7 +28,13 @@ from pretrain.run.data import RunData, open_data
 from pretrain.run.decisions import Decision, Decisions, decide, gather_facts
 from pretrain.run.extension import open_checkpoint
 from pretrain.run.lock import RunLock
-from pretrain.run.resume import check_records, check_resume, regrouped, shape_change
+from pretrain.run.resume import (
+    begins_optimizer_anew,
+    check_records,
+    check_resume,
+    regrouped,
+    shape_change,
+)
 from pretrain.run.session import Session
 from pretrain.runtime.same_code import check_agreement, code_hash
 from pretrain.runtime.signals import StopListener
@@ -115,12 +121,13 @@ def build_session(run: RunConfig, ds_config: dict[str, Any], data: RunData, worl
         data=data.identity(),
         world=_world_record(world, decisions, saved),
     )
-    notes, reshape = [], False
+    notes, reshape, anew = [], False, False
     if folder:
         notes = [f"{line}; continuing from {folder.name}" for line in damaged]
         notes += check_resume(saved, state, run, held, (folder / "tokenizer", data.tokenizer))
         other_shape = shape_change(saved.world, state.world) or regrouped(saved, run, model.value)
         reshape = other_shape is not None or not has_engine_files(folder) or model.value != held
+        anew = begins_optimizer_anew(saved, run)
         if reshape:
             check_readable(folder, world, open_checkpoint)
         if not saved.run:
@@ -137,6 +144,7 @@ def build_session(run: RunConfig, ds_config: dict[str, Any], data: RunData, worl
         state=state,
         resumed_from=folder,
         reshape=reshape,
+        optimizer_anew=anew,
         notes=notes,
     )
     if not session.finished:

@@ -109,7 +109,7 @@ class Trainer:
         engine = self._build_engine()
         if folder:
             if session.reshape:
-                load_resharded(engine, folder, session.world, open_checkpoint)
+                load_resharded(engine, folder, session.world, open_checkpoint, session.optimizer_anew)
                 self._loaded()
             else:
                 self.store.load(engine, folder)

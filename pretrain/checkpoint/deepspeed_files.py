@@ -24,7 +24,6 @@ from pretrain.engine.layout import Piece, contiguous_pieces, sliced_pieces
 # Pages of a mapped file count as this process's memory until it is unmapped: reopen after this many bytes.
 RELEASE_AFTER = 256 << 20
 MASTERS = "fp32"
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class _Inert:

@@ -19,10 +19,11 @@ from torch import Tensor
 
 from model.errors import UserError
 from model.parameters import ParameterSpec
-from pretrain.checkpoint.deepspeed_files import MASTERS, MOMENTS
+from pretrain.checkpoint.deepspeed_files import MASTERS
 from pretrain.checkpoint.state import TrainingState
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.engine.layout import engine_flats, inner_optimizer, shard_shapes, tensor_place
+from pretrain.optim.muon import moments_of
 from pretrain.runtime.world import World
 from pretrain.utils.progress import ProgressLine
 
@@ -45,13 +46,20 @@ OF_THE_CODE = {
 Open = Callable[[Path], UnshardedCheckpoint]
 
 
-def load_resharded(engine: Any, folder: Path, world: World, opened: Open = UnshardedCheckpoint.open) -> None:
-    """Set weights, Adam's moments and step counts, and the groups' hyperparameters of *engine*. Collective.
+def load_resharded(
+    engine: Any,
+    folder: Path,
+    world: World,
+    opened: Open = UnshardedCheckpoint.open,
+    weights_only: bool = False,
+) -> None:
+    """Set weights, moments and step counts, and the groups' hyperparameters of *engine*. Collective.
 
     Args:
         engine: a DeepSpeed engine of any shape, built for the checkpoint's model, trained or not.
         folder: the checkpoint to load, in any form; every rank opens it for itself.
         opened: opens *folder*, perhaps as another model than it holds (see pretrain/growth/edit.py).
+        weights_only: the optimizer begins anew.
 
     Raises:
         UserError: on every rank, when the checkpoint cannot be read or does not fit the engine. Weights may
@@ -63,7 +71,7 @@ def load_resharded(engine: Any, folder: Path, world: World, opened: Open = Unsha
     problem = state = None
     with ProgressLine("reshaping", "parameter") as progress:
         try:
-            state = _restore(engine, opened(folder), progress if world.is_main else None)
+            state = _restore(engine, opened(folder), progress if world.is_main else None, weights_only)
         except UserError as error:
             problem = str(error)
     problem = world.agree(problem)
@@ -88,14 +96,21 @@ def check_readable(folder: Path, world: World, opened: Open = UnshardedCheckpoin
     world.once(check)
 
 
-def _restore(engine: Any, checkpoint: UnshardedCheckpoint, progress: ProgressLine | None) -> TrainingState:
+def _restore(
+    engine: Any, checkpoint: UnshardedCheckpoint, progress: ProgressLine | None, weights_only: bool
+) -> TrainingState:
     """The part of load_resharded that needs no other rank."""
     count, rank = tensor_place(engine)
     shapes = shard_shapes(engine)
     adam = inner_optimizer(engine)
     done = itertools.count(1)
     for flat in engine_flats(engine):
-        targets = {MASTERS: flat.master.data} | {key: torch.zeros_like(flat.master.data) for key in MOMENTS}
+        moments = (
+            {}
+            if weights_only
+            else {key: torch.zeros_like(flat.master.data) for key in moments_of(flat.group)}
+        )
+        targets = {MASTERS: flat.master.data} | moments
         step = checkpoint.step(next(iter(flat.pieces)))  # ZeRO counts those of all its parameters together
         for name, pieces in flat.pieces.items():
             for key, target in targets.items() if pieces else ():
@@ -106,10 +121,10 @@ def _restore(engine: Any, checkpoint: UnshardedCheckpoint, progress: ProgressLin
                     target[piece.offset : piece.offset + piece.numel].copy_(source)
             if progress:
                 progress(next(done), len(checkpoint.specs))
-        adam.state[flat.master] = {
-            "step": _step_like(adam, flat.master, step),
-            **{key: targets[key] for key in MOMENTS},
-        }
+        if weights_only:
+            adam.state.pop(flat.master, None)
+            continue
+        adam.state[flat.master] = {"step": _step_like(adam, flat.master, step), **moments}
         # The groups need not be the same ones (other learning-rate rules): moments belong to parameters, and
         # a group that the checkpoint does not know keeps the run's own settings.
         saved_group = checkpoint.groups.get(flat.group["name"])

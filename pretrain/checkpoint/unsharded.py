@@ -21,10 +21,11 @@ from torch import Tensor
 from model.config import ModelConfig
 from model.errors import UserError
 from model.parameters import ParameterSpec, parameter_specs
-from pretrain.checkpoint.deepspeed_files import MASTERS, MOMENTS, ShardedSource
+from pretrain.checkpoint.deepspeed_files import MASTERS, ShardedSource
 from pretrain.checkpoint.source import Source
 from pretrain.checkpoint.state import ENGINE_FOLDER, TrainingState, read_state, understood
 from pretrain.checkpoint.unsharded_folder import CANONICAL_FOLDER, FolderSource
+from pretrain.optim.muon import MOMENTS
 
 
 class UnshardedCheckpoint:
@@ -74,7 +75,10 @@ class UnshardedCheckpoint:
         return self.tensor(name, MASTERS)
 
     def optimizer_state(self, name: str) -> dict[str, Any]:
-        """Adam's moments (fp32, full shape, zero before the first update) and how many updates it applied."""
+        """Adam's moments (fp32, full shape, zero before the first update) and how many updates it applied.
+
+        Of a matrix that Muon steps the momentum is exp_avg, and exp_avg_sq is zero.
+        """
         exp_avg, exp_avg_sq = (self.tensor(name, key) for key in MOMENTS)
         return {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq, "step": self.step(name)}
 

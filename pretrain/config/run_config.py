@@ -34,8 +34,13 @@ MAX_NAME_BYTES = 200  # file systems take 255; checkpoints and locks add to it
 
 @declared("optimizer")
 class OptimizerConfig:
-    """AdamW, decoupled weight decay (Loshchilov & Hutter 2019)."""
+    """AdamW, decoupled weight decay (Loshchilov & Hutter 2019), alone or beside Muon."""
 
+    kind: Literal["adamw", "muon"] = "adamw"
+    """muon: Muon for the matrices of the blocks; AdamW for embeddings, output head, norms and biases."""
+    reset: bool = False
+    """Lets a run change kind where it continues: the weights stay, the optimizer begins anew. Without effect
+    while the kind stays."""
     learning_rate: PositiveNumber = 6.0e-4
     """Peak learning rate, reached at the end of the warmup."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)
@@ -49,6 +54,23 @@ class OptimizerConfig:
     """Whether token and position embeddings are decayed too (the Prism paper does not say)."""
     gradient_clipping: FromZero = 1.0
     """Largest global gradient norm; a larger gradient is scaled down to it. 0 turns clipping off."""
+
+
+@declared("muon")
+class MuonConfig:
+    """Muon (Jordan 2024): momentum, made orthogonal by Newton-Schulz iterations; for optimizer.kind muon."""
+
+    heads: Literal["whole", "each"] = "whole"
+    """What is made orthogonal: whole matrices, or q, k, v (rows) and o (columns) head by head."""
+    scale: Literal["rms", "spectral", "unit"] = "rms"
+    """Factor of the orthogonal update of rows x cols: 0.2 sqrt(max(rows, cols)), so that rates of AdamW carry
+    over (arXiv 2502.16982); sqrt(rows / cols) (arXiv 2310.17813); or 1."""
+    momentum: Beta = 0.95
+    """Decay rate of the momentum."""
+    nesterov: bool = True
+    """Whether the newest gradient counts once more."""
+    learning_rate: PositiveNumber | None = None
+    """Peak learning rate of these matrices; optimizer.learning_rate when not given."""
 
 
 @declared("schedule")
@@ -160,6 +182,7 @@ class CoreSettings:
     micro_batch: Positive | None = None
     """Sequences per rank and forward pass; chosen from the device's memory when not given."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    muon: MuonConfig = field(default_factory=MuonConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     lr_rules: list[Any] = field(default_factory=list)
     """Parameters whose learning rate leaves the schedule, first match wins: [{name: slow, parameters: [q, k],
@@ -220,6 +243,11 @@ class CoreSettings:
                     f"lr_rules.{rule.name}.release: {rule.release!r} is not valid; give one of "
                     f"{', '.join(valid)}"
                 )
+        if self.optimizer.kind != "muon" and self.muon != MuonConfig():
+            raise UserError(
+                f"muon: given with optimizer.kind: {self.optimizer.kind}, which does not read it; leave "
+                "muon.* out, or give --optimizer.kind muon"
+            )
         if "classes" in self.architecture:
             raise UserError(
                 "architecture.classes: it comes from the data; leave it out, and give --task classification"

@@ -27,9 +27,11 @@ from pretrain.diagnostics.weights import (
     kept_path,
     projections,
     read_kept,
+    update_norm,
     update_row,
 )
 from pretrain.metrics.file import FILE_NAME, read_metrics
+from pretrain.optim.muon import is_muon
 from pretrain.run.data import RunData
 from pretrain.run.saved import SavedRun
 from pretrain.runtime.world import single_world
@@ -161,9 +163,14 @@ def _release_weights(source: SavedRun, names: list[str]) -> Callable[[str], Tens
 
 
 def _updates(checkpoint: UnshardedCheckpoint) -> Iterator[Update]:
-    """What the last update did to each parameter; nothing of those that have not been stepped."""
+    """What the last update did to each parameter; nothing of those that have not been stepped, or by Muon,
+    whose updates cannot be told from the momentum alone."""
     for name, group in checkpoint.groups.items():
+        if is_muon(group.settings):
+            continue
         for parameter in group.parameters:
             state = checkpoint.optimizer_state(parameter)
             if state["step"]:
-                yield Update(name, group.settings, state, checkpoint.parameter(parameter))
+                moved = update_norm(state["exp_avg"], state["exp_avg_sq"], state["step"], group.settings)
+                weight = checkpoint.parameter(parameter)
+                yield Update(name, moved, weight, weight.numel())

@@ -22,6 +22,7 @@ from model.initialization import initial_value
 from model.parameters import ParameterSpec
 from pretrain.checkpoint.reshard import shard_of
 from pretrain.engine.layout import engine_flats, inner_optimizer, shard_shapes, tensor_place
+from pretrain.optim.muon import MOMENTS, is_muon
 from pretrain.runtime.world import World
 from pretrain.utils.files import atomic_file, remove_leftovers
 
@@ -133,14 +134,14 @@ def displacement_row(displacements: Mapping[str, float], reference: str) -> dict
 
 
 class Update(NamedTuple):
-    """What the last update did to a parameter, or to a part of one."""
+    """What the last update did to a parameter, to a part of one, or to several."""
 
     group: str
-    settings: dict[str, Any]
-    """Of the optimizer group."""
-    state: Mapping[str, Any]
-    """AdamW's: exp_avg, exp_avg_sq and step."""
+    moved: float
+    """lr · ‖u‖"""
     weight: Tensor
+    elements: int
+    """Number of them, padding not included."""
     share: float = 1.0
     """How much of it counts: of a parameter that t ranks hold alike 1 / t on each."""
 
@@ -150,13 +151,12 @@ def update_row(groups: Sequence[str], updates: Iterable[Update]) -> dict[str, fl
 
     ``diagnostics/effective_lr``: lr · rms(u), by which a weight of the group moved on average;
     ``diagnostics/relative_update``: lr · ‖u‖ / ‖W‖. AdamW's step is lr · u with u = m̂ / (sqrt(v̂) + eps),
-    weight decay apart (Loshchilov & Hutter 2019, algorithm 2).
+    weight decay apart (Loshchilov & Hutter 2019, algorithm 2); Muon's u is what it has made of its momentum.
     """
     sums = torch.zeros(len(groups), 3, dtype=torch.float64)  # ‖lr u‖², ‖W‖² and number of elements
-    for group, settings, state, weight, share in updates:
-        moved = update_norm(state["exp_avg"], state["exp_avg_sq"], int(state["step"]), settings)
+    for group, moved, weight, elements, share in updates:
         size = torch.linalg.vector_norm(weight, dtype=torch.float64).item()
-        figures = torch.tensor([moved**2, size**2, weight.numel()], dtype=torch.float64)
+        figures = torch.tensor([moved**2, size**2, elements], dtype=torch.float64)
         sums[groups.index(group)] += share * figures
     row = {}
     for name, (moved, whole, count) in zip(groups, _sum_over_ranks(sums).tolist(), strict=True):
@@ -175,15 +175,20 @@ def engine_update_row(engine: Any, specs: dict[str, ParameterSpec]) -> dict[str,
             state = adam.state.get(flat.master)
             if not state or "exp_avg" not in state:
                 continue
+            if is_muon(flat.group):
+                if "update_norm" in state:  # not after a change of shape, until the next step
+                    moved = flat.group["lr"] * state["update_norm"].item()
+                    elements = sum(piece.numel for pieces in flat.pieces.values() for piece in pieces)
+                    yield Update(flat.group["name"], moved, flat.master.data, elements)
+                continue
             for name, pieces in flat.pieces.items():
                 # Parameters that tensor parallelism does not cut are the same on all t ranks.
                 share = 1 if specs[name].shard_dimension is not None else 1 / tensor_parallel
                 for piece in pieces:
                     part = slice(piece.offset, piece.offset + piece.numel)
-                    own = {key: state[key][part] for key in ("exp_avg", "exp_avg_sq")} | {
-                        "step": state["step"]
-                    }
-                    yield Update(flat.group["name"], flat.group, own, flat.master.data[part], share)
+                    first, second = (state[key][part] for key in MOMENTS)
+                    moved = update_norm(first, second, int(state["step"]), flat.group)
+                    yield Update(flat.group["name"], moved, flat.master.data[part], piece.numel, share)
 
     return update_row([group["name"] for group in adam.param_groups], updates())
 

@@ -25,6 +25,7 @@ from pretrain.config.lr_rules import parse_rules
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.compiling import compile_network
 from pretrain.engine.extensions import lock_by_process
+from pretrain.engine.matrix_exchange import connect_muon
 from pretrain.engine.mpu import deepspeed_mpu
 from pretrain.engine.patches import forget_stage_3_modules, prepare_deepspeed
 from pretrain.engine.quiet import quiet_start, show_what_was_asked_for
@@ -83,19 +84,22 @@ def build_engine(
     if compiled:
         compile_network(network)
     # DeepSpeed saves this with every checkpoint, for its own converter.
+    specs = parameter_specs(model_config)
     network.universal_checkpoint_info = universal_info(  # type: ignore[assignment]
-        parameter_specs(model_config), model_config.vocab_size
+        specs, model_config.vocab_size
     )
     offload = (zero.get("offload_optimizer") or {}).get("device", "none") != "none"
-    if offload:
+    if offload and run.optimizer.kind == "adamw":
         lock_by_process()  # DeepSpeed compiles its optimizer
     groups = parameter_groups(network, run.optimizer, parse_rules(run.lr_rules))
-    optimizer = build_optimizer(groups, run.optimizer, offload)
+    optimizer = build_optimizer(groups, run.optimizer, offload, run.muon)
     with refusals_of_deepspeed(), quiet_start(wanted=bool(merged.get("memory_breakdown"))):
         engine, _, _, _ = deepspeed.initialize(
             model=network, optimizer=optimizer, config=merged, dist_init_required=False, mpu=mpu
         )
     show_what_was_asked_for(merged)
+    if run.optimizer.kind == "muon":
+        connect_muon(engine, specs, model_config, run.muon)
     return engine
 
 

@@ -92,7 +92,7 @@ def check_against_run(ds_config: dict[str, Any], run: RunConfig) -> None:
     gathers weights layer by layer.
     """
     bf16_by(run, ds_config)
-    _check_owned(ds_config, _clipping(run))
+    _check_owned(ds_config, _of_the_optimizer(run))
     if ds_config["zero_optimization"]["stage"] != 3:
         return
     if run.compile is True:
@@ -101,8 +101,14 @@ def check_against_run(ds_config: dict[str, Any], run: RunConfig) -> None:
         raise UserError("fused: all is not valid at ZeRO stage 3; give --fused loss or none")
 
 
-def _clipping(run: RunConfig) -> dict[str, tuple[float, str]]:
-    return {"gradient_clipping": (run.optimizer.gradient_clipping, "optimizer.gradient_clipping")}
+def _of_the_optimizer(run: RunConfig) -> dict[str, tuple[float, str]]:
+    owned: dict[str, tuple[float, str]] = {
+        "gradient_clipping": (run.optimizer.gradient_clipping, "optimizer.gradient_clipping")
+    }
+    if run.optimizer.kind == "muon":  # DeepSpeed does not know ours, and would have its own where it offloads
+        owned["zero_allow_untested_optimizer"] = (True, "optimizer.kind muon")
+        owned["zero_force_ds_cpu_optimizer"] = (False, "optimizer.kind muon")
+    return owned
 
 
 def _check_owned(ds_config: Mapping[str, Any], owned: Mapping[str, tuple[float, str]]) -> None:
@@ -129,7 +135,7 @@ def merge_ds_config(
         "train_batch_size": (plan.sequences, "global_batch_tokens"),
         "train_micro_batch_size_per_gpu": (plan.micro_batch, "micro_batch"),
         "gradient_accumulation_steps": (plan.accumulation, "global_batch_tokens and micro_batch"),
-        **_clipping(run),
+        **_of_the_optimizer(run),
     }
     _check_owned(ds_config, owned)
     merged = json.loads(json.dumps(ds_config))
@@ -182,6 +188,8 @@ class EngineSettings:
     """The run's sequence_parallel; without effect at t = 1."""
     document_mask: bool = False
     """The run's document_mask."""
+    muon: bool = False
+    """Whether Muon steps the matrices of the blocks."""
 
     @classmethod
     def of(
@@ -214,6 +222,7 @@ class EngineSettings:
             checkpointing=run.activation_checkpointing,
             sequence_parallel=run.sequence_parallel,
             document_mask=run.document_mask,
+            muon=run.optimizer.kind == "muon",
             **sizes,
         )
 

@@ -7,6 +7,7 @@ rank's slices of a sub-group (parameters of one group, about sub_group_size elem
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -86,8 +87,22 @@ class EngineFlat:
     """fp32 weights of the pieces, padded: the tensor that Adam steps."""
     group: dict[str, Any]
     """Adam's parameter group that it belongs to."""
-    pieces: dict[str, list[Piece]]
-    """This rank's pieces in it, by parameter; parameters that lie on other ranks have none."""
+    all_pieces: dict[str, list[Piece]]
+    """The pieces of its parameters on all data-parallel ranks, in the order of the flat tensor."""
+    rank: int
+    """This data-parallel rank."""
+
+    @functools.cached_property
+    def pieces(self) -> dict[str, list[Piece]]:
+        """This rank's pieces in it, by parameter; parameters that lie on other ranks have none."""
+        return self.pieces_of(self.rank)
+
+    def pieces_of(self, rank: int) -> dict[str, list[Piece]]:
+        """The pieces of a data-parallel rank."""
+        return {
+            name: [piece for piece in pieces if piece.rank == rank]
+            for name, pieces in self.all_pieces.items()
+        }
 
 
 def inner_optimizer(engine: Any) -> Any:
@@ -122,7 +137,7 @@ def engine_flats(engine: Any) -> list[EngineFlat]:
             pieces = sliced_pieces(index, named, dist.get_world_size(process_group))
             master = optimizer.fp32_partitioned_groups_flat[index]
             group = groups[optimizer.sub_group_to_group_id[index]]
-            flats.append(EngineFlat(master, group, _pieces_of_rank(pieces, dist.get_rank(process_group))))
+            flats.append(EngineFlat(master, group, pieces, dist.get_rank(process_group)))
         return flats
     if hasattr(optimizer, "bf16_groups"):  # BF16_Optimizer
         layout, paddings = optimizer.bf16_groups, [None] * len(optimizer.bf16_groups)
@@ -134,12 +149,5 @@ def engine_flats(engine: Any) -> list[EngineFlat]:
         named = [(names[p], p.numel()) for p in parameters]
         pieces = contiguous_pieces(index, named, padding, master.numel())
         rank = dist.get_rank(optimizer.real_dp_process_group[index])
-        flats.append(EngineFlat(master, groups[index], _pieces_of_rank(pieces, rank)))
+        flats.append(EngineFlat(master, groups[index], pieces, rank))
     return flats
-
-
-def _pieces_of_rank(pieces: dict[str, list[Piece]], rank: int) -> dict[str, list[Piece]]:
-    return {
-        name: [piece for piece in parameter_pieces if piece.rank == rank]
-        for name, parameter_pieces in pieces.items()
-    }

@@ -1,7 +1,8 @@
-"""Named parameter groups, the AdamW that steps them, and their learning rate and weight decay at every step.
+"""Named parameter groups, the optimizer that steps them, and their rate and weight decay at every step.
 
 A group's name says what is in it: ``base/decay``, ``base/no_decay``, and for each rule ``RULE/decay`` and
-``RULE/no_decay``. The schedule, the logs and the checkpoints identify groups by name, not by position.
+``RULE/no_decay``; with Muon also ``base/muon`` and ``RULE/muon``. The schedule, the logs and the checkpoints
+identify groups by name, not by position.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from model.config import ModelConfig
 from model.parameters import ParameterRole, parameter_roles, parameter_specs
 from model.transformer import Transformer
 from pretrain.config.lr_rules import BASE, LearningRateRule, match_rules, parse_rules
-from pretrain.config.run_config import OptimizerConfig, RunConfig
+from pretrain.config.run_config import MuonConfig, OptimizerConfig, RunConfig
+from pretrain.optim.muon import MuonAndAdamW
 from pretrain.optim.schedule import LearningRateSchedule, RuleSchedule
 
 
@@ -26,21 +28,41 @@ def decays(role: ParameterRole, config: OptimizerConfig) -> bool:
     return role.kind == "matrix" or (role.kind == "embedding" and config.decay_embeddings)
 
 
+def of_muon(role: ParameterRole) -> bool:
+    """Whether Muon steps a parameter of this role, in a run with Muon: the matrices of the blocks."""
+    return role.kind == "matrix" and role.layer is not None
+
+
+SUFFIXES = ("muon", "decay", "no_decay")
+
+
+def group_suffix(role: ParameterRole, config: OptimizerConfig) -> str:
+    """The end of the name of a parameter's group, one of SUFFIXES."""
+    if config.kind == "muon" and of_muon(role):
+        return "muon"
+    return "decay" if decays(role, config) else "no_decay"
+
+
 @dataclass(frozen=True)
 class Group:
     """The description of one optimizer group, known before a model or an engine exists."""
 
     name: str
-    """``RULE/decay`` or ``RULE/no_decay``; ``base`` stands for no rule. With depth_decay
+    """``RULE/decay``, ``RULE/no_decay`` or ``RULE/muon``; ``base`` stands for no rule. With depth_decay
     ``RULE/layer_7/decay``."""
-    decays: bool
-    """Whether its parameters are decayed."""
+    suffix: str
+    """The last part of its name."""
     rule: LearningRateRule | None
     """The rule that multiplies the base learning rate; None for no rule."""
     depth: int
     """With depth_decay: how many layers above the rule's lowest one; else 0."""
     parameters: tuple[str, ...]
     """Names, in the model's order."""
+
+    @property
+    def decays(self) -> bool:
+        """Whether its parameters are decayed."""
+        return self.suffix != "no_decay"
 
 
 def plan_groups(
@@ -53,35 +75,35 @@ def plan_groups(
 
     Args:
         roles: every parameter's role by its name, in the model's order.
-        config: which kinds are decayed.
+        config: which kinds are decayed, and whether Muon steps some.
         rules: the first that matches a parameter is its rule.
         layers: number of layers of the model.
 
     Returns:
         Non-empty groups in a fixed order, the same on every rank: base first, then the rules in their order;
-        decayed parameters first.
+        in the order of SUFFIXES.
 
     Raises:
         UserError: a rule that matches nothing, is hidden by others, or names layers outside the model.
     """
     matched = match_rules(rules, roles, layers)
     lowest = {rule.name: min(rule.layer_set(layers) or {0}) for rule in rules}
-    members: dict[tuple[int, int, bool], list[str]] = {}
+    members: dict[tuple[int, int, int], list[str]] = {}
     order: list[LearningRateRule | None] = [None, *rules]
     for name, role in roles.items():
         rule = matched[name]
         depth = 0
         if rule is not None and rule.depth_decay != 1 and role.layer is not None:
             depth = role.layer - lowest[rule.name]
-        members.setdefault((order.index(rule), depth, not decays(role, config)), []).append(name)
+        kind = SUFFIXES.index(group_suffix(role, config))
+        members.setdefault((order.index(rule), depth, kind), []).append(name)
     groups = []
-    for (place, depth, undecayed), names in sorted(members.items()):
+    for (place, depth, kind), names in sorted(members.items()):
         rule = order[place]
         prefix = BASE if rule is None else rule.name
         if rule is not None and rule.depth_decay != 1:
             prefix += f"/layer_{lowest[rule.name] + depth}"
-        suffix = "no_decay" if undecayed else "decay"
-        groups.append(Group(f"{prefix}/{suffix}", not undecayed, rule, depth, tuple(names)))
+        groups.append(Group(f"{prefix}/{SUFFIXES[kind]}", SUFFIXES[kind], rule, depth, tuple(names)))
     return groups
 
 
@@ -101,7 +123,8 @@ def parameter_groups(
     """Return the groups of plan_groups with the model's parameters, in the form that an optimizer takes.
 
     Returns:
-        ``name``, ``params`` (in the model's order), ``parameter_names``, ``lr`` and ``weight_decay`` of each.
+        ``name``, ``params`` (in the model's order), ``parameter_names``, ``lr`` and ``weight_decay`` of each,
+        and with Muon ``kind`` (muon or adamw).
 
     Raises:
         UserError: as plan_groups.
@@ -115,15 +138,16 @@ def parameter_groups(
             "lr": config.learning_rate,
             "weight_decay": config.weight_decay if group.decays else 0.0,
         }
+        | ({"kind": "muon" if group.suffix == "muon" else "adamw"} if config.kind == "muon" else {})
         for group in plan_groups(parameter_roles(model), config, rules, model.config.num_layers)
     ]
 
 
 def build_optimizer(
-    groups: list[dict[str, Any]], config: OptimizerConfig, offload: bool
+    groups: list[dict[str, Any]], config: OptimizerConfig, offload: bool, muon: MuonConfig | None = None
 ) -> torch.optim.Optimizer:
     """Build AdamW over *groups*: torch's fused kernel, or DeepSpeedCPUAdam when the optimizer state lives on
-    the host.
+    the host. With kind muon torch's, beside Muon with the settings *muon*, in both cases.
 
     DeepSpeedCPUAdam is compiled at its first use (about a minute; it needs g++ and ninja).
     """
@@ -133,6 +157,8 @@ def build_optimizer(
         "eps": config.eps,
         "weight_decay": 0.0,
     }
+    if config.kind == "muon":
+        return MuonAndAdamW(groups, muon or MuonConfig(), **arguments)
     if offload:
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
@@ -143,9 +169,9 @@ def build_optimizer(
 class GroupRates:
     """Learning rate and weight decay of every group at every step.
 
-    lr(group, step) = peak x base schedule(step) x factor of its rule(step). The update of AdamW subtracts
-    lr x weight_decay x weight (Loshchilov & Hutter 2019, algorithm 2), so a rule slows the decay down as
-    well; ``decay_with_lr: false`` divides the factor out again.
+    lr(group, step) = peak x base schedule(step) x factor of its rule(step). Muon's groups may have a peak of
+    their own. Both updates subtract lr x weight_decay x weight (Loshchilov & Hutter 2019, algorithm 2), so a
+    rule slows the decay down as well; ``decay_with_lr: false`` divides the factor out again.
 
     Args:
         groups: the groups, as run_groups returns them.
@@ -159,6 +185,7 @@ class GroupRates:
         self.groups = {group.name: group for group in groups}
         self.base = LearningRateSchedule(run.schedule, run.steps)
         self.config = run.optimizer
+        self.peak_of_muon = run.muon.learning_rate or run.optimizer.learning_rate
         self.rules = {rule.name: RuleSchedule(rule, run.steps) for rule in parse_rules(run.lr_rules)}
 
     def at(
@@ -171,7 +198,8 @@ class GroupRates:
                 happened.
         """
         group = self.groups[name]
-        rate = self.config.learning_rate * self.base.factor(step)
+        peak = self.peak_of_muon if group.suffix == "muon" else self.config.learning_rate
+        rate = peak * self.base.factor(step)
         decay = self.config.weight_decay if group.decays else 0.0
         if group.rule is None:
             return rate, decay

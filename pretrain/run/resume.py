@@ -66,12 +66,29 @@ def regrouped(saved: TrainingState, run: RunConfig, model: ModelConfig) -> str |
     if not saved.run:
         return None  # no engine has written it: it is read parameter by parameter anyway
     asked = _asked_before(saved)
-    decayed = dataclasses.replace(run.optimizer, decay_embeddings=asked.optimizer.decay_embeddings)
-    before = dataclasses.replace(run, lr_rules=asked.lr_rules, optimizer=decayed)
+    of_groups = {name: getattr(asked.optimizer, name) for name in ("kind", "decay_embeddings")}
+    optimizer = dataclasses.replace(run.optimizer, **of_groups)
+    before = dataclasses.replace(run, lr_rules=asked.lr_rules, optimizer=optimizer, muon=asked.muon)
     old, new = ({g.name: g.parameters for g in run_groups(config, model)} for config in (before, run))
     if list(old.items()) == list(new.items()):
         return None
     return f"optimizer groups changed from {', '.join(old)} to {', '.join(new)}"
+
+
+def begins_optimizer_anew(saved: TrainingState, run: RunConfig) -> bool:
+    """Whether a checkpoint's optimizer is of another kind, so that only its weights are of use.
+
+    Raises:
+        UserError: it is, and ``optimizer.reset`` is not given.
+    """
+    before = _asked_before(saved).optimizer.kind if saved.run else run.optimizer.kind
+    if before != run.optimizer.kind and not run.optimizer.reset:
+        raise UserError(
+            f"optimizer.kind: {run.folder} was trained with {before}, whose state {run.optimizer.kind} "
+            f"cannot take over; give --optimizer.kind {before}, or --optimizer.reset true to keep the "
+            "weights and begin the optimizer anew"
+        )
+    return before != run.optimizer.kind
 
 
 def _asked_before(saved: TrainingState) -> RunConfig:
@@ -135,6 +152,8 @@ def check_resume(
             "or the settings it was started with"
         )
     reshaped = [shape_change(saved.world, state.world), regrouped(saved, run, held)]
+    if begins_optimizer_anew(saved, run):
+        reshaped.append("the optimizer begins anew, the weights are kept")
     return [change for change in reshaped if change] + _notes(saved, state)
 
 

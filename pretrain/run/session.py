@@ -50,6 +50,8 @@ class Session:
     """The checkpoint that the session goes on from."""
     reshape: bool = False
     """Whether that checkpoint's files are of another shape, and are read parameter by parameter."""
+    optimizer_anew: bool = False
+    """Whether only its weights are read: the optimizer is of another kind."""
     notes: list[str] = field(default_factory=list)
     """What the user should know before the first step, a line each."""
     hooks: list[Hook] = field(default_factory=list)

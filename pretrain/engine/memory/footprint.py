@@ -20,6 +20,7 @@ from model.loss import CHUNK_ELEMENTS
 from model.parallel_plan import choose_form, head_groups
 from model.parameters import parameter_specs
 from pretrain.engine.ds_config import FP32_BYTES, EngineSettings
+from pretrain.optim.groups import of_muon
 
 DeviceType = Literal["cpu", "cuda"]
 
@@ -38,6 +39,8 @@ class Parameter:
     elements: int
     decayed: bool
     """Which of the optimizer's groups it is in when embeddings are not decayed."""
+    of_muon: bool
+    """Whether Muon steps it, in a run with Muon."""
 
 
 @functools.lru_cache(maxsize=256)  # a plan tries many micro-batches and degrees
@@ -49,7 +52,8 @@ def rank_parameters(config: ModelConfig, tensor_parallel: int = 1) -> tuple[Para
         if spec.vocabulary:
             shape = (config.padded_vocab_size(tensor_parallel), *shape[1:])
         ranks = 1 if spec.shard_dimension is None else tensor_parallel
-        parameters.append(Parameter(name, math.prod(shape) // ranks, spec.role.kind == "matrix"))
+        elements = math.prod(shape) // ranks
+        parameters.append(Parameter(name, elements, spec.role.kind == "matrix", of_muon(spec.role)))
     return tuple(parameters)
 
 

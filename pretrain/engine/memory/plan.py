@@ -33,7 +33,7 @@ class States:
     master: int
     """fp32 weights of the rank's 1/N, which the optimizer steps; in fp32 runs too."""
     moments: int
-    """AdamW's two fp32 moments of the rank's 1/N."""
+    """fp32 moments of the rank's 1/N: AdamW's two, and the momentum of what Muon steps."""
     gradients: int
     """Gradient buffers that are never freed."""
     host: int
@@ -57,7 +57,9 @@ def states(parameters: tuple[Parameter, ...], settings: EngineSettings, data_par
     if settings.stage == 3:
         weights = s * (share + persistent_elements(parameters, settings))
     master = FP32_BYTES * share
-    moments = MOMENTS * FP32_BYTES * share
+    moments = MOMENTS * FP32_BYTES * share - FP32_BYTES * (
+        _muon_elements(parameters, settings) // data_parallel
+    )
     gradients = 0
     if settings.stage == 3:
         gradients = settings.accumulation_bytes * share
@@ -73,6 +75,38 @@ def states(parameters: tuple[Parameter, ...], settings: EngineSettings, data_par
         host += s * share
         weights -= s * share
     return States(weights, master, moments, gradients, host)
+
+
+def _muon_elements(parameters: tuple[Parameter, ...], settings: EngineSettings) -> int:
+    """Elements of the matrices that Muon steps, on one tensor rank."""
+    return sum(p.elements for p in parameters if p.of_muon) if settings.muon else 0
+
+
+def _largest_group(parameters: tuple[Parameter, ...], settings: EngineSettings) -> int:
+    """Elements of the largest group of the optimizer, without rules."""
+    groups: dict[tuple[bool, bool], int] = {}
+    for p in parameters:
+        key = (p.decayed, settings.muon and p.of_muon)
+        groups[key] = groups.get(key, 0) + p.elements
+    return max(groups.values())
+
+
+def _muon_bytes(
+    parameters: tuple[Parameter, ...],
+    settings: EngineSettings,
+    data_parallel: int,
+    tensor_parallel: int,
+    device: DeviceType,
+) -> int:
+    """What Muon's update holds on the device (pretrain/engine/matrix_exchange.py): the matrices that are sent
+    and those that arrive, in fp32, and about six tensors of the largest one while it is made orthogonal."""
+    if not settings.muon:
+        return 0
+    elements = -(-_muon_elements(parameters, settings) // data_parallel)
+    copies = 1 if data_parallel * tensor_parallel == 1 else 2
+    largest = tensor_parallel * max(p.elements for p in parameters if p.of_muon)
+    compute = FP32_BYTES if device == "cpu" else 2
+    return copies * FP32_BYTES * elements + largest * (3 * FP32_BYTES + 3 * compute)
 
 
 def persistent_elements(parameters: tuple[Parameter, ...], settings: EngineSettings) -> int:
@@ -149,7 +183,10 @@ def memory_plan(
         + waiting
         + _layers(config, settings, parameters, acts, gradients, buffers, gathered),
         "reduction": reduction + embedding + max(waiting, buffers.copies),
-        "step": state_bytes.device + gradients.in_step + lasting,
+        "step": state_bytes.device
+        + gradients.in_step
+        + lasting
+        + _muon_bytes(parameters, settings, data_parallel, tensor_parallel, device),
     }
     reported = max(gradients.before + gradients.during + piled, gradients.in_step)
     return MemoryPlan(state_bytes, acts, buffers, gathered, reported, phases)
@@ -228,10 +265,10 @@ def _gradients(
     step)."""
     total = sum(p.elements for p in parameters)
     share = -(-total // data_parallel)
-    s, decayed = settings.compute_bytes, sum(p.elements for p in parameters if p.decayed)
+    s = settings.compute_bytes
     # Except where they are flat already, the gradients of one group at a time are flattened for the
     # optimizer.
-    flattened = FP32_BYTES * -(-max(decayed, total - decayed) // data_parallel)
+    flattened = FP32_BYTES * -(-_largest_group(parameters, settings) // data_parallel)
     accumulates = accumulation > 1
     if settings.stage == 3:
         return Gradients(0, 0, 0, 0 if settings.offload_optimizer else flattened)
@@ -263,12 +300,12 @@ def _buffers(
     total = sum(p.elements for p in parameters)
     largest = max(p.elements for p in parameters)
     s, communication = settings.compute_bytes, settings.communication_bytes
-    if settings.whole_gradients:  # reduced by the engine, both groups in one copy unless they are large
-        decayed = sum(p.elements for p in parameters if p.decayed)
-        copied = total if data_parallel > 1 and decayed <= ENGINE_BUCKET else 0
+    if settings.whole_gradients:  # reduced by the engine, all groups in one copy unless they are large
+        group = _largest_group(parameters, settings)
+        copied = total if data_parallel > 1 and group <= ENGINE_BUCKET else 0
         # In fp32; for a reduction in bf16 narrowed once more, one group at a time where they are large.
         narrows = data_parallel > 1 and communication != FP32_BYTES
-        narrowed = communication * (copied or decayed) if narrows else 0
+        narrowed = communication * (copied or group) if narrows else 0
         return Buffers(0, FP32_BYTES * max(copied, largest) + narrowed)
     reserved = settings.reduce_bucket * (2 if settings.overlap and settings.stage < 3 else 1)
     if device == "cpu":  # the system does not allocate memory that is never written to
