@@ -105,8 +105,7 @@ def _of_the_optimizer(run: RunConfig) -> dict[str, tuple[float, str]]:
     owned: dict[str, tuple[float, str]] = {
         "gradient_clipping": (run.optimizer.gradient_clipping, "optimizer.gradient_clipping")
     }
-    if run.optimizer.kind == "muon":  # DeepSpeed does not know ours, and would have its own where it offloads
-        owned["zero_allow_untested_optimizer"] = (True, "optimizer.kind muon")
+    if run.optimizer.kind == "muon":  # true would ask for DeepSpeed's own optimizer where it is offloaded
         owned["zero_force_ds_cpu_optimizer"] = (False, "optimizer.kind muon")
     return owned
 

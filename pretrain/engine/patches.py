@@ -41,6 +41,14 @@ def _are_numbers(devices: str) -> bool:
     return all(device.strip().removeprefix("-").isdigit() for device in devices.split(",") if device.strip())
 
 
+def accept_optimizer(kind: type) -> None:
+    """Let ZeRO step optimizers of a class of ours, without the warning that it is not tested."""
+    from deepspeed.runtime.zero.utils import ZERO_SUPPORTED_OPTIMIZERS
+
+    if kind not in ZERO_SUPPORTED_OPTIMIZERS:
+        ZERO_SUPPORTED_OPTIMIZERS.append(kind)
+
+
 def forget_stage_3_modules() -> None:
     """Empty what DeepSpeed's stage 3 keeps for the whole process, which would hold the model of an engine
     that is gone.

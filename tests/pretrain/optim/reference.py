@@ -21,7 +21,7 @@ def newton_schulz(matrix: Tensor) -> Tensor:
 def muon_updates(
     gradients: list[Tensor], beta: float, nesterov: bool, heads: list[Tensor | None]
 ) -> list[Tensor]:
-    """The updates (to subtract, at rate 1) of a sequence of gradients of one matrix, with ``rms`` as the size.
+    """The updates (to subtract, at rate 1) of a sequence of gradients of one matrix, sized by ``rms``.
 
     Args:
         heads: index tensors of the rows of each head; or None for the whole matrix.

@@ -1,12 +1,12 @@
 """Muon inside ZeRO: the update is a function of the whole matrix's gradients, in every shape of the world."""
 
-import itertools
 import math
 
 import pytest
 import torch
 
 from model.parameters import parameter_specs
+from pretrain.diagnostics.weights import engine_update_row
 from pretrain.engine.build import build_engine
 from pretrain.engine.layout import engine_flats, inner_optimizer
 from pretrain.optim.groups import run_groups
@@ -15,11 +15,12 @@ from tests.helpers.shapes import Shape, build, shape_run
 from tests.pretrain.optim.reference import muon_updates
 
 # Three heads (which t = 2 and 4 cut), one head, and grouped queries.
+CLIPPING = 0.05
 MODEL = [
     "--architecture.d_model 48 --heads 3x1,1x1,6x1,4x1 --architecture.kv_heads 3x1,1x1,2x1,2x1",
     "--architecture.ffn_width 96 --global_batch_tokens 768 --optimizer.kind muon",
+    f"--optimizer.gradient_clipping {CLIPPING}",
 ]
-HEADS = [(3, 3, 16), (1, 1, 48), (6, 2, 8), (4, 2, 12)]  # queries, keys and values, head dim
 STEPS = 3
 OFFLOAD = (("offload_optimizer", {"device": "cpu"}),)
 
@@ -27,22 +28,17 @@ OFFLOAD = (("offload_optimizer", {"device": "cpu"}),)
 def flat_pieces(engine, read):
     """[(parameter, tensor rank, first element, values)] of what *read* finds in this rank's flat tensors."""
     return [
-        (
-            name,
-            engine.checkpoint_mp_rank,
-            piece.start,
-            values[piece.offset : piece.offset + piece.numel].clone(),
-        )
+        (name, engine.checkpoint_mp_rank, p.start, values[p.offset : p.offset + p.numel].clone())
         for flat in engine_flats(engine)
         for values in [read(flat.master)]
         for name, pieces in flat.pieces.items()
-        for piece in pieces
+        for p in pieces
     ]
 
 
 def recorded_steps(run, shape):
-    """What this rank's optimizer got and did in each step: pieces of gradients, of weights before and after,
-    and the norm that was reported."""
+    """What this rank's optimizer got and did in each step: pieces of gradients, of weights before and after;
+    the norm and the diagnostics that were reported."""
     session = build(run, shape)
     ds_config, grid = session.decisions.ds_config.value, session.world.grid
     engine = build_engine(run, session.model, ds_config, grid, **session.decisions.kernels())
@@ -66,38 +62,52 @@ def recorded_steps(run, shape):
             engine.step()
         found = [flat_pieces(engine, gradients.__getitem__), before]
         found.append(flat_pieces(engine, lambda master: master.detach()))
-        steps.append((*found, engine.get_global_grad_norm()))
+        figures = engine_update_row(engine, parameter_specs(session.model))
+        steps.append((*found, float(engine.get_global_grad_norm()), figures))
     return steps
 
 
 def assembled(ranks, specs, t):
     """Whole tensors by name, from the pieces of all ranks."""
-    whole = {}
-    for name, tensor_rank, start, values in itertools.chain(*ranks):
+    shards = {}
+    for name, tensor_rank, start, values in (piece for pieces in ranks for piece in pieces):
         spec = specs[name]
-        if spec.role.kind != "matrix" or spec.role.layer is None:
+        if spec.vocabulary:
             continue
         shape = list(spec.shape)
-        shape[spec.shard_dimension] //= t
-        shards = whole.setdefault(name, torch.full((t, math.prod(shape)), math.nan))
-        shards[tensor_rank, start : start + values.numel()] = values
-    shapes = {
-        name: [n // (t if d == specs[name].shard_dimension else 1) for d, n in enumerate(specs[name].shape)]
-        for name in whole
-    }
+        if spec.shard_dimension is not None:
+            shape[spec.shard_dimension] //= t
+        part = shards.setdefault((name, tensor_rank), torch.full(shape, math.nan))
+        part.view(-1)[start : start + values.numel()] = values
+    names = dict.fromkeys(name for name, _ in shards)
+    cut = {name: specs[name].shard_dimension for name in names}
     return {
-        name: torch.cat(shards.view(t, *shapes[name]).unbind(), specs[name].shard_dimension)
-        for name, shards in whole.items()
+        name: shards[name, 0]
+        if cut[name] is None
+        else torch.cat([shards[name, rank] for rank in range(t)], cut[name])
+        for name in names
     }
 
 
-def head_rows(role, each):
+def norm_of(ranks, specs):
+    """Of all gradients; what tensor parallelism does not cut counts once."""
+    pieces = (piece for rank in ranks for piece in rank)
+    return math.sqrt(
+        sum(
+            values.double().square().sum().item()
+            for name, tensor_rank, _, values in pieces
+            if specs[name].shard_dimension is not None or tensor_rank == 0
+        )
+    )
+
+
+def head_rows(role, model, each):
     """Row indices of each head of a matrix whose heads lie along its rows (o is transposed)."""
-    queries, keys, head_dim = HEADS[role.layer]
-    count = {"q": queries, "o": queries, "k": keys, "v": keys}.get(role.part)
-    if not each or count is None:
+    head_dim, heads = model.layer_head_dim(role.layer), model.heads[role.layer]
+    count = {"q": heads, "o": heads, "k": model.kv_heads[role.layer], "v": model.kv_heads[role.layer]}
+    if not each or role.part not in count:
         return [None]
-    return list(torch.arange(count * head_dim).split(head_dim))
+    return list(torch.arange(count[role.part] * head_dim).split(head_dim))
 
 
 WORLDS = [
@@ -111,7 +121,7 @@ SLOW_WORLDS = [
     (Shape(4, 3, zero=(("sub_group_size", 20000),), tensor_parallel=2), "--muon.heads each --micro_batch 1"),
     (Shape(4, 1, tensor_parallel=4), "--muon.heads each --sequence_parallel true"),
     (Shape(4, 2, "bf16", tensor_parallel=4), "--micro_batch 2"),
-    (Shape(3, 2, tensor_parallel=3), "--muon.heads each"),
+    (Shape(3, 2, tensor_parallel=3), "--heads 3x4 --architecture.kv_heads 3x4"),
     (Shape(4, 3), "--muon.heads each"),
     (Shape(2, 1, zero=OFFLOAD), "--micro_batch 2"),
     (Shape(4, 2, zero=OFFLOAD, tensor_parallel=2), "--muon.heads each --micro_batch 2"),
@@ -126,25 +136,31 @@ SLOW_WORLDS = [
     ids=str,
 )
 def test_the_update_is_that_of_the_whole_matrix(small_folder, tmp_path, shape, flags):
-    """Against fp64, from the gradients that the optimizer got: within 1e-5."""
+    """Against fp64, from the gradients that the optimizer got: within 1e-5. Those are clipped."""
     run = shape_run(small_folder, tmp_path, shape, *MODEL, flags)
     ranks = run_distributed(recorded_steps, shape.ranks, run, shape, timeout=300)
-    specs, t = parameter_specs(run.build_model_config(600)), shape.tensor_parallel
+    model = run.build_model_config(600)
+    specs, t = parameter_specs(model), shape.tensor_parallel
     steps = [[assembled([rank[n][k] for rank in ranks], specs, t) for k in range(3)] for n in range(STEPS)]
-    muon = {
-        name
-        for group in run_groups(run, run.build_model_config(600))
-        if group.name == "base/muon"
-        for name in group.parameters
-    }
-    assert steps[0][0].keys() == muon and len(muon) == 4 * 7
-    for name in sorted(muon):
+    muon = next(group.parameters for group in run_groups(run, model) if group.name == "base/muon")
+    assert set(muon) == {n for n in specs if n.startswith("layers.") and "norm" not in n}
+    for name in muon:
         role = specs[name].role
         turned = (lambda m: m.T) if role.part == "o" else (lambda m: m)
-        gradients = [turned(step[0][name]) for step in steps]
-        settings = (0.95, run.muon.nesterov, head_rows(role, run.muon.heads == "each"))
-        for expected, (_, before, after) in zip(muon_updates(gradients, *settings), steps, strict=True):
+        settings = (0.95, run.muon.nesterov, head_rows(role, model, run.muon.heads == "each"))
+        references = muon_updates([turned(step[0][name]) for step in steps], *settings)
+        for expected, (_, before, after) in zip(references, steps, strict=True):
             found = turned(before[name].double() - after[name].double())
             assert (found - expected).norm() <= 1e-5 * expected.norm(), name
-    norms = {step[3] for rank in ranks for step in rank[:1]}
-    assert max(norms) - min(norms) < 1e-6 and min(norms) > 0.1  # of gradients, not of updates
+    for step, (_, before, after) in enumerate(steps):
+        (norm, figures), *others = {(rank[step][3], tuple(rank[step][4].items())) for rank in ranks}
+        assert not others and norm > 2 * CLIPPING  # of the gradients, before they were clipped
+        assert norm_of([rank[step][0] for rank in ranks], specs) == pytest.approx(CLIPPING, rel=2e-3)
+        update = torch.cat([(before[name] - after[name]).flatten() for name in muon]).double()
+        weight = torch.cat([after[name].flatten() for name in muon]).double()
+        sizes = {
+            "effective_lr": update.square().mean().sqrt(),
+            "relative_update": update.norm() / weight.norm(),
+        }
+        for figure, size in sizes.items():
+            assert dict(figures)[f"diagnostics/{figure}/base/muon"] == pytest.approx(size.item(), rel=1e-4)

@@ -9,7 +9,7 @@ from pretrain.config.run_config import MuonConfig
 from pretrain.optim.orthogonal import matrix_update, orthogonalized, update_size
 from tests.pretrain.optim.reference import newton_schulz
 
-SHAPES = [(64, 64), (48, 192), (192, 48), (1, 40), (40, 1)]
+SHAPES = [(64, 64), (48, 192), (192, 48), (1, 40), (40, 1), (128, 4096)]
 
 
 def drawn(rows, cols, smallest=None):
@@ -22,14 +22,22 @@ def drawn(rows, cols, smallest=None):
     return matrix.float()
 
 
-@pytest.mark.parametrize("length", [1e-12, 1.0, 1e12])
-@pytest.mark.parametrize("smallest", [None, 1e-1, 1e-3])
+@pytest.mark.parametrize("length", [1e-12, 1e12])
+@pytest.mark.parametrize("smallest", [None, 1e-3])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_iteration_is_that_of_fp64(shape, smallest, length):
     matrix = drawn(*shape, smallest) * length
     expected = newton_schulz(matrix)
     difference = torch.linalg.matrix_norm(orthogonalized(matrix).double() - expected)
     assert difference <= 1e-5 * torch.linalg.matrix_norm(expected)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_in_bf16_it_differs_by_a_few_percent(shape):
+    matrix = drawn(*shape, 0.1)
+    expected = newton_schulz(matrix)
+    difference = torch.linalg.matrix_norm(orthogonalized(matrix, torch.bfloat16).double() - expected)
+    assert difference <= 0.02 * torch.linalg.matrix_norm(expected)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
