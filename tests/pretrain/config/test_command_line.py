@@ -45,7 +45,7 @@ BAD = {
     "--schedule.kind polynomial": "schedule.kind: 'polynomial' is not valid; give one of cosine, linear, wsd",
     "--compile ja": "compile: 'ja' is not valid; give one of auto, True, False",
     "--steps 3.5": "steps: 3.5 is not valid; give a whole number",
-    "--learning_rate 1": "--learning_rate: unknown flag; did you mean '--optimizer.learning_rate'?",
+    "--learning_rate 1": "--learning_rate: unknown flag; did you mean '--optimizer.learning_rate' or",
     "--config": "--config: expected one argument",
     "--config=": "config: no recipe or file ''",
     "--model prism-125m": "prism-124m",
