@@ -54,6 +54,7 @@ def _memory_lines(plan: RunPlan) -> list[str]:
     states, acts, buffers = memory.states, memory.activations, memory.buffers
     weights = ("bf16" if settings.bf16 else "fp32") + ", this rank's part" * (settings.stage == 3)
     accumulated = f"accumulated in {8 * settings.accumulation_bytes} bits"
+    moments = f"fp32 x 2{', of matrices x 1' * settings.muon}, this rank's part"
     layers = f"all {plan.model.num_layers} layers"
     if settings.checkpointing:
         layers = f"inputs of {layers}; {max(acts.per_layer) / GIB:.3f} GiB while one is recomputed"
@@ -62,7 +63,7 @@ def _memory_lines(plan: RunPlan) -> list[str]:
     rows = [
         ("parameters", states.parameters, weights),
         ("master weights", states.master, "fp32, this rank's part"),
-        ("moments", states.moments, "fp32 x 2, this rank's part"),
+        ("moments", states.moments, moments),
         ("gradients", states.gradients + memory.gradients, accumulated),
         (
             "reduction buffers",
@@ -95,9 +96,11 @@ def _traffic_lines(plan: RunPlan) -> list[str]:
     ]
     if traffic.host:
         rows.append(("host and device", traffic.host, "gradients down, weights up"))
+    if traffic.muon:
+        rows.append(("Muon's matrices", traffic.muon, "among all ranks, there and back"))
     lines = _table("sent by a rank in a step", rows)
     if plan.seconds_per_step is not None:
-        rate = (traffic.data_parallel + traffic.tensor_parallel) / plan.seconds_per_step / 1e9
+        rate = (traffic.data_parallel + traffic.tensor_parallel + traffic.muon) / plan.seconds_per_step / 1e9
         lines.append(f"  on average {rate:,.2f} GB/s of each rank, if the step takes the time below")
     return lines
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from model.config import ModelConfig
 from model.parallel_plan import plan as tensor_plan
-from pretrain.engine.ds_config import EngineSettings
+from pretrain.engine.ds_config import FP32_BYTES, EngineSettings
 from pretrain.engine.memory.footprint import rank_parameters
-from pretrain.engine.memory.plan import gathered_bytes, persistent_elements
+from pretrain.engine.memory.plan import gathered_bytes, muon_elements, persistent_elements
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,8 @@ class Traffic:
     """What is added by heads that t does not divide."""
     host: int
     """Between device and host, with offloading: gradients down, weights up."""
+    muon: int = 0
+    """Among all ranks: pieces of matrices on their way to the owners, and of updates on their way back."""
 
     @property
     def data_parallel(self) -> int:
@@ -89,10 +91,13 @@ def traffic(
     if settings.offload_optimizer:
         share = -(-total // data_parallel)
         host = (settings.accumulation_bytes + s) * share
+    ranks = data_parallel * tensor_parallel
+    pieces = FP32_BYTES * -(-muon_elements(parameters, settings) // data_parallel)
     return Traffic(
         gradients=gradients,
         parameters=weights,
         tensor_all_reduces=accumulation * (layers + tensor_traffic.outside_bytes),
         head_exchange=accumulation * exchange,
         host=host,
+        muon=2 * pieces * (ranks - 1) // ranks,
     )

@@ -58,7 +58,7 @@ def states(parameters: tuple[Parameter, ...], settings: EngineSettings, data_par
         weights = s * (share + persistent_elements(parameters, settings))
     master = FP32_BYTES * share
     moments = MOMENTS * FP32_BYTES * share - FP32_BYTES * (
-        _muon_elements(parameters, settings) // data_parallel
+        muon_elements(parameters, settings) // data_parallel
     )
     gradients = 0
     if settings.stage == 3:
@@ -77,7 +77,7 @@ def states(parameters: tuple[Parameter, ...], settings: EngineSettings, data_par
     return States(weights, master, moments, gradients, host)
 
 
-def _muon_elements(parameters: tuple[Parameter, ...], settings: EngineSettings) -> int:
+def muon_elements(parameters: tuple[Parameter, ...], settings: EngineSettings) -> int:
     """Elements of the matrices that Muon steps, on one tensor rank."""
     return sum(p.elements for p in parameters if p.of_muon) if settings.muon else 0
 
@@ -102,7 +102,7 @@ def _muon_bytes(
     and those that arrive, in fp32, and about six tensors of the largest one while it is made orthogonal."""
     if not settings.muon:
         return 0
-    elements = -(-_muon_elements(parameters, settings) // data_parallel)
+    elements = -(-muon_elements(parameters, settings) // data_parallel)
     copies = 1 if data_parallel * tensor_parallel == 1 else 2
     largest = tensor_parallel * max(p.elements for p in parameters if p.of_muon)
     compute = FP32_BYTES if device == "cpu" else 2

@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import shutil
 
 import pytest
+import torch
 
 from model.errors import UserError
 from pretrain.checkpoint.store import CheckpointStore
@@ -153,8 +155,15 @@ def test_a_change_of_shape_keeps_every_bit(small_folder, tmp_path, first, second
     assert (
         before[name]["exp_avg"].any() and not before[name]["exp_avg_sq"].any() and before[name]["step"] == 3
     )
-    longer = dataclasses.replace(again, steps=5)
-    assert run_distributed(session_in, second.ranks, longer, second, timeout=300)[0] is None
+    # Two more steps in either shape.
+    shutil.copytree(run.folder, run.folder.with_name("kept"))
+    losses = []
+    for shape, name in ((first, "kept"), (second, run.name)):
+        longer = in_shape(run, shape, steps=5, name=name)
+        assert run_distributed(session_in, shape.ranks, longer, shape, timeout=300)[0] is None
+        losses.append([row["train_loss"] for row in curve(longer.folder)[3:]])
+    assert len(losses[0]) == 2
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3 if "bf16" in f"{first} {second}" else 1e-6)
 
 
 @pytest.mark.slow
@@ -189,17 +198,23 @@ WORLDS = [Shape(2, 2), Shape(2, 3, tensor_parallel=2), Shape(4, 1, tensor_parall
 
 
 @pytest.mark.slow
-def test_losses_of_30_steps_differ_by_rounding(small_folder, tmp_path):
-    """Between worlds by at most BOUND at a rate of 1e-3, and by less at a tenth of it."""
-    most = {}
-    for rate in ("1e-3", "1e-4"):
-        losses = []
+def test_30_steps_in_other_worlds_differ_by_rounding(small_folder, tmp_path):
+    """Losses by at most 3e-6 (measured: 1e-6, two units in the last place); the weights of the blocks by at
+    most 1e-5 at a rate of 0.03 (measured: 2.0e-6) and by less at a tenth of it (1.0e-7): what Muon makes of
+    the rounding of gradients moves them by the rate."""
+    apart = {}
+    for rate in ("3e-2", "3e-3"):
+        losses, weights = [], []
         for shape in [Shape(1, 1), *WORLDS]:
             flags = f"--steps 30 --optimizer.learning_rate {rate} --tensor_parallel {shape.tensor_parallel}"
             quiet = f"--validation.every 0 --checkpoint.every 0 --logging.every 1 --name {shape}-{rate}"
             run = nano_run(small_folder, tmp_path, MUON, flags, ODD, quiet)
             assert run_distributed(session_in, shape.ranks, run, shape, timeout=300)[0] is None
             losses.append([row["train_loss"] for row in curve(run.folder)])
-        most[rate] = max(abs(a - b) for other in losses[1:] for a, b in zip(losses[0], other, strict=True))
-        print(rate, most, losses[0][0], losses[0][-1])
-    assert most["1e-4"] < most["1e-3"] <= 1
+            held = contents(newest(run.folder))
+            weights.append(torch.cat([held[name]["fp32"].flatten() for name in held if "layers" in name]))
+        assert losses[0][-1] < losses[0][0] - 0.5
+        for other in losses[1:]:
+            assert other == pytest.approx(losses[0], abs=3e-6)
+        apart[rate] = max(((other - weights[0]).norm() / weights[0].norm()).item() for other in weights[1:])
+    assert 3 * apart["3e-3"] < apart["3e-2"] < 1e-5

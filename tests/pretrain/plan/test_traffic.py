@@ -61,3 +61,11 @@ def test_gradients_in_bf16_are_half_the_bytes(stage):
     settings = (EngineSettings(stage=stage, communication_bytes=size) for size in (4, 2))
     wide, narrow = (traffic(PRISM, each, 8, 4, 16) for each in settings)
     assert wide.gradients == 2 * narrow.gradients > 0 and wide.parameters == narrow.parameters
+
+
+def test_matrices_of_muon_travel_there_and_back():
+    matrices = P - 50_304 * 1536 - 49 * 1536
+    assert traffic(PRISM, EngineSettings(stage=2), 8, 4, 16).muon == 0
+    for data_parallel, t in ((8, 1), (4, 2), (1, 8)):
+        sent = traffic(PRISM, EngineSettings(stage=2, muon=True), data_parallel, 4, 16, t)
+        assert sent.muon == 2 * 4 * matrices // 8 * 7 // 8
