@@ -17,7 +17,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -38,8 +38,13 @@ from benchmarks.helpers import parser_of, write  # noqa: E402
 from model.config import ModelConfig  # noqa: E402
 from model.feedforward import FeedForward  # noqa: E402
 from model.linears import joint_columns  # noqa: E402
+from model.parameters import parameter_specs  # noqa: E402
 from model.transformer import Fused, Transformer  # noqa: E402
 from pretrain.config.model_file import named_model  # noqa: E402
+from pretrain.config.run_config import MuonConfig  # noqa: E402
+from pretrain.engine.matrix_exchange import matrix_of  # noqa: E402
+from pretrain.optim.groups import of_muon  # noqa: E402
+from pretrain.optim.orthogonal import orthogonalized  # noqa: E402
 
 # NVIDIA's data sheet of the H100 SXM: dense bf16 products and memory.
 PEAK_FLOPS, BANDWIDTH = 989e12, 3.35e12
@@ -232,6 +237,20 @@ def optimizer_bytes(config: ModelConfig) -> int:
     return config.num_parameters() * (4 * (2 + 2 + 2 + 1) + 2)
 
 
+def muon(config: ModelConfig, heads: Literal["whole", "each"]) -> tuple[float, int]:
+    """Bytes and FLOPs of making the blocks' matrices orthogonal in bf16, once a step, on one GPU."""
+    traffic, flops = Traffic(compiled=True), FlopCounterMode(display=False)
+    with flops, traffic:
+        for spec in parameter_specs(config).values():
+            if of_muon(spec.role):
+                matrix = matrix_of(spec, config, MuonConfig(heads=heads))
+                blocks = torch.empty(matrix.shape, device="meta")
+                if matrix.head is not None:
+                    blocks = torch.stack(blocks.split(matrix.head[1], matrix.head[0]))
+                orthogonalized(blocks, torch.bfloat16)
+    return sum(traffic.bytes.values()), flops.get_total_flops()
+
+
 def main() -> None:
     """Count and print."""
     parser = parser_of(__doc__)
@@ -243,6 +262,7 @@ def main() -> None:
     parser.add_argument(
         "--compiled", action="store_true", help="with what torch.compile joins as single kernels"
     )
+    parser.add_argument("--muon", choices=("whole", "each"), help="say what Muon's iterations add")
     options = parser.parse_args()
     if options.plain_rotary:
         model.attention.rotate = model.rotary.rotate_plainly
@@ -266,6 +286,13 @@ def main() -> None:
     print(f"| all | {sum(traffic.calls.values()):,} | {total / tokens:,.0f} | 100% |")
     products = sum(count for name, count in traffic.bytes.items() if name.startswith(PRODUCTS))
     estimate(config, tokens, flops, products, total - products)
+    if options.muon:
+        moved, more = muon(config, options.muon)
+        print(
+            f"Muon, {options.muon}: {more / flops:.2%} more FLOPs and {moved / total:.1%} more bytes, once a "
+            f"step of {tokens:,} tokens; on an H100 at least "
+            f"{1e3 * max(more / PEAK_FLOPS, moved / BANDWIDTH):.1f} ms"
+        )
 
 
 def estimate(config: ModelConfig, tokens: int, flops: int, products: float, others: float) -> None:
