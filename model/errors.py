@@ -1,16 +1,21 @@
-"""UserError, the exception for bad input, and run_command, which ends a command with an exit code."""
+"""UserError, the exception for bad input; run_command, which ends a command with an exit code; and
+prepare_process, which makes a program independent of its environment."""
 
 from __future__ import annotations
 
 import difflib
+import locale
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 LONGEST_LINE = 2000
+SET_ASIDE: dict[str, str] = {}
+"""What prepare_process has taken out of the environment."""
 
 
 class UserError(ValueError):
@@ -40,6 +45,8 @@ def run_command(
         The exit code: 0; 2 for bad input, and for files that cannot be read or written; 130 after Ctrl-C; 141
         when the reader of the output has closed it (``| head``).
     """
+    if arguments is None:
+        prepare_process()
     try:
         command(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
@@ -54,12 +61,42 @@ def run_command(
         if error.errno is None:
             raise  # raised by a library, not by the file system
         where = f"{error.filename}: " if error.filename else ""
-        code, line = 2, f"error: {where}{error.strerror}"
+        code, line = 2, f"error: {printable(f'{where}{error.strerror}')}"
     except KeyboardInterrupt:
         code, line = INTERRUPTED, f"\n{interrupted}"
     if os.environ.get("RANK", "0").strip("0123456789") or int(os.environ.get("RANK") or "0") == 0:
         print(line, file=sys.stderr)
     return code
+
+
+def prepare_process() -> None:
+    """Prepare a program's own process, before it imports anything heavy.
+
+    Libraries read files in the encoding of the locale: where that is not UTF-8, the program starts again in
+    Python's UTF-8 mode, in the same process. A character that the terminal does not have is printed as its
+    number. And torch makes its folder for compiled code when it is imported: one that cannot be used is no
+    obstacle until something is compiled.
+    """
+    other = locale.getpreferredencoding(False).lower() not in ("utf-8", "utf8")
+    if other and os.environ.get("PYTHONUTF8") != "1":
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # closed by the caller
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    if name in os.environ and folder_problem(os.environ[name]):
+        SET_ASIDE[name] = os.environ.pop(name)
+
+
+def folder_problem(path: str) -> str | None:
+    """Why nothing can be written into a folder, which is made; None if something can."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+        usable = os.access(path, os.W_OK | os.X_OK)
+    except OSError as error:
+        return f"it cannot be made ({error.strerror}); give a folder that can be written"
+    return None if usable else "it cannot be written; give another folder"
 
 
 def closest(name: str, valid: Iterable[str]) -> str:

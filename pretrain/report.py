@@ -111,14 +111,14 @@ def launcher_command() -> list[str]:
     """The beginning of the command that started this session, as far as the environment shows it."""
     local = os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("LOCAL_SIZE", "1"))
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        return ["torchrun", "--nproc_per_node", local, "pretrain/main.py"]
+        return ["torchrun", "--nproc_per_node", local, "-m", "pretrain.main"]
     devices = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     first = [str(number) for number in range(int(local))]
     number = ["--num_accelerators", local] * (local != "1")
     if "LOCAL_SIZE" in os.environ and len(devices) == len(first) and devices != first and "" not in devices:
         # DeepSpeed's launcher sets the variable in every rank, and ignores it beside a number.
         number = ["--include", f"localhost:{','.join(devices)}"]
-    return ["deepspeed", *number, "pretrain/main.py"]
+    return ["deepspeed", *number, "--module", "pretrain.main"]
 
 
 def continue_command(arguments: list[str], steps: int) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from model.errors import UserError, shown
+from pretrain.utils.variables import check_variables
 
 END_OF_DOCUMENT = "<|endoftext|>"
 SENTENCEPIECE_FILE = "tokenizer.model"
@@ -325,6 +326,7 @@ class HuggingFaceTokenizer(Tokenizer):
     @classmethod
     def from_hub(cls, name: str) -> HuggingFaceTokenizer:
         """Fetch the tokenizer files of the hub repository *name* (or take them from the local cache)."""
+        check_variables("hub")
         import huggingface_hub
 
         try:

@@ -31,7 +31,7 @@ BUCKETS = ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucke
 AUTOMATIC = {*OWNED, "bf16.enabled", *(f"zero_optimization.{key}" for key in BUCKETS)}
 LISTED = 25
 """The most mistakes that a message lists: hints at names take milliseconds each."""
-HINT = "; ds_configs/ holds zero1, zero2, zero3, zero2_offload and zero3_offload"
+HINT = "; by their names alone: zero1, zero2, zero3, zero2_offload and zero3_offload"
 
 
 def read_ds_config(path: str) -> dict[str, Any]:

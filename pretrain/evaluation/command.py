@@ -19,6 +19,7 @@ from pretrain.config.options import parse_options
 from pretrain.hf.model_folder import check_model
 from pretrain.utils.files import write_atomically
 from pretrain.utils.text import labelled
+from pretrain.utils.variables import check_variables
 
 if TYPE_CHECKING:
     from pretrain.runtime.world import World
@@ -79,6 +80,7 @@ def run_evaluation(arguments: Sequence[str]) -> None:
         "--data_dir DIR saves the tasks' data sets.",
     )
     _check_include_path(options.include_path)
+    check_variables("hub")
     check_model(options.model, options.step)
     from pretrain.engine.quiet import quiet_libraries
 
@@ -148,6 +150,7 @@ def run_save(arguments: Sequence[str]) -> None:
         SaveOptions, arguments, "python -m pretrain.evaluation save", "Save tasks' data sets."
     )
     _check_include_path(options.include_path)
+    check_variables("hub")
     from pretrain.evaluation.scores import resolve_tasks, save_data_sets, task_manager
 
     manager = task_manager(options.include_path)

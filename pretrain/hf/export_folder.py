@@ -24,6 +24,7 @@ from pretrain.hf.tokenizer_files import check_tokenizer, write_tokenizer
 from pretrain.run.saved import SavedRun
 from pretrain.utils.heap import return_memory
 from pretrain.utils.text import labelled
+from pretrain.utils.variables import check_variables
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CODE_FILES = ("configuration_head_schedule.py", "modeling_head_schedule.py")
@@ -47,6 +48,7 @@ def export_run(
         UserError: the format cannot hold the model, *out* exists or cannot be written, or the logits differ.
             *out* is then as it was before.
     """
+    check_variables("hub")  # transformers copies the folder's code there
     source.refuse_classifier("exported: the formats here are those of language models")
     model, tokenizer = source.model, source.tokenizer
     torch_dtype = DTYPES[dtype]

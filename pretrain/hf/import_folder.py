@@ -64,7 +64,7 @@ def import_folder(folder: Path, run_folder: Path) -> None:
         print(labelled("logits", compare(our_logits(run.load_model(), tokens), theirs, torch.float32)))
     print(labelled("ready", f"{run_folder}: {model.num_parameters():,} parameters, step 0"))
     prepare = f"python -m pretrain.prepare --text … --tokenizer {run_folder}/tokenizer --out data/NAME"
-    train = f"deepspeed pretrain/main.py --config {run_folder}/config.yaml --data data/NAME"
+    train = f"deepspeed --module pretrain.main --config {run_folder}/config.yaml --data data/NAME"
     print(labelled("next", f"{prepare}\n{train}"))
 
 

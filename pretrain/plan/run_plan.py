@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from model.config import ModelConfig
@@ -14,6 +13,7 @@ from model.parallel_plan import check_tensor_parallel
 from model.process_grid import check_world
 from model.transformer import Fused
 from pretrain.checkpoint.state import TrainingState
+from pretrain.config.command_line import DS_CONFIGS
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.batch import BatchPlan
 from pretrain.engine.ds_config import EngineSettings
@@ -23,7 +23,6 @@ from pretrain.plan.traffic import Traffic, traffic
 from pretrain.run.decisions import Decision, Facts, decide
 
 GIB = 1 << 30
-DS_CONFIGS = Path(__file__).resolve().parents[2] / "ds_configs"
 MOST_OFFERS = 4
 
 

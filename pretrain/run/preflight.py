@@ -1,4 +1,4 @@
-"""Checks environment, paths and batch, before heavy imports and before the ranks connect."""
+"""Checks threads, paths and batch, before heavy imports and before the ranks connect."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from pretrain.config.run_config import RunConfig
 from pretrain.data.blend import parse_blend
 from pretrain.data.megatron import is_prefix
 from pretrain.engine.batch import share_batch
-from pretrain.runtime.environment import check_environment, check_threads
+from pretrain.runtime.environment import check_threads, read_environment
+from pretrain.utils.variables import check_variables
 
 
 def check_start(run: RunConfig) -> None:
     """Refuse a run that could not begin on this machine, in this launch.
 
     Raises:
-        UserError: see check_environment and check_threads; a corpus that does not exist, a data_root that
+        UserError: see read_environment and check_threads; a corpus that does not exist, a data_root that
             cannot be written, a batch that the ranks cannot share.
     """
-    launch = check_environment()
+    launch = read_environment()
     check_threads(run.threads)
+    if run.logging.wandb != "disabled":
+        check_variables("wandb")
     if run.data == "builtin":
         _check_data_root(Path(run.data_root))
     else:

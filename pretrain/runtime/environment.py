@@ -6,14 +6,18 @@ value would otherwise show minutes later, when the ranks do not find each other,
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
 from dataclasses import dataclass
 
-from model.errors import UserError, closest, shown
+import psutil
 
-ACCELERATORS = ("cpu", "cuda")
+from model.errors import UserError, shown
+from pretrain.runtime.launchers import is_launcher
+from pretrain.utils.variables import check_variables
+
 THREADS_PER_CORE = 4
 """Most threads per rank for each core of the machine: more only wait, and very many end the process."""
 DEFAULT_PORT = 29500
@@ -74,20 +78,33 @@ def check_environment() -> Launch:
     """Refuse an environment in which the ranks could not connect.
 
     Raises:
-        UserError: as read_environment; an unknown DS_ACCELERATOR; a rendezvous port that is invalid or taken.
+        UserError: as read_environment; see check_variables; a rendezvous port that is invalid or taken.
     """
     launch = read_environment()
-    accelerator = os.environ.get("DS_ACCELERATOR")
-    if accelerator is not None and accelerator not in ACCELERATORS:
-        raise UserError(
-            f"DS_ACCELERATOR: {shown(accelerator)} is not valid; give {' or '.join(ACCELERATORS)}, or "
-            "unset it" + closest(accelerator, ACCELERATORS)
-        )
-    port = _integer("MASTER_PORT", DEFAULT_PORT, least=1, most=65535)
+    check_variables("start", *["ranks"] * (launch.size > 1))
+    port = rendezvous_port(launch)
     # torchrun's own process listens there for its ranks.
     if launch.rank == 0 and launch.size > 1 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         _check_port(port)
     return launch
+
+
+def rendezvous_port(launch: Launch) -> int:
+    """The port at which the ranks meet.
+
+    The deepspeed command gives every run the same one unless it is told otherwise. Then ranks of one machine
+    take a port of their launcher's own, below those that Linux gives to outgoing connections.
+
+    Raises:
+        UserError: MASTER_PORT is not a port.
+    """
+    port = _integer("MASTER_PORT", DEFAULT_PORT, least=1, most=65535)
+    if port == DEFAULT_PORT and 1 < launch.size == launch.local_size and "LOCAL_SIZE" in os.environ:
+        launcher = psutil.Process(os.getppid())
+        with contextlib.suppress(psutil.Error):
+            if is_launcher(launcher.cmdline()):
+                return 20_000 + launcher.pid % 9000
+    return port
 
 
 def check_threads(threads: int | None) -> None:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from model.errors import UserError
 from model.process_grid import ALONE, ProcessGrid, check_world, start_grid
 from pretrain.runtime.allocator import keep_freed_memory
-from pretrain.runtime.environment import DEFAULT_PORT, read_environment
+from pretrain.runtime.environment import check_environment, read_environment, rendezvous_port
 from pretrain.runtime.hardware import available_cores, detect_device
 from pretrain.runtime.rendezvous import BACKENDS, meet
 
@@ -170,10 +170,11 @@ def start_world(
     """
     import deepspeed
 
-    launch = read_environment()
+    launch = read_environment() if dist.is_initialized() else check_environment()
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    for name, value in (alone | {"MASTER_PORT": str(DEFAULT_PORT)}).items():
+    for name, value in alone.items():
         os.environ.setdefault(name, value)
+    os.environ["MASTER_PORT"] = str(rendezvous_port(launch))
     size, local_size, local_rank = launch.size, launch.local_size, launch.local_rank
     check_world(size, tensor_parallel)
     if threads is None and "OMP_NUM_THREADS" not in os.environ:

@@ -20,7 +20,6 @@ from pretrain.config.command_line import find_ds_config
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.batch import share_batch, valid_micro_batches
 from pretrain.metrics.file import FILE_NAME, last_step
-from pretrain.runtime.environment import DEFAULT_PORT
 from pretrain.runtime.signals import STOPPED
 from pretrain.study.results import (
     CONFIGS,
@@ -130,7 +129,7 @@ def run_command_line(
     launcher = [str(Path(sys.executable).with_name("deepspeed"))]
     if not environment:  # given a number, DeepSpeed would take the machine's first devices
         launcher += ["--num_accelerators", str(ranks)]
-    return [*launcher, "--master_port", str(DEFAULT_PORT + slot.index), main, *arguments], environment
+    return [*launcher, main, *arguments], environment
 
 
 def ds_config_path(study: Study) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from model.errors import UserError
+from pretrain.utils.variables import check_variables
 
 
 @contextmanager
@@ -35,6 +37,8 @@ def saved_figure(
     Raises:
         UserError: the file cannot be written, or its ending is not a format that matplotlib knows.
     """
+    check_variables("plots")
+    os.environ["MPLBACKEND"] = "agg"  # it draws into files; an unknown one would be refused on import
     from matplotlib.figure import Figure  # without pyplot: half the time, and no list of open figures
 
     figure = Figure(figsize=size, layout="constrained")

@@ -20,7 +20,7 @@ LAUNCHERS = {
     "LOCAL_SIZE=2 CUDA_VISIBLE_DEVICES=0,1": "deepspeed --num_accelerators 2",
     "LOCAL_SIZE=2 CUDA_VISIBLE_DEVICES=2,3": "deepspeed --include localhost:2,3",
     "LOCAL_SIZE=1 CUDA_VISIBLE_DEVICES=3": "deepspeed --include localhost:3",
-    "LOCAL_WORLD_SIZE=2 TORCHELASTIC_RUN_ID=none": "torchrun --nproc_per_node 2",
+    "LOCAL_WORLD_SIZE=2 TORCHELASTIC_RUN_ID=none": "torchrun --nproc_per_node 2 -m",
 }
 
 
@@ -31,7 +31,8 @@ def test_the_command_that_goes_on_can_be_pasted(monkeypatch, environment, launch
     for variable in environment.split():
         monkeypatch.setenv(*variable.split("=", 1))
     given = ["--ds_config", "my configs/zero1.json", "--name", NASTY, "--lr_rules", RULES, "--steps=12"]
-    expected = [*launcher.split(), "pretrain/main.py", *given, "--steps", "24"]
+    module = [] if launcher.endswith("-m") else ["--module"]
+    expected = [*launcher.split(), *module, "pretrain.main", *given, "--steps", "24"]
     assert shlex.split(continue_command([*given, "--local_rank=0"], 24)) == expected
 
 

@@ -33,7 +33,10 @@ BAD = [
         "MASTER_PORT: '99999' in the environment is not valid; give an integer from 1",
     ),
     ({"MASTER_PORT": "http"}, "MASTER_PORT: 'http'"),
-    ({"DS_ACCELERATOR": "nonsense"}, "DS_ACCELERATOR: 'nonsense' is not valid; give cpu or cuda"),
+    (
+        {"DS_ACCELERATOR": "nonsense"},
+        "DS_ACCELERATOR: 'nonsense' in the environment is not valid; give cpu or cuda",
+    ),
 ]
 
 
