@@ -74,8 +74,9 @@ def prepare_process() -> None:
 
     Libraries read files in the encoding of the locale: where that is not UTF-8, the program starts again in
     Python's UTF-8 mode, in the same process. A character that the terminal does not have is printed as its
-    number. And torch makes its folder for compiled code when it is imported: one that cannot be used is no
-    obstacle until something is compiled.
+    number. torch makes its folder for compiled code when it is imported: one that cannot be used is no
+    obstacle until something is compiled. And its C++ prints pages of frames for a rank that is gone, which
+    gets a line here.
     """
     other = locale.getpreferredencoding(False).lower() not in ("utf-8", "utf8")
     if other and os.environ.get("PYTHONUTF8") != "1":
@@ -84,6 +85,7 @@ def prepare_process() -> None:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # closed by the caller
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     name = "TORCHINDUCTOR_CACHE_DIR"
     if name in os.environ and folder_problem(os.environ[name]):
         SET_ASIDE[name] = os.environ.pop(name)

@@ -18,7 +18,7 @@ if __name__ == "__main__" and __spec__ is None:
     # belongs there.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from model.errors import prepare_process
+from model.errors import INTERRUPTED, prepare_process
 from pretrain.config.command_line import parse_command_line
 from pretrain.runtime.environment import (
     check_environment,
@@ -104,6 +104,8 @@ def start() -> NoReturn:
         leave(rank, 0)
     except Stopped as stopped:
         if rank == 0:
+            if stopped.exit_code == INTERRUPTED:
+                listener.let_the_launcher_end()
             print(
                 labelled("stopped", f"({stopped.reason}); the same command continues the run"),
                 file=sys.stderr,

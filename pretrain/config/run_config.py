@@ -334,7 +334,7 @@ def _named_or_trained(name: str) -> ModelConfig:
         return named_model(name)
     hint = "give the folder of a run that has a checkpoint, such as runs/NAME"
     try:
-        newest = (folder / "latest").read_text().strip()
+        newest = (folder / "latest").read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
         raise UserError(f"model: {name} holds no checkpoint; {hint}") from None
     state = read_json_object(folder / "checkpoints" / Path(newest).name / "state.json", "model", hint)

@@ -16,6 +16,7 @@ from model.errors import UserError, run_command
 from pretrain.checkpoint.finder import existing_steps
 from pretrain.config.command_line import CommandParser
 from pretrain.utils.files import write_atomically
+from pretrain.utils.text import say
 
 
 def build_parser() -> CommandParser:
@@ -71,13 +72,13 @@ def run_diagnostics(arguments: Sequence[str]) -> None:
     if differences.data and options.data is None:
         notes.append("each run was measured on its own held-out text; --data DATA measures all on the same")
     for note in notes:
-        print(f"warning: {note}", file=sys.stderr)
+        say(f"warning: {note}", file=sys.stderr)
     out = options.out or options.runs[0] / "plots"
     written = draw_all(groups, baseline, out, notes, loss="val_bpb" if differences.tokenizers else "val_loss")
     path = out / "diagnostics.json"
     write_atomically(path, json.dumps({run.name: run.last for run in figures}, indent=1) + "\n")
-    print("\n".join(table(groups)))
-    print("wrote " + ", ".join(str(file) for file in [*written, path]))
+    say(*table(groups))
+    say("wrote " + ", ".join(str(file) for file in [*written, path]))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

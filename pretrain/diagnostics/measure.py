@@ -34,6 +34,7 @@ from pretrain.run.data import RunData
 from pretrain.run.saved import SavedRun
 from pretrain.runtime.world import single_world
 from pretrain.utils.parsing import parse_fraction
+from pretrain.utils.text import say
 
 MICRO_BATCH = 4
 """Windows that are read at a time."""
@@ -82,7 +83,7 @@ def measure_run(
         step = source.state.step
         last = {"step": step, "tokens": source.state.tokens, **found}
         rows.setdefault(step, {}).update(last)
-        print(f"{folder.name}: step {step:,} measured on {len(windows)} windows", flush=True)
+        say(f"{folder.name}: step {step:,} measured on {len(windows)} windows")
     in_order = [rows[step] for step in sorted(rows)]
     return RunFigures(folder.name, *group_and_seed(folder.name), in_order, last, source.model.num_layers)
 

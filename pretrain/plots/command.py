@@ -12,7 +12,7 @@ from pretrain.config.command_line import CommandParser
 from pretrain.metrics.file import FILE_NAME, read_metrics
 from pretrain.run.differences import run_differences
 from pretrain.utils.plotting import count_axis, logarithmic, saved_figure
-from pretrain.utils.text import labelled
+from pretrain.utils.text import labelled, say
 
 
 def draw_runs(folders: list[Path], out: Path) -> Path:
@@ -30,7 +30,7 @@ def draw_runs(folders: list[Path], out: Path) -> Path:
     rows_of_runs = [_rows(folder) for folder in folders]
     differences = run_differences(folders, [rows[-1]["step"] for rows in rows_of_runs])
     for line in differences.lines:
-        print(f"warning: {line}", file=sys.stderr)
+        say(f"warning: {line}", file=sys.stderr)
     loss = "val_bpb" if differences.tokenizers else "val_loss"
     run_without_loss = next(
         (f.name for f, rows in zip(folders, rows_of_runs, strict=True) if not _series(rows, loss)[0]), None

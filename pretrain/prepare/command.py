@@ -16,7 +16,6 @@ from pretrain.config.options import parse_options
 from pretrain.data.corpus import Corpus
 from pretrain.data.making.assemble import VALIDATION_FRACTION, Selection
 from pretrain.data.making.make import Preparation
-from pretrain.data.making.progress import say
 from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.sources.reading import MAX_DOCUMENT_BYTES
 from pretrain.data.sources.source import TextSource
@@ -26,6 +25,7 @@ from pretrain.prepare.labelled import run_labelled
 from pretrain.prepare.sources.files import TextFiles
 from pretrain.prepare.sources.hub import HubDataset
 from pretrain.prepare.sources.with_validation import WithValidation
+from pretrain.utils.text import say
 
 DEFAULT_VOCABULARY = 4096
 # A dataset on the hub is large: half a per cent of FineWeb's 10 billion tokens is more than validation needs.
@@ -153,7 +153,7 @@ def run_prepare(argv: Sequence[str]) -> Path | None:
     number, count = map(int, options.shard.split("/"))
     folder = preparation.make_share(number, count)
     if folder is None:
-        print(f"shard       {options.shard} is done; the share that is done last makes {options.out}")
+        say(f"shard       {options.shard} is done; the share that is done last makes {options.out}")
     return folder
 
 
@@ -167,8 +167,7 @@ def _open(name: str, description: str, argv: Sequence[str]) -> Corpus:
 def run_inspect(argv: Sequence[str]) -> None:
     """Print the summary of a corpus and the decoded start of a training document."""
     corpus = _open("inspect", "Show what a corpus holds.", argv)
-    print(summary(corpus))
-    print(sample(corpus))
+    say(summary(corpus), sample(corpus))
 
 
 def run_verify(argv: Sequence[str]) -> None:
@@ -190,8 +189,8 @@ def _run(arguments: list[str]) -> None:
         command = COMMANDS.get(arguments[0]) if arguments else None
         folder = run_prepare(arguments) if command is None else command(arguments[1:])
         if folder is not None:
-            print(summary(Corpus.open(folder)))
-            print(f"ready       {folder}")
+            say(summary(Corpus.open(folder)))
+            say(f"ready       {folder}")
     except OSError as error:
         if error.errno is not None:
             raise

@@ -13,9 +13,9 @@ from pretrain.classification.corpus import CHARACTERS, VOCABULARY, Task, prepare
 from pretrain.classification.sources import Example, kind_of, read_examples
 from pretrain.config.options import parse_options
 from pretrain.data.making.assemble import Selection
-from pretrain.data.making.progress import say
 from pretrain.data.making.split import Split, number_of
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer
+from pretrain.utils.text import say
 
 VALIDATION_FRACTION = 0.1
 

@@ -160,7 +160,7 @@ def _name(dtype: torch.dtype) -> str:
 def _cpu_info() -> str:
     """Return Linux's description of the CPU; nothing on another system."""
     try:
-        return Path("/proc/cpuinfo").read_text(errors="replace")
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
 

@@ -121,6 +121,12 @@ class StopListener:
         if self.reason is not None:
             raise Stopped(self.reason, self.exit_code)
 
+    def let_the_launcher_end(self) -> None:
+        """Wait until Ctrl-C has ended a launcher: what this process prints next comes after its traceback."""
+        deadline = time.monotonic() + REPEAT_SECONDS
+        while self._launchers and gone(self._launchers) is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+
     def close(self) -> None:
         """Restore the previous signal handlers, and end the thread."""
         signal.set_wakeup_fd(self._previous_wakeup)

@@ -18,6 +18,7 @@ from pretrain.runtime.allocator import keep_freed_memory
 from pretrain.runtime.environment import check_environment, read_environment, rendezvous_port
 from pretrain.runtime.hardware import available_cores, detect_device
 from pretrain.runtime.rendezvous import BACKENDS, meet
+from pretrain.utils.text import say
 
 T = TypeVar("T")
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
@@ -76,8 +77,7 @@ class World:
     def say(self, *lines: object) -> None:
         """Print lines, on the main rank only."""
         if self.is_main:
-            for line in lines:
-                print(line, flush=True)
+            say(*lines)
 
     def agree(self, problem: str | None) -> str | None:
         """Share a problem among all ranks: every rank gets the first one (naming its rank), or None.

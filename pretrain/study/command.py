@@ -42,6 +42,7 @@ from pretrain.study.scheduler import (
 from pretrain.study.slurm import run_of_task, sbatch_commands, submit
 from pretrain.study.study_file import PlannedRun, Study, find_study, parse_study, read_study, study_names
 from pretrain.utils.tables import aligned
+from pretrain.utils.text import say
 
 SOME_FAILED = 1
 
@@ -98,11 +99,11 @@ def run_study(arguments: Sequence[str]) -> int:
     """
     options = build_parser().parse_args(arguments)
     if options.study is None:
-        print("\n".join(_studies()))
+        say(*_studies())
         return 0
     study, folder = _open(options.study, options.out)
     if options.command == "list":
-        print("\n".join(_states(study, folder)))
+        say(*_states(study, folder))
     elif options.command == "task":
         _task(study, folder, options.number, options.ranks)
     elif options.command == "power":
@@ -142,9 +143,9 @@ def _run(study: Study, folder: Path, options: argparse.Namespace) -> int:
         raise UserError("sbatch: options of sbatch without --slurm; give both or neither")
     check_settings(study, folder)
     todo = unfinished(study, folder)
-    print("\n".join(_opening(study, folder, todo)), flush=True)
+    say(*_opening(study, folder, todo))
     if not todo:
-        print(f"next     {_python('report', folder)}")
+        say(f"next     {_python('report', folder)}")
         return 0
     lines: list[list[str]] = []
     shares: list[Slot] = []
@@ -171,10 +172,10 @@ def _run(study: Study, folder: Path, options: argparse.Namespace) -> int:
     left = unfinished(study, folder)
     print(f"runs     {len(study.runs) - len(left)} of {len(study.runs)} finished, {len(failed)} failed")
     for name, reason in failed.items():
-        print(f"failed   {name}: {reason} (logs/{name}.log)")
+        say(f"failed   {name}: {reason} (logs/{name}.log)")
     if left:
-        print(f"continue {_python('run', folder)}")
-    print(f"next     {_python('report', folder)}", flush=True)
+        say(f"continue {_python('run', folder)}")
+    say(f"next     {_python('report', folder)}")
     if scheduler.stopped is not None:
         return INTERRUPTED if scheduler.stopped == signal.SIGINT else STOPPED
     return SOME_FAILED if failed else 0
@@ -260,8 +261,8 @@ def _report(study: Study, folder: Path) -> None:
 
     view = view_of(study, load_results(study, folder), folder)
     written = write_report(view, folder)
-    print("\n".join(terminal_lines(view)))
-    print("wrote " + ", ".join(map(str, written)))
+    say(*terminal_lines(view))
+    say("wrote " + ", ".join(map(str, written)))
 
 
 def _devices() -> list[str]:

@@ -33,7 +33,7 @@ from pretrain.study.results import (
 )
 from pretrain.study.study_file import PlannedRun, Study
 from pretrain.utils.files import read_tail, write_atomically
-from pretrain.utils.text import human_seconds
+from pretrain.utils.text import human_seconds, say
 
 ROOT = Path(__file__).resolve().parents[2]
 POLL_SECONDS = 0.2
@@ -224,7 +224,7 @@ class Scheduler:
         return self._failed
 
     def _say(self, line: str) -> None:
-        print(line, file=self.stream, flush=True)
+        say(line, file=self.stream)
 
     def _progress(self) -> None:
         """Say now and then what the runs have done by now."""

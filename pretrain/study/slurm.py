@@ -90,7 +90,7 @@ def run_of_task(study: Study, folder: Path, number: str) -> PlannedRun:
 
 def script_ranks() -> int:
     """Tasks on a node that the script asks for."""
-    found = re.search(r"^#SBATCH --ntasks-per-node=(\d+)", (ROOT / SCRIPT).read_text(), re.MULTILINE)
+    found = re.search(r"^#SBATCH --ntasks-per-node=(\d+)", (ROOT / SCRIPT).read_text("utf-8"), re.MULTILINE)
     return int(found[1]) if found else 1
 
 
@@ -107,7 +107,9 @@ def submit(command: Sequence[str]) -> str:
         )
     from pretrain.engine.quiet import environment_elsewhere
 
-    done = subprocess.run(command, cwd=ROOT, env=environment_elsewhere(), capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment_elsewhere(), capture_output=True, encoding="utf-8"
+    )
     number = re.search(r"\d+", done.stdout)
     if done.returncode or number is None:
         problem = " ".join((done.stderr or done.stdout).split())[:300]

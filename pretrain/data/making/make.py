@@ -266,7 +266,7 @@ def to_be_made(out: Path, request: dict[str, Any], report: Report) -> Iterator[b
         yield False
         return
     out.parent.mkdir(parents=True, exist_ok=True)
-    with (out.parent / f".{out.name}.lock").open("w") as stream:
+    with (out.parent / f".{out.name}.lock").open("w", encoding="utf-8") as stream:
         # A file system may have no locks: renaming is still atomic, at worst the work is done twice.
         wait_for_lock(stream, lambda: report(f"waiting for another process that prepares {out}"))
         yield not already_there(out, request)
