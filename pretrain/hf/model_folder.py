@@ -3,40 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from model.errors import UserError
 from pretrain.checkpoint.finder import existing_steps, is_run
-from pretrain.utils.parsing import read_json_object
+from pretrain.hf.weight_files import check_folder
 
 
 def check_model(folder: str | Path, step: int | None) -> None:
     """Refuse what is neither a run with a checkpoint (of *step*, if one is given) nor an exported folder.
 
     Raises:
-        UserError: as existing_steps and read_config; a step of an exported folder.
+        UserError: as existing_steps and check_folder; a step of an exported folder.
     """
     if is_run(folder):
         existing_steps(folder, step)
         return
-    read_config(folder)
+    check_folder(folder)
     if step is not None:
         raise UserError(f"step: {step} was given, but {str(folder)!r} is not a run's folder; leave it out")
-
-
-def read_config(folder: str | Path) -> dict[str, Any]:
-    """Read config.json of an exported folder.
-
-    Raises:
-        UserError: there is none, or it cannot be read.
-    """
-    path = Path(folder) / "config.json"
-    if not path.is_file():
-        problem = "has no config.json" if Path(folder).is_dir() else "does not exist"
-        raise UserError(
-            f"model: {str(folder)!r} {problem}; give an exported folder or a run's folder, such as runs/NAME"
-        )
-    config = read_json_object(path, "model")
-    if not isinstance(config.get("model_type"), str):
-        raise UserError(f"model: {path} does not say its model_type; it is not a model of transformers")
-    return config
