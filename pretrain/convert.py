@@ -17,8 +17,8 @@ from model.declared import Count, declared
 from model.errors import UserError, run_command
 from pretrain.checkpoint.finder import existing_steps
 from pretrain.config.options import parse_options
-from pretrain.hf.new_folder import check_output, output_folder, writing
-from pretrain.hf.weight_files import check_folder
+from pretrain.hf.model_folder import check_folder
+from pretrain.hf.new_folder import check_output, output_folder
 
 
 @declared()
@@ -63,8 +63,7 @@ def run_convert(arguments: Sequence[str]) -> None:
             raise UserError(f"out: {str(out)!r} is among the run's checkpoints; give one such as hf/NAME")
     elif options.from_hf is not None:
         check_folder(options.from_hf)
-    with writing(out):
-        check_output(out, options.overwrite and options.run is not None)
+    check_output(out, options.overwrite and options.run is not None)
     # Imported here: these load torch and DeepSpeed, and a mistyped flag should be answered at once.
     from pretrain.engine.quiet import quiet_libraries
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import psutil
-from pydantic import ConfigDict, Field, create_model
+from pydantic import Field, create_model
 
 from model.config import ModelConfig, Size, block
-from model.declared import STRICT, FromZero, declared, from_plain
+from model.declared import STRICT, FromZero, from_plain
 from model.errors import UserError, shown
 from model.heads import MOST_LAYERS
 from pretrain.utils.parsing import read_json_object
@@ -66,27 +66,23 @@ VALUES: dict[tuple[str, Format], dict[Any, Any]] = {
 }
 
 # What our network lacks, for folders that need it: by model_type, and by a setting's only value.
+_QK_NORM, _PARTIAL = "norms of queries and keys (qk-norm)", "rotary positions on a part of each head"
 _LACKING = {
     "qwen2": "biases of q, k and v without one of the output projection",
-    "qwen3": "norms of queries and keys (qk-norm)",
+    "qwen3": _QK_NORM,
     "mistral": "Mistral's sliding window; with sliding_window null it is a Llama: write model_type llama",
     "gemma": "embeddings scaled by the root of their width, and norms that multiply by 1 + weight",
     "gemma2": "capped logits, norms after the sublayers, and scaled embeddings",
-    "gemma3_text": "norms of queries and keys (qk-norm), norms after the sublayers, and two rotary bases",
-    "phi": "attention and feed-forward in parallel, and rotary positions on a part of each head",
+    "gemma3_text": f"{_QK_NORM}, norms after the sublayers, and two rotary bases",
+    "phi": f"attention and feed-forward in parallel, and {_PARTIAL}",
     "phi3": "q, k and v (and gate and up) joined in one tensor, and a sliding window",
-    "gpt_neo": "GPT-Neo's names of tensors",
-    "gpt_neox": "attention and feed-forward in parallel, and rotary positions on a part of each head",
-    "olmo2": "norms of queries and keys (qk-norm), and norms after the sublayers",
-    "smollm3": "layers without positions",
-    "granite": "multipliers of embeddings, residuals and logits",
-    "bloom": "positions as biases of the attention (ALiBi)",
+    "gpt_neox": f"attention and feed-forward in parallel, and {_PARTIAL}",
+    "olmo2": f"{_QK_NORM}, and norms after the sublayers",
     "mixtral": "experts",
-    "qwen3_moe": "experts, and norms of queries and keys (qk-norm)",
 }
 _ONLY: dict[str, tuple[Any, str]] = {
     "rope_type": ("default", "RoPE scaling"),
-    "partial_rotary_factor": (1.0, "rotary positions on a part of each head"),
+    "partial_rotary_factor": (1.0, _PARTIAL),
     "scale_attn_by_inverse_layer_idx": (False, "attention logits divided by the layer's number"),
     "add_cross_attention": (False, "cross-attention"),
     "quantization_config": (None, "quantised weights"),
@@ -100,23 +96,12 @@ Settings = dict[str, tuple[Any, Any]]
 """Type and default by name; ... as the default: there is none."""
 
 
-@declared()
-class LayerSettings:
-    """What an entry of a native folder's per_layer_config may hold."""
-
-    num_attention_heads: Size | None = None
-    num_key_value_heads: Size | None = None
-    head_dim: Size | None = None
-    sliding_window: Size | None = None
-
-
+LayerSetting = Literal["num_attention_heads", "num_key_value_heads", "head_dim", "sliding_window"]
 _ATTENTION: Settings = {
     "num_hidden_layers": (Layers, ...),
     "num_attention_heads": (Size, ...),
-    "num_key_value_heads": (Size | None, None),
-    "head_dim": (Size | None, None),
-    "rope_parameters": (dict[str, Any] | None, None),
-    "rope_scaling": (dict[str, Any] | None, None),
+    **dict.fromkeys(("num_key_value_heads", "head_dim"), (Size | None, None)),
+    **dict.fromkeys(("rope_parameters", "rope_scaling"), (dict[str, Any] | None, None)),
     "attention_dropout": (FromZero, 0.0),
 }
 _OWN: dict[Format, Settings] = {
@@ -124,49 +109,32 @@ _OWN: dict[Format, Settings] = {
     | {
         "sliding_window": (Size | None, None),
         "layer_types": (list[Literal["full_attention", "sliding_attention"]] | None, None),
-        "per_layer_config": (dict[str, LayerSettings] | None, None),
+        "per_layer_config": (dict[str, dict[LayerSetting, Size | None]] | None, None),
     },
-    "llama": _ATTENTION | {"pretraining_tp": (int | None, None)},
+    "llama": _ATTENTION,
     "gpt2": {
         "n_layer": (Layers, ...),
         "n_head": (Size, ...),
-        "n_inner": (Size | None, None),
-        "n_ctx": (Size | None, None),
-        "reorder_and_upcast_attn": (bool, False),
+        **dict.fromkeys(("n_inner", "n_ctx"), (Size | None, None)),
         **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), (FromZero, 0.0)),
     },
 }
 # Not used here, but what is written there is to be what others read.
 _COMMON: Settings = {
+    **dict.fromkeys(("bos_token_id", "pad_token_id", "pretraining_tp"), (int | None, None)),
+    **dict.fromkeys(("dtype", "torch_dtype", "transformers_version"), (str | None, None)),
+    **dict.fromkeys(("use_cache", "reorder_and_upcast_attn"), (bool | None, None)),
+    "eos_token_id": (int | list[int] | None, None),
     "architectures": (list[str] | None, None),
     "auto_map": (dict[str, Any] | None, None),
-    "dtype": (str | None, None),
-    "torch_dtype": (str | None, None),
-    "transformers_version": (str | None, None),
-    "bos_token_id": (int | None, None),
-    "eos_token_id": (int | list[int] | None, None),
-    "pad_token_id": (int | None, None),
-    "use_cache": (bool | None, None),
 }
-# Of transformers' classes, for what older folders do not say.
+# Of transformers' classes, for what older folders do not say; a native folder says everything.
 _DEFAULTS: dict[Format, dict[str, Any]] = {
     "native": {},
-    "llama": {
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-6,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
-        "initializer_range": 0.02,
-    },
-    "gpt2": {
-        "activation_function": "gelu_new",
-        "layer_norm_epsilon": 1e-5,
-        "scale_attn_weights": True,
-        "tie_word_embeddings": True,
-        "initializer_range": 0.02,
-    },
+    "llama": {"hidden_act": "silu", "rms_norm_eps": 1e-6, "attention_bias": False, "mlp_bias": False}
+    | {"rope_theta": 10000.0, "tie_word_embeddings": False, "initializer_range": 0.02},
+    "gpt2": {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "scale_attn_weights": True}
+    | {"tie_word_embeddings": True, "initializer_range": 0.02},
 }
 
 
@@ -180,8 +148,8 @@ def _declaration(chosen: Format) -> Any:
             values = VALUES.get((ours, chosen), {})
             named: Any = bool if True in values else Literal[tuple(values)] if values else kinds[ours]
             settings[theirs] = (named, _DEFAULTS[chosen].get(theirs, ...))
-    config = ConfigDict(**{**STRICT, "extra": "ignore"})
-    return create_model("Settings", __config__=config, **_COMMON | settings | _OWN[chosen])  # type: ignore[call-overload]
+    fields: Any = _COMMON | settings | _OWN[chosen]
+    return create_model("Settings", __config__={**STRICT, "extra": "ignore"}, **fields)
 
 
 # ---------------------------------------------------------------------- a folder
@@ -197,11 +165,12 @@ class FolderModel:
     """Lines for whoever trains it further."""
 
 
-def read_config(folder: str | Path) -> dict[str, Any]:
-    """Read config.json of an exported folder.
+def read_model(folder: str | Path) -> FolderModel:
+    """Our configuration of the model that a folder's config.json describes.
 
     Raises:
-        UserError: there is none, or it cannot be read.
+        UserError: no config.json, an architecture or a setting that our network does not have, a value
+            outside its declaration, a context whose tables this machine cannot hold.
     """
     path = Path(folder) / "config.json"
     if not path.exists():
@@ -209,34 +178,22 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         raise UserError(
             f"model: {str(folder)!r} {problem}; give an exported folder or a run's folder, such as runs/NAME"
         )
-    config = read_json_object(path, "model")
-    if not isinstance(config.get("model_type"), str):
-        raise UserError(f"model: {path} does not say its model_type; it is not a model of transformers")
-    return config
-
-
-def read_model(folder: str | Path) -> FolderModel:
-    """Our configuration of the model that a folder's config.json describes.
-
-    Raises:
-        UserError: an architecture or a setting that our network does not have, a value outside its
-            declaration, a context whose tables this machine cannot hold.
-    """
-    written, where = read_config(folder), f"model: {Path(folder) / 'config.json'}"
-    chosen = MODEL_TYPES.get(written["model_type"])
-    if chosen is None:
-        lacking = _LACKING.get(written["model_type"], "the architecture")
+    written, where = read_json_object(path, "model"), f"model: {path}"
+    kind = written.get("model_type")
+    if not isinstance(kind, str) or kind not in MODEL_TYPES:
+        lacking = _LACKING.get(str(kind), "the architecture")
         raise UserError(
-            f"{where}: model_type {shown(written['model_type'])} is not supported; what is missing here: "
-            f"{lacking}; valid: {', '.join(MODEL_TYPES)}"
+            f"{where}: model_type {shown(kind)} is not supported; what is missing here: {lacking}; valid: "
+            f"{', '.join(MODEL_TYPES)}"
         )
+    chosen = MODEL_TYPES[kind]
     for rope in (
         written.get("rope_scaling"),
         written.get("rope_parameters"),
     ):  # the older name, the newer one
         if isinstance(rope, dict):
-            kind = rope.get("rope_type", rope.get("type"))
-            kept = written.get("rope_type") if kind in (None, "default") else kind
+            scaling = rope.get("rope_type", rope.get("type"))
+            kept = written.get("rope_type") if scaling in (None, "default") else scaling
             written = written | rope | {"rope_type": kept}
     for name, (only, lacking) in _ONLY.items():
         if written.get(name) not in (only, None):
@@ -266,8 +223,7 @@ def _model_of(given: Any, chosen: Format) -> ModelConfig:
     count = given.num_hidden_layers
     if chosen == "llama" and given.hidden_size % given.num_attention_heads:
         raise UserError(
-            f"num_attention_heads: {given.num_attention_heads} is not valid; give a divisor of hidden_size, "
-            f"{given.hidden_size}"
+            f"num_attention_heads: {given.num_attention_heads} does not divide {given.hidden_size}"
         )
     own = getattr(given, "per_layer_config", None) or {}
     kinds = getattr(given, "layer_types", None)
@@ -279,7 +235,7 @@ def _model_of(given: Any, chosen: Format) -> ModelConfig:
 
     def schedule(name: str, default: int | None) -> list[Any]:
         common = getattr(given, name, None) or default
-        return [getattr(own.get(str(layer)), name, None) or common for layer in range(count)]
+        return [own.get(str(layer), {}).get(name) or common for layer in range(count)]
 
     windows = zip(schedule("sliding_window", None), kinds, strict=True)
     local = [window if kind == "sliding_attention" else None for window, kind in windows]

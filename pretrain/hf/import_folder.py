@@ -23,9 +23,9 @@ from pretrain.data.tokenizer import SentencePieceTokenizer, Tokenizer, tokenizer
 from pretrain.hf.comparison import MAX_LENGTH, WINDOWS, compare, our_logits, their_logits
 from pretrain.hf.config_file import MODEL_TYPES
 from pretrain.hf.formats import folder_tensors, is_transposed, parameter_shapes
+from pretrain.hf.model_folder import check_folder
 from pretrain.hf.new_folder import new_folder
 from pretrain.hf.open_model import exported_tokenizer, load_exported
-from pretrain.hf.weight_files import check_folder
 from pretrain.run.saved import SavedRun
 from pretrain.utils.files import write_atomically
 from pretrain.utils.text import labelled

@@ -12,15 +12,7 @@ from typing import Any
 
 from model.declared import from_plain
 from model.errors import UserError, shown
-from pretrain.utils.files import (
-    InnerPath,
-    atomic_folder,
-    file_entry,
-    own_path,
-    remove_leftovers,
-    restore_folder,
-    write_atomically,
-)
+from pretrain.utils.files import atomic_folder, file_entry, own_path, remove_leftovers, restore_folder
 from pretrain.utils.parsing import read_json
 
 WRITTEN = "export.json"
@@ -53,7 +45,7 @@ def new_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
     Raises:
         UserError: as check_output; a file cannot be written, or read in the block.
     """
-    with writing(out):
+    try:
         restore_folder(out)
         check_output(out, overwrite)
         remove_leftovers(out.parent)
@@ -61,13 +53,6 @@ def new_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
             yield partial
             if overwrite:
                 check_output(out, overwrite)  # what was put there meanwhile
-
-
-@contextmanager
-def writing(out: Path) -> Iterator[None]:
-    """Make an OSError inside one line about *out*."""
-    try:
-        yield
     except OSError as error:
         raise UserError(f"out: cannot write {str(out)!r} ({error}); nothing was written") from error
 
@@ -78,9 +63,7 @@ def check_output(out: Path, overwrite: bool) -> None:
     Raises:
         UserError: it names the first file that would be lost.
     """
-    try:
-        out.lstat()
-    except FileNotFoundError:
+    if not os.path.lexists(out):
         return
     if not (overwrite and out.is_dir()):
         raise UserError(
@@ -91,26 +74,24 @@ def check_output(out: Path, overwrite: bool) -> None:
     if not os.path.lexists(out / WRITTEN):
         for path in out.iterdir():
             raise UserError(
-                f"{kept}: it holds {path.name!r}, but no {WRITTEN}, the list of an export's own files; give "
-                "another folder"
+                f"{kept}: it holds {path.name!r}, but no {WRITTEN}, an export's list of its files"
             )
         return
     listed = read_json(out / WRITTEN, kept)
-    entries: dict[str, Any] = from_plain(dict[InnerPath, dict[str, int | str]], listed, f"{kept}: {WRITTEN}")
+    entries: dict[str, Any] = from_plain(dict[str, dict[str, int | str]], listed, f"{kept}: {WRITTEN}")
     folders = {parent.as_posix() for name in entries for parent in Path(name).parents}
     for path in out.rglob("*"):
-        name, is_file = path.relative_to(out).as_posix(), path.is_file() and not path.is_symlink()
-        if name not in entries and name != WRITTEN and not (name in folders and path.is_dir()):
-            raise UserError(f"{kept}: {name!r} in it was not written by the export; move it elsewhere")
-        if name in entries and not (is_file and file_entry(path) == entries[name]):
-            raise UserError(f"{kept}: {name!r} in it was changed since the export; move it elsewhere")
+        name = path.relative_to(out).as_posix()
+        if name == WRITTEN or (name in folders and path.is_dir()):
+            continue
+        regular = path.is_file() and not path.is_symlink()
+        if name not in entries or not regular or file_entry(path) != entries[name]:
+            how = "was changed since the export" if name in entries else "was not written by the export"
+            raise UserError(f"{kept}: {name!r} in it {how}; move it elsewhere")
 
 
 def list_files(folder: Path) -> None:
     """Write the list of the files in *folder*, the whole of an export."""
-    entries = {
-        path.relative_to(folder).as_posix(): file_entry(path)
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-    write_atomically(folder / WRITTEN, json.dumps(entries, indent=1) + "\n")
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    entries = {path.relative_to(folder).as_posix(): file_entry(path) for path in files}
+    (folder / WRITTEN).write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")

@@ -15,10 +15,9 @@ from model.errors import UserError
 from model.transformer import Transformer
 from pretrain.checkpoint.finder import is_run
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer
-from pretrain.hf.formats import folder_config, folder_shapes
-from pretrain.hf.model_folder import check_model
+from pretrain.hf.formats import ARCHITECTURES, folder_config, folder_shapes
+from pretrain.hf.model_folder import check_folder, check_model, read_weights
 from pretrain.hf.tokenizer_files import ORIGINAL_FOLDER
-from pretrain.hf.weight_files import check_folder, read_weights
 from pretrain.run.saved import SavedRun
 from pretrain.runtime.hardware import detect_device
 
@@ -83,16 +82,14 @@ def load_exported(folder: str | Path, dtype: torch.dtype | None = None) -> Any:
     Raises:
         UserError: as check_folder and read_weights; weights that are not finite.
     """
-    from transformers import GPT2LMHeadModel, LlamaForCausalLM
+    import transformers
 
     from pretrain.hf.modeling_head_schedule import HeadScheduleForCausalLM
 
     described = check_folder(folder)
     weights = read_weights(folder, folder_shapes(described.model, described.format))
     stored = {weight.dtype for weight in weights.values()} - {torch.float64}
-    kind: Any = {"native": HeadScheduleForCausalLM, "llama": LlamaForCausalLM, "gpt2": GPT2LMHeadModel}[
-        described.format
-    ]
+    kind: Any = getattr(transformers, ARCHITECTURES[described.format], HeadScheduleForCausalLM)
     network = kind.from_pretrained(
         None,
         config=folder_config(described.model, described.format, {}),

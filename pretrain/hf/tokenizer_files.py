@@ -40,9 +40,8 @@ def write_tokenizer(tokenizer: Tokenizer, out: Path, context_length: int) -> Non
         "padding_side": "left",
         "clean_up_tokenization_spaces": False,
         "name_or_path": tokenizer.name,
+        **({"unk_token": unknown} if unknown is not None else {}),
     }
-    if unknown is not None:
-        config["unk_token"] = unknown
     (out / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 

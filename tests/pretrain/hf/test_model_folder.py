@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from pretrain.data.tokenizer import HuggingFaceTokenizer
 from pretrain.generate import main
 from pretrain.hf.formats import folder_shapes
+from pretrain.hf.model_folder import KINDS, check_folder
 from pretrain.hf.open_model import load_exported
 from pretrain.hf.tokenizer_files import write_tokenizer
-from pretrain.hf.weight_files import KINDS, check_folder
 from tests.helpers.corpora import byte_level
 from tests.helpers.exports import write_folder
 from tests.helpers.networks import CONFIGS, network, relative, tokens
@@ -41,10 +41,10 @@ def changed(change):
 
 
 BAD = {
-    "is of int64": changed(torch.Tensor.long),
-    "is of bool": changed(lambda weight: weight > 0),
-    "is of complex64": changed(lambda weight: weight.to(torch.complex64)),
-    "is of float8_e4m3fn": changed(lambda weight: weight.to(torch.float8_e4m3fn)),
+    "(int64), config.json": changed(torch.Tensor.long),
+    "(bool), config.json": changed(lambda weight: weight > 0),
+    "(complex64), config.json": changed(lambda weight: weight.to(torch.complex64)),
+    "(float8_e4m3fn), config.json": changed(lambda weight: weight.to(torch.float8_e4m3fn)),
     "has shape []": changed(lambda weight: weight[0, 0].clone()),
     "has shape [48]": changed(lambda weight: weight[0].clone()),
     "has shape [0, 48]": changed(lambda weight: weight[:0].clone()),
