@@ -174,7 +174,8 @@ def read_model(folder: str | Path) -> FolderModel:
     """
     path = Path(folder) / "config.json"
     if not path.exists():
-        problem = "has no config.json" if Path(folder).is_dir() else "does not exist"
+        missing = "is not a folder" if Path(folder).exists() else "does not exist"
+        problem = "has no config.json" if Path(folder).is_dir() else missing
         raise UserError(
             f"model: {str(folder)!r} {problem}; give an exported folder or a run's folder, such as runs/NAME"
         )
