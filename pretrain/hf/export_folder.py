@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.hf.comparison import MAX_LENGTH, WINDOWS, compare, our_logits, their_logits
 from pretrain.hf.formats import choose_format, folder_config, folder_weights
 from pretrain.hf.model_card import model_card
-from pretrain.hf.new_folder import new_folder
+from pretrain.hf.new_folder import list_files, new_folder
 from pretrain.hf.tokenizer_files import check_tokenizer, write_tokenizer
 from pretrain.run.saved import SavedRun
 from pretrain.utils.heap import return_memory
@@ -68,7 +69,7 @@ def export_run(
         del network, weights  # before the written folder is loaded
         return_memory()
         write_description(partial, config)
-        write_tokenizer(tokenizer, source.checkpoint.folder / "tokenizer", partial, model.context_length)
+        write_tokenizer(tokenizer, partial, model.context_length)
         compared_ids = check_tokenizer(partial, tokenizer, _texts())
         print(labelled("tokens", f"{compared_ids:,} ids of the exported tokenizer equal the run's"))
         print(labelled("checking", f"{WINDOWS} x {length} tokens: {text}"))
@@ -82,8 +83,9 @@ def export_run(
             )
             print(labelled("padding", padding))
             comparison += f"; {padding}"
-        card = model_card(source, config, comparison, out.resolve().name, license_name)
+        card = model_card(source, config, comparison, Path(os.path.realpath(out)).name, license_name)
         (partial / "README.md").write_text(card, encoding="utf-8")
+        list_files(partial)
     code = "needs trust_remote_code=True" if chosen == "native" else "no remote code"
     print(labelled("ready", f"{out}: {name}; {code}"))
 

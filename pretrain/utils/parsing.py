@@ -17,7 +17,10 @@ import yaml
 
 from model.declared import LARGEST_INTEGER
 from model.errors import UserError, shown
+from pretrain.utils.files import read_regular
 
+MOST_BYTES = 1 << 26
+"""Of one file."""
 MOST_LEVELS = 50
 """Deepest nesting of lists and mappings."""
 MOST_VALUES = 1_000_000
@@ -27,9 +30,7 @@ MOST_VALUES = 1_000_000
 def read_text(path: Path, what: str, hint: str = "") -> str:
     """The text of a file that a user has written. Raises as read_json does, up to "not UTF-8"."""
     try:
-        if path.exists() and not path.is_file():
-            raise ValueError("not a file")  # opening a pipe would wait for a writer
-        return path.read_bytes().decode("utf-8-sig")
+        return read_regular(path, MOST_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise UserError(f"{what}: {_name(path)} is not UTF-8 text{hint}") from None
     except (OSError, ValueError) as error:
