@@ -68,6 +68,8 @@ class PrepareOptions:
     """tokenizer folder, SentencePiece .model file, or hub name such as gpt2"""
     train_tokenizer: int | None = None
     """train a SentencePiece tokenizer of so many entries (default: 4096)"""
+    lossy_tokenizer: bool = False
+    """take a tokenizer that does not give the text back, such as one that lower-cases it"""
     validation_fraction: float | None = None
     """fraction of documents held out for validation, chosen by their hash (default: 0.05; of datasets that
     come over the network 0.005)"""
@@ -147,7 +149,10 @@ def run_prepare(argv: Sequence[str]) -> Path | None:
     )
     size = DEFAULT_VOCABULARY if options.train_tokenizer is None else options.train_tokenizer
     tokenizer = size if options.tokenizer is None else load_tokenizer(options.tokenizer)
-    preparation = Preparation(source, Path(options.out), tokenizer, selection, say, options.processes)
+    lossy = options.lossy_tokenizer
+    preparation = Preparation(
+        source, Path(options.out), tokenizer, selection, say, options.processes, lossy_tokenizer=lossy
+    )
     if options.shard is None:
         return preparation.make()
     number, count = map(int, options.shard.split("/"))
