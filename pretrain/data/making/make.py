@@ -49,6 +49,14 @@ def check_vocabulary(size: int) -> None:
         )
 
 
+def check_tokenizer(tokenizer: Tokenizer | int) -> None:
+    """Raise UserError if no corpus of text is made with *tokenizer*, or with one of so many entries."""
+    if isinstance(tokenizer, int):
+        check_vocabulary(tokenizer)
+    else:
+        tokenizer.check_spelling()
+
+
 def tokenizer_request(tokenizer: Tokenizer | int) -> str:
     """What identifies a tokenizer, or one that is to be trained."""
     return training_request(tokenizer) if isinstance(tokenizer, int) else tokenizer_hash(tokenizer)
@@ -80,10 +88,7 @@ class Preparation:
     """Whether a tokenizer that changes the text is taken."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.tokenizer, int):
-            check_vocabulary(self.tokenizer)
-        else:
-            self.tokenizer.check_spelling()
+        check_tokenizer(self.tokenizer)
         self.source.check()
 
     @property

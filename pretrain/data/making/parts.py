@@ -29,7 +29,7 @@ from pretrain.data.indexed import token_dtype
 from pretrain.data.making.long_texts import TOKENIZED_AT_ONCE, encode_documents
 from pretrain.data.sources.source import Document, TextSource, Unit
 from pretrain.data.tokenizer import Tokenizer
-from pretrain.utils.files import atomic_file, write_atomically
+from pretrain.utils.files import atomic_file, read_regular, write_atomically
 from pretrain.utils.heap import return_memory
 
 # high and low: the first 16 bytes of the text's SHA-256 as two big-endian numbers.
@@ -89,7 +89,7 @@ def finished_parts(folder: Path, key: str, known: Sequence[Part] = ()) -> list[P
     while not is_complete(parts):
         prefix = folder / f"{key}-{len(parts):04d}"
         try:
-            marker = from_plain(Marker, json.loads(prefix.with_suffix(".json").read_text("utf-8")))
+            marker = from_plain(Marker, json.loads(read_regular(prefix.with_suffix(".json"))))
             sizes = [prefix.with_suffix(end).stat().st_size for end in (".bin", ".docs")]
         except (OSError, ValueError, RecursionError):
             break
