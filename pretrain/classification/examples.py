@@ -8,6 +8,7 @@ classes, and ``training_labels.npy`` and ``validation_labels.npy`` hold the clas
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -20,6 +21,7 @@ from pretrain.classification.corpus import labels_file
 from pretrain.data.corpus import Corpus
 from pretrain.data.indexed import IndexedTokens
 from pretrain.data.sequences import epoch_order
+from pretrain.utils.files import read_regular
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,8 @@ class Examples:
         path = labels_file(corpus.folder, split)
         stream: IndexedTokens = getattr(corpus, split)
         try:
-            labels = np.load(path, allow_pickle=False)
-        except (OSError, ValueError, EOFError):
+            labels = np.load(io.BytesIO(read_regular(path)), allow_pickle=False)
+        except (OSError, ValueError, EOFError, MemoryError):
             raise UserError(f"data: {str(path)!r} is missing or damaged; prepare the corpus again") from None
         if labels.shape != (stream.num_documents,) or not ((labels >= 0) & (labels < len(classes))).all():
             raise UserError(

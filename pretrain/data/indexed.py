@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from model.errors import UserError
+from pretrain.utils.files import open_regular
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
@@ -132,10 +133,14 @@ class IndexedTokens:
         self.prefix = os.fspath(prefix)
         index_file, token_file = idx_path(prefix), bin_path(prefix)
         for path in (index_file, token_file):
-            if not path.is_file():
+            try:
+                open_regular(path).close()
+            except OSError as error:
+                missing = isinstance(error, FileNotFoundError)
+                problem = "is missing" if missing else f"cannot be read: {error.strerror}"
                 raise UserError(
-                    f"corpus: {str(path)!r} is missing; needed: a Megatron .bin file and its .idx"
-                )
+                    f"corpus: {str(path)!r} {problem}; needed: a Megatron .bin file and its .idx"
+                ) from None
         raw = np.memmap(index_file, mode="r") if index_file.stat().st_size else np.empty(0, np.uint8)
         if raw.size < HEADER.size or bytes(raw[: len(MAGIC)]) != MAGIC:
             raise _damaged(index_file, "not a Megatron index (it must start with MMIDIDX)")

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from model.errors import UserError, shown
+from pretrain.utils.files import read_regular
 from pretrain.utils.variables import check_variables
 
 END_OF_DOCUMENT = "<|endoftext|>"
@@ -45,6 +46,7 @@ _CHUNK = 4000  # characters per "sentence" handed to the trainer
 SPACE_MARK = "\u2581"  # how SentencePiece writes a space inside a piece
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 _END_TOKENS = [END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>"]
+_MOST_BYTES = 1 << 28  # of a file: a vocabulary of 262,144 entries takes 33 MB
 _HUB_FILES = ["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"]
 
 
@@ -74,6 +76,16 @@ class Tokenizer(ABC):
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Text of *ids*; special tokens give no text, incomplete UTF-8 gives U+FFFD. UserError for unknown
         ids."""
+
+    @abstractmethod
+    def read_back(self, text: str) -> str:
+        """What the ids of *text* spell: *text*, unless the tokenizer changes it. Special tokens that it
+        spells out are part of it."""
+
+    def spelled_bytes(self) -> np.ndarray:
+        """token_bytes, but of special tokens that can be spelled out in a text the bytes of that, int64
+        [vocab_size]."""
+        return self.token_bytes()
 
     def token_bytes(self) -> np.ndarray:
         """UTF-8 bytes of text that each token stands for, int64 [vocab_size], read-only; special tokens 0.
@@ -131,15 +143,17 @@ class SentencePieceTokenizer(Tokenizer):
     decode to U+2581.
     """
 
-    def __init__(self, model: bytes, name: str | None = None) -> None:
+    def __init__(self, model: bytes, name: str | None = None, file: str | os.PathLike[str] = "") -> None:
         import sentencepiece
+
+        where = f"{os.fspath(file)!r} is " if file else ""
 
         try:
             if not model:
                 raise RuntimeError("an empty file is taken for no model at all")
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except (RuntimeError, OSError) as error:
-            raise UserError("tokenizer: not a SentencePiece model, or a damaged one") from error
+            raise UserError(f"tokenizer: {where}not a SentencePiece model, or a damaged one") from error
         self._model = model
         processor = self._processor
         self.vocab_size = processor.vocab_size()
@@ -200,6 +214,9 @@ class SentencePieceTokenizer(Tokenizer):
         return processor.decode(
             [i for i in self._checked(ids) if not (processor.is_control(i) or processor.is_unknown(i))]
         )
+
+    def read_back(self, text: str) -> str:
+        return self.decode(self.encode(text))
 
     def _count_bytes(self) -> np.ndarray:
         processor = self._processor
@@ -293,35 +310,46 @@ class HuggingFaceTokenizer(Tokenizer):
         import tokenizers
 
         root = Path(folder)
+        file = root / ("tokenizer.json" if os.path.lexists(root / "tokenizer.json") else "vocab.json")
+        merges = root / "merges.txt"
+        if not (os.path.lexists(file) and (file.name == "tokenizer.json" or os.path.lexists(merges))):
+            raise UserError(
+                f"tokenizer: {str(root)!r} holds no tokenizer; valid: a folder with tokenizer.model, "
+                "tokenizer.json, or vocab.json and merges.txt"
+            )
+        content = _read(file)
         try:
-            if (root / "tokenizer.json").is_file():
-                backend = tokenizers.Tokenizer.from_file(str(root / "tokenizer.json"))
-            elif (root / "vocab.json").is_file() and (root / "merges.txt").is_file():
-                model = tokenizers.models.BPE.from_file(str(root / "vocab.json"), str(root / "merges.txt"))
-                backend = tokenizers.Tokenizer(model)
+            if file.name == "tokenizer.json":
+                backend = tokenizers.Tokenizer.from_buffer(content)
+                _check_ids(backend.get_vocab(with_added_tokens=True))
+                for token in json.loads(content).get("added_tokens") or []:
+                    if (usable := backend.token_to_id(token["content"])) != token["id"]:
+                        raise ValueError(f"the added token {shown(token)} would get the id {usable}")
+            else:
+                _check_ids(json.loads(content))
+                vocabulary, file = file, merges
+                _read(file)
+                backend = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(str(vocabulary), str(file)))
                 backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
                 backend.decoder = tokenizers.decoders.ByteLevel()
-            else:
-                raise UserError(
-                    f"tokenizer: {str(root)!r} holds no tokenizer; valid: a folder with tokenizer.model, "
-                    "tokenizer.json, or vocab.json and merges.txt"
-                )
-            config_file = root / "tokenizer_config.json"
-            config = json.loads(config_file.read_text("utf-8")) if config_file.is_file() else {}
-            if not isinstance(config, dict):
-                raise UserError(f"tokenizer: {config_file} holds {shown(config)}; it must hold a JSON object")
+            file = root / "tokenizer_config.json"
+            config = json.loads(_read(file)) if os.path.lexists(file) else {}
         except UserError:
             raise
         except Exception as error:  # the library raises bare Exception
-            raise UserError(f"tokenizer: {str(root)!r} cannot be read: {error}") from error
-        end = config.get("eos_token")
-        end = end.get("content") if isinstance(end, dict) else end
-        if end is not None and not isinstance(end, str):
             raise UserError(
-                f"tokenizer: eos_token in {config_file} is {shown(end)}; it must be the text of a token, "
+                f"tokenizer: {str(file)!r} cannot be read: {shown(error, 300, plain=True)}"
+            ) from error
+        end = config.get("eos_token") if isinstance(config, dict) else config
+        end = end.get("content") if isinstance(end, dict) else end
+        if not (isinstance(config, dict) and isinstance(end, str | None)):
+            raise UserError(
+                f"tokenizer: eos_token in {str(file)!r} is {shown(end)}; it must be the text of a token, "
                 "such as </s>"
             )
-        return cls(backend, name or config.get("name_or_path") or root.resolve().name, end)
+        own_name = config.get("name_or_path")
+        known = own_name if own_name and isinstance(own_name, str) else Path(os.path.realpath(root)).name
+        return cls(backend, name or known, end)
 
     @classmethod
     def from_hub(cls, name: str) -> HuggingFaceTokenizer:
@@ -348,6 +376,15 @@ class HuggingFaceTokenizer(Tokenizer):
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         text_ids = [i for i in self._checked(ids) if i != self.end_of_document]
         return self._backend.decode(text_ids, skip_special_tokens=True)
+
+    def read_back(self, text: str) -> str:
+        return self._backend.decode(self.encode_batch([text])[0], skip_special_tokens=False)
+
+    def spelled_bytes(self) -> np.ndarray:
+        sizes = self.token_bytes().copy()
+        for number, token in self._backend.get_added_tokens_decoder().items():
+            sizes[number] = len(token.content.encode())
+        return sizes
 
     def _count_bytes(self) -> np.ndarray:
         definition = json.loads(self._backend.to_str())
@@ -402,14 +439,37 @@ def load_tokenizer(source: str | os.PathLike[str]) -> Tokenizer:
     Raises UserError if there is none.
     """
     path = Path(source)
-    if path.is_file():
+    model = path / SENTENCEPIECE_FILE
+    if path.is_dir():
+        if os.path.lexists(model) and not os.path.lexists(path / "tokenizer.json"):
+            return SentencePieceTokenizer(_read(model), file=model)
+        return HuggingFaceTokenizer.from_folder(path)
+    if os.path.lexists(path):
         if path.suffix != ".model":
             raise UserError(
                 f"tokenizer: {str(path)!r} is a file; valid: a folder, or a SentencePiece .model file"
             )
-        return SentencePieceTokenizer(path.read_bytes())
-    if (path / SENTENCEPIECE_FILE).is_file() and not (path / "tokenizer.json").is_file():
-        return SentencePieceTokenizer((path / SENTENCEPIECE_FILE).read_bytes())
-    if path.is_dir():
-        return HuggingFaceTokenizer.from_folder(path)
+        return SentencePieceTokenizer(_read(path), file=path)
     return HuggingFaceTokenizer.from_hub(os.fspath(source))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return read_regular(path, _MOST_BYTES)
+    except OSError as error:
+        raise UserError(f"tokenizer: {str(path)!r} cannot be read: {error.strerror}") from error
+
+
+def _check_ids(vocabulary: Any) -> None:
+    """Raise ValueError unless each token has an id of its own, and half of 0 … the largest or more are taken:
+    every id costs a row of the model's embeddings."""
+    taken: dict[int, str] = {}
+    for token, number in vocabulary.items():
+        if not (type(number) is int and 0 <= number < 2 * len(vocabulary)):
+            raise ValueError(
+                f"the id of {shown(token)} is {shown(number)}; valid for {len(vocabulary):,} entries: whole "
+                f"numbers, each once, with fewer gaps than entries"
+            )
+        if number in taken:
+            raise ValueError(f"{shown(taken[number])} and {shown(token)} have the same id, {number}")
+        taken[number] = token

@@ -24,7 +24,10 @@ def summary(corpus: Corpus) -> str:
     lines = [f"source      {_described(meta.source)}; content {meta.content_hash[:12]}"]
     if "validation" in meta.source:
         lines.append(f"held out    {_described(meta.source['validation'])}")
-    lines.append(f"tokenizer   {tokenizer.name}, {tokenizer.vocab_size:,} entries; {tokenizer.hash[:12]}")
+    lossy = "; taken as lossy" if (meta.request or {}).get("lossy_tokenizer") else ""
+    lines.append(
+        f"tokenizer   {tokenizer.name}, {tokenizer.vocab_size:,} entries; {tokenizer.hash[:12]}{lossy}"
+    )
     for name in SPLITS:
         entry: SplitEntry = getattr(meta, name)
         size = f"{entry.bytes:,} bytes, " if entry.bytes is not None else ""

@@ -41,6 +41,8 @@ class LabelledOptions:
     FASTA, else one is trained)"""
     train_tokenizer: int | None = None
     """train a SentencePiece tokenizer of so many entries on the training examples (default: 2048)"""
+    lossy_tokenizer: bool = False
+    """take a tokenizer that does not give the text back, such as one that lower-cases it"""
 
 
 def run_labelled(argv: Sequence[str]) -> Path:
@@ -65,7 +67,7 @@ def run_labelled(argv: Sequence[str]) -> Path:
     tokenizer: Tokenizer | int | None = VOCABULARY if size is None else size
     if name is not None:
         tokenizer = None if name == CHARACTERS else load_tokenizer(name)
-    return prepare_labelled(Path(options.out), task, tokenizer, say)
+    return prepare_labelled(Path(options.out), task, tokenizer, say, options.lossy_tokenizer)
 
 
 def _task(options: LabelledOptions) -> Task:

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import from_json
+
 from model.errors import UserError
 from pretrain.data.sources.reading import Record, check_text, open_stream
 
@@ -58,7 +60,7 @@ def read_piece(
                 if line is None or line.strip():
                     yield _json_line(line, column, longest)
         else:
-            values = json.load(stream)
+            values = _parsed(stream.read())
             if not isinstance(values, list):
                 raise ValueError("not a JSON array")
             yield from (_json_text(value, column, longest) for value in values)
@@ -68,12 +70,20 @@ def _json_line(line: bytes | None, column: str, longest: int) -> Record:
     if line is None:
         return None, "too_long"
     try:
-        value = json.loads(line)
+        value = _parsed(line)
     except UnicodeDecodeError:
         return None, "invalid_utf8"
     except (ValueError, RecursionError):
         return None, "binary" if b"\0" in line else "invalid_json"
     return _json_text(value, column, longest)
+
+
+def _parsed(content: bytes) -> Any:
+    """The value of a JSON text, as json.loads reads it; of a key that occurs twice the last one counts."""
+    try:
+        return from_json(content, cache_strings="none")  # json.loads would hold all of it as a string, too
+    except ValueError:
+        return json.loads(content)  # which admits more, such as half of a surrogate pair
 
 
 def _json_text(value: Any, column: str, longest: int) -> Record:
@@ -124,6 +134,10 @@ def _csv(stream: Any, path: Path, format: str, column: str, longest: int) -> Ite
         header = next(rows, [])
         if column not in header:
             raise _no_column(path, column, header)
+        if (times := header.count(column)) > 1:
+            raise UserError(
+                f"column: {str(path)!r} has {times} columns {column!r}; valid: a name that one column has"
+            )
         index = header.index(column)
         for row in filter(None, rows):
             if len(row) > len(header):
