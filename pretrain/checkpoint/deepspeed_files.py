@@ -6,6 +6,7 @@ stage 3, on the device or offloaded to the host, for any number of data- and ten
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,10 @@ import torch
 from torch import Tensor
 
 from model.config import VOCABULARY_MULTIPLE
-from model.errors import UserError
+from model.errors import UserError, shown
 from model.parameters import ParameterSpec
 from pretrain.checkpoint.source import ParameterGroup
-from pretrain.checkpoint.state import understood
+from pretrain.checkpoint.state import WorldRecord, understood
 from pretrain.engine.layout import Piece, contiguous_pieces, sliced_pieces
 
 # Pages of a mapped file count as this process's memory until it is unmapped: reopen after this many bytes.
@@ -77,26 +78,41 @@ class ShardedSource:
     Args:
         folder: the checkpoint's ``deepspeed`` folder.
         specs: the parameters of the checkpoint's model.
+        world: what state.json says of the ranks that wrote it, if it does.
 
     Raises:
         UserError: a file is missing or damaged, or is of another model.
     """
 
-    def __init__(self, folder: Path, specs: dict[str, ParameterSpec]) -> None:
+    def __init__(
+        self, folder: Path, specs: dict[str, ParameterSpec], world: WorldRecord | None = None
+    ) -> None:
         self.folder, self.specs = folder, specs
         self._files: dict[Path, Any] = {}
         self._touched = 0
-        model_states = self._model_states()
-        self.data_parallel = model_states["dp_world_size"]
-        self.tensor_parallel = model_states["mp_world_size"]
+        path = self._model_path(0, 0)
+        model_states = load_safely(path)
+        with understood(path):
+            self.data_parallel = model_states["dp_world_size"]
+            self.tensor_parallel = model_states["mp_world_size"]
+            self._param_shapes = model_states["param_shapes"]
+            written = (self.data_parallel * self.tensor_parallel, self.tensor_parallel)
+            if world and written != (world.ranks, world.tensor_parallel):
+                raise UserError(
+                    f"checkpoint: {path} says that it is of {shown(self.data_parallel)} data-parallel x "
+                    f"{shown(self.tensor_parallel)} tensor-parallel ranks, but state.json that {world.ranks} "
+                    f"ranks wrote it, {world.tensor_parallel} of them tensor-parallel; restore the file"
+                )
         self._check_files()
         # ZeRO files of another tensor-parallel rank have the same layout: all shards have equal shapes.
         optimizer = self._optimizer(0, 0)
-        self._sliced = "fp32_flat_groups" in optimizer  # at stage 3
-        settings = self._adam(0, 0)["param_groups"]
-        self._flats = self._flat_groups(model_states["param_shapes"], settings)
-        self._pieces = self._locate(optimizer)
-        self.groups = {group["name"]: self._group(index, group) for index, group in enumerate(settings)}
+        with understood(self._optimizer_path(0, 0)):
+            self._sliced = "fp32_flat_groups" in optimizer  # at stage 3
+            settings = self._adam(0, 0)["param_groups"]
+            with understood(path):
+                self._flats = self._flat_groups(self._param_shapes, settings)
+            self._pieces = self._locate(optimizer)
+            self.groups = {group["name"]: self._group(index, group) for index, group in enumerate(settings)}
 
     def names(self) -> list[str]:
         return list(self._pieces)
@@ -115,6 +131,50 @@ class ShardedSource:
 
     def step(self, name: str) -> int:
         return int(self._adam_state(self._pieces[name][0], 0).get("step", 0))
+
+    def check(self, part: int, parts: int) -> None:
+        places = itertools.product(range(self.tensor_parallel), range(self.data_parallel))
+        for place in itertools.islice(places, part, None, parts):
+            path = self._model_path(*place)
+            model_states = load_safely(path)
+            with understood(path):
+                for key, expected in (
+                    ("dp_world_size", self.data_parallel),
+                    ("mp_world_size", self.tensor_parallel),
+                    ("param_shapes", self._param_shapes),
+                ):
+                    if model_states[key] != expected:
+                        raise ValueError(f"{key} is not that of the other ranks")
+                module = {name: list(tensor.shape) for name, tensor in model_states["module"].items()}
+                for name in self.specs:  # at stage 3 the weights are partitioned, too, and not stored here
+                    if not self._sliced and module.get(name) != self._shard_shape(name):
+                        raise ValueError(
+                            f"{name} has shape {module.get(name)}, not {self._shard_shape(name)}"
+                        )
+            with understood(self._optimizer_path(*place)):
+                self._check_sizes(*place)
+            self.release()
+
+    def _check_sizes(self, tensor_rank: int, rank: int) -> None:
+        """Raise an error of any class if a flat tensor of a rank is shorter than what lies in it."""
+        needed = dict.fromkeys(range(len(self._flats)), 0)
+        for piece in itertools.chain.from_iterable(self._pieces.values()):
+            if piece.rank >= self.data_parallel:
+                raise ValueError(f"the master weights of group {piece.flat} are cut short")
+            if piece.rank == rank:
+                needed[piece.flat] = max(needed[piece.flat], piece.offset + piece.numel)
+        masters, states = (
+            self._masters(self._optimizer(tensor_rank, rank)),
+            self._adam(tensor_rank, rank)["state"],
+        )
+        for flat, least in needed.items():
+            stepped = states.get(self._flats[flat].state) if states else None
+            moments = {} if not states else {key: (stepped or {}).get(key) for key in MOMENTS}
+            for key, tensor in ({MASTERS: masters[flat]} | moments).items():
+                if not isinstance(tensor, Tensor) or tensor.dtype != torch.float32 or tensor.dim() != 1:
+                    raise TypeError(f"{key} of group {flat} is no flat fp32 tensor")
+                if tensor.numel() < least:
+                    raise ValueError(f"{key} of group {flat} has {tensor.numel():,} elements of {least:,}")
 
     def release(self) -> None:
         """Unmap the files, and with them the memory of what was read; they are mapped again when needed."""
@@ -160,12 +220,13 @@ class ShardedSource:
     def _adam_state(self, piece: Piece, tensor_rank: int) -> dict[str, Any]:
         return self._adam(tensor_rank, piece.rank)["state"].get(self._flats[piece.flat].state, {})
 
-    def _model_states(self) -> dict[str, Any]:
-        names = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
-        for name in names:
-            if (self.folder / name).is_file():
-                return load_safely(self.folder / name)
-        raise UserError(f"checkpoint: {self.folder} holds neither {names[0]} nor {names[1]}")
+    def _model_path(self, tensor_rank: int, rank: int) -> Path:
+        name = f"mp_rank_{tensor_rank:02d}_model_states.pt"
+        names = (name, f"zero_pp_rank_{rank}_{name}")  # up to stage 2, at stage 3
+        path = next((self.folder / name for name in names if (self.folder / name).is_file()), None)
+        if path is None:
+            raise UserError(f"checkpoint: {self.folder} holds neither {names[0]} nor {names[1]}")
+        return path
 
     def _optimizer_path(self, tensor_rank: int, rank: int) -> Path:
         name = f"zero_pp_rank_{rank}_mp_rank_{tensor_rank:02d}_optim_states.pt"
@@ -175,7 +236,9 @@ class ShardedSource:
     def _optimizer(self, tensor_rank: int, rank: int) -> dict[str, Any]:
         path = self._optimizer_path(tensor_rank, rank)
         if path not in self._files:
-            self._files[path] = load_safely(path)["optimizer_state_dict"]
+            content = load_safely(path)
+            with understood(path):
+                self._files[path] = content["optimizer_state_dict"]
         return self._files[path]
 
     def _check_files(self) -> None:

@@ -75,17 +75,19 @@ def load_resharded(engine: Any, folder: Path, world: World, opened: Open = Unsha
 
 
 def check_readable(folder: Path, world: World, opened: Open = UnshardedCheckpoint.open) -> None:
-    """Check that load_resharded can read a checkpoint, before anything is built. Collective.
+    """Check the sizes of what an engine of any shape will read, before anything is built. Collective.
 
     Raises:
-        UserError: on every rank, when files are missing or do not fit the model that the checkpoint
-            describes.
+        UserError: on every rank, when files are missing, cut short or do not fit the model that the
+            checkpoint describes.
     """
-
-    def check() -> None:
-        opened(folder)
-
-    world.once(check)
+    problem = None
+    try:
+        opened(folder).check(world.rank, world.size)
+    except UserError as error:
+        problem = str(error)
+    if problem := world.agree(problem):
+        raise UserError(problem)
 
 
 def _restore(engine: Any, checkpoint: UnshardedCheckpoint, progress: ProgressLine | None) -> TrainingState:
