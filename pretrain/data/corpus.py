@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from model.errors import UserError
-from pretrain.data.indexed import IndexedTokens
+from pretrain.data.indexed import IndexedTokens, bin_path, idx_path
 from pretrain.data.megatron import is_prefix, open_prefix
 from pretrain.data.meta import META_FILE, CorpusMeta
 from pretrain.data.same_tokenizer import tokenizer_difference
@@ -60,8 +60,8 @@ class Corpus:
 
     def _check(self, tokenizer: Tokenizer | None) -> None:
         """Raise UserError if the files of the folder do not belong together, or to *tokenizer*."""
-        place, own = str(self.folder), self.tokenizer
-        if tokenizer_hash(own) != self.meta.tokenizer.hash:
+        place, own, meta = str(self.folder), self.tokenizer, self.meta
+        if tokenizer_hash(own) != meta.tokenizer.hash:
             raise UserError(
                 f"data: the tokenizer in {place!r} is not the one the corpus was made with ({own.name}); "
                 "prepare the corpus again"
@@ -72,12 +72,28 @@ class Corpus:
                 f"tokenizer: {place!r} was made with {own.name}, and not with {tokenizer.name} "
                 f"({difference}); valid: its own tokenizer, or a corpus prepared with the other"
             )
+        claims: list[tuple[str, object, object]] = [
+            ("tokenizer.vocab_size", meta.tokenizer.vocab_size, own.vocab_size),
+            ("tokenizer.end_of_document", meta.tokenizer.end_of_document, own.end_of_document),
+        ]
         for name in ("training", "validation"):
-            tokens, expected = getattr(self, name).num_tokens, getattr(self.meta, name).tokens
-            if tokens != expected:
+            split, entry = getattr(self, name), getattr(meta, name)
+            claims += [
+                ("dtype", meta.dtype, split.dtype.name),
+                (f"{name}.tokens", entry.tokens, split.num_tokens),
+                (f"{name}.documents", entry.documents, split.num_documents),
+            ]
+            if entry.of_each_class is not None:
+                claims.append((f"the sum of {name}.of_each_class", sum(entry.of_each_class), entry.documents))
+            for path in (bin_path(self.folder / name), idx_path(self.folder / name)):
+                file = (meta.files or {}).get(path.name)
+                claims.append((f"files.{path.name}.bytes", file and file.bytes, path.stat().st_size))
+        for key, said, found in claims:
+            if said != found:
+                path = self.folder / META_FILE
                 raise UserError(
-                    f"data: {str(self.folder / name)!r} has {tokens} tokens, but {META_FILE} says "
-                    f"{expected}; the files are of different corpora"
+                    f"data: {str(path)!r} says that {key} is {said}, but it is {found}: the files are of "
+                    "different corpora; prepare the corpus again"
                 )
 
     @property
