@@ -108,9 +108,8 @@ class Trainer:
         """The run's folder and engine; weights, optimizer and hooks as the last session left them."""
         session, folder = self.session, self.session.resumed_from
         prepare_run_folder(self.run, session.data, session.decisions, session.world)
-        first_of_node = session.world.local_rank == 0  # its ranks read the same files
-        corpora = [corpus for corpus, _ in session.data.all_corpora()] if first_of_node else []
-        self.hashes = HashCheck(corpora, self.run.folder)
+        first = session.world.local_rank == 0  # of a node, whose ranks read the same files
+        self.hashes = HashCheck([c for c, _ in session.data.all_corpora() if first], self.run.folder)
         engine = self._build_engine()
         if folder:
             if session.reshape:

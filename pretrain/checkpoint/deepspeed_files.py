@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from model.config import VOCABULARY_MULTIPLE
-from model.errors import UserError, shown
+from model.errors import UserError
 from model.parameters import ParameterSpec
 from pretrain.checkpoint.source import ParameterGroup
 from pretrain.checkpoint.state import WorldRecord, understood
@@ -26,6 +26,8 @@ from pretrain.engine.layout import Piece, contiguous_pieces, sliced_pieces
 RELEASE_AFTER = 256 << 20
 MASTERS = "fp32"
 MOMENTS = ("exp_avg", "exp_avg_sq")
+OF_ALL = ("dp_world_size", "mp_world_size", "param_shapes")
+"""What the model states of all ranks have in common."""
 
 
 class _Inert:
@@ -93,16 +95,11 @@ class ShardedSource:
         path = self._model_path(0, 0)
         model_states = load_safely(path)
         with understood(path):
-            self.data_parallel = model_states["dp_world_size"]
-            self.tensor_parallel = model_states["mp_world_size"]
-            self._param_shapes = model_states["param_shapes"]
-            written = (self.data_parallel * self.tensor_parallel, self.tensor_parallel)
-            if world and written != (world.ranks, world.tensor_parallel):
-                raise UserError(
-                    f"checkpoint: {path} says that it is of {shown(self.data_parallel)} data-parallel x "
-                    f"{shown(self.tensor_parallel)} tensor-parallel ranks, but state.json that {world.ranks} "
-                    f"ranks wrote it, {world.tensor_parallel} of them tensor-parallel; restore the file"
-                )
+            self._first = {key: model_states[key] for key in OF_ALL}
+            self.data_parallel, self.tensor_parallel, shapes = self._first.values()
+            ranks = world and (world.ranks // world.tensor_parallel, world.tensor_parallel)
+            if world and ranks != (self.data_parallel, self.tensor_parallel):
+                raise ValueError(f"dp_world_size and mp_world_size are not {ranks}, as state.json says")
         self._check_files()
         # ZeRO files of another tensor-parallel rank have the same layout: all shards have equal shapes.
         optimizer = self._optimizer(0, 0)
@@ -110,7 +107,7 @@ class ShardedSource:
             self._sliced = "fp32_flat_groups" in optimizer  # at stage 3
             settings = self._adam(0, 0)["param_groups"]
             with understood(path):
-                self._flats = self._flat_groups(self._param_shapes, settings)
+                self._flats = self._flat_groups(shapes, settings)
             self._pieces = self._locate(optimizer)
             self.groups = {group["name"]: self._group(index, group) for index, group in enumerate(settings)}
 
@@ -138,43 +135,29 @@ class ShardedSource:
             path = self._model_path(*place)
             model_states = load_safely(path)
             with understood(path):
-                for key, expected in (
-                    ("dp_world_size", self.data_parallel),
-                    ("mp_world_size", self.tensor_parallel),
-                    ("param_shapes", self._param_shapes),
-                ):
-                    if model_states[key] != expected:
-                        raise ValueError(f"{key} is not that of the other ranks")
-                module = {name: list(tensor.shape) for name, tensor in model_states["module"].items()}
-                for name in self.specs:  # at stage 3 the weights are partitioned, too, and not stored here
-                    if not self._sliced and module.get(name) != self._shard_shape(name):
-                        raise ValueError(
-                            f"{name} has shape {module.get(name)}, not {self._shard_shape(name)}"
-                        )
+                wrong = [key for key in OF_ALL if model_states[key] != self._first[key]]
+                if not self._sliced:  # at stage 3 the weights are partitioned, too, and not stored here
+                    shapes = {name: list(model_states["module"][name].shape) for name in self.specs}
+                    wrong += [name for name, shape in shapes.items() if shape != self._shard_shape(name)]
+                if wrong:
+                    raise ValueError(f"{wrong[0]} is not as on the other ranks")
             with understood(self._optimizer_path(*place)):
                 self._check_sizes(*place)
             self.release()
 
     def _check_sizes(self, tensor_rank: int, rank: int) -> None:
         """Raise an error of any class if a flat tensor of a rank is shorter than what lies in it."""
-        needed = dict.fromkeys(range(len(self._flats)), 0)
-        for piece in itertools.chain.from_iterable(self._pieces.values()):
-            if piece.rank >= self.data_parallel:
-                raise ValueError(f"the master weights of group {piece.flat} are cut short")
-            if piece.rank == rank:
-                needed[piece.flat] = max(needed[piece.flat], piece.offset + piece.numel)
-        masters, states = (
-            self._masters(self._optimizer(tensor_rank, rank)),
-            self._adam(tensor_rank, rank)["state"],
-        )
-        for flat, least in needed.items():
-            stepped = states.get(self._flats[flat].state) if states else None
-            moments = {} if not states else {key: (stepped or {}).get(key) for key in MOMENTS}
-            for key, tensor in ({MASTERS: masters[flat]} | moments).items():
-                if not isinstance(tensor, Tensor) or tensor.dtype != torch.float32 or tensor.dim() != 1:
-                    raise TypeError(f"{key} of group {flat} is no flat fp32 tensor")
-                if tensor.numel() < least:
-                    raise ValueError(f"{key} of group {flat} has {tensor.numel():,} elements of {least:,}")
+        pieces = [piece for pieces in self._pieces.values() for piece in pieces]
+        masters = self._masters(self._optimizer(tensor_rank, rank))
+        states = self._adam(tensor_rank, rank)["state"]
+        if any(piece.rank >= self.data_parallel for piece in pieces):
+            raise ValueError("the first rank's part is cut short")
+        for index, flat in enumerate(self._flats):
+            least = max((p.offset + p.numel for p in pieces if (p.flat, p.rank) == (index, rank)), default=0)
+            tensors = {MASTERS: masters[index]} | {key: states[flat.state][key] for key in MOMENTS if states}
+            for key, tensor in tensors.items():
+                if tensor.dtype != torch.float32 or tensor.dim() != 1 or tensor.numel() < least:
+                    raise ValueError(f"{key} {index} holds {tensor.numel():,} of {least:,} numbers in fp32")
 
     def release(self) -> None:
         """Unmap the files, and with them the memory of what was read; they are mapped again when needed."""

@@ -27,7 +27,7 @@ def checkpoint_steps(run_folder: Path) -> list[int]:
         # scandir tells folders from files as they were listed. Checking each of them afterwards would miss
         # those that a run has pruned meanwhile: every checkpoint of a run that keeps only one.
         with os.scandir(_checkpoints_folder(run_folder)) as entries:
-            folders = [entry.name for entry in entries if _is_folder(entry)]
+            folders = [e.name for e in entries if e.is_dir(follow_symlinks=False) or Path(e).is_dir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
@@ -121,10 +121,3 @@ def claimed(folder: Path) -> Iterator[bool]:
 
 def _checkpoints_folder(run_folder: Path) -> Path:
     return run_folder / "checkpoints"
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link that leads to itself
-        return False

@@ -23,7 +23,7 @@ from model.parameters import ParameterSpec
 from pretrain.checkpoint.deepspeed_files import MASTERS
 from pretrain.checkpoint.manifest import write_manifest
 from pretrain.checkpoint.source import ParameterGroup
-from pretrain.checkpoint.state import TrainingState, understood
+from pretrain.checkpoint.state import TrainingState
 from pretrain.utils.files import atomic_folder, copy_folder, file_entry, write_atomically
 
 CANONICAL_FOLDER = "canonical"  # the name that run folders have had from the beginning
@@ -71,27 +71,21 @@ class FolderSource:
         shape = self.specs[name].shape
         if key != MASTERS:
             return torch.zeros(shape)
-        self._check(name)
         with safe_open(_file(self.folder, name), framework="pt") as file:
             tensor: Tensor = file.get_tensor(key).clone()
+        if tuple(tensor.shape) != shape or tensor.dtype != torch.float32:
+            raise UserError(
+                f"checkpoint: {name} is {tensor.dtype} {list(tensor.shape)} in {self.folder}, its model says "
+                f"fp32 {list(shape)}"
+            )
         return tensor
-
-    def check(self, part: int, parts: int) -> None:
-        for name in sorted(self.specs)[part::parts]:
-            self._check(name)
-
-    def _check(self, name: str) -> None:
-        path, shape = _file(self.folder, name), list(self.specs[name].shape)
-        with understood(path), safe_open(path, framework="pt") as file:
-            stored = file.get_slice(MASTERS)
-            if stored.get_shape() != shape or stored.get_dtype() != "F32":
-                raise UserError(
-                    f"checkpoint: {name} is {stored.get_dtype()} {stored.get_shape()} in {path}, its model "
-                    f"says fp32 {shape}"
-                )
 
     def step(self, name: str) -> int:
         return 0
+
+    def check(self, part: int, parts: int) -> None:
+        for name in sorted(self.specs)[part::parts]:
+            self.tensor(name, MASTERS)
 
     def release(self) -> None:
         """Nothing stays mapped between reads."""

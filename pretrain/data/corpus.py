@@ -9,9 +9,9 @@ from pathlib import Path
 from model.errors import UserError
 from pretrain.data.indexed import IndexedTokens, bin_path, idx_path
 from pretrain.data.megatron import is_prefix, open_prefix
-from pretrain.data.meta import META_FILE, CorpusMeta
+from pretrain.data.meta import META_FILE, CorpusMeta, TokenizerEntry
 from pretrain.data.same_tokenizer import tokenizer_difference
-from pretrain.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_hash
+from pretrain.data.tokenizer import Tokenizer, load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -61,20 +61,10 @@ class Corpus:
     def _check(self, tokenizer: Tokenizer | None) -> None:
         """Raise UserError if the files of the folder do not belong together, or to *tokenizer*."""
         place, own, meta = str(self.folder), self.tokenizer, self.meta
-        if tokenizer_hash(own) != meta.tokenizer.hash:
-            raise UserError(
-                f"data: the tokenizer in {place!r} is not the one the corpus was made with ({own.name}); "
-                "prepare the corpus again"
-            )
-        difference = tokenizer_difference(own, tokenizer) if tokenizer is not None else None
-        if tokenizer is not None and difference:
-            raise UserError(
-                f"tokenizer: {place!r} was made with {own.name}, and not with {tokenizer.name} "
-                f"({difference}); valid: its own tokenizer, or a corpus prepared with the other"
-            )
+        entry_of_own = TokenizerEntry.of(own)
         claims: list[tuple[str, object, object]] = [
-            ("tokenizer.vocab_size", meta.tokenizer.vocab_size, own.vocab_size),
-            ("tokenizer.end_of_document", meta.tokenizer.end_of_document, own.end_of_document),
+            (f"tokenizer.{name}", getattr(meta.tokenizer, name), getattr(entry_of_own, name))
+            for name in ("hash", "vocab_size", "end_of_document")
         ]
         for name in ("training", "validation"):
             split, entry = getattr(self, name), getattr(meta, name)
@@ -90,11 +80,16 @@ class Corpus:
                 claims.append((f"files.{path.name}.bytes", file and file.bytes, path.stat().st_size))
         for key, said, found in claims:
             if said != found:
-                path = self.folder / META_FILE
                 raise UserError(
-                    f"data: {str(path)!r} says that {key} is {said}, but it is {found}: the files are of "
-                    "different corpora; prepare the corpus again"
+                    f"data: {META_FILE} in {place!r} says that {key} is {said}, but it is {found}: the files "
+                    "are of different corpora; prepare the corpus again"
                 )
+        difference = tokenizer_difference(own, tokenizer) if tokenizer is not None else None
+        if tokenizer is not None and difference:
+            raise UserError(
+                f"tokenizer: {place!r} was made with {own.name}, and not with {tokenizer.name} "
+                f"({difference}); valid: its own tokenizer, or a corpus prepared with the other"
+            )
 
     @property
     def name(self) -> str:

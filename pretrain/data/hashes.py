@@ -20,16 +20,12 @@ from pretrain.utils.files import file_entry, read_regular, write_atomically
 from pretrain.utils.parsing import parse_json
 
 REMEMBERED = ".verified.json"
-_MOST_BYTES = 1 << 20  # of a file of remembered hashes
 
 
 def damage(path: Path, entry: FileEntry) -> str | None:
     """What is wrong with a file of a corpus, all of which is read; None if it is what was written."""
-    try:
-        if file_entry(path) == to_plain(entry):
-            return None
-    except OSError as error:
-        return f"{str(path)!r} cannot be read ({error.strerror}); restore it, or prepare the corpus again"
+    if file_entry(path) == to_plain(entry):
+        return None
     return (
         f"{str(path)!r} is not what was written (its hash differs from {META_FILE}); prepare the corpus again"
     )
@@ -66,35 +62,32 @@ class HashCheck:
                 if self.problem:
                     return
         except Exception as error:  # any error must reach the main thread
-            self.problem = f"{str(folder)!r} cannot be checked ({type(error).__name__}: {error})"
+            self.problem = f"{str(folder)!r} cannot be checked ({type(error).__name__}: {error}); restore it"
 
     def _check(self, folder: Path, files: dict[str, FileEntry]) -> None:
         own = xxhash.xxh3_64_hexdigest(
             f"{os.uname().nodename} {folder}".encode()
         )  # nodes may have their own copies
-        places = [folder / REMEMBERED, self._fallback / f".verified-{own}.json"]
+        place = self._fallback / f".verified-{own}.json"
+        place = folder / REMEMBERED if os.access(folder, os.W_OK) else place
         remembered: dict[str, Any] = {}
-        for place in places:
-            with suppress(OSError, UserError, TypeError, ValueError):
-                remembered |= parse_json(read_regular(place, _MOST_BYTES), "")
+        with suppress(OSError, UserError, TypeError, ValueError):
+            remembered |= parse_json(read_regular(place, 1 << 20), "")
         found = dict(remembered)
         for name, entry in files.items():
             state = _state(folder / name, entry)
-            if state is None or remembered.get(name) != state:
+            if remembered.get(name) != state:
                 self.problem = damage(folder / name, entry)
                 if self.problem:
                     return
                 if _state(folder / name, entry) == state:  # else it was changed while it was read
                     found[name] = state
-        for place in places if found != remembered else ():
+        if found != remembered:
             with suppress(OSError):
                 write_atomically(place, json.dumps(found, indent=1))
-                return
 
 
-def _state(path: Path, entry: FileEntry) -> str | None:
-    """What stays while a file does, with the hash that it must have; None if it cannot be looked at."""
-    with suppress(OSError):
-        stat = path.stat()
-        return f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ino} {entry.xxh3_128}"
-    return None
+def _state(path: Path, entry: FileEntry) -> str:
+    """What stays while a file does, with the hash that it must have."""
+    stat = path.stat()
+    return f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ino} {entry.xxh3_128}"

@@ -58,7 +58,7 @@ def test_damaged_files_are_refused_in_one_line(damaged, name, content, message):
         ({"training": {"tokens": -1}}, "training.tokens: -1"),
         ({"training": None}, "is damaged"),
         ({"tokenizer": {"hash": "../x"}}, "tokenizer.hash: "),
-        ({"tokenizer": {"hash": "0" * 64}}, "not the one the corpus"),
+        ({"tokenizer": {"hash": "0" * 64}}, "says that tokenizer.hash is 0000"),
         ({"format_version": 9}, r"format_version: 9 is not valid; give one of 1\); prepare the corpus again"),
     ],
 )
