@@ -123,8 +123,7 @@ def build_session(run: RunConfig, ds_config: dict[str, Any], data: RunData, worl
         notes += check_resume(saved, state, run, held, (folder / "tokenizer", data.tokenizer))
         other_shape = shape_change(saved.world, state.world) or regrouped(saved, run, model.value)
         reshape = other_shape is not None or not has_engine_files(folder) or model.value != held
-        if reshape:
-            check_readable(folder, world, open_checkpoint)
+        check_readable(folder, world, open_checkpoint)
         if not saved.run:
             state.from_seed, state.imported = False, True  # a model that was made elsewhere
     session = Session(

@@ -8,7 +8,6 @@ classes, and ``training_labels.npy`` and ``validation_labels.npy`` hold the clas
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -21,7 +20,7 @@ from pretrain.classification.corpus import labels_file
 from pretrain.data.corpus import Corpus
 from pretrain.data.indexed import IndexedTokens
 from pretrain.data.sequences import epoch_order
-from pretrain.utils.files import read_regular
+from pretrain.utils.files import open_regular
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,10 @@ class Examples:
         path = labels_file(corpus.folder, split)
         stream: IndexedTokens = getattr(corpus, split)
         try:
-            labels = np.load(io.BytesIO(read_regular(path)), allow_pickle=False)
+            if path.name not in (corpus.meta.files or {}):
+                raise ValueError("its hash is not known")
+            with open_regular(path) as file:
+                labels = np.load(file, allow_pickle=False)
         except (OSError, ValueError, EOFError, MemoryError):
             raise UserError(f"data: {str(path)!r} is missing or damaged; prepare the corpus again") from None
         if labels.shape != (stream.num_documents,) or not ((labels >= 0) & (labels < len(classes))).all():

@@ -24,6 +24,7 @@ from pretrain.data.sequences import ValidationSequences
 from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_hash
 from pretrain.metrics.file import FILE_NAME, read_metrics
+from pretrain.utils.text import labelled
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class SavedRun:
         """Open ``runs/NAME``: its newest valid checkpoint, or the one of *step*.
 
         Args:
-            report: receives a line for each damaged checkpoint that is passed over.
+            report: receives a line for each damaged checkpoint that an older one replaces.
 
         Raises:
             UserError: no run, no such step, a checkpoint with missing or damaged files, a tokenizer that is
@@ -165,16 +166,19 @@ def find_checkpoint(folder: Path, step: int | None, report: Callable[[str], obje
     Raises:
         UserError: there is no valid one.
     """
+    notes: list[str] = []
     for existing_step in reversed(existing_steps(folder, step)):
         path = checkpoint_path(folder, existing_step)
         hold = Hold(path)  # before it is verified, which takes a while
         problem = verify(path)
         if problem is None:
+            if notes:
+                report(labelled("note", f"{'; '.join(notes)}; using {path.name}"))
             return path, hold
         if not path.is_dir():  # pruned meanwhile, by a run that is training: there is a newer one
             return find_checkpoint(folder, step, report)
-        report(f"checkpoint {path.name} is damaged ({problem})")
+        notes.append(f"checkpoint {path.name} is damaged ({problem})")
     raise UserError(
-        f"checkpoint: {str(folder)!r} holds none that is whole ({path.name}: {problem}); restore it or give "
+        f"checkpoint: {str(folder)!r} holds none that is whole ({'; '.join(notes)}); restore it or give "
         "another --step"
     )

@@ -127,6 +127,21 @@ class World:
             raise UserError(problem)
         return cast(T, value)
 
+    def together(self, make: Callable[[], T]) -> T:
+        """What *make*, which every rank calls and which uses no collective, returns on this rank. Collective.
+
+        Raises:
+            UserError: on every rank, when *make* raises one on any.
+        """
+        value, problem = None, None
+        try:
+            value = make()
+        except UserError as error:
+            problem = str(error)
+        if problem := self.agree(problem):
+            raise UserError(problem)
+        return cast(T, value)
+
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum *tensor* over the data-parallel ranks, in place. Collective.
 

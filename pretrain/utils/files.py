@@ -44,9 +44,13 @@ def file_entry(path: Path) -> dict[str, Any]:
 
 
 def update_from_file(digest: Any, path: Path) -> int:
-    """Add a file's contents to a digest (of hashlib or xxhash), chunk by chunk; returns their bytes."""
+    """Add a file's contents to a digest (of hashlib or xxhash), chunk by chunk; returns their bytes.
+
+    Raises:
+        OSError: as open_regular.
+    """
     size = 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
             size += len(chunk)
