@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import io
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 INTERRUPTED = 130
@@ -40,6 +42,7 @@ def run_command(
         The exit code: 0; 2 for bad input, and for files that cannot be read or written; 130 after Ctrl-C; 141
         when the reader of the output has closed it (``| head``).
     """
+    print_any_text()
     try:
         command(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
@@ -60,6 +63,16 @@ def run_command(
     if os.environ.get("RANK", "0").strip("0123456789") or int(os.environ.get("RANK") or "0") == 0:
         print(line, file=sys.stderr)
     return code
+
+
+def print_any_text() -> None:
+    """Let standard output and error take any text: what their encoding lacks is written with backslashes."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # the file descriptor was closed when Python began
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def closest(name: str, valid: Iterable[str]) -> str:

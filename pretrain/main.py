@@ -19,6 +19,7 @@ from pretrain.config.command_line import parse_command_line  # noqa: E402
 from pretrain.runtime.environment import environment_rank, settle_waiting_threads  # noqa: E402
 from pretrain.runtime.exit import end_after, leave  # noqa: E402
 from pretrain.runtime.signals import StopListener, Stopped  # noqa: E402
+from pretrain.utils.output import outlive_output  # noqa: E402
 from pretrain.utils.text import labelled  # noqa: E402
 
 
@@ -74,16 +75,15 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
                     labelled("note", f"recipe {run.recipe}: {name} is left out; no extension here has it")
                 )
         hang_seconds = 60 * run.interruption.hang_minutes
-        with (
-            build_metrics(session) as metrics,
-            Watchdog(hang_seconds, run.folder / "stacks", world.rank) as watchdog,
-        ):
-            trainer = Trainer(session, metrics, Control(world, listener, watchdog))
-            trainer.fit()
-        world.say(*closing(trainer, arguments))
+        with build_metrics(session) as metrics:
+            with Watchdog(hang_seconds, run.folder / "stacks", world.rank) as watchdog:
+                trainer = Trainer(session, metrics, Control(world, listener, watchdog))
+                trainer.fit()
+            world.say(*closing(trainer, arguments))
 
 
 if __name__ == "__main__":
+    outlive_output()
     settle_waiting_threads()
     rank = environment_rank()
     listener = StopListener()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from model.errors import UserError
+
+# A back end shows windows; there are none here, and matplotlib would refuse one that this machine lacks.
+os.environ.pop("MPLBACKEND", None)
 
 
 @contextmanager
