@@ -68,11 +68,11 @@ def run_command(
 def print_any_text() -> None:
     """Let standard output and error take any text: what their encoding lacks is written with backslashes."""
     for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:  # the file descriptor was closed when Python began
-            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
-        elif isinstance(stream, io.TextIOWrapper):
+        # None: it was closed when Python began.
+        stream = getattr(sys, name) or Path(os.devnull).open("w")  # noqa: SIM115
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+        setattr(sys, name, stream)
 
 
 def closest(name: str, valid: Iterable[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ from pretrain.engine.layout import weights_are_finite
 from pretrain.extensions import extensions
 from pretrain.metrics.file import last_step
 from pretrain.metrics.session import Metrics
+from pretrain.run.extension import Extension
+from pretrain.run.hooks import Hook
 from pretrain.run.session import Session
 from pretrain.runtime.hardware import MEASURED, describe_device, peak_flops
 from pretrain.runtime.signals import Stopped
@@ -144,7 +147,7 @@ def finished_already(session: Session, arguments: list[str]) -> list[str]:
     step, folder = session.state.step, session.run.folder
     more = continue_command(arguments, 2 * step)
     return [
-        *_closing_of_extensions(session),
+        *_results(extensions(), session),
         f"{folder} is already finished at step {step:,}; to go on: {more}",
     ]
 
@@ -228,11 +231,7 @@ def closing(trainer: Trainer, arguments: list[str]) -> list[str]:
                 sample += together(lambda: _sample_lines(trainer), world)
             if not world.is_main:
                 return []
-            for hook in session.hooks:
-                with shielded(f"results of {hook.name}", lines.append):
-                    lines += hook.closing(session)
-            lines += sample
-            lines += _closing_of_extensions(session)
+            lines += [*_results(session.hooks, session), *sample, *_results(extensions(), session)]
     except Stopped as stopped:
         lines.append(labelled("stopped", f"({stopped.reason}) after the last save; the rest is left out"))
     lines.append(
@@ -243,19 +242,20 @@ def closing(trainer: Trainer, arguments: list[str]) -> list[str]:
         )
     )
     commands: dict[str, str] = {}
-    for extension in extensions():
-        with shielded(f"next command of {extension.name}", lines.append):
+    with shielded("further commands", lines.append):
+        for extension in extensions():
             following = extension.next_commands(session).items()
             commands |= {word: _python(*command) for word, command in following}
     commands["continue"] = continue_command(arguments, 2 * run.steps)
     return [*lines, "next", *(f"  {word:<9} {command}" for word, command in commands.items())]
 
 
-def _closing_of_extensions(session: Session) -> list[str]:
+def _results(parts: Iterable[Hook | Extension], session: Session) -> list[str]:
+    """The closing lines of hooks or extensions, or a note on each that has failed."""
     lines: list[str] = []
-    for extension in extensions():
-        with shielded(f"results of {extension.name}", lines.append):
-            lines += extension.closing(session)
+    for part in parts:
+        with shielded(f"results of {part.name}", lines.append):
+            lines += part.closing(session)
     return lines
 
 

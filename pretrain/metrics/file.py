@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal, Required, cast
+from typing import IO, Any, Literal, Required, cast
 
 import numpy as np
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from pydantic_core import from_json
 from typing_extensions import TypedDict
 
-from model.declared import LARGEST_INTEGER, Count
+from model.declared import Count
 from model.errors import UserError, shown
 from pretrain.utils.files import atomic_file, open_regular
 
@@ -29,11 +29,7 @@ CHUNK = 1 << 10
 """Rows that are held as objects at a time while columns are made of them."""
 # JSON has no word for these; as strings, float() reads them back and so does every data frame library.
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-Number = (
-    Annotated[int, Field(ge=-LARGEST_INTEGER, le=LARGEST_INTEGER)]
-    | float
-    | Literal["NaN", "Infinity", "-Infinity"]
-)
+Number = Count | float | Literal["NaN", "Infinity", "-Infinity"]
 
 
 @with_config(ConfigDict(strict=True))
@@ -72,7 +68,7 @@ class MetricsFile:
     def __init__(self, path: Path, report: Callable[[str], object] = print) -> None:
         self.path = path
         self._report = report
-        self._descriptor: int | None = None
+        self._file: IO[bytes] | None = None
         self._failed = False
         self._rows: list[dict[str, Any]] = []
         """The newest row, to which figures of its step are added, and before it those that a full disk did
@@ -86,29 +82,23 @@ class MetricsFile:
         if not self._rows or self._rows[-1]["step"] != step:
             self._rows.append({"step": step})
         self._rows[-1] |= {key: encoded(plain(value)) for key, value in row.items()}
-        *before, last = (json.dumps(each).encode() + b"\n" for each in self._rows)
+        lines = [json.dumps(each).encode() + b"\n" for each in self._rows]
         try:
-            if self._descriptor is None:
-                self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            if self._file is None:
+                self._file = os.fdopen(os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o666), "wb", buffering=0)
             if self._place is None:
-                self._place = os.fstat(self._descriptor).st_size
-            settled = self._place + sum(map(len, before))
-            self._write(b"".join([*before, last]), self._place)
-            self._place, self._rows = settled, self._rows[-1:]
+                self._place = self._file.seek(0, os.SEEK_END)
+            # What lies there begins in the same way: no row is lost if the process ends meanwhile.
+            self._file.seek(self._place)
+            data = memoryview(b"".join(lines))
+            while data:
+                data = data[self._file.write(data) :]
+            self._file.truncate()
+            self._place, self._rows = self._place + sum(map(len, lines[:-1])), self._rows[-1:]
         except OSError as error:
             if not self._failed:
                 self._report(f"warning: cannot write {self.path} ({error.strerror}); training goes on")
             self._failed = True
-
-    def _write(self, data: bytes, place: int) -> None:
-        """Make *data* the end of the file, from *place* on. What lies there begins in the same way, so no row
-        is lost if the process ends meanwhile."""
-        assert self._descriptor is not None
-        while data:
-            count = os.pwrite(self._descriptor, data, place)
-            place, data = place + count, data[count:]
-        if os.fstat(self._descriptor).st_size > place:
-            os.ftruncate(self._descriptor, place)
 
     def truncate_after(self, step: int) -> int:
         """Drop the rows after *step* and lines that are not rows; return how many were dropped.
@@ -121,18 +111,16 @@ class MetricsFile:
         self.close()
         self._rows, self._place, last = [], None, b""
         size = dropped = 0
-        whole = True
         for line in _lines(self.path):
-            whole = line.endswith(b"\n")
             if 0 <= _step_of(line) <= step:
-                last = line.removesuffix(b"\n") + b"\n"
-                size += len(last)
-            elif line != b"\n":
+                last = line
+                size += len(line)
+            else:
                 dropped += 1
-        if dropped or not whole:
+        if dropped or (size and size != self.path.stat().st_size):  # or the last line lacks its end
             kept = (line for line in _lines(self.path) if 0 <= _step_of(line) <= step)
             with atomic_file(self.path) as partial, partial.open("wb") as file:
-                file.writelines(line.removesuffix(b"\n") + b"\n" for line in kept)
+                file.writelines(kept)
         if _step_of(last) == step:
             with contextlib.suppress(ValueError):  # a number of too many digits stays as it is
                 self._rows, self._place = [json.loads(last)], size - len(last)
@@ -140,10 +128,10 @@ class MetricsFile:
 
     def close(self) -> None:
         """Close the file; ``append`` opens it again."""
-        if self._descriptor is not None:
+        if self._file is not None:
             with contextlib.suppress(OSError):  # said before
-                os.close(self._descriptor)
-            self._descriptor = None
+                self._file.close()
+            self._file = None
 
 
 def open_metrics(path: Path) -> IO[bytes] | None:
@@ -155,13 +143,14 @@ def open_metrics(path: Path) -> IO[bytes] | None:
     Raises:
         UserError: a folder, pipe, device or loop of links in its place, or a file that cannot be read.
     """
-    path = _file_of(path)
     try:
-        return open_regular(path)
+        return open_regular(_file_of(path))
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise UserError(f"metrics: {path}: {error.strerror}; give the {FILE_NAME} of a run") from None
+        raise UserError(
+            f"metrics: {error.filename}: {error.strerror}; give the {FILE_NAME} of a run"
+        ) from None
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -187,20 +176,18 @@ class Columns:
     """
 
     def __init__(self, path: Path) -> None:
-        self.last_step = 0
         self._parts: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
         rows = _rows(path)
         while chunk := list(islice(rows, CHUNK)):
             steps = np.array([row["step"] for row in chunk])
-            self.last_step = max(self.last_step, int(steps.max()))
             for name in dict.fromkeys(chain.from_iterable(chunk)):
                 with contextlib.suppress(TypeError, ValueError):  # no figure, but a list or text
                     try:
                         at, values = steps, np.array([*map(itemgetter(name), chunk)], np.float64)
                     except KeyError:  # not in every row
-                        held = [index for index, row in enumerate(chunk) if name in row]
-                        at = steps[held]
-                        values = np.array([chunk[index][name] for index in held], np.float64)
+                        held = [(row["step"], row[name]) for row in chunk if name in row]
+                        at, values = (np.array(part) for part in zip(*held, strict=True))
+                        values = values.astype(np.float64)
                     self._parts.setdefault(name, []).append((at, values))
 
     def names(self, prefix: str = "") -> list[str]:
@@ -226,10 +213,7 @@ class Columns:
 
 def last_step(path: Path) -> int:
     """The step of the newest row, from the end of the file alone; 0 without a row. Raises as open_metrics."""
-    file = open_metrics(path)
-    if file is None:
-        return 0
-    with file:
+    with open_metrics(path) or io.BytesIO() as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
         return next((step for line in reversed(file.readlines()) if (step := _step_of(line)) >= 0), 0)
 
@@ -244,13 +228,13 @@ def _file_of(path: Path) -> Path:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """The lines that the file has now; a run may go on appending."""
+    """The lines that the file has now, each with its end; a run may go on appending."""
     with open_metrics(path) or io.BytesIO() as file:
         left = file.seek(0, os.SEEK_END)
         file.seek(0)
         while left > 0 and (line := file.readline()):
             left -= len(line)
-            yield line
+            yield line.removesuffix(b"\n") + b"\n"
 
 
 def _step_of(line: bytes) -> int:

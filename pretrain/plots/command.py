@@ -35,7 +35,7 @@ def draw_runs(folders: list[Path], out: Path) -> Path:
     if len(runs) > 1:
         from pretrain.run.differences import run_differences  # imports torch
 
-        differences = run_differences(folders, [run.last_step for run in runs])
+        differences = run_differences(folders, [int(run["step"][0][-1]) for run in runs])
         notes, tokenizers = differences.lines, differences.tokenizers
     else:
         notes, tokenizers = [], False

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -35,8 +34,12 @@ def together(work: Callable[[], T], world: World) -> T:
         return work()
     group_store: Any = dist.distributed_c10d._get_default_store()
     store = group_store.clone()  # that of the group may be waiting for another rank
-    result: Future[T] = Future()
-    threading.Thread(target=_run, args=[work, world, result], name="together", daemon=True).start()
+
+    def begin_thread() -> None:
+        if world.device.type == "cuda":
+            torch.cuda.set_device(world.device)  # a thread begins with the first one
+
+    result = ThreadPoolExecutor(1, "together", begin_thread).submit(work)
     try:
         while not result.done():
             wait([result], POLL_SECONDS)
@@ -47,12 +50,3 @@ def together(work: Callable[[], T], world: World) -> T:
         with suppress(Exception):  # the rank that hosts the store may have ended
             store.compare_set(KEY, "", f"rank {world.rank} failed: {shown(error, 200, plain=True)}")
         raise
-
-
-def _run(work: Callable[[], T], world: World, result: Future[T]) -> None:
-    if world.device.type == "cuda":
-        torch.cuda.set_device(world.device)  # a thread begins with the first one
-    try:
-        result.set_result(work())
-    except BaseException as error:
-        result.set_exception(error)

@@ -29,11 +29,8 @@ def outlive_output() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         stream.flush()
-        file = _LastingFile(stream.fileno(), "w", closefd=False)
-        options: dict[str, Any] = {"encoding": stream.encoding, "errors": stream.errors}
-        options |= {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
-        buffer: Any = file if stream.write_through else io.BufferedWriter(file)
-        setattr(sys, name, io.TextIOWrapper(buffer, **options))
+        file: Any = _LastingFile(stream.fileno(), "w", closefd=False)
+        setattr(sys, name, io.TextIOWrapper(file, stream.encoding, stream.errors, line_buffering=True))
 
 
 @contextmanager
