@@ -4,6 +4,7 @@ prepare_process, which makes a program independent of its environment."""
 from __future__ import annotations
 
 import difflib
+import io
 import locale
 import os
 import sys
@@ -82,9 +83,7 @@ def prepare_process() -> None:
     if other and os.environ.get("PYTHONUTF8") != "1":
         os.environ["PYTHONUTF8"] = "1"
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:  # closed by the caller
-            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    print_any_text()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     name = "TORCHINDUCTOR_CACHE_DIR"
     if name in os.environ and folder_problem(os.environ[name]):
@@ -99,6 +98,16 @@ def folder_problem(path: str) -> str | None:
     except OSError as error:
         return f"it cannot be made ({error.strerror}); give a folder that can be written"
     return None if usable else "it cannot be written; give another folder"
+
+
+def print_any_text() -> None:
+    """Let standard output and error take any text: what their encoding lacks is written with backslashes."""
+    for name in ("stdout", "stderr"):
+        # None: it was closed when Python began.
+        stream = getattr(sys, name) or Path(os.devnull).open("w")  # noqa: SIM115
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+        setattr(sys, name, stream)
 
 
 def closest(name: str, valid: Iterable[str]) -> str:

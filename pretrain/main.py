@@ -27,6 +27,7 @@ from pretrain.runtime.environment import (
 )
 from pretrain.runtime.exit import end_after, leave
 from pretrain.runtime.signals import StopListener, Stopped
+from pretrain.utils.output import outlive_output
 from pretrain.utils.text import labelled
 
 
@@ -83,19 +84,18 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
                     labelled("note", f"recipe {run.recipe}: {name} is left out; no extension here has it")
                 )
         hang_seconds = 60 * run.interruption.hang_minutes
-        with (
-            build_metrics(session) as metrics,
-            Watchdog(hang_seconds, run.folder / "stacks", world.rank) as watchdog,
-        ):
-            trainer = Trainer(session, metrics, Control(world, listener, watchdog))
-            trainer.fit()
-        world.say(*closing(trainer, arguments))
+        with build_metrics(session) as metrics:
+            with Watchdog(hang_seconds, run.folder / "stacks", world.rank) as watchdog:
+                trainer = Trainer(session, metrics, Control(world, listener, watchdog))
+                trainer.fit()
+            world.say(*closing(trainer, arguments))
 
 
 def start() -> NoReturn:
     """Train as the process's arguments say, and end the process with an exit code: 0, 2 for bad input, 75
     when asked to stop, 130 after Ctrl-C, 1 after any other error."""
     prepare_process()
+    outlive_output()
     settle_waiting_threads()
     rank = environment_rank()
     listener = StopListener()

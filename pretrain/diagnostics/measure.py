@@ -29,7 +29,7 @@ from pretrain.diagnostics.weights import (
     read_kept,
     update_row,
 )
-from pretrain.metrics.file import FILE_NAME, read_metrics
+from pretrain.metrics.file import read_metrics
 from pretrain.run.data import RunData
 from pretrain.run.saved import SavedRun
 from pretrain.runtime.world import single_world
@@ -70,9 +70,7 @@ def measure_run(
     Raises:
         UserError: no run, no such checkpoint, no data, another tokenizer.
     """
-    rows: dict[int, dict[str, Any]] = {}
-    if (folder / FILE_NAME).is_file():
-        rows = {row["step"]: row for row in read_metrics(folder)}
+    rows = {row["step"]: row for row in read_metrics(folder)}
     windows: np.ndarray | None = None
     features: dict[int, Tensor] = {}
     for asked in _asked(folder, steps):

@@ -63,7 +63,8 @@ class RunPlan:
     batch: BatchPlan
     memory: MemoryPlan
     traffic: Traffic
-    mfu: float
+    mfu: float | None
+    """Share of the GPUs' peak that such a run was measured to reach."""
 
     @property
     def tokens_per_step(self) -> int:
@@ -77,8 +78,8 @@ class RunPlan:
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Seconds per step at *mfu* of the GPUs' peak; None where the peak is not known."""
-        if self.machine.peak is None:
+        """Seconds per step at *mfu* of the GPUs' peak; None where one of them is not known."""
+        if self.machine.peak is None or self.mfu is None:
             return None
         return self.flops_per_step / (self.mfu * self.machine.peak * self.machine.ranks)
 
@@ -88,7 +89,7 @@ class RunPlan:
         return self.memory.peak <= self.machine.usable
 
 
-def make_plan(run: RunConfig, ds_config: dict[str, Any], machine: Machine, mfu: float) -> RunPlan:
+def make_plan(run: RunConfig, ds_config: dict[str, Any], machine: Machine, mfu: float | None) -> RunPlan:
     """Plan a run as pretrain.trainer would start it. Where its precision is left open, every GPU of the table
     has bf16.
 

@@ -23,7 +23,7 @@ from pretrain.data.same_tokenizer import tokenizer_difference
 from pretrain.data.sequences import ValidationSequences
 from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_hash
-from pretrain.metrics.file import FILE_NAME, read_metrics
+from pretrain.metrics.file import read_metrics
 from pretrain.utils.text import labelled
 
 
@@ -132,15 +132,19 @@ class SavedRun:
         return rows, "Python's standard library"
 
     def last_metrics(self) -> dict[str, Any]:
-        """The newest value of each loss and zero-shot score at or before this step, from metrics.jsonl."""
+        """The newest value of each loss and zero-shot score at or before this step, from metrics.jsonl.
+
+        Raises:
+            UserError: as read_metrics.
+        """
         values: dict[str, Any] = {}
         losses = ("train_loss", "val_loss", "val_bpb", "val_accuracy")
-        for row in read_metrics(self.run_folder) if (self.run_folder / FILE_NAME).is_file() else ():
+        for row in read_metrics(self.run_folder):
             if row["step"] <= self.state.step:
                 values |= {
                     name: value
                     for name, value in row.items()
-                    if (name in losses or name.startswith("evaluation/")) and type(value) in (int, float)
+                    if name in losses or name.startswith("evaluation/")
                 }
         return values
 

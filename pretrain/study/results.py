@@ -9,14 +9,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
-from typing_extensions import TypedDict
-
 from model.config import ModelConfig
-from model.declared import Count, explained
 from model.errors import UserError, shown
 from pretrain.config.command_line import load_run_config
-from pretrain.metrics.file import FILE_NAME, read_metrics
+from pretrain.metrics.file import read_metrics
 from pretrain.study.study_file import PlannedRun, Study, differing_fields, read_study
 
 if TYPE_CHECKING:
@@ -28,22 +24,6 @@ TASKS_FILE = "tasks.txt"
 LOGS = "logs"
 CONFIGS = "configs"
 State = Literal["missing", "unfinished", "failed", "finished"]
-
-
-@with_config(ConfigDict(strict=True, extra="allow"))
-class Row(TypedDict, total=False):
-    """What a study reads of a line of metrics.jsonl; other figures may have any type."""
-
-    step: Count
-    tokens: Count
-    train_loss: float
-    val_loss: float
-    val_bpb: float
-    val_accuracy: float
-    tokens_per_second: float
-
-
-_ROWS = TypeAdapter(list[Row])
 
 
 @dataclass(frozen=True)
@@ -131,16 +111,12 @@ def run_state(study: Study, planned: PlannedRun, folder: Path) -> tuple[State, l
     Whether it was made with the study's settings is not looked at (see check_settings).
 
     Raises:
-        UserError: a row of its metrics.jsonl has a figure of another type than Row says.
+        UserError: as read_metrics.
     """
     path = folder / planned.name
     if not path.is_dir():
         return ("failed" if failure(planned, folder) else "missing"), []
-    rows: list[Any] = read_metrics(path) if (path / FILE_NAME).is_file() else []
-    try:
-        _ROWS.validate_python(rows)
-    except ValidationError as error:
-        raise explained(error, where=f"study: {shown(str(path / FILE_NAME))}", section="rows") from None
+    rows = read_metrics(path)
     newest, steps = _text(path / "latest"), planned.run.steps
     measured = any(row["step"] == steps and study.file.measure in row for row in rows[-1:])
     if measured and newest == f"step_{steps:06d}":

@@ -289,7 +289,9 @@ class Scheduler:
         self._say(f"failed   {name}: {reason}")
 
     def _step(self, planned: PlannedRun) -> int:
-        return last_step(self.folder / planned.name / FILE_NAME)
+        with suppress(UserError):
+            return last_step(self.folder / planned.name / FILE_NAME)
+        return 0
 
     def _last_error(self, name: str) -> str:
         """The line of a run's log that says most about its end."""

@@ -12,6 +12,9 @@ from typing import Any
 from model.errors import UserError
 from pretrain.utils.variables import check_variables
 
+# A back end shows windows; there are none here, and matplotlib would refuse one that this machine lacks.
+os.environ.pop("MPLBACKEND", None)
+
 
 @contextmanager
 def saved_figure(

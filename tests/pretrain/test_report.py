@@ -58,11 +58,16 @@ def closing_of(folder, monkeypatch, hook, is_text=True, is_main=True):
     closing, hook.closing = hook.closing, lambda session: did.append("count") or closing(session)
     made = SimpleNamespace
     run = made(folder=folder, steps=2, run_name="n", validation=made(sequences=1))
-    world, store = made(is_main=is_main, say=print), made(path=lambda step: folder / f"step_{step}")
+    monkeypatch.setattr(report, "weights_are_finite", lambda _: True)
+    world, store = (
+        made(is_main=is_main, size=1, gather=lambda value: [value]),
+        made(path=lambda step: folder / f"step_{step}"),
+    )
     parts = {"world": world, "store": store, "data": made(is_text=is_text), "model": made(context_length=8)}
     session = made(run=run, hooks=[hook], finished=True, **parts)
     state = made(step=2, tokens=10, seconds=1.0, skipped=0)
-    trainer = made(session=session, run=run, state=state, engine=None, data_share=0.0)
+    parts = {"engine": None, "data_share": 0.0, "metrics": made(close=lambda: None)}
+    trainer = made(session=session, run=run, state=state, control=made(listener=None), **parts)
     return report.closing(trainer, []), did
 
 

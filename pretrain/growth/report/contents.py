@@ -18,7 +18,7 @@ from pretrain.diagnostics.measure import own_data
 from pretrain.growth.record import GrowthState
 from pretrain.growth.report.law import predict
 from pretrain.growth.report.worth import SMALL_INCREASE, SMALL_SHARE, HeadWorths, measure_worths
-from pretrain.metrics.file import FILE_NAME, read_metrics
+from pretrain.metrics.file import read_metrics
 from pretrain.run.saved import SavedRun
 from pretrain.utils.files import write_atomically
 from pretrain.utils.plotting import saved_figure, whole_numbers
@@ -57,7 +57,7 @@ def write_report(folder: Path, step: int | None, sequences: int, out: Path) -> N
         print(LAW, pd.DataFrame(predictions).to_string(index=False, na_rep="-"), sep="\n")
     print("\n".join(worth_lines(worths, text)))
     written = [draw_worths(worths, out / "worths.png")]
-    rows = read_metrics(folder) if record and (folder / FILE_NAME).is_file() else []
+    rows = read_metrics(folder) if record else []
     if rows := [row for row in rows if row["step"] <= step]:
         written.append(draw_growth(rows, out / "growth.png"))
     by_layer = worths.heads.groupby("layer")
