@@ -55,12 +55,7 @@ def parse_command_line(arguments: list[str]) -> CommandLine:
         known_here = {item.name for item in dataclasses.fields(RunConfig)}
         left_out = [name for name in recipe if name not in known_here]
         recipe = {name: value for name, value in recipe.items() if name not in left_out}
-    values = {"recipe": path.stem} | _by_dotted_name(recipe)
-    for name in values:
-        if name not in SETTINGS:
-            known = shown(name, plain=True)
-            hint = suggestion(known, FLAG_NAMES).replace("--", "")
-            raise UserError(f"{known}: unknown key in {given['config']}{hint}")
+    values = {"recipe": path.stem} | _known(recipe, given["config"])
     for name in FLAGS:
         if (text := given[name]) is not None:
             values[name] = text if name in TEXTS else parse_yaml(text, name)
@@ -73,6 +68,15 @@ def parse_command_line(arguments: list[str]) -> CommandLine:
     )
 
 
+def run_of_recipe(recipe: Mapping[Any, Any], where: str) -> RunConfig:
+    """The RunConfig of a recipe's fields; messages call the recipe *where*.
+
+    Raises:
+        UserError: an unknown key (with the closest valid name), a value of the wrong type.
+    """
+    return from_plain(RunConfig, _nested(_known(recipe, where)))
+
+
 def load_run_config(path: str | Path) -> RunConfig:
     """Read the config.yaml of a run folder.
 
@@ -80,7 +84,8 @@ def load_run_config(path: str | Path) -> RunConfig:
         UserError: the file is missing or does not hold a RunConfig.
     """
     try:
-        return parse_command_line(["--config", str(path), "--ds_config", "unused"]).run
+        file = find_recipe(str(path))
+        return run_of_recipe({"recipe": file.stem} | read_recipe(file), str(path))
     except UserError as error:
         if str(path) in str(error):
             raise
@@ -119,6 +124,17 @@ FLAGS = [*(name for name in SETTINGS if name != "recipe"), *_ARCHITECTURE]
 FLAG_NAMES = [f"--{name}" for name in FLAGS]
 TEXTS = {name for name, _, is_text in _FIELDS if is_text}
 """Those that hold text as it is given; the others are read as YAML."""
+
+
+def _known(recipe: Mapping[Any, Any], where: str) -> dict[str, Any]:
+    """The settings of a recipe by their dotted names. UserError for an unknown one."""
+    values = _by_dotted_name(recipe)
+    for name in values:
+        if name not in SETTINGS:
+            known = shown(name, plain=True)
+            hint = suggestion(known, FLAG_NAMES).replace("--", "")
+            raise UserError(f"{known}: unknown key in {where}{hint}")
+    return values
 
 
 def _by_dotted_name(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:

@@ -8,6 +8,7 @@ are those of each group to the baseline (the first), run by run with the same se
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,7 +59,7 @@ def run_diagnostics(arguments: Sequence[str]) -> None:
     from pretrain.diagnostics.measure import measure_run
     from pretrain.run.differences import run_differences
 
-    names = [folder.resolve().name for folder in options.runs]
+    names = [Path(os.path.realpath(folder)).name for folder in options.runs]
     if len(set(names)) < len(names):
         raise UserError(f"runs: one of {', '.join(names)} was given twice; give runs of different names")
     known = list(dict.fromkeys(group_and_seed(name)[0] for name in names))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 from model.declared import from_plain
 from model.errors import UserError, shown
-from pretrain.checkpoint.finder import existing_steps, is_run
+from pretrain.checkpoint.finder import checkpoint_path, existing_steps, is_run
 from pretrain.hf.config_file import FolderModel, read_model
 from pretrain.utils.files import open_regular
 from pretrain.utils.parsing import read_json_object
@@ -29,13 +29,23 @@ _FLOATS = ("float32", "float16", "bfloat16", "float64")
 
 
 def check_model(folder: str | Path, step: int | None) -> None:
-    """Refuse what is neither a run with a checkpoint (of *step*, if one is given) nor an exported folder.
+    """Refuse what is neither a run with a checkpoint (of *step*, if one is given) nor an exported folder;
+    and a classifier's run.
 
     Raises:
         UserError: as existing_steps and check_folder; a step of an exported folder.
     """
     if is_run(folder):
-        existing_steps(folder, step)
+        newest = existing_steps(folder, step)[-1]
+        state: dict[str, Any] = {}
+        with suppress(UserError):  # a damaged checkpoint is passed over where it is opened
+            state = read_json_object(checkpoint_path(Path(folder), newest) / "state.json", "run")
+        model = state.get("model")
+        if isinstance(model, dict) and model.get("classes") is not None:
+            raise UserError(
+                f"run: {str(folder)!r} holds a classifier, which cannot be sampled from or scored; give a "
+                "run of --task language"
+            )
         return
     check_folder(folder)
     if step is not None:

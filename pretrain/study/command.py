@@ -101,7 +101,8 @@ def run_study(arguments: Sequence[str]) -> int:
     if options.study is None:
         say(*_studies())
         return 0
-    study, folder = _open(options.study, options.out)
+    # Of a large study a task needs one run alone.
+    study, folder = _open(options.study, options.out, check_runs=options.command != "task")
     if options.command == "list":
         say(*_states(study, folder))
     elif options.command == "task":
@@ -115,22 +116,23 @@ def run_study(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _open(name: str, out: Path | None) -> tuple[Study, Path]:
-    """The study of a name, a file or a folder, and the folder of its runs."""
+def _open(name: str, out: Path | None, check_runs: bool) -> tuple[Study, Path]:
+    """The study of a name, a file or a folder, and the folder of its runs; see read_study for
+    *check_runs*."""
     path = Path(name)
     if path.is_dir():
-        if out is not None and out.resolve() != path.resolve():
+        if out is not None and os.path.realpath(out) != os.path.realpath(path):
             raise UserError(
                 f"out: {str(out)!r} beside the folder {name!r}; give the study's file with another --out"
             )
-        return study_of(path), path
+        return study_of(path, check_runs), path
     file = find_study(name)
     folder = out or Path("runs") / file.stem
-    if not is_folder_name(folder.resolve().name):
+    if not is_folder_name(Path(os.path.realpath(folder)).name):
         raise UserError(
             f"out: {str(folder)!r} is not valid; give a folder whose name does not begin with a dot"
         )
-    return read_study(file, folder), folder
+    return read_study(file, folder, check_runs=check_runs), folder
 
 
 def _run(study: Study, folder: Path, options: argparse.Namespace) -> int:
@@ -222,18 +224,20 @@ def _states(study: Study, folder: Path) -> list[str]:
 
 
 def _task(study: Study, folder: Path, number: str, ranks: int | None) -> None:
-    """Print ds_config and recipe of a run, a line each, and write the study's files if they are not there.
+    """Print ds_config and recipe of a run, a line each, and write its recipe, and the study's files if they
+    are not there.
 
     A failure of an earlier attempt is forgotten: this one begins.
     """
     planned = run_of_task(study, folder, number)
-    written, tasks = folder / STUDY_FILE, folder / TASKS_FILE
-    if not tasks.is_file() or not written.is_file() or written.read_bytes() != study.text.encode("utf-8"):
-        check_settings(study, folder)
-        write_study(study, folder)
+    written, config = folder / STUDY_FILE, folder / CONFIGS / f"{planned.name}.yaml"
+    there = all(path.is_file() for path in (written, config, folder / TASKS_FILE))
+    if not there or written.read_bytes() != study.text.encode("utf-8"):
+        check_settings(study, folder, [planned])
+        write_study(study, folder, [planned])
     failed_mark(planned, folder).unlink(missing_ok=True)
     print(ds_config_path(study))
-    print(folder / CONFIGS / f"{planned.name}.yaml")
+    print(config)
     if ranks is not None:
         print(most_ranks(planned.run, ranks))
 

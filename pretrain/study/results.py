@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -47,7 +48,8 @@ class RunResult:
     @cached_property
     def model_config(self) -> ModelConfig | None:
         """The newest checkpoint's model, with growth the heads that it has now; None without a checkpoint."""
-        return ModelConfig.from_json(self.saved.model) if self.saved else None
+        where = f"study: {self.planned.name}: model of step {self.step:,}"
+        return ModelConfig.from_json(self.saved.model, where) if self.saved else None
 
     @property
     def world(self) -> WorldRecord | None:
@@ -70,8 +72,8 @@ class RunResult:
         return f"{self.planned.name}: {self.state} {where}" + f" ({self.failure})" * bool(self.failure)
 
 
-def study_of(folder: Path) -> Study:
-    """The study whose runs are in *folder*.
+def study_of(folder: Path, check_runs: bool = True) -> Study:
+    """The study whose runs are in *folder*; see read_study for *check_runs*.
 
     Raises:
         UserError: the folder has no study.yaml, or one that is not valid.
@@ -82,7 +84,7 @@ def study_of(folder: Path) -> Study:
             f"study: {shown(str(folder))} has no {STUDY_FILE}; give the folder of a study, such as runs/NAME "
             "(python -m pretrain.study run makes it)"
         )
-    return read_study(path, folder, folder.resolve().name)
+    return read_study(path, folder, Path(os.path.realpath(folder)).name, check_runs)
 
 
 def load_results(study: Study, folder: Path) -> list[RunResult]:
@@ -175,13 +177,16 @@ def failed_mark(planned: PlannedRun, folder: Path) -> Path:
     return folder / LOGS / f"{planned.name}.failed"
 
 
-def check_settings(study: Study, folder: Path) -> None:
+def check_settings(study: Study, folder: Path, runs: Sequence[PlannedRun] | None = None) -> None:
     """Refuse a folder with runs that were made with other settings: their figures are not this study's.
+
+    Args:
+        runs: those to look at; all of the study's by default.
 
     Raises:
         UserError: it names the first such run and its fields.
     """
-    for planned in study.runs:
+    for planned in study.runs if runs is None else runs:
         path = folder / planned.name
         if not (path / "config.yaml").is_file():
             continue

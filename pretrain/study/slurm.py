@@ -5,6 +5,7 @@ Runs whose batch cannot be shared by all tasks that the script asks for have arr
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -60,7 +61,7 @@ def sbatch_commands(
         array = array_of(sorted(number[planned.name] for planned in group), parallel)
         fewer = [f"--ntasks-per-node={ranks}", f"--gres=gpu:{ranks}"] if ranks < most else []
         more = [f"--job-name={study.name}", *fewer, *options]
-        commands.append(["sbatch", f"--array={array}", *more, SCRIPT, str(folder.resolve())])
+        commands.append(["sbatch", f"--array={array}", *more, SCRIPT, os.path.realpath(folder)])
     return commands
 
 
