@@ -69,10 +69,8 @@ def pick(logits: Tensor, temperature: float, top_p: float, generator: torch.Gene
         UserError: the logits are not finite.
     """
     if not logits.max().isfinite():
-        raise UserError(
-            f"model: its logits are not finite (the largest is {logits.max():g}): it has diverged, or its "
-            "weights are damaged; give an earlier checkpoint"
-        )
+        reason = "the model has diverged, or its weights are damaged; give an earlier checkpoint"
+        raise UserError(f"model: its logits are not finite (the largest is {logits.max():g}): {reason}")
     scaled = logits / max(temperature, SMALLEST_TEMPERATURE)
     if temperature < SMALLEST_TEMPERATURE or scaled.max().isinf():
         return int(logits.argmax())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -221,10 +220,9 @@ def closing(trainer: Trainer, arguments: list[str]) -> list[str]:
         + (f"; {state.skipped} updates skipped" if state.skipped else "")
         + f"; {trainer.data_share:.2%} of this session's training time spent waiting for data"
     ]
-    if listener:
-        listener.saved()
+    assert listener is not None
     try:
-        with listener.at_once() if listener else nullcontext():
+        with listener.saved():
             trainer.metrics.close()
             sample: list[str] = []
             with shielded("sample", sample.append):

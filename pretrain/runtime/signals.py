@@ -101,9 +101,11 @@ class StopListener:
         self.agreement_seconds = agreement_seconds
         self.budget_seconds = None if minutes is None else 60 * minutes
 
-    def saved(self) -> None:
-        """Record that nothing is left to save: from now on a request to stop ends the process with 0."""
+    def saved(self) -> contextlib.AbstractContextManager[None]:
+        """Record that nothing is left to save: from now on a request to stop ends the process with 0. The
+        block is one of at_once."""
         self._agreed = self._saved = True
+        return self.at_once()
 
     def agreed(self) -> None:
         """Record that the ranks have agreed to stop: from now on saving has no time limit."""

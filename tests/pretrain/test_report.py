@@ -1,6 +1,7 @@
 """Lines that are printed to be pasted, and what a run says of itself."""
 
 import shlex
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -67,7 +68,9 @@ def closing_of(folder, monkeypatch, hook, is_text=True, is_main=True):
     session = made(run=run, hooks=[hook], finished=True, **parts)
     state = made(step=2, tokens=10, seconds=1.0, skipped=0)
     parts = {"engine": None, "data_share": 0.0, "metrics": made(close=lambda: None)}
-    trainer = made(session=session, run=run, state=state, control=made(listener=None), **parts)
+    trainer = made(
+        session=session, run=run, state=state, control=made(listener=made(saved=nullcontext)), **parts
+    )
     return report.closing(trainer, []), did
 
 

@@ -6,11 +6,7 @@ import sys
 
 import pytest
 
-OUTPUTS = {
-    "a pipe without a reader": ">&$closed",
-    "a full disk": ">/dev/full 2>/dev/full",
-    "closed": ">&- 2>&-",
-}
+OUTPUTS = [">&$closed", ">/dev/full 2>/dev/full", ">&- 2>&-"]
 TEXT = "print('\\u00e9 \\ud800 \\u6f22' * 3000, flush=True)"
 TRAINING = f"""
 from pretrain.utils.output import outlive_output
@@ -37,7 +33,7 @@ def run(code, path, redirected="", **variables):
     return done
 
 
-@pytest.mark.parametrize("redirected", OUTPUTS.values(), ids=OUTPUTS)
+@pytest.mark.parametrize("redirected", OUTPUTS, ids=["a pipe without a reader", "a full disk", "closed"])
 def test_training_outlives_its_output(tmp_path, redirected):
     assert run(TRAINING, tmp_path / "file", redirected).returncode == 0
     assert (tmp_path / "file").read_text() == "went on"
