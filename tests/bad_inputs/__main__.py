@@ -32,6 +32,8 @@ from tests.bad_inputs.reasons import reason
 from tests.bad_inputs.spoil import copy_world, spoil
 
 ROOT = Path(__file__).resolve().parents[2]
+VALID = Path(__file__).with_name("valid")
+"""A recipe, a study and a task that are valid."""
 HANG_SECONDS = 20.0
 MOST_BYTES = 6 << 30
 HEAVY = """
@@ -141,38 +143,6 @@ def wait(processes: dict[int, float]) -> tuple[int, int | None]:
         time.sleep(0.005)
 
 
-RECIPE = """model: prism-nano
-steps: 2
-global_batch_tokens: 512
-micro_batch: 2
-precision: fp32
-architecture: {context_length: 64}
-optimizer: {learning_rate: 1.0e-3, betas: [0.9, 0.95]}
-schedule: {kind: cosine, warmup: 0.1}
-lr_rules: [{name: slow, parameters: [q, k], layers: upper_half, scale: 0.25, hold: 0.4}]
-validation: {every: 1, sequences: 4}
-checkpoint: {every: 1, background: false}
-logging: {wandb: disabled}
-"""
-STUDY = """recipe: recipe.yaml
-seeds: 1
-baseline: a
-settings: {data: data/mine, steps: 2}
-variants:
-  a: {}
-  b: {optimizer: {learning_rate: 2.0e-3}}
-contrasts: {more: {plus: b, minus: a}}
-ds_config: ds.json
-"""
-TASK = """task: mine
-dataset_path: baber/piqa
-output_type: multiple_choice
-validation_split: validation
-doc_to_text: "{{goal}}"
-doc_to_target: label
-doc_to_choice: "{{[sol1, sol2]}}"
-metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
-"""
 MADE_BY = (
     "pretrain.prepare.command --out data/mine --text text --train_tokenizer 400 --processes 1",
     "pretrain/main.py --config recipe.yaml --ds_config ds.json --data data/mine --name one",
@@ -192,11 +162,10 @@ def make_world(world: Path) -> None:
     from tests.helpers.items import write_data_sets
     from tests.helpers.small_corpus import small_paths
 
-    (world / "text").mkdir(parents=True)
+    shutil.copytree(VALID, world)
+    (world / "text").mkdir()
     for number, path in enumerate(small_paths()[:12]):
         shutil.copy(path, world / "text" / f"{'abcdefghijkl'[number]}.txt")
-    for name, text in (("recipe.yaml", RECIPE), ("study.yaml", STUDY), ("task.yaml", TASK)):
-        (world / name).write_text(text)
     shutil.copy(ROOT / "ds_configs" / "zero1.json", world / "ds.json")
     (world / "model.json").write_text(json.dumps(preset("prism-nano").to_json()))
     rows = [{"text": f"text {number} of some", "label": str(number % 2)} for number in range(60)]
