@@ -15,6 +15,7 @@ from typing import Any
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 LONGEST_LINE = 2000
+NEAR = 0.75
 SET_ASIDE: dict[str, str] = {}
 """What prepare_process has taken out of the environment."""
 
@@ -111,8 +112,12 @@ def print_any_text() -> None:
 
 
 def closest(name: str, valid: Iterable[str]) -> str:
-    """Return ``"; did you mean 'x'?"`` for the valid name nearest to *name*, or ``""`` if none is near."""
-    matches = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
+    """Return ``"; did you mean 'x'?"`` for the valid name nearest to *name*, or ``""`` if none is near.
+
+    Near is a ratio of NEAR or more of the characters in common (difflib's): one letter in four is wrong at
+    most.
+    """
+    matches = difflib.get_close_matches(name, [known for known in valid if known != name], n=1, cutoff=NEAR)
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
 

@@ -265,7 +265,7 @@ def read_recipe(path: Path, what: str = "config") -> dict[str, Any]:
 class CommandParser(argparse.ArgumentParser):
     """An argparse parser that raises UserError for bad arguments, as for every other bad input."""
 
-    other_names: Mapping[str, str] = {}
+    other_names: Mapping[str, str] = {"version": OTHER_NAMES["version"]}
     """What to give in place of flags that other programs have; see pretrain.config.names."""
     may_be_empty: Container[str] = ()
     """Arguments whose value may be an empty text."""

@@ -91,13 +91,7 @@ def run_evaluation(arguments: Sequence[str]) -> None:
     import torch
 
     from pretrain.evaluation.language_model import ZeroShotModel
-    from pretrain.evaluation.scores import (
-        headline,
-        load_tasks,
-        score,
-        task_manager,
-        without_subtasks,
-    )
+    from pretrain.evaluation.scores import headline, load_tasks, score, task_manager, without_subtasks
     from pretrain.hf.open_model import open_model
 
     world = _join_ranks()

@@ -6,7 +6,6 @@ A group's name says what is in it: ``base/decay``, ``base/no_decay``, and for ea
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -92,14 +91,8 @@ def run_groups(run: RunConfig, model: ModelConfig) -> list[Group]:
     Raises:
         UserError: as plan_groups.
     """
-    # Roles do not depend on sizes: the many models of a study have those of a few.
-    smallest = model.replace(heads=(1,) * model.num_layers, d_model=2, head_dim=None, kv_heads=None)
-    return plan_groups(_roles(smallest), run.optimizer, parse_rules(run.lr_rules), model.num_layers)
-
-
-@functools.lru_cache(maxsize=64)
-def _roles(model: ModelConfig) -> Mapping[str, ParameterRole]:
-    return MappingProxyType({name: spec.role for name, spec in parameter_specs(model).items()})
+    roles = {name: spec.role for name, spec in parameter_specs(model).items()}
+    return plan_groups(roles, run.optimizer, parse_rules(run.lr_rules), model.num_layers)
 
 
 def parameter_groups(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 from model.errors import UserError, closest
@@ -68,6 +69,9 @@ def _check_corpus(folder: str, field: str) -> None:
         )
     if path.is_dir() or is_prefix(path):
         return
+    if path.is_file():
+        make = f"python -m pretrain.prepare --text {shlex.quote(folder)} --tokenizer gpt2 --out data/NAME"
+        raise UserError(f"{field}: {folder!r} is a file; make a corpus of it: {make}")
     siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     builtin = "builtin, " * (field == "data")
     raise UserError(

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from model.config import ModelConfig
 from model.declared import Count, Positive, PositiveNumber, declared, from_plain
 from model.errors import UserError, closest, shown
 from pretrain.config.command_line import find_recipe, read_recipe, run_of_recipe
@@ -97,26 +96,13 @@ class Variant:
 
     @cached_property
     def run(self) -> RunConfig:
-        """Its settings, checked as main.py checks them when this is first asked for."""
+        """Its settings and their model, checked as main.py checks them when this is first asked for."""
         try:
-            return run_of_recipe(self.settings, "it")
+            run = run_of_recipe(self.settings, "it")
+            run.build_model_config()
         except UserError as error:
             raise UserError(f"study: variant {self.name}: {error}") from None
-
-    @cached_property
-    def model(self) -> ModelConfig:
-        """The model of step 0; UserError as for ``run``."""
-        try:
-            return self.run.build_model_config()
-        except UserError as error:
-            raise UserError(f"study: variant {self.name}: {error}") from None
-
-    @cached_property
-    def flops(self) -> float:
-        """Training FLOPs of a whole run, 6 N_matmul + 12 Σ min(T, window) A per token; with growth the most
-        it may take."""
-        run, model = self.run, self.run.largest_model_config(self.model)
-        return float(model.flops_per_token() * run.steps * run.global_batch_tokens)
+        return run
 
 
 @dataclass(frozen=True)
@@ -168,10 +154,12 @@ class PlannedRun:
         growth: GrowthConfig = self.run.growth
         return growth.active
 
-    @property
+    @cached_property
     def flops(self) -> float:
-        """Training FLOPs of the whole run; see Variant."""
-        return self.of.flops
+        """Training FLOPs of the whole run, 6 N_matmul + 12 Σ min(T, window) A per token; with growth the most
+        it may take."""
+        model = self.run.largest_model_config(self.run.build_model_config())
+        return float(model.flops_per_token() * self.run.steps * self.run.global_batch_tokens)
 
 
 @dataclass(frozen=True)
@@ -249,7 +237,7 @@ def parse_study(text: str, name: str, out: Path, where: str = "study", check_run
     comparisons = tuple(_comparisons(file))
     runs = tuple(_runs(comparisons, file.seeds, out))
     for planned in runs if check_runs else ():
-        _ = planned.of.model, planned.run
+        _ = planned.run
     names = list(dict.fromkeys((planned.comparison, planned.variant) for planned in runs))
     study = Study(name, file, comparisons, runs, tuple(parse_contrasts(file.contrasts or {}, names)), text)
     _refuse_doubles(study.of_first_seed)
