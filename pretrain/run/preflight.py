@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 from model.errors import UserError, closest
@@ -62,6 +63,11 @@ def _check_corpus(folder: str) -> None:
         )
     if path.is_dir() or is_prefix(path):
         return
+    if path.is_file():
+        raise UserError(
+            f"data: {folder!r} is a file; to train on text, make a corpus of it: python -m pretrain.prepare "
+            f"--text {shlex.quote(folder)} --out data/{shlex.quote(path.name.split('.')[0] or 'mine')}"
+        )
     siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     raise UserError(
         f"data: {folder!r} is not a folder; valid: builtin, one written by python -m pretrain.prepare, or "
