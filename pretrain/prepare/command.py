@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from model.declared import Positive, declared
-from model.errors import UserError, run_command
+from model.errors import UserError, printable, run_command
 from pretrain.config.options import parse_options
 from pretrain.data.corpus import Corpus
 from pretrain.data.making.assemble import VALIDATION_FRACTION, Selection
@@ -170,7 +170,9 @@ def run_prepare(argv: Sequence[str]) -> Path | None:
         number, count = map(int, options.shard.split("/"))
         folder = preparation.make_share(number, count)
     if folder is None:
-        print(f"shard       {options.shard} is done; the share that is done last makes {options.out}")
+        print(
+            printable(f"shard       {options.shard} is done; the share that is done last makes {options.out}")
+        )
     return folder
 
 
@@ -207,8 +209,8 @@ def _run(arguments: list[str]) -> None:
         command = COMMANDS.get(arguments[0]) if arguments else None
         folder = run_prepare(arguments) if command is None else command(arguments[1:])
         if folder is not None:
-            print(summary(Corpus.open(folder)))
-            print(f"ready       {folder}")
+            print(printable(summary(Corpus.open(folder)), kept="\n"))
+            print(printable(f"ready       {folder}"))
     except OSError as error:
         if error.errno is not None:
             raise
