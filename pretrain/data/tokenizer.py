@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from model.errors import UserError, shown
-from pretrain.utils.files import read_regular
+from pretrain.data.tokenizer_files import check_ids, quietly, read_file
 from pretrain.utils.variables import check_variables
 
 END_OF_DOCUMENT = "<|endoftext|>"
@@ -46,7 +46,6 @@ _CHUNK = 4000  # characters per "sentence" handed to the trainer
 SPACE_MARK = "\u2581"  # how SentencePiece writes a space inside a piece
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 _END_TOKENS = [END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>"]
-_MOST_BYTES = 1 << 28  # of a file: a vocabulary of 262,144 entries takes 33 MB
 _HUB_FILES = ["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"]
 
 
@@ -152,7 +151,9 @@ class SentencePieceTokenizer(Tokenizer):
             if not model:
                 raise RuntimeError("an empty file is taken for no model at all")
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        except (RuntimeError, OSError) as error:
+            self._processor.id_to_piece(list(range(self._processor.vocab_size())))  # are they UTF-8?
+            first_piece = self._processor.encode("a", out_type=str)[0]
+        except (RuntimeError, OSError, UnicodeDecodeError, IndexError) as error:
             raise UserError(f"tokenizer: {where}not a SentencePiece model, or a damaged one") from error
         self._model = model
         processor = self._processor
@@ -164,7 +165,7 @@ class SentencePieceTokenizer(Tokenizer):
         self._bytes_of_space_mark = [processor.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE_MARK.encode()]
         # Models that add a space before the text, or that lack bytes, are used unchanged: splitting their
         # text at U+2581 would give other ids than the library does.
-        self._adds_space = processor.encode("a", out_type=str)[0].startswith(SPACE_MARK)
+        self._adds_space = first_piece.startswith(SPACE_MARK)
         has_bytes = all(map(processor.is_byte, self._bytes_of_space_mark))
         self._spells_space_mark = has_bytes and not self._adds_space
 
@@ -317,23 +318,24 @@ class HuggingFaceTokenizer(Tokenizer):
                 f"tokenizer: {str(root)!r} holds no tokenizer; valid: a folder with tokenizer.model, "
                 "tokenizer.json, or vocab.json and merges.txt"
             )
-        content = _read(file)
+        content = read_file(file)
         try:
             if file.name == "tokenizer.json":
-                backend = tokenizers.Tokenizer.from_buffer(content)
-                _check_ids(backend.get_vocab(with_added_tokens=True))
+                backend = quietly(tokenizers.Tokenizer.from_buffer, content)
+                check_ids(backend.get_vocab(with_added_tokens=True))
                 for token in json.loads(content).get("added_tokens") or []:
                     if (usable := backend.token_to_id(token["content"])) != token["id"]:
                         raise ValueError(f"the added token {shown(token)} would get the id {usable}")
             else:
-                _check_ids(json.loads(content))
+                check_ids(json.loads(content))
                 vocabulary, file = file, merges
-                _read(file)
-                backend = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(str(vocabulary), str(file)))
+                read_file(file)
+                model = quietly(tokenizers.models.BPE.from_file, str(vocabulary), str(file))
+                backend = tokenizers.Tokenizer(model)
                 backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
                 backend.decoder = tokenizers.decoders.ByteLevel()
             file = root / "tokenizer_config.json"
-            config = json.loads(_read(file)) if os.path.lexists(file) else {}
+            config = json.loads(read_file(file)) if os.path.lexists(file) else {}
         except UserError:
             raise
         except Exception as error:  # the library raises bare Exception
@@ -442,34 +444,12 @@ def load_tokenizer(source: str | os.PathLike[str]) -> Tokenizer:
     model = path / SENTENCEPIECE_FILE
     if path.is_dir():
         if os.path.lexists(model) and not os.path.lexists(path / "tokenizer.json"):
-            return SentencePieceTokenizer(_read(model), file=model)
+            return SentencePieceTokenizer(read_file(model), file=model)
         return HuggingFaceTokenizer.from_folder(path)
     if os.path.lexists(path):
         if path.suffix != ".model":
             raise UserError(
                 f"tokenizer: {str(path)!r} is a file; valid: a folder, or a SentencePiece .model file"
             )
-        return SentencePieceTokenizer(_read(path), file=path)
+        return SentencePieceTokenizer(read_file(path), file=path)
     return HuggingFaceTokenizer.from_hub(os.fspath(source))
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return read_regular(path, _MOST_BYTES)
-    except OSError as error:
-        raise UserError(f"tokenizer: {str(path)!r} cannot be read: {error.strerror}") from error
-
-
-def _check_ids(vocabulary: Any) -> None:
-    """Raise ValueError unless each token has an id of its own, and half of 0 … the largest or more are taken:
-    every id costs a row of the model's embeddings."""
-    taken: dict[int, str] = {}
-    for token, number in vocabulary.items():
-        if not (type(number) is int and 0 <= number < 2 * len(vocabulary)):
-            raise ValueError(
-                f"the id of {shown(token)} is {shown(number)}; valid for {len(vocabulary):,} entries: whole "
-                f"numbers, each once, with fewer gaps than entries"
-            )
-        if number in taken:
-            raise ValueError(f"{shown(taken[number])} and {shown(token)} have the same id, {number}")
-        taken[number] = token

@@ -70,8 +70,10 @@ def _check_corpus(folder: str, field: str) -> None:
     if path.is_dir() or is_prefix(path):
         return
     if path.is_file():
-        make = f"python -m pretrain.prepare --text {shlex.quote(folder)} --tokenizer gpt2 --out data/NAME"
-        raise UserError(f"{field}: {folder!r} is a file; make a corpus of it: {make}")
+        raise UserError(
+            f"{field}: {folder!r} is a file; to train on text, make a corpus of it: python -m pretrain.prepare "
+            f"--text {shlex.quote(folder)} --out data/{shlex.quote(path.name.split('.')[0] or 'mine')}"
+        )
     siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     builtin = "builtin, " * (field == "data")
     raise UserError(

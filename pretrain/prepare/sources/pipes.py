@@ -10,6 +10,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from model.errors import printable
 from pretrain.data.making.progress import Report
 from pretrain.utils.files import CHUNK_BYTES
 
@@ -38,7 +39,7 @@ def _copied(path: str, copy: Path, report: Report) -> str:
         return path
     copy = copy.with_name(copy.name + "".join(Path(path).suffixes))
     copy.parent.mkdir(parents=True, exist_ok=True)
-    report(f"copying {path}, which can be read only once, to {copy}")
+    report(printable(f"copying {path}, which can be read only once, to {copy}"))
     digest = hashlib.sha256()
     with Path(path).open("rb") as source, copy.open("wb") as target:
         while chunk := source.read(CHUNK_BYTES):

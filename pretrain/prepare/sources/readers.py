@@ -107,10 +107,11 @@ def read_lines(stream: Any, start: int, stop: int | None, longest: int) -> Itera
     while (stop is None or position < stop) and (part := stream.readline(longest + 1)):
         position += len(part)
         ends = part.endswith(b"\n")
-        if not in_line:
+        begun, in_line = in_line, not ends
+        if not begun:
             fits = ends or len(part) <= longest
-            yield part.removesuffix(b"\n").removesuffix(b"\r") if fits else None
-        in_line = not ends
+            part = part.removesuffix(b"\n").removesuffix(b"\r")  # held once: it may be long
+            yield part if fits else None
 
 
 def _csv(stream: Any, path: Path, format: str, column: str, longest: int) -> Iterator[Record]:
@@ -123,13 +124,12 @@ def _csv(stream: Any, path: Path, format: str, column: str, longest: int) -> Ite
     csv.field_size_limit(longest_record)
     text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
 
-    def lines() -> Iterator[str]:
-        while line := text.readline(longest_record + 1):
-            if len(line) > longest_record:
-                raise ValueError(f"a line of more than {longest_record} characters")
-            yield line
+    def next_line() -> str:
+        if len(line := text.readline(longest_record + 1)) > longest_record:
+            raise ValueError(f"a line of more than {longest_record} characters")
+        return line
 
-    rows = csv.reader(lines(), delimiter=DELIMITERS[format], strict=True)
+    rows = csv.reader(iter(next_line, ""), delimiter=DELIMITERS[format], strict=True)
     try:
         header = next(rows, [])
         if column not in header:

@@ -50,7 +50,7 @@ def test_what_is_no_file_is_refused_by_its_name(kind, tmp_path, capsys, monkeypa
         line = refusal(capsys, command.main, "--text", path, "--out", "out")
         assert words in line and "'texts/inner/other.txt'" in line
     byte_level(300).save("bytes/tokenizer.json")
-    Path("bare/vocab.json").write_text("{}")
+    Path("bare/vocab.json").write_text('{"a": 0}')
     for name in (
         "bytes/tokenizer_config.json",
         "bare/merges.txt",
