@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -15,7 +16,6 @@ from tests.helpers.launch import ROOT
 from tests.helpers.training import nano_arguments
 
 SHADOWS = ("model.py", "yaml.py", "datasets.py", "random.py")
-OFFLINE = ("--no-deps", "--no-build-isolation")
 MAIN = "import sys; from pretrain.main import start; sys.argv[0] = 'pretrain-train'; start()"
 PRESETS = "import sys; from pretrain.presets import main; sys.exit(main())"
 
@@ -85,22 +85,19 @@ def test_a_locale_without_utf_8(beside, encoding):
 @pytest.mark.slow
 def test_a_wheel_trains(small_folder, beside):
     """Its packages unpacked in a folder of their own."""
-    command = [
-        "-m",
-        "pip",
-        "wheel",
-        str(ROOT),
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        str(beside / "wheel"),
-    ]
-    built = run(ROOT, *command)
+    source = beside / "source"
+    for name in ("model", "pretrain", "ds_configs"):
+        shutil.copytree(ROOT / name, source / name, symlinks=True)
+    for name in ("pyproject.toml", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    options = ("--no-deps", "--no-build-isolation", "--wheel-dir", str(beside))
+    built = run(beside, "-P", "-m", "pip", "wheel", str(source), *options)
     assert built.returncode == 0, built.stderr
-    [wheel] = (beside / "wheel").iterdir()
+    [wheel] = beside.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(beside / "installed")
-    for name in ("zero2", "ds_configs/zero3.json"):
-        arguments = nano_arguments(small_folder, beside / "runs", "--steps 2 --ds_config", name)
-        done = run(beside, "-P", "-c", MAIN, *arguments, "--name", name[-8:-5], root=beside / "installed")
+    for number, name in enumerate(("zero2", "ds_configs/zero3.json")):
+        settings = ("--steps 2", "--ds_config", name, f"--name n{number}")
+        arguments = nano_arguments(small_folder, beside / "runs", *settings)
+        done = run(beside, "-P", "-c", MAIN, *arguments, root=beside / "installed")
         assert done.returncode == 0, done.stdout + done.stderr
         assert "continue  deepspeed --module pretrain.main" in done.stdout
