@@ -50,7 +50,7 @@ def _seconds(value: str) -> str | None:
 
 def _address(value: str) -> str | None:
     try:
-        socket.getaddrinfo(value.strip() or "\0", None)
+        socket.getaddrinfo(value.strip(), None)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not a name"
         return f"it names no machine ({reason}); give the name or address of rank 0's machine"
@@ -113,7 +113,7 @@ def check_variables(*uses: str) -> None:
     for variable in VARIABLES:
         for name in variable.names.split() if variable.use in uses else ():
             value = os.environ.get(name, SET_ASIDE.get(name))
-            problem = None if value is None else variable.problem(value)
+            problem = None if value is None else variable.problem(value) if value.strip() else "it is empty"
             if problem:
                 raise UserError(
                     f"{name}: {shown(value)} in the environment is not valid; {problem}, or unset it"

@@ -123,7 +123,8 @@ def _open_dataset(path: str, subset: str | None, split: str, revision: str | Non
 
     datasets.disable_progress_bars()
     # Its messages about unreadable files come as exceptions too, which are reported in one line below.
-    datasets.logging.set_verbosity(logging.CRITICAL)
+    for library in ("datasets", "huggingface_hub"):
+        logging.getLogger(library).setLevel(logging.CRITICAL)
     name = path if subset is None else f"{path} (subset {subset})"
     if path in datasets.packaged_modules._PACKAGED_DATASETS_MODULES:
         # The library would search the current folder and all below it, environments included.
