@@ -18,7 +18,7 @@ from tests.helpers.networks import CONFIGS, network
 from tests.helpers.refusals import refused
 
 FORMATS = {"native": "gptneo_windows", "llama": "uniform", "gpt2": "gpt2"}
-KINDS = {
+KINDS: dict[str, object] = {
     "null": None,
     "true": True,
     "text": "evil",
