@@ -72,12 +72,10 @@ _LACKING = {
     "qwen3": _QK_NORM,
     "mistral": "Mistral's sliding window; with sliding_window null it is a Llama: write model_type llama",
     "gemma": "embeddings scaled by the root of their width, and norms that multiply by 1 + weight",
-    "gemma2": "capped logits, norms after the sublayers, and scaled embeddings",
     "gemma3_text": f"{_QK_NORM}, norms after the sublayers, and two rotary bases",
     "phi": f"attention and feed-forward in parallel, and {_PARTIAL}",
     "phi3": "q, k and v (and gate and up) joined in one tensor, and a sliding window",
     "gpt_neox": f"attention and feed-forward in parallel, and {_PARTIAL}",
-    "olmo2": f"{_QK_NORM}, and norms after the sublayers",
     "mixtral": "experts",
 }
 _ONLY: dict[str, tuple[Any, str]] = {
@@ -100,14 +98,12 @@ LayerSetting = Literal["num_attention_heads", "num_key_value_heads", "head_dim",
 _ATTENTION: Settings = {
     "num_hidden_layers": (Layers, ...),
     "num_attention_heads": (Size, ...),
-    **dict.fromkeys(("num_key_value_heads", "head_dim"), (Size | None, None)),
+    **dict.fromkeys(("num_key_value_heads", "head_dim", "sliding_window"), (Size | None, None)),
     **dict.fromkeys(("rope_parameters", "rope_scaling"), (dict[str, Any] | None, None)),
-    "attention_dropout": (FromZero, 0.0),
 }
 _OWN: dict[Format, Settings] = {
     "native": _ATTENTION
     | {
-        "sliding_window": (Size | None, None),
         "layer_types": (list[Literal["full_attention", "sliding_attention"]] | None, None),
         "per_layer_config": (dict[str, dict[LayerSetting, Size | None]] | None, None),
     },
@@ -116,13 +112,13 @@ _OWN: dict[Format, Settings] = {
         "n_layer": (Layers, ...),
         "n_head": (Size, ...),
         **dict.fromkeys(("n_inner", "n_ctx"), (Size | None, None)),
-        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), (FromZero, 0.0)),
     },
 }
 # Not used here, but what is written there is to be what others read.
 _COMMON: Settings = {
     **dict.fromkeys(("bos_token_id", "pad_token_id", "pretraining_tp"), (int | None, None)),
     **dict.fromkeys(("dtype", "torch_dtype", "transformers_version"), (str | None, None)),
+    **dict.fromkeys(_DROPOUTS, (FromZero, 0.0)),
     **dict.fromkeys(("use_cache", "reorder_and_upcast_attn"), (bool | None, None)),
     "eos_token_id": (int | list[int] | None, None),
     "architectures": (list[str] | None, None),
@@ -174,8 +170,7 @@ def read_model(folder: str | Path) -> FolderModel:
     """
     path = Path(folder) / "config.json"
     if not path.exists():
-        missing = "is not a folder" if Path(folder).exists() else "does not exist"
-        problem = "has no config.json" if Path(folder).is_dir() else missing
+        problem = "has no config.json" if path.parent.is_dir() else "is not a folder or does not exist"
         raise UserError(
             f"model: {str(folder)!r} {problem}; give an exported folder or a run's folder, such as runs/NAME"
         )

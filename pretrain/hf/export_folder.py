@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from model.errors import UserError
+from model.errors import UserError, printable
 from model.parameters import has_vocabulary_rows
 from model.transformer import Transformer
 from pretrain.data.sources.files import BuiltinCorpus
@@ -83,11 +82,11 @@ def export_run(
             )
             print(labelled("padding", padding))
             comparison += f"; {padding}"
-        card = model_card(source, config, comparison, Path(os.path.realpath(out)).name, license_name)
+        card = model_card(source, config, comparison, out.name, license_name)
         (partial / "README.md").write_text(card, encoding="utf-8")
         list_files(partial)
     code = "needs trust_remote_code=True" if chosen == "native" else "no remote code"
-    print(labelled("ready", f"{out}: {name}; {code}"))
+    print(labelled("ready", f"{printable(str(out))}: {name}; {code}"))
 
 
 def parameters_of(network: Transformer) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ import yaml
 from torch import Tensor
 
 from model.config import ModelConfig
+from model.errors import printable
 from model.parameters import has_vocabulary_rows
 from pretrain.checkpoint.state import DataIdentity, TrainingState
 from pretrain.checkpoint.unsharded_folder import write_unsharded
@@ -59,7 +60,7 @@ def import_folder(folder: Path, run_folder: Path) -> None:
         theirs = their_logits(network, tokens)[..., : model.vocab_size]
         del network  # before ours is loaded: never two copies
         print(labelled("logits", compare(our_logits(run.load_model(), tokens), theirs, torch.float32)))
-    print(labelled("ready", f"{run_folder}: {model.num_parameters():,} parameters, step 0"))
+    print(labelled("ready", f"{printable(str(run_folder))}: {model.num_parameters():,} parameters, step 0"))
     prepare = f"python -m pretrain.prepare --text … --tokenizer {run_folder}/tokenizer --out data/NAME"
     train = f"deepspeed --module pretrain.main --config {run_folder}/config.yaml --data data/NAME"
     print(labelled("next", f"{prepare}\n{train}"))

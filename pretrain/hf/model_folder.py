@@ -118,15 +118,14 @@ def read_weights(folder: str | Path, expected: Mapping[str, tuple[int, ...]]) ->
             full = prefix + name if name not in expected and prefix + name in expected else name
             if not _BUFFERS.fullmatch(name):
                 tensors[full] = tensor
-    head = tensors.get("lm_head.weight")
-    if head is not None and "lm_head.weight" not in expected:  # tied
+    head = None if "lm_head.weight" in expected else tensors.pop("lm_head.weight", None)
+    if head is not None:  # tied
         embedding = tensors.get(next(iter(expected)))
         if embedding is None or embedding.shape != head.shape or not torch.equal(embedding, head):
             raise UserError(
                 f"model: lm_head.weight in {str(folder)!r} is not the embedding, config.json has "
                 "tie_word_embeddings true; write false there"
             )
-        del tensors["lm_head.weight"]
     for name, shape in expected.items():
         if name not in tensors:
             raise UserError(f"model: {str(folder)!r} lacks {name}")

@@ -10,6 +10,7 @@ from transformers import GPT2Config, LlamaConfig
 
 from pretrain.hf.config_file import read_model
 from pretrain.hf.configuration_head_schedule import HeadScheduleConfig
+from pretrain.hf.export_folder import special_ids
 from pretrain.hf.formats import folder_config
 from pretrain.hf.model_folder import check_folder
 from tests.helpers.exports import write_folder
@@ -17,11 +18,10 @@ from tests.helpers.networks import CONFIGS, network
 from tests.helpers.refusals import refused
 
 FORMATS = {"native": "gptneo_windows", "llama": "uniform", "gpt2": "gpt2"}
-KINDS = {
+KINDS: dict[str, object] = {
     "null": None,
     "true": True,
     "text": "evil",
-    "digits": "4",
     "negative": -1,
     "zero": 0,
     "billion": 10**9,
@@ -30,7 +30,6 @@ KINDS = {
     "NaN": math.nan,
     "infinity": math.inf,
     "empty list": [],
-    "list": [[1, None]],
     "mapping": {"0": {"num_attention_heads": "x"}},
 }
 NUMBERS = "norm_eps rms_norm_eps layer_norm_epsilon rope_theta initializer_range "
@@ -45,7 +44,6 @@ TAKEN = {
     "true": "tie_word_embeddings attention_bias mlp_bias norm_bias scale_attn_weights use_cache "
     "reorder_and_upcast_attn",
     "text": "dtype transformers_version",
-    "digits": "dtype transformers_version",
     "negative": IDS,
     "zero": DROPOUTS + IDS + GPT2_ONLY,
     "billion": NUMBERS + DROPOUTS + IDS + "n_ctx sliding_window",
@@ -78,10 +76,7 @@ def test_each_field_is_checked_for_each_kind_of_value(exported, kind):
     folder, config = exported
     for name in [name for name in config if not name.startswith("summary_")]:
         text = json.dumps(config | {name: KINDS[kind]})
-        if (
-            name in TAKEN.get(kind, "").split()
-            and f"{folder.name} {kind} {name}" != "native true attention_bias"
-        ):
+        if name in TAKEN.get(kind, "").split() and (name, folder.name) != ("attention_bias", "native"):
             checked(folder, text)
             continue
         with refused(begins=f"model: {folder}/config.json"):
@@ -106,42 +101,32 @@ def test_what_is_read_is_what_transformers_reads(name, tmp_path):
         folder = write_folder(network(name), tmp_path / chosen, chosen)
         described = read_model(folder)
         assert (described.model, described.format, described.notes) == (CONFIGS[name], chosen, [])
-        theirs, extra = classes[chosen].from_pretrained(folder), {"dtype": "float32"}
-        ours = folder_config(
-            described.model,
-            chosen,
-            extra | dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 1),
-        )
+        theirs = classes[chosen].from_pretrained(folder)
+        ours = folder_config(described.model, chosen, special_ids(1) | {"dtype": "float32"})
         assert ours.to_json_string() == theirs.to_json_string()
 
 
-def test_older_names_and_what_older_folders_leave_out(exported, tmp_path):
-    _, config = exported
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    expected = read_model(tmp_path).model
-    if config["model_type"] == "llama":
-        rope = {"rope_theta": 5e5, "rope_scaling": None, "rope_parameters": None}
-        expected = expected.replace(rope_base=5e5)
-        left_out = {"head_dim", "num_key_value_heads", "mlp_bias", "attention_bias", "hidden_act"}
-    else:
-        rope, left_out = {}, {"n_inner", "scale_attn_weights", "activation_function"}
-    text = json.dumps({name: value for name, value in (config | rope).items() if name not in left_out})
-    (tmp_path / "config.json").write_text(text)
-    assert read_model(tmp_path).model == expected
+LEFT_OUT = """rope_parameters head_dim num_key_value_heads mlp_bias attention_bias hidden_act rope_theta
+    n_inner scale_attn_weights activation_function dtype"""
+
+
+@pytest.mark.parametrize("older", [{}, {"rope_theta": 10000.0, "rope_scaling": None}])
+def test_older_names_and_what_older_folders_leave_out(exported, older, tmp_path):
+    left_out = [] if exported[0].name == "native" else LEFT_OUT.split()
+    config = {name: value for name, value in exported[1].items() if name not in left_out}
+    (tmp_path / "config.json").write_text(json.dumps(config | older))
+    assert read_model(tmp_path).model == CONFIGS[FORMATS[exported[0].name]]
 
 
 LACKING = {
     "RoPE scaling": {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "rope_theta": 5e5}},
     "RoPE scaling;": {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
-    "RoPE scaling; valid": {"rope_scaling": {"type": "linear", "factor": 4.0}},
-    "a part of each head": {"partial_rotary_factor": 0.5},
     "quantised weights": {"quantization_config": {"quant_method": "fp8"}},
     "(qk-norm)": {"model_type": "qwen3"},
     "without one of the output projection": {"model_type": "qwen2"},
     "sliding window": {"model_type": "mistral"},
     "scaled by the root": {"model_type": "gemma"},
     "in parallel": {"model_type": "phi"},
-    "the architecture": {"model_type": "mamba"},
 }
 
 
@@ -157,6 +142,3 @@ def test_a_long_context_that_fits_comes_in(tmp_path):
     config = folder_config(CONFIGS["uniform"], "llama", {}).to_dict()
     (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 131072}))
     assert read_model(tmp_path).model.context_length == 131072
-    (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 2**31 - 1}))
-    with refused("for a table of rotary angles"):
-        read_model(tmp_path)

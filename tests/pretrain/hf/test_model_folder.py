@@ -42,24 +42,16 @@ def changed(change):
 
 BAD = {
     "(int64), config.json": changed(torch.Tensor.long),
-    "(bool), config.json": changed(lambda weight: weight > 0),
-    "(complex64), config.json": changed(lambda weight: weight.to(torch.complex64)),
     "(float8_e4m3fn), config.json": changed(lambda weight: weight.to(torch.float8_e4m3fn)),
     "has shape []": changed(lambda weight: weight[0, 0].clone()),
-    "has shape [48]": changed(lambda weight: weight[0].clone()),
     "has shape [0, 48]": changed(lambda weight: weight[:0].clone()),
-    "has shape [24, 96]": changed(lambda weight: weight.reshape(24, 96)),
     f"lacks {NAME}": lambda weights: {name: value for name, value in weights.items() if name != NAME},
     "has more, which": lambda weights: weights | {"more": torch.zeros(1)},
     "lm_head.weight in": lambda weights: weights | {"lm_head.weight": torch.zeros(260, 48)},
     f"{NAME} in": changed(lambda weight: weight.index_fill(0, torch.tensor([7]), torch.nan)),
     "is not finite": changed(lambda weight: weight - torch.inf),
 }
-PICKLES = {
-    "tensors by name": [torch.zeros(2 * 10**5)],
-    "tensors by name;": {"model": {NAME: torch.zeros(2 * 10**5)}},
-    "tensors by name; put": {1: torch.zeros(2 * 10**5)},
-}
+MANY = torch.zeros(2 * 10**5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -70,20 +62,18 @@ def test_tensors_that_do_not_fit(folder, kind, words, change):
         load_exported(folder)
 
 
-@pytest.mark.parametrize(("words", "content"), PICKLES.items())
-def test_pickles_of_something_else(folder, words, content):
+@pytest.mark.parametrize("content", [[MANY], {"model": {NAME: MANY}}, {1: MANY}])
+def test_pickles_of_something_else(folder, content):
     put(folder, PICKLED, content)
-    with refused(words, begins=f"model: {folder / PICKLED}"):
+    with refused("tensors by name", begins=f"model: {folder / PICKLED}"):
         load_exported(folder)
 
 
-def test_a_pickled_tensor_of_any_layout_is_refused(folder):
-    weights = load_file(folder / SAFE)
-    for other in (weights[NAME].to_sparse(), weights[NAME].to("meta")):
-        put(folder, PICKLED, weights | {NAME: other})
-        with refused(f"{NAME} in", begins="model: "):
-            load_exported(folder)
-        save_file(weights, folder / SAFE)
+@pytest.mark.parametrize("other", [torch.Tensor.to_sparse, lambda weight: weight.to("meta")])
+def test_a_pickled_tensor_of_another_layout_is_refused(folder, other):
+    put(folder, PICKLED, changed(other)(load_file(folder / SAFE)))
+    with refused(f"{NAME} in", "no dense tensor"):
+        load_exported(folder)
 
 
 NOT_FILES = {
@@ -92,7 +82,6 @@ NOT_FILES = {
     "is a device": lambda path: path.symlink_to("/dev/zero"),
     "holds no weights": lambda path: path.symlink_to(path),
     "cannot be loaded": lambda path: path.write_bytes(b"\xff" * 100),
-    "cannot be loaded (": lambda path: path.write_bytes(b""),
 }
 
 
@@ -114,19 +103,16 @@ OUTSIDE = [{"a": f"{place}/model.{end}"} for place in PLACES for end in ("safete
 def test_an_index_stays_in_the_folder(folder, kind, names):
     (folder / SAFE).unlink()
     (folder / f"{kind}.index.json").write_text(json.dumps({"weight_map": names}))
-    with refused(begins="model: "):
+    with refused(*["which is no file of weights"] * (names in OUTSIDE), begins="model: "):
         check_folder(folder)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("chosen", "name"), [("native", "prism"), ("llama", "ablation"), ("gpt2", "gpt2")])
+@pytest.mark.parametrize(("chosen", "name"), [("native", "prism"), ("llama", "uniform"), ("gpt2", "gpt2")])
 def test_folders_of_links_in_parts_without_a_prefix(tmp_path, kind, chosen, name):
     """As Hugging Face's cache holds them, and as older versions of transformers have written them."""
     source, cache = write_folder(network(name), tmp_path / "source", chosen), tmp_path / "cache"
-    if chosen == "llama":  # of one shape in every layer
-        source = write_folder(network("uniform"), tmp_path / "uniform", chosen)
-        name = "uniform"
     weights = load_file(source / SAFE)
     assert {key: tuple(value.shape) for key, value in weights.items()} == folder_shapes(CONFIGS[name], chosen)
     bare = {key.removeprefix("model.").removeprefix("transformer."): value for key, value in weights.items()}
