@@ -143,7 +143,7 @@ def survive(
         with start(arguments, RANKS, **options) as running:
             moment(running, generator, folder)
             KINDS[kind](running, generator, folder)
-            finished = running.wait(120)
+            finished = running.wait(300)
         newest = (folder / "latest").read_text().strip() if (folder / "latest").exists() else "none"
         codes = finished.returncodes
         print(
