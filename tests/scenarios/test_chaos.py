@@ -138,7 +138,8 @@ def survive(
     began = time.monotonic()
     for number, kind in enumerate(kinds):
         if last == SHORT:  # what the fault is to meet begins anew: the last steps with their save, compiling
-            for gone in (folder / LAST, folder.parent.parent / "compiled"):
+            unfinished = folder.glob("checkpoints/.writing_*")
+            for gone in (folder / LAST, folder.parent.parent / "compiled", *unfinished):
                 shutil.rmtree(gone, ignore_errors=True)
         with start(arguments, RANKS, **options) as running:
             moment(running, generator, folder)
