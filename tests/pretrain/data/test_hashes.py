@@ -27,18 +27,11 @@ def copied(small_folder, tmp_path):
 
 def checked(folder: Path, run_folder: Path) -> tuple[list[str], str | None]:
     """The files that are read, and the problem."""
-    read: list[str] = []
-
-    def reading(path: Path, entry: Any) -> str | None:
-        read.append(path.name)
-        return original(path, entry)
-
-    original = hashes.damage
-    with mock.patch.object(hashes, "damage", reading):
+    with mock.patch.object(hashes, "damage", wraps=hashes.damage) as read:
         check = HashCheck([Corpus.open(folder)] * 2, run_folder)
         check.wait()
     assert not check.running
-    return read, check.problem
+    return [call.args[0].name for call in read.call_args_list], check.problem
 
 
 @pytest.mark.parametrize("writable", [True, False])
@@ -70,13 +63,16 @@ def test_what_is_remembered_is_not_trusted_to_make_sense(copied, tmp_path, conte
 def slowly(run: Any, seconds: float) -> tuple[Any, int]:
     """A session in which each file takes so long to be read; its result, and the files that this rank
     read."""
-    original = hashes.damage
+    state = hashes._state
 
-    def reading(path: Path, entry: Any) -> str | None:
+    def slow(path: Path, entry: Any) -> str:
         time.sleep(seconds)
-        return original(path, entry)
+        return state(path, entry)
 
-    with mock.patch.object(hashes, "damage", side_effect=reading) as read:
+    with (
+        mock.patch.object(hashes, "_state", slow),
+        mock.patch.object(hashes, "damage", wraps=hashes.damage) as read,
+    ):
         return session(run), read.call_count
 
 

@@ -115,26 +115,18 @@ def write_proc(proc, ticks, processes):
 )
 def test_cores_are_busy_with_the_work_of_others(monkeypatch, tmp_path, core, job, busy):
     core = [*core, 3, 3]  # guests are counted as users already
-    if sum(core[:8]) < 10:
-        core[3] = 10 - sum(core[:8])
+    core[3] += 10 - sum(core[:8])
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2})
-    before = [100, 5, 60, 900, 7, 1, 2, 3, 0, 0]
-    idle = [number + 100 * (place == 3) for place, number in enumerate(before)]
-    own = [50, 20, 10, 5]
-    others = {7: ("MASTER_PORT=29501", [1, 1, 1, 1]), 8: ("MASTER_PORT=295000", [0, 0, 0, 0])}
+    before, own = [100, 5, 60, 900, 7, 1, 2, 3, 0, 0], [50, 20, 10, 5]
+    later = [a + b for a, b in zip(before, core, strict=True)], [a + b for a, b in zip(own, job, strict=True)]
 
-    def later(seconds):
-        after = [a + b for a, b in zip(before, core, strict=True)]
-        more = [a + b for a, b in zip(own, job, strict=True)]
-        write_proc(
-            tmp_path / "proc",
-            {0: after, 1: [9999] * 10, 2: after},
-            {5: ("MASTER_PORT=29500", more), 7: ("MASTER_PORT=29501", [30, 30, 30, 30])},
-        )
+    def write(numbers, mine, others):
+        jobs = {5: ("MASTER_PORT=29500", mine), 7: ("MASTER_PORT=29501", [others] * 4)}
+        write_proc(tmp_path, {0: numbers, 1: [others] * 10, 2: numbers}, jobs)
 
-    write_proc(tmp_path / "proc", {0: before, 1: idle, 2: before}, {5: ("MASTER_PORT=29500", own), **others})
-    monkeypatch.setattr(module.time, "sleep", later)
-    assert module.busy_with_others("MASTER_PORT=29500", tmp_path / "proc") == busy
+    write(before, own, 1)
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: write(*later, 99))
+    assert module.busy_with_others("MASTER_PORT=29500", tmp_path) == busy
 
 
 @pytest.mark.parametrize(
@@ -152,18 +144,15 @@ def test_threads_sleep_on_a_busy_machine(monkeypatch, busy, given, expected):
 
 def test_the_ranks_of_a_node_decide_once_a_launch(monkeypatch, tmp_path):
     monkeypatch.setattr(module.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("MASTER_PORT", "7")
     asked: list[str] = []
     for launch, busy in enumerate([True, False, True]):
         monkeypatch.setattr(module, "busy_with_others", lambda job, busy=busy: asked.append(job) or busy)
         answers = []
         for rank in ("1", "0", "2"):
-            for name, value in {
-                "RANK": rank,
-                "LOCAL_RANK": rank,
-                "WORLD_SIZE": "3",
-                "MASTER_PORT": "7",
-            }.items():
-                monkeypatch.setenv(name, value)
+            monkeypatch.setenv("RANK", rank)
+            monkeypatch.setenv("LOCAL_RANK", rank)
             monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
             module.settle_waiting_threads()
             answers.append(os.environ.pop("OMP_WAIT_POLICY", None))
