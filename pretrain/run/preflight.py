@@ -71,7 +71,7 @@ def _check_corpus(folder: str, field: str) -> None:
         return
     if path.is_file():
         raise UserError(
-            f"{field}: {folder!r} is a file; to train on text, make a corpus of it: python -m pretrain.prepare "
+            f"{field}: {folder!r} is a file; make a corpus of it: python -m pretrain.prepare "
             f"--text {shlex.quote(folder)} --out data/{shlex.quote(path.name.split('.')[0] or 'mine')}"
         )
     siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
