@@ -17,20 +17,15 @@ INNER = {
     "pretrain-evaluation": ["save"],
     "pretrain-study": ["run", "list", "report", "power", "task"],
 }
-COMMANDS = [
-    (name, *inner)
-    for name in SCRIPTS
-    if name != "pretrain-train"
-    for inner in ([], *([part] for part in INNER.get(name, [])))
-]
+COMMANDS = [(name, *inner.split()) for name in SCRIPTS for inner in ["", *INNER.get(name, [])]]
+COMMANDS.remove(("pretrain-train",))
 MAY_BE_EMPTY = {"--prompt"}
 
 
 def run(command, arguments, capsys):
-    module, _, function = SCRIPTS[command[0]].partition(":")
     capsys.readouterr()
-    code = getattr(import_module(module), function)([*command[1:], *arguments])
-    return code, capsys.readouterr()
+    main = import_module(SCRIPTS[command[0]].removesuffix(":main")).main
+    return main([*command[1:], *arguments]), capsys.readouterr()
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids="-".join)

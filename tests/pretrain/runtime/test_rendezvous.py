@@ -95,21 +95,9 @@ def test_a_rank_without_its_gpu_ends_all_of_them_at_once(tmp_path):
     assert finished.output.count("error:") == 1 and "Traceback" not in finished.output
 
 
-ALONE = """
-import os, sys
-sys.path.insert(0, {root!r})
-from model.errors import prepare_process
-prepare_process()
-from datetime import timedelta
-from pretrain.runtime import rendezvous
-from pretrain.runtime.exit import end_after
-rendezvous.MEETING = timedelta(seconds=3)
-rank = int(os.environ["RANK"])
-try:
-    rendezvous.meet(rank, 2, timedelta(minutes=30))
-except Exception as error:
-    end_after(error, rank, wait=0.0)
-"""
+ALONE = BROKEN_GPU.replace("rank = int", "rendezvous.MEETING = timedelta(seconds=3)\nrank = int")
+ALONE = ALONE.replace("import torch\n", "import model.errors\nmodel.errors.prepare_process()\nimport torch\n")
+ALONE = ALONE.replace('== "0"', '== "none"')
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])

@@ -14,14 +14,13 @@ NAMES = [(variable.use, name) for variable in VARIABLES for name in variable.nam
 FOLDERS = {name for _, name in NAMES if name.endswith(("_DIR", "_HOME", "_CACHE", "MPLCONFIGDIR"))}
 JUNK = ["", " ", "nope", "-1", "0,5", "\x1b[31m", "é", "\udcff", "a,b", "no.such.host.invalid", "x" * 300]
 VALID = {
-    "OMP_NUM_THREADS": ["1", "4", "4,2", " 3 "],
-    "MASTER_ADDR": ["localhost", "127.0.0.1", "::1"],
-    "GLOO_SOCKET_IFNAME": ["lo", "lo,lo"],
-    "NCCL_SOCKET_IFNAME": ["lo", "l", "=lo", "^eth", "^=lo"],
-    "DS_ACCELERATOR": ["cpu", "cuda"],
-    "TORCH_DISTRIBUTED_DEBUG": ["off", "DETAIL"],
-    "WANDB_MODE": ["online", "offline", "disabled", "dryrun"],
-    "HF_HUB_DOWNLOAD_TIMEOUT": ["10"],
+    "OMP_NUM_THREADS": "1 4 4,2",
+    "MASTER_ADDR": "localhost 127.0.0.1 ::1",
+    "GLOO_SOCKET_IFNAME": "lo lo,lo",
+    "NCCL_SOCKET_IFNAME": "lo l =lo ^eth ^=lo",
+    "DS_ACCELERATOR": "cpu cuda",
+    "TORCH_DISTRIBUTED_DEBUG": "off DETAIL",
+    "WANDB_MODE": "online offline disabled",
 }
 
 
@@ -45,7 +44,7 @@ def test_each_kind_of_value(monkeypatch, tmp_path, use, name):
             check_variables(use)
         assert str(raised.value).isprintable()
         check_variables("another use")
-    for value in [str(tmp_path / "made/here")] if folder else VALID.get(name, ["2"]):
+    for value in [str(tmp_path / "made/here")] if folder else VALID.get(name, "2").split():
         monkeypatch.setenv(name, value)
         check_variables(use)
 
@@ -53,7 +52,6 @@ def test_each_kind_of_value(monkeypatch, tmp_path, use, name):
 def test_a_cache_that_is_not_used_is_no_obstacle(monkeypatch):
     """torch makes it while it is imported."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/proc/x")
-    monkeypatch.setattr(errors.os, "execv", None)
     errors.prepare_process()
     assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
     check_variables("start", "gloo", "plots")
