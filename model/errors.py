@@ -105,7 +105,7 @@ def print_any_text() -> None:
     """Let standard output and error take any text: what their encoding lacks is written with backslashes."""
     for name in ("stdout", "stderr"):
         # None: it was closed when Python began.
-        stream = getattr(sys, name) or Path(os.devnull).open("w")  # noqa: SIM115
+        stream = getattr(sys, name) or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
         setattr(sys, name, stream)

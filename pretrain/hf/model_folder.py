@@ -43,8 +43,8 @@ def check_model(folder: str | Path, step: int | None) -> None:
         model = state.get("model")
         if isinstance(model, dict) and model.get("classes") is not None:
             raise UserError(
-                f"run: {str(folder)!r} holds a classifier, which cannot be sampled from or scored; give a "
-                "run of --task language"
+                f"run: {str(folder)!r} holds a classifier of {shown(model['classes'])} classes, which cannot "
+                "be sampled from or scored; give a run of --task language"
             )
         return
     check_folder(folder)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from model.errors import UserError
+from pretrain.utils.files import atomic_file
 from pretrain.utils.variables import check_variables
 
 # A back end shows windows; there are none here, and matplotlib would refuse one that this machine lacks.
@@ -57,7 +58,8 @@ def saved_figure(
     yield figure, figure.subplots(rows, columns, **subplots)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=dpi)
+        with atomic_file(path) as partial:
+            figure.savefig(partial, dpi=dpi, format=path.suffix.lower().removeprefix("."))
     except OSError as error:
         raise UserError(f"{setting}: cannot write {str(path)!r}: {error}".replace("\n", " ")) from error
 

@@ -276,7 +276,7 @@ def test_an_export_is_replaced_where_the_user_asks(native, prism, tmp_path):
 
 
 OUT = {
-    "": "names no folder",
+    "": "'' is empty",
     "/": "names no folder",
     ".": "exists already",
     "~": "exists already",

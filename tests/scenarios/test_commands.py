@@ -12,7 +12,7 @@ import pytest
 
 from tests.helpers.launch import ROOT
 
-RUN, MODEL = "run: 'nowhere' is not a run's folder", "model: 'nowhere' does not exist"
+RUN, MODEL = "run: 'nowhere' is not a run's folder", "model: 'nowhere' is not a folder or does not exist"
 ANSWERED = {
     "convert nowhere --out x": RUN,
     "diagnostics.command nowhere": RUN,

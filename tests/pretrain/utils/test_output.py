@@ -17,7 +17,7 @@ open(ARGV, 'w').write('went on')
 COMMAND = f"""
 from model.errors import run_command
 def command(arguments): {TEXT}
-raise SystemExit(run_command(command, []))
+raise SystemExit(run_command(command, None))
 """
 
 

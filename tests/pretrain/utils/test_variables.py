@@ -68,7 +68,7 @@ def test_text_is_opened_in_a_named_encoding():
             if not isinstance(call, ast.Call) or any(item.arg == "encoding" for item in call.keywords):
                 continue
             function, given = ast.unparse(call.func), [ast.unparse(item) for item in call.args]
-            name, named = function.split(".")[-1], "'utf-8'" in given or len(given) > 1
+            name, named = function.split(".")[-1], "'utf-8'" in given or "'ascii'" in given or len(given) > 1
             text_mode = name == "open" and given and given[-1] in ("'r'", "'w'", "'a'", "'a+'", "'r+'", "'x'")
             text_file = name in ("read_text", "write_text") and not named
             keywords = {item.arg for item in call.keywords} if "subprocess" in function else set()
