@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,9 +12,6 @@ from tests.helpers.training import alone
 
 pytest.importorskip("lm_eval")
 
-import lm_eval.tasks
-
-from pretrain.evaluation import checks
 from pretrain.evaluation import scores as scoring
 from pretrain.evaluation.checks import resolve_tasks
 from pretrain.evaluation.language_model import ZeroShotModel
@@ -76,10 +72,3 @@ def test_tasks_of_ones_own(own, small, by):
     assert {text.count("Question:") for text in asked if "Question:" in text} == {1, 3}
     plain = score(model, load_tasks(resolve_tasks(["mine"], manager.all_tasks), manager, data), limit=2)
     assert plain["n-shot"] == {"mine": 0}
-
-
-def test_names_that_are_checked_first_contain_lm_evals():
-    library = Path(lm_eval.tasks.__file__).parent
-    names = checks._names_in(checks._task_files(str(library)))
-    known = set(task_manager().all_tasks)
-    assert known <= names and len(names) < 1.1 * len(known)
