@@ -66,9 +66,16 @@ def run_command(
         code, line = 2, f"error: {printable(f'{where}{error.strerror}')}"
     except KeyboardInterrupt:
         code, line = INTERRUPTED, f"\n{interrupted}"
-    if os.environ.get("RANK", "0").strip("0123456789") or int(os.environ.get("RANK") or "0") == 0:
+    if not _is_a_later_rank():
         print(line, file=sys.stderr)
     return code
+
+
+def _is_a_later_rank() -> bool:
+    """Whether this process is one of several ranks, and not the first."""
+    rank, size = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
+    numbers = rank.isdecimal() and size.isdecimal() and len(rank + size) < 20
+    return numbers and 0 < int(rank) < int(size)
 
 
 def prepare_process() -> None:

@@ -8,6 +8,7 @@ import importlib.util
 import os
 import re
 from collections.abc import Collection, Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 
 from model.errors import UserError, closest, shown
@@ -19,6 +20,8 @@ GROUPS = {"papers": ("hellaswag", "piqa", "winogrande", "arc_easy", "blimp", "wi
 _NAMES = re.compile(rb"^[ \t]*[\"']?(?:task|group|tag)[\"']?[ \t]*:(.*(?:\n[ \t]*-.*)*)", re.MULTILINE)
 _WORDS = re.compile(rb"[^\s\"',\[\]]+")
 SUFFIXES = (".yaml", ".yml")
+MOST_FILES = 100_000
+"""Files of a folder of tasks; lm-eval's own has some 15,000."""
 
 
 def check_tasks(tasks: str, include_path: str | None) -> None:
@@ -83,7 +86,12 @@ def existing_data_dir(data_dir: str | None) -> Path | None:
 
 def _task_files(root: str) -> list[str]:
     """The files in a folder that lm-eval reads: tasks, and what they include, which has no suffix."""
-    found = glob.glob(f"{glob.escape(root)}/**/*", recursive=True, include_hidden=True)  # noqa: PTH207 — fast
+    pattern = f"{glob.escape(root)}/**/*"
+    found = list(islice(glob.iglob(pattern, recursive=True, include_hidden=True), MOST_FILES))  # noqa: PTH207
+    if len(found) == MOST_FILES:
+        raise UserError(
+            f"include_path: {shown(root)} holds {MOST_FILES:,} files or more; give a folder of tasks"
+        )
     return [path for path in found if path.endswith(".yaml") or "." not in path.rpartition("/")[2]]
 
 

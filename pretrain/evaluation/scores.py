@@ -113,7 +113,10 @@ def save_data_sets(tasks: Sequence[str], manager: TaskManager, data_dir: Path) -
 
 
 def _load(tasks: Sequence[str], manager: TaskManager) -> Any:
+    logger = logging.getLogger("lm_eval")
+    level = logger.level
     try:
+        logger.setLevel(logging.CRITICAL)  # what it logs of an error comes with the exception
         return manager.load(list(tasks))
     except UserError:
         raise
@@ -123,6 +126,8 @@ def _load(tasks: Sequence[str], manager: TaskManager) -> Any:
             f"tasks: {','.join(tasks)} cannot be loaded ({type(error).__name__}: {reason:.200}); without "
             "internet: python -m pretrain.evaluation save --tasks … --data_dir DIR elsewhere, then --data_dir"
         ) from error
+    finally:
+        logger.setLevel(level)
 
 
 def without_subtasks(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,9 +156,9 @@ def refuse_links(folder: Path) -> None:
     Raises:
         UserError: it names the link.
     """
-    inside = folder.parent.resolve()
+    inside = os.path.realpath(folder.parent)
     for path in (folder, *folder.rglob("*")):
-        if path.is_symlink() and not path.resolve().is_relative_to(inside):
+        if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(inside):
             raise UserError(
                 f"tokenizer: {path} is a symbolic link to a file outside the checkpoint; put the file itself "
                 "there"
@@ -179,7 +180,7 @@ def find_checkpoint(folder: Path, step: int | None, report: Callable[[str], obje
             if notes:
                 report(labelled("note", f"{'; '.join(notes)}; using {path.name}"))
             return path, hold
-        if not path.is_dir():  # pruned meanwhile, by a run that is training: there is a newer one
+        if not os.path.lexists(path):  # pruned meanwhile, by a run that is training: there is a newer one
             return find_checkpoint(folder, step, report)
         notes.append(f"checkpoint {path.name} is damaged ({problem})")
     raise UserError(
