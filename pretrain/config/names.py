@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from model.errors import NEAR, closest
 
-# What transformers, nanoGPT and Megatron-LM call it, and a flag of main.py, or what to do instead.
+# What transformers, nanoGPT and Megatron-LM call it, and a flag of main.py.
 _MEANT = (
     ("adam_beta1 adam_beta2 beta1 beta2", "--optimizer.betas"),
     ("adam_epsilon", "--optimizer.eps"),
@@ -16,10 +16,9 @@ _MEANT = (
     ("clip_grad max_grad_norm grad_clip", "--optimizer.gradient_clipping"),
     ("data_path dataset dataset_name train_file", "--data (python -m pretrain.prepare makes a corpus)"),
     ("deepspeed deepspeed_config", "--ds_config"),
-    ("dropout attention_dropout hidden_dropout", "not offered: leave it out"),
     ("eval_interval eval_steps", "--validation.every"),
     ("ffn_hidden_size intermediate_size n_inner", "--architecture.ffn_width"),
-    ("fp16 half", "--precision: bf16 or fp32"),
+    ("fp16 half", "--precision, bf16 or fp32"),
     ("global_batch_size train_batch_size", "--global_batch_tokens"),
     ("gradient_accumulation_steps", "--micro_batch, from which the accumulation follows"),
     ("gradient_checkpointing recompute_activations", "--activation_checkpointing"),
@@ -31,10 +30,13 @@ _MEANT = (
     ("micro_batch_size per_device_train_batch_size", "--micro_batch"),
     ("min_lr", "--schedule.minimum, a fraction of the peak"),
     ("model_name_or_path", "--model (python -m pretrain.convert --from_hf FOLDER imports one)"),
-    ("num_attention_heads n_head n_heads num_heads", "--heads, a count per layer such as 6x12"),
-    ("num_layers n_layer n_layers num_hidden_layers", "--architecture '{heads: 6x12}', a count per layer"),
+    ("num_attention_heads n_head n_heads num_heads", "--heads, one count per layer, such as 6x12"),
+    (
+        "num_layers n_layer n_layers num_hidden_layers",
+        "--heads, whose length is the number of layers: one count per layer, such as 6x12",
+    ),
     ("num_key_value_heads n_kv_heads num_query_groups", "--architecture.kv_heads"),
-    ("num_train_epochs epochs", "--steps: a run is as long as its steps"),
+    ("num_train_epochs epochs", "--steps, the length of the run"),
     ("output_dir save out_dir", "--runs_dir (of all runs) and --name (of this one)"),
     ("report_to use_wandb", "--logging.wandb"),
     ("resume_from_checkpoint load", "--resume; the same command continues a run by itself"),
@@ -45,10 +47,12 @@ _MEANT = (
     ("seq_length block_size max_position_embeddings n_positions", "--architecture.context_length"),
     ("tensor_model_parallel_size tp", "--tensor_parallel"),
     ("tokenizer_name tokenizer_name_or_path", "--tokenizer"),
-    ("version", "pip show head-schedules"),
     ("warmup_ratio warmup_steps warmup_iters lr_warmup_iters", "--schedule.warmup"),
 )
-OTHER_NAMES = {name: meant for names, meant in _MEANT for name in names.split()}
+OTHER_NAMES = {name: f"use {meant}" for names, meant in _MEANT for name in names.split()} | {
+    **dict.fromkeys(("dropout", "attention_dropout", "hidden_dropout"), "there is no dropout; leave it out"),
+    "version": "`pip show head-schedules` prints it",
+}
 
 
 def suggestion(given: str, flags: Sequence[str], other_names: Mapping[str, str] = OTHER_NAMES) -> str:
@@ -62,7 +66,7 @@ def suggestion(given: str, flags: Sequence[str], other_names: Mapping[str, str] 
     """
     name = given.lstrip("-").lower().replace("-", "_")
     if meant := other_names.get(name) or other_names.get(name.rpartition(".")[2]):
-        return f"; here that is {meant}"
+        return f"; {meant}"
     by_ending: dict[str, list[str]] = {}
     for flag in flags:
         by_ending.setdefault(flag.removeprefix("--").rsplit(".", 1)[-1], []).append(flag)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import random
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -115,6 +116,8 @@ def save_data_sets(tasks: Sequence[str], manager: TaskManager, data_dir: Path) -
 def _load(tasks: Sequence[str], manager: TaskManager) -> Any:
     logger = logging.getLogger("lm_eval")
     level = logger.level
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
     try:
         logger.setLevel(logging.CRITICAL)  # what it logs of an error comes with the exception
         return manager.load(list(tasks))
