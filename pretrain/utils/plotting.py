@@ -47,7 +47,8 @@ def saved_figure(
 
     figure = Figure(figsize=size, layout="constrained")
     formats = sorted(figure.canvas.get_supported_filetypes())
-    if path.is_dir() or path.suffix.lower().removeprefix(".") not in formats:
+    # Not Path.is_dir, which raises an error for a name that is too long.
+    if os.path.isdir(path) or path.suffix.lower().removeprefix(".") not in formats:  # noqa: PTH112
         raise UserError(
             f"{setting}: {str(path)!r} is not the name of a picture; give a file that ends with .png "
             f"(or {', '.join(formats)})"
