@@ -26,6 +26,7 @@ from model.heads import parse_heads
 from pretrain.config.lr_rules import parse_rules
 from pretrain.config.model_file import check_names, named_model
 from pretrain.extensions import sections
+from pretrain.utils.files import read_regular
 from pretrain.utils.parsing import read_json_object
 
 DEFAULT_RECIPE = "micro"
@@ -336,7 +337,7 @@ def _named_or_trained(name: str) -> ModelConfig:
         return named_model(name)
     hint = "give the folder of a run that has a checkpoint, such as runs/NAME"
     try:
-        newest = (folder / "latest").read_text(encoding="utf-8").strip()
+        newest = read_regular(folder / "latest", 1000).decode("utf-8").strip()
     except (OSError, ValueError):
         if (folder / "config.json").exists():
             hint = f"import it: python -m pretrain.convert --from_hf {shlex.quote(name)} --out runs/NAME"

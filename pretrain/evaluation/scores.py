@@ -114,12 +114,13 @@ def save_data_sets(tasks: Sequence[str], manager: TaskManager, data_dir: Path) -
 
 
 def _load(tasks: Sequence[str], manager: TaskManager) -> Any:
-    logger = logging.getLogger("lm_eval")
-    level = logger.level
+    loggers = [logging.getLogger(name) for name in ("lm_eval", "datasets")]
+    levels = [logger.level for logger in loggers]
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
     try:
-        logger.setLevel(logging.CRITICAL)  # what it logs of an error comes with the exception
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)  # what they log of an error comes with the exception
         return manager.load(list(tasks))
     except UserError:
         raise
@@ -130,7 +131,8 @@ def _load(tasks: Sequence[str], manager: TaskManager) -> Any:
             "internet: python -m pretrain.evaluation save --tasks … --data_dir DIR elsewhere, then --data_dir"
         ) from error
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def without_subtasks(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

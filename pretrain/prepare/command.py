@@ -29,6 +29,7 @@ from pretrain.prepare.sources.pipes import pipes_as_files
 from pretrain.prepare.sources.with_validation import WithValidation
 from pretrain.utils.files import own_path
 from pretrain.utils.text import say
+from pretrain.utils.variables import check_variables
 
 DEFAULT_VOCABULARY = 4096
 # A dataset on the hub is large: half a per cent of FineWeb's 10 billion tokens is more than validation needs.
@@ -203,6 +204,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], Path | None]] = {
 
 def _run(arguments: list[str]) -> None:
     try:
+        check_variables("start")
         command = COMMANDS.get(arguments[0]) if arguments else None
         folder = run_prepare(arguments) if command is None else command(arguments[1:])
         if folder is not None:

@@ -15,6 +15,7 @@ from model.errors import UserError, shown
 from pretrain.config.command_line import load_run_config
 from pretrain.metrics.file import read_metrics
 from pretrain.study.study_file import PlannedRun, Study, differing_fields, read_study
+from pretrain.utils.files import read_regular
 
 if TYPE_CHECKING:
     from pretrain.checkpoint.state import TrainingState, WorldRecord
@@ -145,7 +146,7 @@ def task_names(study: Study, folder: Path) -> list[str]:
 def _text(path: Path) -> str:
     """What a file holds, without spaces around it; empty if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
+        return read_regular(path).decode("utf-8", "replace").strip()
     except OSError:
         return ""
 

@@ -30,12 +30,13 @@ def check_text(text: object, max_bytes: int = MAX_DOCUMENT_BYTES) -> Record:
     if isinstance(text, bytes):
         if len(text) > max_bytes:
             return None, "too_long"
-        if not text.strip():
-            return None, "empty"
         try:
-            return (None, "binary") if b"\0" in text else (text.decode("utf-8"), "")
+            decoded = text.decode("utf-8")
         except UnicodeDecodeError:
-            return None, "invalid_utf8"
+            return None, "binary" if b"\0" in text else "invalid_utf8"
+        if not decoded or decoded.isspace():
+            return None, "empty"
+        return (None, "binary") if b"\0" in text else (decoded, "")
     if text is None:
         return None, "empty"
     if not isinstance(text, str):
