@@ -69,7 +69,7 @@ endef
 export DEVICES
 
 train: setup
-	$(ACTIVATE) && deepspeed $$(python -c "$$DEVICES" 2>/dev/null | tail -n 1) pretrain/main.py \
+	$(ACTIVATE) && deepspeed --log_level critical $$(python -c "$$DEVICES" 2>/dev/null | tail -n 1) pretrain/main.py \
 		--ds_config ds_configs/zero2.json $(ARGS)
 
 test: setup

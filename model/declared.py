@@ -103,7 +103,7 @@ def explained(
     beginning = f"{where}: " if where else ""
     if isinstance(cause, UserError):  # a check of ours, which names its field itself
         return UserError(f"{beginning}{cause}")
-    place = ".".join(shown(part, plain=True) for part in first["loc"])
+    place = ".".join(shown(part, plain=True) for part in first["loc"] if part != "[key]")
     name = ".".join(part for part in (section, place) if part) or "value"
     if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         hint = closest(str(first["loc"][-1]), names or []) if len(first["loc"]) == 1 else ""
@@ -148,7 +148,8 @@ def valid_in_words(error: Any) -> str:
         "dataclass_exact_type": "give a mapping",
         "model_type": "give a mapping",
     }
-    return known.get(error["type"], error["msg"][:1].lower() + error["msg"][1:])
+    said = error["msg"].removeprefix("Value error, ")
+    return known.get(error["type"], said[:1].lower() + said[1:])
 
 
 def _number(value: float) -> str:

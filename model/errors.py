@@ -1,16 +1,23 @@
-"""UserError, the exception for bad input, and run_command, which ends a command with an exit code."""
+"""UserError, the exception for bad input; run_command, which ends a command with an exit code; and
+prepare_process, which makes a program independent of its environment."""
 
 from __future__ import annotations
 
 import difflib
+import io
+import locale
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 LONGEST_LINE = 2000
+NEAR = 0.75
+SET_ASIDE: dict[str, str] = {}
+"""What prepare_process has taken out of the environment."""
 
 
 class UserError(ValueError):
@@ -40,6 +47,8 @@ def run_command(
         The exit code: 0; 2 for bad input, and for files that cannot be read or written; 130 after Ctrl-C; 141
         when the reader of the output has closed it (``| head``).
     """
+    if arguments is None:
+        prepare_process()
     try:
         command(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
@@ -54,17 +63,68 @@ def run_command(
         if error.errno is None:
             raise  # raised by a library, not by the file system
         where = f"{error.filename}: " if error.filename else ""
-        code, line = 2, f"error: {where}{error.strerror}"
+        code, line = 2, f"error: {printable(f'{where}{error.strerror}')}"
     except KeyboardInterrupt:
         code, line = INTERRUPTED, f"\n{interrupted}"
-    if os.environ.get("RANK", "0").strip("0123456789") or int(os.environ.get("RANK") or "0") == 0:
+    if not _is_a_later_rank():
         print(line, file=sys.stderr)
     return code
 
 
+def _is_a_later_rank() -> bool:
+    """Whether this process is one of several ranks, and not the first."""
+    rank, size = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
+    numbers = rank.isdecimal() and size.isdecimal() and len(rank + size) < 20
+    return numbers and 0 < int(rank) < int(size)
+
+
+def prepare_process() -> None:
+    """Prepare a program's own process, before it imports anything heavy.
+
+    Libraries read files in the encoding of the locale: where that is not UTF-8, the program starts again in
+    Python's UTF-8 mode, in the same process. A character that the terminal does not have is printed as its
+    number. torch makes its folder for compiled code when it is imported: one that cannot be used is no
+    obstacle until something is compiled. And its C++ prints pages of frames for a rank that is gone, which
+    gets a line here.
+    """
+    other = locale.getpreferredencoding(False).lower() not in ("utf-8", "utf8")
+    if other and os.environ.get("PYTHONUTF8") != "1":
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
+    print_any_text()
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    if name in os.environ and folder_problem(os.environ[name]):
+        SET_ASIDE[name] = os.environ.pop(name)
+
+
+def folder_problem(path: str) -> str | None:
+    """Why nothing can be written into a folder, which is made; None if something can."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+        usable = os.access(path, os.W_OK | os.X_OK)
+    except OSError as error:
+        return f"it cannot be made ({error.strerror}); give a folder that can be written"
+    return None if usable else "it cannot be written; give another folder"
+
+
+def print_any_text() -> None:
+    """Let standard output and error take any text: what their encoding lacks is written with backslashes."""
+    for name in ("stdout", "stderr"):
+        # None: it was closed when Python began.
+        stream = getattr(sys, name) or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+        setattr(sys, name, stream)
+
+
 def closest(name: str, valid: Iterable[str]) -> str:
-    """Return ``"; did you mean 'x'?"`` for the valid name nearest to *name*, or ``""`` if none is near."""
-    matches = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
+    """Return ``"; did you mean 'x'?"`` for the valid name nearest to *name*, or ``""`` if none is near.
+
+    Near is a ratio of NEAR or more of the characters in common (difflib's): one letter in four is wrong at
+    most.
+    """
+    matches = difflib.get_close_matches(name, [known for known in valid if known != name], n=1, cutoff=NEAR)
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
 

@@ -6,6 +6,7 @@ would decay nothing.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -51,8 +52,10 @@ class ParameterSpec:
     world."""
 
 
+@functools.lru_cache(maxsize=64)
 def parameter_specs(config: ModelConfig) -> dict[str, ParameterSpec]:
-    """Specs of all parameters of a model by name, in the model's order. No memory is allocated for them."""
+    """Specs of all parameters of a model by name, in the model's order, not to be changed. No memory is
+    allocated for them."""
     with torch.device("meta"):
         model = Transformer(config)
     roles = parameter_roles(model)

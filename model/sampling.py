@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from model.decoding import CachedDecoder
+from model.errors import UserError
 from model.transformer import Transformer
 
 SMALLEST_TEMPERATURE = 1e-4
@@ -41,6 +42,9 @@ def generate(
 
     Returns:
         The new token ids, without the prompt.
+
+    Raises:
+        UserError: as pick.
     """
     predict = recomputed(logits_of, context_length, device)
     return list(sample(predict, prompt, count, temperature, top_p, seed))
@@ -59,14 +63,23 @@ def sample(
 
 
 def pick(logits: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> int:
-    """Choose one token id from *logits* [vocabulary] (fp32, CPU)."""
-    if temperature < SMALLEST_TEMPERATURE:
+    """Choose one token id from *logits* [vocabulary] (fp32, CPU).
+
+    Raises:
+        UserError: the logits are not finite.
+    """
+    if not logits.max().isfinite():
+        reason = "the model has diverged, or its weights are damaged; give an earlier checkpoint"
+        raise UserError(f"model: its logits are not finite (the largest is {logits.max():g}): {reason}")
+    scaled = logits / max(temperature, SMALLEST_TEMPERATURE)
+    if temperature < SMALLEST_TEMPERATURE or scaled.max().isinf():
         return int(logits.argmax())
-    probabilities = torch.softmax(logits / temperature, dim=-1)
+    probabilities = torch.softmax(scaled, dim=-1)
     if top_p < 1:
         ordered, order = probabilities.sort(descending=True)
-        # A token stays while the mass before it is short of top_p, so the first always does.
-        ordered[ordered.cumsum(-1) - ordered >= top_p] = 0
+        # A token stays while the mass before it is short of top_p. The first always does: in fp32 the
+        # smallest top_p are zero.
+        ordered[1:][(ordered.cumsum(-1) - ordered)[1:] >= top_p] = 0
         probabilities = torch.zeros_like(probabilities).scatter_(0, order, ordered)
     return int(torch.multinomial(probabilities, 1, generator=generator))
 

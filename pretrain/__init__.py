@@ -1,1 +1,27 @@
 """Everything around the network: configuration, data, training, checkpoints, commands."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+
+def _find_own_files() -> None:
+    """Let no file of the user's stand in for the package ``model`` beside this one, or for a library.
+
+    ``python -m`` puts the current folder first on the path: a model.py or yaml.py there would be imported.
+    """
+    root = Path(__file__).resolve().parents[1]
+    # While it looks for a module to run, Python calls the program "-m".
+    if sys.argv[:1] == ["-m"] and not sys.flags.safe_path and Path(sys.path[0]).resolve() != root:
+        del sys.path[0]
+    init = root / "model" / "__init__.py"
+    if "model" not in sys.modules:
+        spec = importlib.util.spec_from_file_location("model", init)
+        if spec is not None and spec.loader is not None:
+            sys.modules["model"] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(sys.modules["model"])
+    elif Path(found := getattr(sys.modules["model"], "__file__", None) or "").resolve() != init:
+        raise ImportError(f"pretrain needs the name 'model', which is that of {found!r}; rename that one")
+
+
+_find_own_files()

@@ -7,6 +7,7 @@ model's. ``--from_hf DIR --out runs/NAME`` is the way back: a run to continue pr
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ from model.declared import Count, declared
 from model.errors import UserError, run_command
 from pretrain.checkpoint.finder import existing_steps
 from pretrain.config.options import parse_options
+from pretrain.hf.model_folder import check_folder
+from pretrain.hf.new_folder import check_output, output_folder
 
 
 @declared()
@@ -36,9 +39,9 @@ class ConvertOptions:
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """of the weights: float32, bfloat16 or float16"""
     license: str | None = None
-    """name for the model card (default: apache-2.0; of an imported model none is named)"""
+    """name for the model card, such as apache-2.0 (default: none is named)"""
     overwrite: bool = False
-    """replace an exported model at the folder to write"""
+    """replace an exported model at the folder to write, if nothing in it was added or changed"""
 
 
 def run_convert(arguments: Sequence[str]) -> None:
@@ -53,8 +56,14 @@ def run_convert(arguments: Sequence[str]) -> None:
     )
     if (options.from_hf is None) == (options.run is None):
         raise UserError("run: give the folder of a run, such as runs/NAME, or --from_hf DIR, and not both")
+    out = output_folder(options.out)
     if options.run is not None:
         existing_steps(options.run, options.step)
+        if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(Path(options.run, "checkpoints"))):
+            raise UserError(f"out: {str(out)!r} is among the run's checkpoints; give one such as hf/NAME")
+    elif options.from_hf is not None:
+        check_folder(options.from_hf)
+    check_output(out, options.overwrite and options.run is not None)
     # Imported here: these load torch and DeepSpeed, and a mistyped flag should be answered at once.
     from pretrain.engine.quiet import quiet_libraries
 
@@ -62,12 +71,12 @@ def run_convert(arguments: Sequence[str]) -> None:
     if options.from_hf is not None:
         from pretrain.hf.import_folder import import_folder
 
-        import_folder(Path(options.from_hf), Path(options.out))
+        import_folder(Path(options.from_hf), out)
     elif options.run is not None:
         from pretrain.hf.export_folder import export_run
         from pretrain.run.saved import SavedRun
 
-        written = Path(options.out), options.format, options.dtype, options.overwrite, options.license
+        written = out, options.format, options.dtype, options.overwrite, options.license
         export_run(SavedRun.open(options.run, options.step), *written)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from model.declared import Count, FromZero, Positive, declared
-from model.errors import UserError, run_command, shown
+from model.errors import run_command
 from pretrain.config.options import parse_options
 from pretrain.hf.model_folder import check_model
 
@@ -48,9 +48,6 @@ def run_generate(arguments: Sequence[str]) -> None:
     """
     description = "Continue a text with a trained model."
     options = parse_options(GenerateOptions, arguments, "python -m pretrain.generate", description, ["model"])
-    # Python's stand-ins for bytes that are not UTF-8.
-    if any("\ud800" <= character <= "\udfff" for character in options.prompt):
-        raise UserError(f"prompt: {shown(options.prompt)} is not UTF-8 text; give it in that encoding")
     check_model(options.model, options.step)
     from pretrain.engine.quiet import quiet_libraries
 

@@ -1,6 +1,7 @@
 """Entry point: parse, open the session, train, sum up.
 
     deepspeed pretrain/main.py --ds_config ds_configs/zero2.json [--config RECIPE] [--FIELD VALUE …]
+    deepspeed --module pretrain.main …          # from any folder; for one process also pretrain-train …
 
 Every rank runs this file. Bad input ends with one line on rank 0 and exit code 2.
 """
@@ -10,16 +11,24 @@ from __future__ import annotations
 import sys
 import warnings
 from pathlib import Path
+from typing import NoReturn
 
-# Running a file puts its folder first on sys.path, where pretrain/*.py could shadow libraries; the root
-# belongs there.
-sys.path[0] = str(Path(__file__).resolve().parent.parent)
+if __name__ == "__main__" and __spec__ is None:
+    # Running a file puts its folder first on sys.path, where pretrain/*.py could shadow libraries; the root
+    # belongs there.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from pretrain.config.command_line import parse_command_line  # noqa: E402
-from pretrain.runtime.environment import environment_rank, settle_waiting_threads  # noqa: E402
-from pretrain.runtime.exit import end_after, leave  # noqa: E402
-from pretrain.runtime.signals import StopListener, Stopped  # noqa: E402
-from pretrain.utils.text import labelled  # noqa: E402
+from model.errors import INTERRUPTED, prepare_process
+from pretrain.config.command_line import parse_command_line
+from pretrain.runtime.environment import (
+    check_environment,
+    environment_rank,
+    settle_waiting_threads,
+)
+from pretrain.runtime.exit import end_after, leave
+from pretrain.runtime.signals import StopListener, Stopped
+from pretrain.utils.output import outlive_output
+from pretrain.utils.text import labelled
 
 
 def main(arguments: list[str], listener: StopListener, rank: int) -> None:
@@ -39,6 +48,7 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
 
                 print("\n".join(plot_learning_rates(run, Path(command.plot_lr))))
             return
+        check_environment()
         run.build_model_config()  # an unknown preset, or heads that do not divide, are answered now, too
         from pretrain.engine.ds_config_check import read_ds_config
 
@@ -74,16 +84,18 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
                     labelled("note", f"recipe {run.recipe}: {name} is left out; no extension here has it")
                 )
         hang_seconds = 60 * run.interruption.hang_minutes
-        with (
-            build_metrics(session) as metrics,
-            Watchdog(hang_seconds, run.folder / "stacks", world.rank) as watchdog,
-        ):
-            trainer = Trainer(session, metrics, Control(world, listener, watchdog))
-            trainer.fit()
-        world.say(*closing(trainer, arguments))
+        with build_metrics(session) as metrics:
+            with Watchdog(hang_seconds, run.folder / "stacks", world.rank) as watchdog:
+                trainer = Trainer(session, metrics, Control(world, listener, watchdog))
+                trainer.fit()
+            world.say(*closing(trainer, arguments))
 
 
-if __name__ == "__main__":
+def start() -> NoReturn:
+    """Train as the process's arguments say, and end the process with an exit code: 0, 2 for bad input, 75
+    when asked to stop, 130 after Ctrl-C, 1 after any other error."""
+    prepare_process()
+    outlive_output()
     settle_waiting_threads()
     rank = environment_rank()
     listener = StopListener()
@@ -92,6 +104,8 @@ if __name__ == "__main__":
         leave(rank, 0)
     except Stopped as stopped:
         if rank == 0:
+            if stopped.exit_code == INTERRUPTED:
+                listener.let_the_launcher_end()
             print(
                 labelled("stopped", f"({stopped.reason}); the same command continues the run"),
                 file=sys.stderr,
@@ -100,3 +114,7 @@ if __name__ == "__main__":
         leave(rank, stopped.exit_code)
     except Exception as error:
         end_after(error, rank)
+
+
+if __name__ == "__main__":
+    start()

@@ -21,6 +21,7 @@ from pretrain.config.command_line import CommandParser
 from pretrain.config.model_file import named_model
 from pretrain.utils.plotting import saved_figure
 from pretrain.utils.tables import aligned
+from pretrain.utils.text import say
 
 
 def run_presets(arguments: list[str]) -> None:
@@ -50,7 +51,7 @@ def run_presets(arguments: list[str]) -> None:
     if options.plot:
         draw_preset(options.name, options.plot)
         if not options.json:
-            print(f"wrote {options.plot}")
+            say(f"wrote {options.plot}")
 
 
 def run_exchange(arguments: list[str]) -> None:

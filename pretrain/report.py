@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from model.attention import any_length
+from model.errors import UserError
 from model.sampling import generate
 from pretrain.config.run_config import group_and_seed
 from pretrain.data.corpus import Corpus
 from pretrain.engine.kernels import attention_kernels, kernel_line
+from pretrain.engine.layout import weights_are_finite
 from pretrain.extensions import extensions
+from pretrain.metrics.file import last_step
 from pretrain.metrics.session import Metrics
+from pretrain.run.extension import Extension
+from pretrain.run.hooks import Hook
 from pretrain.run.session import Session
 from pretrain.runtime.hardware import MEASURED, describe_device, peak_flops
+from pretrain.runtime.signals import Stopped
+from pretrain.runtime.together import together
+from pretrain.utils.output import shielded
 from pretrain.utils.text import labelled
 
 if TYPE_CHECKING:
@@ -111,14 +120,14 @@ def launcher_command() -> list[str]:
     """The beginning of the command that started this session, as far as the environment shows it."""
     local = os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("LOCAL_SIZE", "1"))
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        return ["torchrun", "--nproc_per_node", local, "pretrain/main.py"]
+        return ["torchrun", "--nproc_per_node", local, "-m", "pretrain.main"]
     devices = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     first = [str(number) for number in range(int(local))]
     number = ["--num_accelerators", local] * (local != "1")
     if "LOCAL_SIZE" in os.environ and len(devices) == len(first) and devices != first and "" not in devices:
         # DeepSpeed's launcher sets the variable in every rank, and ignores it beside a number.
         number = ["--include", f"localhost:{','.join(devices)}"]
-    return ["deepspeed", *number, "pretrain/main.py"]
+    return ["deepspeed", *number, "--module", "pretrain.main"]
 
 
 def continue_command(arguments: list[str], steps: int) -> str:
@@ -135,9 +144,11 @@ def _python(module: str, *arguments: str) -> str:
 def finished_already(session: Session, arguments: list[str]) -> list[str]:
     """Lines for a run that has all its steps. For rank 0; not collective."""
     step, folder = session.state.step, session.run.folder
-    lines = [line for extension in extensions() for line in extension.closing(session)]
     more = continue_command(arguments, 2 * step)
-    return [*lines, f"{folder} is already finished at step {step:,}; to go on: {more}"]
+    return [
+        *_results(extensions(), session),
+        f"{folder} is already finished at step {step:,}; to go on: {more}",
+    ]
 
 
 def _mfu_line(flops: float, peak: float, source: str) -> str:
@@ -153,10 +164,15 @@ def _mfu_line(flops: float, peak: float, source: str) -> str:
 
 
 def build_metrics(session: Session) -> Metrics:
-    """Build the metrics of a session, with MFU against the peak of all devices together."""
+    """Build the metrics of a session, with MFU against the peak of all devices together. Collective.
+
+    Raises:
+        UserError: the run's metrics.jsonl is not a file that can be read.
+    """
     world, run = session.world, session.run
     flops = session.model.flops_per_token()
     peak = None
+    world.once(lambda: last_step(run.folder))  # a file that cannot be read is refused by all ranks at once
     if world.is_main:
         per_device, source = peak_flops(
             world.device, torch.bfloat16 if session.decisions.bf16 else torch.float32
@@ -190,35 +206,67 @@ def build_metrics(session: Session) -> Metrics:
 def closing(trainer: Trainer, arguments: list[str]) -> list[str]:
     """Lines printed after the last step: results, a sample, where everything is, what to do next. Collective.
 
+    Everything is saved before: what fails here is a note, and a request to stop leaves the rest out; the
+    process is to end with 0 in any case.
+
     Returns:
         The lines on rank 0, nothing on the others. They take part in the sample alone: no rank waits in a
         collective while rank 0 draws and counts.
     """
     session, run, state = trainer.session, trainer.run, trainer.state
-    sample = sample_text(session, trainer.engine) if session.data.is_text else ""
-    if not session.world.is_main:
-        return []
+    world, listener = session.world, trainer.control.listener
     lines = [
         labelled("finished", f"{state.step:,} steps, {state.tokens:,} tokens in {state.seconds:,.0f} s")
         + (f"; {state.skipped} updates skipped" if state.skipped else "")
-        + f"; {trainer.data_share:.2%} of this session's training time spent waiting for data",
-        *(line for hook in session.hooks for line in hook.closing(session)),
-        *["sample", *(f"  | {line}" for line in sample.splitlines())] * bool(sample),
-        *(line for extension in extensions() for line in extension.closing(session)),
+        + f"; {trainer.data_share:.2%} of this session's training time spent waiting for data"
+    ]
+    assert listener is not None
+    try:
+        with listener.saved():
+            trainer.metrics.close()
+            sample: list[str] = []
+            with shielded("sample", sample.append):
+                sample += together(lambda: _sample_lines(trainer), world)
+            if not world.is_main:
+                return []
+            lines += [*_results(session.hooks, session), *sample, *_results(extensions(), session)]
+    except Stopped as stopped:
+        lines.append(labelled("stopped", f"({stopped.reason}) after the last save; the rest is left out"))
+    lines.append(
         labelled(
             "saved",
             f"{run.folder}: config.yaml, decisions.json, metrics.jsonl, tokenizer/, "
             f"checkpoints/{session.store.path(state.step).name}",
-        ),
-        "next",
-    ]
-    commands = {
-        word: _python(*command)
-        for extension in extensions()
-        for word, command in extension.next_commands(session).items()
-    }
+        )
+    )
+    commands: dict[str, str] = {}
+    with shielded("further commands", lines.append):
+        for extension in extensions():
+            following = extension.next_commands(session).items()
+            commands |= {word: _python(*command) for word, command in following}
     commands["continue"] = continue_command(arguments, 2 * run.steps)
-    return lines + [f"  {word:<9} {command}" for word, command in commands.items()]
+    return [*lines, "next", *(f"  {word:<9} {command}" for word, command in commands.items())]
+
+
+def _results(parts: Iterable[Hook | Extension], session: Session) -> list[str]:
+    """The closing lines of hooks or extensions, or a note on each that has failed."""
+    lines: list[str] = []
+    for part in parts:
+        with shielded(f"results of {part.name}", lines.append):
+            lines += part.closing(session)
+    return lines
+
+
+def _sample_lines(trainer: Trainer) -> list[str]:
+    """A sample of what the model writes, or that it can write nothing. Collective."""
+    session = trainer.session
+    try:
+        if not all(session.world.gather(weights_are_finite(trainer.engine))):
+            raise UserError("model: its weights are not finite (NaN or infinity); a lower rate may help")
+        text = sample_text(session, trainer.engine) if session.data.is_text else ""
+    except UserError as error:
+        return [labelled("diverged", error)]
+    return ["sample", *(f"  | {line}" for line in text.splitlines())] * bool(text)
 
 
 def sample_text(session: Session, engine: Any, tokens: int = 96) -> str:

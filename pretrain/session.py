@@ -39,6 +39,7 @@ from pretrain.run.session import Session
 from pretrain.runtime.same_code import check_agreement, code_hash
 from pretrain.runtime.signals import StopListener
 from pretrain.runtime.world import COLLECTIVE_TIMEOUT, World, start_world
+from pretrain.utils.variables import check_variables
 from pretrain.validation.hook import ValidationHook
 
 # Settings of zero_optimization that decide where in a rank's files a parameter lies.
@@ -111,6 +112,7 @@ def build_session(run: RunConfig, ds_config: dict[str, Any], data: RunData, worl
     held, model = _continued_model(run, run.build_model_config(**data.model_fields()), saved)
     rates = GroupRates(run_groups(run, model.value), run)
     decisions = decide(run, ds_config, model, saved, gather_facts(run, world))
+    _check_caches(decisions, world)
     torch.set_num_threads(decisions.threads.value)
     state = dataclasses.replace(
         saved,
@@ -128,8 +130,7 @@ def build_session(run: RunConfig, ds_config: dict[str, Any], data: RunData, worl
         other_shape = shape_change(saved.world, state.world) or regrouped(saved, run, model.value)
         reshape = other_shape is not None or not has_engine_files(folder) or model.value != held
         anew = begins_optimizer_anew(saved, run)
-        if reshape:
-            check_readable(folder, world, open_checkpoint)
+        check_readable(folder, world, open_checkpoint)
         if not saved.run:
             state.from_seed, state.imported = False, True  # a model that was made elsewhere
     session = Session(
@@ -150,6 +151,14 @@ def build_session(run: RunConfig, ds_config: dict[str, Any], data: RunData, worl
     if not session.finished:
         _add_hooks(session)
     return session
+
+
+def _check_caches(decisions: Decisions, world: World) -> None:
+    """Refuse folders of the environment that this run would write compiled code or pictures into."""
+    compiled = ("compile", f"compile on {world.device.type}") if decisions.compile.value else ()
+    zero = decisions.ds_config.value["zero_optimization"]
+    offloads = (zero.get("offload_optimizer") or {}).get("device", "none") != "none"
+    check_variables("plots", *compiled, *["extensions"] * offloads)
 
 
 def _continued_model(

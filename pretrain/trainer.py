@@ -12,6 +12,7 @@ from model.config import ModelConfig
 from model.errors import UserError
 from pretrain.checkpoint.reshard import load_resharded
 from pretrain.checkpoint.state import read_features
+from pretrain.data.hashes import HashCheck
 from pretrain.data.loader import BatchPrefetcher
 from pretrain.engine.build import build_engine, free_memory, take_apart
 from pretrain.engine.compiling import compiled_graphs
@@ -49,6 +50,7 @@ class Trainer:
         self.engine: Any = None
         """The DeepSpeed engine, once fit has built it; it holds the model."""
         self._next_model: ModelConfig | None = None
+        self._data_checked = False
         self.graphs = 0
         """Graphs that torch.compile has made so far, as last printed."""
         self.data_share = 0.0
@@ -80,16 +82,16 @@ class Trainer:
             while not (stop or session.finished):
                 control.heartbeat(f"step {state.step + 1}")
                 hook_figures = self._before_step()
-                control.start_vote(state.step, self.store.writing)
+                control.start_vote(state.step, self.store.writing or self.hashes.running)
                 rates = session.rates.write(self.engine.optimizer, state.step, state.released)
                 loss = self._forward_backward(batches)
                 self._count(applied=self.engine.was_step_applied())
                 self._note(loss, rates, hook_figures)
                 self._check_skipped()
                 stop, writing = control.vote_result()
-                if self.store.under_way and not writing:
+                if not writing and (self.store.under_way or not self._data_checked):
                     with self.metrics.pause():
-                        self.store.finish()
+                        self._finish_checkpoint()
                 state.pending = [hook.name for hook in session.hooks if hook.due(state.step)]
                 stop = stop or self._run_hooks()
                 if self._due(run.logging.every):
@@ -97,7 +99,7 @@ class Trainer:
                 self._save_and_change(stop, due=self._due(run.checkpoint.every))
             self.data_share = batches.wait_seconds / max(self.metrics.throughput.seconds, 1e-9)
             control.heartbeat("finishing the last checkpoint")
-            self.store.finish()
+            self._finish_checkpoint()
             if stop:
                 raise stop
         return self.engine
@@ -106,6 +108,8 @@ class Trainer:
         """The run's folder and engine; weights, optimizer and hooks as the last session left them."""
         session, folder = self.session, self.session.resumed_from
         prepare_run_folder(self.run, session.data, session.decisions, session.world)
+        first = session.world.local_rank == 0  # of a node, whose ranks read the same files
+        self.hashes = HashCheck([c for c, _ in session.data.all_corpora() if first], self.run.folder)
         engine = self._build_engine()
         if folder:
             if session.reshape:
@@ -144,7 +148,7 @@ class Trainer:
         self._next_model = None
         with self.metrics.pause():
             self.control.heartbeat(f"changing the heads at step {self.state.step}")
-            self.store.finish()
+            self._finish_checkpoint()
             engine, self.engine = self.engine, None
             take_apart(engine)
             del engine  # or its memory would still be held while the next one is built
@@ -226,7 +230,7 @@ class Trainer:
         if state.skipped_in_a_row < self.run.max_skipped_steps:
             return
         self.log.flush()
-        self.store.finish()
+        self._finish_checkpoint()
         raise UserError(
             f"max_skipped_steps: {state.skipped_in_a_row} updates in a row were skipped for a non-finite "
             f"loss or gradient, or as spikes, up to step {state.step}; checkpoints of steps "
@@ -279,6 +283,7 @@ class Trainer:
         state.seconds, state.recent = self.log.seconds, self.guard.recent()
         tensors = {name: tensor for hook in self.session.hooks for name, tensor in hook.state().items()}
         with self.metrics.pause():
+            self._finish_checkpoint()  # the one before
             self.control.heartbeat(f"saving step {state.step}")
             self.store.begin(
                 self.engine,
@@ -289,7 +294,22 @@ class Trainer:
                 prune=learning,
             )
             if not run.checkpoint.background:
-                self.store.finish()
+                self._finish_checkpoint()
+
+    def _finish_checkpoint(self) -> None:
+        """Finish the checkpoint that is under way, if one is, once the corpora are known to be what their
+        hashes say. Collective.
+
+        Raises:
+            UserError: a corpus is damaged; the checkpoint is not kept.
+        """
+        if not self._data_checked:
+            while any(self.session.world.gather(self.hashes.running)):
+                self.control.heartbeat("comparing the corpora with their hashes")
+                self.hashes.wait(seconds=1)
+            self._data_checked = True
+            self.store.check_data(self.hashes.problem)
+        self.store.finish()
 
     def _say(self, result: HookResult) -> None:
         for line in result.lines:

@@ -224,8 +224,9 @@ def test_a_picture_that_says_nothing(small: Path) -> None:
 
 
 def test_console_commands_exist():
-    """Each is the main() of a module that python -m runs, too."""
+    """Each is the main() of a module that python -m runs, too; but for the one that trains."""
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts.pop("pretrain-train") == "pretrain.main:start"
     for name, target in scripts.items():
         module, function = target.split(":")
         assert (ROOT / (module.replace(".", "/") + ".py")).is_file() and function == "main", name

@@ -6,6 +6,7 @@ stage 3, on the device or offloaded to the host, for any number of data- and ten
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +19,15 @@ from model.config import VOCABULARY_MULTIPLE
 from model.errors import UserError
 from model.parameters import ParameterSpec
 from pretrain.checkpoint.source import ParameterGroup
-from pretrain.checkpoint.state import understood
+from pretrain.checkpoint.state import WorldRecord, understood
 from pretrain.engine.layout import Piece, contiguous_pieces, sliced_pieces
+from pretrain.optim.muon import moments_of
 
 # Pages of a mapped file count as this process's memory until it is unmapped: reopen after this many bytes.
 RELEASE_AFTER = 256 << 20
 MASTERS = "fp32"
+OF_ALL = ("dp_world_size", "mp_world_size", "param_shapes")
+"""What the model states of all ranks have in common."""
 
 
 class _Inert:
@@ -76,26 +80,36 @@ class ShardedSource:
     Args:
         folder: the checkpoint's ``deepspeed`` folder.
         specs: the parameters of the checkpoint's model.
+        world: what state.json says of the ranks that wrote it, if it does.
 
     Raises:
         UserError: a file is missing or damaged, or is of another model.
     """
 
-    def __init__(self, folder: Path, specs: dict[str, ParameterSpec]) -> None:
+    def __init__(
+        self, folder: Path, specs: dict[str, ParameterSpec], world: WorldRecord | None = None
+    ) -> None:
         self.folder, self.specs = folder, specs
         self._files: dict[Path, Any] = {}
         self._touched = 0
-        model_states = self._model_states()
-        self.data_parallel = model_states["dp_world_size"]
-        self.tensor_parallel = model_states["mp_world_size"]
+        path = self._model_path(0, 0)
+        model_states = load_safely(path)
+        with understood(path):
+            self._first = {key: model_states[key] for key in OF_ALL}
+            self.data_parallel, self.tensor_parallel, shapes = self._first.values()
+            ranks = world and (world.ranks // world.tensor_parallel, world.tensor_parallel)
+            if world and ranks != (self.data_parallel, self.tensor_parallel):
+                raise ValueError(f"dp_world_size and mp_world_size are not {ranks}, as state.json says")
         self._check_files()
         # ZeRO files of another tensor-parallel rank have the same layout: all shards have equal shapes.
         optimizer = self._optimizer(0, 0)
-        self._sliced = "fp32_flat_groups" in optimizer  # at stage 3
-        settings = self._adam(0, 0)["param_groups"]
-        self._flats = self._flat_groups(model_states["param_shapes"], settings)
-        self._pieces = self._locate(optimizer)
-        self.groups = {group["name"]: self._group(index, group) for index, group in enumerate(settings)}
+        with understood(self._optimizer_path(0, 0)):
+            self._sliced = "fp32_flat_groups" in optimizer  # at stage 3
+            settings = self._adam(0, 0)["param_groups"]
+            with understood(path):
+                self._flats = self._flat_groups(shapes, settings)
+            self._pieces = self._locate(optimizer)
+            self.groups = {group["name"]: self._group(index, group) for index, group in enumerate(settings)}
 
     def names(self) -> list[str]:
         return list(self._pieces)
@@ -114,6 +128,39 @@ class ShardedSource:
 
     def step(self, name: str) -> int:
         return int(self._adam_state(self._pieces[name][0], 0).get("step", 0))
+
+    def check(self, part: int, parts: int) -> None:
+        places = itertools.product(range(self.tensor_parallel), range(self.data_parallel))
+        for place in itertools.islice(places, part, None, parts):
+            path = self._model_path(*place)
+            model_states = load_safely(path)
+            with understood(path):
+                wrong = [key for key in OF_ALL if model_states[key] != self._first[key]]
+                if not self._sliced:  # at stage 3 the weights are partitioned, too, and not stored here
+                    shapes = {name: list(model_states["module"][name].shape) for name in self.specs}
+                    wrong += [name for name, shape in shapes.items() if shape != self._shard_shape(name)]
+                if wrong:
+                    raise ValueError(f"{wrong[0]} is not as on the other ranks")
+            with understood(self._optimizer_path(*place)):
+                self._check_sizes(*place)
+            self.release()
+
+    def _check_sizes(self, tensor_rank: int, rank: int) -> None:
+        """Raise an error of any class if a flat tensor of a rank is shorter than what lies in it."""
+        pieces = [piece for pieces in self._pieces.values() for piece in pieces]
+        masters = self._masters(self._optimizer(tensor_rank, rank))
+        adam = self._adam(tensor_rank, rank)
+        states, groups = adam["state"], adam["param_groups"]
+        if any(piece.rank >= self.data_parallel for piece in pieces):
+            raise ValueError("the first rank's part is cut short")
+        for index, flat in enumerate(self._flats):
+            least = max((p.offset + p.numel for p in pieces if (p.flat, p.rank) == (index, rank)), default=0)
+            tensors = {MASTERS: masters[index]}
+            if states:
+                tensors |= {key: states[flat.state][key] for key in moments_of(groups[flat.group])}
+            for key, tensor in tensors.items():
+                if tensor.dtype != torch.float32 or tensor.dim() != 1 or tensor.numel() < least:
+                    raise ValueError(f"{key} {index} holds {tensor.numel():,} of {least:,} numbers in fp32")
 
     def release(self) -> None:
         """Unmap the files, and with them the memory of what was read; they are mapped again when needed."""
@@ -159,12 +206,13 @@ class ShardedSource:
     def _adam_state(self, piece: Piece, tensor_rank: int) -> dict[str, Any]:
         return self._adam(tensor_rank, piece.rank)["state"].get(self._flats[piece.flat].state, {})
 
-    def _model_states(self) -> dict[str, Any]:
-        names = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
-        for name in names:
-            if (self.folder / name).is_file():
-                return load_safely(self.folder / name)
-        raise UserError(f"checkpoint: {self.folder} holds neither {names[0]} nor {names[1]}")
+    def _model_path(self, tensor_rank: int, rank: int) -> Path:
+        name = f"mp_rank_{tensor_rank:02d}_model_states.pt"
+        names = (name, f"zero_pp_rank_{rank}_{name}")  # up to stage 2, at stage 3
+        path = next((self.folder / name for name in names if (self.folder / name).is_file()), None)
+        if path is None:
+            raise UserError(f"checkpoint: {self.folder} holds neither {names[0]} nor {names[1]}")
+        return path
 
     def _optimizer_path(self, tensor_rank: int, rank: int) -> Path:
         name = f"zero_pp_rank_{rank}_mp_rank_{tensor_rank:02d}_optim_states.pt"
@@ -174,7 +222,9 @@ class ShardedSource:
     def _optimizer(self, tensor_rank: int, rank: int) -> dict[str, Any]:
         path = self._optimizer_path(tensor_rank, rank)
         if path not in self._files:
-            self._files[path] = load_safely(path)["optimizer_state_dict"]
+            content = load_safely(path)
+            with understood(path):
+                self._files[path] = content["optimizer_state_dict"]
         return self._files[path]
 
     def _check_files(self) -> None:

@@ -12,19 +12,29 @@ from pathlib import Path
 
 from model.errors import UserError
 from pretrain.checkpoint.manifest import MANIFEST, verify
+from pretrain.utils.files import open_regular
 
 STEP = re.compile(r"step_([0-9]{6,12})")
 
 
 def checkpoint_steps(run_folder: Path) -> list[int]:
-    """Steps that have a finished checkpoint in a run's folder, ascending."""
+    """Steps that have a finished checkpoint in a run's folder, ascending.
+
+    Raises:
+        UserError: the folder is there, but cannot be read.
+    """
     try:
         # scandir tells folders from files as they were listed. Checking each of them afterwards would miss
         # those that a run has pruned meanwhile: every checkpoint of a run that keeps only one.
         with os.scandir(_checkpoints_folder(run_folder)) as entries:
-            folders = [entry.name for entry in entries if entry.is_dir()]
+            # A link that leads nowhere counts, too: opening it says what is wrong.
+            folders = [e.name for e in entries if e.is_dir(follow_symlinks=False) or e.is_symlink()]
     except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        raise UserError(
+            f"run: {error.filename} cannot be read ({error.strerror}); give a run's folder"
+        ) from None
     return sorted(int(found[1]) for found in map(STEP.fullmatch, folders) if found)
 
 
@@ -90,9 +100,9 @@ class Hold:
 
     def __init__(self, folder: Path) -> None:
         with suppress(OSError):  # being pruned, damaged, or on a file system without locks: it may vanish
-            descriptor = os.open(folder / MANIFEST, os.O_RDONLY)
-            weakref.finalize(self, os.close, descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            file = open_regular(folder / MANIFEST)
+            weakref.finalize(self, file.close)
+            fcntl.flock(file, fcntl.LOCK_SH)
 
 
 @contextmanager

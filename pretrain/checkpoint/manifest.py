@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,7 +12,7 @@ from pydantic import Field
 
 from model.declared import Count, declared, from_plain, to_plain
 from model.errors import UserError
-from pretrain.utils.files import InnerPath, file_entry, write_atomically
+from pretrain.utils.files import InnerPath, file_entry, open_regular, write_atomically
 from pretrain.utils.parsing import read_json
 
 MANIFEST = "manifest.json"
@@ -56,13 +57,17 @@ def verify(folder: Path, part: int = 0, parts: int = 1) -> str | None:
         None when it is valid, else what is wrong.
     """
     try:
-        if not (folder / MANIFEST).is_file():
-            return f"{MANIFEST} is missing"
+        (folder / MANIFEST).lstat()
         manifest = from_plain(Manifest, read_json(folder / MANIFEST, "manifest"), MANIFEST)
-        for name, entry in sorted(manifest.files.items())[part::parts]:
-            size = (folder / name).stat().st_size
+        if "state.json" not in manifest.files:
+            return f"{MANIFEST} does not list state.json"
+        share = sorted(manifest.files.items())[part::parts]
+        for name, entry in share:  # the sizes of all are known before any is read
+            with open_regular(folder / name) as file:
+                size = os.fstat(file.fileno()).st_size
             if size != entry.bytes:
                 return f"{name} has {size} bytes, {entry.bytes} were written"
+        for name, entry in share:
             if file_entry(folder / name) != to_plain(entry):
                 return f"{name} does not have the contents that were written"
     except FileNotFoundError as error:

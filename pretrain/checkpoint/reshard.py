@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.errors import UserError
 from model.parameters import ParameterSpec
 from pretrain.checkpoint.deepspeed_files import MASTERS
 from pretrain.checkpoint.state import TrainingState
@@ -68,32 +67,22 @@ def load_resharded(
     optimizer = engine.optimizer
     if engine.zero_optimization_stage() == 3:
         optimizer.checkpoint_event_prologue()  # no rank holds a gathered weight while slices are written
-    problem = state = None
     with ProgressLine("reshaping", "parameter") as progress:
-        try:
-            state = _restore(engine, opened(folder), progress if world.is_main else None, weights_only)
-        except UserError as error:
-            problem = str(error)
-    problem = world.agree(problem)
-    if state is None:
-        raise UserError(problem)
+        shown = progress if world.is_main else None
+        state = world.together(lambda: _restore(engine, opened(folder), shown, weights_only))
     _publish(engine)
     engine.global_steps, engine.skipped_steps = state.step, state.skipped
     engine.global_samples = state.sequences
 
 
 def check_readable(folder: Path, world: World, opened: Open = UnshardedCheckpoint.open) -> None:
-    """Check that load_resharded can read a checkpoint, before anything is built. Collective.
+    """Check the sizes of what an engine of any shape will read, before anything is built. Collective.
 
     Raises:
-        UserError: on every rank, when files are missing or do not fit the model that the checkpoint
-            describes.
+        UserError: on every rank, when files are missing, cut short or do not fit the model that the
+            checkpoint describes.
     """
-
-    def check() -> None:
-        opened(folder)
-
-    world.once(check)
+    world.together(lambda: opened(folder).check(world.rank, world.size))
 
 
 def _restore(

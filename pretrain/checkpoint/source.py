@@ -31,5 +31,15 @@ class Source(Protocol):
     def step(self, name: str) -> int:
         """Updates that Adam has applied to it."""
 
+    def check(self, part: int, parts: int) -> None:
+        """Check that every file has the tensors, of the size, that it is to have; nothing is read but sizes.
+
+        Args:
+            part: which of *parts* equal shares of the files to check (each rank checks its own).
+
+        Raises:
+            UserError: it names the file.
+        """
+
     def release(self) -> None:
         """Unmap the files that reading has mapped into memory."""

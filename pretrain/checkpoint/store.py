@@ -145,6 +145,13 @@ class CheckpointStore:
         if self.world.is_main and checkpoint.prune:
             self._prune(checkpoint.step)
 
+    def check_data(self, problem: str | None) -> None:
+        """Raise UserError on every rank if one has a *problem* with the data; what is being written is
+        removed."""
+        if self._under_way is not None:
+            self._under_way.writer.wait()
+        self._stop_on(problem, self._under_way and self._under_way.partial, "data")
+
     def newest_valid(self) -> tuple[Path, TrainingState, list[str]] | None:
         """Find the newest checkpoint whose files all have the size and hash they were written with.
 
@@ -226,15 +233,15 @@ class CheckpointStore:
             return f"cannot write {name}: {getattr(error, 'strerror', None) or error}"
         return None
 
-    def _stop_on(self, problem: str | None, partial: Path) -> None:
+    def _stop_on(self, problem: str | None, partial: Path | None, section: str = "checkpoint") -> None:
         problem = self.world.agree(problem)
         if problem is None:
             return
-        if self.world.is_main:
+        if self.world.is_main and partial is not None:
             shutil.rmtree(partial, ignore_errors=True)
         steps = self.steps()
         remaining = f"the checkpoint of step {steps[-1]} stays" if steps else "there is no earlier checkpoint"
-        raise UserError(f"checkpoint: {problem}; {remaining} in {self.folder}")
+        raise UserError(f"{section}: {problem}; {remaining} in {self.folder}")
 
     def _prune(self, newest: int) -> None:
         # Steps beyond the newest belong to a curve this run has left (it fell back to an older checkpoint).

@@ -23,7 +23,7 @@ from model.errors import UserError
 from model.parameters import ParameterSpec, parameter_specs
 from pretrain.checkpoint.deepspeed_files import MASTERS, ShardedSource
 from pretrain.checkpoint.source import Source
-from pretrain.checkpoint.state import ENGINE_FOLDER, TrainingState, read_state, understood
+from pretrain.checkpoint.state import ENGINE_FOLDER, TrainingState, WorldRecord, read_state, understood
 from pretrain.checkpoint.unsharded_folder import CANONICAL_FOLDER, FolderSource
 from pretrain.optim.muon import MOMENTS
 
@@ -58,7 +58,7 @@ class UnshardedCheckpoint:
         state = read_state(folder)
         with understood(folder):
             specs = parameter_specs(ModelConfig.from_json(state.model))
-            source = _source(folder, specs)
+            source = _source(folder, specs, state.world)
         _check_names(folder, set(source.names()), set(specs))
         return cls(folder, state, source, specs)
 
@@ -92,14 +92,19 @@ class UnshardedCheckpoint:
         with understood(self.folder):
             return self._source.tensor(name, key)
 
+    def check(self, part: int = 0, parts: int = 1) -> None:
+        """See Source.check."""
+        with understood(self.folder):
+            self._source.check(part, parts)
+
     def release(self) -> None:
         """Unmap the files read so far, which are counted as this process's memory until then."""
         self._source.release()
 
 
-def _source(folder: Path, specs: dict[str, ParameterSpec]) -> Source:
+def _source(folder: Path, specs: dict[str, ParameterSpec], world: WorldRecord | None) -> Source:
     if (folder / ENGINE_FOLDER).is_dir():
-        return ShardedSource(folder / ENGINE_FOLDER, specs)
+        return ShardedSource(folder / ENGINE_FOLDER, specs, world)
     if (folder / CANONICAL_FOLDER).is_dir():
         return FolderSource(folder / CANONICAL_FOLDER, specs)
     raise UserError(f"checkpoint: {folder} has no {ENGINE_FOLDER} or {CANONICAL_FOLDER} folder")

@@ -83,5 +83,9 @@ class FolderSource:
     def step(self, name: str) -> int:
         return 0
 
+    def check(self, part: int, parts: int) -> None:
+        for name in sorted(self.specs)[part::parts]:
+            self.tensor(name, MASTERS)
+
     def release(self) -> None:
         """Nothing stays mapped between reads."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,11 +22,14 @@ from model.errors import UserError, closest, shown
 from pretrain.classification.sources import Example, builtin_examples, class_names
 from pretrain.data.indexed import IndexedWriter, token_dtype
 from pretrain.data.making.assemble import SPLITS, entries
+from pretrain.data.making.long_texts import encode_documents
 from pretrain.data.making.make import check_vocabulary, new_folder, to_be_made, tokenizer_request
 from pretrain.data.making.progress import Report, silent
+from pretrain.data.making.round_trip import check_round_trip
 from pretrain.data.making.train_tokenizer import training_request
 from pretrain.data.meta import FORMAT_VERSION, META_FILE, CorpusMeta, FileEntry, TokenizerEntry
 from pretrain.data.sources.files import BuiltinCorpus
+from pretrain.data.sources.source import Document
 from pretrain.data.tokenizer import END_OF_DOCUMENT, HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
 from pretrain.utils.files import file_entry
 
@@ -33,7 +37,6 @@ CHARACTERS = "characters"
 """As --tokenizer: one token for each character of the training examples."""
 UNKNOWN = "<unk>"
 VOCABULARY = 2048
-_AT_ONCE = 1000  # examples tokenized at a time
 
 
 def labels_file(folder: Path, split: str) -> Path:
@@ -54,13 +57,18 @@ class Task:
 
 
 def prepare_labelled(
-    out: Path, task: Task, tokenizer: Tokenizer | int | None, report: Report = silent
+    out: Path,
+    task: Task,
+    tokenizer: Tokenizer | int | None,
+    report: Report = silent,
+    lossy_tokenizer: bool = False,
 ) -> Path:
     """Write the labelled corpus *out*, and return it. A folder that holds this very corpus is left alone.
 
     Args:
         tokenizer: an integer trains a SentencePiece model of so many entries on the training examples; None
             makes a token of each of their characters.
+        lossy_tokenizer: whether a tokenizer that changes the text is taken.
 
     Raises:
         UserError: *out* holds something else, one class only, a label that occurs in validation alone, no
@@ -82,7 +90,13 @@ def prepare_labelled(
         "format_version": FORMAT_VERSION,
         "labelled": digests,
         "tokenizer": CHARACTERS if tokenizer is None else tokenizer_request(tokenizer),
+        **({"lossy_tokenizer": True} if lossy_tokenizer else {}),
     }
+    if isinstance(tokenizer, Tokenizer) and not lossy_tokenizer:
+        for name, examples in splits.items():
+            named = (f"{name} example {number}" for number in itertools.count())
+            texts = (example.text for example in examples)
+            check_round_trip(tokenizer, map(Document, named, texts))
     with to_be_made(out, request, report) as to_do:
         if not to_do:
             return out
@@ -142,10 +156,10 @@ def _write(
         texts = [example.text for example in splits[name]]
         sizes[name] = sum(len(text.encode()) for text in texts)
         labels[name] = np.array([known[example.label] for example in splits[name]], np.int32)
-        with IndexedWriter(folder / name, token_dtype(tokenizer.vocab_size)) as writers[name]:
-            for first in range(0, len(texts), _AT_ONCE):
-                for ids in tokenizer.encode_batch(texts[first : first + _AT_ONCE]):
-                    writers[name].add_document([*ids, tokenizer.end_of_document])
+        dtype = token_dtype(tokenizer.vocab_size)
+        with IndexedWriter(folder / name, dtype) as writers[name]:
+            for tokens, lengths in encode_documents(tokenizer, texts, dtype):
+                writers[name].add_documents(tokens, np.array(lengths))
     written = entries(writers, sizes)
     for name in SPLITS:
         path = labels_file(folder, name)

@@ -20,6 +20,7 @@ from pretrain.classification.corpus import labels_file
 from pretrain.data.corpus import Corpus
 from pretrain.data.indexed import IndexedTokens
 from pretrain.data.sequences import epoch_order
+from pretrain.utils.files import open_regular
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,11 @@ class Examples:
         path = labels_file(corpus.folder, split)
         stream: IndexedTokens = getattr(corpus, split)
         try:
-            labels = np.load(path, allow_pickle=False)
-        except (OSError, ValueError, EOFError):
+            if path.name not in (corpus.meta.files or {}):
+                raise ValueError("its hash is not known")
+            with open_regular(path) as file:
+                labels = np.load(file, allow_pickle=False)
+        except (OSError, ValueError, EOFError, MemoryError):
             raise UserError(f"data: {str(path)!r} is missing or damaged; prepare the corpus again") from None
         if labels.shape != (stream.num_documents,) or not ((labels >= 0) & (labels < len(classes))).all():
             raise UserError(

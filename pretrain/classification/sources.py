@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from model.errors import UserError, closest, shown
+from model.errors import UserError, closest, printable, shown
 from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.sources.reading import COMPRESSED, MAX_DOCUMENT_BYTES, check_text, open_stream
 
@@ -97,10 +97,13 @@ def kind_of(path: Path) -> str:
 def _read_tsv(path: Path, lines: TextIO) -> Iterator[Record]:
     csv.field_size_limit(MAX_DOCUMENT_BYTES)
     rows = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+    names = rows.fieldnames or ()
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"labelled: {str(path)!r} has two columns {twice[0]!r}; give each its own name")
     for row in rows:
         if None in row or None in row.values():  # more fields than names, or fewer
             raise UserError(
-                f"labelled: line {rows.line_num} of {str(path)!r} has not the {len(rows.fieldnames or ())} "
+                f"labelled: line {rows.line_num} of {str(path)!r} has not the {len(names)} "
                 "fields that its first line names; a tab parts fields, the first line must name the columns"
             )
         yield rows.line_num, row
@@ -148,11 +151,16 @@ def _chosen(
                     f"{', '.join(map(str, record))}{closest(name, record)}"
                 )
         text, label = record[text_name], record[label_column]
-        if not isinstance(text, str) or check_text(text, MAX_DOCUMENT_BYTES)[0] is None:
-            raise UserError(f"labelled: {where} has the text {shown(text)}; give text that is not empty")
-        if not isinstance(label, str | int) or not str(label).strip():
+        problem = check_text(text, MAX_DOCUMENT_BYTES)[1]
+        if not isinstance(text, str) or problem:
+            raise UserError(
+                f"labelled: {where} has the text {shown(text)} ({problem}); give text that is not empty, "
+                "without NUL"
+            )
+        word = str(label).strip()
+        if not (isinstance(label, str | int) and word and printable(word) == word):
             raise UserError(f"labelled: {where} has the label {shown(label)}; give a word or an integer")
-        yield Example(text, str(label).strip())
+        yield Example(text, word)
 
 
 def builtin_examples(source: BuiltinCorpus | None = None) -> dict[str, list[Example]]:

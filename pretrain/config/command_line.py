@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import functools
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,6 +22,8 @@ from pretrain.utils.parsing import parse_yaml, read_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "pretrain" / "recipes"
+DS_CONFIGS = ROOT / "pretrain" / "ds_configs"
+"""In the repository a link to ds_configs/."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,6 @@ def parse_command_line(arguments: list[str]) -> CommandLine:
             that is missing or is not a YAML mapping.
     """
     given = vars(_build_parser().parse_args(arguments))
-    if given["plot_lr"] is not None and not given["plot_lr"].strip():
-        raise UserError("plot_lr: no file given; give the name of a picture, such as lr.png")
     path = find_recipe(given["config"])
     recipe = read_recipe(path)
     left_out: list[str] = []
@@ -55,12 +55,7 @@ def parse_command_line(arguments: list[str]) -> CommandLine:
         known_here = {item.name for item in dataclasses.fields(RunConfig)}
         left_out = [name for name in recipe if name not in known_here]
         recipe = {name: value for name, value in recipe.items() if name not in left_out}
-    values = {"recipe": path.stem} | _by_dotted_name(recipe)
-    for name in values:
-        if name not in SETTINGS:
-            known = shown(name, plain=True)
-            hint = suggestion(known, FLAG_NAMES).replace("--", "")
-            raise UserError(f"{known}: unknown key in {given['config']}{hint}")
+    values = {"recipe": path.stem} | _known(recipe, given["config"])
     for name in FLAGS:
         if (text := given[name]) is not None:
             values[name] = text if name in TEXTS else parse_yaml(text, name)
@@ -73,6 +68,15 @@ def parse_command_line(arguments: list[str]) -> CommandLine:
     )
 
 
+def run_of_recipe(recipe: Mapping[Any, Any], where: str) -> RunConfig:
+    """The RunConfig of a recipe's fields; messages call the recipe *where*.
+
+    Raises:
+        UserError: an unknown key (with the closest valid name), a value of the wrong type.
+    """
+    return from_plain(RunConfig, _nested(_known(recipe, where)))
+
+
 def load_run_config(path: str | Path) -> RunConfig:
     """Read the config.yaml of a run folder.
 
@@ -80,7 +84,8 @@ def load_run_config(path: str | Path) -> RunConfig:
         UserError: the file is missing or does not hold a RunConfig.
     """
     try:
-        return parse_command_line(["--config", str(path), "--ds_config", "unused"]).run
+        file = find_recipe(str(path))
+        return run_of_recipe({"recipe": file.stem} | read_recipe(file), str(path))
     except UserError as error:
         if str(path) in str(error):
             raise
@@ -121,6 +126,17 @@ TEXTS = {name for name, _, is_text in _FIELDS if is_text}
 """Those that hold text as it is given; the others are read as YAML."""
 
 
+def _known(recipe: Mapping[Any, Any], where: str) -> dict[str, Any]:
+    """The settings of a recipe by their dotted names. UserError for an unknown one."""
+    values = _by_dotted_name(recipe)
+    for name in values:
+        if name not in SETTINGS:
+            known = shown(name, plain=True)
+            hint = suggestion(known, FLAG_NAMES).replace("--", "")
+            raise UserError(f"{known}: unknown key in {where}{hint}")
+    return values
+
+
 def _by_dotted_name(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     """The settings in a recipe's mapping by their dotted names, as they are in SETTINGS."""
     flat: dict[str, Any] = {}
@@ -150,7 +166,7 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
 @functools.cache
 def _build_parser() -> CommandParser:
     parser = CommandParser(
-        usage="deepspeed pretrain/main.py [--config RECIPE] [--FIELD VALUE ...]",
+        usage="deepspeed --module pretrain.main [--config RECIPE] [--FIELD VALUE ...]",
         allow_abbrev=False,
         description="Pretrain a decoder with any head count per layer. Recipes: "
         + ", ".join(recipe_names())
@@ -172,7 +188,7 @@ def _build_parser() -> CommandParser:
     parser.add_argument(
         "--ds_config",
         default="ds_configs/zero2.json",
-        help="DeepSpeed configuration, looked for in the working directory, then in this project.",
+        help="DeepSpeed configuration: a file, or the name of one in ds_configs, such as zero2.",
     )
     parser.add_argument(
         "--plot_lr", metavar="FILE", help="Draw every group's learning rate over the run into FILE, and stop."
@@ -198,8 +214,9 @@ def _build_parser() -> CommandParser:
 
 def find_ds_config(name: str) -> str:
     """Path of a ds_config that was given as *name*: from the working directory, else from this project's
-    root."""
-    return str(ROOT / name) if not _is_file(Path(name)) and _is_file(ROOT / name) else name
+    root, else the one of that name that comes with it, such as ds_configs/zero2.json or zero2."""
+    own = DS_CONFIGS / f"{name.removeprefix('ds_configs/').removesuffix('.json')}.json"
+    return next((str(path) for path in (Path(name), ROOT / name, own) if _is_file(path)), name)
 
 
 def _is_file(path: Path) -> bool:
@@ -248,8 +265,23 @@ def read_recipe(path: Path, what: str = "config") -> dict[str, Any]:
 class CommandParser(argparse.ArgumentParser):
     """An argparse parser that raises UserError for bad arguments, as for every other bad input."""
 
-    other_names: Mapping[str, str] = {}
+    other_names: Mapping[str, str] = {"version": OTHER_NAMES["version"]}
     """What to give in place of flags that other programs have; see pretrain.config.names."""
+    may_be_empty: Container[str] = ()
+    """Arguments whose value may be an empty text."""
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """The values of an argument, as argparse reads them; empty texts, and bytes that are no text, are
+        refused."""
+        name = max(action.option_strings, key=len, default=action.dest)
+        for text in arg_strings if action.nargs not in (argparse.PARSER, argparse.REMAINDER) else ():
+            if not text.strip() and action.dest not in self.may_be_empty:
+                raise UserError(f"{name}: {text!r} is empty; give a value, or leave it out")
+            if text == "--":  # argparse would leave it out
+                raise UserError(f"{name}: '--' is no value; give one, or leave it out")
+            if not text.isprintable() and text != text.encode(errors="ignore").decode():
+                raise UserError(f"{name}: {shown(text)} is not UTF-8 text; give a name that is")
+        return super()._get_values(action, arg_strings)
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments: -"):

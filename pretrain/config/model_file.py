@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from model.config import ModelConfig
+from model.errors import UserError, shown
 from model.presets import preset
+from pretrain.config.names import suggestion
 from pretrain.utils.parsing import read_json
 
 
@@ -14,4 +19,16 @@ def named_model(name: str) -> ModelConfig:
     file."""
     if not name.endswith(".json"):
         return preset(name)
-    return ModelConfig.from_json(read_json(Path(name), "model"), f"model: {name}")
+    values = read_json(Path(name), "model")
+    if isinstance(values, dict):
+        check_names(values, f"model: {name}: ")
+    return ModelConfig.from_json(values, f"model: {name}")
+
+
+def check_names(values: Mapping[str, Any], where: str) -> None:
+    """Refuse a field that ModelConfig does not have; the line says what other programs' names mean here."""
+    known = [f"--architecture.{field.name}" for field in fields(ModelConfig)]
+    for name in values:
+        if f"--architecture.{name}" not in known:
+            hint = suggestion(str(name), known).replace("--architecture.", "").replace("--", "")
+            raise UserError(f"{where}{shown(name, plain=True)}: unknown{hint}")

@@ -37,6 +37,7 @@ def parse_options(
     parser = CommandParser(prog=prog, description=description, epilog=epilog, allow_abbrev=False)
     documented = documentation(kind)
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    parser.may_be_empty = {field.name for field in fields if field.default == ""}
     for field in fields:
         help = documented.get(field.name, "")
         if field.default is False:

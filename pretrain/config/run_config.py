@@ -9,7 +9,9 @@ follows from it. Nothing heavy is imported here, so that a typing error is answe
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
+import shlex
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -22,8 +24,9 @@ from model.declared import Count, FromZero, Positive, PositiveNumber, Share, dec
 from model.errors import UserError
 from model.heads import parse_heads
 from pretrain.config.lr_rules import parse_rules
-from pretrain.config.model_file import named_model
+from pretrain.config.model_file import check_names, named_model
 from pretrain.extensions import sections
+from pretrain.utils.files import read_regular
 from pretrain.utils.parsing import read_json_object
 
 DEFAULT_RECIPE = "micro"
@@ -248,10 +251,10 @@ class CoreSettings:
                 f"muon: given with optimizer.kind: {self.optimizer.kind}, which does not read it; leave "
                 "muon.* out, or give --optimizer.kind muon"
             )
-        if "classes" in self.architecture:
-            raise UserError(
-                "architecture.classes: it comes from the data; leave it out, and give --task classification"
-            )
+        for name, instead in (("classes", "--task classification"), ("vocab_size", "--vocab_size")):
+            if name in self.architecture:
+                raise UserError(f"architecture.{name}: it comes from the data; leave it out; give {instead}")
+        check_names(self.architecture, "architecture.")
         for section in sections():
             section.check(self)
         for field_name, folder_name in (("name", self.name), ("recipe", self.recipe)):
@@ -358,12 +361,14 @@ def _named_or_trained(name: str) -> ModelConfig:
         UserError: unknown preset, a bad file, a folder that is not a run with a checkpoint.
     """
     folder = Path(name)
-    if not folder.is_dir():
+    if not os.path.isdir(name):  # noqa: PTH112 — no error for a name that is too long
         return named_model(name)
     hint = "give the folder of a run that has a checkpoint, such as runs/NAME"
     try:
-        newest = (folder / "latest").read_text().strip()
+        newest = read_regular(folder / "latest", 1000).decode("utf-8").strip()
     except (OSError, ValueError):
+        if (folder / "config.json").exists():
+            hint = f"import it: python -m pretrain.convert --from_hf {shlex.quote(name)} --out runs/NAME"
         raise UserError(f"model: {name} holds no checkpoint; {hint}") from None
     state = read_json_object(folder / "checkpoints" / Path(newest).name / "state.json", "model", hint)
     return ModelConfig.from_json(state.get("model", {}))

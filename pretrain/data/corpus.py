@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from model.errors import UserError
-from pretrain.data.indexed import IndexedTokens
+from pretrain.data.indexed import IndexedTokens, bin_path, idx_path
 from pretrain.data.megatron import is_prefix, open_prefix
-from pretrain.data.meta import META_FILE, CorpusMeta
+from pretrain.data.meta import META_FILE, CorpusMeta, TokenizerEntry
 from pretrain.data.same_tokenizer import tokenizer_difference
-from pretrain.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_hash
+from pretrain.data.tokenizer import Tokenizer, load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -60,25 +60,36 @@ class Corpus:
 
     def _check(self, tokenizer: Tokenizer | None) -> None:
         """Raise UserError if the files of the folder do not belong together, or to *tokenizer*."""
-        place, own = str(self.folder), self.tokenizer
-        if tokenizer_hash(own) != self.meta.tokenizer.hash:
-            raise UserError(
-                f"data: the tokenizer in {place!r} is not the one the corpus was made with ({own.name}); "
-                "prepare the corpus again"
-            )
+        place, own, meta = str(self.folder), self.tokenizer, self.meta
+        entry_of_own = TokenizerEntry.of(own)
+        claims: list[tuple[str, object, object]] = [
+            (f"tokenizer.{name}", getattr(meta.tokenizer, name), getattr(entry_of_own, name))
+            for name in ("hash", "vocab_size", "end_of_document")
+        ]
+        for name in ("training", "validation"):
+            split, entry = getattr(self, name), getattr(meta, name)
+            claims += [
+                ("dtype", meta.dtype, split.dtype.name),
+                (f"{name}.tokens", entry.tokens, split.num_tokens),
+                (f"{name}.documents", entry.documents, split.num_documents),
+            ]
+            if entry.of_each_class is not None:
+                claims.append((f"the sum of {name}.of_each_class", sum(entry.of_each_class), entry.documents))
+            for path in (bin_path(self.folder / name), idx_path(self.folder / name)):
+                file = (meta.files or {}).get(path.name)
+                claims.append((f"files.{path.name}.bytes", file and file.bytes, path.stat().st_size))
+        for key, said, found in claims:
+            if said != found:
+                raise UserError(
+                    f"data: {META_FILE} in {place!r} says that {key} is {said}, but it is {found}: the files "
+                    "are of different corpora; prepare the corpus again"
+                )
         difference = tokenizer_difference(own, tokenizer) if tokenizer is not None else None
         if tokenizer is not None and difference:
             raise UserError(
                 f"tokenizer: {place!r} was made with {own.name}, and not with {tokenizer.name} "
                 f"({difference}); valid: its own tokenizer, or a corpus prepared with the other"
             )
-        for name in ("training", "validation"):
-            tokens, expected = getattr(self, name).num_tokens, getattr(self.meta, name).tokens
-            if tokens != expected:
-                raise UserError(
-                    f"data: {str(self.folder / name)!r} has {tokens} tokens, but {META_FILE} says "
-                    f"{expected}; the files are of different corpora"
-                )
 
     @property
     def name(self) -> str:

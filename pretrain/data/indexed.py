@@ -11,6 +11,7 @@ PyTorch in every process that only wants to read tokens.
 from __future__ import annotations
 
 import copy
+import errno
 import os
 import struct
 from array import array
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from model.errors import UserError
+from pretrain.utils.files import open_regular
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
@@ -119,6 +121,18 @@ def _damaged(path: Path, problem: str) -> UserError:
     return UserError(f"corpus: {str(path)!r} is {problem}; copy both files again, or make the corpus again")
 
 
+def _mapped(path: Path) -> np.ndarray:
+    """The bytes of a file, mapped into memory, uint8. UserError if there is none."""
+    try:
+        with open_regular(path) as file:
+            return np.memmap(file, mode="r") if os.fstat(file.fileno()).st_size else np.empty(0, np.uint8)
+    except OSError as error:
+        missing = "is missing" if error.errno == errno.ENOENT else f"cannot be read ({error.strerror})"
+        raise UserError(
+            f"corpus: {str(path)!r} {missing}; needed: a Megatron .bin file and its .idx"
+        ) from None
+
+
 class IndexedTokens:
     """Memory-mapped reader of one ``.bin/.idx`` pair, seen as one stream of ``num_tokens`` tokens.
 
@@ -131,12 +145,7 @@ class IndexedTokens:
     def __init__(self, prefix: str | os.PathLike[str]) -> None:
         self.prefix = os.fspath(prefix)
         index_file, token_file = idx_path(prefix), bin_path(prefix)
-        for path in (index_file, token_file):
-            if not path.is_file():
-                raise UserError(
-                    f"corpus: {str(path)!r} is missing; needed: a Megatron .bin file and its .idx"
-                )
-        raw = np.memmap(index_file, mode="r") if index_file.stat().st_size else np.empty(0, np.uint8)
+        raw, data = _mapped(index_file), _mapped(token_file)
         if raw.size < HEADER.size or bytes(raw[: len(MAGIC)]) != MAGIC:
             raise _damaged(index_file, "not a Megatron index (it must start with MMIDIDX)")
         _, version, code, num_sequences, num_boundaries = HEADER.unpack(bytes(raw[: HEADER.size]))
@@ -163,7 +172,7 @@ class IndexedTokens:
         self._check_index(index_file)
         last = (int(self._offsets[-1]), int(self.lengths[-1])) if num_sequences else (0, 0)
         self.num_tokens = last[0] // self.dtype.itemsize + last[1]
-        size = token_file.stat().st_size
+        size = data.size
         if size != self.num_tokens * self.dtype.itemsize:
             kind = (
                 "truncated" if size < self.num_tokens * self.dtype.itemsize else "longer than its index says"
@@ -173,7 +182,7 @@ class IndexedTokens:
                 f"{kind} (or the .idx is another corpus's): {size} bytes, but the index announces "
                 f"{self.num_tokens} tokens of {self.dtype.itemsize} bytes",
             )
-        self._tokens = np.memmap(token_file, mode="r", dtype=self.dtype) if size else np.empty(0, self.dtype)
+        self._tokens = data.view(self.dtype)
 
     def _check_index(self, index_file: Path) -> None:
         """Check that the documents lie one after the other and cover the sequences from 0 to S, and that the

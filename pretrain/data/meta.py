@@ -7,16 +7,22 @@ from dataclasses import KW_ONLY
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field
 
-from model.declared import Count, Positive, declared, from_plain, to_plain
+from model.declared import Count, FromZero, Positive, declared, from_plain, to_plain
 from model.errors import UserError
 from pretrain.data.tokenizer import Tokenizer, tokenizer_hash
+from pretrain.utils.files import InnerPath, read_regular
+from pretrain.utils.parsing import parse_json
 
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 """A SHA-256, hexadecimal."""
+Short = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+"""An XXH3-128, hexadecimal."""
 FORMAT_VERSION = 1
 META_FILE = "meta.json"
+_MOST_BYTES = 64 << 20
 
 
 @declared("tokenizer")
@@ -52,7 +58,27 @@ class FileEntry:
     """A file, as pretrain.utils.files.file_entry describes it."""
 
     bytes: Count
-    xxh3_128: str
+    xxh3_128: Short
+
+
+@declared("document_lengths")
+class Lengths:
+    """Statistics of the documents' lengths in tokens."""
+
+    mean: FromZero
+    shortest: Count
+    p10: Count
+    p50: Count
+    p90: Count
+    p99: Count
+    longest: Count
+
+    @classmethod
+    def of(cls, lengths: np.ndarray) -> Lengths:
+        """Those of documents of these *lengths*, of which there is one at least."""
+        shares = {f"p{p}": int(np.percentile(lengths, p, method="higher")) for p in (10, 50, 90, 99)}
+        mean = round(float(lengths.mean()), 1)
+        return cls(mean=mean, shortest=int(lengths.min()), longest=int(lengths.max()), **shares)
 
 
 @declared("meta")
@@ -65,7 +91,7 @@ class CorpusMeta:
     """Where the text comes from: its ``name`` and more."""
     source_files: dict[str, Any] | None = None
     """Number, bytes and hash of local files, in corpora of older versions."""
-    content_hash: str
+    content_hash: Digest | Short
     """Identifies the documents of both splits, whatever their tokens (of a bare pair: its files)."""
     classes: list[str] | None = None
     """Names of the classes of a labelled corpus."""
@@ -77,9 +103,8 @@ class CorpusMeta:
     """Number of documents left out, by reason."""
     training: SplitEntry
     validation: SplitEntry
-    document_lengths: dict[str, Any] | None = None
-    """Statistics of the documents' lengths in tokens."""
-    files: dict[str, FileEntry] | None = None
+    document_lengths: Lengths | None = None
+    files: Annotated[dict[InnerPath, FileEntry], Field(min_length=1)] | None = None
     """The other files of the folder; None for a bare .bin/.idx pair."""
     request: dict[str, Any] | None = None
     """What was asked for: the same request finds its work done."""
@@ -93,16 +118,15 @@ class CorpusMeta:
         """
         path = folder / META_FILE
         try:
-            return from_plain(cls, json.loads(path.read_text("utf-8")))
+            return from_plain(cls, parse_json(read_regular(path, _MOST_BYTES), META_FILE))
         except FileNotFoundError:
             raise UserError(
                 f"data: {str(folder)!r} has no {META_FILE}; valid: a folder written by python -m "
                 "pretrain.prepare"
             ) from None
-        except (OSError, ValueError, RecursionError) as error:
-            raise UserError(
-                f"data: {str(path)!r} is damaged ({' '.join(str(error).split())}); prepare the corpus again"
-            ) from None
+        except (OSError, UserError) as error:
+            reason = getattr(error, "strerror", error)
+            raise UserError(f"data: {str(path)!r} is damaged ({reason}); prepare the corpus again") from None
 
     def write(self, folder: Path) -> None:
         """Write it into a corpus folder."""

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from model.errors import UserError, shown
+from pretrain.data.tokenizer_files import check_ids, quietly, read_file
+from pretrain.utils.variables import check_variables
 
 END_OF_DOCUMENT = "<|endoftext|>"
 SENTENCEPIECE_FILE = "tokenizer.model"
@@ -74,6 +76,16 @@ class Tokenizer(ABC):
         """Text of *ids*; special tokens give no text, incomplete UTF-8 gives U+FFFD. UserError for unknown
         ids."""
 
+    @abstractmethod
+    def read_back(self, text: str) -> str:
+        """What the ids of *text* spell: *text*, unless the tokenizer changes it. Special tokens that it
+        spells out are part of it."""
+
+    def spelled_bytes(self) -> np.ndarray:
+        """token_bytes, but of special tokens that can be spelled out in a text the bytes of that, int64
+        [vocab_size]."""
+        return self.token_bytes()
+
     def token_bytes(self) -> np.ndarray:
         """UTF-8 bytes of text that each token stands for, int64 [vocab_size], read-only; special tokens 0.
 
@@ -130,15 +142,19 @@ class SentencePieceTokenizer(Tokenizer):
     decode to U+2581.
     """
 
-    def __init__(self, model: bytes, name: str | None = None) -> None:
+    def __init__(self, model: bytes, name: str | None = None, file: str | os.PathLike[str] = "") -> None:
         import sentencepiece
+
+        where = f"{os.fspath(file)!r} is " if file else ""
 
         try:
             if not model:
                 raise RuntimeError("an empty file is taken for no model at all")
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        except (RuntimeError, OSError) as error:
-            raise UserError("tokenizer: not a SentencePiece model, or a damaged one") from error
+            self._processor.id_to_piece(list(range(self._processor.vocab_size())))  # are they UTF-8?
+            first_piece = self._processor.encode("a", out_type=str)[0]
+        except (RuntimeError, OSError, UnicodeDecodeError, IndexError) as error:
+            raise UserError(f"tokenizer: {where}not a SentencePiece model, or a damaged one") from error
         self._model = model
         processor = self._processor
         self.vocab_size = processor.vocab_size()
@@ -149,7 +165,7 @@ class SentencePieceTokenizer(Tokenizer):
         self._bytes_of_space_mark = [processor.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE_MARK.encode()]
         # Models that add a space before the text, or that lack bytes, are used unchanged: splitting their
         # text at U+2581 would give other ids than the library does.
-        self._adds_space = processor.encode("a", out_type=str)[0].startswith(SPACE_MARK)
+        self._adds_space = first_piece.startswith(SPACE_MARK)
         has_bytes = all(map(processor.is_byte, self._bytes_of_space_mark))
         self._spells_space_mark = has_bytes and not self._adds_space
 
@@ -199,6 +215,9 @@ class SentencePieceTokenizer(Tokenizer):
         return processor.decode(
             [i for i in self._checked(ids) if not (processor.is_control(i) or processor.is_unknown(i))]
         )
+
+    def read_back(self, text: str) -> str:
+        return self.decode(self.encode(text))
 
     def _count_bytes(self) -> np.ndarray:
         processor = self._processor
@@ -292,39 +311,52 @@ class HuggingFaceTokenizer(Tokenizer):
         import tokenizers
 
         root = Path(folder)
+        file = root / ("tokenizer.json" if os.path.lexists(root / "tokenizer.json") else "vocab.json")
+        merges = root / "merges.txt"
+        if not (os.path.lexists(file) and (file.name == "tokenizer.json" or os.path.lexists(merges))):
+            raise UserError(
+                f"tokenizer: {str(root)!r} holds no tokenizer; valid: a folder with tokenizer.model, "
+                "tokenizer.json, or vocab.json and merges.txt"
+            )
+        content = read_file(file)
         try:
-            if (root / "tokenizer.json").is_file():
-                backend = tokenizers.Tokenizer.from_file(str(root / "tokenizer.json"))
-            elif (root / "vocab.json").is_file() and (root / "merges.txt").is_file():
-                model = tokenizers.models.BPE.from_file(str(root / "vocab.json"), str(root / "merges.txt"))
+            if file.name == "tokenizer.json":
+                backend = quietly(tokenizers.Tokenizer.from_buffer, content)
+                check_ids(backend.get_vocab(with_added_tokens=True))
+                for token in json.loads(content).get("added_tokens") or []:
+                    if (usable := backend.token_to_id(token["content"])) != token["id"]:
+                        raise ValueError(f"the added token {shown(token)} would get the id {usable}")
+            else:
+                check_ids(json.loads(content))
+                vocabulary, file = file, merges
+                read_file(file)
+                model = quietly(tokenizers.models.BPE.from_file, str(vocabulary), str(file))
                 backend = tokenizers.Tokenizer(model)
                 backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
                 backend.decoder = tokenizers.decoders.ByteLevel()
-            else:
-                raise UserError(
-                    f"tokenizer: {str(root)!r} holds no tokenizer; valid: a folder with tokenizer.model, "
-                    "tokenizer.json, or vocab.json and merges.txt"
-                )
-            config_file = root / "tokenizer_config.json"
-            config = json.loads(config_file.read_text("utf-8")) if config_file.is_file() else {}
-            if not isinstance(config, dict):
-                raise UserError(f"tokenizer: {config_file} holds {shown(config)}; it must hold a JSON object")
+            file = root / "tokenizer_config.json"
+            config = json.loads(read_file(file)) if os.path.lexists(file) else {}
         except UserError:
             raise
         except Exception as error:  # the library raises bare Exception
-            raise UserError(f"tokenizer: {str(root)!r} cannot be read: {error}") from error
-        end = config.get("eos_token")
-        end = end.get("content") if isinstance(end, dict) else end
-        if end is not None and not isinstance(end, str):
             raise UserError(
-                f"tokenizer: eos_token in {config_file} is {shown(end)}; it must be the text of a token, "
+                f"tokenizer: {str(file)!r} cannot be read: {shown(error, 300, plain=True)}"
+            ) from error
+        end = config.get("eos_token") if isinstance(config, dict) else config
+        end = end.get("content") if isinstance(end, dict) else end
+        if not (isinstance(config, dict) and isinstance(end, str | None)):
+            raise UserError(
+                f"tokenizer: eos_token in {str(file)!r} is {shown(end)}; it must be the text of a token, "
                 "such as </s>"
             )
-        return cls(backend, name or config.get("name_or_path") or root.resolve().name, end)
+        own_name = config.get("name_or_path")
+        known = own_name if own_name and isinstance(own_name, str) else Path(os.path.realpath(root)).name
+        return cls(backend, name or known, end)
 
     @classmethod
     def from_hub(cls, name: str) -> HuggingFaceTokenizer:
         """Fetch the tokenizer files of the hub repository *name* (or take them from the local cache)."""
+        check_variables("hub")
         import huggingface_hub
 
         try:
@@ -346,6 +378,15 @@ class HuggingFaceTokenizer(Tokenizer):
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         text_ids = [i for i in self._checked(ids) if i != self.end_of_document]
         return self._backend.decode(text_ids, skip_special_tokens=True)
+
+    def read_back(self, text: str) -> str:
+        return self._backend.decode(self.encode_batch([text])[0], skip_special_tokens=False)
+
+    def spelled_bytes(self) -> np.ndarray:
+        sizes = self.token_bytes().copy()
+        for number, token in self._backend.get_added_tokens_decoder().items():
+            sizes[number] = len(token.content.encode())
+        return sizes
 
     def _count_bytes(self) -> np.ndarray:
         definition = json.loads(self._backend.to_str())
@@ -400,14 +441,15 @@ def load_tokenizer(source: str | os.PathLike[str]) -> Tokenizer:
     Raises UserError if there is none.
     """
     path = Path(source)
-    if path.is_file():
+    model = path / SENTENCEPIECE_FILE
+    if path.is_dir():
+        if os.path.lexists(model) and not os.path.lexists(path / "tokenizer.json"):
+            return SentencePieceTokenizer(read_file(model), file=model)
+        return HuggingFaceTokenizer.from_folder(path)
+    if os.path.lexists(path):
         if path.suffix != ".model":
             raise UserError(
                 f"tokenizer: {str(path)!r} is a file; valid: a folder, or a SentencePiece .model file"
             )
-        return SentencePieceTokenizer(path.read_bytes())
-    if (path / SENTENCEPIECE_FILE).is_file() and not (path / "tokenizer.json").is_file():
-        return SentencePieceTokenizer((path / SENTENCEPIECE_FILE).read_bytes())
-    if path.is_dir():
-        return HuggingFaceTokenizer.from_folder(path)
+        return SentencePieceTokenizer(read_file(path), file=path)
     return HuggingFaceTokenizer.from_hub(os.fspath(source))

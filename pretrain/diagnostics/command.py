@@ -8,6 +8,7 @@ are those of each group to the baseline (the first), run by run with the same se
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from model.errors import UserError, run_command
 from pretrain.checkpoint.finder import existing_steps
 from pretrain.config.command_line import CommandParser
 from pretrain.utils.files import write_atomically
+from pretrain.utils.text import say
 
 
 def build_parser() -> CommandParser:
@@ -57,7 +59,7 @@ def run_diagnostics(arguments: Sequence[str]) -> None:
     from pretrain.diagnostics.measure import measure_run
     from pretrain.run.differences import run_differences
 
-    names = [folder.resolve().name for folder in options.runs]
+    names = [Path(os.path.realpath(folder)).name for folder in options.runs]
     if len(set(names)) < len(names):
         raise UserError(f"runs: one of {', '.join(names)} was given twice; give runs of different names")
     known = list(dict.fromkeys(group_and_seed(name)[0] for name in names))
@@ -71,13 +73,13 @@ def run_diagnostics(arguments: Sequence[str]) -> None:
     if differences.data and options.data is None:
         notes.append("each run was measured on its own held-out text; --data DATA measures all on the same")
     for note in notes:
-        print(f"warning: {note}", file=sys.stderr)
+        say(f"warning: {note}", file=sys.stderr)
     out = options.out or options.runs[0] / "plots"
     written = draw_all(groups, baseline, out, notes, loss="val_bpb" if differences.tokenizers else "val_loss")
     path = out / "diagnostics.json"
     write_atomically(path, json.dumps({run.name: run.last for run in figures}, indent=1) + "\n")
-    print("\n".join(table(groups)))
-    print("wrote " + ", ".join(str(file) for file in [*written, path]))
+    say(*table(groups))
+    say("wrote " + ", ".join(str(file) for file in [*written, path]))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

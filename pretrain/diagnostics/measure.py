@@ -30,12 +30,13 @@ from pretrain.diagnostics.weights import (
     update_norm,
     update_row,
 )
-from pretrain.metrics.file import FILE_NAME, read_metrics
+from pretrain.metrics.file import read_metrics
 from pretrain.optim.muon import is_muon
 from pretrain.run.data import RunData
 from pretrain.run.saved import SavedRun
 from pretrain.runtime.world import single_world
 from pretrain.utils.parsing import parse_fraction
+from pretrain.utils.text import say
 
 MICRO_BATCH = 4
 """Windows that are read at a time."""
@@ -71,9 +72,7 @@ def measure_run(
     Raises:
         UserError: no run, no such checkpoint, no data, another tokenizer.
     """
-    rows: dict[int, dict[str, Any]] = {}
-    if (folder / FILE_NAME).is_file():
-        rows = {row["step"]: row for row in read_metrics(folder)}
+    rows = {row["step"]: row for row in read_metrics(folder)}
     windows: np.ndarray | None = None
     features: dict[int, Tensor] = {}
     for asked in _asked(folder, steps):
@@ -84,7 +83,7 @@ def measure_run(
         step = source.state.step
         last = {"step": step, "tokens": source.state.tokens, **found}
         rows.setdefault(step, {}).update(last)
-        print(f"{folder.name}: step {step:,} measured on {len(windows)} windows", flush=True)
+        say(f"{folder.name}: step {step:,} measured on {len(windows)} windows")
     in_order = [rows[step] for step in sorted(rows)]
     return RunFigures(folder.name, *group_and_seed(folder.name), in_order, last, source.model.num_layers)
 

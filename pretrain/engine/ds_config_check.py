@@ -31,7 +31,7 @@ BUCKETS = ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucke
 AUTOMATIC = {*OWNED, "bf16.enabled", *(f"zero_optimization.{key}" for key in BUCKETS)}
 LISTED = 25
 """The most mistakes that a message lists: hints at names take milliseconds each."""
-HINT = "; ds_configs/ holds zero1, zero2, zero3, zero2_offload and zero3_offload"
+HINT = "; by their names alone: zero1, zero2, zero3, zero2_offload and zero3_offload"
 
 
 def read_ds_config(path: str) -> dict[str, Any]:
@@ -75,8 +75,10 @@ def _line(error: Any, paths: list[str]) -> str:
     path = ".".join(shown(part, plain=True) for part in error["loc"])
     if error["type"] != "extra_forbidden":
         return f"{path or 'the file'} is {shown_json(error['input'])}; {valid_in_words(error)}"
-    elsewhere = [known for known in paths if known.rpartition(".")[2] == error["loc"][-1]]
-    return f"{path} is unknown{closest(path, elsewhere or paths)}"
+    name = {"bfloat16": "bf16"}.get(path, error["loc"][-1])
+    elsewhere = [known for known in paths if known.rpartition(".")[2] == name]
+    hint = f"; did you mean {elsewhere[0]!r}?" if len(elsewhere) == 1 else closest(path, paths)
+    return f"{path} is unknown{hint}"
 
 
 def simplified(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,12 @@ Named = Sequence[tuple[str, int]]
 """Parameters in order: name, and number of elements on one tensor-parallel rank."""
 
 
+def weights_are_finite(engine: Any) -> bool:
+    """Whether what this rank holds of the weights is free of NaN and infinity."""
+    parts = (getattr(parameter, "ds_tensor", parameter) for parameter in engine.module.parameters())
+    return all(bool(part.isfinite().all()) for part in parts)
+
+
 @dataclass(frozen=True)
 class Piece:
     """A contiguous range of a parameter's elements inside one data-parallel rank's flat tensor."""

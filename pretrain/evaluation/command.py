@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Literal
 from model.declared import Count, Positive, declared
 from model.errors import UserError, run_command
 from pretrain.config.options import parse_options
+from pretrain.evaluation.checks import check_tasks, existing_data_dir, resolve_tasks
 from pretrain.hf.model_folder import check_model
 from pretrain.utils.files import write_atomically
 from pretrain.utils.text import labelled
+from pretrain.utils.variables import check_variables
 
 if TYPE_CHECKING:
     from pretrain.runtime.world import World
@@ -78,32 +80,24 @@ def run_evaluation(arguments: Sequence[str]) -> None:
         epilog="For machines without internet, python -m pretrain.evaluation save --tasks papers "
         "--data_dir DIR saves the tasks' data sets.",
     )
-    _check_include_path(options.include_path)
+    check_variables("hub")
     check_model(options.model, options.step)
+    data_dir = existing_data_dir(options.data_dir or None)
+    check_tasks(options.tasks, options.include_path)
     from pretrain.engine.quiet import quiet_libraries
 
     quiet_libraries()
-    from pretrain.evaluation.data_sets import existing_data_dir
-
-    data_dir = existing_data_dir(options.data_dir or None)
     import lm_eval.utils
     import torch
 
     from pretrain.evaluation.language_model import ZeroShotModel
-    from pretrain.evaluation.scores import (
-        headline,
-        load_tasks,
-        resolve_tasks,
-        score,
-        task_manager,
-        without_subtasks,
-    )
+    from pretrain.evaluation.scores import headline, load_tasks, score, task_manager, without_subtasks
     from pretrain.hf.open_model import open_model
 
     world = _join_ranks()
     # Rank 0 reads some ten thousand files for all.
     manager = world.once(lambda: task_manager(options.include_path))
-    tasks = resolve_tasks(options.tasks.split(","), manager)
+    tasks = resolve_tasks(options.tasks.split(","), manager.all_tasks)
     # Products in TF32 where fp32 is computed on a GPU: scores rank sums of logits, which 10 bits of mantissa
     # settle.
     torch.set_float32_matmul_precision("high")
@@ -147,16 +141,13 @@ def run_save(arguments: Sequence[str]) -> None:
     options = parse_options(
         SaveOptions, arguments, "python -m pretrain.evaluation save", "Save tasks' data sets."
     )
-    _check_include_path(options.include_path)
-    from pretrain.evaluation.scores import resolve_tasks, save_data_sets, task_manager
+    check_variables("hub")
+    check_tasks(options.tasks, options.include_path)
+    from pretrain.evaluation.scores import save_data_sets, task_manager
 
     manager = task_manager(options.include_path)
-    save_data_sets(resolve_tasks(options.tasks.split(","), manager), manager, Path(options.data_dir))
-
-
-def _check_include_path(folder: str | None) -> None:
-    if folder is not None and not Path(folder).is_dir():
-        raise UserError(f"include_path: {folder!r} is not a folder; give one that holds task YAMLs")
+    tasks = resolve_tasks(options.tasks.split(","), manager.all_tasks)
+    save_data_sets(tasks, manager, Path(options.data_dir))
 
 
 def _join_ranks() -> World:

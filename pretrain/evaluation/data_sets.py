@@ -23,19 +23,6 @@ DEFAULT = "default"
 READERS = {".jsonl": datasets.Dataset.from_json, ".parquet": datasets.Dataset.from_parquet}
 
 
-def existing_data_dir(data_dir: str | None) -> Path | None:
-    """*data_dir* as a path; None: the hub or its cache.
-
-    Raises:
-        UserError: it is not a folder.
-    """
-    if data_dir is not None and not Path(data_dir).is_dir():
-        raise UserError(
-            f"data_dir: {data_dir!r} is not a folder; python -m pretrain.evaluation save writes one"
-        )
-    return None if data_dir is None else Path(data_dir)
-
-
 @contextmanager
 def data_sets_in(data_dir: Path | None, save: bool = False) -> Iterator[None]:
     """Inside the block lm-eval's tasks load their data sets from *data_dir*; None: from the hub or its cache.

@@ -10,9 +10,9 @@ import torch
 from model.attention import any_length
 from model.errors import UserError
 from pretrain.checkpoint.state import TrainingState
-from pretrain.evaluation.data_sets import existing_data_dir
+from pretrain.evaluation.checks import existing_data_dir, resolve_tasks
 from pretrain.evaluation.language_model import ZeroShotModel
-from pretrain.evaluation.scores import headline, load_tasks, resolve_tasks, score, task_manager
+from pretrain.evaluation.scores import headline, load_tasks, score, task_manager
 from pretrain.run.hooks import HookResult, IntervalHook
 from pretrain.run.session import Session
 from pretrain.utils.text import labelled
@@ -35,7 +35,7 @@ class EvaluationHook(IntervalHook):
         manager = session.world.once(task_manager)
         problem = None
         try:
-            names = resolve_tasks(self._settings.tasks.split(","), manager)
+            names = resolve_tasks(self._settings.tasks.split(","), manager.all_tasks)
             self._tasks = load_tasks(names, manager, existing_data_dir(self._settings.data_dir))
         except UserError as error:
             problem = f"evaluation.{error}"  # "tasks: …" or "data_dir: …", which are fields there

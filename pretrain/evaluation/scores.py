@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import random
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,12 +20,10 @@ from lm_eval import evaluate
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
-from model.errors import UserError, closest
+from model.errors import UserError
 from pretrain.evaluation.data_sets import data_sets_in
 
 SEED = 1234
-# The six tasks of the Prism paper (arXiv 2606.27449).
-GROUPS = {"papers": ("hellaswag", "piqa", "winogrande", "arc_easy", "blimp", "wikitext")}
 
 
 @functools.cache
@@ -35,30 +34,6 @@ def task_manager(include_path: str | None = None) -> TaskManager:
         include_path: a folder with more task YAMLs, whose names come before lm-eval's own.
     """
     return TaskManager(include_path=include_path)
-
-
-def resolve_tasks(names: Sequence[str], manager: TaskManager) -> list[str]:
-    """Replace our groups by their tasks. A name that ends in .yaml is the file of a task.
-
-    Raises:
-        UserError: an unknown name (with the closest one), a file that is missing, or no name at all.
-    """
-    tasks: list[str] = []
-    for name in (name.strip() for name in names):
-        if name.endswith((".yaml", ".yml")):
-            if not Path(name).is_file():
-                raise UserError(f"tasks: there is no file {name!r}; give a task's YAML or its name")
-            tasks.append(str(Path(name).absolute()))
-            continue
-        if name and name not in GROUPS and name not in manager.all_tasks:
-            # Ours first: among lm-eval's thousands of names a typing error finds obscure ones.
-            ours = [*GROUPS, *GROUPS["papers"]]
-            hint = closest(name, ours) or closest(name, manager.all_tasks) or "; give lm-eval's names"
-            raise UserError(f"tasks: {name!r} is unknown{hint}")
-        tasks += GROUPS.get(name, (name,) if name else ())
-    if not tasks:
-        raise UserError("tasks: none given; give names such as hellaswag,piqa or the group papers")
-    return list(dict.fromkeys(tasks))
 
 
 def quiet_lm_eval() -> None:
@@ -139,7 +114,13 @@ def save_data_sets(tasks: Sequence[str], manager: TaskManager, data_dir: Path) -
 
 
 def _load(tasks: Sequence[str], manager: TaskManager) -> Any:
+    loggers = [logging.getLogger(name) for name in ("lm_eval", "datasets")]
+    levels = [logger.level for logger in loggers]
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
     try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)  # what they log of an error comes with the exception
         return manager.load(list(tasks))
     except UserError:
         raise
@@ -149,6 +130,9 @@ def _load(tasks: Sequence[str], manager: TaskManager) -> Any:
             f"tasks: {','.join(tasks)} cannot be loaded ({type(error).__name__}: {reason:.200}); without "
             "internet: python -m pretrain.evaluation save --tasks … --data_dir DIR elsewhere, then --data_dir"
         ) from error
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def without_subtasks(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

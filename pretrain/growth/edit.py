@@ -104,6 +104,7 @@ class _ChangedSource:
         self._checkpoint, self._model, self._changes = checkpoint, model, changes
         self.groups: dict[str, ParameterGroup] = checkpoint.groups
         self.names, self.step, self.release = checkpoint.names, checkpoint.step, checkpoint.release
+        self.check = checkpoint.check
         state, features = checkpoint.state, read_features(checkpoint.folder)
         self._new: dict[Change, Candidate] = {}
         for change in (change for change in changes if change.kind == "grow"):

@@ -12,18 +12,19 @@ from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from model.errors import UserError
+from model.errors import UserError, printable
 from model.parameters import has_vocabulary_rows
 from model.transformer import Transformer
 from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.hf.comparison import MAX_LENGTH, WINDOWS, compare, our_logits, their_logits
 from pretrain.hf.formats import choose_format, folder_config, folder_weights
 from pretrain.hf.model_card import model_card
-from pretrain.hf.new_folder import new_folder
+from pretrain.hf.new_folder import list_files, new_folder
 from pretrain.hf.tokenizer_files import check_tokenizer, write_tokenizer
 from pretrain.run.saved import SavedRun
 from pretrain.utils.heap import return_memory
 from pretrain.utils.text import labelled
+from pretrain.utils.variables import check_variables
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CODE_FILES = ("configuration_head_schedule.py", "modeling_head_schedule.py")
@@ -47,6 +48,7 @@ def export_run(
         UserError: the format cannot hold the model, *out* exists or cannot be written, or the logits differ.
             *out* is then as it was before.
     """
+    check_variables("hub")  # transformers copies the folder's code there
     source.refuse_classifier("exported: the formats here are those of language models")
     model, tokenizer = source.model, source.tokenizer
     torch_dtype = DTYPES[dtype]
@@ -66,7 +68,7 @@ def export_run(
         del network, weights  # before the written folder is loaded
         return_memory()
         write_description(partial, config)
-        write_tokenizer(tokenizer, source.checkpoint.folder / "tokenizer", partial, model.context_length)
+        write_tokenizer(tokenizer, partial, model.context_length)
         compared_ids = check_tokenizer(partial, tokenizer, _texts())
         print(labelled("tokens", f"{compared_ids:,} ids of the exported tokenizer equal the run's"))
         print(labelled("checking", f"{WINDOWS} x {length} tokens: {text}"))
@@ -80,10 +82,11 @@ def export_run(
             )
             print(labelled("padding", padding))
             comparison += f"; {padding}"
-        card = model_card(source, config, comparison, out.resolve().name, license_name)
+        card = model_card(source, config, comparison, out.name, license_name)
         (partial / "README.md").write_text(card, encoding="utf-8")
+        list_files(partial)
     code = "needs trust_remote_code=True" if chosen == "native" else "no remote code"
-    print(labelled("ready", f"{out}: {name}; {code}"))
+    print(labelled("ready", f"{printable(str(out))}: {name}; {code}"))
 
 
 def parameters_of(network: Transformer) -> dict[str, Tensor]:

@@ -11,70 +11,19 @@ import re
 from collections.abc import Mapping
 from dataclasses import fields
 from statistics import mode
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from model.config import BLOCKS, ModelConfig, block
+from model.config import BLOCKS, ModelConfig
 from model.errors import UserError
 from model.parameters import parameter_specs
+from pretrain.hf.config_file import SETTINGS, VALUES, Format
 from pretrain.hf.configuration_head_schedule import HeadScheduleConfig
 from pretrain.hf.padding import padded, padding_for
 
-Format = Literal["native", "llama", "gpt2"]
-FORMATS = get_args(Format)
 ARCHITECTURES = {"native": "HeadScheduleForCausalLM", "llama": "LlamaForCausalLM", "gpt2": "GPT2LMHeadModel"}
-MODEL_TYPES: dict[str, Format] = {"head_schedule": "native", "llama": "llama", "gpt2": "gpt2"}
-"""The format of a folder by the model_type in its config.json."""
-
-# Our field -> its name in the configuration of each format. None: the class has the value of our block kind
-# alone.
-SETTINGS: dict[str, dict[Format, str | None]] = {
-    ours: dict(zip(FORMATS, theirs, strict=True))
-    for ours, theirs in {
-        "vocab_size": ("vocab_size", "vocab_size", "vocab_size"),
-        "context_length": ("max_position_embeddings", "max_position_embeddings", "n_positions"),
-        "d_model": ("hidden_size", "hidden_size", "n_embd"),
-        "ffn_width": ("intermediate_size", "intermediate_size", "n_inner"),
-        "ffn": ("feed_forward", None, None),
-        "activation": ("hidden_act", "hidden_act", "activation_function"),
-        "norm": ("norm", None, None),
-        "norm_eps": ("norm_eps", "rms_norm_eps", "layer_norm_epsilon"),
-        "norm_bias": ("norm_bias", None, None),
-        "attention_bias": ("attention_bias", "attention_bias", None),
-        "ffn_bias": ("mlp_bias", "mlp_bias", None),
-        "positions": ("positions", None, None),
-        "rope_base": ("rope_theta", "rope_theta", None),
-        "attention_scale": ("attention_scale", None, "scale_attn_weights"),
-        "tie_embeddings": ("tie_word_embeddings", "tie_word_embeddings", "tie_word_embeddings"),
-        "init_std": ("initializer_range", "initializer_range", "initializer_range"),
-    }.items()
-}
-# Values that a format names differently: theirs -> ours. Of several names for one value, the first is
-# written.
-_ACTIVATIONS = {
-    "silu": "silu",
-    "gelu": "gelu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_new": "gelu_tanh",
-    "swish": "silu",
-}
-_VALUES: dict[tuple[str, Format], dict[Any, Any]] = {
-    ("activation", "native"): _ACTIVATIONS,
-    ("activation", "llama"): _ACTIVATIONS,
-    ("activation", "gpt2"): {"gelu_new": "gelu_tanh"} | _ACTIVATIONS,
-    ("attention_bias", "llama"): {False: "none", True: "all"},
-    ("attention_scale", "gpt2"): {False: "none", True: "sqrt_head_dim"},
-}
-# Settings of a folder that our network has with this value only.
-_ONLY = {
-    "rope_type": "default",
-    "partial_rotary_factor": 1.0,
-    "scale_attn_by_inverse_layer_idx": False,
-    "add_cross_attention": False,
-}
-_DROPOUTS = ("attention_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
 
 # Our part -> its name in native and Llama folders, and in GPT-2's, which join q, k and v.
 _PARTS: dict[str, tuple[str, str | None]] = {
@@ -110,7 +59,7 @@ def why_not(model: ModelConfig, chosen: Format) -> list[str]:
     defaults = {item.name: item.default for item in fields(ModelConfig)}
     switches = defaults | BLOCKS[chosen]
     for name, theirs in SETTINGS.items():
-        valid: list[Any] = list(dict.fromkeys(_VALUES.get((name, chosen), {}).values()))
+        valid: list[Any] = list(dict.fromkeys(VALUES.get((name, chosen), {}).values()))
         if theirs[chosen] is None and name != "rope_base":  # no learned positions have that
             valid = [switches[name]]
         if valid and getattr(model, name) not in valid:
@@ -182,6 +131,15 @@ def folder_tensors(model: ModelConfig, chosen: Format) -> dict[str, tuple[str, .
     return sources
 
 
+def folder_shapes(model: ModelConfig, chosen: Format) -> dict[str, tuple[int, ...]]:
+    """The shapes of a folder's tensors by name, for a model that needs no padding."""
+    ours, shapes = parameter_shapes(model), {}
+    for name, sources in folder_tensors(model, chosen).items():
+        shape = (sum(ours[source][0] for source in sources), *ours[sources[0]][1:])
+        shapes[name] = shape[::-1] if is_transposed(name) else shape
+    return shapes
+
+
 def is_transposed(name: str) -> bool:
     """Whether a folder holds the tensor of this name as [in, out]; ours are [out, in]."""
     return _TRANSPOSED.fullmatch(name) is not None
@@ -218,7 +176,7 @@ def folder_config(model: ModelConfig, chosen: Format, extra: dict[str, Any]) -> 
     for name, names in SETTINGS.items():
         if (theirs := names[chosen]) is not None:
             value = getattr(model, name)
-            translation = _VALUES.get((name, chosen), {value: value})
+            translation = VALUES.get((name, chosen), {value: value})
             settings[theirs] = next(their for their, our in translation.items() if our == value)
     layers = range(model.num_layers)
     if chosen == "gpt2":
@@ -268,57 +226,3 @@ def folder_config(model: ModelConfig, chosen: Format, extra: dict[str, Any]) -> 
         "AutoModelForCausalLM": "modeling_head_schedule.HeadScheduleForCausalLM",
     }
     return config
-
-
-# ---------------------------------------------------------------------- imports
-
-
-def model_of(config: Any) -> tuple[ModelConfig, list[str]]:
-    """Our configuration of the model that a transformers configuration describes, and notes to print.
-
-    Raises:
-        UserError: a setting that our network does not have.
-    """
-    chosen = MODEL_TYPES[config.model_type]
-    rope = getattr(config, "rope_parameters", None) or {}
-    given = {"rope_theta": 10000.0} | config.to_dict() | rope
-    for name, only in _ONLY.items():
-        if given.get(name, only) != only:
-            raise UserError(f"from_hf: {name} {given[name]!r} is not supported; valid: {only!r}")
-    values: dict[str, Any] = {}
-    for name, names in SETTINGS.items():
-        if (theirs := names[chosen]) is not None:
-            value = values[name] = given[theirs]
-            if translation := _VALUES.get((name, chosen)):
-                if value not in translation:
-                    valid = ", ".join(map(str, translation))
-                    raise UserError(f"from_hf: {theirs} {value!r} is not supported; valid: {valid}")
-                values[name] = translation[value]
-    if chosen == "gpt2" and values["ffn_width"] is None:
-        values["ffn_width"] = 4 * config.n_embd
-    layers = list(config.per_layer_config)
-    kinds = getattr(config, "layer_types", None) or [""] * len(layers)
-    if len(kinds) != len(layers):
-        raise UserError(f"from_hf: layer_types has {len(kinds)} entries, there are {len(layers)} layers")
-    windows = [
-        layer.sliding_window if kind == "sliding_attention" else None
-        for layer, kind in zip(layers, kinds, strict=True)
-    ]
-    schedules = {
-        "heads": [layer.num_attention_heads for layer in layers],
-        "kv_heads": [getattr(layer, "num_key_value_heads", layer.num_attention_heads) for layer in layers],
-        "head_dim": [layer.head_dim for layer in layers] if chosen != "gpt2" else None,
-        "local_window": windows if any(windows) else None,
-    }
-    notes = [f"{name} {given[name]} is left out" for name in _DROPOUTS if given.get(name)]
-    return _shortest(block("gpt2" if chosen == "gpt2" else "llama", **values, **schedules)), notes
-
-
-def _shortest(model: ModelConfig) -> ModelConfig:
-    """The same model with None for schedules that equal the default."""
-    default: dict[str, None] = {}
-    if model.kv_heads == model.heads:
-        default["kv_heads"] = None
-    if all(model.attention_width(layer) == model.d_model for layer in range(model.num_layers)):
-        default["head_dim"] = None
-    return model.replace(**default)

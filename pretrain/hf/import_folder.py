@@ -10,24 +10,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 import yaml
 from torch import Tensor
-from transformers import GPT2Config, LlamaConfig
 
 from model.config import ModelConfig
-from model.errors import UserError, shown
-from model.heads import MOST_LAYERS
+from model.errors import printable
 from model.parameters import has_vocabulary_rows
 from pretrain.checkpoint.state import DataIdentity, TrainingState
 from pretrain.checkpoint.unsharded_folder import write_unsharded
 from pretrain.data.sentencepiece_bpe import byte_fallback_bpe
 from pretrain.data.tokenizer import SentencePieceTokenizer, Tokenizer, tokenizer_hash
 from pretrain.hf.comparison import MAX_LENGTH, WINDOWS, compare, our_logits, their_logits
-from pretrain.hf.configuration_head_schedule import HeadScheduleConfig
-from pretrain.hf.formats import MODEL_TYPES, folder_tensors, is_transposed, model_of, parameter_shapes
-from pretrain.hf.model_folder import read_config
+from pretrain.hf.config_file import MODEL_TYPES
+from pretrain.hf.formats import folder_tensors, is_transposed, parameter_shapes
+from pretrain.hf.model_folder import check_folder
 from pretrain.hf.new_folder import new_folder
 from pretrain.hf.open_model import exported_tokenizer, load_exported
 from pretrain.run.saved import SavedRun
@@ -44,7 +41,8 @@ def import_folder(folder: Path, run_folder: Path) -> None:
         UserError: an architecture or a setting that we do not have, weights that do not fit, a run folder
             that exists. No run is left then.
     """
-    model, notes = model_config(folder)
+    described = check_folder(folder)
+    model, notes = described.model, described.notes
     tokenizer = exported_tokenizer(folder, model.vocab_size)
     if isinstance(tokenizer, SentencePieceTokenizer):
         byte_fallback_bpe(tokenizer)  # refused now, and not when the run is to be exported
@@ -55,71 +53,17 @@ def import_folder(folder: Path, run_folder: Path) -> None:
     for note in notes:
         print(labelled("note", note))
     with new_folder(run_folder) as created:
-        network = load_exported(folder, torch.float32, importing=True)
+        network = load_exported(folder, torch.float32)
         _write_run(created, run_folder, model, tokenizer, network)
         run = SavedRun.open(created)
         tokens, _ = run.real_tokens(WINDOWS, min(model.context_length, MAX_LENGTH))
         theirs = their_logits(network, tokens)[..., : model.vocab_size]
         del network  # before ours is loaded: never two copies
         print(labelled("logits", compare(our_logits(run.load_model(), tokens), theirs, torch.float32)))
-    print(labelled("ready", f"{run_folder}: {model.num_parameters():,} parameters, step 0"))
+    print(labelled("ready", f"{printable(str(run_folder))}: {model.num_parameters():,} parameters, step 0"))
     prepare = f"python -m pretrain.prepare --text … --tokenizer {run_folder}/tokenizer --out data/NAME"
-    train = f"deepspeed pretrain/main.py --config {run_folder}/config.yaml --data data/NAME"
+    train = f"deepspeed --module pretrain.main --config {run_folder}/config.yaml --data data/NAME"
     print(labelled("next", f"{prepare}\n{train}"))
-
-
-def model_config(folder: Path) -> tuple[ModelConfig, list[str]]:
-    """Our configuration of a folder's model, and notes to print.
-
-    Raises:
-        UserError: an architecture or a setting that our network does not have, sizes that this machine cannot
-            hold.
-    """
-    kinds: dict[str, Any] = {"head_schedule": HeadScheduleConfig, "llama": LlamaConfig, "gpt2": GPT2Config}
-    written = read_config(folder)
-    if written["model_type"] not in kinds:
-        raise UserError(
-            f"from_hf: {str(folder)!r} holds {written['model_type']!r}, which is not supported; "
-            f"valid: {', '.join(MODEL_TYPES)}"
-        )
-    for name in ("num_hidden_layers", "n_layer"):  # before a list with an entry for each is made
-        layers = written.get(name, 1)
-        if type(layers) is not int or not 1 <= layers <= MOST_LAYERS:
-            where = f"{folder}/config.json"
-            raise UserError(
-                f"from_hf: {name} {shown(layers)} in {where} is not valid; give 1 to {MOST_LAYERS:,}"
-            )
-    try:
-        model, notes = model_of(kinds[written["model_type"]].from_pretrained(folder))
-    except UserError:
-        raise
-    except Exception as error:  # of transformers' validators, or a value of a type that they let pass
-        raise UserError(
-            f"from_hf: {folder}/config.json is not valid ({' '.join(str(error).split()):.200})"
-        ) from error
-    _check_sizes(folder, model)
-    return model, notes
-
-
-def _check_sizes(folder: Path, model: ModelConfig) -> None:
-    """Refuse a configuration that would have more memory taken than its weights justify, or than there is."""
-    held = sum(path.stat().st_size for pattern in ("*.safetensors", "*.bin") for path in folder.glob(pattern))
-    if held and model.num_parameters() > held:  # of one byte at least
-        raise UserError(
-            f"from_hf: {folder}/config.json describes {model.num_parameters():,} parameters, the folder's "
-            f"weights have {held:,} bytes; put the model's own configuration there"
-        )
-    if model.positions == "rope":
-        dims = {model.layer_head_dim(layer) for layer in range(model.num_layers)}
-        # Cosines and sines in fp32, half a head each, and the angles while they are made.
-        needed = model.context_length * (4 * sum(dims) + 2 * max(dims))
-        available = psutil.virtual_memory().available
-        if needed > available:
-            raise UserError(
-                f"from_hf: max_position_embeddings {model.context_length:,} needs {needed / 1e9:,.0f} GB for "
-                f"a table of rotary angles, {available / 1e9:,.0f} GB are free; write the length that you "
-                "will use into config.json"
-            )
 
 
 def _write_run(

@@ -11,7 +11,6 @@ import yaml
 from pretrain.data.blend import parse_blend
 from pretrain.run.saved import SavedRun
 
-OWN_LICENSE = "apache-2.0"
 # Oldest versions that exports were loaded and compared with, by model_type. The native code fails in 5.13;
 # 4.57 ignores the rope base of a Llama, which stands in rope_parameters, and takes 10,000.
 LEAST_TRANSFORMERS = {"head_schedule": "5.14", "llama": "5.0", "gpt2": "4.57"}
@@ -61,13 +60,11 @@ def model_card(
 
     Args:
         config: the transformers configuration of the folder.
-        license_name: None is OWN_LICENSE for a model that was trained here from the seed; for an imported one
-            none is named, since it is not ours to give.
+        license_name: none is named when it is not given: it is not ours to choose.
     """
     model, state, run = source.model, source.state, source.state.run
     native = config.model_type == "head_schedule"
     imported = state.imported or not run
-    license_name = license_name or (None if imported else OWN_LICENSE)
     header = {
         **({"license": license_name} if license_name else {}),
         "library_name": "transformers",
@@ -78,7 +75,6 @@ def model_card(
         "weights at step 0": "imported from another model; what that was trained on is not known here"
         if imported
         else None,
-        "license": None if license_name else "not named here; that of the imported model",
         "data": _data(run.get("data", "builtin"), state.data.data) if state.data.data else None,
         "tokenizer": source.tokenizer.name,
         "steps": state.step,

@@ -1,13 +1,36 @@
-"""Writes an output folder atomically, and replaces an existing one only when the user asks."""
+"""Writes an output folder atomically, and replaces an existing one only when the user asks and nothing of his
+is lost: an export lists its files with their hashes."""
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from model.errors import UserError
-from pretrain.utils.files import atomic_folder, own_path, remove_leftovers, restore_folder
+from model.declared import from_plain
+from model.errors import UserError, shown
+from pretrain.utils.files import atomic_folder, file_entry, own_path, remove_leftovers, restore_folder
+from pretrain.utils.parsing import read_json
+
+WRITTEN = "export.json"
+"""The list of what an export wrote: size and hash by the file's name."""
+
+
+def output_folder(text: str) -> Path:
+    """The folder that a user names for output; a link's target, if it is one.
+
+    Raises:
+        UserError: it is no folder's name.
+    """
+    path = Path(text).expanduser() if text.startswith("~") else Path(text)
+    if "\0" not in text and (path.name in ("", "..") or path.is_symlink()):
+        path = Path(os.path.realpath(path))
+    if not text or "\0" in text or not path.name or path.is_symlink():  # still: a loop
+        raise UserError(f"out: {shown(text)} names no folder that can be written; give one such as hf/NAME")
+    return path
 
 
 @contextmanager
@@ -20,19 +43,55 @@ def new_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
         overwrite: whether an exported model at *out* may be replaced.
 
     Raises:
-        UserError: *out* exists and is not to be overwritten, or a file cannot be written, or read in the
-            block.
+        UserError: as check_output; a file cannot be written, or read in the block.
     """
     try:
         restore_folder(out)
-        exported = out.is_dir() and (not any(out.iterdir()) or (out / "config.json").is_file())
-        if out.exists() and not (overwrite and exported):
-            raise UserError(
-                f"out: {str(out)!r} exists already; give another folder (--overwrite replaces exported "
-                "models, nothing else)"
-            )
+        check_output(out, overwrite)
         remove_leftovers(out.parent)
         with atomic_folder(out, own_path(out), replace=overwrite) as partial:
             yield partial
+            if overwrite:
+                check_output(out, overwrite)  # what was put there meanwhile
     except OSError as error:
         raise UserError(f"out: cannot write {str(out)!r} ({error}); nothing was written") from error
+
+
+def check_output(out: Path, overwrite: bool) -> None:
+    """Refuse a folder that exists, unless *overwrite* is given and it holds just what an export wrote.
+
+    Raises:
+        UserError: it names the first file that would be lost.
+    """
+    if not os.path.lexists(out):
+        return
+    if not (overwrite and out.is_dir()):
+        raise UserError(
+            f"out: {str(out)!r} exists already; give another folder (--overwrite replaces exported models, "
+            "nothing else)"
+        )
+    kept = f"out: {str(out)!r} is not replaced"
+    if not os.path.lexists(out / WRITTEN):
+        for path in out.iterdir():
+            raise UserError(
+                f"{kept}: it holds {path.name!r}, but no {WRITTEN}, an export's list of its files"
+            )
+        return
+    listed = read_json(out / WRITTEN, kept)
+    entries: dict[str, Any] = from_plain(dict[str, dict[str, int | str]], listed, f"{kept}: {WRITTEN}")
+    folders = {parent.as_posix() for name in entries for parent in Path(name).parents}
+    for path in out.rglob("*"):
+        name = path.relative_to(out).as_posix()
+        if name == WRITTEN or (name in folders and path.is_dir()):
+            continue
+        regular = path.is_file() and not path.is_symlink()
+        if name not in entries or not regular or file_entry(path) != entries[name]:
+            how = "was changed since the export" if name in entries else "was not written by the export"
+            raise UserError(f"{kept}: {name!r} in it {how}; move it elsewhere")
+
+
+def list_files(folder: Path) -> None:
+    """Write the list of the files in *folder*, the whole of an export."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    entries = {path.relative_to(folder).as_posix(): file_entry(path) for path in files}
+    (folder / WRITTEN).write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")

@@ -1,10 +1,8 @@
-"""Opens a model for inference on this machine, from a run's folder or an exported one.
-
-Of an exported folder safetensors are read unless told otherwise, and its code is never run.
-"""
+"""Opens a model for inference on this machine, from a run's folder or an exported one."""
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.declared import from_plain
 from model.errors import UserError
 from model.transformer import Transformer
 from pretrain.checkpoint.finder import is_run
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer
-from pretrain.hf.model_folder import check_model, read_config
+from pretrain.hf.formats import ARCHITECTURES, folder_config, folder_shapes
+from pretrain.hf.model_folder import check_folder, check_model, read_weights
 from pretrain.hf.tokenizer_files import ORIGINAL_FOLDER
 from pretrain.run.saved import SavedRun
 from pretrain.runtime.hardware import detect_device
-from pretrain.utils.parsing import read_json_object
 
 
 @dataclass(frozen=True)
@@ -54,8 +51,8 @@ def open_model(folder: str, step: int | None = None, dtype: torch.dtype | None =
         dtype: to compute in; None is fp32 for a run, and what the folder was exported in.
 
     Raises:
-        UserError: *folder* is neither, or cannot be used; a step of an exported folder; a tokenizer with more
-            entries than the model; as detect_device.
+        UserError: *folder* is neither, or cannot be used; a step of an exported folder; weights that are not
+            finite; a tokenizer with more entries than the model; as detect_device.
     """
     check_model(folder, step)
     device = detect_device()
@@ -66,77 +63,51 @@ def open_model(folder: str, step: int | None = None, dtype: torch.dtype | None =
         run = SavedRun.open(folder, step, report=lambda line: print(line, file=sys.stderr))
         run.refuse_classifier("sampled from or scored")
         network = run.load_model().to(device, dtype or torch.float32)
+        refuse_not_finite(network, folder)
         return OpenedModel(network, run.tokenizer, run.model.context_length, device, run.state.step)
-    exported = load_exported(folder, dtype or "auto").to(device)
+    exported = load_exported(folder, dtype).to(device)
     tokenizer = exported_tokenizer(folder, exported.config.vocab_size)
     return OpenedModel(exported, tokenizer, exported.config.max_position_embeddings, device, None)
 
 
-def load_exported(folder: str | Path, dtype: torch.dtype | str = "auto", *, importing: bool = False) -> Any:
-    """Load the transformers model in *folder*, in evaluation mode on the CPU.
+def load_exported(folder: str | Path, dtype: torch.dtype | None = None) -> Any:
+    """Load the model of a Hugging Face folder into transformers' class, in evaluation mode on the CPU.
 
-    Folders of the native format run this package's own architecture, not the copy that lies in them: what is
-    in a folder may come from anywhere.
+    transformers reads none of the folder's files, and code in it is not run: folders of the native format run
+    this package's own architecture.
 
     Args:
-        importing: take a pytorch_model.bin, too, of which torch reads nothing but tensors; and refuse weights
-            that the architecture does not have.
+        dtype: to compute in; None is that of the weights.
 
     Raises:
-        UserError: no model, an architecture that needs code from the folder, weights that are missing,
-            damaged, of another shape than the configuration says or not safetensors.
+        UserError: as check_folder and read_weights; weights that are not finite.
     """
-    config = read_config(folder)
-    _refuse_other_places(Path(folder))
-    kind: Any
-    if config["model_type"] == "head_schedule":
-        from pretrain.hf.modeling_head_schedule import HeadScheduleForCausalLM
+    import transformers
 
-        kind = HeadScheduleForCausalLM
-    elif "auto_map" in config:
-        raise UserError(
-            f"model: {str(folder)!r} needs code of its own ({config['model_type']}), which is not run; "
-            "valid: folders written by pretrain.convert, and architectures that transformers has"
-        )
-    else:
-        from transformers import AutoModelForCausalLM
+    from pretrain.hf.modeling_head_schedule import HeadScheduleForCausalLM
 
-        kind = AutoModelForCausalLM
-    try:
-        network, found = kind.from_pretrained(
-            folder,
-            dtype=dtype,
-            use_safetensors=None if importing else True,  # None takes either kind of file
-            trust_remote_code=False,
-            local_files_only=True,
-            ignore_mismatched_sizes=True,  # refused below, by name
-            output_loading_info=True,
-        )
-    except Exception as error:  # the library raises any kind for a damaged folder
-        reason = " ".join(str(error).split())
-        raise UserError(
-            f"model: {str(folder)!r} cannot be loaded ({type(error).__name__}: {reason:.200})"
-        ) from error
-    for name, stored, expected in sorted(found["mismatched_keys"]):
-        raise UserError(
-            f"model: {name} in {str(folder)!r} has shape {list(stored)}, config.json wants {list(expected)}"
-        )
-    if missing := found["missing_keys"]:  # transformers would draw them at random
-        raise UserError(f"model: {str(folder)!r} lacks {min(missing)}")
-    if importing and (unknown := found["unexpected_keys"]):
-        raise UserError(f"model: {str(folder)!r} has {min(unknown)}, which its architecture has not")
+    described = check_folder(folder)
+    weights = read_weights(folder, folder_shapes(described.model, described.format))
+    stored = {weight.dtype for weight in weights.values()} - {torch.float64}
+    kind: Any = getattr(transformers, ARCHITECTURES[described.format], HeadScheduleForCausalLM)
+    network = kind.from_pretrained(
+        None,
+        config=folder_config(described.model, described.format, {}),
+        state_dict=weights,
+        dtype=dtype or (stored.pop() if len(stored) == 1 else torch.float32),
+        local_files_only=True,
+    )
+    refuse_not_finite(network, folder)
     return network.eval()
 
 
-def _refuse_other_places(folder: Path) -> None:
-    """Refuse an index that names files outside the folder."""
-    for path in folder.glob("*.index.json"):
-        index = read_json_object(path, "model")
-        for file in from_plain(
-            dict[str, str], index.get("weight_map"), f"model: {path}: weight_map"
-        ).values():
-            if Path(file).name != file:
-                raise UserError(f"model: {path} names {file!r}, which is not a file of that folder")
+def refuse_not_finite(network: torch.nn.Module, folder: str | Path) -> None:
+    """Raise UserError for the first parameter with NaN or infinity, of the model in *folder*."""
+    for name, parameter in network.named_parameters():
+        if not all(math.isfinite(bound) for bound in torch.aminmax(parameter.detach())):  # one pass, no copy
+            raise UserError(
+                f"model: {name} in {str(folder)!r} is not finite; valid: weights from before the run diverged"
+            )
 
 
 def exported_tokenizer(folder: str | Path, vocab_size: int) -> Tokenizer:

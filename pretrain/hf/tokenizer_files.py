@@ -9,14 +9,13 @@ from pathlib import Path
 from model.errors import UserError
 from pretrain.data.sentencepiece_bpe import byte_fallback_bpe
 from pretrain.data.tokenizer import SentencePieceTokenizer, Tokenizer
-from pretrain.utils.files import copy_folder
 
 ORIGINAL_FOLDER = "tokenizer"
-"""Subfolder of an export that holds the run's own tokenizer files, for importing it again."""
+"""Subfolder of an export for the run's SentencePiece model, of which tokenizer.json is a translation."""
 
 
-def write_tokenizer(tokenizer: Tokenizer, original: Path, out: Path, context_length: int) -> None:
-    """Write tokenizer.json, tokenizer_config.json and a copy of the run's own files.
+def write_tokenizer(tokenizer: Tokenizer, out: Path, context_length: int) -> None:
+    """Write tokenizer.json and tokenizer_config.json; for importing it again, a SentencePiece model, too.
 
     Raises:
         UserError: a SentencePiece model whose ids no tokenizer.json can give.
@@ -26,11 +25,11 @@ def write_tokenizer(tokenizer: Tokenizer, original: Path, out: Path, context_len
         (out / "tokenizer.json").write_text(backend.to_str(pretty=True), encoding="utf-8")
         end = backend.id_to_token(tokenizer.end_of_document)
         unknown = backend.model.unk_token
+        tokenizer.save(out / ORIGINAL_FOLDER)
     else:
         tokenizer.save(out)
         config = json.loads((out / "tokenizer_config.json").read_text(encoding="utf-8"))
         end, unknown = config["eos_token"], None
-    copy_folder(original, out / ORIGINAL_FOLDER)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": context_length,
@@ -41,9 +40,8 @@ def write_tokenizer(tokenizer: Tokenizer, original: Path, out: Path, context_len
         "padding_side": "left",
         "clean_up_tokenization_spaces": False,
         "name_or_path": tokenizer.name,
+        **({"unk_token": unknown} if unknown is not None else {}),
     }
-    if unknown is not None:
-        config["unk_token"] = unknown
     (out / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 

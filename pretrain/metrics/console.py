@@ -9,9 +9,16 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
+from pretrain.utils.progress import terminal_columns
 from pretrain.utils.text import human_number, human_seconds
 
-BAR_FORMAT = "{percentage:3.0f}% |{bar:20}| {desc}"
+BAR_FORMAT = "{percentage:3.0f}% |{bar}| {desc}"
+BAR_COLUMNS = 18
+"""Columns of the percentage and of a bar of ten, with a space beside it."""
+WIDE = 80
+"""Columns of a usual terminal."""
+FIRST = ("train_loss", "left", "tokens_per_second")
+"""What a terminal shows first; the other figures as far as they fit."""
 # Figure -> its text, in the order of a line.
 _TEXTS: dict[str, Callable[[Any], str]] = {
     "train_loss": "loss {:.4f}".format,
@@ -55,7 +62,7 @@ class Console:
         self.step = start_step
         self.latest: dict[str, Any] = {}
         self._bar: tqdm[Any] | None = None
-        if self.stream.isatty():
+        if terminal_columns(self.stream):
             self._bar = tqdm(
                 total=total_steps,
                 initial=start_step,
@@ -80,7 +87,7 @@ class Console:
         advance, self.step = step - self.step, step
         if self._bar is not None:
             # tqdm itself redraws at most ten times a second.
-            self._bar.set_description_str(self.line(), refresh=False)
+            self._describe()
             self._bar.update(advance)
         if "val_loss" in row or (self._bar is None and now - self._printed_at >= self.every_seconds):
             self._print_line()
@@ -96,7 +103,8 @@ class Console:
     def close(self) -> None:
         """Leave the last state on the screen."""
         if self._bar is not None:
-            self._bar.set_description_str(self.line(), refresh=True)
+            self._describe()
+            self._bar.refresh()
             self._bar.close()
             self._bar = None
         elif self.step != self._printed_step:
@@ -112,6 +120,10 @@ class Console:
 
     def line(self) -> str:
         """Return the newest figures in one line, leaving out those that are not known."""
+        return " | ".join(self._figures().values())
+
+    def _figures(self) -> dict[str, str]:
+        """The step and the newest figures as text, in the order of a line."""
         width = len(str(self.total_steps))
         known = dict(self.latest)
         if rates := sorted({value for name, value in known.items() if name.startswith("lr/")}):
@@ -120,8 +132,21 @@ class Console:
             known.pop("skipped", None)
         if (left := self.seconds_left()) is not None:
             known["left"] = left
-        figures = [text(known[name]) for name, text in _TEXTS.items() if name in known]
-        return " | ".join([f"step {self.step:>{width}}/{self.total_steps}", *figures])
+        figures = {name: text(known[name]) for name, text in _TEXTS.items() if name in known}
+        return {"step": f"step {self.step:>{width}}/{self.total_steps}"} | figures
+
+    def _describe(self) -> None:
+        """Put what fits into the terminal beside the bar: figures are left out, but none is cut off."""
+        assert self._bar is not None
+        columns, figures = terminal_columns(self.stream), self._figures()
+        shown, separator = figures.pop("step"), " | " if columns >= WIDE else "  "
+        for name in sorted(figures, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST)):
+            room = columns - BAR_COLUMNS * (name not in FIRST)
+            if len(longer := shown + separator + figures[name]) <= room:
+                shown = longer
+        beside = len(shown) + BAR_COLUMNS <= columns
+        self._bar.bar_format = BAR_FORMAT if beside else "{desc}"
+        self._bar.set_description_str(shown, refresh=False)
 
     def _print_line(self) -> None:
         self.message(self.line())

@@ -1,26 +1,64 @@
-"""Reads and writes metrics.jsonl: one JSON object a line, each written whole as soon as it is known."""
+"""Reads and writes metrics.jsonl: one JSON object a line, a line a step, written as soon as it is known."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import math
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain, islice
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, Literal, Required, cast
 
-from model.declared import LARGEST_INTEGER
-from pretrain.utils.files import read_tail, write_atomically
+import numpy as np
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+from pydantic_core import from_json
+from typing_extensions import TypedDict
+
+from model.declared import Count
+from model.errors import UserError, shown
+from pretrain.utils.files import atomic_file, open_regular
 
 FILE_NAME = "metrics.jsonl"
 TAIL = 1 << 16
 """Bytes at the end of a file that hold at least one whole row."""
+CHUNK = 1 << 10
+"""Rows that are held as objects at a time while columns are made of them."""
 # JSON has no word for these; as strings, float() reads them back and so does every data frame library.
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+Number = Count | float | Literal["NaN", "Infinity", "-Infinity"]
+
+
+@with_config(ConfigDict(strict=True))
+class HasStep(TypedDict):
+    """What makes a line a row."""
+
+    step: Count
+
+
+@with_config(ConfigDict(strict=True, allow_inf_nan=False))
+class Row(TypedDict, total=False, extra_items=Number):  # type: ignore[call-arg]  # PEP 728
+    """A row as all commands read it. Names that end in /heads, and names of others without a slash, may hold
+    anything."""
+
+    step: Required[Count]
+    tokens: Count
+    train_loss: Number
+    val_loss: Number
+    val_bpb: Number
+    val_accuracy: Number
+    grad_norm: Number
+    tokens_per_second: Number
+
+
+_HAS_STEP, _ROW = TypeAdapter(HasStep).validator, TypeAdapter(Row).validator
 
 
 class MetricsFile:
-    """A file of JSON objects, one a line, each written whole as soon as it is known.
+    """A file of JSON objects, one a line and a step, written as soon as it is known.
 
     Args:
         path: the file; it is created with the first row.
@@ -30,17 +68,33 @@ class MetricsFile:
     def __init__(self, path: Path, report: Callable[[str], object] = print) -> None:
         self.path = path
         self._report = report
-        self._file: BinaryIO | None = None
+        self._file: IO[bytes] | None = None
         self._failed = False
+        self._rows: list[dict[str, Any]] = []
+        """The newest row, to which figures of its step are added, and before it those that a full disk did
+        not take."""
+        self._place: int | None = None
+        """Where in the file those rows begin; None: at its end."""
 
     def append(self, step: int, row: Mapping[str, Any]) -> None:
-        """Write one row. A full disk is reported once, and does not end the training; rows wait in memory."""
-        line = json.dumps({"step": step, **{key: encoded(plain(value)) for key, value in row.items()}})
+        """Write a row, or add figures to the newest one if it is of the same step. A full disk is reported
+        once, and does not end the training; rows wait in memory."""
+        if not self._rows or self._rows[-1]["step"] != step:
+            self._rows.append({"step": step})
+        self._rows[-1] |= {key: encoded(plain(value)) for key, value in row.items()}
+        lines = [json.dumps(each).encode() + b"\n" for each in self._rows]
         try:
             if self._file is None:
-                self._file = self.path.open("ab")
-            self._file.write(line.encode() + b"\n")
-            self._file.flush()
+                self._file = os.fdopen(os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o666), "wb", buffering=0)
+            if self._place is None:
+                self._place = self._file.seek(0, os.SEEK_END)
+            # What lies there begins in the same way: no row is lost if the process ends meanwhile.
+            self._file.seek(self._place)
+            data = memoryview(b"".join(lines))
+            while data:
+                data = data[self._file.write(data) :]
+            self._file.truncate()
+            self._place, self._rows = self._place + sum(map(len, lines[:-1])), self._rows[-1:]
         except OSError as error:
             if not self._failed:
                 self._report(f"warning: cannot write {self.path} ({error.strerror}); training goes on")
@@ -50,21 +104,26 @@ class MetricsFile:
         """Drop the rows after *step* and lines that are not rows; return how many were dropped.
 
         What remains replaces the file at once: an interruption leaves the old file or the new one.
+
+        Raises:
+            UserError: the path is not that of a file that can be read.
         """
         self.close()
-        try:
-            lines = self.path.read_bytes().split(b"\n")
-        except FileNotFoundError:
-            return 0
-        kept_lines, dropped = [], 0
-        for line in filter(None, lines):
-            row = _parse(line)
-            if row is not None and row["step"] <= step:
-                kept_lines.append(line + b"\n")
+        self._rows, self._place, last = [], None, b""
+        size = dropped = 0
+        for line in _lines(self.path):
+            if 0 <= _step_of(line) <= step:
+                last = line
+                size += len(line)
             else:
                 dropped += 1
-        if dropped or (lines and lines[-1]):  # the last line lacks its end
-            write_atomically(self.path, b"".join(kept_lines))
+        if dropped or (size and size != self.path.stat().st_size):  # or the last line lacks its end
+            kept = (line for line in _lines(self.path) if 0 <= _step_of(line) <= step)
+            with atomic_file(self.path) as partial, partial.open("wb") as file:
+                file.writelines(kept)
+        if _step_of(last) == step:
+            with contextlib.suppress(ValueError):  # a number of too many digits stays as it is
+                self._rows, self._place = [json.loads(last)], size - len(last)
         return dropped
 
     def close(self) -> None:
@@ -75,27 +134,88 @@ class MetricsFile:
             self._file = None
 
 
+def open_metrics(path: Path) -> IO[bytes] | None:
+    """Open a metrics file for reading, as every command does it; None if there is none.
+
+    Args:
+        path: the file, or the run's folder.
+
+    Raises:
+        UserError: a folder, pipe, device or loop of links in its place, or a file that cannot be read.
+    """
+    try:
+        return open_regular(_file_of(path))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(
+            f"metrics: {error.filename}: {error.strerror}; give the {FILE_NAME} of a run"
+        ) from None
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a metrics file in order of step, with rows of the same step merged into one.
+    """Return the rows of a metrics file in order of step, with rows of the same step merged into one; none
+    without a file.
 
     *path* may be the run's folder. Lines that are not rows, such as a half-written last one, are left out.
+
+    Raises:
+        UserError: as open_metrics; a figure that is not a number.
     """
-    path = path / FILE_NAME if path.is_dir() else path
     merged: dict[int, dict[str, Any]] = {}
-    for line in path.read_bytes().split(b"\n"):
-        row = _parse(line)
-        if row is not None:
-            merged.setdefault(row["step"], {}).update({key: _decode(value) for key, value in row.items()})
+    for row in _rows(path):
+        merged.setdefault(row["step"], {}).update({key: _decode(value) for key, value in row.items()})
     return [merged[step] for step in sorted(merged)]
 
 
+class Columns:
+    """The figures of a metrics file by name: 8 bytes a figure, and 8 a row.
+
+    Raises:
+        UserError: as read_metrics.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._parts: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+        rows = _rows(path)
+        while chunk := list(islice(rows, CHUNK)):
+            steps = np.array([row["step"] for row in chunk])
+            for name in dict.fromkeys(chain.from_iterable(chunk)):
+                with contextlib.suppress(TypeError, ValueError):  # no figure, but a list or text
+                    try:
+                        at, values = steps, np.array([*map(itemgetter(name), chunk)], np.float64)
+                    except KeyError:  # not in every row
+                        held = [(row["step"], row[name]) for row in chunk if name in row]
+                        at, values = (np.array(part) for part in zip(*held, strict=True))
+                        values = values.astype(np.float64)
+                    self._parts.setdefault(name, []).append((at, values))
+
+    def names(self, prefix: str = "") -> list[str]:
+        """The names that begin with *prefix*, in the order of the file."""
+        return [name for name in self._parts if name.startswith(prefix)]
+
+    def __getitem__(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Steps int64 and values float64 of the rows that have the figure, in order of step; a step's last
+        value counts."""
+        parts = self._parts.get(name) or [(np.empty(0, np.int64), np.empty(0))]
+        steps, values = map(np.concatenate, zip(*parts, strict=True))
+        if not (np.diff(steps) > 0).all():
+            steps, index = np.unique(steps[::-1], return_index=True)
+            values = values[::-1][index]
+        return steps, values
+
+    def over_tokens(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens and values, both float64, of the steps that have the figure and tokens."""
+        (steps, values), (counted, tokens) = self[name], self["tokens"]
+        known = np.isin(steps, counted)
+        return tokens[np.searchsorted(counted, steps[known])], values[known]
+
+
 def last_step(path: Path) -> int:
-    """The step of the newest row, from the end of the file alone; 0 without a row."""
-    try:
-        lines = read_tail(path, TAIL).split(b"\n")
-    except OSError:
-        return 0
-    return next((row["step"] for line in reversed(lines) if (row := _parse(line)) is not None), 0)
+    """The step of the newest row, from the end of the file alone; 0 without a row. Raises as open_metrics."""
+    with open_metrics(path) or io.BytesIO() as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+        return next((step for line in reversed(file.readlines()) if (step := _step_of(line)) >= 0), 0)
 
 
 def plain(value: Any) -> Any:
@@ -103,14 +223,49 @@ def plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
-    """Return the row that *line* holds, or None if it holds none."""
+def _file_of(path: Path) -> Path:
+    return path if path.name == FILE_NAME or not path.is_dir() else path / FILE_NAME
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """The lines that the file has now, each with its end; a run may go on appending."""
+    with open_metrics(path) or io.BytesIO() as file:
+        left = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        while left > 0 and (line := file.readline()):
+            left -= len(line)
+            yield line.removesuffix(b"\n") + b"\n"
+
+
+def _step_of(line: bytes) -> int:
+    """The step of the row that *line* holds; -1 if it holds none."""
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    step = row.get("step") if isinstance(row, dict) else None
-    return row if type(step) is int and 0 <= step <= LARGEST_INTEGER else None
+        return _HAS_STEP.validate_json(line)["step"]
+    except ValidationError:
+        return -1
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows in the order of the file. Raises UserError for a figure that is not a number."""
+    for number, line in enumerate(_lines(path), 1):
+        try:
+            yield cast(dict[str, Any], _ROW.validate_json(line))
+        except ValidationError:
+            if _step_of(line) >= 0:
+                yield _checked(from_json(line), f"{_file_of(path)}, line {number}")
+
+
+def _checked(row: dict[str, Any], where: str) -> dict[str, Any]:
+    figures = {key: value for key, value in row.items() if key in Row.__annotations__ or "/" in key}
+    figures = {key: value for key, value in figures.items() if not key.endswith("/heads")}
+    try:
+        return row | _ROW.validate_python(figures)
+    except ValidationError as error:
+        key = error.errors(include_url=False)[0]["loc"][0]
+        raise UserError(
+            f"metrics: {where}: {key}: {shown(figures[str(key)])} is not valid; give a number, or take the "
+            "line out"
+        ) from None
 
 
 def encoded(value: Any) -> Any:

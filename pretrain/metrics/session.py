@@ -11,6 +11,7 @@ from pretrain.metrics.console import Console
 from pretrain.metrics.file import FILE_NAME, MetricsFile, plain
 from pretrain.metrics.throughput import Throughput
 from pretrain.metrics.tracking import CLOSE_SECONDS, WandbLogger
+from pretrain.utils.output import shielded
 
 
 class Metrics:
@@ -51,7 +52,7 @@ class Metrics:
         self._wandb = WandbLogger(folder, newest_step=start_step, report=self.message, **wandb)
 
     def log(self, step: int, row: Mapping[str, Any]) -> None:
-        """Record what was measured at *step*; a step may have several rows, with different keys."""
+        """Record what was measured at *step*; what is measured later at the same step is added to its row."""
         if self._console is not None:
             row = {key: plain(value) for key, value in row.items()}
             self._file.append(step, row)
@@ -70,9 +71,15 @@ class Metrics:
     def __enter__(self) -> Metrics:
         return self
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Show the last figures, and give wandb so many *seconds* to finish."""
         if self._console is not None:
-            self._console.close()
+            with shielded("last line", print):
+                self._console.close()
             self._file.close()
-            # After an error the launcher soon kills the ranks; what wandb lacks then can be synced later.
-            self._wandb.close(CLOSE_SECONDS if error is None else 5.0)
+            with shielded("end of wandb's run", print):
+                self._wandb.close(seconds)
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        # After an error the launcher soon kills the ranks; what wandb lacks then can be synced later.
+        self.close(CLOSE_SECONDS if error is None else 5.0)

@@ -154,7 +154,7 @@ class WandbLogger:
         """Return the id of this run folder's wandb run; the first call creates it."""
         path = self.folder / "wandb" / "run_id"
         if path.exists():
-            return path.read_text().strip()
+            return path.read_text(encoding="utf-8").strip()
         path.parent.mkdir(parents=True, exist_ok=True)
         run_id = secrets.token_hex(4)
         write_atomically(path, run_id + "\n")

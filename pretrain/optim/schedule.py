@@ -136,7 +136,7 @@ class RuleSchedule:
         if end + self.ramp > steps:
             raise UserError(
                 f"{where}.{name}: {end} steps and a ramp of {self.ramp} go beyond the run of {steps} steps; "
-                f"give at most {max(0, steps - self.ramp)} steps"
+                + (f"give at most {steps - self.ramp} steps" if self.ramp < steps else "give a shorter ramp")
             )
         if end + self.ramp == 0 and (rule.scale != 1 or rule.depth_decay != 1):
             raise UserError(

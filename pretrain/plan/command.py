@@ -59,7 +59,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, RunCon
     add("--gpu", default="h100", help=f"one of {', '.join(GPUS)} (h100)")
     add("--gpu_memory", type=float, metavar="GIB", help="memory of a GPU, in place of --gpu's")
     add("--peak_tflops", type=float, help="dense peak of a GPU, in place of its data sheet's")
-    add("--mfu", type=float, default=0.4, help="share of the peak that the run reaches (0.4)")
+    add("--mfu", type=float, help="share of the peak that such a run was measured to reach; gives the time")
     add("--json", action="store_true", help="print one JSON object instead of the tables")
     options, run_arguments = parser.parse_known_args(list(arguments))
     for name in ("nodes", "gpus_per_node", "gpu_memory", "peak_tflops", "mfu"):

@@ -116,11 +116,13 @@ def _time_lines(plan: RunPlan) -> list[str]:
     seconds = plan.seconds_per_step
     if seconds is None or machine.peak is None:
         precision = "bf16" if plan.settings.bf16 else "fp32"
-        return [*lines, f"time     not estimated: no {precision} peak is known; give --peak_tflops"]
+        unknown = [f"no {precision} peak is known; give --peak_tflops"] * (machine.peak is None)
+        unknown += ["nothing was measured; give --mfu as a run like this one printed it"] * (plan.mfu is None)
+        return [*lines, f"time     not estimated: {'; '.join(unknown)}"]
     hours = seconds * run.steps / 3600
     lines.append(
-        f"time     {seconds:.3f} s a step, {plan.tokens_per_step / seconds:,.0f} tokens/s, {hours:,.2f} "
-        f"hours in all ({hours * machine.ranks:,.1f} GPU-hours), at an MFU of {plan.mfu:g} of "
+        f"time     {seconds:.3g} s a step, {plan.tokens_per_step / seconds:,.0f} tokens/s, {hours:,.3g} "
+        f"hours in all ({hours * machine.ranks:,.3g} GPU-hours), at an MFU of {plan.mfu:g} of "
         f"{machine.peak / 1e12:,.0f} TFLOP/s a GPU"
     )
     if plan.settings.checkpointing:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from model.config import ModelConfig
@@ -14,6 +13,7 @@ from model.parallel_plan import check_tensor_parallel
 from model.process_grid import check_world
 from model.transformer import Fused
 from pretrain.checkpoint.state import TrainingState
+from pretrain.config.command_line import DS_CONFIGS
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.batch import BatchPlan
 from pretrain.engine.ds_config import EngineSettings
@@ -23,7 +23,6 @@ from pretrain.plan.traffic import Traffic, traffic
 from pretrain.run.decisions import Decision, Facts, decide
 
 GIB = 1 << 30
-DS_CONFIGS = Path(__file__).resolve().parents[2] / "ds_configs"
 MOST_OFFERS = 4
 
 
@@ -64,7 +63,8 @@ class RunPlan:
     batch: BatchPlan
     memory: MemoryPlan
     traffic: Traffic
-    mfu: float
+    mfu: float | None
+    """Share of the GPUs' peak that such a run was measured to reach."""
 
     @property
     def tokens_per_step(self) -> int:
@@ -78,8 +78,8 @@ class RunPlan:
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Seconds per step at *mfu* of the GPUs' peak; None where the peak is not known."""
-        if self.machine.peak is None:
+        """Seconds per step at *mfu* of the GPUs' peak; None where one of them is not known."""
+        if self.machine.peak is None or self.mfu is None:
             return None
         return self.flops_per_step / (self.mfu * self.machine.peak * self.machine.ranks)
 
@@ -89,7 +89,7 @@ class RunPlan:
         return self.memory.peak <= self.machine.usable
 
 
-def make_plan(run: RunConfig, ds_config: dict[str, Any], machine: Machine, mfu: float) -> RunPlan:
+def make_plan(run: RunConfig, ds_config: dict[str, Any], machine: Machine, mfu: float | None) -> RunPlan:
     """Plan a run as pretrain.trainer would start it. Where its precision is left open, every GPU of the table
     has bf16.
 

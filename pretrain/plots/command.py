@@ -7,12 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from model.errors import UserError, run_command
 from pretrain.config.command_line import CommandParser
-from pretrain.metrics.file import FILE_NAME, read_metrics
-from pretrain.run.differences import run_differences
+from pretrain.metrics.file import FILE_NAME, Columns
 from pretrain.utils.plotting import count_axis, logarithmic, saved_figure
-from pretrain.utils.text import labelled
+from pretrain.utils.text import labelled, say
+
+MOST_POINTS = 4000
+"""Points of a curve that a picture can show: several for each column of its pixels."""
 
 
 def draw_runs(folders: list[Path], out: Path) -> Path:
@@ -27,36 +31,40 @@ def draw_runs(folders: list[Path], out: Path) -> Path:
         UserError: a folder without metrics, different tokenizers and no bits per byte, or *out* cannot be
             written.
     """
-    rows_of_runs = [_rows(folder) for folder in folders]
-    differences = run_differences(folders, [rows[-1]["step"] for rows in rows_of_runs])
-    for line in differences.lines:
-        print(f"warning: {line}", file=sys.stderr)
-    loss = "val_bpb" if differences.tokenizers else "val_loss"
-    run_without_loss = next(
-        (f.name for f, rows in zip(folders, rows_of_runs, strict=True) if not _series(rows, loss)[0]), None
-    )
-    if differences.tokenizers and run_without_loss:
+    runs = [_columns(folder) for folder in folders]
+    if len(runs) > 1:
+        from pretrain.run.differences import run_differences  # imports torch
+
+        differences = run_differences(folders, [int(run["step"][0][-1]) for run in runs])
+        notes, tokenizers = differences.lines, differences.tokenizers
+    else:
+        notes, tokenizers = [], False
+    for line in notes:
+        say(f"warning: {line}", file=sys.stderr)
+    loss = "val_bpb" if tokenizers else "val_loss"
+    without_loss = next((f.name for f, run in zip(folders, runs, strict=True) if not run.names(loss)), None)
+    if tokenizers and without_loss:
         raise UserError(
-            f"runs: {differences.lines[0]}, and {run_without_loss} has no validation loss in bits per byte; "
-            "draw the runs one by one"
+            f"runs: {notes[0]}, and {without_loss} has no validation loss in bits per byte; draw the runs "
+            "one by one"
         )
-    classified = any(_series(rows, "val_accuracy")[0] for rows in rows_of_runs)
+    classified = any(run.names("val_accuracy") for run in runs)
     ratios = (3, 1, 1, 1) if classified else (3, 1, 1)
-    layout: dict[str, Any] = {"notes": differences.lines, "sharex": True, "height_ratios": ratios}
+    layout: dict[str, Any] = {"notes": notes, "sharex": True, "height_ratios": ratios}
     with saved_figure(out, "out", len(ratios), size=(9, 9), dpi=120, **layout) as (_, axes):
         loss_axis, *accuracy_axes, rate_axis, norm_axis = axes
-        for index, (folder, rows) in enumerate(zip(folders, rows_of_runs, strict=True)):
+        for index, (folder, run) in enumerate(zip(folders, runs, strict=True)):
             color = f"C{index}"
-            if not differences.tokenizers:
-                loss_axis.plot(*_series(rows, "train_loss"), color=color, alpha=0.35, linewidth=1)
-            loss_axis.plot(*_series(rows, loss), color=color, marker="o", markersize=4, label=folder.name)
+            if not tokenizers:
+                loss_axis.plot(*_curve(run, "train_loss"), color=color, alpha=0.35, linewidth=1)
+            loss_axis.plot(*_curve(run, loss), color=color, marker="o", markersize=4, label=folder.name)
             for axis in accuracy_axes:
-                axis.plot(*_series(rows, "val_accuracy"), color=color, marker="o", markersize=4)
-            for key in dict.fromkeys(key for row in rows for key in row if key.startswith("lr/")):
-                rate_axis.plot(*_series(rows, key), color=color, linewidth=1)
-            norm_axis.plot(*_series(rows, "grad_norm"), color=color, linewidth=1)
+                axis.plot(*_curve(run, "val_accuracy"), color=color, marker="o", markersize=4)
+            for name in run.names("lr/"):
+                rate_axis.plot(*_curve(run, name), color=color, linewidth=1)
+            norm_axis.plot(*_curve(run, "grad_norm"), color=color, linewidth=1)
         label = f"loss (nats per {'example' if classified else 'token'})\nfaint: training, dots: validation"
-        loss_axis.set_ylabel("validation loss (bits per byte)" if differences.tokenizers else label)
+        loss_axis.set_ylabel("validation loss (bits per byte)" if tokenizers else label)
         for axis in accuracy_axes:
             axis.set(ylabel="accuracy", ylim=(0, 1.02))
         loss_axis.legend()
@@ -67,20 +75,23 @@ def draw_runs(folders: list[Path], out: Path) -> Path:
     return out
 
 
-def _rows(folder: Path) -> list[dict[str, Any]]:
-    try:
-        rows = read_metrics(folder)
-    except OSError as error:
-        raise UserError(f"run: {folder} has no {FILE_NAME} ({error.strerror}); give a run folder") from None
-    if not rows:
-        raise UserError(f"run: {folder / FILE_NAME} holds no rows yet")
-    return rows
+def _columns(folder: Path) -> Columns:
+    columns = Columns(folder)
+    if not columns.names():
+        raise UserError(f"run: {folder / FILE_NAME} is missing or holds no rows yet; give a run folder")
+    return columns
 
 
-def _series(rows: list[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:
-    """Tokens and values of the rows that have *key*."""
-    present = [row for row in rows if key in row and "tokens" in row]
-    return [row["tokens"] for row in present], [row[key] for row in present]
+def _curve(run: Columns, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and values of a figure; of more than can be told apart in a picture, the lowest and the highest
+    of each stretch."""
+    tokens, values = run.over_tokens(name)
+    if len(values) <= MOST_POINTS:
+        return tokens, values
+    stretches = np.array_split(np.arange(len(values)), MOST_POINTS // 2)
+    extremes = [(part[values[part].argmin()], part[values[part].argmax()]) for part in stretches]
+    drawn = np.unique([0, *np.ravel(extremes), len(values) - 1])
+    return tokens[drawn], values[drawn]
 
 
 def run_plots(arguments: list[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,8 +16,7 @@ from model.errors import UserError, run_command
 from pretrain.config.options import parse_options
 from pretrain.data.corpus import Corpus
 from pretrain.data.making.assemble import VALIDATION_FRACTION, Selection
-from pretrain.data.making.make import Preparation
-from pretrain.data.making.progress import say
+from pretrain.data.making.make import Preparation, check_tokenizer
 from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.sources.reading import MAX_DOCUMENT_BYTES
 from pretrain.data.sources.source import TextSource
@@ -25,7 +25,11 @@ from pretrain.prepare.inspection import sample, summary, verify
 from pretrain.prepare.labelled import run_labelled
 from pretrain.prepare.sources.files import TextFiles
 from pretrain.prepare.sources.hub import HubDataset
+from pretrain.prepare.sources.pipes import pipes_as_files
 from pretrain.prepare.sources.with_validation import WithValidation
+from pretrain.utils.files import own_path
+from pretrain.utils.text import say
+from pretrain.utils.variables import check_variables
 
 DEFAULT_VOCABULARY = 4096
 # A dataset on the hub is large: half a per cent of FineWeb's 10 billion tokens is more than validation needs.
@@ -68,6 +72,8 @@ class PrepareOptions:
     """tokenizer folder, SentencePiece .model file, or hub name such as gpt2"""
     train_tokenizer: int | None = None
     """train a SentencePiece tokenizer of so many entries (default: 4096)"""
+    lossy_tokenizer: bool = False
+    """take a tokenizer that does not give the text back, such as one that lower-cases it"""
     validation_fraction: float | None = None
     """fraction of documents held out for validation, chosen by their hash (default: 0.05; of datasets that
     come over the network 0.005)"""
@@ -95,7 +101,8 @@ class CorpusOptions:
     """of a .bin/.idx pair, which does not say it"""
 
 
-def _source(options: PrepareOptions) -> TextSource:
+def _check_source(options: PrepareOptions) -> None:
+    """Raise UserError for options that do not go together."""
     if bool(options.text) == (options.dataset is not None):
         raise UserError("source: give either --text PATH… or --dataset builtin (or another NAME)")
     kind = "text" if options.text else "dataset builtin" if options.dataset == "builtin" else "dataset"
@@ -104,12 +111,17 @@ def _source(options: PrepareOptions) -> TextSource:
             raise UserError(f"{name}: --{name} does not go with --{kind}; leave it out")
     if options.validation_fraction is not None and (options.validation_text or options.validation_split):
         raise UserError("validation_fraction: give it or a validation text, and not both")
-    split, held_out = options.split or "train", options.validation_split
-    if held_out == split:
+    if options.validation_split == (split := options.split or "train"):
         raise UserError(f"validation_split: {split!r} is what is trained on; valid: another split")
-    source = _one_source(options, options.text, split)
-    if options.validation_text or held_out is not None:
-        return WithValidation(source, _one_source(options, options.validation_text, held_out or ""))
+    if options.tokenizer is not None and options.train_tokenizer is not None:
+        raise UserError("tokenizer: give either --tokenizer or --train_tokenizer, and not both")
+
+
+def _source(options: PrepareOptions, text: Sequence[str], validation_text: Sequence[str]) -> TextSource:
+    """The source of the options, whose paths of text may have become others."""
+    source = _one_source(options, text, options.split or "train")
+    if validation_text or options.validation_split is not None:
+        return WithValidation(source, _one_source(options, validation_text, options.validation_split or ""))
     return source
 
 
@@ -133,27 +145,33 @@ def run_prepare(argv: Sequence[str]) -> Path | None:
         epilog="python -m pretrain.prepare inspect FOLDER shows what a corpus holds, verify FOLDER checks "
         "every byte, labelled makes a classification task.",
     )
-    if options.tokenizer is not None and options.train_tokenizer is not None:
-        raise UserError("tokenizer: give either --tokenizer or --train_tokenizer, and not both")
-    source = _source(options)
-    remote = isinstance(source, HubDataset) and not source.local
-    fraction = HUB_VALIDATION_FRACTION if remote else VALIDATION_FRACTION
-    if options.validation_fraction is not None:
-        fraction = options.validation_fraction
+    _check_source(options)
+    fraction = options.validation_fraction
     selection = Selection(
-        validation_fraction=fraction,
+        validation_fraction=VALIDATION_FRACTION if fraction is None else fraction,
         drop_duplicates=options.drop_duplicates,
         max_tokens=options.max_tokens,
     )
     size = DEFAULT_VOCABULARY if options.train_tokenizer is None else options.train_tokenizer
     tokenizer = size if options.tokenizer is None else load_tokenizer(options.tokenizer)
-    preparation = Preparation(source, Path(options.out), tokenizer, selection, say, options.processes)
-    if options.shard is None:
-        return preparation.make()
-    number, count = map(int, options.shard.split("/"))
-    folder = preparation.make_share(number, count)
+    check_tokenizer(tokenizer)
+    out = Path(options.out)
+    copies = own_path(out.parent / f"{out.name}.pipes")
+    with pipes_as_files([*options.text, *options.validation_text], copies, say) as paths:
+        count = len(options.text)
+        source = _source(options, paths[:count], paths[count:])
+        if fraction is None and isinstance(source, HubDataset) and not source.local:
+            selection = replace(selection, validation_fraction=HUB_VALIDATION_FRACTION)
+        lossy = options.lossy_tokenizer
+        preparation = Preparation(
+            source, out, tokenizer, selection, say, options.processes, lossy_tokenizer=lossy
+        )
+        if options.shard is None:
+            return preparation.make()
+        number, count = map(int, options.shard.split("/"))
+        folder = preparation.make_share(number, count)
     if folder is None:
-        print(f"shard       {options.shard} is done; the share that is done last makes {options.out}")
+        say(f"shard       {options.shard} is done; the share that is done last makes {options.out}")
     return folder
 
 
@@ -167,8 +185,7 @@ def _open(name: str, description: str, argv: Sequence[str]) -> Corpus:
 def run_inspect(argv: Sequence[str]) -> None:
     """Print the summary of a corpus and the decoded start of a training document."""
     corpus = _open("inspect", "Show what a corpus holds.", argv)
-    print(summary(corpus))
-    print(sample(corpus))
+    say(summary(corpus), sample(corpus))
 
 
 def run_verify(argv: Sequence[str]) -> None:
@@ -187,11 +204,12 @@ COMMANDS: dict[str, Callable[[Sequence[str]], Path | None]] = {
 
 def _run(arguments: list[str]) -> None:
     try:
+        check_variables("start")
         command = COMMANDS.get(arguments[0]) if arguments else None
         folder = run_prepare(arguments) if command is None else command(arguments[1:])
         if folder is not None:
-            print(summary(Corpus.open(folder)))
-            print(f"ready       {folder}")
+            say(summary(Corpus.open(folder)))
+            say(f"ready       {folder}")
     except OSError as error:
         if error.errno is not None:
             raise

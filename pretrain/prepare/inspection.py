@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from model.declared import to_plain
+import numpy as np
+
 from model.errors import UserError
 from pretrain.data.corpus import Corpus
+from pretrain.data.hashes import damage
 from pretrain.data.indexed import IndexedTokens
 from pretrain.data.making.assemble import SPLITS
-from pretrain.data.meta import SplitEntry
-from pretrain.utils.files import file_entry
+from pretrain.data.meta import META_FILE, Lengths, SplitEntry
 
 _SAMPLE_TOKENS = 100
 _MEASURED_TOKENS = 1 << 20
@@ -24,7 +24,10 @@ def summary(corpus: Corpus) -> str:
     lines = [f"source      {_described(meta.source)}; content {meta.content_hash[:12]}"]
     if "validation" in meta.source:
         lines.append(f"held out    {_described(meta.source['validation'])}")
-    lines.append(f"tokenizer   {tokenizer.name}, {tokenizer.vocab_size:,} entries; {tokenizer.hash[:12]}")
+    lossy = "; taken as lossy" if (meta.request or {}).get("lossy_tokenizer") else ""
+    lines.append(
+        f"tokenizer   {tokenizer.name}, {tokenizer.vocab_size:,} entries; {tokenizer.hash[:12]}{lossy}"
+    )
     for name in SPLITS:
         entry: SplitEntry = getattr(meta, name)
         size = f"{entry.bytes:,} bytes, " if entry.bytes is not None else ""
@@ -37,7 +40,7 @@ def summary(corpus: Corpus) -> str:
         lines.append(f"classes     {len(classes)}: {', '.join(classes[:20])}{more}")
     if lengths := meta.document_lengths:
         names = ("mean", "p10", "p50", "p90", "p99", "longest")
-        lines.append(f"lengths     {', '.join(f'{name} {lengths[name]:,}' for name in names)} tokens")
+        lines.append(f"lengths     {', '.join(f'{n} {getattr(lengths, n):,}' for n in names)} tokens")
     skipped = ", ".join(f"{count} {reason}" for reason, count in meta.skipped.items())
     lines.append(f"skipped     {skipped or 'none'}")
     return "\n".join(lines)
@@ -87,13 +90,14 @@ def verify(corpus: Corpus) -> Iterator[str]:
         yield "hashes      none recorded (a bare .bin/.idx pair has none)"
     else:
         for name, record in records.items():
-            path = corpus.folder / Path(name).name
-            if file_entry(path) != to_plain(record):
-                raise UserError(
-                    f"verify: {str(path)!r} is not what was written (its hash differs from meta.json); "
-                    "prepare the corpus again"
-                )
+            if problem := damage(corpus.folder / name, record):
+                raise UserError(f"verify: {problem}")
         yield f"hashes      {len(records)} files are what was written"
+    # In a folder, a sequence of the index is a document.
+    found = Lengths.of(np.concatenate([corpus.training.lengths, corpus.validation.lengths]))
+    if (said := corpus.meta.document_lengths) not in (None, found):
+        path = str(corpus.folder / META_FILE)
+        raise UserError(f"verify: {path!r} says {said}, but it is {found}; prepare the corpus again")
     for name in SPLITS:
         stream: IndexedTokens = getattr(corpus, name)
         stream.counts(corpus.tokenizer.vocab_size)

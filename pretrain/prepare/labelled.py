@@ -13,9 +13,9 @@ from pretrain.classification.corpus import CHARACTERS, VOCABULARY, Task, prepare
 from pretrain.classification.sources import Example, kind_of, read_examples
 from pretrain.config.options import parse_options
 from pretrain.data.making.assemble import Selection
-from pretrain.data.making.progress import say
 from pretrain.data.making.split import Split, number_of
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer
+from pretrain.utils.text import say
 
 VALIDATION_FRACTION = 0.1
 
@@ -41,6 +41,8 @@ class LabelledOptions:
     FASTA, else one is trained)"""
     train_tokenizer: int | None = None
     """train a SentencePiece tokenizer of so many entries on the training examples (default: 2048)"""
+    lossy_tokenizer: bool = False
+    """take a tokenizer that does not give the text back, such as one that lower-cases it"""
 
 
 def run_labelled(argv: Sequence[str]) -> Path:
@@ -65,7 +67,7 @@ def run_labelled(argv: Sequence[str]) -> Path:
     tokenizer: Tokenizer | int | None = VOCABULARY if size is None else size
     if name is not None:
         tokenizer = None if name == CHARACTERS else load_tokenizer(name)
-    return prepare_labelled(Path(options.out), task, tokenizer, say)
+    return prepare_labelled(Path(options.out), task, tokenizer, say, options.lossy_tokenizer)
 
 
 def _task(options: LabelledOptions) -> Task:

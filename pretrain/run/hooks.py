@@ -20,7 +20,7 @@ class HookResult:
     """Figures and console lines that a hook reports for a step."""
 
     figures: dict[str, Any] = field(default_factory=dict)
-    """Key of metrics.jsonl -> value, equal on all ranks."""
+    """Key of metrics.jsonl -> number, equal on all ranks; lists under names that end in /heads."""
     lines: list[str] = field(default_factory=list)
     """Lines for the console."""
     model: ModelConfig | None = None

@@ -31,7 +31,7 @@ class RunLock:
     def __init__(self, folder: Path, option: str = "name", parent_option: str = "runs_dir") -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._file = (folder / NAME).open("a+")
+            self._file = (folder / NAME).open("a+", encoding="utf-8")
         except OSError as error:
             raise UserError(
                 f"{parent_option}: cannot write {error.filename} ({error.strerror}); give a folder that can "

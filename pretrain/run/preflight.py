@@ -1,8 +1,9 @@
-"""Checks environment, paths and batch, before heavy imports and before the ranks connect."""
+"""Checks threads, paths and batch, before heavy imports and before the ranks connect."""
 
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 from model.errors import UserError, closest
@@ -11,23 +12,28 @@ from pretrain.config.run_config import RunConfig
 from pretrain.data.blend import parse_blend
 from pretrain.data.megatron import is_prefix
 from pretrain.engine.batch import share_batch
-from pretrain.runtime.environment import check_environment, check_threads
+from pretrain.runtime.environment import check_threads, read_environment
+from pretrain.utils.variables import check_variables
 
 
 def check_start(run: RunConfig) -> None:
     """Refuse a run that could not begin on this machine, in this launch.
 
     Raises:
-        UserError: see check_environment and check_threads; a corpus that does not exist, a data_root that
-            cannot be written, a batch that the ranks cannot share.
+        UserError: see read_environment and check_threads; a corpus that does not exist, to train or to
+            validate on, a data_root that cannot be written, a batch that the ranks cannot share.
     """
-    launch = check_environment()
+    launch = read_environment()
     check_threads(run.threads)
+    if run.logging.wandb != "disabled":
+        check_variables("wandb")
     if run.data == "builtin":
         _check_data_root(Path(run.data_root))
     else:
         for folder, _ in parse_blend(run.data):
-            _check_corpus(folder)
+            _check_corpus(folder, "data")
+    for folder, _ in parse_blend(run.validation.data) if run.validation.data is not None else ():
+        _check_corpus(folder, "validation.data")
     check_world(launch.size, run.tensor_parallel)
     share_batch(
         run.global_batch_tokens,
@@ -50,21 +56,28 @@ def check_settings(run: RunConfig) -> None:
     model = run.build_model_config()
     check_tensor_parallel(model, run.tensor_parallel, sequence_parallel=run.sequence_parallel)
     share_batch(run.global_batch_tokens, run.micro_batch, model.context_length, 1)
-    GroupRates(run_groups(run, model), run)
+    # Without rules every parameter follows the base schedule, whatever the model is.
+    GroupRates(run_groups(run, model) if run.lr_rules else [], run)
 
 
-def _check_corpus(folder: str) -> None:
+def _check_corpus(folder: str, field: str) -> None:
     path = Path(folder)
     if path.suffix in (".bin", ".idx") and path.is_file():
         raise UserError(
-            f"data: {folder!r} is one file of a .bin/.idx pair; give the prefix, "
+            f"{field}: {folder!r} is one file of a .bin/.idx pair; give the prefix, "
             f"{folder.removesuffix(path.suffix)!r}, and --tokenizer"
         )
     if path.is_dir() or is_prefix(path):
         return
+    if path.is_file():
+        raise UserError(
+            f"{field}: {folder!r} is a file; make a corpus of it: python -m pretrain.prepare "
+            f"--text {shlex.quote(folder)} --out data/{shlex.quote(path.name.split('.')[0] or 'mine')}"
+        )
     siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    builtin = "builtin, " * (field == "data")
     raise UserError(
-        f"data: {folder!r} is not a folder; valid: builtin, one written by python -m pretrain.prepare, or "
+        f"{field}: {folder!r} is not a folder; valid: {builtin}one written by python -m pretrain.prepare, or "
         f"the prefix of a .bin/.idx pair{closest(path.name, siblings)}"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,8 @@ from pretrain.data.same_tokenizer import tokenizer_difference
 from pretrain.data.sequences import ValidationSequences
 from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_hash
-from pretrain.metrics.file import FILE_NAME, read_metrics
+from pretrain.metrics.file import read_metrics
+from pretrain.utils.text import labelled
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class SavedRun:
         """Open ``runs/NAME``: its newest valid checkpoint, or the one of *step*.
 
         Args:
-            report: receives a line for each damaged checkpoint that is passed over.
+            report: receives a line for each damaged checkpoint that an older one replaces.
 
         Raises:
             UserError: no run, no such step, a checkpoint with missing or damaged files, a tokenizer that is
@@ -131,15 +133,19 @@ class SavedRun:
         return rows, "Python's standard library"
 
     def last_metrics(self) -> dict[str, Any]:
-        """The newest value of each loss and zero-shot score at or before this step, from metrics.jsonl."""
+        """The newest value of each loss and zero-shot score at or before this step, from metrics.jsonl.
+
+        Raises:
+            UserError: as read_metrics.
+        """
         values: dict[str, Any] = {}
         losses = ("train_loss", "val_loss", "val_bpb", "val_accuracy")
-        for row in read_metrics(self.run_folder) if (self.run_folder / FILE_NAME).is_file() else ():
+        for row in read_metrics(self.run_folder):
             if row["step"] <= self.state.step:
                 values |= {
                     name: value
                     for name, value in row.items()
-                    if (name in losses or name.startswith("evaluation/")) and type(value) in (int, float)
+                    if name in losses or name.startswith("evaluation/")
                 }
         return values
 
@@ -150,9 +156,9 @@ def refuse_links(folder: Path) -> None:
     Raises:
         UserError: it names the link.
     """
-    inside = folder.parent.resolve()
+    inside = os.path.realpath(folder.parent)
     for path in (folder, *folder.rglob("*")):
-        if path.is_symlink() and not path.resolve().is_relative_to(inside):
+        if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(inside):
             raise UserError(
                 f"tokenizer: {path} is a symbolic link to a file outside the checkpoint; put the file itself "
                 "there"
@@ -165,16 +171,19 @@ def find_checkpoint(folder: Path, step: int | None, report: Callable[[str], obje
     Raises:
         UserError: there is no valid one.
     """
+    notes: list[str] = []
     for existing_step in reversed(existing_steps(folder, step)):
         path = checkpoint_path(folder, existing_step)
         hold = Hold(path)  # before it is verified, which takes a while
         problem = verify(path)
         if problem is None:
+            if notes:
+                report(labelled("note", f"{'; '.join(notes)}; using {path.name}"))
             return path, hold
-        if not path.is_dir():  # pruned meanwhile, by a run that is training: there is a newer one
+        if not os.path.lexists(path):  # pruned meanwhile, by a run that is training: there is a newer one
             return find_checkpoint(folder, step, report)
-        report(f"checkpoint {path.name} is damaged ({problem})")
+        notes.append(f"checkpoint {path.name} is damaged ({problem})")
     raise UserError(
-        f"checkpoint: {str(folder)!r} holds none that is whole ({path.name}: {problem}); restore it or give "
+        f"checkpoint: {str(folder)!r} holds none that is whole ({'; '.join(notes)}); restore it or give "
         "another --step"
     )

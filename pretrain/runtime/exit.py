@@ -82,6 +82,7 @@ def leave(rank: int, code: int) -> NoReturn:
     down, and abort a rank that has saved everything.
     """
     leave_after_rank_0(rank)
+    sys.unraisablehook = lambda _: None  # libraries that fail to close: what was to be saved is saved
     if _store() is None:
         _close_group()
         sys.exit(code)

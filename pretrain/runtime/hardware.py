@@ -50,8 +50,13 @@ def detect_device() -> torch.device:
     them.
 
     Raises:
-        UserError: it sees several GPUs, and its LOCAL_RANK is not one of them.
+        UserError: it sees several GPUs, and its LOCAL_RANK is not one of them; DS_ACCELERATOR asks for one,
+            and there is none.
     """
+    if os.environ.get("DS_ACCELERATOR") == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            "DS_ACCELERATOR: 'cuda' in the environment, and torch finds no GPU; give cpu, or unset it"
+        )
     if os.environ.get("DS_ACCELERATOR") == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     count = torch.cuda.device_count()
@@ -155,7 +160,7 @@ def _name(dtype: torch.dtype) -> str:
 def _cpu_info() -> str:
     """Return Linux's description of the CPU; nothing on another system."""
     try:
-        return Path("/proc/cpuinfo").read_text(errors="replace")
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
 

@@ -10,6 +10,9 @@ import contextlib
 import json
 import os
 import socket
+import sys
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -17,11 +20,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from model.errors import UserError
+from model.errors import UserError, shown
 from pretrain.runtime.hardware import detect_device
+from pretrain.utils.text import labelled
+from pretrain.utils.variables import check_variables
 
 KEY = "head_schedules/device"
 HEARING = timedelta(seconds=5)
+MEETING = timedelta(minutes=5)
+"""Nodes of a cluster may start one after the other, but not by more than this."""
+NOTICE_SECONDS = 10.0
 BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
 
 
@@ -39,7 +47,7 @@ def meet(rank: int, size: int, timeout: timedelta) -> torch.device:
     device, answer = _own_device()
     store: dist.Store = dist.HashStore()  # of a rank that is alone: no port of the machine
     if size > 1:
-        store, rank, size = next(dist.rendezvous("env://", rank, size, timeout=timeout))
+        store, rank, size = _reach_the_others(rank, size)
         store.set_timeout(timeout)
         store.set(f"{KEY}/{rank}", json.dumps(answer))
         if rank == 0:
@@ -57,6 +65,28 @@ def meet(rank: int, size: int, timeout: timedelta) -> torch.device:
         os.environ["LOCAL_RANK"] = str(device.index)
     dist.init_process_group(BACKENDS[device.type], store=store, rank=rank, world_size=size, timeout=timeout)
     return device
+
+
+def _reach_the_others(rank: int, size: int) -> tuple[dist.Store, int, int]:
+    """The store that rank 0 hosts, as soon as all ranks have reached it."""
+    where = f"{os.environ['MASTER_ADDR']} port {os.environ['MASTER_PORT']}"
+    seconds = f"{MEETING.total_seconds():g} s"
+    text = labelled("waiting", f"rank {rank}, for {size} ranks to meet at {where}, {seconds} at most")
+    notice = threading.Timer(NOTICE_SECONDS, print, [text], {"file": sys.stderr, "flush": True})
+    if os.environ["LOCAL_RANK"] == "0":
+        notice.start()
+    began = time.monotonic()
+    try:
+        return next(dist.rendezvous("env://", rank, size, timeout=MEETING))
+    except (RuntimeError, OSError) as error:
+        late = time.monotonic() - began > MEETING.total_seconds() / 2
+        raise UserError(
+            f"MASTER_ADDR: the {size} ranks did not meet at {where}{f' within {seconds}' * late} "
+            f"({shown(str(error).splitlines()[0], 200, plain=True)}); give an address of rank 0's machine "
+            "that all can reach and a port that is free there, and start every rank"
+        ) from error
+    finally:
+        notice.cancel()
 
 
 def devices_problem(answers: Sequence[Mapping[str, Any]]) -> str | None:
@@ -96,6 +126,7 @@ def _own_device() -> tuple[torch.device, dict[str, str]]:
     device, problem = torch.device("cpu"), ""
     try:
         device = detect_device()
+        check_variables(BACKENDS[device.type], "gloo")
     except UserError as error:
         problem = str(error)
     name = ""

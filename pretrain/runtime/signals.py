@@ -76,7 +76,7 @@ class StopListener:
         self._asked_at = 0.0
         self._lock = threading.RLock()  # a signal may interrupt its holder
         self._first_received: dict[int, float] = {}
-        self._agreed = False
+        self._agreed = self._saved = False
         self._raise_at_once = False
         self._launchers = launchers()
         self._receiver, self._sender = socket.socketpair()
@@ -101,6 +101,12 @@ class StopListener:
         self.agreement_seconds = agreement_seconds
         self.budget_seconds = None if minutes is None else 60 * minutes
 
+    def saved(self) -> contextlib.AbstractContextManager[None]:
+        """Record that nothing is left to save: from now on a request to stop ends the process with 0. The
+        block is one of at_once."""
+        self._agreed = self._saved = True
+        return self.at_once()
+
     def agreed(self) -> None:
         """Record that the ranks have agreed to stop: from now on saving has no time limit."""
         self._agreed = True
@@ -119,7 +125,13 @@ class StopListener:
     def check(self) -> None:
         """Raise Stopped if this rank was asked to stop."""
         if self.reason is not None:
-            raise Stopped(self.reason, self.exit_code)
+            raise Stopped(self.reason, 0 if self._saved else self.exit_code)
+
+    def let_the_launcher_end(self) -> None:
+        """Wait until Ctrl-C has ended a launcher: what this process prints next comes after its traceback."""
+        deadline = time.monotonic() + REPEAT_SECONDS
+        while self._launchers and gone(self._launchers) is None and time.monotonic() < deadline:
+            time.sleep(0.05)
 
     def close(self) -> None:
         """Restore the previous signal handlers, and end the thread."""
@@ -175,8 +187,9 @@ class StopListener:
     def _note(self, number: int) -> None:
         now = time.monotonic()
         if now - self._first_received.setdefault(number, now) >= REPEAT_SECONDS:
-            self._say(f"{signal.Signals(number).name} again; ending at once, without saving")
-            self._end(128 + number)
+            how = "everything is saved" if self._saved else "without saving"
+            self._say(f"{signal.Signals(number).name} again; ending at once, {how}")
+            self._end(0 if self._saved else 128 + number)
         else:
             self._ask_for(number)
 

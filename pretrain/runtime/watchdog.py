@@ -86,7 +86,7 @@ class Watchdog:
         doing = self._doing
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("w") as file:
+            with self.path.open("w", encoding="utf-8") as file:
                 file.write(f"rank {self.rank} after {self.seconds:g} s without progress, while {doing}\n\n")
                 file.flush()
                 faulthandler.dump_traceback(file, all_threads=True)

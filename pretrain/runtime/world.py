@@ -15,9 +15,10 @@ import torch.distributed as dist
 from model.errors import UserError
 from model.process_grid import ALONE, ProcessGrid, check_world, start_grid
 from pretrain.runtime.allocator import keep_freed_memory
-from pretrain.runtime.environment import DEFAULT_PORT, read_environment
+from pretrain.runtime.environment import check_environment, read_environment, rendezvous_port
 from pretrain.runtime.hardware import available_cores, detect_device
 from pretrain.runtime.rendezvous import BACKENDS, meet
+from pretrain.utils.text import say
 
 T = TypeVar("T")
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
@@ -76,8 +77,7 @@ class World:
     def say(self, *lines: object) -> None:
         """Print lines, on the main rank only."""
         if self.is_main:
-            for line in lines:
-                print(line, flush=True)
+            say(*lines)
 
     def agree(self, problem: str | None) -> str | None:
         """Share a problem among all ranks: every rank gets the first one (naming its rank), or None.
@@ -127,6 +127,21 @@ class World:
             raise UserError(problem)
         return cast(T, value)
 
+    def together(self, make: Callable[[], T]) -> T:
+        """What *make*, which every rank calls and which uses no collective, returns on this rank. Collective.
+
+        Raises:
+            UserError: on every rank, when *make* raises one on any.
+        """
+        value, problem = None, None
+        try:
+            value = make()
+        except UserError as error:
+            problem = str(error)
+        if problem := self.agree(problem):
+            raise UserError(problem)
+        return cast(T, value)
+
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum *tensor* over the data-parallel ranks, in place. Collective.
 
@@ -170,10 +185,11 @@ def start_world(
     """
     import deepspeed
 
-    launch = read_environment()
+    launch = read_environment() if dist.is_initialized() else check_environment()
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    for name, value in (alone | {"MASTER_PORT": str(DEFAULT_PORT)}).items():
+    for name, value in alone.items():
         os.environ.setdefault(name, value)
+    os.environ["MASTER_PORT"] = str(rendezvous_port(launch))
     size, local_size, local_rank = launch.size, launch.local_size, launch.local_rank
     check_world(size, tensor_parallel)
     if threads is None and "OMP_NUM_THREADS" not in os.environ:

@@ -42,6 +42,7 @@ from pretrain.study.scheduler import (
 from pretrain.study.slurm import run_of_task, sbatch_commands, submit
 from pretrain.study.study_file import PlannedRun, Study, find_study, parse_study, read_study, study_names
 from pretrain.utils.tables import aligned
+from pretrain.utils.text import say
 
 SOME_FAILED = 1
 
@@ -98,11 +99,12 @@ def run_study(arguments: Sequence[str]) -> int:
     """
     options = build_parser().parse_args(arguments)
     if options.study is None:
-        print("\n".join(_studies()))
+        say(*_studies())
         return 0
-    study, folder = _open(options.study, options.out)
+    # Of a large study a task needs one run alone.
+    study, folder = _open(options.study, options.out, check_runs=options.command != "task")
     if options.command == "list":
-        print("\n".join(_states(study, folder)))
+        say(*_states(study, folder))
     elif options.command == "task":
         _task(study, folder, options.number, options.ranks)
     elif options.command == "power":
@@ -114,22 +116,23 @@ def run_study(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _open(name: str, out: Path | None) -> tuple[Study, Path]:
-    """The study of a name, a file or a folder, and the folder of its runs."""
+def _open(name: str, out: Path | None, check_runs: bool) -> tuple[Study, Path]:
+    """The study of a name, a file or a folder, and the folder of its runs; see read_study for
+    *check_runs*."""
     path = Path(name)
     if path.is_dir():
-        if out is not None and out.resolve() != path.resolve():
+        if out is not None and os.path.realpath(out) != os.path.realpath(path):
             raise UserError(
                 f"out: {str(out)!r} beside the folder {name!r}; give the study's file with another --out"
             )
-        return study_of(path), path
+        return study_of(path, check_runs), path
     file = find_study(name)
     folder = out or Path("runs") / file.stem
-    if not is_folder_name(folder.resolve().name):
+    if not is_folder_name(Path(os.path.realpath(folder)).name):
         raise UserError(
             f"out: {str(folder)!r} is not valid; give a folder whose name does not begin with a dot"
         )
-    return read_study(file, folder), folder
+    return read_study(file, folder, check_runs=check_runs), folder
 
 
 def _run(study: Study, folder: Path, options: argparse.Namespace) -> int:
@@ -142,9 +145,9 @@ def _run(study: Study, folder: Path, options: argparse.Namespace) -> int:
         raise UserError("sbatch: options of sbatch without --slurm; give both or neither")
     check_settings(study, folder)
     todo = unfinished(study, folder)
-    print("\n".join(_opening(study, folder, todo)), flush=True)
+    say(*_opening(study, folder, todo))
     if not todo:
-        print(f"next     {_python('report', folder)}")
+        say(f"next     {_python('report', folder)}")
         return 0
     lines: list[list[str]] = []
     shares: list[Slot] = []
@@ -171,10 +174,10 @@ def _run(study: Study, folder: Path, options: argparse.Namespace) -> int:
     left = unfinished(study, folder)
     print(f"runs     {len(study.runs) - len(left)} of {len(study.runs)} finished, {len(failed)} failed")
     for name, reason in failed.items():
-        print(f"failed   {name}: {reason} (logs/{name}.log)")
+        say(f"failed   {name}: {reason} (logs/{name}.log)")
     if left:
-        print(f"continue {_python('run', folder)}")
-    print(f"next     {_python('report', folder)}", flush=True)
+        say(f"continue {_python('run', folder)}")
+    say(f"next     {_python('report', folder)}")
     if scheduler.stopped is not None:
         return INTERRUPTED if scheduler.stopped == signal.SIGINT else STOPPED
     return SOME_FAILED if failed else 0
@@ -221,18 +224,20 @@ def _states(study: Study, folder: Path) -> list[str]:
 
 
 def _task(study: Study, folder: Path, number: str, ranks: int | None) -> None:
-    """Print ds_config and recipe of a run, a line each, and write the study's files if they are not there.
+    """Print ds_config and recipe of a run, a line each, and write its recipe, and the study's files if they
+    are not there.
 
     A failure of an earlier attempt is forgotten: this one begins.
     """
     planned = run_of_task(study, folder, number)
-    written, tasks = folder / STUDY_FILE, folder / TASKS_FILE
-    if not tasks.is_file() or not written.is_file() or written.read_bytes() != study.text.encode("utf-8"):
-        check_settings(study, folder)
-        write_study(study, folder)
+    written, config = folder / STUDY_FILE, folder / CONFIGS / f"{planned.name}.yaml"
+    there = all(path.is_file() for path in (written, config, folder / TASKS_FILE))
+    if not there or written.read_bytes() != study.text.encode("utf-8"):
+        check_settings(study, folder, [planned])
+        write_study(study, folder, [planned])
     failed_mark(planned, folder).unlink(missing_ok=True)
     print(ds_config_path(study))
-    print(folder / CONFIGS / f"{planned.name}.yaml")
+    print(config)
     if ranks is not None:
         print(most_ranks(planned.run, ranks))
 
@@ -260,8 +265,8 @@ def _report(study: Study, folder: Path) -> None:
 
     view = view_of(study, load_results(study, folder), folder)
     written = write_report(view, folder)
-    print("\n".join(terminal_lines(view)))
-    print("wrote " + ", ".join(map(str, written)))
+    say(*terminal_lines(view))
+    say("wrote " + ", ".join(map(str, written)))
 
 
 def _devices() -> list[str]:

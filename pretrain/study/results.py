@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,15 +10,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
-from typing_extensions import TypedDict
-
 from model.config import ModelConfig
-from model.declared import Count, explained
 from model.errors import UserError, shown
 from pretrain.config.command_line import load_run_config
-from pretrain.metrics.file import FILE_NAME, read_metrics
+from pretrain.metrics.file import read_metrics
 from pretrain.study.study_file import PlannedRun, Study, differing_fields, read_study
+from pretrain.utils.files import read_regular
 
 if TYPE_CHECKING:
     from pretrain.checkpoint.state import TrainingState, WorldRecord
@@ -28,22 +26,6 @@ TASKS_FILE = "tasks.txt"
 LOGS = "logs"
 CONFIGS = "configs"
 State = Literal["missing", "unfinished", "failed", "finished"]
-
-
-@with_config(ConfigDict(strict=True, extra="allow"))
-class Row(TypedDict, total=False):
-    """What a study reads of a line of metrics.jsonl; other figures may have any type."""
-
-    step: Count
-    tokens: Count
-    train_loss: float
-    val_loss: float
-    val_bpb: float
-    val_accuracy: float
-    tokens_per_second: float
-
-
-_ROWS = TypeAdapter(list[Row])
 
 
 @dataclass(frozen=True)
@@ -67,7 +49,8 @@ class RunResult:
     @cached_property
     def model_config(self) -> ModelConfig | None:
         """The newest checkpoint's model, with growth the heads that it has now; None without a checkpoint."""
-        return ModelConfig.from_json(self.saved.model) if self.saved else None
+        where = f"study: {self.planned.name}: model of step {self.step:,}"
+        return ModelConfig.from_json(self.saved.model, where) if self.saved else None
 
     @property
     def world(self) -> WorldRecord | None:
@@ -90,8 +73,8 @@ class RunResult:
         return f"{self.planned.name}: {self.state} {where}" + f" ({self.failure})" * bool(self.failure)
 
 
-def study_of(folder: Path) -> Study:
-    """The study whose runs are in *folder*.
+def study_of(folder: Path, check_runs: bool = True) -> Study:
+    """The study whose runs are in *folder*; see read_study for *check_runs*.
 
     Raises:
         UserError: the folder has no study.yaml, or one that is not valid.
@@ -102,7 +85,7 @@ def study_of(folder: Path) -> Study:
             f"study: {shown(str(folder))} has no {STUDY_FILE}; give the folder of a study, such as runs/NAME "
             "(python -m pretrain.study run makes it)"
         )
-    return read_study(path, folder, folder.resolve().name)
+    return read_study(path, folder, Path(os.path.realpath(folder)).name, check_runs)
 
 
 def load_results(study: Study, folder: Path) -> list[RunResult]:
@@ -131,16 +114,12 @@ def run_state(study: Study, planned: PlannedRun, folder: Path) -> tuple[State, l
     Whether it was made with the study's settings is not looked at (see check_settings).
 
     Raises:
-        UserError: a row of its metrics.jsonl has a figure of another type than Row says.
+        UserError: as read_metrics.
     """
     path = folder / planned.name
     if not path.is_dir():
         return ("failed" if failure(planned, folder) else "missing"), []
-    rows: list[Any] = read_metrics(path) if (path / FILE_NAME).is_file() else []
-    try:
-        _ROWS.validate_python(rows)
-    except ValidationError as error:
-        raise explained(error, where=f"study: {shown(str(path / FILE_NAME))}", section="rows") from None
+    rows = read_metrics(path)
     newest, steps = _text(path / "latest"), planned.run.steps
     measured = any(row["step"] == steps and study.file.measure in row for row in rows[-1:])
     if measured and newest == f"step_{steps:06d}":
@@ -167,7 +146,7 @@ def task_names(study: Study, folder: Path) -> list[str]:
 def _text(path: Path) -> str:
     """What a file holds, without spaces around it; empty if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
+        return read_regular(path).decode("utf-8", "replace").strip()
     except OSError:
         return ""
 
@@ -199,13 +178,16 @@ def failed_mark(planned: PlannedRun, folder: Path) -> Path:
     return folder / LOGS / f"{planned.name}.failed"
 
 
-def check_settings(study: Study, folder: Path) -> None:
+def check_settings(study: Study, folder: Path, runs: Sequence[PlannedRun] | None = None) -> None:
     """Refuse a folder with runs that were made with other settings: their figures are not this study's.
+
+    Args:
+        runs: those to look at; all of the study's by default.
 
     Raises:
         UserError: it names the first such run and its fields.
     """
-    for planned in study.runs:
+    for planned in study.runs if runs is None else runs:
         path = folder / planned.name
         if not (path / "config.yaml").is_file():
             continue

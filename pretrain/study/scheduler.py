@@ -20,7 +20,6 @@ from pretrain.config.command_line import find_ds_config
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.batch import share_batch, valid_micro_batches
 from pretrain.metrics.file import FILE_NAME, last_step
-from pretrain.runtime.environment import DEFAULT_PORT
 from pretrain.runtime.signals import STOPPED
 from pretrain.study.results import (
     CONFIGS,
@@ -34,7 +33,7 @@ from pretrain.study.results import (
 )
 from pretrain.study.study_file import PlannedRun, Study
 from pretrain.utils.files import read_tail, write_atomically
-from pretrain.utils.text import human_seconds
+from pretrain.utils.text import human_seconds, say
 
 ROOT = Path(__file__).resolve().parents[2]
 POLL_SECONDS = 0.2
@@ -130,7 +129,7 @@ def run_command_line(
     launcher = [str(Path(sys.executable).with_name("deepspeed"))]
     if not environment:  # given a number, DeepSpeed would take the machine's first devices
         launcher += ["--num_accelerators", str(ranks)]
-    return [*launcher, "--master_port", str(DEFAULT_PORT + slot.index), main, *arguments], environment
+    return [*launcher, main, *arguments], environment
 
 
 def ds_config_path(study: Study) -> str:
@@ -144,14 +143,16 @@ def check_runs(study: Study) -> None:
     Relative paths are looked for in the working directory.
 
     Raises:
-        UserError: see read_ds_config, rank_numbers, and check_settings and check_start
-            of pretrain/run/preflight.py.
+        UserError: see read_ds_config, rank_numbers, check_settings and check_start of
+            pretrain/run/preflight.py, and open_data.
     """
     from pretrain.engine.ds_config import check_against_run
     from pretrain.engine.ds_config_check import read_ds_config
+    from pretrain.run.data import open_data
     from pretrain.run.preflight import check_settings, check_start
 
     ds_config = read_ds_config(ds_config_path(study))
+    opened = set()
     for planned in study.of_first_seed:
         rank_numbers(planned.run)
         # How it fits the ranks of its launch is checked there.
@@ -159,10 +160,15 @@ def check_runs(study: Study) -> None:
         check_against_run(ds_config, run)
         check_settings(run)
         check_start(run)
+        data = run.data, run.tokenizer, run.validation.data, run.task
+        if run.data != "builtin" and data not in opened:  # the built-in one is made by the first run
+            open_data(run, print)
+            opened.add(data)
 
 
-def write_study(study: Study, folder: Path) -> None:
-    """Write the study's file, a recipe for each of its runs and their numbers (TASKS_FILE) into its folder.
+def write_study(study: Study, folder: Path, runs: Sequence[PlannedRun] | None = None) -> None:
+    """Write the study's file, the numbers of its runs (TASKS_FILE) and a recipe for each, or for *runs*, into
+    its folder.
 
     Writers of one study at a time write the same bytes.
 
@@ -171,9 +177,9 @@ def write_study(study: Study, folder: Path) -> None:
     """
     for name in (CONFIGS, LOGS):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    for planned in study.runs:
+    for planned in study.runs if runs is None else runs:
         # main.py takes it as --config from any working directory of the same data.
-        recipe = dataclasses.replace(planned.run, runs_dir=str(folder.resolve())).to_yaml()
+        recipe = dataclasses.replace(planned.run, runs_dir=os.path.realpath(folder)).to_yaml()
         write_atomically(folder / CONFIGS / f"{planned.name}.yaml", recipe)
     write_atomically(folder / TASKS_FILE, "".join(f"{name}\n" for name in task_names(study, folder)))
     write_atomically(folder / STUDY_FILE, study.text)
@@ -225,7 +231,7 @@ class Scheduler:
         return self._failed
 
     def _say(self, line: str) -> None:
-        print(line, file=self.stream, flush=True)
+        say(line, file=self.stream)
 
     def _progress(self) -> None:
         """Say now and then what the runs have done by now."""
@@ -290,7 +296,9 @@ class Scheduler:
         self._say(f"failed   {name}: {reason}")
 
     def _step(self, planned: PlannedRun) -> int:
-        return last_step(self.folder / planned.name / FILE_NAME)
+        with suppress(UserError):
+            return last_step(self.folder / planned.name / FILE_NAME)
+        return 0
 
     def _last_error(self, name: str) -> str:
         """The line of a run's log that says most about its end."""

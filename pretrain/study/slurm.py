@@ -5,6 +5,7 @@ Runs whose batch cannot be shared by all tasks that the script asks for have arr
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -60,7 +61,7 @@ def sbatch_commands(
         array = array_of(sorted(number[planned.name] for planned in group), parallel)
         fewer = [f"--ntasks-per-node={ranks}", f"--gres=gpu:{ranks}"] if ranks < most else []
         more = [f"--job-name={study.name}", *fewer, *options]
-        commands.append(["sbatch", f"--array={array}", *more, SCRIPT, str(folder.resolve())])
+        commands.append(["sbatch", f"--array={array}", *more, SCRIPT, os.path.realpath(folder)])
     return commands
 
 
@@ -90,7 +91,7 @@ def run_of_task(study: Study, folder: Path, number: str) -> PlannedRun:
 
 def script_ranks() -> int:
     """Tasks on a node that the script asks for."""
-    found = re.search(r"^#SBATCH --ntasks-per-node=(\d+)", (ROOT / SCRIPT).read_text(), re.MULTILINE)
+    found = re.search(r"^#SBATCH --ntasks-per-node=(\d+)", (ROOT / SCRIPT).read_text("utf-8"), re.MULTILINE)
     return int(found[1]) if found else 1
 
 
@@ -107,7 +108,9 @@ def submit(command: Sequence[str]) -> str:
         )
     from pretrain.engine.quiet import environment_elsewhere
 
-    done = subprocess.run(command, cwd=ROOT, env=environment_elsewhere(), capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment_elsewhere(), capture_output=True, encoding="utf-8"
+    )
     number = re.search(r"\d+", done.stdout)
     if done.returncode or number is None:
         problem = " ".join((done.stderr or done.stdout).split())[:300]

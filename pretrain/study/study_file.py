@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BeforeValidator, Field
 
 from model.declared import Count, Positive, PositiveNumber, declared, from_plain
 from model.errors import UserError, closest, shown
-from pretrain.config.command_line import find_recipe, parse_command_line, read_recipe
+from pretrain.config.command_line import find_recipe, read_recipe, run_of_recipe
 from pretrain.config.run_config import DEFAULT_RECIPE, RunConfig, is_folder_name
 from pretrain.growth.settings import GrowthConfig
 from pretrain.study.contrasts import Contrast, Sides, Text, full_name, parse_contrasts, refuse
@@ -86,12 +85,24 @@ class StudyFile:
 class Variant:
     """One line of a comparison: settings that are run with every seed."""
 
-    run: RunConfig
+    name: str
+    """With the comparison's."""
+    settings: Settings
     """The recipe's fields, with those of the study, the comparison and the variant in place."""
     seed_shift: Count = 0
     """Its runs take seed + so much. Their pairs have nothing in common, as a check on the intervals."""
     against: Text | None = None
     """The variant that it is compared with; None: the comparison's baseline."""
+
+    @cached_property
+    def run(self) -> RunConfig:
+        """Its settings and their model, checked as main.py checks them when this is first asked for."""
+        try:
+            run = run_of_recipe(self.settings, "it")
+            run.build_model_config()
+        except UserError as error:
+            raise UserError(f"study: variant {self.name}: {error}") from None
+        return run
 
 
 @dataclass(frozen=True)
@@ -117,12 +128,20 @@ class PlannedRun:
     variant: str
     seed: int
     """The study's seed, which pairs it with the other variants' runs; ``run.seed`` is what it trains with."""
-    run: RunConfig
+    of: Variant
+    out: Path
+    """The study's folder."""
 
-    @property
+    @cached_property
+    def run(self) -> RunConfig:
+        """What is trained; UserError as for Variant.run."""
+        seed = self.seed + self.of.seed_shift
+        return dataclasses.replace(self.of.run, seed=seed, name=self.name, runs_dir=str(self.out))
+
+    @cached_property
     def name(self) -> str:
         """Name of the run's folder, in the study's folder."""
-        return self.run.run_name
+        return "-".join(filter(None, (self.comparison, self.variant, f"s{self.seed}")))
 
     @property
     def full_name(self) -> str:
@@ -190,37 +209,45 @@ def find_study(name: str | Path) -> Path:
     )
 
 
-def read_study(path: Path, out: Path | None = None, name: str | None = None) -> Study:
-    """Read and check a study file, and the RunConfig of each of its runs.
+def read_study(
+    path: Path, out: Path | None = None, name: str | None = None, check_runs: bool = True
+) -> Study:
+    """Read and check a study file, and the RunConfig of each of its variants.
 
     Args:
         out: the study's folder; ``runs/NAME`` by default.
         name: the study's name; the file's by default.
+        check_runs: whether to check the variants' settings now; else those of a run are checked where it is
+            first used.
 
     Raises:
         UserError: it names the file's field, its value and what would be valid; nothing has been run or
             written.
     """
     name = path.stem if name is None else name
-    return parse_study(read_text(path, "study"), name, out or Path("runs") / name, f"study: {path}")
+    out = out or Path("runs") / name
+    return parse_study(read_text(path, "study"), name, out, f"study: {path}", check_runs)
 
 
-def parse_study(text: str, name: str, out: Path, where: str = "study") -> Study:
+def parse_study(text: str, name: str, out: Path, where: str = "study", check_runs: bool = True) -> Study:
     """As read_study, of a file's contents; messages about its YAML begin with *where*."""
     file = from_plain(StudyFile, parse_yaml(text, where), "study")
     if not is_folder_name(name):
         raise UserError(f"study: {shown(name)} is not the name of a folder; call the file otherwise")
     comparisons = tuple(_comparisons(file))
     runs = tuple(_runs(comparisons, file.seeds, out))
+    for planned in runs if check_runs else ():
+        _ = planned.run
     names = list(dict.fromkeys((planned.comparison, planned.variant) for planned in runs))
     study = Study(name, file, comparisons, runs, tuple(parse_contrasts(file.contrasts or {}, names)), text)
     _refuse_doubles(study.of_first_seed)
-    for planned in study.of_first_seed:
+    for planned in study.of_first_seed if check_runs else ():
         _refuse_unmeasured(file, planned)
     return study
 
 
 def _comparisons(file: StudyFile) -> Iterator[Comparison]:
+    read = functools.cache(_recipe)
     alone = file.variants is not None and file.baseline is not None
     if alone == (file.comparisons is not None) or (not alone and (file.variants or file.baseline)):
         raise UserError(
@@ -228,12 +255,17 @@ def _comparisons(file: StudyFile) -> Iterator[Comparison]:
         )
     if file.comparisons is not None:
         for name, own in file.comparisons.items():
-            yield _comparison(_folder_part(name, "comparisons"), own, file)
+            yield _comparison(_folder_part(name, "comparisons"), own, file, read(own.recipe or file.recipe))
     elif file.variants is not None and file.baseline is not None:
-        yield _comparison("", ComparisonFile(file.variants, file.baseline), file)
+        yield _comparison("", ComparisonFile(file.variants, file.baseline), file, read(file.recipe))
 
 
-def _comparison(name: str, own: ComparisonFile, file: StudyFile) -> Comparison:
+def _recipe(name: str) -> dict[str, Any]:
+    path = find_recipe(name, "study: recipe")
+    return {"recipe": path.stem} | read_recipe(path, "study: recipe")
+
+
+def _comparison(name: str, own: ComparisonFile, file: StudyFile, recipe: Mapping[str, Any]) -> Comparison:
     where = f"comparisons.{name}." if name else ""
     for variant in own.variants:
         _folder_part(variant, f"{where}variants")
@@ -242,9 +274,8 @@ def _comparison(name: str, own: ComparisonFile, file: StudyFile) -> Comparison:
             f"it must be one of the variants: {', '.join(own.variants)}{closest(own.baseline, own.variants)}"
         )
         refuse(f"{where}baseline", own.baseline, valid)
-    path = find_recipe(own.recipe or file.recipe, f"study: {where}recipe")
-    settings = {"recipe": path.stem} | read_recipe(path, f"study: {where}recipe")
     common = merge(file.settings or {}, own.settings or {})
+    settings = merge(recipe, common)
     variants = {}
     for variant, given in own.variants.items():
         at = f"{where}variants.{variant}"
@@ -252,14 +283,16 @@ def _comparison(name: str, own: ComparisonFile, file: StudyFile) -> Comparison:
         keys = {key: given.pop(key) for key in ("seed_shift", "against") if key in given}
         for key in {*given, *common} & OF_A_STUDY:
             raise UserError(f"study: {at}.{key}: not a setting of a study's runs; leave it out")
-        run = _run_config(full_name((name, variant)), merge(merge(settings, common), given))
         try:
-            variants[variant] = made = Variant(run, **keys)
+            made = Variant(full_name((name, variant)), merge(settings, given), **keys)
         except UserError as error:
             raise UserError(f"study: {at}.{error}") from None
-        others = [each for each in own.variants if each != variant]
-        if made.against is not None and (made.against not in others or variant == own.baseline):
-            valid = f"give another variant ({', '.join(others)}), and none for the baseline"
+        variants[variant] = made
+        if made.against is not None and (
+            made.against not in own.variants or made.against == variant or variant == own.baseline
+        ):
+            others = ", ".join(each for each in own.variants if each != variant)
+            valid = f"give another variant ({others}), and none for the baseline"
             refuse(f"{at}.against", made.against, valid)
     return Comparison(name, variants, own.baseline)
 
@@ -283,23 +316,7 @@ def _runs(comparisons: Sequence[Comparison], seeds: Sequence[int], out: Path) ->
     for seed in seeds:
         for comparison in comparisons:
             for name, variant in comparison.variants.items():
-                folder = "-".join(filter(None, (comparison.name, name, f"s{seed}")))
-                own = seed + variant.seed_shift
-                run = dataclasses.replace(variant.run, seed=own, name=folder, runs_dir=str(out))
-                yield PlannedRun(comparison.name, name, seed, run)
-
-
-def _run_config(where: str, settings: Mapping[str, Any]) -> RunConfig:
-    """The variant's RunConfig, checked as main.py checks it, with the model that it describes."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "variant.yaml"
-        path.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
-        try:
-            run = parse_command_line(["--config", str(path)]).run
-            run.build_model_config()
-        except UserError as error:
-            raise UserError(f"study: variant {where}: {error}".replace(str(path), "it")) from None
-    return run
+                yield PlannedRun(comparison.name, name, seed, variant, out)
 
 
 def _refuse_unmeasured(file: StudyFile, planned: PlannedRun) -> None:

@@ -44,9 +44,13 @@ def file_entry(path: Path) -> dict[str, Any]:
 
 
 def update_from_file(digest: Any, path: Path) -> int:
-    """Add a file's contents to a digest (of hashlib or xxhash), chunk by chunk; returns their bytes."""
+    """Add a file's contents to a digest (of hashlib or xxhash), chunk by chunk; returns their bytes.
+
+    Raises:
+        OSError: as open_regular.
+    """
     size = 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
             size += len(chunk)
@@ -70,11 +74,24 @@ def open_regular(path: Path | str) -> IO[bytes]:
             may wait or go on for ever.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
-    if kind != stat.S_IFREG:
+    try:
+        _refuse_other_kind(os.fstat(descriptor), path)
+    except OSError:
         os.close(descriptor)
-        raise OSError(errno.EINVAL, OTHER_KINDS.get(kind, "is not a file"), os.fspath(path))
+        raise
     return os.fdopen(descriptor, "rb")
+
+
+def refuse_other_file(path: Path) -> None:
+    """Raise OSError where *path* exists, links followed, and is not a regular file."""
+    if os.path.lexists(path):
+        _refuse_other_kind(path.stat(), path)
+
+
+def _refuse_other_kind(status: os.stat_result, path: Path | str) -> None:
+    kind = stat.S_IFMT(status.st_mode)
+    if kind != stat.S_IFREG:
+        raise OSError(errno.EINVAL, OTHER_KINDS.get(kind, "is not a file"), os.fspath(path))
 
 
 def read_regular(path: Path | str, most_bytes: int | None = None) -> bytes:
@@ -153,7 +170,9 @@ def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a path to write a file at; it becomes *path* after the block, and is removed after an error.
 
     An OSError about the hidden path, or one without a path (a full disk), is raised as one about *path*.
+    What is there already and is no file is not replaced: an OSError says what it is.
     """
+    refuse_other_file(path)
     partial = own_path(path)
     try:
         yield partial
@@ -235,7 +254,7 @@ def put_folder(partial: Path, target: Path) -> None:
     """Rename a synced folder to *target*. An existing *target* is set aside for that moment (see
     restore_folder)."""
     restore_folder(target)
-    if target.exists():
+    if os.path.lexists(target):  # a link that leads nowhere, too
         target.rename(_aside(target))
     try:
         partial.rename(target)
@@ -251,10 +270,13 @@ def restore_folder(target: Path, aside: Path | None = None) -> None:
         aside: the path it was set aside at; ``.replaced_NAME`` by default. If *target* exists, it is removed.
     """
     aside = aside or _aside(target)
-    if target.exists():
+    if not os.path.lexists(target):
+        if os.path.lexists(aside):
+            aside.rename(target)
+    elif aside.is_symlink():
+        aside.unlink()
+    else:
         shutil.rmtree(aside, ignore_errors=True)
-    elif aside.exists():
-        aside.rename(target)
 
 
 def _aside(target: Path) -> Path:

@@ -17,7 +17,10 @@ import yaml
 
 from model.declared import LARGEST_INTEGER
 from model.errors import UserError, shown
+from pretrain.utils.files import read_regular
 
+MOST_BYTES = 1 << 26
+"""Of one file."""
 MOST_LEVELS = 50
 """Deepest nesting of lists and mappings."""
 MOST_VALUES = 1_000_000
@@ -27,9 +30,7 @@ MOST_VALUES = 1_000_000
 def read_text(path: Path, what: str, hint: str = "") -> str:
     """The text of a file that a user has written. Raises as read_json does, up to "not UTF-8"."""
     try:
-        if path.exists() and not path.is_file():
-            raise ValueError("not a file")  # opening a pipe would wait for a writer
-        return path.read_bytes().decode("utf-8-sig")
+        return read_regular(path, MOST_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise UserError(f"{what}: {_name(path)} is not UTF-8 text{hint}") from None
     except (OSError, ValueError) as error:
@@ -73,12 +74,30 @@ def read_yaml(path: Path, what: str) -> Any:
 
 def parse_yaml(text: str, where: str) -> Any:
     """The value of *text* as YAML; error messages begin with *where*. Raises as read_json does."""
+    check_nesting(text, where)
     try:
         value = yaml.load(text, _Loader)
     except Exception as error:  # of any class: a tag such as !!int passes its value to Python unchecked
         raise UserError(f"{where} is not valid YAML ({_reason(error)})") from None
     check_values(value, where)
     return value
+
+
+def check_nesting(text: str, where: str) -> None:
+    """Refuse YAML that is nested too deep or not well-formed, with any tags, before a library constructs it.
+
+    libyaml's parser, which PyYAML calls for each level in turn, ends the process at some ten thousand.
+    """
+    level = 0
+    try:
+        for event in yaml.parse(text, _SafeLoader):
+            level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if level > MOST_LEVELS:
+                break
+    except Exception as error:  # besides YAMLError: a lone surrogate
+        raise UserError(f"{where} is not valid YAML ({_reason(error)})") from None
+    if level > MOST_LEVELS:
+        raise UserError(f"{where} is nested more than {MOST_LEVELS} levels deep")
 
 
 def check_values(value: Any, where: str) -> None:
@@ -123,7 +142,10 @@ def parse_fraction(text: str) -> Fraction | None:
         return None
 
 
-class _Loader(yaml.SafeLoader):
+_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is five times as fast
+
+
+class _Loader(_SafeLoader):  # type: ignore[misc]
     """YAML's safe loader, which refuses a key that a mapping gives twice, and reads as YAML 1.2 does: 3e-4 is
     a number, a date is text."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,6 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from model.errors import UserError
+from pretrain.utils.files import atomic_file
+from pretrain.utils.variables import check_variables
+
+# A back end shows windows; there are none here, and matplotlib would refuse one that this machine lacks.
+os.environ.pop("MPLBACKEND", None)
 
 
 @contextmanager
@@ -35,11 +41,14 @@ def saved_figure(
     Raises:
         UserError: the file cannot be written, or its ending is not a format that matplotlib knows.
     """
+    check_variables("plots")
+    os.environ["MPLBACKEND"] = "agg"  # it draws into files; an unknown one would be refused on import
     from matplotlib.figure import Figure  # without pyplot: half the time, and no list of open figures
 
     figure = Figure(figsize=size, layout="constrained")
     formats = sorted(figure.canvas.get_supported_filetypes())
-    if path.is_dir() or path.suffix.lower().removeprefix(".") not in formats:
+    # Not Path.is_dir, which raises an error for a name that is too long.
+    if os.path.isdir(path) or path.suffix.lower().removeprefix(".") not in formats:  # noqa: PTH112
         raise UserError(
             f"{setting}: {str(path)!r} is not the name of a picture; give a file that ends with .png "
             f"(or {', '.join(formats)})"
@@ -50,7 +59,8 @@ def saved_figure(
     yield figure, figure.subplots(rows, columns, **subplots)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=dpi)
+        with atomic_file(path) as partial:
+            figure.savefig(partial, dpi=dpi, format=path.suffix.lower().removeprefix("."))
     except OSError as error:
         raise UserError(f"{setting}: cannot write {str(path)!r}: {error}".replace("\n", " ")) from error
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
 from pretrain.utils.text import human_seconds
+
+
+def terminal_columns(stream: TextIO) -> int:
+    """Columns of the terminal that *stream* writes to; 0 for a file, and for a terminal that does not say."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        return 0
 
 
 class ProgressLine:
@@ -44,7 +53,7 @@ class ProgressLine:
 
     def __call__(self, done: int, total: int) -> None:
         """Show that *done* of *total* units are done."""
-        if self.stream.isatty():
+        if terminal_columns(self.stream):
             if self._bar is None:
                 from tqdm import tqdm
 

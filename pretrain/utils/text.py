@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import TextIO
+
+from model.errors import printable
 
 
 def labelled(label: str, text: object) -> str:
     """The line ``label    text`` of a command's output; labels have the width of "finished", and
     so has their absence before further lines of *text*."""
-    return f"{label:<8} " + str(text).replace("\n", f"\n{'':9}")
+    return f"{label:<8} " + printable(str(text), kept="\n").replace("\n", f"\n{'':9}")
+
+
+def say(*lines: object, file: TextIO | None = None) -> None:
+    """Print lines at once, into a log, too. Control characters, which names and texts of others may hold, are
+    written as in a repr."""
+    for line in lines:
+        print(printable(str(line), kept="\n\t"), file=file, flush=True)
 
 
 def several(values: Iterable[tuple[str, object]], listed: Callable[[Sequence[str]], str] = ", ".join) -> str:

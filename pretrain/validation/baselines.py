@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pretrain.data.token_counts import token_shares
 from pretrain.run.data import RunData
+from pretrain.validation.token_counts import token_shares
 
 
 @dataclass(frozen=True)

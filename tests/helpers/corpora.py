@@ -10,6 +10,7 @@ import numpy as np
 import tokenizers
 
 from pretrain.data.corpus import Corpus
+from pretrain.data.hashes import REMEMBERED
 from pretrain.data.indexed import CODE_OF_DTYPE, HEADER, MAGIC, IndexedWriter
 
 TEXTS = [f"{number} bottles stand on shelf {number * 7}\n" * 3 for number in range(100)]
@@ -28,9 +29,11 @@ def byte_level(vocab_size: int) -> tokenizers.Tokenizer:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below *folder*, by its path."""
+    """Every file below *folder*, by its path; without what training remembers of them there."""
     return {
-        path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != REMEMBERED
     }
 
 

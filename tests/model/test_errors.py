@@ -31,6 +31,7 @@ def test_one_line_and_the_exit_code(capsys, error, code, line):
 
 def test_of_several_ranks_the_first_speaks(capsys, monkeypatch):
     monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     assert run_command(raising(UserError("heads: 5")), []) == 2
     assert capsys.readouterr().err == ""
 

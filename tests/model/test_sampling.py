@@ -1,8 +1,13 @@
 """Sampling: distributions, seeds, and a cache that changes no token."""
 
+import math
+
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
+from model.errors import UserError
 from model.sampling import cached, generate, pick, recomputed, sample
 from tests.helpers.networks import CONFIGS, network, tokens
 
@@ -43,3 +48,31 @@ def test_a_prompt_longer_than_the_context():
     ours = network("prism")
     prompt = tokens(1, 100)[0].tolist()
     assert len(list(sample(cached(ours), prompt, 3, 0, 1, 0))) == 3
+
+
+NUMBERS = st.floats(width=32) | st.sampled_from([0.0, 3e38, -3e38, 1e-45, math.inf, -math.inf, math.nan])
+
+
+@settings(derandomize=True, max_examples=300, deadline=None)
+@given(
+    st.lists(NUMBERS, min_size=1, max_size=6),
+    st.floats(0, 2.0**63),
+    st.floats(0, 1, exclude_min=True),
+    st.booleans(),
+)
+@example([1.0, 2.0], 1.0, 1e-320, False)
+@example([3e38, -3e38, 1.0], 1e-4, 0.5, False)
+def test_any_number_gives_a_likely_token_or_a_refusal(logits, temperature, top_p, greedy):
+    """A token that is left out by top_p by fp64 arithmetic with some room is never taken."""
+    values = torch.tensor(logits, dtype=torch.float32)
+    temperature = 0.0 if greedy else temperature
+    generator = torch.Generator().manual_seed(0)
+    if not math.isfinite(values.max().item()):
+        with pytest.raises(UserError, match="model: its logits are not finite"):
+            pick(values, temperature, top_p, generator)
+        return
+    token = pick(values, temperature, top_p, generator)
+    if temperature < 1e-4:
+        assert values[token] == values.max()
+    likely = (values.double() / max(temperature, 1e-4)).softmax(0)
+    assert likely[likely > likely[token] * (1 + 1e-5)].sum() <= top_p + 1e-5

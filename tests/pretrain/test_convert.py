@@ -19,6 +19,8 @@ from pretrain.data.sequences import ValidationSequences
 from pretrain.hf import export_folder
 from pretrain.metrics.file import read_metrics
 from pretrain.run.saved import SavedRun
+from tests.helpers.corpora import contents
+from tests.helpers.damage import damage
 from tests.helpers.exports import failure, trained
 from tests.helpers.networks import relative, tokens
 from tests.pretrain.data.test_tokenizer_folders import byte_level, sentencepiece_with_a_prefix
@@ -48,9 +50,10 @@ def test_the_folder_has_everything(native):
     settings = {"README.md", "config.json", "generation_config.json"}
     code = {"configuration_head_schedule.py", "modeling_head_schedule.py"}
     tokenizer = {"tokenizer", "tokenizer.json", "tokenizer_config.json"}
-    assert names == {"model.safetensors"} | settings | code | tokenizer
+    assert [path.name for path in (native / "tokenizer").iterdir()] == ["tokenizer.model"]
+    assert names == {"model.safetensors", "export.json"} | settings | code | tokenizer
     card = (native / "README.md").read_text()
-    for words in ("license: apache-2.0", "| heads | [2, 3, 4, 4] |", "| steps | 12 |", "small"):
+    for words in ("pipeline_tag: text-generation", "| heads | [2, 3, 4, 4] |", "| steps | 12 |", "small"):
         assert words in card
     assert json.loads((native / "config.json").read_text())["vocab_size"] == 600
 
@@ -171,31 +174,6 @@ def test_a_llama_folder_of_transformers_comes_in(tied, safe, tmp_path):
     assert run.tokenizer.encode(text) == AutoTokenizer.from_pretrained(folder).encode(text)
 
 
-INDEX = "model.safetensors.index.json"
-EDITED = {
-    "weight_map: a: 5 is not valid; give text": edit_json(INDEX, weight_map={"a": 5}),
-    "is not a file of that folder": edit_json(INDEX, weight_map={"a": "../../x.safetensors"}),
-    "is not valid JSON": lambda folder: (folder / INDEX).write_text("[" * 1000),
-    "it must be the text of a token": edit_json("tokenizer_config.json", eos_token=7),
-}
-
-
-@pytest.mark.parametrize("words", EDITED)
-def test_llama_folders_that_were_edited(transformers_llama, words, tmp_path, capsys):
-    folder = shutil.copytree(transformers_llama, tmp_path / "llama")
-    EDITED[words](folder)
-    assert words in failure(capsys, "--from_hf", folder, "--out", tmp_path / "runs" / "back")
-    assert not (tmp_path / "runs" / "back").exists()
-
-
-@pytest.fixture(scope="module")
-def transformers_llama(tmp_path_factory):
-    """A folder of several files of weights that transformers has written."""
-    folder = tmp_path_factory.mktemp("transformers")
-    llama_of_transformers(folder, tied=False, safe=True)
-    return folder
-
-
 def same_weights(one, other):
     first, second = SavedRun.open(one), SavedRun.open(other)
     assert first.model == second.model
@@ -251,18 +229,77 @@ def test_an_export_that_computes_something_else_leaves_nothing(prism, tmp_path, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_existing_folder_is_kept_unless_told(native, prism, tmp_path, capsys):
+def changed(name):
+    return lambda folder: (folder / name).write_text("mine")
+
+
+def linked(folder):
+    (folder / "config.json").rename(folder.parent / "config.json")
+    (folder / "config.json").symlink_to(folder.parent / "config.json")
+
+
+KEPT = {
+    "'thesis.tex' in it was not written by the export": changed("thesis.tex"),
+    "'mine' in it was not written by the export": lambda folder: (folder / "mine").mkdir(),
+    "'README.md' in it was changed since the export": changed("README.md"),
+    "'model.safetensors' in it was changed": lambda folder: damage(folder / "model.safetensors", "flipped"),
+    "'config.json' in it was changed": linked,
+    "but no export.json": lambda folder: (folder / "export.json").unlink(),
+    "export.json is not valid JSON": changed("export.json"),
+}
+
+
+@pytest.mark.parametrize(("words", "change"), KEPT.items())
+def test_what_an_export_did_not_write_is_kept(words, change, native, prism, tmp_path, capsys):
     out = shutil.copytree(native, tmp_path / "hf")
-    (out / "README.md").write_text("mine")
     assert "exists already" in failure(capsys, prism, "--out", out)
-    assert (out / "README.md").read_text() == "mine"
-    assert convert.main([str(prism), "--out", str(out), "--overwrite"]) == 0
-    assert (out / "README.md").read_text() != "mine"
-    other = tmp_path / "precious"
-    other.mkdir()
-    (other / "thesis.txt").write_text("x")
-    assert "exists already" in failure(capsys, prism, "--out", other, "--overwrite")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "precious"]
+    change(out)
+    before = contents(out)
+    assert words in failure(capsys, prism, "--out", out, "--overwrite")
+    assert contents(out) == before
+
+
+def test_what_is_added_while_an_export_runs_is_kept(native, prism, tmp_path, capsys, monkeypatch):
+    out = shutil.copytree(native, tmp_path / "hf")
+    monkeypatch.setattr(export_folder, "list_files", lambda folder: changed("thesis.tex")(out))
+    assert "'thesis.tex' in it" in failure(capsys, prism, "--out", out, "--overwrite")
+    assert (out / "thesis.tex").is_file() and [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+def test_an_export_is_replaced_where_the_user_asks(native, prism, tmp_path):
+    """Also through a link, and where files of it have been deleted."""
+    out, link = shutil.copytree(native, tmp_path / "hf"), tmp_path / "link"
+    link.symlink_to(out)
+    (out / "README.md").unlink()
+    assert convert.main([str(prism), "--out", str(link), "--overwrite", "--license", "mit"]) == 0
+    assert link.is_symlink() and "license: mit" in (out / "README.md").read_text()
+
+
+OUT = {
+    "": "'' is empty",
+    "/": "names no folder",
+    ".": "exists already",
+    "~": "exists already",
+    "file": "exists already",
+    "loop": "names no folder",
+    "/proc/hf": "cannot write",
+    "{run}": "exists already",
+    "{run}/checkpoints/hf": "is among the run's checkpoints",
+    "x" * 300: "File name too long",
+    "a\0b": "names no folder",
+}
+
+
+@pytest.mark.parametrize("overwrite", [[], ["--overwrite"]], ids=["new", "overwrite"])
+@pytest.mark.parametrize("out", OUT)
+def test_places_that_cannot_be_written_are_refused(out, overwrite, prism, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "loop").symlink_to("loop")
+    line = failure(capsys, prism, "--out", out.format(run=prism), *overwrite)
+    folder = overwrite and out != "file"
+    assert (OUT[out].replace("exists already", "is not replaced") if folder else OUT[out]) in line
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "loop"]
 
 
 def test_a_full_disk(prism, tmp_path, capsys, monkeypatch):
@@ -317,11 +354,7 @@ def test_bad_input_is_one_line(arguments, words, prism, tmp_path, capsys, monkey
 
 
 FOREIGN = {
-    "holds 'mamba', which is not supported": {"model_type": "mamba"},
-    "rope_type 'linear'": {"rope_parameters": {"rope_type": "linear", "factor": 2.0}},
-    "hidden_act 'relu'": {"hidden_act": "relu"},
-    "has shape": {"intermediate_size": 100},
-    "which its architecture has not": {"num_hidden_layers": 3},
+    "hidden_act: 'relu' is not valid": {"hidden_act": "relu"},
     "lacks model.layers.4": {"num_hidden_layers": 5},
 }
 

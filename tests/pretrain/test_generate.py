@@ -83,4 +83,4 @@ def test_a_folder_with_code_of_its_own_is_not_run(run_and_exports, tmp_path, cap
     config = '{"model_type": "theirs", "auto_map": {"AutoConfig": "evil.Config"}}'
     (tmp_path / "config.json").write_text(config)
     (tmp_path / "evil.py").write_text("raise SystemExit('ran')")
-    assert "needs code of its own" in refusal(capsys, command.main, tmp_path)
+    assert "model_type 'theirs' is not supported" in refusal(capsys, command.main, tmp_path)

@@ -1,6 +1,7 @@
 """The training curves: drawn from what the metrics say."""
 
 import html
+import json
 import re
 from types import SimpleNamespace
 
@@ -10,8 +11,8 @@ import pytest
 from pretrain import report
 from pretrain.checkpoint.state import DataIdentity, TrainingState
 from pretrain.data.tokenizer import SentencePieceTokenizer, tokenizer_hash
-from pretrain.metrics.file import MetricsFile
-from pretrain.plots.command import _rows, _series, main
+from pretrain.metrics.file import Columns, MetricsFile, encoded
+from pretrain.plots.command import MOST_POINTS, _curve, main
 from tests.helpers.refusals import refusal
 
 
@@ -54,7 +55,20 @@ def test_tokens_are_counted_from_zero_in_short_numbers(tmp_path):
 
 def test_series_are_the_rows_that_have_the_figure(tmp_path):
     write_run(tmp_path / "a", 5)
-    assert _series(_rows(tmp_path / "a"), "val_loss") == ([20, 40], [3.0, 1.5])
+    tokens, losses = _curve(Columns(tmp_path / "a"), "val_loss")
+    assert (tokens.tolist(), losses.tolist()) == ([20, 40], [3.0, 1.5])
+
+
+def test_a_long_curve_keeps_its_ends_and_every_spike(tmp_path):
+    """The line of a picture is that of all rows: drawn with few points it has the same highest and lowest."""
+    steps = 3 * MOST_POINTS
+    spikes = {7: 1e6, steps // 2: -1e6, steps - 3: float("inf")}
+    rows = [{"step": n, "tokens": 2 * n, "train_loss": spikes.get(n, n % 10)} for n in range(1, steps + 1)]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(encoded(row))}\n" for row in rows))
+    tokens, losses = _curve(Columns(tmp_path), "train_loss")
+    assert len(tokens) <= MOST_POINTS + 2 and (tokens[0], tokens[-1]) == (2, 2 * steps)
+    drawn = dict(zip(tokens.tolist(), losses.tolist(), strict=True))
+    assert {2 * n: value for n, value in spikes.items()}.items() <= drawn.items()
 
 
 def checkpoint(folder, step, **changes):

@@ -1,6 +1,7 @@
 """Lines that are printed to be pasted, and what a run says of itself."""
 
 import shlex
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +21,7 @@ LAUNCHERS = {
     "LOCAL_SIZE=2 CUDA_VISIBLE_DEVICES=0,1": "deepspeed --num_accelerators 2",
     "LOCAL_SIZE=2 CUDA_VISIBLE_DEVICES=2,3": "deepspeed --include localhost:2,3",
     "LOCAL_SIZE=1 CUDA_VISIBLE_DEVICES=3": "deepspeed --include localhost:3",
-    "LOCAL_WORLD_SIZE=2 TORCHELASTIC_RUN_ID=none": "torchrun --nproc_per_node 2",
+    "LOCAL_WORLD_SIZE=2 TORCHELASTIC_RUN_ID=none": "torchrun --nproc_per_node 2 -m",
 }
 
 
@@ -31,7 +32,8 @@ def test_the_command_that_goes_on_can_be_pasted(monkeypatch, environment, launch
     for variable in environment.split():
         monkeypatch.setenv(*variable.split("=", 1))
     given = ["--ds_config", "my configs/zero1.json", "--name", NASTY, "--lr_rules", RULES, "--steps=12"]
-    expected = [*launcher.split(), "pretrain/main.py", *given, "--steps", "24"]
+    module = [] if launcher.endswith("-m") else ["--module"]
+    expected = [*launcher.split(), *module, "pretrain.main", *given, "--steps", "24"]
     assert shlex.split(continue_command([*given, "--local_rank=0"], 24)) == expected
 
 
@@ -57,11 +59,18 @@ def closing_of(folder, monkeypatch, hook, is_text=True, is_main=True):
     closing, hook.closing = hook.closing, lambda session: did.append("count") or closing(session)
     made = SimpleNamespace
     run = made(folder=folder, steps=2, run_name="n", validation=made(sequences=1))
-    world, store = made(is_main=is_main, say=print), made(path=lambda step: folder / f"step_{step}")
+    monkeypatch.setattr(report, "weights_are_finite", lambda _: True)
+    world, store = (
+        made(is_main=is_main, size=1, gather=lambda value: [value]),
+        made(path=lambda step: folder / f"step_{step}"),
+    )
     parts = {"world": world, "store": store, "data": made(is_text=is_text), "model": made(context_length=8)}
     session = made(run=run, hooks=[hook], finished=True, **parts)
     state = made(step=2, tokens=10, seconds=1.0, skipped=0)
-    trainer = made(session=session, run=run, state=state, engine=None, data_share=0.0)
+    parts = {"engine": None, "data_share": 0.0, "metrics": made(close=lambda: None)}
+    trainer = made(
+        session=session, run=run, state=state, control=made(listener=made(saved=nullcontext)), **parts
+    )
     return report.closing(trainer, []), did
 
 

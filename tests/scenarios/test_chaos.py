@@ -1,7 +1,7 @@
 """One run, many faults at random moments: it completes, and its curve is that of a run without any. Its heads
 grow.
 
-CHAOS_FAULTS=30 CHAOS_SEED=1 python -m pytest -m slow tests/scenarios/test_chaos.py -s
+CHAOS_FAULTS=30 CHAOS_EACH=5 CHAOS_SEED=1 python -m pytest -m slow tests/scenarios/test_chaos.py -s
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pretrain.checkpoint.state import read_state
+from tests.helpers.items import write_data_sets
 from tests.helpers.launch import Running, launch, start
 from tests.helpers.small_disk import small_disk
 from tests.helpers.training import curve, nano_arguments
@@ -33,6 +36,9 @@ SETTINGS = (
     "--growth.criterion incrt --growth.interval 6 --growth.calibration 2 --growth.maximum 6 --growth.start 3",
     "--growth.grow_above 0.1 --growth.prune_below 0.0999 --growth.patience 2",
 )
+
+Moment = Callable[[Running, random.Random, Path], None]
+"""Waits until a fault is to come."""
 
 
 def signals(*numbers: signal.Signals) -> Callable[[Running, random.Random, Path], None]:
@@ -112,39 +118,113 @@ def test_a_run_survives_everything(small_folder, tmp_path, disk):
     finished = launch(nano_arguments(small_folder, tmp_path / "whole", *SETTINGS), RANKS, timeout=600)
     assert finished.returncode == 0, finished.output
 
-    generator = random.Random(SEED)
     folder = disk / "nano"
     kinds = [list(KINDS)[index % len(KINDS)] for index in range(FAULTS)]
-    generator.shuffle(kinds)
-    began = time.monotonic()
-    for number, kind in enumerate(kinds):
-        with start(arguments, RANKS) as running:
-            # Now and then before the first step, and in the middle of starting; mostly a few steps on.
-            if generator.random() < 0.2:
-                time.sleep(generator.uniform(1, 8))
-            else:
-                steps = generator.randint(1, 9)
-                wait_for_steps(running, steps)
-                time.sleep(generator.uniform(0, 0.5))
-            KINDS[kind](running, generator, folder)
-            finished = running.wait(120)
-        newest = (folder / "latest").read_text().strip() if (folder / "latest").exists() else "none"
-        codes = finished.returncodes
-        print(
-            f"[{time.monotonic() - began:5.0f} s] fault {number + 1:2}/{FAULTS}: {kind}; exit codes "
-            f"{codes}; {newest}"
-        )
-        assert any(codes) or f"step_{STEPS:06d}" == newest, finished.output
-        if kind == "SIGINT":
-            assert set(codes) <= {0, 130}, codes
-        if kind in ("SIGUSR1", "SIGTERM", "SIGINT", "full disk"):
-            assert "Traceback" not in finished.output, finished.output
+    survive(arguments, folder, STEPS, kinds, at_any_time)
     finished = launch(arguments, RANKS, timeout=600)
     assert finished.returncode == 0, finished.output
     assert curve(folder) == curve(tmp_path / "whole" / "nano")
     events = read_state(folder / f"checkpoints/step_{STEPS:06d}").record("growth")["events"]
     assert len({event["step"] for event in events}) >= 4
     assert {event["kind"] for event in events} == {"grow", "prune"}
+
+
+def survive(
+    arguments: Any, folder: Path, last: int, kinds: list[str], moment: Moment, **options: Any
+) -> None:
+    """Start the run again and again, with a fault of each of *kinds* at the *moment*, in a random order."""
+    generator = random.Random(SEED)
+    generator.shuffle(kinds)
+    began = time.monotonic()
+    for number, kind in enumerate(kinds):
+        if last == SHORT:  # what the fault is to meet begins anew: the last steps with their save, compiling
+            unfinished = folder.glob("checkpoints/.writing_*")
+            for gone in (folder / LAST, folder.parent.parent / "compiled", *unfinished):
+                shutil.rmtree(gone, ignore_errors=True)
+        with start(arguments, RANKS, **options) as running:
+            moment(running, generator, folder)
+            KINDS[kind](running, generator, folder)
+            finished = running.wait(300)
+        newest = (folder / "latest").read_text().strip() if (folder / "latest").exists() else "none"
+        codes = finished.returncodes
+        print(
+            f"[{time.monotonic() - began:5.0f} s] fault {number + 1:2}/{len(kinds)}: {kind}; exit codes "
+            f"{codes}; {newest}"
+        )
+        assert any(codes) or f"step_{last:06d}" == newest, finished.output
+        if kind == "SIGINT":
+            assert set(codes) <= {0, 130}, codes
+        if kind in ("SIGUSR1", "SIGTERM", "SIGINT", "full disk"):
+            assert "Traceback" not in finished.output, finished.output
+
+
+def at_any_time(running: Running, generator: random.Random, folder: Path) -> None:
+    """Now and then before the first step, and in the middle of starting; mostly a few steps on."""
+    if generator.random() < 0.2:
+        time.sleep(generator.uniform(1, 8))
+    else:
+        wait_for_steps(running, generator.randint(1, 9))
+        time.sleep(generator.uniform(0, 0.5))
+
+
+def soon_after(reached: Callable[[Path], bool], most: float) -> Moment:
+    """At most so many seconds after the run's folder shows something, or when the run has ended."""
+
+    def moment(running: Running, generator: random.Random, folder: Path) -> None:
+        deadline = time.monotonic() + 200
+        while not reached(folder) and time.monotonic() < deadline:
+            if any(process.poll() is not None for process in running.processes):
+                return
+            time.sleep(0.01)
+        time.sleep(generator.uniform(0, most))
+
+    return moment
+
+
+EACH = int(os.environ.get("CHAOS_EACH", "1"))
+SHORT = 16
+KINDS_OF_MOMENTS = ["kill", "SIGTERM", "SIGINT", "SIGUSR1", "stop for a while", "full disk"]
+EVALUATED = "--evaluation.every 1 --evaluation.tasks piqa --evaluation.limit 11 --evaluation.data_dir"
+LAST = f"checkpoints/step_{SHORT:06d}"
+# Evaluation takes longer than a step.
+MOMENTS: dict[str, tuple[Moment, int, str]] = {
+    "compile": (
+        soon_after(lambda folder: any((folder.parent.parent / "compiled").rglob("*.cpp")), 5),
+        EACH,
+        "--compile true",
+    ),
+    "evaluation": (at_any_time, 2 * EACH, "--architecture.context_length 128 --micro_batch 1"),
+    "closing": (soon_after(lambda folder: (folder / LAST).exists(), 0.5), 2 * EACH, ""),
+    "slow store": (soon_after(lambda folder: any(folder.glob("*/.writing_*")), 2), EACH, ""),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MOMENTS)
+def test_a_run_survives_faults_at_bad_moments(small_folder, tmp_path, disk, name):
+    """CHAOS_EACH=5 makes 30 faults of the 6."""
+    moment, faults, more = MOMENTS[name]
+    settings = (
+        f"--steps {SHORT} --checkpoint.every 2 --validation.every 5 --checkpoint.background true {more}"
+    )
+    if name == "evaluation":
+        settings += f" {EVALUATED} {write_data_sets(tmp_path / 'sets')}"
+    environment = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}
+    whole = launch(
+        nano_arguments(small_folder, tmp_path / "whole", settings), RANKS, timeout=400, env=environment
+    )
+    assert whole.returncode == 0, whole.output
+    if name == "slow store":
+        library = tmp_path / "slow_store.so"
+        source = Path(__file__).parents[1] / "helpers" / "slow_store.c"
+        subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+        environment |= {"LD_PRELOAD": str(library), "SLOW_FOLDER": str(disk), "SLOW_MILLISECONDS": "3"}
+    arguments, folder = nano_arguments(small_folder, disk, settings), disk / "nano"
+    kinds = [KINDS_OF_MOMENTS[(number + len(name)) % len(KINDS_OF_MOMENTS)] for number in range(faults)]
+    survive(arguments, folder, SHORT, kinds, moment, env=environment)
+    finished = launch(arguments, RANKS, timeout=400, env=environment)
+    assert finished.returncode == 0, finished.output
+    assert curve(folder) == curve(tmp_path / "whole" / "nano")
 
 
 def wait_for_steps(running: Running, steps: int) -> None:

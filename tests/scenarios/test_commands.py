@@ -1,6 +1,5 @@
 """Commands end as the shell expects: without a traceback, whatever ends them."""
 
-import contextlib
 import functools
 import os
 import signal
@@ -12,7 +11,7 @@ import pytest
 
 from tests.helpers.launch import ROOT
 
-RUN, MODEL = "run: 'nowhere' is not a run's folder", "model: 'nowhere' does not exist"
+RUN, MODEL = "run: 'nowhere' is not a run's folder", "model: 'nowhere' is not a folder or does not exist"
 ANSWERED = {
     "convert nowhere --out x": RUN,
     "diagnostics.command nowhere": RUN,
@@ -43,19 +42,17 @@ def test_a_reader_that_goes_away_is_no_failure():
 
 
 def test_ctrl_c_leaves_no_traceback(tmp_path):
-    """In the middle of real work: a command that waits for a file's contents."""
-    os.mkfifo(tmp_path / "metrics.jsonl")
-    command = [sys.executable, "-m", "pretrain.plots", str(tmp_path)]
+    """In the middle of real work: a command that waits for the rest of a text."""
+    text = tmp_path / "text.txt"
+    os.mkfifo(text)
+    command = [sys.executable, "-m", "pretrain.prepare", "--text", str(text), "--out", str(tmp_path / "out")]
     # In the background of a shell the signal would be ignored.
     listen = functools.partial(signal.signal, signal.SIGINT, signal.default_int_handler)
     options = {"stderr": subprocess.PIPE, "text": True, "preexec_fn": listen}
     process = subprocess.Popen(command, cwd=ROOT, **options)
-    writer = None
-    while writer is None and process.poll() is None:
-        with contextlib.suppress(OSError):  # until the command has opened the file
-            writer = os.open(tmp_path / "metrics.jsonl", os.O_WRONLY | os.O_NONBLOCK)
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert (process.returncode, said) == (130, "\ninterrupted\n")
-    os.close(writer)
+    with text.open("wb"):  # waits until the command has opened it
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in said
+    assert said.endswith("interrupted; the same command goes on where it stopped\n")

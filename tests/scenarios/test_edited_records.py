@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -134,7 +135,12 @@ def test_last_figures_are_numbers(tmp_path):
     def test(some: list[dict[str, Any]]) -> None:
         lines = [json.dumps(row | {"step": step}) for step, row in enumerate(some)]
         (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
-        found = opened(tmp_path, TrainingState(step=4)).last_metrics()
+        try:
+            found = opened(tmp_path, TrainingState(step=4)).last_metrics()
+        except UserError as error:
+            found = {}
+            line = r"metrics: .*metrics\.jsonl, line \d: .* is not valid; give a number.*"
+            assert re.fullmatch(line, str(error))
         assert all(type(value) in (int, float) for value in found.values())
 
     fixed(test, examples=100)

@@ -21,7 +21,7 @@ from model.errors import UserError
 from pretrain.data.indexed import IndexedWriter, bin_path, idx_path, token_dtype
 from pretrain.data.making.parts import Part
 from pretrain.data.making.split import Split
-from pretrain.data.meta import FileEntry, SplitEntry
+from pretrain.data.meta import FileEntry, Lengths, SplitEntry
 from pretrain.data.sources.source import no_documents
 from pretrain.utils.files import file_entry
 
@@ -171,18 +171,12 @@ def entries(writers: dict[str, IndexedWriter], sizes: dict[str, int]) -> dict[st
         sizes: bytes of text of each split.
     """
     lengths = np.concatenate([writer.lengths for writer in writers.values()])
-    percentiles = {f"p{p}": int(np.percentile(lengths, p, method="higher")) for p in (10, 50, 90, 99)}
     return {
         **{
             name: SplitEntry(writer.lengths.size, sizes[name], writer.num_tokens)
             for name, writer in writers.items()
         },
-        "document_lengths": {
-            "mean": round(float(lengths.mean()), 1),
-            "shortest": int(lengths.min()),
-            **percentiles,
-            "longest": int(lengths.max()),
-        },
+        "document_lengths": Lengths.of(lengths),
         "files": {
             path.name: FileEntry(**file_entry(path))
             for writer in writers.values()

@@ -28,11 +28,12 @@ from pretrain.data.indexed import token_dtype
 from pretrain.data.making.assemble import DEFAULT_SELECTION, VALIDATION_FRACTION, Selection, assemble
 from pretrain.data.making.parts import PART_BYTES, Job, Part, finished_parts, is_complete, unit_key
 from pretrain.data.making.progress import Report, silent
+from pretrain.data.making.round_trip import check_round_trip
 from pretrain.data.making.tokenizing import Tokenizing
 from pretrain.data.making.train_tokenizer import most_bytes_read, train_tokenizer_on, training_request
 from pretrain.data.meta import FORMAT_VERSION, META_FILE, CorpusMeta, TokenizerEntry
 from pretrain.data.sources.files import BuiltinCorpus
-from pretrain.data.sources.source import TextSource, Unit
+from pretrain.data.sources.source import Document, TextSource, Unit
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_hash
 from pretrain.utils.files import atomic_folder, copy_folder, own_path, remove_leftovers, wait_for_lock
 
@@ -46,6 +47,14 @@ def check_vocabulary(size: int) -> None:
         raise UserError(
             f"train_tokenizer: {size} is not valid; give {VOCABULARIES.start} to {VOCABULARIES.stop - 1}"
         )
+
+
+def check_tokenizer(tokenizer: Tokenizer | int) -> None:
+    """Raise UserError if no corpus of text is made with *tokenizer*, or with one of so many entries."""
+    if isinstance(tokenizer, int):
+        check_vocabulary(tokenizer)
+    else:
+        tokenizer.check_spelling()
 
 
 def tokenizer_request(tokenizer: Tokenizer | int) -> str:
@@ -75,12 +84,11 @@ class Preparation:
     """How many tokenize; the output does not depend on it."""
     part_bytes: int = PART_BYTES
     """Of text, after which finished work is saved."""
+    lossy_tokenizer: bool = False
+    """Whether a tokenizer that changes the text is taken."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.tokenizer, int):
-            check_vocabulary(self.tokenizer)
-        else:
-            self.tokenizer.check_spelling()
+        check_tokenizer(self.tokenizer)
         self.source.check()
 
     @property
@@ -99,6 +107,7 @@ class Preparation:
             "tokenizer": tokenizer_request(self.tokenizer),
             "validation_fraction": fraction,
             **{key: value for key, value in chosen.items() if value},
+            **({"lossy_tokenizer": True} if self.lossy_tokenizer else {}),
         }
 
     def make(self) -> Path:
@@ -140,14 +149,20 @@ class Preparation:
     def _set_up(self, request: dict[str, Any]) -> tuple[Path, list[tuple[Unit, str]]]:
         """The folder of the tokenizer, beside the parts, and the units with their keys. A tokenizer that is
         to be trained is trained once for a source and settings. The caller holds the lock."""
-        self.parts_folder.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(self.parts_folder)
+        units = self.source.units()
         most_bytes = most_bytes_read(self.selection.max_tokens)
         settings = {
             key: value for key, value in request.items() if key not in ("max_tokens", "drop_duplicates")
         }
         digest = hashlib.sha256(json.dumps([settings, most_bytes], sort_keys=True).encode()).hexdigest()
         saved, tokenizer = self.parts_folder / f"tokenizer-{digest[:20]}", self.tokenizer
+        if isinstance(tokenizer, Tokenizer) and not (self.lossy_tokenizer or saved.is_dir()):
+            held_out = self.source.held_out_units() or 0
+            for part in (units[:held_out], units[held_out:]):
+                records = (record for unit in part for record in self.source.read(unit))
+                check_round_trip(tokenizer, (each for each in records if isinstance(each, Document)))
+        self.parts_folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(self.parts_folder)
         if not saved.is_dir():
             if isinstance(tokenizer, int):
                 fraction = self.selection.validation_fraction
@@ -160,7 +175,7 @@ class Preparation:
                 tokenizer.save(partial)
         entry = tokenizer_hash(load_tokenizer(saved))
         key = f"{FORMAT_VERSION} {entry} {self.source.settings()} {self.part_bytes}"
-        return saved, [(unit, unit_key(unit, key)) for unit in self.source.units()]
+        return saved, [(unit, unit_key(unit, key)) for unit in units]
 
     def _tokenize(
         self, saved: Path, work: Sequence[tuple[Unit, str]], max_tokens: int | None
@@ -266,7 +281,7 @@ def to_be_made(out: Path, request: dict[str, Any], report: Report) -> Iterator[b
         yield False
         return
     out.parent.mkdir(parents=True, exist_ok=True)
-    with (out.parent / f".{out.name}.lock").open("w") as stream:
+    with (out.parent / f".{out.name}.lock").open("w", encoding="utf-8") as stream:
         # A file system may have no locks: renaming is still atomic, at worst the work is done twice.
         wait_for_lock(stream, lambda: report(f"waiting for another process that prepares {out}"))
         yield not already_there(out, request)

@@ -26,15 +26,15 @@ import numpy as np
 
 from model.declared import Count, declared, from_plain, to_plain
 from pretrain.data.indexed import token_dtype
+from pretrain.data.making.long_texts import TOKENIZED_AT_ONCE, encode_documents
 from pretrain.data.sources.source import Document, TextSource, Unit
 from pretrain.data.tokenizer import Tokenizer
-from pretrain.utils.files import atomic_file, write_atomically
+from pretrain.utils.files import atomic_file, read_regular, write_atomically
 from pretrain.utils.heap import return_memory
 
 # high and low: the first 16 bytes of the text's SHA-256 as two big-endian numbers.
 DOCUMENT = np.dtype([("high", ">u8"), ("low", ">u8"), ("tokens", "<u4"), ("bytes", "<u4")])
 PART_BYTES = 32 << 20  # of text: the most that a process loses in a kill
-BATCH_CHARACTERS = 1 << 18  # text tokenized at a time: bounds memory, large enough for all threads
 _RETURN_BYTES = 4 << 20  # of text, after which freed memory is given back; more costs memory, less time
 
 
@@ -89,7 +89,7 @@ def finished_parts(folder: Path, key: str, known: Sequence[Part] = ()) -> list[P
     while not is_complete(parts):
         prefix = folder / f"{key}-{len(parts):04d}"
         try:
-            marker = from_plain(Marker, json.loads(prefix.with_suffix(".json").read_text("utf-8")))
+            marker = from_plain(Marker, json.loads(read_regular(prefix.with_suffix(".json"))))
             sizes = [prefix.with_suffix(end).stat().st_size for end in (".bin", ".docs")]
         except (OSError, ValueError, RecursionError):
             break
@@ -128,7 +128,7 @@ class Job:
         records = parts[-1].marker.records if parts else 0
         # Reading again what is tokenized already costs about a hundredth of tokenizing it.
         rest = itertools.islice(self.source.read(unit), records, None)
-        upcoming = _batches(rest, min(self.part_bytes, BATCH_CHARACTERS))
+        upcoming = _batches(rest, min(self.part_bytes, TOKENIZED_AT_ONCE))
         while not is_complete(parts) and not (self.most_tokens is not None and tokens > self.most_tokens):
             part = Part(self.folder / f"{key}-{len(parts):04d}", Marker(records))
             yield from _write_part(part, upcoming, tokenizer, self.part_bytes)
@@ -153,13 +153,18 @@ def _write_part(
         while marker.bytes < part_bytes and not marker.last:
             documents, left_out = next(upcoming, ([], Counter[str]()))
             marker.last = not documents  # the last batch is empty
-            rows, tokens = tokenized(documents, tokenizer, dtype)
-            for stream, values in zip(streams, (tokens, rows), strict=True):
-                stream.write(values.tobytes())
+            rows, lengths = _rows(documents), list[int]()
+            texts = (document.text for document in documents)
+            for tokens, some in encode_documents(tokenizer, texts, dtype):
+                streams[0].write(tokens.data)
+                lengths += some
+            rows["tokens"] = lengths
+            streams[1].write(rows.tobytes())
+            del documents[:], texts  # before the next are read
             size = int(rows["bytes"].sum(dtype=np.int64))
             skipped += left_out
-            marker.documents += len(documents)
-            marker.tokens += tokens.size
+            marker.documents += len(rows)
+            marker.tokens += sum(lengths)
             marker.bytes += size
             yield
             if (unreturned := unreturned + size) >= _RETURN_BYTES:
@@ -170,19 +175,13 @@ def _write_part(
     write_atomically(part.prefix.with_suffix(".json"), json.dumps(to_plain(marker)))
 
 
-def tokenized(
-    documents: Sequence[Document], tokenizer: Tokenizer, dtype: np.dtype[Any]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of DOCUMENT, and the tokens of all documents, each with its end."""
+def _rows(documents: Sequence[Document]) -> np.ndarray:
+    """A row of DOCUMENT for each, whose tokens are not counted yet."""
     rows = np.empty(len(documents), DOCUMENT)
     digests = np.array([document.digest()[:16] for document in documents], "V16").view(">u8")
     rows["high"], rows["low"] = digests[::2], digests[1::2]
     rows["bytes"] = [len(document.text.encode()) for document in documents]
-    encoded = tokenizer.encode_batch([document.text for document in documents])
-    for ids in encoded:
-        ids.append(tokenizer.end_of_document)
-    rows["tokens"] = [len(ids) for ids in encoded]
-    return rows, np.fromiter(itertools.chain.from_iterable(encoded), dtype, rows["tokens"].sum(dtype=int))
+    return rows
 
 
 def _batches(

@@ -16,11 +16,6 @@ def silent(line: str) -> None:
     """Report nothing."""
 
 
-def say(line: str) -> None:
-    """Print a report at once, into a log, too."""
-    print(line, flush=True)
-
-
 class Every:
     """True of a call if this many seconds have passed since one that was true, or since the beginning.
 

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import os
 import platform
+import stat
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 from model.errors import UserError
 from pretrain.data.sources.reading import MAX_DOCUMENT_BYTES, read_file
 from pretrain.data.sources.source import Document, TextSource, Unit, file_sample
+from pretrain.utils.files import OTHER_KINDS
 
 # Folders of the standard library that are left out: third-party code, byte code and tests (test files are
 # more than half of the library and very repetitive).
@@ -127,22 +129,59 @@ class BuiltinCorpus(PlainFiles):
 
 
 def files_below(
-    root: Path, suffix: str = "", excluded: frozenset[str] = frozenset(), prefixes: tuple[str, ...] = ()
+    root: Path,
+    suffix: str = "",
+    excluded: frozenset[str] = frozenset(),
+    prefixes: tuple[str, ...] = (),
+    all_of_it: bool = False,
 ) -> list[NamedFile]:
     """Files below *root* that end in *suffix*, as (path relative to root, path), sorted by the former.
 
     Args:
         excluded: names of folders that are left out.
         prefixes: files and folders that begin like this are left out, and hidden ones.
+        all_of_it: follow links to folders, too, into each folder once, and leave nothing else out.
+
+    Raises:
+        UserError: with *all_of_it*, something there is neither a file nor a folder.
+        OSError: with *all_of_it*, a folder cannot be read.
     """
+
+    def refuse(error: OSError) -> None:
+        if all_of_it:
+            raise error
+
     matching_files: list[NamedFile] = []
-    for folder, subfolders, names in os.walk(root):
-        subfolders[:] = [
-            name for name in subfolders if name not in excluded and not name.startswith((".", *prefixes))
-        ]
-        for name in names:
-            if name.endswith(suffix) and not name.startswith((".", *prefixes)):
-                path = Path(folder, name)
-                if path.is_file():
-                    matching_files.append((path.relative_to(root).as_posix(), path))
+    seen: set[str] = set()
+    tops = [root]
+    for top in tops:  # grows
+        for folder, subfolders, names in os.walk(top, onerror=refuse):
+            real = os.path.realpath(folder)
+            subfolders[:] = [
+                name
+                for name in subfolders
+                if real not in seen and name not in excluded and not name.startswith((".", *prefixes))
+            ]
+            paths = [Path(folder, name) for name in (names if real not in seen else ())]
+            seen.add(real)
+            tops += [
+                Path(folder, name) for name in subfolders if all_of_it and Path(folder, name).is_symlink()
+            ]
+            for path in paths:
+                if path.name.endswith(suffix) and not path.name.startswith((".", *prefixes)):
+                    if path.is_file():
+                        matching_files.append((path.relative_to(root).as_posix(), path))
+                    elif all_of_it:
+                        raise not_a_file(path)
     return sorted(matching_files)
+
+
+def not_a_file(path: Path) -> UserError:
+    """What is said of a path that leads to something else than a file or folder, or to nothing."""
+    try:
+        problem = OTHER_KINDS.get(stat.S_IFMT(path.stat().st_mode), "is not a file")
+    except OSError as error:
+        problem = f"leads to no file ({error.strerror})"
+    return UserError(
+        f"text: {str(path)!r} {problem}; valid: files, links to files, and pipes that are named one by one"
+    )

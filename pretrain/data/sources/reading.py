@@ -6,12 +6,16 @@ A document that cannot be used is returned as ``(None, reason)``.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import io
+import stat
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from pretrain.utils.files import OTHER_KINDS
 
 MAX_DOCUMENT_BYTES = 10_000_000
 COMPRESSED = (".gz", ".zst")
@@ -26,12 +30,13 @@ def check_text(text: object, max_bytes: int = MAX_DOCUMENT_BYTES) -> Record:
     if isinstance(text, bytes):
         if len(text) > max_bytes:
             return None, "too_long"
-        if not text.strip():
-            return None, "empty"
         try:
-            return (None, "binary") if b"\0" in text else (text.decode("utf-8"), "")
+            decoded = text.decode("utf-8")
         except UnicodeDecodeError:
-            return None, "invalid_utf8"
+            return None, "binary" if b"\0" in text else "invalid_utf8"
+        if not decoded or decoded.isspace():
+            return None, "empty"
+        return (None, "binary") if b"\0" in text else (decoded, "")
     if text is None:
         return None, "empty"
     if not isinstance(text, str):
@@ -48,7 +53,11 @@ def check_text(text: object, max_bytes: int = MAX_DOCUMENT_BYTES) -> Record:
 
 @contextlib.contextmanager
 def open_stream(path: Path) -> Iterator[Any]:
-    """Open a file to read its decompressed bytes."""
+    """Open a file, or a pipe, to read its decompressed bytes. OSError for other kinds, which may have no
+    end."""
+    kind = stat.S_IFMT(path.stat().st_mode)
+    if kind not in (stat.S_IFREG, stat.S_IFIFO):
+        raise OSError(errno.EINVAL, OTHER_KINDS.get(kind, "is not a file"), str(path))
     with path.open("rb") as file:
         if path.name.lower().endswith(".gz"):
             with gzip.open(file, "rb") as stream:

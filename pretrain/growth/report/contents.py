@@ -18,10 +18,11 @@ from pretrain.diagnostics.measure import own_data
 from pretrain.growth.record import GrowthState
 from pretrain.growth.report.law import predict
 from pretrain.growth.report.worth import SMALL_INCREASE, SMALL_SHARE, HeadWorths, measure_worths
-from pretrain.metrics.file import FILE_NAME, read_metrics
+from pretrain.metrics.file import read_metrics
 from pretrain.run.saved import SavedRun
 from pretrain.utils.files import write_atomically
 from pretrain.utils.plotting import saved_figure, whole_numbers
+from pretrain.utils.text import say
 
 SURE = 2.0
 """Worths of fewer standard errors than this are indistinguishable from zero."""
@@ -46,7 +47,7 @@ def write_report(folder: Path, step: int | None, sequences: int, out: Path) -> N
     record = GrowthState.of(source.state)
     inputs, labels, starts, text = held_out(source, sequences)
     trend = correlation(range(len(heads)), heads) if len(set(heads)) > 1 else None
-    print(f"model     {folder.name}, step {step:,}: {model.summary()}")
+    say(f"model     {folder.name}, step {step:,}: {model.summary()}")
     print(f"heads     {sum(heads)}, {sum(heads) / len(heads):.2f} a layer", end="")
     print("" if trend is None else f", correlation with depth {trend:+.2f}", flush=True)
     network = source.load_model().to("cuda" if torch.cuda.is_available() else "cpu")
@@ -56,7 +57,7 @@ def write_report(folder: Path, step: int | None, sequences: int, out: Path) -> N
         print(LAW, pd.DataFrame(predictions).to_string(index=False, na_rep="-"), sep="\n")
     print("\n".join(worth_lines(worths, text)))
     written = [draw_worths(worths, out / "worths.png")]
-    rows = read_metrics(folder) if record and (folder / FILE_NAME).is_file() else []
+    rows = read_metrics(folder) if record else []
     if rows := [row for row in rows if row["step"] <= step]:
         written.append(draw_growth(rows, out / "growth.png"))
     by_layer = worths.heads.groupby("layer")
@@ -81,7 +82,7 @@ def write_report(folder: Path, step: int | None, sequences: int, out: Path) -> N
     # Numbers that are not finite, which JSON does not know, become null.
     written.append(out / "report.json")
     write_atomically(written[-1], to_json(report, indent=1, inf_nan_mode="null").decode() + "\n")
-    print("wrote " + ", ".join(map(str, written)))
+    say("wrote " + ", ".join(map(str, written)))
 
 
 def held_out(source: SavedRun, sequences: int) -> tuple[np.ndarray, np.ndarray, list[np.ndarray] | None, str]:

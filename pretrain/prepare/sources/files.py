@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from model.errors import UserError
-from pretrain.data.sources.files import NamedFile, PlainFiles, file_key, file_size, files_below
+from pretrain.data.sources.files import NamedFile, PlainFiles, file_key, file_size, files_below, not_a_file
 from pretrain.data.sources.reading import COMPRESSED, MAX_DOCUMENT_BYTES, open_stream
 from pretrain.data.sources.source import Document, Unit
 from pretrain.prepare.sources import readers
@@ -33,7 +33,7 @@ class TextFiles(PlainFiles):
     The ending decides a file's format: JSON Lines (``.jsonl``, ``.ndjson``), a JSON array or JSON Lines
     (``.json``), CSV (``.csv``, ``.tsv``), Parquet (``.parquet``), else plain text, one document per file;
     *format* overrides it. ``.gz`` and ``.zst`` are decompressed. Hidden files and folders inside a given
-    folder are left out; a file that is named twice is read once.
+    folder are left out; links are followed, and a file that is named twice is read once.
 
     Args:
         column: the field of JSON objects, or column of CSV and Parquet files, that holds the text.
@@ -42,7 +42,8 @@ class TextFiles(PlainFiles):
         max_document_bytes, unit_bytes: see PlainFiles.
 
     Raises:
-        UserError: a path that does not exist, a glob that matches nothing, settings out of range.
+        UserError: a path that does not exist or leads to no file, a pipe or device in a folder, a glob that
+            matches nothing, settings out of range.
     """
 
     def __init__(
@@ -55,10 +56,10 @@ class TextFiles(PlainFiles):
         skip_damaged: bool = False,
         unit_bytes: int | None = None,
     ) -> None:
-        files: dict[Path, NamedFile] = {}
+        files: dict[str, NamedFile] = {}
         for path in paths:
             for identifier, file in _expand(os.fspath(path)):
-                files.setdefault(file.resolve(), (identifier, file))
+                files.setdefault(os.path.realpath(file), (identifier, file))
         super().__init__(name, list(files.values()), max_document_bytes, unit_bytes)
         self.format, self.column, self.skip_damaged = format, column, skip_damaged
 
@@ -180,10 +181,12 @@ def _expand(path_or_glob: str) -> list[NamedFile]:
     if path.is_file():
         return [(path.name, path)]
     if path.is_dir():
-        files = files_below(path)
+        files = files_below(path, all_of_it=True)
         if not files:
             raise UserError(f"text: the folder {path_or_glob!r} has no files; needed: files of UTF-8 text")
         return files
+    if os.path.lexists(path):
+        raise not_a_file(path)
     matches = []
     if glob.has_magic(path_or_glob):  # Path.glob refuses absolute patterns
         matches = sorted(glob.glob(path_or_glob, recursive=True))  # noqa: PTH207
@@ -191,6 +194,8 @@ def _expand(path_or_glob: str) -> list[NamedFile]:
         raise UserError(
             f"text: {path_or_glob!r} is not a file or folder and matches none; valid: files, folders or globs"
         )
+    if others := [path for path in map(Path, matches) if not (path.is_file() or path.is_dir())]:
+        raise not_a_file(others[0])
     matched_files = [(match, Path(match)) for match in matches if Path(match).is_file()]
     # "**" matches folders as well, whose files it lists too.
     return matched_files or [pair for match in matches for pair in _expand(match)]

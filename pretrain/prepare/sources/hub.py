@@ -17,6 +17,7 @@ from model.errors import UserError
 from pretrain.data.sources.reading import MAX_DOCUMENT_BYTES, check_text
 from pretrain.data.sources.source import Document, TextSource, Unit
 from pretrain.prepare.sources.readers import ROWS, plain_values
+from pretrain.utils.variables import check_variables
 
 # Pieces of a dataset: enough for any number of processes, few enough to list. A dataset of fewer files is cut
 # at its Parquet row groups, which takes a look into every file.
@@ -117,11 +118,13 @@ class _Opened(NamedTuple):
 @lru_cache(maxsize=4)
 def _open_dataset(path: str, subset: str | None, split: str, revision: str | None) -> _Opened:
     """Open a dataset, once per process."""
+    check_variables("hub")
     import datasets
 
     datasets.disable_progress_bars()
     # Its messages about unreadable files come as exceptions too, which are reported in one line below.
-    datasets.logging.set_verbosity(logging.CRITICAL)
+    for library in ("datasets", "huggingface_hub"):
+        logging.getLogger(library).setLevel(logging.CRITICAL)
     name = path if subset is None else f"{path} (subset {subset})"
     if path in datasets.packaged_modules._PACKAGED_DATASETS_MODULES:
         # The library would search the current folder and all below it, environments included.

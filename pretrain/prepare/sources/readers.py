@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import from_json
+
 from model.errors import UserError
 from pretrain.data.sources.reading import Record, check_text, open_stream
 
@@ -56,9 +58,11 @@ def read_piece(
         elif format == "jsonl":
             for line in read_lines(stream, start, stop, _RECORD_FACTOR * longest):
                 if line is None or line.strip():
-                    yield _json_line(line, column, longest)
+                    record = _json_line(line, column, longest)
+                    del line  # it may be long, and is not needed while its document is tokenized
+                    yield record
         else:
-            values = json.load(stream)
+            values = _parsed(stream.read())
             if not isinstance(values, list):
                 raise ValueError("not a JSON array")
             yield from (_json_text(value, column, longest) for value in values)
@@ -68,12 +72,20 @@ def _json_line(line: bytes | None, column: str, longest: int) -> Record:
     if line is None:
         return None, "too_long"
     try:
-        value = json.loads(line)
+        value = _parsed(line)
     except UnicodeDecodeError:
         return None, "invalid_utf8"
     except (ValueError, RecursionError):
         return None, "binary" if b"\0" in line else "invalid_json"
     return _json_text(value, column, longest)
+
+
+def _parsed(content: bytes) -> Any:
+    """The value of a JSON text, as json.loads reads it; of a key that occurs twice the last one counts."""
+    try:
+        return from_json(content, cache_strings="none")  # json.loads would hold all of it as a string, too
+    except ValueError:
+        return json.loads(content)  # which admits more, such as half of a surrogate pair
 
 
 def _json_text(value: Any, column: str, longest: int) -> Record:
@@ -97,41 +109,62 @@ def read_lines(stream: Any, start: int, stop: int | None, longest: int) -> Itera
     while (stop is None or position < stop) and (part := stream.readline(longest + 1)):
         position += len(part)
         ends = part.endswith(b"\n")
-        if not in_line:
+        begun, in_line = in_line, not ends
+        if not begun:
             fits = ends or len(part) <= longest
-            yield part.removesuffix(b"\n").removesuffix(b"\r") if fits else None
-        in_line = not ends
+            line = [part.removesuffix(b"\n").removesuffix(b"\r") if fits else None]
+            del part  # only who gets the line holds it: it may be long
+            yield line.pop()
 
 
 def _csv(stream: Any, path: Path, format: str, column: str, longest: int) -> Iterator[Record]:
-    """The texts of a CSV file (strict RFC 4180); bytes that are not UTF-8 are kept as surrogates.
+    """The texts of a CSV file (strict RFC 4180).
+
+    Characters stand for bytes until a text is checked. What divides lines and fields is ASCII, and a single
+    character beyond Latin-1 would make a string as wide as four bytes a character.
 
     Raises:
-        ValueError: quotes that do not fit, or a line or field beyond the longest record's characters.
+        ValueError: quotes that do not fit, or a line or field beyond the longest record's bytes.
     """
     longest_record = _RECORD_FACTOR * longest
     csv.field_size_limit(longest_record)
-    text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
+    text = io.TextIOWrapper(stream, "latin-1", newline="")
 
-    def lines() -> Iterator[str]:
-        while line := text.readline(longest_record + 1):
-            if len(line) > longest_record:
-                raise ValueError(f"a line of more than {longest_record} characters")
-            yield line
+    def next_line() -> str:
+        if len(line := text.readline(longest_record + 1)) > longest_record:
+            raise ValueError(f"a line of more than {longest_record} bytes")
+        return line
 
-    rows = csv.reader(lines(), delimiter=DELIMITERS[format], strict=True)
+    def reader() -> Any:
+        return csv.reader(iter(next_line, ""), delimiter=DELIMITERS[format], strict=True)
+
+    rows, number = reader(), 0
     try:
-        header = next(rows, [])
+        names = [name.encode("latin-1").decode("utf-8", "surrogateescape") for name in next(rows, [])]
+        header = [name.removeprefix("\ufeff") for name in names[:1]] + names[1:]
         if column not in header:
             raise _no_column(path, column, header)
+        if (times := header.count(column)) > 1:
+            raise UserError(
+                f"column: {str(path)!r} has {times} columns {column!r}; valid: a name that one column has"
+            )
         index = header.index(column)
-        for row in filter(None, rows):
+        while (row := next(rows, None)) is not None:
+            if sum(map(len, row)) > _BUFFER:  # a reader keeps the memory that its longest field took
+                number += rows.line_num
+                rows = reader()
+            if not row:
+                continue
             if len(row) > len(header):
-                yield None, "extra_fields"  # a comma in a text without quotes: the rest of it would be lost
+                record: Record = None, "extra_fields"  # a comma in a text without quotes: it would be cut
+            elif len(row) <= index:
+                record = None, "missing_column"
             else:
-                yield check_text(row[index], longest) if len(row) > index else (None, "missing_column")
+                record = check_text(row[index].encode("latin-1"), longest)
+            del row
+            yield record
     except csv.Error as error:
-        raise ValueError(f"line {rows.line_num}: {error}") from error
+        raise ValueError(f"line {number + rows.line_num}: {error}") from error
 
 
 def _no_column(path: Path, column: str, names: list[str]) -> UserError:
@@ -148,6 +181,7 @@ def _opened(path: Path, column: str) -> Iterator[tuple[Any, int]]:
     import pyarrow.parquet
     from pyarrow import types
 
+    pyarrow.set_memory_pool(pyarrow.system_memory_pool())  # which gives memory back
     # Without pre-buffering a row group is streamed instead of held.
     with pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER) as file:
         schema = file.schema_arrow
@@ -184,9 +218,11 @@ def _row_groups(path: Path, groups: range, column: str, longest: int) -> Iterato
     with _opened(path, column) as (file, _):
         if not file.metadata.num_rows:
             yield None, "empty"
-        for batch in file.iter_batches(ROWS, row_groups=groups, columns=[column], use_threads=False):
-            for value in plain_values(batch.column(0)):
-                yield check_text(value, longest)
+        batches = file.iter_batches(ROWS, row_groups=groups, columns=[column], use_threads=False)
+        # What is decoded is let go before its documents are tokenized: it may be long.
+        while (values := next((plain_values(batch.column(0)) for batch in batches), None)) is not None:
+            while values:
+                yield check_text(values.pop(0), longest)
 
 
 def plain_values(values: Any) -> list[Any]:

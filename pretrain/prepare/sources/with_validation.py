@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -43,9 +44,9 @@ class WithValidation(TextSource):
         self.training.check()
         self.validation.check()
         if isinstance(self.training, PlainFiles) and isinstance(self.validation, PlainFiles):
-            held_out = {path.resolve() for _, path in self.validation.files}
+            held_out = {os.path.realpath(path) for _, path in self.validation.files}
             for _, path in self.training.files:
-                if path.resolve() in held_out:
+                if os.path.realpath(path) in held_out:
                     raise UserError(
                         f"validation_text: {str(path)!r} is in --text too; valid: text that is not trained "
                         "on, such as a file in another folder"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ def edited(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 def read_all(folder: Path) -> None:
     """Everything of a checkpoint, as conversion and reshaping read it."""
     checkpoint = UnshardedCheckpoint.open(folder)
+    checkpoint.check()
     for name in checkpoint.names():
         checkpoint.parameter(name)
         checkpoint.optimizer_state(name)
@@ -130,6 +132,8 @@ def recompute(folder: Path) -> None:
         ("*model_states.pt", {"module": {"x": 1}}),
         ("*model_states.pt", b"no pickle"),
         ("*optim_states.pt", {"optimizer_state_dict": []}),
+        ("mp_rank_00_model_states.pt", None),
+        ("*optim_states.pt", "cut"),
     ],
 )
 def test_a_run_that_would_continue_from_it_ends_in_one_line(
@@ -142,11 +146,61 @@ def test_a_run_that_would_continue_from_it_ends_in_one_line(
     for path in paths:
         if isinstance(content, bytes):
             path.write_bytes(content)
+        elif content is None:
+            path.unlink()
+        elif content == "cut":
+            edit(path, EDITS["short master"][1])
         else:
             torch.save(content, path)
     recompute(newest(run))
     _, error = run_distributed(session, 1, run, timeout=120)[0]
     assert error is not None and error.startswith("checkpoint: ") and "\n" not in error
+    assert paths[0].name in error
+
+
+def edit(path: Path, change: Callable[[Any], object]) -> None:
+    content = copy.deepcopy(deepspeed_files.load_safely(path))
+    change(content)
+    torch.save(content, path)
+
+
+def masters(content: Any) -> list[torch.Tensor]:
+    optimizer = content["optimizer_state_dict"]
+    return optimizer.get("fp32_flat_groups") or optimizer["single_partition_of_fp32_groups"]
+
+
+def moments(content: Any) -> list[dict[str, Any]]:
+    optimizer = content["optimizer_state_dict"]
+    adam = optimizer["optimizer_state_dict" if "fp32_flat_groups" in optimizer else "base_optimizer_state"]
+    return list(adam["state"].values())
+
+
+OPTIMIZER, MODEL = "zero_pp_rank_1_*optim_states.pt", "*mp_rank_00_model_states.pt"
+EDITS: dict[str, tuple[str, Callable[[Any], object]]] = {
+    "no master": (OPTIMIZER, lambda saved: masters(saved).pop()),
+    "short master": (OPTIMIZER, lambda saved: masters(saved).append(masters(saved).pop()[:-1])),
+    "short moment": (OPTIMIZER, lambda saved: moments(saved)[0].update(exp_avg=torch.zeros(9))),
+    "no moment": (OPTIMIZER, lambda saved: moments(saved)[-1].pop("exp_avg_sq")),
+    "whole numbers": (OPTIMIZER, lambda saved: masters(saved).append(masters(saved).pop().long())),
+    "more ranks": (MODEL, lambda saved: saved.update(dp_world_size=4)),
+    "no number of ranks": (MODEL, lambda saved: saved.pop("mp_world_size")),
+    "other shapes": (MODEL, lambda saved: saved["param_shapes"].pop()),
+}
+
+
+@pytest.mark.parametrize("stage", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_every_rank_s_files_are_checked_before_a_resume(small_folder, tmp_path, stage):
+    run = nano_run(small_folder, tmp_path, "--steps", "4")
+    run_distributed(session, 2, run, stage, timeout=120)
+    UnshardedCheckpoint.open(newest(run)).check()
+    for number, (pattern, change) in enumerate([*EDITS.values(), (OPTIMIZER, None), (MODEL, None)]):
+        folder = Path(shutil.copytree(newest(run), tmp_path / str(number)))
+        path = sorted((folder / "deepspeed").glob(pattern))[-1]
+        path.unlink() if change is None else edit(path, change)
+        recompute(folder)
+        with pytest.raises(UserError, match=re.escape(path.name)) as refusal:
+            UnshardedCheckpoint.open(folder).check()
+        assert str(refusal.value).startswith("checkpoint: ") and "\n" not in str(refusal.value)
 
 
 def test_features_that_make_no_sense(tmp_path):

@@ -1,11 +1,17 @@
 """A checkpoint's files are those it was written with."""
 
 import json
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 
-from pretrain.checkpoint.manifest import verify
+from model.errors import UserError
+from pretrain.checkpoint.finder import existing_steps, newest_valid
+from pretrain.checkpoint.manifest import verify, write_manifest
+from pretrain.run.saved import find_checkpoint
+from pretrain.utils.files import file_entry
 from tests.helpers.damage import damage
 
 
@@ -38,6 +44,8 @@ def test_damage_is_found_and_named(finished, tmp_path, how, said):
             "format: 2 is not valid; give one of 1",
         ),
         ('{"format": 1, "files": {}}', "files: {} is not valid"),
+        ('{"format": 1, "files": {"a": {"bytes": 1, "xxh3_128": ""}}}', "does not list state.json"),
+        ("[" * 100_000, "nested too deeply"),
         ('{"format": 1, "files": {"a": {"bytes": -1, "xxh3_128": ""}}}', "-1 is not valid"),
         *(
             (json.dumps({"format": 1, "files": {name: {"bytes": 1, "xxh3_128": ""}}}), "inside the folder")
@@ -49,3 +57,44 @@ def test_a_damaged_manifest_is_said_and_leads_out_of_no_folder(tmp_path, content
     (tmp_path / "manifest.json").write_text(content)
     problem = verify(tmp_path)
     assert problem is not None and said in problem and problem.isprintable()
+
+
+KINDS = {
+    "a pipe": os.mkfifo,
+    "a folder": os.mkdir,
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a loop": lambda path: path.symlink_to(path.name),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["manifest.json", "state.json", "deepspeed/x.pt"])
+def test_what_has_no_end_is_not_read(tmp_path, kind, name):
+    """Neither by verify nor by what holds a checkpoint while it does."""
+    folder = tmp_path / "checkpoints" / "step_000002"
+    (folder / "deepspeed").mkdir(parents=True)
+    for other in {"state.json", "deepspeed/x.pt"}:
+        (folder / other).write_text("{}")
+    write_manifest(folder, {other: file_entry(folder / other) for other in ("state.json", "deepspeed/x.pt")})
+    assert verify(folder) is None
+    (folder / name).unlink()
+    KINDS[kind](folder / name)
+    problem = verify(folder)
+    assert problem is not None and Path(name).name in problem and problem.isprintable()
+    with pytest.raises(UserError, match="holds none that is whole") as refusal:
+        find_checkpoint(tmp_path, None, pytest.fail)
+    assert problem in str(refusal.value)
+
+
+def test_links_that_lead_to_themselves_are_one_line(tmp_path):
+    checkpoints = tmp_path / "checkpoints"
+    checkpoints.symlink_to("checkpoints")
+    with pytest.raises(UserError, match=r"^run: "):
+        existing_steps(tmp_path)
+    checkpoints.unlink()
+    checkpoints.mkdir()
+    (checkpoints / "step_000002").symlink_to("step_000002")
+    said = []
+    assert existing_steps(tmp_path) == [2]
+    assert newest_valid(tmp_path, [2], passed_over=lambda folder, problem: said.append(problem)) is None
+    assert len(said) == 1 and "Too many levels of symbolic links" in said[0]

@@ -47,7 +47,7 @@ BAD = {
     "--steps 3.5": "steps: 3.5 is not valid; give a whole number",
     "--learning_rate 1": "--learning_rate: unknown flag; did you mean '--optimizer.learning_rate' or",
     "--config": "--config: expected one argument",
-    "--config=": "config: no recipe or file ''",
+    "--config=": "--config: '' is empty; give a value",
     "--model prism-125m": "prism-124m",
     "--heads 3x2": "a schedule for 2 layers",
     "--architecture.nrom layernorm": "did you mean '--architecture.norm'?",

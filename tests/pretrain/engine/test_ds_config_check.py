@@ -110,7 +110,7 @@ FILES = {
 @pytest.mark.parametrize(("text", "part"), FILES.items())
 def test_files_without_a_ds_config(tmp_path, text, part):
     assert part in refusal(tmp_path, text)
-    with pytest.raises(UserError, match=r"cannot read.*ds_configs/ holds"):
+    with pytest.raises(UserError, match=r"cannot read.*by their names alone: zero1"):
         read_ds_config(str(tmp_path))
 
 

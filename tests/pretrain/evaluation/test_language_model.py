@@ -13,8 +13,9 @@ from tests.helpers.training import alone
 pytest.importorskip("lm_eval")
 
 from pretrain.evaluation import scores as scoring
+from pretrain.evaluation.checks import resolve_tasks
 from pretrain.evaluation.language_model import ZeroShotModel
-from pretrain.evaluation.scores import load_tasks, resolve_tasks, score, task_manager
+from pretrain.evaluation.scores import load_tasks, score, task_manager
 
 TASK = """
 task: {name}
@@ -64,8 +65,10 @@ def test_tasks_of_ones_own(own, small, by):
 
     rows = torch.randn(2 * [small.tokenizer.vocab_size], generator=torch.Generator().manual_seed(0))
     model = Listening(lambda tokens: rows[tokens], small.tokenizer, 512, alone())
-    results = score(model, load_tasks(resolve_tasks(names, manager), manager, data), limit=3, shots=2)
+    results = score(
+        model, load_tasks(resolve_tasks(names, manager.all_tasks), manager, data), limit=3, shots=2
+    )
     assert results["n-shot"] == {"mine": 2, "none": 0}  # as in lm-eval: a task that says 0 keeps it
     assert {text.count("Question:") for text in asked if "Question:" in text} == {1, 3}
-    plain = score(model, load_tasks(resolve_tasks(["mine"], manager), manager, data), limit=2)
+    plain = score(model, load_tasks(resolve_tasks(["mine"], manager.all_tasks), manager, data), limit=2)
     assert plain["n-shot"] == {"mine": 0}

@@ -37,9 +37,8 @@ def byte_level_folder(folder, vocab_size=300):
 
 def written_again(tokenizer, folder):
     """The folder of an export of *tokenizer* that transformers has loaded and saved."""
-    tokenizer.save(folder / "original")
     (folder / "export").mkdir()
-    write_tokenizer(tokenizer, folder / "original", folder / "export", 64)
+    write_tokenizer(tokenizer, folder / "export", 64)
     AutoTokenizer.from_pretrained(folder / "export").save_pretrained(folder / "again")
     return folder / "again"
 

@@ -31,7 +31,7 @@ AWKWARD = [*SPACES, *CHARACTERS]
 def exported(small, tmp_path_factory):
     """The small corpus's SentencePiece tokenizer and its exported folder."""
     out = tmp_path_factory.mktemp("tokenizer")
-    write_tokenizer(small.tokenizer, small.folder / "tokenizer", out, 64)
+    write_tokenizer(small.tokenizer, out, 64)
     return small.tokenizer, out
 
 
@@ -75,9 +75,7 @@ def test_special_tokens_and_padding(exported):
 
 def test_gpt2_tokenizers_are_written_as_they_are(gpt2_folder, tmp_path):
     ours = HuggingFaceTokenizer.from_folder(gpt2_folder)
-    ours.save(tmp_path / "original")
-    (tmp_path / "out").mkdir()
-    write_tokenizer(ours, tmp_path / "original", tmp_path / "out", 1024)
+    write_tokenizer(ours, tmp_path / "out", 1024)
     assert check_tokenizer(tmp_path / "out", ours, AWKWARD) > 0
 
 

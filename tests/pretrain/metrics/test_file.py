@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pretrain.metrics.file import FILE_NAME, MetricsFile, last_step, read_metrics
+from pretrain.metrics.file import FILE_NAME, Columns, MetricsFile, _lines, encoded, last_step, read_metrics
+from pretrain.plots.command import run_plots
+from tests.helpers.refusals import refused
 
 
 def test_rows_are_written_at_once_and_read_back(tmp_path: Path) -> None:
@@ -23,6 +31,7 @@ def test_rows_are_written_at_once_and_read_back(tmp_path: Path) -> None:
     file.append(2, {"val_loss": 2.1})
     file.close()
     rows = read_metrics(tmp_path)
+    assert [json.loads(line) for line in path.read_text().splitlines()] == rows  # one row a step
     assert rows[1] == {"step": 2, "train_loss": 2.0, "val_loss": 2.1}
     assert [row["step"] for row in rows] == [1, 2]
 
@@ -76,6 +85,105 @@ def test_lines_that_are_no_row_are_left_out(tmp_path_factory, lines) -> None:
     assert read_metrics(path) == [{"step": step} for step in sorted(set(steps))]
     assert MetricsFile(path).truncate_after(2**63) == len(lines) - len(steps)
     assert path.read_text() == "".join(f'{{"step": {step}}}\n' for step in steps)
+
+
+FIGURES = {name: st.floats() | st.integers(0, 10) for name in ("train_loss", "val_loss", "a/b", "own")}
+SESSIONS = st.lists(
+    st.tuples(
+        st.integers(0, 3), st.lists(st.tuples(st.integers(0, 2), st.fixed_dictionaries({}, optional=FIGURES)))
+    ),
+    max_size=4,
+)
+
+
+@settings(derandomize=True, max_examples=100, deadline=None)
+@given(SESSIONS, st.integers(0, 12))
+def test_sessions_leave_one_row_a_step(tmp_path_factory, sessions, cut) -> None:
+    """Sessions that each go back some steps and log rows, several of a step: as a dictionary has them."""
+    path = tmp_path_factory.mktemp("run") / FILE_NAME
+    expected: dict[int, dict[str, Any]] = {}
+    for back, logged in sessions:
+        step = max(0, max(expected, default=0) - back)
+        expected = {at: row for at, row in expected.items() if at <= step}
+        file = MetricsFile(path)
+        file.truncate_after(step)
+        for ahead, row in logged:
+            step += ahead
+            file.append(step, row)
+            expected.setdefault(step, {"step": step}).update(row)
+            rows = [json.loads(line, parse_constant=str) for line in path.read_text().splitlines()]
+            assert rows == [encoded(row) for row in expected.values()]
+        file.close()
+        with path.open("ab") as half:
+            half.write(b'{"step": 99, "train_loss"'[:cut])
+    assert encoded(read_metrics(path)) == encoded([*expected.values()])
+    columns = Columns(path)
+    for name in FIGURES:
+        steps, values = columns[name]
+        held = {step: row[name] for step, row in expected.items() if name in row}
+        assert repr(dict(zip(steps.tolist(), values.tolist(), strict=True))) == repr(
+            {step: float(value) for step, value in held.items()}
+        )
+
+
+LINKS = {"loop": FILE_NAME, "endless": "/dev/zero", "full": "/dev/full", "inside a file": f"{__file__}/x"}
+READERS = [read_metrics, Columns, last_step, lambda folder: MetricsFile(folder / FILE_NAME).truncate_after(3)]
+READERS.append(lambda folder: run_plots([str(folder)]))
+
+
+@pytest.mark.parametrize("read", READERS)
+@pytest.mark.parametrize("kind", ["folder", "pipe", *LINKS])
+def test_only_files_with_an_end_are_read(tmp_path: Path, kind, read) -> None:
+    make = {"folder": os.mkdir, "pipe": os.mkfifo}.get(kind) or partial(os.symlink, LINKS[kind])
+    make(tmp_path / FILE_NAME)
+    with refused("give the metrics.jsonl of a run", begins=f"metrics: {tmp_path / FILE_NAME}: "):
+        read(tmp_path)
+
+
+NO_NUMBERS = ["[1]", '"x"', "true", "null", "{}", "9" * 4000, "1e999", "NaN", '""', "[[]]", '"NaN "']
+
+
+@pytest.mark.parametrize("name", ["tokens", "train_loss", "val_bpb", "lr/base", "diagnostics/x/layer_1"])
+@pytest.mark.parametrize("text", NO_NUMBERS)
+def test_figures_that_are_no_numbers_are_refused(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / FILE_NAME).write_text(f'{{"step": 1, "tokens": 2}}\n{{"step": 2, "{name}": {text}}}\n')
+    for read in (read_metrics, Columns, READERS[-1]):
+        with refused(
+            "is not valid; give a number", begins=f"metrics: {tmp_path / FILE_NAME}, line 2: {name}: "
+        ):
+            read(tmp_path)
+    assert MetricsFile(tmp_path / FILE_NAME).truncate_after(2) == 0  # a run goes on
+
+
+def test_a_growing_file_is_read_as_far_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / FILE_NAME
+    path.write_text('{"step": 1}\n')
+    with path.open("a") as file:
+        for number, line in enumerate(_lines(path), 2):
+            file.write(line.decode().replace("1", str(number)))
+            file.flush()
+    assert number == 2 and len(read_metrics(path)) == 2
+
+
+@pytest.mark.slow
+def test_a_million_rows_take_little(tmp_path: Path) -> None:
+    """At most 300 MB and 5 s of processor time, in a process of its own, with the imports."""
+    rest = '"skipped": 0, "lr/base/decay": 1e-3, "lr/base/no_decay": 1e-3, "grad_norm": 1.2345678901}\n'
+    with (tmp_path / FILE_NAME).open("w") as file:
+        for step in range(1, 1_000_001):
+            file.write(f'{{"step": {step}, "tokens": {1024 * step}, "train_loss": {2 + 1 / step}, {rest}')
+    code = """if True:
+        import re, resource, sys
+        from pretrain.plots.command import main
+        assert main(sys.argv[1:]) == 0
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        peak = re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]
+        print(int(peak) / 1024, used.ru_utime + used.ru_stime)"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True, text=True
+    )
+    megabytes, seconds = map(float, done.stdout.splitlines()[-1].split())
+    assert megabytes < 300 and seconds < 10  # on two cores that others use; 5 when they are idle
 
 
 def test_full_disk_is_said_once() -> None:

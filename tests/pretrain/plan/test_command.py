@@ -49,7 +49,7 @@ def test_a_run_that_grows_is_planned_at_its_largest(capsys):
 
 
 def test_table_is_aligned_and_says_its_units(capsys):
-    assert main([*BASE, "--activation_checkpointing", "true", "--tensor_parallel", "2"]) == 0
+    assert main([*BASE, "--activation_checkpointing", "true", "--tensor_parallel", "2", "--mfu", "0.4"]) == 0
     lines = capsys.readouterr().out.splitlines()
     rows = [line for line in lines if re.match(r"  \S.* \d+\.\d{3}  ", line)]
     assert len(rows) >= 15
@@ -62,7 +62,18 @@ def test_table_is_aligned_and_says_its_units(capsys):
 def test_fp32_has_no_known_peak(capsys):
     assert main([*BASE, "--precision", "fp32"]) == 0
     assert "no fp32 peak is known; give --peak_tflops" in capsys.readouterr().out
-    assert figures(capsys, "--precision", "fp32", "--peak_tflops", "60")["seconds"] > 0
+    assert figures(capsys, "--precision", "fp32", "--peak_tflops", "60", "--mfu", "0.4")["seconds"] > 0
+
+
+def test_time_needs_a_measured_mfu(capsys):
+    """The smallest step has a time of more than zero; without --mfu none is printed."""
+    tiny = ["--model", "prism-nano", "--global_batch_tokens", "256", "--ds_config", "ds_configs/zero2.json"]
+    for mfu in ([], ["--mfu", "0.4"]):
+        assert main([*tiny, *mfu]) == 0
+        text = capsys.readouterr().out
+        found = re.search(r"time     (\S+) s a step", text)
+        assert float(found[1]) > 0 if found else "give --mfu" in text
+        assert bool(found) == bool(mfu)
 
 
 def test_chosen_micro_batch_fits_and_grows_with_memory(capsys):

@@ -104,9 +104,9 @@ def test_tokens_are_the_librarys_and_every_document_is_there_once(texts, tokeniz
     assert corpus.meta.skipped == {"invalid_json": -(-(len(documents) - 1) // 20)}
     lengths = corpus.meta.document_lengths
     everything = sorted(len(corpus.tokenizer.encode(text)) + 1 for text in documents)
-    assert (lengths["shortest"], lengths["longest"]) == (everything[0], everything[-1])
-    assert lengths["mean"] == pytest.approx(np.mean(everything), abs=0.05)
-    assert lengths["p50"] == everything[len(everything) // 2]
+    assert (lengths.shortest, lengths.longest) == (everything[0], everything[-1])
+    assert lengths.mean == pytest.approx(np.mean(everything), abs=0.05)
+    assert lengths.p50 == everything[len(everything) // 2]
 
 
 @contextlib.contextmanager

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -88,3 +93,45 @@ def test_a_rank_without_its_gpu_ends_all_of_them_at_once(tmp_path):
     assert finished.returncodes == [2, 2]
     assert "error: device: rank 1 on " in finished.outputs[0] and "finds no GPU" in finished.outputs[0]
     assert finished.output.count("error:") == 1 and "Traceback" not in finished.output
+
+
+ALONE = BROKEN_GPU.replace("rank = int", "rendezvous.MEETING = timedelta(seconds=3)\nrank = int")
+ALONE = ALONE.replace("import torch\n", "import model.errors\nmodel.errors.prepare_process()\nimport torch\n")
+ALONE = ALONE.replace('== "0"', '== "none"')
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_ranks_that_do_not_meet_are_one_line(tmp_path, rank):
+    """No other rank comes to rank 0; nothing answers rank 1."""
+    script = tmp_path / "alone.py"
+    script.write_text(ALONE.format(root=str(ROOT)))
+    with start([], 1, script=script, env={"RANK": rank}, env_of={0: {"RANK": rank}}) as running:
+        finished = running.wait(timeout=60)
+    assert finished.returncode == 2 and finished.output.count("\n") == 1, finished.output
+    said = r"MASTER_ADDR: the 2 ranks did not meet at 127\.0\.0\.1 port \d+ within 3 s \("
+    assert re.search(said, finished.output), finished.output
+
+
+LAUNCHER = """
+import os, subprocess, sys
+code = "from pretrain.runtime.environment import *; print(rendezvous_port(read_environment()), flush=True)"
+for rank in "01":
+    subprocess.run([sys.executable, "-c", code], env=os.environ | {"RANK": rank, "LOCAL_RANK": rank})
+"""
+
+
+def test_each_launcher_has_a_port_of_its_own_unless_one_is_asked_for(tmp_path):
+    """As the deepspeed command sets the variables: two runs of two ranks on one machine."""
+    script = tmp_path / "deepspeed"
+    script.write_text(LAUNCHER)
+    environment = {**os.environ, "WORLD_SIZE": "2", "LOCAL_SIZE": "2", "PYTHONPATH": str(ROOT)}
+
+    def ports(port):
+        variables = environment | {"MASTER_PORT": port}
+        done = subprocess.run([sys.executable, script], env=variables, capture_output=True, text=True)
+        return done.stdout.split()
+
+    first, second = ports("29500"), ports("29500")
+    assert len(first) == 2 and len({*first}) == len({*second}) == 1 and first != second
+    assert all(20_000 <= int(port) < 29_000 for port in first + second)
+    assert ports("23456") == ["23456"] * 2

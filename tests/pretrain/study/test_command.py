@@ -235,3 +235,25 @@ def test_without_sbatch(file, capsys, monkeypatch):
     monkeypatch.setattr(slurm.shutil, "which", lambda name: None)
     assert main(["run", file, "--slurm"]) == 2
     assert "slurm: no sbatch on this machine" in capsys.readouterr().err
+
+
+def test_a_task_reads_its_own_run_alone_and_a_plan_opens_each_corpus_once(
+    file, capsys, monkeypatch, tmp_path
+):
+    variants = "".join(f"  v{number}: {{optimizer: {{learning_rate: {number}}}}}\n" for number in range(300))
+    head = "seeds: 1\nbaseline: v1\nsettings: {steps: 5, data: mine, global_batch_tokens: 1024}\nvariants:\n"
+    (tmp_path / "three.yaml").write_text(head + variants)  # v0 has no valid rate
+    assert main(["task", file, "7", "--out", "o"]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == "o/configs/v7-s1.yaml"
+    assert [path.name for path in (tmp_path / "o/configs").iterdir()] == ["v7-s1.yaml"]
+    assert main(["list", file]) == 2
+    assert "study: variant v0: optimizer.learning_rate: 0 is not valid" in capsys.readouterr().err
+
+    (tmp_path / "three.yaml").write_text(head + variants.replace("rate: 0}", "rate: 1.0}"))
+    (tmp_path / "mine").mkdir()
+    assert main(["run", file, "--dry_run"]) == 2
+    assert "error: data: 'mine' has no meta.json" in capsys.readouterr().err
+    opened = []
+    monkeypatch.setattr("pretrain.run.data.open_data", lambda run, report: opened.append(run.data))
+    assert main(["run", file, "--dry_run"]) == 0
+    assert opened == ["mine"]

@@ -165,7 +165,7 @@ def test_commands(study, tmp_path):
     several, environment = command(Slot(1, devices=["2", "3"]))
     assert Path(several[0]).name == "deepspeed" and environment == {"CUDA_VISIBLE_DEVICES": "2,3"}
     assert "--num_accelerators" not in several
-    assert several[several.index("--master_port") + 1] == "29501"  # another than the run's beside it
+    assert "--master_port" not in several  # its ranks take one of their launcher's own
 
 
 @pytest.mark.parametrize(

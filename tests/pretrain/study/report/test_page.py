@@ -179,6 +179,6 @@ def test_a_figure_that_is_no_number_is_refused(tmp_path):
         found.rows[2]["val_loss"] = "a third"
         plant(found)
     with pytest.raises(
-        UserError, match=r"metrics.jsonl.*rows\.2\.val_loss: 'a third' is not valid; give a number"
+        UserError, match=r"metrics.jsonl.*line 3: val_loss: 'a third' is not valid; give a number"
     ):
         load_results(study, tmp_path)

@@ -8,9 +8,9 @@ from fractions import Fraction
 import numpy as np
 
 from pretrain.data.indexed import IndexedTokens
-from pretrain.data.token_counts import token_shares
 from pretrain.run.data import RunData
 from pretrain.validation.baselines import compare_baselines
+from pretrain.validation.token_counts import token_shares
 
 
 def test_they_are_those_of_the_training_tokens(small):

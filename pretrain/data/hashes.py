@@ -1,0 +1,93 @@
+"""Compares a run's corpora with the hashes of their meta.json, in a thread beside the training."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from model.declared import to_plain
+from model.errors import UserError
+from pretrain.data.corpus import Corpus
+from pretrain.data.meta import META_FILE, FileEntry
+from pretrain.utils.files import file_entry, read_regular, write_atomically
+from pretrain.utils.parsing import parse_json
+
+REMEMBERED = ".verified.json"
+
+
+def damage(path: Path, entry: FileEntry) -> str | None:
+    """What is wrong with a file of a corpus, all of which is read; None if it is what was written."""
+    if file_entry(path) == to_plain(entry):
+        return None
+    return (
+        f"{str(path)!r} is not what was written (its hash differs from {META_FILE}); prepare the corpus again"
+    )
+
+
+class HashCheck:
+    """Reads all files of *corpora* in a thread that does not keep the process alive.
+
+    A file whose hash was right is not read again while its size, modification time and inode stay. That is
+    remembered in the corpus folder, or in *fallback* where the folder cannot be written.
+    """
+
+    def __init__(self, corpora: Sequence[Corpus], fallback: Path) -> None:
+        self.problem: str | None = None
+        """What was found to be wrong so far."""
+        self._corpora = {corpus.folder.resolve(): corpus for corpus in corpora if corpus.meta.files}
+        self._fallback = fallback
+        self._thread = threading.Thread(target=self._check_all, name="corpus hashes", daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        """Whether something is still to be read."""
+        return self._thread.is_alive()
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Return when everything is read, or after *seconds*."""
+        self._thread.join(seconds)
+
+    def _check_all(self) -> None:
+        try:
+            for folder, corpus in self._corpora.items():
+                self._check(folder, corpus.meta.files or {})
+                if self.problem:
+                    return
+        except Exception as error:  # any error must reach the main thread
+            self.problem = f"{str(folder)!r} cannot be checked ({type(error).__name__}: {error}); restore it"
+
+    def _check(self, folder: Path, files: dict[str, FileEntry]) -> None:
+        own = xxhash.xxh3_64_hexdigest(
+            f"{os.uname().nodename} {folder}".encode()
+        )  # nodes may have their own copies
+        place = self._fallback / f".verified-{own}.json"
+        place = folder / REMEMBERED if os.access(folder, os.W_OK) else place
+        remembered: dict[str, Any] = {}
+        with suppress(OSError, UserError, TypeError, ValueError):
+            remembered |= parse_json(read_regular(place, 1 << 20), "")
+        found = dict(remembered)
+        for name, entry in files.items():
+            state = _state(folder / name, entry)
+            if remembered.get(name) != state:
+                self.problem = damage(folder / name, entry)
+                if self.problem:
+                    return
+                if _state(folder / name, entry) == state:  # else it was changed while it was read
+                    found[name] = state
+        if found != remembered:
+            with suppress(OSError):
+                write_atomically(place, json.dumps(found, indent=1))
+
+
+def _state(path: Path, entry: FileEntry) -> str:
+    """What stays while a file does, with the hash that it must have."""
+    stat = path.stat()
+    return f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ino} {entry.xxh3_128}"

@@ -1,0 +1,116 @@
+"""Checks what is asked of an evaluation before lm-eval and torch are imported."""
+
+from __future__ import annotations
+
+import errno
+import glob
+import importlib.util
+import os
+import re
+from collections.abc import Collection, Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+
+from model.errors import UserError, closest, shown
+from pretrain.utils.files import read_regular
+from pretrain.utils.parsing import check_nesting
+
+# The six tasks of the Prism paper (arXiv 2606.27449).
+GROUPS = {"papers": ("hellaswag", "piqa", "winogrande", "arc_easy", "blimp", "wikitext")}
+_NAMES = re.compile(rb"^[ \t]*[\"']?(?:task|group|tag)[\"']?[ \t]*:(.*(?:\n[ \t]*-.*)*)", re.MULTILINE)
+_WORDS = re.compile(rb"[^\s\"',\[\]]+")
+SUFFIXES = (".yaml", ".yml")
+MOST_FILES = 100_000
+"""Files of a folder of tasks; lm-eval's own has some 15,000."""
+
+
+def check_tasks(tasks: str, include_path: str | None) -> None:
+    """Refuse names that no task file has. Takes a second, where lm-eval takes ten to read its own files.
+
+    Raises:
+        UserError: as resolve_tasks; *include_path* is not a folder; a task file there, or among *tasks*, is
+            no regular file, or no YAML.
+    """
+    if include_path is not None and not Path(include_path).is_dir():
+        raise UserError(
+            f"include_path: {shown(include_path)} is not a folder; give one that holds task YAMLs"
+        )
+    found = importlib.util.find_spec("lm_eval")
+    library = (found and found.submodule_search_locations) or []
+    known = _names_in(_task_files(f"{library[0]}/tasks") if library else [])
+    if include_path is not None:
+        known |= _names_in(_task_files(include_path), "include_path")
+    files = [name for name in resolve_tasks(tasks.split(","), known) if name.endswith(SUFFIXES)]
+    _names_in(files, "tasks")
+
+
+def resolve_tasks(names: Sequence[str], known: Collection[str]) -> list[str]:
+    """Replace our groups by their tasks. A name that ends in .yaml is the file of a task.
+
+    Args:
+        known: the other names that are valid.
+
+    Raises:
+        UserError: an unknown name (with the closest one), a file that is missing, or no name at all.
+    """
+    tasks: list[str] = []
+    for name in (name.strip() for name in names):
+        if name.endswith(SUFFIXES):
+            if not Path(name).is_file():
+                raise UserError(f"tasks: there is no file {name!r}; give a task's YAML or its name")
+            tasks.append(str(Path(name).absolute()))
+            continue
+        if name and name not in GROUPS and name not in known:
+            # Ours first: among lm-eval's thousands of names a typing error finds obscure ones.
+            ours = [*GROUPS, *GROUPS["papers"]]
+            hint = closest(name, ours) or closest(name, known) or "; give lm-eval's names"
+            raise UserError(f"tasks: {shown(name)} is unknown{hint}")
+        tasks += GROUPS.get(name, (name,) if name else ())
+    if not tasks:
+        raise UserError("tasks: none given; give names such as hellaswag,piqa or the group papers")
+    return list(dict.fromkeys(tasks))
+
+
+def existing_data_dir(data_dir: str | None) -> Path | None:
+    """*data_dir* as a path; None: the hub or its cache.
+
+    Raises:
+        UserError: it is not a folder.
+    """
+    if data_dir is not None and not Path(data_dir).is_dir():
+        raise UserError(
+            f"data_dir: {shown(data_dir)} is not a folder; python -m pretrain.evaluation save writes one"
+        )
+    return None if data_dir is None else Path(data_dir)
+
+
+def _task_files(root: str) -> list[str]:
+    """The files in a folder that lm-eval reads: tasks, and what they include, which has no suffix."""
+    pattern = f"{glob.escape(root)}/**/*"
+    found = list(islice(glob.iglob(pattern, recursive=True, include_hidden=True), MOST_FILES))  # noqa: PTH207
+    if len(found) == MOST_FILES:
+        raise UserError(
+            f"include_path: {shown(root)} holds {MOST_FILES:,} files or more; give a folder of tasks"
+        )
+    return [path for path in found if path.endswith(".yaml") or "." not in path.rpartition("/")[2]]
+
+
+def _names_in(files: Iterable[str], field: str | None = None) -> set[str]:
+    """Names of tasks, groups and tags that files may define, and some other words beside them.
+
+    Args:
+        field: what the files were given as, for messages; None for lm-eval's own, which are not checked.
+    """
+    words: set[bytes] = set()
+    for path in files:
+        try:
+            data = read_regular(path)
+        except OSError as error:
+            # lm-eval would wait for a pipe; it passes over what cannot be read.
+            if field and error.errno == errno.EINVAL and not os.path.isdir(path):  # noqa: PTH112
+                raise UserError(f"{field}: {shown(path)} {error.strerror}") from None
+            continue
+        if field:
+            check_nesting(data.decode("utf-8", "replace"), f"{field}: {shown(path, plain=True)}")
+        words.update(word for written in _NAMES.findall(data) for word in _WORDS.findall(written))
+    return {word.decode("utf-8", "replace") for word in words}

@@ -1,0 +1,268 @@
+"""Reads config.json of a Hugging Face folder: every value is declared, and checked before anything is built.
+
+No library reads the file: transformers' own configuration is made from ours
+(``pretrain.hf.formats.folder_config``). Exports use the same tables of names. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_type_hints
+
+import psutil
+from pydantic import Field, create_model
+
+from model.config import ModelConfig, Size, block
+from model.declared import STRICT, FromZero, from_plain
+from model.errors import UserError, shown
+from model.heads import MOST_LAYERS
+from pretrain.utils.parsing import read_json_object
+
+Format = Literal["native", "llama", "gpt2"]
+FORMATS = get_args(Format)
+MODEL_TYPES: dict[str, Format] = {"head_schedule": "native", "llama": "llama", "gpt2": "gpt2"}
+"""The format of a folder by the model_type in its config.json."""
+
+# Our field -> its name in the configuration of each format. None: the class has the value of our block kind
+# alone.
+SETTINGS: dict[str, dict[Format, str | None]] = {
+    ours: dict(zip(FORMATS, theirs, strict=True))
+    for ours, theirs in {
+        "vocab_size": ("vocab_size", "vocab_size", "vocab_size"),
+        "context_length": ("max_position_embeddings", "max_position_embeddings", "n_positions"),
+        "d_model": ("hidden_size", "hidden_size", "n_embd"),
+        "ffn_width": ("intermediate_size", "intermediate_size", "n_inner"),
+        "ffn": ("feed_forward", None, None),
+        "activation": ("hidden_act", "hidden_act", "activation_function"),
+        "norm": ("norm", None, None),
+        "norm_eps": ("norm_eps", "rms_norm_eps", "layer_norm_epsilon"),
+        "norm_bias": ("norm_bias", None, None),
+        "attention_bias": ("attention_bias", "attention_bias", None),
+        "ffn_bias": ("mlp_bias", "mlp_bias", None),
+        "positions": ("positions", None, None),
+        "rope_base": ("rope_theta", "rope_theta", None),
+        "attention_scale": ("attention_scale", None, "scale_attn_weights"),
+        "tie_embeddings": ("tie_word_embeddings", "tie_word_embeddings", "tie_word_embeddings"),
+        "init_std": ("initializer_range", "initializer_range", "initializer_range"),
+    }.items()
+}
+# Values that a format names differently: theirs -> ours. Of several names for one value, the first is
+# written.
+_ACTIVATIONS = {
+    "silu": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "swish": "silu",
+}
+VALUES: dict[tuple[str, Format], dict[Any, Any]] = {
+    ("activation", "native"): _ACTIVATIONS,
+    ("activation", "llama"): _ACTIVATIONS,
+    ("activation", "gpt2"): {"gelu_new": "gelu_tanh"} | _ACTIVATIONS,
+    ("attention_bias", "llama"): {False: "none", True: "all"},
+    ("attention_scale", "gpt2"): {False: "none", True: "sqrt_head_dim"},
+}
+
+# What our network lacks, for folders that need it: by model_type, and by a setting's only value.
+_QK_NORM, _PARTIAL = "norms of queries and keys (qk-norm)", "rotary positions on a part of each head"
+_LACKING = {
+    "qwen2": "biases of q, k and v without one of the output projection",
+    "qwen3": _QK_NORM,
+    "mistral": "Mistral's sliding window; with sliding_window null it is a Llama: write model_type llama",
+    "gemma": "embeddings scaled by the root of their width, and norms that multiply by 1 + weight",
+    "gemma3_text": f"{_QK_NORM}, norms after the sublayers, and two rotary bases",
+    "phi": f"attention and feed-forward in parallel, and {_PARTIAL}",
+    "phi3": "q, k and v (and gate and up) joined in one tensor, and a sliding window",
+    "gpt_neox": f"attention and feed-forward in parallel, and {_PARTIAL}",
+    "mixtral": "experts",
+}
+_ONLY: dict[str, tuple[Any, str]] = {
+    "rope_type": ("default", "RoPE scaling"),
+    "partial_rotary_factor": (1.0, _PARTIAL),
+    "scale_attn_by_inverse_layer_idx": (False, "attention logits divided by the layer's number"),
+    "add_cross_attention": (False, "cross-attention"),
+    "quantization_config": (None, "quantised weights"),
+}
+_DROPOUTS = ("attention_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
+
+# ---------------------------------------------------------------------- the declaration
+
+Layers = Annotated[int, Field(gt=0, le=MOST_LAYERS)]
+Settings = dict[str, tuple[Any, Any]]
+"""Type and default by name; ... as the default: there is none."""
+
+
+LayerSetting = Literal["num_attention_heads", "num_key_value_heads", "head_dim", "sliding_window"]
+_ATTENTION: Settings = {
+    "num_hidden_layers": (Layers, ...),
+    "num_attention_heads": (Size, ...),
+    **dict.fromkeys(("num_key_value_heads", "head_dim", "sliding_window"), (Size | None, None)),
+    **dict.fromkeys(("rope_parameters", "rope_scaling"), (dict[str, Any] | None, None)),
+}
+_OWN: dict[Format, Settings] = {
+    "native": _ATTENTION
+    | {
+        "layer_types": (list[Literal["full_attention", "sliding_attention"]] | None, None),
+        "per_layer_config": (dict[str, dict[LayerSetting, Size | None]] | None, None),
+    },
+    "llama": _ATTENTION,
+    "gpt2": {
+        "n_layer": (Layers, ...),
+        "n_head": (Size, ...),
+        **dict.fromkeys(("n_inner", "n_ctx"), (Size | None, None)),
+    },
+}
+# Not used here, but what is written there is to be what others read.
+_COMMON: Settings = {
+    **dict.fromkeys(("bos_token_id", "pad_token_id", "pretraining_tp"), (int | None, None)),
+    **dict.fromkeys(("dtype", "torch_dtype", "transformers_version"), (str | None, None)),
+    **dict.fromkeys(_DROPOUTS, (FromZero, 0.0)),
+    **dict.fromkeys(("use_cache", "reorder_and_upcast_attn"), (bool | None, None)),
+    "eos_token_id": (int | list[int] | None, None),
+    "architectures": (list[str] | None, None),
+    "auto_map": (dict[str, Any] | None, None),
+}
+# Of transformers' classes, for what older folders do not say; a native folder says everything.
+_DEFAULTS: dict[Format, dict[str, Any]] = {
+    "native": {},
+    "llama": {"hidden_act": "silu", "rms_norm_eps": 1e-6, "attention_bias": False, "mlp_bias": False}
+    | {"rope_theta": 10000.0, "tie_word_embeddings": False, "initializer_range": 0.02},
+    "gpt2": {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "scale_attn_weights": True}
+    | {"tie_word_embeddings": True, "initializer_range": 0.02},
+}
+
+
+@functools.cache
+def _declaration(chosen: Format) -> Any:
+    """The class of a format's settings; names that it does not have are left to other programs."""
+    kinds = get_type_hints(ModelConfig, include_extras=True)
+    settings: Settings = {}
+    for ours, names in SETTINGS.items():
+        if (theirs := names[chosen]) is not None:
+            values = VALUES.get((ours, chosen), {})
+            named: Any = bool if True in values else Literal[tuple(values)] if values else kinds[ours]
+            settings[theirs] = (named, _DEFAULTS[chosen].get(theirs, ...))
+    fields: Any = _COMMON | settings | _OWN[chosen]
+    return create_model("Settings", __config__={**STRICT, "extra": "ignore"}, **fields)
+
+
+# ---------------------------------------------------------------------- a folder
+
+
+@dataclass(frozen=True)
+class FolderModel:
+    """What a folder's config.json describes."""
+
+    model: ModelConfig
+    format: Format
+    notes: list[str]
+    """Lines for whoever trains it further."""
+
+
+def read_model(folder: str | Path) -> FolderModel:
+    """Our configuration of the model that a folder's config.json describes.
+
+    Raises:
+        UserError: no config.json, an architecture or a setting that our network does not have, a value
+            outside its declaration, a context whose tables this machine cannot hold.
+    """
+    path = Path(folder) / "config.json"
+    if not path.exists():
+        problem = "has no config.json" if path.parent.is_dir() else "is not a folder or does not exist"
+        raise UserError(
+            f"model: {str(folder)!r} {problem}; give an exported folder or a run's folder, such as runs/NAME"
+        )
+    written, where = read_json_object(path, "model"), f"model: {path}"
+    kind = written.get("model_type")
+    if not isinstance(kind, str) or kind not in MODEL_TYPES:
+        lacking = _LACKING.get(str(kind), "the architecture")
+        raise UserError(
+            f"{where}: model_type {shown(kind)} is not supported; what is missing here: {lacking}; valid: "
+            f"{', '.join(MODEL_TYPES)}"
+        )
+    chosen = MODEL_TYPES[kind]
+    for rope in (
+        written.get("rope_scaling"),
+        written.get("rope_parameters"),
+    ):  # the older name, the newer one
+        if isinstance(rope, dict):
+            scaling = rope.get("rope_type", rope.get("type"))
+            kept = written.get("rope_type") if scaling in (None, "default") else scaling
+            written = written | rope | {"rope_type": kept}
+    for name, (only, lacking) in _ONLY.items():
+        if written.get(name) not in (only, None):
+            raise UserError(
+                f"{where}: {name} {shown(written[name])} is not supported; what is missing here: {lacking}; "
+                f"valid: {only!r}"
+            )
+    given = from_plain(_declaration(chosen), written, where)
+    try:
+        model = _model_of(given, chosen)
+        _check_rotary_tables(model)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    notes = [f"{name} {value} is left out" for name in _DROPOUTS if (value := getattr(given, name, 0))]
+    return FolderModel(model, chosen, notes)
+
+
+def _model_of(given: Any, chosen: Format) -> ModelConfig:
+    values = {}
+    for ours, names in SETTINGS.items():
+        if (theirs := names[chosen]) is not None:
+            value = getattr(given, theirs)
+            values[ours] = VALUES.get((ours, chosen), {value: value})[value]
+    if chosen == "gpt2":
+        values["ffn_width"] = values["ffn_width"] or 4 * given.n_embd
+        return _shortest(block("gpt2", **values, heads=[given.n_head] * given.n_layer))
+    count = given.num_hidden_layers
+    if chosen == "llama" and given.hidden_size % given.num_attention_heads:
+        raise UserError(
+            f"num_attention_heads: {given.num_attention_heads} does not divide {given.hidden_size}"
+        )
+    own = getattr(given, "per_layer_config", None) or {}
+    kinds = getattr(given, "layer_types", None)
+    kinds = ["full_attention"] * count if kinds is None else kinds
+    if len(kinds) != count:
+        raise UserError(f"layer_types: {len(kinds)} entries given; give one for each of {count} layers")
+    if beyond := own.keys() - set(map(str, range(count))):
+        raise UserError(f"per_layer_config: {shown(min(beyond))} is not a layer; give 0 to {count - 1}")
+
+    def schedule(name: str, default: int | None) -> list[Any]:
+        common = getattr(given, name, None) or default
+        return [own.get(str(layer), {}).get(name) or common for layer in range(count)]
+
+    windows = zip(schedule("sliding_window", None), kinds, strict=True)
+    local = [window if kind == "sliding_attention" else None for window, kind in windows]
+    schedules = {
+        "heads": schedule("num_attention_heads", None),
+        "kv_heads": schedule("num_key_value_heads", given.num_attention_heads),
+        "head_dim": schedule("head_dim", given.hidden_size // given.num_attention_heads),
+        "local_window": local if any(local) else None,
+    }
+    return _shortest(block("llama", **values, **schedules))
+
+
+def _shortest(model: ModelConfig) -> ModelConfig:
+    """The same model with None for schedules that equal the default."""
+    default: dict[str, None] = {}
+    if model.kv_heads == model.heads:
+        default["kv_heads"] = None
+    if all(model.attention_width(layer) == model.d_model for layer in range(model.num_layers)):
+        default["head_dim"] = None
+    return model.replace(**default)
+
+
+def _check_rotary_tables(model: ModelConfig) -> None:
+    """Refuse a context for which more memory would be taken than there is."""
+    if model.positions == "rope":
+        dims = {model.layer_head_dim(layer) for layer in range(model.num_layers)}
+        # Cosines and sines in fp32, half a head each, and the angles while they are made.
+        needed = model.context_length * (4 * sum(dims) + 2 * max(dims))
+        available = psutil.virtual_memory().available
+        if needed > available:
+            raise UserError(
+                f"max_position_embeddings: {model.context_length:,} needs {needed / 1e9:,.0f} GB for a table "
+                f"of rotary angles, {available / 1e9:,.0f} GB are free; write the length that you will use"
+            )

@@ -1,0 +1,1 @@
+"""Bad inputs of every kind through every command: see __main__.py."""

@@ -1,0 +1,94 @@
+"""Corpora are compared with their hashes beside the training: nothing is kept of a run on damaged ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from pretrain.data import hashes
+from pretrain.data.corpus import Corpus
+from pretrain.data.hashes import REMEMBERED, HashCheck
+from tests.helpers.damage import damage
+from tests.helpers.distributed import run_distributed
+from tests.helpers.training import curve, nano_run, session
+
+
+@pytest.fixture
+def copied(small_folder, tmp_path):
+    return Path(shutil.copytree(small_folder, tmp_path / "copied", ignore=shutil.ignore_patterns(REMEMBERED)))
+
+
+def checked(folder: Path, run_folder: Path) -> tuple[list[str], str | None]:
+    """The files that are read, and the problem."""
+    with mock.patch.object(hashes, "damage", wraps=hashes.damage) as read:
+        check = HashCheck([Corpus.open(folder)] * 2, run_folder)
+        check.wait()
+    assert not check.running
+    return [call.args[0].name for call in read.call_args_list], check.problem
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_file_is_read_again_when_it_has_changed(copied, tmp_path, monkeypatch, writable):
+    monkeypatch.setattr(os, "access", lambda path, mode: writable)  # root may write anywhere
+    files = ["training.bin", "training.idx", "validation.bin", "validation.idx"]
+    assert checked(copied, tmp_path) == (files, None)
+    assert checked(copied, tmp_path) == ([], None)
+    assert (copied / REMEMBERED).exists() == writable
+    os.utime(copied / "training.idx", ns=(1, 1))
+    assert checked(copied, tmp_path) == (["training.idx"], None)
+    (copied / "other").write_bytes((copied / "training.bin").read_bytes())
+    shutil.copystat(copied / "training.bin", copied / "other")
+    (copied / "other").rename(copied / "training.bin")  # the same size and time, another inode
+    assert checked(copied, tmp_path) == (["training.bin"], None)
+    damage(copied / "validation.bin", "flipped")
+    for _ in range(2):
+        read, problem = checked(copied, tmp_path)
+        assert read == ["validation.bin"] and "validation.bin' is not what was written" in str(problem)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"training.bin": [1]}', "[" * 10**5])
+def test_what_is_remembered_is_not_trusted_to_make_sense(copied, tmp_path, content):
+    (copied / REMEMBERED).write_text(content)
+    assert len(checked(copied, tmp_path)[0]) == 4
+    assert len(json.loads((copied / REMEMBERED).read_text())) == 4
+
+
+def slowly(run: Any, seconds: float) -> tuple[Any, int]:
+    """A session in which each file takes so long to be read; its result, and the files that this rank
+    read."""
+    state = hashes._state
+
+    def slow(path: Path, entry: Any) -> str:
+        time.sleep(seconds)
+        return state(path, entry)
+
+    with (
+        mock.patch.object(hashes, "_state", slow),
+        mock.patch.object(hashes, "damage", wraps=hashes.damage) as read,
+    ):
+        return session(run), read.call_count
+
+
+def test_a_damaged_corpus_leaves_no_checkpoint_and_what_was_saved_stays(copied, tmp_path):
+    run = nano_run(copied, tmp_path / "runs", "--checkpoint.background", "true")
+    (_, read), (_, other) = run_distributed(slowly, 2, run, 0.1, timeout=120)
+    assert (read, other) == (4, 0), "one rank of a node reads"
+    steps = sorted((run.folder / "checkpoints").iterdir())
+    assert steps[-1].name == "step_000012"
+    damage(copied / "training.bin", "flipped")
+    again = nano_run(copied, tmp_path / "runs", "--steps", "20")
+    new = nano_run(copied, tmp_path / "runs", "--steps", "20", "--name", "new")
+    for changed in (again, new):
+        for (_, error), _ in run_distributed(slowly, 2, changed, 1.5, timeout=120):
+            assert error is not None and error.startswith("data: ") and "\n" not in error
+            assert "training.bin' is not what was written (its hash differs from meta.json)" in error
+    assert sorted((run.folder / "checkpoints").iterdir()) == steps
+    assert list((new.folder / "checkpoints").iterdir()) == []
+    assert curve(new.folder), "the first steps do not wait"

@@ -1,0 +1,144 @@
+"""A config.json from elsewhere: each value of each field is taken for what it is, or refused in one line at
+once, before anything is made of it."""
+
+import json
+import math
+import time
+
+import pytest
+from transformers import GPT2Config, LlamaConfig
+
+from pretrain.hf.config_file import read_model
+from pretrain.hf.configuration_head_schedule import HeadScheduleConfig
+from pretrain.hf.export_folder import special_ids
+from pretrain.hf.formats import folder_config
+from pretrain.hf.model_folder import check_folder
+from tests.helpers.exports import write_folder
+from tests.helpers.networks import CONFIGS, network
+from tests.helpers.refusals import refused
+
+FORMATS = {"native": "gptneo_windows", "llama": "uniform", "gpt2": "gpt2"}
+KINDS: dict[str, object] = {
+    "null": None,
+    "true": True,
+    "text": "evil",
+    "negative": -1,
+    "zero": 0,
+    "billion": 10**9,
+    "beyond 64 bits": 10**30,
+    "fraction": 1.5,
+    "NaN": math.nan,
+    "infinity": math.inf,
+    "empty list": [],
+    "mapping": {"0": {"num_attention_heads": "x"}},
+}
+NUMBERS = "norm_eps rms_norm_eps layer_norm_epsilon rope_theta initializer_range "
+DROPOUTS = "attention_dropout resid_pdrop embd_pdrop attn_pdrop "
+IDS = "bos_token_id eos_token_id pad_token_id pretraining_tp "
+GPT2_ONLY = "add_cross_attention scale_attn_by_inverse_layer_idx "
+SCHEDULES = "head_dim num_key_value_heads per_layer_config layer_types sliding_window "
+NOTES = "architectures auto_map dtype use_cache transformers_version reorder_and_upcast_attn "
+# The fields that take a value of the kind; for all others it is refused.
+TAKEN = {
+    "null": SCHEDULES + "n_inner n_ctx rope_parameters " + NOTES + IDS + GPT2_ONLY,
+    "true": "tie_word_embeddings attention_bias mlp_bias norm_bias scale_attn_weights use_cache "
+    "reorder_and_upcast_attn",
+    "text": "dtype transformers_version",
+    "negative": IDS,
+    "zero": DROPOUTS + IDS + GPT2_ONLY,
+    "billion": NUMBERS + DROPOUTS + IDS + "n_ctx sliding_window",
+    "fraction": NUMBERS + DROPOUTS,
+    "empty list": "architectures eos_token_id",
+    "mapping": "auto_map rope_parameters",
+}
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def exported(request, tmp_path_factory):
+    """A folder of the format, and its configuration."""
+    folder = tmp_path_factory.mktemp("exported") / request.param
+    write_folder(network(FORMATS[request.param]), folder, request.param)
+    return folder, json.loads((folder / "config.json").read_text())
+
+
+def checked(folder, text):
+    """What a configuration with this text describes; the time that it takes is bounded."""
+    (folder / "config.json").write_text(text)
+    began = time.process_time()
+    try:
+        return check_folder(folder)
+    finally:
+        assert time.process_time() - began < 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_field_is_checked_for_each_kind_of_value(exported, kind):
+    folder, config = exported
+    for name in [name for name in config if not name.startswith("summary_")]:
+        text = json.dumps(config | {name: KINDS[kind]})
+        if name in TAKEN.get(kind, "").split() and (name, folder.name) != ("attention_bias", "native"):
+            checked(folder, text)
+            continue
+        with refused(begins=f"model: {folder}/config.json"):
+            checked(folder, text)
+            pytest.fail(f"{name}: {KINDS[kind]!r} was taken")
+
+
+@pytest.mark.parametrize("text", ["[" * 10**5, "{", "[]", "null", '{"a": 1, "a": 2}', "\0", "{}", "9" * 5000])
+def test_what_is_no_configuration_is_refused(exported, text):
+    with refused(begins=f"model: {exported[0]}/config.json"):
+        checked(exported[0], text)
+    deep = json.dumps(exported[1])[:-1] + ', "more": ' + '{"a":' * 10**5 + "1" + "}" * (10**5 + 1)
+    with refused(begins=f"model: {exported[0]}/config.json"):
+        checked(exported[0], deep)
+
+
+@pytest.mark.parametrize("name", [*CONFIGS])
+def test_what_is_read_is_what_transformers_reads(name, tmp_path):
+    """The configuration made from ours is the one that transformers makes of the file."""
+    classes = {"native": HeadScheduleConfig, "llama": LlamaConfig, "gpt2": GPT2Config}
+    for chosen in ["native", *(kind for kind, of in FORMATS.items() if of == name)]:
+        folder = write_folder(network(name), tmp_path / chosen, chosen)
+        described = read_model(folder)
+        assert (described.model, described.format, described.notes) == (CONFIGS[name], chosen, [])
+        theirs = classes[chosen].from_pretrained(folder)
+        ours = folder_config(described.model, chosen, special_ids(1) | {"dtype": "float32"})
+        assert ours.to_json_string() == theirs.to_json_string()
+
+
+LEFT_OUT = """rope_parameters head_dim num_key_value_heads mlp_bias attention_bias hidden_act rope_theta
+    n_inner scale_attn_weights activation_function dtype"""
+
+
+@pytest.mark.parametrize("older", [{}, {"rope_theta": 10000.0, "rope_scaling": None}])
+def test_older_names_and_what_older_folders_leave_out(exported, older, tmp_path):
+    left_out = [] if exported[0].name == "native" else LEFT_OUT.split()
+    config = {name: value for name, value in exported[1].items() if name not in left_out}
+    (tmp_path / "config.json").write_text(json.dumps(config | older))
+    assert read_model(tmp_path).model == CONFIGS[FORMATS[exported[0].name]]
+
+
+LACKING = {
+    "RoPE scaling": {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "rope_theta": 5e5}},
+    "RoPE scaling;": {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
+    "quantised weights": {"quantization_config": {"quant_method": "fp8"}},
+    "(qk-norm)": {"model_type": "qwen3"},
+    "without one of the output projection": {"model_type": "qwen2"},
+    "sliding window": {"model_type": "mistral"},
+    "scaled by the root": {"model_type": "gemma"},
+    "in parallel": {"model_type": "phi"},
+}
+
+
+@pytest.mark.parametrize(("words", "change"), LACKING.items())
+def test_what_is_missing_is_named(words, change, tmp_path):
+    config = folder_config(CONFIGS["uniform"], "llama", {}).to_dict() | change
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with refused("what is missing here:", words, begins=f"model: {tmp_path}/config.json"):
+        read_model(tmp_path)
+
+
+def test_a_long_context_that_fits_comes_in(tmp_path):
+    config = folder_config(CONFIGS["uniform"], "llama", {}).to_dict()
+    (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 131072}))
+    assert read_model(tmp_path).model.context_length == 131072
