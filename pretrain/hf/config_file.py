@@ -15,7 +15,7 @@ import psutil
 from pydantic import Field, create_model
 
 from model.config import ModelConfig, Size, block
-from model.declared import STRICT, FromZero, from_plain
+from model.declared import STRICT, FromZero, from_plain, to_plain
 from model.errors import UserError, shown
 from model.heads import MOST_LAYERS
 from pretrain.utils.parsing import read_json_object
@@ -43,7 +43,11 @@ SETTINGS: dict[str, dict[Format, str | None]] = {
         "ffn_bias": ("mlp_bias", "mlp_bias", None),
         "positions": ("positions", None, None),
         "rope_base": ("rope_theta", "rope_theta", None),
+        "rope_scaling": ("rotary_scaling", None, None),  # of a Llama: in its rope_parameters
+        "qk_norm": ("qk_norm", None, None),
         "attention_scale": ("attention_scale", None, "scale_attn_weights"),
+        "attention_scale_base": ("attention_scale_base", None, None),
+        "logit_softcap": ("final_logit_softcapping", None, None),
         "tie_embeddings": ("tie_word_embeddings", "tie_word_embeddings", "tie_word_embeddings"),
         "init_std": ("initializer_range", "initializer_range", "initializer_range"),
     }.items()
@@ -56,7 +60,12 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
     "swish": "silu",
+    "relu2": "relu2",
 }
+LLAMA3 = {"original_context_length": "original_max_position_embeddings"} | {
+    name: name for name in ("factor", "low_freq_factor", "high_freq_factor")
+}
+"""Fields of RopeScaling, and their names in a Llama's rope_parameters."""
 VALUES: dict[tuple[str, Format], dict[Any, Any]] = {
     ("activation", "native"): _ACTIVATIONS,
     ("activation", "llama"): _ACTIVATIONS,
@@ -126,7 +135,8 @@ _COMMON: Settings = {
 }
 # Of transformers' classes, for what older folders do not say; a native folder says everything.
 _DEFAULTS: dict[Format, dict[str, Any]] = {
-    "native": {},
+    "native": {"rotary_scaling": None, "qk_norm": "none"}
+    | {"attention_scale_base": None, "final_logit_softcapping": None},
     "llama": {"hidden_act": "silu", "rms_norm_eps": 1e-6, "attention_bias": False, "mlp_bias": False}
     | {"rope_theta": 10000.0, "tie_word_embeddings": False, "initializer_range": 0.02},
     "gpt2": {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "scale_attn_weights": True}
@@ -191,6 +201,8 @@ def read_model(folder: str | Path) -> FolderModel:
             scaling = rope.get("rope_type", rope.get("type"))
             kept = written.get("rope_type") if scaling in (None, "default") else scaling
             written = written | rope | {"rope_type": kept}
+    if scaled := chosen == "llama" and written.get("rope_type") == "llama3":
+        written = written | {"rope_type": None}
     for name, (only, lacking) in _ONLY.items():
         if written.get(name) not in (only, None):
             raise UserError(
@@ -200,6 +212,9 @@ def read_model(folder: str | Path) -> FolderModel:
     given = from_plain(_declaration(chosen), written, where)
     try:
         model = _model_of(given, chosen)
+        if scaled:
+            named = {ours: written[theirs] for ours, theirs in LLAMA3.items() if theirs in written}
+            model = model.replace(rope_scaling={"type": "llama3", **named})
         _check_rotary_tables(model)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
@@ -212,7 +227,7 @@ def _model_of(given: Any, chosen: Format) -> ModelConfig:
     for ours, names in SETTINGS.items():
         if (theirs := names[chosen]) is not None:
             value = getattr(given, theirs)
-            values[ours] = VALUES.get((ours, chosen), {value: value})[value]
+            values[ours] = to_plain(VALUES[ours, chosen][value] if (ours, chosen) in VALUES else value)
     if chosen == "gpt2":
         values["ffn_width"] = values["ffn_width"] or 4 * given.n_embd
         return _shortest(block("gpt2", **values, heads=[given.n_head] * given.n_layer))

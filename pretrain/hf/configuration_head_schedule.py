@@ -59,8 +59,16 @@ class HeadScheduleConfig(PreTrainedConfig):
     positions: str = "rope"
     """rope (rotate-half pairs, as Llama) or learned (an embedding of the position)."""
     rope_theta: float = 10000.0
+    rotary_scaling: dict[str, Any] | None = None
+    """Llama 3.1's longer wavelengths: factor, low_freq_factor, high_freq_factor, original_context_length."""
+    qk_norm: str = "none"
+    """RMS norm of every query and key head, before the rotation: none, plain, or weighted."""
     attention_scale: str = "sqrt_head_dim"
-    """sqrt_head_dim: logits are divided by the root of the layer's own head dim; none: they are not."""
+    """Factor on the logits, with d_h the layer's own head dim and b attention_scale_base: sqrt_head_dim,
+    1/sqrt(d_h); head_dim, sqrt(b)/d_h; constant, 1/sqrt(b); none, 1."""
+    attention_scale_base: float | None = None
+    final_logit_softcapping: float | None = None
+    """c: logits x become c tanh(x / c)."""
     attention_dropout: float = 0.0
     sliding_window: int | None = None
     """Positions a query of a ``sliding_attention`` layer sees, itself included."""

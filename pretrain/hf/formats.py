@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from model.config import BLOCKS, ModelConfig
+from model.declared import to_plain
 from model.errors import UserError
 from model.parameters import parameter_specs
-from pretrain.hf.config_file import SETTINGS, VALUES, Format
+from pretrain.hf.config_file import LLAMA3, SETTINGS, VALUES, Format
 from pretrain.hf.configuration_head_schedule import HeadScheduleConfig
 from pretrain.hf.padding import padded, padding_for
 
@@ -33,6 +34,8 @@ _PARTS: dict[str, tuple[str, str | None]] = {
     "layers.N.attention.q": ("model.layers.N.self_attn.q_proj", "transformer.h.N.attn.c_attn"),
     "layers.N.attention.k": ("model.layers.N.self_attn.k_proj", "transformer.h.N.attn.c_attn"),
     "layers.N.attention.v": ("model.layers.N.self_attn.v_proj", "transformer.h.N.attn.c_attn"),
+    "layers.N.attention.q_norm": ("model.layers.N.self_attn.q_norm", None),
+    "layers.N.attention.k_norm": ("model.layers.N.self_attn.k_norm", None),
     "layers.N.attention.o": ("model.layers.N.self_attn.o_proj", "transformer.h.N.attn.c_proj"),
     "layers.N.ffn_norm": ("model.layers.N.post_attention_layernorm", "transformer.h.N.ln_2"),
     "layers.N.ffn.gate": ("model.layers.N.mlp.gate_proj", None),
@@ -60,7 +63,8 @@ def why_not(model: ModelConfig, chosen: Format) -> list[str]:
     switches = defaults | BLOCKS[chosen]
     for name, theirs in SETTINGS.items():
         valid: list[Any] = list(dict.fromkeys(VALUES.get((name, chosen), {}).values()))
-        if theirs[chosen] is None and name != "rope_base":  # no learned positions have that
+        # No learned positions have a base; a Llama has both in its rope_parameters.
+        if theirs[chosen] is None and name != "rope_base" and (name, chosen) != ("rope_scaling", "llama"):
             valid = [switches[name]]
         if valid and getattr(model, name) not in valid:
             problems.append(f"{name} {getattr(model, name)!r} ({' or '.join(map(repr, valid))})")
@@ -176,8 +180,10 @@ def folder_config(model: ModelConfig, chosen: Format, extra: dict[str, Any]) -> 
     for name, names in SETTINGS.items():
         if (theirs := names[chosen]) is not None:
             value = getattr(model, name)
-            translation = VALUES.get((name, chosen), {value: value})
-            settings[theirs] = next(their for their, our in translation.items() if our == value)
+            translation = VALUES.get((name, chosen))
+            if translation is not None:
+                value = next(their for their, our in translation.items() if our == value)
+            settings[theirs] = to_plain(value)
     layers = range(model.num_layers)
     if chosen == "gpt2":
         return GPT2Config(
@@ -192,6 +198,10 @@ def folder_config(model: ModelConfig, chosen: Format, extra: dict[str, Any]) -> 
         )
     settings["rope_theta"] = float(model.rope_base)
     if chosen == "llama":
+        if model.rope_scaling is not None:
+            named = {theirs: getattr(model.rope_scaling, ours) for ours, theirs in LLAMA3.items()}
+            rope = {"rope_type": "llama3", "rope_theta": settings.pop("rope_theta"), **named}
+            settings["rope_parameters"] = rope
         padding = padding_for(model)
         return LlamaConfig(
             num_hidden_layers=model.num_layers,

@@ -7,6 +7,7 @@ tensor-parallel plans) find them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -65,6 +66,7 @@ class HeadScheduleRotaryEmbedding(nn.Module):
     def __init__(self, config: HeadScheduleConfig) -> None:
         super().__init__()
         self.theta = config.rope_theta
+        self.scaling = config.rotary_scaling
         self.head_dims = sorted({layer.head_dim for layer in config.per_layer_config})
         for head_dim in self.head_dims:
             self.register_buffer(f"frequencies_{head_dim}", self.frequencies(head_dim), persistent=False)
@@ -73,7 +75,13 @@ class HeadScheduleRotaryEmbedding(nn.Module):
         """Bits of the angle per position of each pair, int32 [head_dim / 2]; computed on the CPU, the same
         for every device."""
         exponents = torch.arange(0, head_dim, 2, device="cpu", dtype=torch.float32) / head_dim
-        return (1.0 / self.theta**exponents).view(torch.int32)
+        frequencies = 1.0 / self.theta**exponents
+        if self.scaling is not None:
+            low, high = self.scaling["low_freq_factor"], self.scaling["high_freq_factor"]
+            waves = self.scaling["original_context_length"] * frequencies / (2 * math.pi)
+            kept = ((waves - low) / (high - low)).clamp(0, 1)
+            frequencies = frequencies * (kept + (1 - kept) / self.scaling["factor"])
+        return frequencies.view(torch.int32)
 
     @torch.no_grad()
     def forward(self, position_ids: Tensor) -> dict[int, Rotation]:
@@ -102,7 +110,9 @@ class HeadScheduleAttention(nn.Module):
         self.layer_idx = layer_idx
         self.head_dim = layer.head_dim
         self.num_key_value_groups = layer.num_attention_heads // layer.num_key_value_heads
-        self.scaling = 1.0 if config.attention_scale == "none" else self.head_dim**-0.5
+        base = math.sqrt(config.attention_scale_base or 1)
+        scales = {"head_dim": base / self.head_dim, "constant": 1 / base, "none": 1.0}
+        self.scaling = scales.get(config.attention_scale, self.head_dim**-0.5)
         self.attention_dropout = config.attention_dropout
         self.is_causal = True
         self.sliding_window = layer_window(config, layer_idx)
@@ -113,6 +123,12 @@ class HeadScheduleAttention(nn.Module):
         self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=qkv_bias)
         self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=qkv_bias)
         self.o_proj = nn.Linear(width, config.hidden_size, bias=config.attention_bias != "none")
+        self.q_norm: nn.Module | None = None
+        self.k_norm: nn.Module | None = None
+        if config.qk_norm != "none":
+            weighted = {"elementwise_affine": config.qk_norm == "weighted"}
+            self.q_norm = nn.RMSNorm(self.head_dim, config.norm_eps, **weighted)
+            self.k_norm = nn.RMSNorm(self.head_dim, config.norm_eps, **weighted)
 
     def forward(
         self,
@@ -132,8 +148,11 @@ class HeadScheduleAttention(nn.Module):
             )
         # -1: under tensor parallelism a rank has some of the heads
         shape = (batch, length, -1, self.head_dim)
-        query = query.view(shape).transpose(1, 2)  # [B, h, T, d_h]
-        key = key.view(shape).transpose(1, 2)  # [B, kv, T, d_h]
+        query, key = query.view(shape), key.view(shape)
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        query = query.transpose(1, 2)  # [B, h, T, d_h]
+        key = key.transpose(1, 2)  # [B, kv, T, d_h]
         value = value.view(shape).transpose(1, 2)
         if rotation is not None:
             query, key = (x.to(value.dtype) for x in apply_rotary_pos_emb(query, key, *rotation))
@@ -326,6 +345,19 @@ class HeadScheduleModel(HeadSchedulePreTrainedModel):
         return (torch.arange(length, device=inputs_embeds.device) + seen).unsqueeze(0)
 
 
+class HeadScheduleHead(nn.Linear):
+    """The output head, with the soft cap that the configuration gives."""
+
+    def __init__(self, config: HeadScheduleConfig) -> None:
+        super().__init__(config.hidden_size, config.vocab_size, bias=False)
+        self.softcap = config.final_logit_softcapping
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[..., d] -> logits [..., vocabulary]."""
+        logits = super().forward(input)
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+
 class HeadScheduleForCausalLM(HeadSchedulePreTrainedModel, GenerationMixin):
     """The decoder with its output head, which is the token embedding when ``tie_word_embeddings`` is set.
 
@@ -342,7 +374,7 @@ class HeadScheduleForCausalLM(HeadSchedulePreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = HeadScheduleModel(config)
         self.vocab_size = config.vocab_size
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = HeadScheduleHead(config)
         self.post_init()
 
     @staticmethod

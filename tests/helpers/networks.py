@@ -29,11 +29,6 @@ CONFIGS: dict[str, ModelConfig] = {
     "biases": block(
         "llama", **LLAMA, heads=(2, 3), norm_bias=True, attention_bias="all", ffn_bias=True, activation="gelu"
     ),
-    "no_bias": block("gpt2", **PLAIN, heads=(2, 3), norm_bias=False, attention_bias="none", ffn_bias=False),
-}
-
-
-MODERN = {
     "modern": block(
         "llama",
         **LLAMA,
@@ -43,13 +38,19 @@ MODERN = {
         attention_scale_base=8,
         logit_softcap=4.0,
         activation="relu2",
+        rope_scaling={"type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        | {"original_context_length": 16},
     ),
+    "plain_norm": block(
+        "llama", **LLAMA, heads=(2, 3), qk_norm="plain", attention_scale="constant", attention_scale_base=16
+    ),
+    "no_bias": block("gpt2", **PLAIN, heads=(2, 3), norm_bias=False, attention_bias="none", ffn_bias=False),
 }
 
 
 def network(name: str, dtype: torch.dtype = torch.float32) -> Transformer:
     """The network of a config above with weights far from their start, so that every switch shows."""
-    config = (CONFIGS | MODERN)[name]
+    config = CONFIGS[name]
     result = Transformer(config)
     initialize(result, seed=1)
     generator = torch.Generator().manual_seed(2)

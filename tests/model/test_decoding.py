@@ -8,11 +8,11 @@ import torch
 
 from model.decoding import CachedDecoder
 from model.errors import UserError
-from tests.helpers.networks import CONFIGS, MODERN, network, tokens
+from tests.helpers.networks import CONFIGS, network, tokens
 
 
 @pytest.mark.parametrize("chunks", [(1,) * 40, (13, 1, 20, 6)])
-@pytest.mark.parametrize("name", [*CONFIGS, *MODERN])
+@pytest.mark.parametrize("name", CONFIGS)
 def test_logits_equal_the_full_forward_pass(name, chunks):
     ours, ids = network(name, torch.float64), tokens(2, 40)
     decoder = CachedDecoder(ours, batch=2)

@@ -6,13 +6,17 @@ import math
 import time
 
 import pytest
-from transformers import GPT2Config, LlamaConfig
+import torch
+from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM
 
+from model.transformer import Transformer
 from pretrain.hf.config_file import read_model
 from pretrain.hf.configuration_head_schedule import HeadScheduleConfig
 from pretrain.hf.export_folder import special_ids
 from pretrain.hf.formats import folder_config
+from pretrain.hf.import_folder import _parameters
 from pretrain.hf.model_folder import check_folder
+from pretrain.hf.open_model import load_exported
 from tests.helpers.exports import write_folder
 from tests.helpers.networks import CONFIGS, network
 from tests.helpers.refusals import refused
@@ -38,16 +42,17 @@ IDS = "bos_token_id eos_token_id pad_token_id pretraining_tp "
 GPT2_ONLY = "add_cross_attention scale_attn_by_inverse_layer_idx "
 SCHEDULES = "head_dim num_key_value_heads per_layer_config layer_types sliding_window "
 NOTES = "architectures auto_map dtype use_cache transformers_version reorder_and_upcast_attn "
+SWITCHES = "attention_scale_base final_logit_softcapping rotary_scaling "
 # The fields that take a value of the kind; for all others it is refused.
 TAKEN = {
-    "null": SCHEDULES + "n_inner n_ctx rope_parameters " + NOTES + IDS + GPT2_ONLY,
+    "null": SCHEDULES + SWITCHES + "n_inner n_ctx rope_parameters " + NOTES + IDS + GPT2_ONLY,
     "true": "tie_word_embeddings attention_bias mlp_bias norm_bias scale_attn_weights use_cache "
     "reorder_and_upcast_attn",
     "text": "dtype transformers_version",
     "negative": IDS,
     "zero": DROPOUTS + IDS + GPT2_ONLY,
-    "billion": NUMBERS + DROPOUTS + IDS + "n_ctx sliding_window",
-    "fraction": NUMBERS + DROPOUTS,
+    "billion": NUMBERS + DROPOUTS + IDS + "n_ctx sliding_window final_logit_softcapping",
+    "fraction": NUMBERS + DROPOUTS + "final_logit_softcapping",
     "empty list": "architectures eos_token_id",
     "mapping": "auto_map rope_parameters",
 }
@@ -106,6 +111,32 @@ def test_what_is_read_is_what_transformers_reads(name, tmp_path):
         assert ours.to_json_string() == theirs.to_json_string()
 
 
+def test_llama_3s_wavelengths_come_in_and_go_out(tmp_path):
+    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    rope = {"rope_type": "llama3", "rope_theta": 5e5, **scaling, "original_max_position_embeddings": 32}
+    sizes = {"vocab_size": 260, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2}
+    config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, rope_parameters=rope)
+    torch.manual_seed(0)
+    theirs = LlamaForCausalLM(config).eval()
+    theirs.save_pretrained(tmp_path / "in")
+    described = read_model(tmp_path / "in")
+    assert described.model.rope_scaling is not None and described.model.rope_base == 5e5
+    ids = torch.randint(0, 260, (2, 120))
+    ours = Transformer(described.model)
+    values = dict(_parameters(described.model, load_exported(tmp_path / "in", torch.float32)))
+    with torch.no_grad():
+        for name, parameter in ours.named_parameters():
+            parameter.zero_()[: len(values[name])] = values[name]
+        expected = theirs(ids).logits
+        assert (ours(ids) - expected).abs().max() < 1e-5
+        for chosen in ("llama", "native"):
+            write_folder(ours, tmp_path / chosen, chosen)
+            assert read_model(tmp_path / chosen).model == described.model
+            assert (load_exported(tmp_path / chosen)(ids).logits - expected).abs().max() < 1e-5
+        again = LlamaForCausalLM.from_pretrained(tmp_path / "llama").eval()
+        assert (again(ids).logits - expected).abs().max() < 1e-5
+
+
 LEFT_OUT = """rope_parameters head_dim num_key_value_heads mlp_bias attention_bias hidden_act rope_theta
     n_inner scale_attn_weights activation_function dtype"""
 
@@ -119,7 +150,7 @@ def test_older_names_and_what_older_folders_leave_out(exported, older, tmp_path)
 
 
 LACKING = {
-    "RoPE scaling": {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "rope_theta": 5e5}},
+    "RoPE scaling": {"rope_scaling": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5}},
     "RoPE scaling;": {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
     "quantised weights": {"quantization_config": {"quant_method": "fp8"}},
     "(qk-norm)": {"model_type": "qwen3"},
