@@ -168,7 +168,8 @@ _FLOPS_PROFILER = {
     "enabled": bool,
     "recompute_fwd_factor": Annotated[_FROM_ZERO, Field(le=10)],
     "profile_step": _POSITIVE,
-    "module_depth": Annotated[Whole, Field(ge=-1, le=1000)],
+    # A level of modules that the network does not have ends DeepSpeed's table in a KeyError.
+    "module_depth": Annotated[Whole, Field(ge=-1, le=5)],
     "top_modules": Annotated[Whole, Field(ge=1, le=10000)],
     "detailed": bool,
     "output_file": str,
