@@ -17,12 +17,47 @@ VALUES: dict[str, tuple[str, ...]] = {
     "size": ("0", "1e400", "9" * 400, "1e-320", str(2**63), str(2**31), "1" * 20, ".inf", ".nan", "nan"),
     "nesting": ("[" * 2000, "[" * 60 + "]" * 60, "{a: " * 3000, "- " * 500, "&a [*a]", "x" * 100_000),
     "encoding": ("é\u202e", "\x1b[31mred", "a\nb", "\udcff\udcfe", "\ufeffx", "\u0661", "a\u2028b", "日本"),
-    "path": ("/dev/null", "/dev/zero", "/proc/self/mem", "/", ".", "..", "nope/nope", "a" * 300, "bad/fifo",
-             "bad/loop", "bad/dangling", "bad/folder", "bad/empty", "bad/garbage", "bad/file/x", "~"),
-}  # fmt: skip
-FILES = ("folder", "fifo", "device", "full", "loop", "dangling", "truncated", "garbage", "empty", "huge",
-         "nested", "utf16", "list", "text", "socket", "missing", "zeros", "appended", "byte",
-         "deep yaml")  # fmt: skip
+    "path": (
+        "/dev/null",
+        "/dev/zero",
+        "/proc/self/mem",
+        "/",
+        ".",
+        "..",
+        "nope/nope",
+        "a" * 300,
+        "bad/fifo",
+        "bad/loop",
+        "bad/dangling",
+        "bad/folder",
+        "bad/empty",
+        "bad/garbage",
+        "bad/file/x",
+        "~",
+    ),
+}
+FILES = (
+    "folder",
+    "fifo",
+    "device",
+    "full",
+    "loop",
+    "dangling",
+    "truncated",
+    "garbage",
+    "empty",
+    "huge",
+    "nested",
+    "utf16",
+    "list",
+    "text",
+    "socket",
+    "missing",
+    "zeros",
+    "appended",
+    "byte",
+    "deep yaml",
+)
 LEAVES: dict[str, tuple[object, ...]] = {
     "leaf type": (None, "x", True, [], {}, [1], {"a": 1}, 1.5, [[1]], ""),
     "leaf sign": (-1, -0.5, -(2**40)),
@@ -75,15 +110,38 @@ class Case:
 
 
 STEP = "runs/one/checkpoints/step_000002"
-RUN_FILES = (f"{STEP}/state.json", f"{STEP}/manifest.json", "runs/one/config.yaml", "runs/one/latest",
-             f"{STEP}/deepspeed/zero_pp_rank_0_mp_rank_00_optim_states.pt",
-             f"{STEP}/tokenizer/tokenizer.model", STEP, "runs/one/checkpoints")  # fmt: skip
+RUN_FILES = (
+    f"{STEP}/state.json",
+    f"{STEP}/manifest.json",
+    "runs/one/config.yaml",
+    "runs/one/latest",
+    f"{STEP}/deepspeed/zero_pp_rank_0_mp_rank_00_optim_states.pt",
+    f"{STEP}/tokenizer/tokenizer.model",
+    STEP,
+    "runs/one/checkpoints",
+)
 METRICS = ("runs/one/metrics.jsonl",)
-CORPUS = tuple(f"data/mine/{name}" for name in (
-    "meta.json", "training.bin", "training.idx", "validation.idx", "tokenizer/tokenizer.model",
-    "tokenizer"))  # fmt: skip
-HF = tuple(f"hf/one/{name}" for name in ("config.json", "model.safetensors", "tokenizer.json",
-                                        "tokenizer_config.json", "generation_config.json"))  # fmt: skip
+CORPUS = tuple(
+    f"data/mine/{name}"
+    for name in (
+        "meta.json",
+        "training.bin",
+        "training.idx",
+        "validation.idx",
+        "tokenizer/tokenizer.model",
+        "tokenizer",
+    )
+)
+HF = tuple(
+    f"hf/one/{name}"
+    for name in (
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+    )
+)
 MAIN = ("--config", "recipe.yaml", "--ds_config", "ds.json", "--data", "data/mine", "--name", "two")
 
 
@@ -95,65 +153,188 @@ def commands(run_flags: list[str]) -> list[Command]:
 
     script = "pretrain/main.py"
     return [
-        Command("main", script, MAIN, (*run_flags, "--config", "--ds_config", "--plot_lr"),
-                ("recipe.yaml", "ds.json", "model.json", *CORPUS)),
-        Command("resume", script, (*MAIN[:-1], "one"), ("--steps", "--seed", "--model", "--runs_dir"),
-                (*RUN_FILES, *METRICS, "runs/one/decisions.json", *CORPUS)),
-        Command("plot_lr", script, ("--config", "recipe.yaml", "--plot_lr", "lr.png"),
-                ("--plot_lr", "--lr_rules", "--schedule.warmup"), ("recipe.yaml",)),
-        Command("plan", "pretrain.plan.command", ("--config", "recipe.yaml", "--ds_config", "ds.json"),
-                ("--nodes", "--gpus_per_node", "--gpu", "--gpu_memory", "--peak_tflops", "--mfu",
-                 *run_flags[::4]),
-                ("recipe.yaml", "ds.json", "model.json")),
-        of("generate", "pretrain.generate", "runs/one --tokens 3",
-           "runs/one --prompt --tokens --temperature --top_p --seed --step", *RUN_FILES),
+        Command(
+            "main",
+            script,
+            MAIN,
+            (*run_flags, "--config", "--ds_config", "--plot_lr"),
+            ("recipe.yaml", "ds.json", "model.json", *CORPUS),
+        ),
+        Command(
+            "resume",
+            script,
+            (*MAIN[:-1], "one"),
+            ("--steps", "--seed", "--model", "--runs_dir"),
+            (*RUN_FILES, *METRICS, "runs/one/decisions.json", *CORPUS),
+        ),
+        Command(
+            "plot_lr",
+            script,
+            ("--config", "recipe.yaml", "--plot_lr", "lr.png"),
+            ("--plot_lr", "--lr_rules", "--schedule.warmup"),
+            ("recipe.yaml",),
+        ),
+        Command(
+            "plan",
+            "pretrain.plan.command",
+            ("--config", "recipe.yaml", "--ds_config", "ds.json"),
+            (
+                "--nodes",
+                "--gpus_per_node",
+                "--gpu",
+                "--gpu_memory",
+                "--peak_tflops",
+                "--mfu",
+                *run_flags[::4],
+            ),
+            ("recipe.yaml", "ds.json", "model.json"),
+        ),
+        of(
+            "generate",
+            "pretrain.generate",
+            "runs/one --tokens 3",
+            "runs/one --prompt --tokens --temperature --top_p --seed --step",
+            *RUN_FILES,
+        ),
         of("generate hf", "pretrain.generate", "hf/one --tokens 3", "hf/one", *HF),
-        of("convert", "pretrain.convert", "runs/one --out hf/two",
-           "runs/one --out --step --format --dtype --license", *RUN_FILES),
+        of(
+            "convert",
+            "pretrain.convert",
+            "runs/one --out hf/two",
+            "runs/one --out --step --format --dtype --license",
+            *RUN_FILES,
+        ),
         of("from_hf", "pretrain.convert", "--from_hf hf/one --out runs/three", "--from_hf --out", *HF),
-        of("evaluation", "pretrain.evaluation.command",
-           "runs/one --tasks piqa --data_dir sets --limit 1 --out scores.json",
-           "runs/one --tasks --include_path --num_fewshot --data_dir --step --limit --batch_tokens --out",
-           *RUN_FILES, "sets/baber/piqa/default/validation.jsonl", "task.yaml"),
-        of("evaluation save", "pretrain.evaluation.command", "save --tasks piqa --data_dir sets",
-           "--tasks --data_dir --include_path", "task.yaml"),
-        of("diagnostics", "pretrain.diagnostics.command", "runs/one --out plots --sequences 1 --steps 2",
-           "runs/one --data --out --sequences --steps --baseline", *RUN_FILES, *METRICS, *CORPUS),
-        of("growth", "pretrain.growth.__main__", "report runs/one --sequences 1 --out grown",
-           "runs/one report --step --sequences --out", *RUN_FILES, *CORPUS),
-        of("plots", "pretrain.plots.command", "runs/one --out curves.png", "runs/one --out", *METRICS,
-           "runs/one/config.yaml"),
+        of(
+            "evaluation",
+            "pretrain.evaluation.command",
+            "runs/one --tasks piqa --data_dir sets --limit 1 --out scores.json",
+            "runs/one --tasks --include_path --num_fewshot --data_dir --step --limit --batch_tokens --out",
+            *RUN_FILES,
+            "sets/baber/piqa/default/validation.jsonl",
+            "task.yaml",
+        ),
+        of(
+            "evaluation save",
+            "pretrain.evaluation.command",
+            "save --tasks piqa --data_dir sets",
+            "--tasks --data_dir --include_path",
+            "task.yaml",
+        ),
+        of(
+            "diagnostics",
+            "pretrain.diagnostics.command",
+            "runs/one --out plots --sequences 1 --steps 2",
+            "runs/one --data --out --sequences --steps --baseline",
+            *RUN_FILES,
+            *METRICS,
+            *CORPUS,
+        ),
+        of(
+            "growth",
+            "pretrain.growth.__main__",
+            "report runs/one --sequences 1 --out grown",
+            "runs/one report --step --sequences --out",
+            *RUN_FILES,
+            *CORPUS,
+        ),
+        of(
+            "plots",
+            "pretrain.plots.command",
+            "runs/one --out curves.png",
+            "runs/one --out",
+            *METRICS,
+            "runs/one/config.yaml",
+        ),
         of("presets", "pretrain.presets", "prism-nano --plot heads.png", "prism-nano --plot", "model.json"),
-        of("exchange", "pretrain.presets", "exchange --model prism-nano --tensor_parallel 2",
-           "exchange --model --tensor_parallel", "model.json"),
-        of("prepare", "pretrain.prepare.command",
-           "--out data/new --text text --train_tokenizer 300 --processes 1",
-           "--out --text --format --column --max_document_bytes --tokenizer --train_tokenizer "
-           "--validation_fraction --validation_text --validation_split --max_tokens --processes --shard",
-           "text/a.txt", "text"),
-        of("prepare again", "pretrain.prepare.command",
-           "--out data/new --text text --tokenizer hf/one --processes 1", "",
-           "hf/one/tokenizer.json", "hf/one/tokenizer_config.json"),
-        of("prepare rows", "pretrain.prepare.command",
-           "--out data/new --text rows.jsonl --tokenizer data/mine/tokenizer --processes 1",
-           "--column --format", "rows.jsonl"),
-        of("labelled", "pretrain.prepare.command",
-           "labelled --train labels.jsonl --out data/labels --train_tokenizer 300",
-           "--train --out --validation --validation_fraction --text_column --label_column --tokenizer "
-           "--train_tokenizer", "labels.jsonl"),
-        of("study run", "pretrain.study.command", "run study.yaml --dry_run --out runs/s",
-           "study.yaml --out --parallel --sbatch", "study.yaml", "recipe.yaml"),
-        of("study list", "pretrain.study.command", "list study.yaml --out runs/s", "study.yaml --out",
-           "study.yaml"),
-        of("study task", "pretrain.study.command", "task study.yaml 0 --out runs/s --ranks 2",
-           "study.yaml 0 --out --ranks", "study.yaml"),
-        of("study power", "pretrain.study.command", "power study.yaml --sd 0.1 --effect 0.1",
-           "study.yaml --pilot --sd --effect --power --parallel", "study.yaml"),
-        of("study report", "pretrain.study.command", "report runs/done", "runs/done --out",
-           "runs/done/study.yaml", *(f"runs/done/{name}" for name in (
-               "a-s1/metrics.jsonl", "a-s1/config.yaml", "a-s1/latest", "a-s1/checkpoints",
-               "a-s1/checkpoints/step_000002/state.json", "tasks.txt", "logs"))),
-    ]  # fmt: skip
+        of(
+            "exchange",
+            "pretrain.presets",
+            "exchange --model prism-nano --tensor_parallel 2",
+            "exchange --model --tensor_parallel",
+            "model.json",
+        ),
+        of(
+            "prepare",
+            "pretrain.prepare.command",
+            "--out data/new --text text --train_tokenizer 300 --processes 1",
+            "--out --text --format --column --max_document_bytes --tokenizer --train_tokenizer "
+            "--validation_fraction --validation_text --validation_split --max_tokens --processes --shard",
+            "text/a.txt",
+            "text",
+        ),
+        of(
+            "prepare again",
+            "pretrain.prepare.command",
+            "--out data/new --text text --tokenizer hf/one --processes 1",
+            "",
+            "hf/one/tokenizer.json",
+            "hf/one/tokenizer_config.json",
+        ),
+        of(
+            "prepare rows",
+            "pretrain.prepare.command",
+            "--out data/new --text rows.jsonl --tokenizer data/mine/tokenizer --processes 1",
+            "--column --format",
+            "rows.jsonl",
+        ),
+        of(
+            "labelled",
+            "pretrain.prepare.command",
+            "labelled --train labels.jsonl --out data/labels --train_tokenizer 300",
+            "--train --out --validation --validation_fraction --text_column --label_column --tokenizer "
+            "--train_tokenizer",
+            "labels.jsonl",
+        ),
+        of(
+            "study run",
+            "pretrain.study.command",
+            "run study.yaml --dry_run --out runs/s",
+            "study.yaml --out --parallel --sbatch",
+            "study.yaml",
+            "recipe.yaml",
+        ),
+        of(
+            "study list",
+            "pretrain.study.command",
+            "list study.yaml --out runs/s",
+            "study.yaml --out",
+            "study.yaml",
+        ),
+        of(
+            "study task",
+            "pretrain.study.command",
+            "task study.yaml 0 --out runs/s --ranks 2",
+            "study.yaml 0 --out --ranks",
+            "study.yaml",
+        ),
+        of(
+            "study power",
+            "pretrain.study.command",
+            "power study.yaml --sd 0.1 --effect 0.1",
+            "study.yaml --pilot --sd --effect --power --parallel",
+            "study.yaml",
+        ),
+        of(
+            "study report",
+            "pretrain.study.command",
+            "report runs/done",
+            "runs/done --out",
+            "runs/done/study.yaml",
+            *(
+                f"runs/done/{name}"
+                for name in (
+                    "a-s1/metrics.jsonl",
+                    "a-s1/config.yaml",
+                    "a-s1/latest",
+                    "a-s1/checkpoints",
+                    "a-s1/checkpoints/step_000002/state.json",
+                    "tasks.txt",
+                    "logs",
+                )
+            ),
+        ),
+    ]
 
 
 def all_cases(run_flags: list[str]) -> Iterator[Case]:

@@ -89,8 +89,10 @@ def _with_leaf(path: Path, value: Any) -> str:
     parsed = (
         [json.loads(line) for line in text.splitlines()]
         if lines
-        else json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    )  # fmt: skip
+        else json.loads(text)
+        if path.suffix == ".json"
+        else yaml.safe_load(text)
+    )
     places: list[tuple[Any, Any]] = []
     pending = [parsed]
     while pending:
