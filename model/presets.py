@@ -9,7 +9,7 @@ import itertools
 from typing import Any
 
 from model.config import ModelConfig, block
-from model.errors import UserError, closest
+from model.errors import UserError, closest, shown
 from model.heads import ascending, descending, parse_heads, shuffled, uniform
 
 GPT2_VOCABULARY = 50257
@@ -175,5 +175,5 @@ def preset(name: str) -> ModelConfig:
     """The config of that name; raises UserError, naming the closest one, if there is none."""
     if name not in _PRESETS:
         hint = closest(name, _PRESETS) or "; `python -m pretrain.presets` lists them"
-        raise UserError(f"model: no preset {name!r}{hint}")
+        raise UserError(f"model: no preset {shown(name)}{hint}")
     return _PRESETS[name]

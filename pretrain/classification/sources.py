@@ -68,7 +68,8 @@ def read_examples(
     read = {"tsv": _read_tsv, "jsonl": _read_json_lines, "fasta": _read_fasta}[kind_of(path)]
     try:
         with open_stream(path) as raw:
-            records = read(path, io.TextIOWrapper(raw, "utf-8-sig", newline=None))
+            lines = _lines(path, io.TextIOWrapper(raw, "utf-8-sig", newline=None))
+            records = read(path, lines)
             examples = list(_chosen(path, records, text_column, label_column or LABEL_COLUMN))
     except FileNotFoundError:
         raise UserError(f"labelled: {str(path)!r} does not exist; give a file of labelled examples") from None
@@ -94,7 +95,22 @@ def kind_of(path: Path) -> str:
     return kind
 
 
-def _read_tsv(path: Path, lines: TextIO) -> Iterator[Record]:
+def _lines(path: Path, file: TextIO) -> Iterator[str]:
+    """The lines of a file, none of which may be longer than a document can be in JSON."""
+    most = 6 * MAX_DOCUMENT_BYTES  # written as \\uXXXX
+    for number in itertools.count(1):
+        line = file.readline(most + 1)
+        if len(line) > most:
+            raise UserError(
+                f"labelled: line {number} of {str(path)!r} has more than {most:,} characters; give one "
+                "example a line"
+            )
+        if not line:
+            return
+        yield line
+
+
+def _read_tsv(path: Path, lines: Iterator[str]) -> Iterator[Record]:
     csv.field_size_limit(MAX_DOCUMENT_BYTES)
     rows = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
     names = rows.fieldnames or ()
@@ -109,7 +125,7 @@ def _read_tsv(path: Path, lines: TextIO) -> Iterator[Record]:
         yield rows.line_num, row
 
 
-def _read_json_lines(path: Path, lines: TextIO) -> Iterator[Record]:
+def _read_json_lines(path: Path, lines: Iterator[str]) -> Iterator[Record]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -124,8 +140,8 @@ def _read_json_lines(path: Path, lines: TextIO) -> Iterator[Record]:
         yield number, record
 
 
-def _read_fasta(path: Path, lines: TextIO) -> Iterator[Record]:
-    before, *records = re.split(r"^[ \t]*>", lines.read(), flags=re.MULTILINE)
+def _read_fasta(path: Path, lines: Iterator[str]) -> Iterator[Record]:
+    before, *records = re.split(r"^[ \t]*>", "".join(lines), flags=re.MULTILINE)
     if before.strip():
         raise UserError(f"labelled: {str(path)!r} does not begin with a FASTA header, >NAME LABEL")
     number = 1 + before.count("\n")

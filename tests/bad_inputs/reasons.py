@@ -28,6 +28,8 @@ REASONS: tuple[tuple[str, str, str, str], ...] = (
     ("*", "*.jsonl", "*", "any text is a document or a label"),
     ("*", "*.json", "leaf*", "a value in its range, or null: the default"),
     ("*", "*.yaml", "leaf*", "a value in its range, or null: the default"),
+    ("*", "*.yaml", "truncated", "its first half is a whole file with fewer fields"),
+    ("*", "*.yaml", "byte", "another letter in a name or a comment"),
     ("*", "recipe.yaml", "empty", "a recipe may leave every field out"),
     ("evaluation", "*", "*", "a value in its range, or a file that these tasks do not need"),
     ("*", "--*", "*", "a value in its range: free text, a number, or a name that can be made"),
