@@ -38,12 +38,11 @@ from benchmarks.helpers import parser_of, write  # noqa: E402
 from model.config import ModelConfig  # noqa: E402
 from model.feedforward import FeedForward  # noqa: E402
 from model.linears import joint_columns  # noqa: E402
-from model.parameters import parameter_specs  # noqa: E402
+from model.parameters import is_hidden, parameter_specs  # noqa: E402
 from model.transformer import Fused, Transformer  # noqa: E402
 from pretrain.config.model_file import named_model  # noqa: E402
 from pretrain.config.run_config import MuonConfig  # noqa: E402
 from pretrain.engine.matrix_exchange import matrix_of  # noqa: E402
-from pretrain.optim.groups import of_muon  # noqa: E402
 from pretrain.optim.orthogonal import orthogonalized  # noqa: E402
 
 # NVIDIA's data sheet of the H100 SXM: dense bf16 products and memory.
@@ -242,7 +241,7 @@ def muon(config: ModelConfig, heads: Literal["whole", "each"]) -> tuple[float, i
     traffic, flops = Traffic(compiled=True), FlopCounterMode(display=False)
     with flops, traffic:
         for spec in parameter_specs(config).values():
-            if of_muon(spec.role):
+            if is_hidden(spec.role):
                 matrix = matrix_of(spec, config, MuonConfig(heads=heads))
                 blocks = torch.empty(matrix.shape, device="meta")
                 if matrix.head is not None:

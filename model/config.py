@@ -20,10 +20,14 @@ AttentionBias = Literal["none", "output", "all"]
 Positions = Literal["rope", "learned"]
 AttentionScale = Literal["sqrt_head_dim", "head_dim", "constant", "none"]
 QKNorm = Literal["none", "plain", "weighted"]
+Parametrization = Literal["standard", "mup"]
 
 # Vocabularies are padded to a multiple of lcm(VOCABULARY_MULTIPLE, t): fast matrix shapes, and the same
 # padded size for every tensor-parallel degree t that is a power of two up to 128.
 VOCABULARY_MULTIPLE = 128
+
+LARGEST_WIDTH_RATIO = 64
+"""Of d_model and base_width, either way: further apart no rate has been seen to transfer."""
 
 LARGEST_SIZE = 2**31 - 1
 """Limit of any width, count or length: matrix products take no larger ones, and divisors are found
@@ -126,6 +130,12 @@ class ModelConfig:
     """Whether the output head is the token embedding."""
     init_std: PositiveNumber = 0.02
     """Standard deviation of the weights at the start; residual projections get init_std / sqrt(2L)."""
+    parametrization: Parametrization = "standard"
+    """mup: a learning rate found at base_width suits every width (arXiv 2203.03466, table 8): matrices of the
+    blocks begin with init_std / sqrt(m) and learn at a lower rate (pretrain/optim/groups.py), and logits are
+    divided by m, with m = d_model / base_width. At m = 1 it is the same as standard."""
+    base_width: Size | None = None
+    """d_model of the narrow model whose rates are used; with mup only."""
     classes: Annotated[int, Field(ge=2, le=LARGEST_SIZE)] | None = None
     """Classes of a sequence classifier: its head, [classes, d], takes the place of the output head. None: a
     language model."""
@@ -138,6 +148,7 @@ class ModelConfig:
                 if self.attention_scale_base is None
                 else f"attention_scale_base: {kind} takes none; leave it out"
             )
+        self._check_parametrization()
         if self.rope_scaling is not None and self.positions != "rope":
             raise UserError(f"rope_scaling: positions {self.positions!r} have no wavelengths; leave it out")
         if self.classes is not None and (self.logit_softcap is not None or self.z_loss):
@@ -151,6 +162,25 @@ class ModelConfig:
                     f"{name} must have {self.num_layers} values"
                 )
         self._check_heads()
+
+    def _check_parametrization(self) -> None:
+        if self.parametrization == "standard":
+            if self.base_width is not None:
+                raise UserError("base_width: parametrization 'standard' takes none; leave it out")
+            return
+        if self.base_width is None:
+            raise UserError("base_width: missing; parametrization 'mup' needs the d_model of its rates")
+        if not 1 / LARGEST_WIDTH_RATIO <= self.width_ratio <= LARGEST_WIDTH_RATIO:
+            raise UserError(
+                f"base_width: {self.base_width} is more than {LARGEST_WIDTH_RATIO} times "
+                f"{'narrower' if self.width_ratio > 1 else 'wider'} than d_model {self.d_model}; valid: "
+                f"{-(-self.d_model // LARGEST_WIDTH_RATIO)} to {self.d_model * LARGEST_WIDTH_RATIO}"
+            )
+        if self.attention_scale == "sqrt_head_dim":
+            raise UserError(
+                "attention_scale: 'sqrt_head_dim' does not carry over to other widths; valid with "
+                "parametrization 'mup': head_dim or constant (with attention_scale_base), none"
+            )
 
     def _check_heads(self) -> None:
         multiple = 2 if self.positions == "rope" else 1  # of a head dim: rotary positions are pairs
@@ -181,6 +211,11 @@ class ModelConfig:
     def num_layers(self) -> int:
         """L: the number of layers."""
         return len(self.heads)
+
+    @property
+    def width_ratio(self) -> float:
+        """m = d_model / base_width with parametrization mup, else 1."""
+        return self.d_model / self.base_width if self.base_width else 1.0
 
     def layer_head_dim(self, layer: int) -> int:
         """d_h(l): width of one head of the layer."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from model.config import ModelConfig
 from model.linears import shard_dim
-from model.parameters import ParameterRole, has_vocabulary_rows, parameter_roles
+from model.parameters import ParameterRole, has_vocabulary_rows, is_hidden, parameter_roles
 from model.transformer import Transformer
 
 Gather = Callable[[nn.Parameter], AbstractContextManager[Any]]
@@ -65,13 +65,16 @@ def initial_distribution(
 
     Norm weights are 1 and biases 0. Everything else has mean 0 and std init_std, or init_std / sqrt(2L) for
     the projections that write into the residual stream, o and down (GPT-2; nanoGPT; the Prism paper leaves it
-    open).
+    open). With parametrization mup the variance of the blocks' matrices is divided by the width's ratio.
     """
     rows = config.vocab_size if has_vocabulary_rows(name) else shape[0]
     if role.kind in ("norm", "bias"):
         return float(role.kind == "norm"), 0.0, rows
     residual = role.part == "o" or name.endswith(".ffn.down.weight")
-    return 0.0, config.init_std / math.sqrt(2 * config.num_layers if residual else 1), rows
+    divisor: float = 2 * config.num_layers if residual else 1
+    if is_hidden(role):
+        divisor *= config.width_ratio
+    return 0.0, config.init_std / math.sqrt(divisor), rows
 
 
 def _generator(name: str, seed: int) -> torch.Generator:

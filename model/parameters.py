@@ -121,6 +121,12 @@ def shard_dimension(name: str, role: ParameterRole) -> int | None:
     return 0
 
 
+def is_hidden(role: ParameterRole) -> bool:
+    """Whether a parameter is a matrix of the blocks: those that Muon steps, and whose initial spread and rate
+    depend on the width with parametrization mup."""
+    return role.kind == "matrix" and role.layer is not None
+
+
 def has_vocabulary_rows(name: str) -> bool:
     """Whether a parameter has one row per (padded) vocabulary entry: the token embedding, and an untied
     head."""

@@ -147,7 +147,7 @@ class Transformer(nn.Module):
         if labels is not None:
             return self.loss_of(hidden, labels)
         if self.classifier is not None:
-            return cast(Tensor, self.classifier(self.final_norm(hidden)))
+            return cast(Tensor, self.classifier(self.head_input(hidden)))
         logits = self.logits_of(hidden)
         if self.grid.tensor_parallel > 1:
             logits = gather_last(logits, self.grid.tensor_group)
@@ -202,7 +202,7 @@ class Transformer(nn.Module):
         z_loss = self.config.z_loss if self.training else 0.0
         if self.classifier is not None:
             return cross_entropy(
-                self.classifier(self.final_norm(hidden)), labels, self.classifier.out_features
+                self.classifier(self.head_input(hidden)), labels, self.classifier.out_features
             )
         if self.grid.tensor_parallel > 1:
             return parallel_cross_entropy(
@@ -218,7 +218,13 @@ class Transformer(nn.Module):
             z_loss=z_loss,
             step=self.loss_and_residual,
         )
-        return cast(Tensor, (self.output or self.token_embedding)(self.final_norm(hidden), loss=loss))
+        return cast(Tensor, (self.output or self.token_embedding)(self.head_input(hidden), loss=loss))
+
+    def head_input(self, hidden: Tensor) -> Tensor:
+        """The last block's output [B, T, d] -> what the output head reads: the final norm, divided by the
+        width's ratio with parametrization mup."""
+        normed, ratio = cast(Tensor, self.final_norm(hidden)), self.config.width_ratio
+        return normed if ratio == 1 else normed / ratio
 
     def logits_of(self, hidden: Tensor) -> Tensor:
         """The last block's output [B, T, d] -> this rank's logits [B, T, padded vocabulary / t]."""
@@ -226,7 +232,7 @@ class Transformer(nn.Module):
         return logits if self.config.logit_softcap is None else soft_capped(logits, self.config.logit_softcap)
 
     def _raw_logits(self, hidden: Tensor) -> Tensor:
-        hidden = enter_columns(self.final_norm(hidden), self.grid)
+        hidden = enter_columns(self.head_input(hidden), self.grid)
         if self.output is not None:
             return cast(Tensor, self.output(hidden))
         return cast(Tensor, self.token_embedding(hidden, as_output=True))

@@ -59,13 +59,16 @@ class OptimizerConfig:
     """Largest global gradient norm; a larger gradient is scaled down to it. 0 turns clipping off."""
 
 
+MuonScale = Literal["rms", "spectral", "unit"]
+
+
 @declared("muon")
 class MuonConfig:
     """Muon (Jordan 2024): momentum, made orthogonal by Newton-Schulz iterations; for optimizer.kind muon."""
 
     heads: Literal["whole", "each"] = "whole"
     """What is made orthogonal: whole matrices, or q, k, v (rows) and o (columns) head by head."""
-    scale: Literal["rms", "spectral", "unit"] = "rms"
+    scale: MuonScale = "rms"
     """Factor of the orthogonal update of rows x cols: 0.2 sqrt(max(rows, cols)), so that rates of AdamW carry
     over (arXiv 2502.16982); sqrt(rows / cols) (arXiv 2310.17813); or 1."""
     momentum: Beta = 0.95

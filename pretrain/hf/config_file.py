@@ -48,6 +48,8 @@ SETTINGS: dict[str, dict[Format, str | None]] = {
         "attention_scale": ("attention_scale", None, "scale_attn_weights"),
         "attention_scale_base": ("attention_scale_base", None, None),
         "logit_softcap": ("final_logit_softcapping", None, None),
+        "parametrization": ("parametrization", None, None),
+        "base_width": ("base_width", None, None),
         "tie_embeddings": ("tie_word_embeddings", "tie_word_embeddings", "tie_word_embeddings"),
         "init_std": ("initializer_range", "initializer_range", "initializer_range"),
     }.items()
@@ -136,7 +138,8 @@ _COMMON: Settings = {
 # Of transformers' classes, for what older folders do not say; a native folder says everything.
 _DEFAULTS: dict[Format, dict[str, Any]] = {
     "native": {"rotary_scaling": None, "qk_norm": "none"}
-    | {"attention_scale_base": None, "final_logit_softcapping": None},
+    | {"attention_scale_base": None, "final_logit_softcapping": None}
+    | {"parametrization": "standard", "base_width": None},
     "llama": {"hidden_act": "silu", "rms_norm_eps": 1e-6, "attention_bias": False, "mlp_bias": False}
     | {"rope_theta": 10000.0, "tie_word_embeddings": False, "initializer_range": 0.02},
     "gpt2": {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "scale_attn_weights": True}

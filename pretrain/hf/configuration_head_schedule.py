@@ -69,6 +69,9 @@ class HeadScheduleConfig(PreTrainedConfig):
     attention_scale_base: float | None = None
     final_logit_softcapping: float | None = None
     """c: logits x become c tanh(x / c)."""
+    parametrization: str = "standard"
+    """mup: what the output head reads is divided by hidden_size / base_width."""
+    base_width: int | None = None
     attention_dropout: float = 0.0
     sliding_window: int | None = None
     """Positions a query of a ``sliding_attention`` layer sees, itself included."""

@@ -346,15 +346,16 @@ class HeadScheduleModel(HeadSchedulePreTrainedModel):
 
 
 class HeadScheduleHead(nn.Linear):
-    """The output head, with the soft cap that the configuration gives."""
+    """The output head, with the divisor of its inputs and the soft cap that the configuration gives."""
 
     def __init__(self, config: HeadScheduleConfig) -> None:
         super().__init__(config.hidden_size, config.vocab_size, bias=False)
         self.softcap = config.final_logit_softcapping
+        self.ratio = config.hidden_size / config.base_width if config.base_width else 1.0
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., d] -> logits [..., vocabulary]."""
-        logits = super().forward(input)
+        logits = super().forward(input if self.ratio == 1 else input / self.ratio)
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
 

@@ -1,12 +1,14 @@
 """Named parameter groups, the optimizer that steps them, and their rate and weight decay at every step.
 
 A group's name says what is in it: ``base/decay``, ``base/no_decay``, and for each rule ``RULE/decay`` and
-``RULE/no_decay``; with Muon also ``base/muon`` and ``RULE/muon``. The schedule, the logs and the checkpoints
+``RULE/no_decay``; the blocks' matrices are in ``base/muon`` and ``RULE/muon`` with Muon, in ``base/hidden``
+and ``RULE/hidden`` with AdamW and parametrization mup. The schedule, the logs and the checkpoints
 identify groups by name, not by position.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -15,10 +17,10 @@ from typing import Any
 import torch
 
 from model.config import ModelConfig
-from model.parameters import ParameterRole, parameter_roles, parameter_specs
+from model.parameters import ParameterRole, is_hidden, parameter_roles, parameter_specs
 from model.transformer import Transformer
 from pretrain.config.lr_rules import BASE, LearningRateRule, match_rules, parse_rules
-from pretrain.config.run_config import MuonConfig, OptimizerConfig, RunConfig
+from pretrain.config.run_config import MuonConfig, MuonScale, OptimizerConfig, RunConfig
 from pretrain.optim.muon import MuonAndAdamW
 from pretrain.optim.schedule import LearningRateSchedule, RuleSchedule
 
@@ -28,19 +30,30 @@ def decays(role: ParameterRole, config: OptimizerConfig) -> bool:
     return role.kind == "matrix" or (role.kind == "embedding" and config.decay_embeddings)
 
 
-def of_muon(role: ParameterRole) -> bool:
-    """Whether Muon steps a parameter of this role, in a run with Muon: the matrices of the blocks."""
-    return role.kind == "matrix" and role.layer is not None
+SUFFIXES = ("muon", "hidden", "decay", "no_decay")
 
 
-SUFFIXES = ("muon", "decay", "no_decay")
-
-
-def group_suffix(role: ParameterRole, config: OptimizerConfig) -> str:
+def group_suffix(role: ParameterRole, config: OptimizerConfig, model: ModelConfig) -> str:
     """The end of the name of a parameter's group, one of SUFFIXES."""
-    if config.kind == "muon" and of_muon(role):
+    if is_hidden(role) and config.kind == "muon":
         return "muon"
+    if is_hidden(role) and model.parametrization == "mup":
+        return "hidden"
     return "decay" if decays(role, config) else "no_decay"
+
+
+def width_factor(suffix: str, model: ModelConfig, scale: MuonScale) -> float:
+    """The factor of a group's learning rate with parametrization mup; 1 without it.
+
+    A matrix of the blocks is to change its outputs by as much at every width: the spectral norm of its
+    update, times its rate, goes as sqrt(outputs / inputs) (arXiv 2310.17813). Between models of the same
+    layers, head counts and ratios of widths that is constant, and so is the norm of Muon's update sized
+    ``spectral`` or ``unit``. That of ``rms`` grows as the root of the width, that of AdamW's, whose entries
+    are about 1 and correlated, as the width (arXiv 2203.03466, table 8).
+    """
+    if suffix == "hidden":
+        return 1 / model.width_ratio
+    return 1 / math.sqrt(model.width_ratio) if suffix == "muon" and scale == "rms" else 1.0
 
 
 @dataclass(frozen=True)
@@ -48,7 +61,7 @@ class Group:
     """The description of one optimizer group, known before a model or an engine exists."""
 
     name: str
-    """``RULE/decay``, ``RULE/no_decay`` or ``RULE/muon``; ``base`` stands for no rule. With depth_decay
+    """``RULE/`` and the suffix; ``base`` stands for no rule. With depth_decay
     ``RULE/layer_7/decay``."""
     suffix: str
     """The last part of its name."""
@@ -58,6 +71,9 @@ class Group:
     """With depth_decay: how many layers above the rule's lowest one; else 0."""
     parameters: tuple[str, ...]
     """Names, in the model's order."""
+
+    width_factor: float = 1.0
+    """Factor of the learning rate, see width_factor; not of the decay."""
 
     @property
     def decays(self) -> bool:
@@ -69,7 +85,8 @@ def plan_groups(
     roles: Mapping[str, ParameterRole],
     config: OptimizerConfig,
     rules: Sequence[LearningRateRule],
-    layers: int,
+    model: ModelConfig,
+    scale: MuonScale = "rms",
 ) -> list[Group]:
     """Sort parameters into groups by their role, never by their shape (under ZeRO-3 every shape is flat).
 
@@ -77,7 +94,7 @@ def plan_groups(
         roles: every parameter's role by its name, in the model's order.
         config: which kinds are decayed, and whether Muon steps some.
         rules: the first that matches a parameter is its rule.
-        layers: number of layers of the model.
+        scale: of Muon's updates.
 
     Returns:
         Non-empty groups in a fixed order, the same on every rank: base first, then the rules in their order;
@@ -86,6 +103,7 @@ def plan_groups(
     Raises:
         UserError: a rule that matches nothing, is hidden by others, or names layers outside the model.
     """
+    layers = model.num_layers
     matched = match_rules(rules, roles, layers)
     lowest = {rule.name: min(rule.layer_set(layers) or {0}) for rule in rules}
     members: dict[tuple[int, int, int], list[str]] = {}
@@ -95,7 +113,7 @@ def plan_groups(
         depth = 0
         if rule is not None and rule.depth_decay != 1 and role.layer is not None:
             depth = role.layer - lowest[rule.name]
-        kind = SUFFIXES.index(group_suffix(role, config))
+        kind = SUFFIXES.index(group_suffix(role, config, model))
         members.setdefault((order.index(rule), depth, kind), []).append(name)
     groups = []
     for (place, depth, kind), names in sorted(members.items()):
@@ -103,7 +121,9 @@ def plan_groups(
         prefix = BASE if rule is None else rule.name
         if rule is not None and rule.depth_decay != 1:
             prefix += f"/layer_{lowest[rule.name] + depth}"
-        groups.append(Group(f"{prefix}/{SUFFIXES[kind]}", SUFFIXES[kind], rule, depth, tuple(names)))
+        suffix = SUFFIXES[kind]
+        factor = width_factor(suffix, model, scale)
+        groups.append(Group(f"{prefix}/{suffix}", suffix, rule, depth, tuple(names), factor))
     return groups
 
 
@@ -114,7 +134,7 @@ def run_groups(run: RunConfig, model: ModelConfig) -> list[Group]:
         UserError: as plan_groups.
     """
     roles = {name: spec.role for name, spec in parameter_specs(model).items()}
-    return plan_groups(roles, run.optimizer, parse_rules(run.lr_rules), model.num_layers)
+    return plan_groups(roles, run.optimizer, parse_rules(run.lr_rules), model, run.muon.scale)
 
 
 def parameter_groups(
@@ -139,7 +159,7 @@ def parameter_groups(
             "weight_decay": config.weight_decay if group.decays else 0.0,
         }
         | ({"kind": "muon" if group.suffix == "muon" else "adamw"} if config.kind == "muon" else {})
-        for group in plan_groups(parameter_roles(model), config, rules, model.config.num_layers)
+        for group in plan_groups(parameter_roles(model), config, rules, model.config)
     ]
 
 
@@ -169,9 +189,10 @@ def build_optimizer(
 class GroupRates:
     """Learning rate and weight decay of every group at every step.
 
-    lr(group, step) = peak x base schedule(step) x factor of its rule(step). Muon's groups may have a peak of
-    their own. Both updates subtract lr x weight_decay x weight (Loshchilov & Hutter 2019, algorithm 2), so a
-    rule slows the decay down as well; ``decay_with_lr: false`` divides the factor out again.
+    lr(group, step) = peak x base schedule(step) x factor of its rule(step) x width_factor. Muon's groups may
+    have a peak of their own. Both updates subtract lr x weight_decay x weight (Loshchilov & Hutter 2019,
+    algorithm 2), so a rule slows the decay down as well; ``decay_with_lr: false`` divides the factor out
+    again. width_factor is divided out always: how long a weight lasts does not depend on the width.
 
     Args:
         groups: the groups, as run_groups returns them.
@@ -199,8 +220,8 @@ class GroupRates:
         """
         group = self.groups[name]
         peak = self.peak_of_muon if group.suffix == "muon" else self.config.learning_rate
-        rate = peak * self.base.factor(step)
-        decay = self.config.weight_decay if group.decays else 0.0
+        rate = peak * self.base.factor(step) * group.width_factor
+        decay = self.config.weight_decay / group.width_factor if group.decays else 0.0
         if group.rule is None:
             return rate, decay
         rule = group.rule

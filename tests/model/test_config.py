@@ -15,6 +15,7 @@ def llama(**changes):
 
 
 # What the message must hold: its beginning, and what else.
+MUP = {"parametrization": "mup", "attention_scale": "none"}
 BAD = {
     "heads: layer 1 has 5 heads … do not divide d_model 48; nearest valid: 4 or 6": {"heads": (2, 5, 4)},
     "heads: layer 0 has 16 heads … into even head dims; nearest valid: 12 or 24": {"heads": (16, 3, 4)},
@@ -39,6 +40,12 @@ BAD = {
         "rope_scaling": {"type": "llama3", "factor": 2, "low_freq_factor": 1, "high_freq_factor": 4}
         | {"original_context_length": 8},
     },
+    "base_width: missing … needs the d_model of its rates": {"parametrization": "mup"},
+    "base_width: … takes none; leave it out": {"base_width": 16},
+    "attention_scale: 'sqrt_head_dim' … head_dim or constant": {"parametrization": "mup", "base_width": 16},
+    "base_width: 3073 is more than 64 times wider … valid: 1 to 3072": MUP | {"base_width": 3073},
+    "base_width: 1 is more than 64 times narrower … valid: 2 to": MUP
+    | {"base_width": 1, "d_model": 96, "heads": (1,)},
     "z_loss: … this is a classifier": {"z_loss": 1e-4, "classes": 2},
     "ffn_widht: unknown … did you mean 'ffn_width'?": {"ffn_widht": 3},
 }
@@ -64,8 +71,9 @@ WRONG = [
     ("vocab_size context_length d_model ffn_width", [0, -1, 2**31, 48.5, True, "48", None, math.nan]),
     ("norm_eps rope_base init_std", [0, -1.0, math.inf, math.nan, True, "1", None]),
     ("norm_bias ffn_bias tie_embeddings", [1, "true", None]),
-    ("ffn activation norm attention_bias positions attention_scale qk_norm", ["x", 1, None]),
+    ("ffn activation norm attention_bias positions attention_scale qk_norm parametrization", ["x", 1, None]),
     ("attention_scale_base logit_softcap", [0, -1.0, math.inf, True, "1"]),
+    ("base_width", [0, 48.5, True, "48"]),
     ("z_loss", [-1.0, math.nan, True, "1", None]),
     ("rope_scaling", [1, "llama3", [], SCALING | {"type": "yarn"}, SCALING | {"factor": 0}]),
     ("heads kv_heads head_dim local_window", [8, (2, 0, 4), [2, True, 4], (2, 4.0, 2), (2, 2**31, 4), "x"]),

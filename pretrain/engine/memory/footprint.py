@@ -18,9 +18,8 @@ from model.documents import varlen_head_dim
 from model.head_loss import token_products
 from model.loss import CHUNK_ELEMENTS
 from model.parallel_plan import choose_form, head_groups
-from model.parameters import parameter_specs
+from model.parameters import is_hidden, parameter_specs
 from pretrain.engine.ds_config import FP32_BYTES, EngineSettings
-from pretrain.optim.groups import of_muon
 
 DeviceType = Literal["cpu", "cuda"]
 
@@ -53,7 +52,7 @@ def rank_parameters(config: ModelConfig, tensor_parallel: int = 1) -> tuple[Para
             shape = (config.padded_vocab_size(tensor_parallel), *shape[1:])
         ranks = 1 if spec.shard_dimension is None else tensor_parallel
         elements = math.prod(shape) // ranks
-        parameters.append(Parameter(name, elements, spec.role.kind == "matrix", of_muon(spec.role)))
+        parameters.append(Parameter(name, elements, spec.role.kind == "matrix", is_hidden(spec.role)))
     return tuple(parameters)
 
 

@@ -209,7 +209,7 @@ class Ablation:
             sums = torch.cat(losses).double().view_as(labels).where(counted, 0).sum(1)
             return sums / counted.sum(1)
 
-        hidden = self.network.final_norm(hidden)
+        hidden = self.network.head_input(hidden)
         if self.network.classifier is not None:
             return row_losses(hidden, self.network.classifier.weight).cpu()
         head = self.network.output or self.network.token_embedding
