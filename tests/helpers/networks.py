@@ -37,6 +37,8 @@ CONFIGS: dict[str, ModelConfig] = {
         attention_scale="head_dim",
         attention_scale_base=8,
         logit_softcap=4.0,
+        parametrization="mup",
+        base_width=32,
         activation="relu2",
         rope_scaling={"type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
         | {"original_context_length": 16},

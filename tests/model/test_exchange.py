@@ -29,7 +29,15 @@ WINDOWS = block("gptneo", **SHAPE, **HEADS, local_window=(5, None, 1, 9, 3))
 # The width follows the heads.
 WIDE = block("llama", **SHAPE, d_model=24, heads=(1, 2, 5), head_dim=(12, 24, 12))
 # Weights that every rank uses for its own heads, and a loss whose gradient is not the softmax's alone.
-MODERN = GROUPED.replace(qk_norm="weighted", logit_softcap=2.0, z_loss=0.1)
+MODERN = GROUPED.replace(
+    qk_norm="weighted",
+    logit_softcap=2.0,
+    z_loss=0.1,
+    parametrization="mup",
+    base_width=32,
+    attention_scale="head_dim",
+    attention_scale_base=16,
+)
 CLASSIFIER = WIDE.replace(classes=5)
 
 

@@ -34,6 +34,16 @@ def test_statistics_by_role():
             assert abs(value.mean().item()) < 5 * std / math.sqrt(value.numel()), name
 
 
+def test_mup_divides_the_variance_of_the_blocks_matrices_by_the_widths_ratio():
+    standard = preset("gpt2-nano").replace(attention_scale="none", tie_embeddings=False)
+    base, wide = (standard.replace(parametrization="mup", base_width=width) for width in (48, 12))
+    expected = weights(standard)
+    for name, value in weights(wide).items():
+        assert torch.equal(weights(base)[name], expected[name]), name
+        divided = name.startswith("layers.") and value.ndim == 2
+        torch.testing.assert_close(value, expected[name] / (2 if divided else 1), rtol=1e-6, atol=0)
+
+
 def test_every_draw_is_its_own():
     drawn = [v for v in weights(preset("gpt2-nano")).values() if v.std() > 0]
     assert len({tuple(value.flatten()[:4].tolist()) for value in drawn}) == len(drawn)

@@ -267,7 +267,8 @@ def plain_logits(config, weights, tokens):
             inner = activation(linear(f"{prefix}.ffn.gate", y)) * inner if gated else activation(inner)
             x = x + linear(f"{prefix}.ffn.down", inner)
         head = weights.get("output.weight", weights["token_embedding.weight"])
-        logits = norm("final_norm", x) @ head[: config.vocab_size].T
+        ratio = config.d_model / (config.base_width or config.d_model)
+        logits = norm("final_norm", x) / ratio @ head[: config.vocab_size].T
         cap = config.logit_softcap
         rows.append(logits if cap is None else cap * (logits / cap).tanh())
     return torch.stack(rows)
@@ -278,6 +279,7 @@ MIXTURE |= {"rope_base": 100.0, "norm_eps": 1e-3}
 WINDOWS = {"heads": (3, 6, 16), "local_window": (7, None, 1)}
 MODERN: dict[str, Any] = {"qk_norm": "weighted", "attention_scale": "head_dim", "attention_scale_base": 8}
 MODERN |= {"ffn": "mlp", "activation": "relu2", "logit_softcap": 3.0, "z_loss": 0.05}
+MODERN |= {"parametrization": "mup", "base_width": 20}
 MODERN["rope_scaling"] = {"type": "llama3", "factor": 4, "low_freq_factor": 1, "high_freq_factor": 4}
 MODERN["rope_scaling"]["original_context_length"] = 32
 CONSTANT: dict[str, Any] = {"attention_scale": "constant", "attention_scale_base": 16}

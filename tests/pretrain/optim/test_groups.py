@@ -1,9 +1,12 @@
 """Which group every parameter is in, at stage 1 and at stage 3, and what a step does to it."""
 
+import re
+
 import pytest
 import torch
 
 from model.initialization import initialize
+from model.parameters import parameter_specs
 from model.presets import preset
 from model.process_grid import ALONE
 from model.transformer import Transformer
@@ -60,6 +63,34 @@ def test_every_parameter_is_in_its_group(name, change, decay_embeddings):
         ("base/decay", 0.1),
         ("base/no_decay", 0.0),
     ]
+
+
+WIDE = "--architecture.parametrization mup --architecture.base_width 12 --architecture.attention_scale none"
+
+
+@pytest.mark.parametrize(
+    ("flags", "group", "rate"),
+    [  # the model is four times as wide as its base
+        ("", "base/hidden", 0.25),
+        ("--optimizer.kind muon", "base/muon", 0.5),
+        ("--optimizer.kind muon --muon.heads each", "base/muon", 0.5),
+        ("--optimizer.kind muon --muon.scale spectral", "base/muon", 1.0),
+        ("--optimizer.kind muon --muon.scale unit", "base/muon", 1.0),
+    ],
+)
+def test_rates_of_a_wide_model(flags, group, rate):
+    given = f"--model gpt2-nano --steps 10 --schedule.warmup 0 --schedule.kind wsd --schedule.decay 1 {flags}"
+    run = parse_command_line(f"{given} {WIDE} --architecture.tie_embeddings false".split()).run
+    config = run.build_model_config(300)
+    groups = run_groups(run, config)
+    hidden = {name for name in parameter_specs(config) if re.search(r"\.(q|k|v|o|up|down)\.weight", name)}
+    assert {name: set(g.parameters) for g in groups for name in [g.name]}[group] == hidden
+    rates = GroupRates(groups, run)
+    peak, decay = run.optimizer.learning_rate, run.optimizer.weight_decay
+    expected = {group: (peak * rate, decay / rate), "base/decay": (peak, decay), "base/no_decay": (peak, 0)}
+    for name, (learning_rate, weight_decay) in expected.items():
+        assert rates.at(name, 0) == pytest.approx((learning_rate, weight_decay))
+    assert set(rates.groups) == set(expected)
 
 
 def engine_groups(stage):
