@@ -249,7 +249,7 @@ def test_a_plain_folder_is_trained_further_and_goes_out_again(kind, native, smal
     with torch.no_grad():
         logits = again(ids).logits
         assert relative(ours(ids)[..., :600], logits) <= 1e-5
-        assert relative(theirs(ids).logits, logits) > 1e-3  # it has learned something
+        assert 1e-3 < relative(theirs(ids).logits, logits) < 0.5  # it has learned something, from there on
     written = again.generate(ids[:1, :7], max_new_tokens=40, do_sample=False, eos_token_id=-1)
     assert written[0, 7:].tolist() == list(sample(cached(ours), ids[0, :7].tolist(), 40, 0, 1, 0))
 

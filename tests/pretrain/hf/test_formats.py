@@ -36,9 +36,11 @@ def test_auto_is_plain_where_nothing_is_padded():
         assert choose_format(CONFIGS[name], "auto") == plain.get(name, "native"), name
 
 
-def test_uniform_fixed_head_dim_and_grouped_queries_are_plain_llama():
-    wide = block("llama", **LLAMA, heads=(4, 4), kv_heads=(2, 2), head_dim=(16, 16))
-    assert choose_format(wide, "auto") == "llama"
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_uniform_fixed_head_dim_grouped_queries_and_llama_3s_wavelengths_are_plain(kind):
+    shape = {"heads": (4, 4), "kv_heads": (2, 2), "head_dim": (16, 16)}
+    wide = block(kind, **LLAMA, **shape).replace(rope_scaling=CONFIGS["modern"].to_json()["rope_scaling"])
+    assert choose_format(wide, "auto") == choose_format(wide, kind) == kind
 
 
 def test_padding_is_the_smallest_that_fits():
