@@ -127,7 +127,9 @@ def slopes(widths: Sequence[int], measured: Sequence[Changes]) -> Changes:
     x = x - x.mean()
     result = {}
     for name in measured[0]:
-        y = torch.tensor([changes[name] for changes in measured], dtype=torch.float64).log()  # [widths, steps]
+        y = torch.tensor(
+            [changes[name] for changes in measured], dtype=torch.float64
+        ).log()  # [widths, steps]
         result[name] = ((x[:, None] * y).sum(0) / x.square().sum()).tolist()
     return result
 
@@ -159,7 +161,9 @@ def main() -> None:
     ]
     print("\n".join(aligned([header, *rows], left=(0,))))
     _draw(Path(options.plot), widths, measured)
-    write(options.out, {"widths": widths, "steps": STEPS, "flags": flags, "changes": measured, "slopes": found})
+    write(
+        options.out, {"widths": widths, "steps": STEPS, "flags": flags, "changes": measured, "slopes": found}
+    )
 
 
 def _draw(path: Path, widths: Sequence[int], measured: dict[str, list[Changes]]) -> None:

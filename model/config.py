@@ -379,6 +379,8 @@ BLOCKS: dict[str, dict[str, Any]] = {
     "gpt2": GPT2,
     # LLaMA (arXiv 2302.13971): the defaults; the original does not tie embeddings, the Prism presets do.
     "llama": {},
+    # Qwen3 (arXiv 2505.09388), as in transformers' Qwen3ForCausalLM.
+    "qwen3": {"qk_norm": "weighted"},
     # GPT-Neo, as in transformers: no scale, bias on the output projection; block() alternates windows.
     "gptneo": GPT2 | {"attention_bias": "output", "attention_scale": "none"},
 }
@@ -388,8 +390,8 @@ GPTNEO_WINDOW = 256
 
 
 def block(name: str, **fields: Any) -> ModelConfig:
-    """A config with the switches of a block kind (gpt2, llama, gptneo); *fields* set the rest and override
-    them.
+    """A config with the switches of a block kind (gpt2, llama, qwen3, gptneo); *fields* set the rest and
+    override them.
 
     gptneo alternates global layers and layers with a window of 256, the first one global.
     Raises UserError for an unknown kind, unknown or missing fields, and values that are not valid.

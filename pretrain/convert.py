@@ -30,12 +30,13 @@ class ConvertOptions:
     run: str | None = None
     """a run's folder, such as runs/NAME"""
     from_hf: str | None = None
-    """the way back: make a run of this Llama, GPT-2 or native folder"""
+    """the way back: make a run of this Llama, Qwen3, GPT-2 or native folder"""
     step: Count | None = None
     """which checkpoint (default: the newest valid one)"""
-    format: Literal["auto", "native", "llama"] = "auto"
-    """native: our architecture, shipped as remote code; llama: plain LlamaForCausalLM, zero-padded where
-    layers differ; auto: plain Llama or GPT-2 for models that are one, else native"""
+    format: Literal["auto", "native", "llama", "qwen3"] = "auto"
+    """native: our architecture, shipped as remote code; llama, qwen3: plain LlamaForCausalLM or
+    Qwen3ForCausalLM, zero-padded where layers differ; auto: plain Llama, Qwen3 or GPT-2 for models that are
+    one, else native"""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """of the weights: float32, bfloat16 or float16"""
     license: str | None = None

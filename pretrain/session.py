@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -81,7 +82,7 @@ def open_session(run: RunConfig, ds_config: dict[str, Any], listener: StopListen
             held.callback(RunLock(run.folder).release)
 
         with listener.at_once():
-            exists = world.broadcast(run.folder.is_dir())
+            exists = world.broadcast(os.path.isdir(run.folder))  # noqa: PTH112 — a name may be too long
             if exists:  # nothing in it may be read while another job writes
                 world.once(take)
             session = build_session(run, ds_config, open_data(run, world.say, world), world)

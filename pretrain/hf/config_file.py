@@ -20,16 +20,16 @@ from model.errors import UserError, shown
 from model.heads import MOST_LAYERS
 from pretrain.utils.parsing import read_json_object
 
-Format = Literal["native", "llama", "gpt2"]
+Format = Literal["native", "llama", "qwen3", "gpt2"]
 FORMATS = get_args(Format)
-MODEL_TYPES: dict[str, Format] = {"head_schedule": "native", "llama": "llama", "gpt2": "gpt2"}
+MODEL_TYPES: dict[str, Format] = {"head_schedule": "native", **{name: name for name in FORMATS[1:]}}
 """The format of a folder by the model_type in its config.json."""
 
 # Our field -> its name in the configuration of each format. None: the class has the value of our block kind
 # alone.
 SETTINGS: dict[str, dict[Format, str | None]] = {
-    ours: dict(zip(FORMATS, theirs, strict=True))
-    for ours, theirs in {
+    ours: {"native": native, "llama": llama, "qwen3": None if ours == "ffn_bias" else llama, "gpt2": gpt2}
+    for ours, (native, llama, gpt2) in {
         "vocab_size": ("vocab_size", "vocab_size", "vocab_size"),
         "context_length": ("max_position_embeddings", "max_position_embeddings", "n_positions"),
         "d_model": ("hidden_size", "hidden_size", "n_embd"),
@@ -43,13 +43,13 @@ SETTINGS: dict[str, dict[Format, str | None]] = {
         "ffn_bias": ("mlp_bias", "mlp_bias", None),
         "positions": ("positions", None, None),
         "rope_base": ("rope_theta", "rope_theta", None),
-        "rope_scaling": ("rotary_scaling", None, None),  # of a Llama: in its rope_parameters
+        "rope_scaling": ("rotary_scaling", None, None),  # of a Llama or a Qwen3: in its rope_parameters
         "qk_norm": ("qk_norm", None, None),
         "attention_scale": ("attention_scale", None, "scale_attn_weights"),
         "attention_scale_base": ("attention_scale_base", None, None),
         "logit_softcap": ("final_logit_softcapping", None, None),
-        "parametrization": ("parametrization", None, None),
-        "base_width": ("base_width", None, None),
+        "parametrization": ("parametrization", None, None, None),
+        "base_width": ("base_width", None, None, None),
         "tie_embeddings": ("tie_word_embeddings", "tie_word_embeddings", "tie_word_embeddings"),
         "init_std": ("initializer_range", "initializer_range", "initializer_range"),
     }.items()
@@ -67,23 +67,24 @@ _ACTIVATIONS = {
 LLAMA3 = {"original_context_length": "original_max_position_embeddings"} | {
     name: name for name in ("factor", "low_freq_factor", "high_freq_factor")
 }
-"""Fields of RopeScaling, and their names in a Llama's rope_parameters."""
+"""Fields of RopeScaling, and their names in the rope_parameters of a Llama or a Qwen3."""
 VALUES: dict[tuple[str, Format], dict[Any, Any]] = {
     ("activation", "native"): _ACTIVATIONS,
     ("activation", "llama"): _ACTIVATIONS,
+    ("activation", "qwen3"): _ACTIVATIONS,
     ("activation", "gpt2"): {"gelu_new": "gelu_tanh"} | _ACTIVATIONS,
     ("attention_bias", "llama"): {False: "none", True: "all"},
+    ("attention_bias", "qwen3"): {False: "none", True: "all"},
     ("attention_scale", "gpt2"): {False: "none", True: "sqrt_head_dim"},
 }
 
 # What our network lacks, for folders that need it: by model_type, and by a setting's only value.
-_QK_NORM, _PARTIAL = "norms of queries and keys (qk-norm)", "rotary positions on a part of each head"
+_PARTIAL = "rotary positions on a part of each head"
 _LACKING = {
     "qwen2": "biases of q, k and v without one of the output projection",
-    "qwen3": _QK_NORM,
     "mistral": "Mistral's sliding window; with sliding_window null it is a Llama: write model_type llama",
     "gemma": "embeddings scaled by the root of their width, and norms that multiply by 1 + weight",
-    "gemma3_text": f"{_QK_NORM}, norms after the sublayers, and two rotary bases",
+    "gemma3_text": "norms after the sublayers, and two rotary bases",
     "phi": f"attention and feed-forward in parallel, and {_PARTIAL}",
     "phi3": "q, k and v (and gate and up) joined in one tensor, and a sliding window",
     "gpt_neox": f"attention and feed-forward in parallel, and {_PARTIAL}",
@@ -112,13 +113,24 @@ _ATTENTION: Settings = {
     **dict.fromkeys(("num_key_value_heads", "head_dim", "sliding_window"), (Size | None, None)),
     **dict.fromkeys(("rope_parameters", "rope_scaling"), (dict[str, Any] | None, None)),
 }
+_KINDS: Settings = {
+    "layer_types": (list[Literal["full_attention", "sliding_attention"]] | None, None),
+}
 _OWN: dict[Format, Settings] = {
     "native": _ATTENTION
-    | {
-        "layer_types": (list[Literal["full_attention", "sliding_attention"]] | None, None),
-        "per_layer_config": (dict[str, dict[LayerSetting, Size | None]] | None, None),
-    },
+    | _KINDS
+    | {"per_layer_config": (dict[str, dict[LayerSetting, Size | None]] | None, None)},
     "llama": _ATTENTION,
+    # The defaults are those of transformers' class.
+    "qwen3": _ATTENTION
+    | _KINDS
+    | {
+        "num_key_value_heads": (Size | None, 32),
+        "head_dim": (Size, 128),
+        "use_sliding_window": (bool, False),
+        "sliding_window": (Size | None, 4096),
+        "max_window_layers": (Annotated[int, Field(ge=0)], 28),
+    },
     "gpt2": {
         "n_layer": (Layers, ...),
         "n_head": (Size, ...),
@@ -136,12 +148,13 @@ _COMMON: Settings = {
     "auto_map": (dict[str, Any] | None, None),
 }
 # Of transformers' classes, for what older folders do not say; a native folder says everything.
+_LLAMAS = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "attention_bias": False, "rope_theta": 10000.0}
 _DEFAULTS: dict[Format, dict[str, Any]] = {
     "native": {"rotary_scaling": None, "qk_norm": "none"}
     | {"attention_scale_base": None, "final_logit_softcapping": None}
     | {"parametrization": "standard", "base_width": None},
-    "llama": {"hidden_act": "silu", "rms_norm_eps": 1e-6, "attention_bias": False, "mlp_bias": False}
-    | {"rope_theta": 10000.0, "tie_word_embeddings": False, "initializer_range": 0.02},
+    "llama": _LLAMAS | {"mlp_bias": False, "tie_word_embeddings": False, "initializer_range": 0.02},
+    "qwen3": _LLAMAS | {"tie_word_embeddings": False, "initializer_range": 0.02},
     "gpt2": {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "scale_attn_weights": True}
     | {"tie_word_embeddings": True, "initializer_range": 0.02},
 }
@@ -204,7 +217,7 @@ def read_model(folder: str | Path) -> FolderModel:
             scaling = rope.get("rope_type", rope.get("type"))
             kept = written.get("rope_type") if scaling in (None, "default") else scaling
             written = written | rope | {"rope_type": kept}
-    if scaled := chosen == "llama" and written.get("rope_type") == "llama3":
+    if scaled := chosen in ("llama", "qwen3") and written.get("rope_type") == "llama3":
         written = written | {"rope_type": None}
     for name, (only, lacking) in _ONLY.items():
         if written.get(name) not in (only, None):
@@ -241,6 +254,8 @@ def _model_of(given: Any, chosen: Format) -> ModelConfig:
         )
     own = getattr(given, "per_layer_config", None) or {}
     kinds = getattr(given, "layer_types", None)
+    if chosen == "qwen3":
+        kinds = _kinds_of_qwen3(given)
     kinds = ["full_attention"] * count if kinds is None else kinds
     if len(kinds) != count:
         raise UserError(f"layer_types: {len(kinds)} entries given; give one for each of {count} layers")
@@ -259,7 +274,21 @@ def _model_of(given: Any, chosen: Format) -> ModelConfig:
         "head_dim": schedule("head_dim", given.hidden_size // given.num_attention_heads),
         "local_window": local if any(local) else None,
     }
-    return _shortest(block("llama", **values, **schedules))
+    return _shortest(block("qwen3" if chosen == "qwen3" else "llama", **values, **schedules))
+
+
+def _kinds_of_qwen3(given: Any) -> list[str]:
+    """The kind of each layer's attention, as transformers' class reads it."""
+    window = given.sliding_window if given.use_sliding_window else None
+    if given.layer_types is None:
+        full = min(given.max_window_layers, given.num_hidden_layers) if window else given.num_hidden_layers
+        return ["full_attention"] * full + ["sliding_attention"] * (given.num_hidden_layers - full)
+    if window is None and "sliding_attention" in given.layer_types:
+        raise UserError(
+            "layer_types: 'sliding_attention' has no window; set use_sliding_window and sliding_window, or "
+            "write 'full_attention'"
+        )
+    return list(given.layer_types)
 
 
 def _shortest(model: ModelConfig) -> ModelConfig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from huggingface_hub import save_torch_state_dict
@@ -17,6 +17,7 @@ from model.parameters import has_vocabulary_rows
 from model.transformer import Transformer
 from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.hf.comparison import MAX_LENGTH, WINDOWS, compare, our_logits, their_logits
+from pretrain.hf.config_file import Format
 from pretrain.hf.formats import choose_format, folder_config, folder_weights
 from pretrain.hf.model_card import model_card
 from pretrain.hf.new_folder import list_files, new_folder
@@ -37,7 +38,12 @@ _TOKENIZER_TEXTS = (
 
 
 def export_run(
-    source: SavedRun, out: Path, format: str, dtype: str, overwrite: bool, license_name: str | None
+    source: SavedRun,
+    out: Path,
+    format: Format | Literal["auto"],
+    dtype: str,
+    overwrite: bool,
+    license_name: str | None,
 ) -> None:
     """Write *source* to the folder *out* in a Hugging Face format and compare its logits with our model's.
 

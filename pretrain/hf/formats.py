@@ -1,8 +1,8 @@
-"""The three Hugging Face formats as tables: our settings and parameters by the names that each of them gives.
+"""The four Hugging Face formats as tables: our settings and parameters by the names that each of them gives.
 
 ``native`` is the architecture shipped beside this file, for any model; ``llama`` is transformers' own
-LlamaForCausalLM, zero-padded where layers differ; ``gpt2`` its GPT2LMHeadModel. The last two need no remote
-code. Exports and imports read the same tables.
+LlamaForCausalLM, ``qwen3`` its Qwen3ForCausalLM, both zero-padded where layers differ; ``gpt2`` its
+GPT2LMHeadModel. The last three need no remote code. Exports and imports read the same tables.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import fields
 from statistics import mode
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,13 +20,14 @@ from model.config import BLOCKS, ModelConfig
 from model.declared import to_plain
 from model.errors import UserError
 from model.parameters import parameter_specs
-from pretrain.hf.config_file import LLAMA3, SETTINGS, VALUES, Format
+from pretrain.hf.config_file import FORMATS, LLAMA3, SETTINGS, VALUES, Format
 from pretrain.hf.configuration_head_schedule import HeadScheduleConfig
 from pretrain.hf.padding import padded, padding_for
 
-ARCHITECTURES = {"native": "HeadScheduleForCausalLM", "llama": "LlamaForCausalLM", "gpt2": "GPT2LMHeadModel"}
+ARCHITECTURES = {"native": "HeadScheduleForCausalLM", "llama": "LlamaForCausalLM"}
+ARCHITECTURES |= {"qwen3": "Qwen3ForCausalLM", "gpt2": "GPT2LMHeadModel"}
 
-# Our part -> its name in native and Llama folders, and in GPT-2's, which join q, k and v.
+# Our part -> its name in native, Llama and Qwen3 folders, and in GPT-2's, which join q, k and v.
 _PARTS: dict[str, tuple[str, str | None]] = {
     "token_embedding": ("model.embed_tokens", "transformer.wte"),
     "position_embedding": ("model.embed_positions", "transformer.wpe"),
@@ -46,6 +47,7 @@ _PARTS: dict[str, tuple[str, str | None]] = {
 }
 # GPT-2's Conv1D holds [in, out].
 _TRANSPOSED = re.compile(r"transformer\.h\.\d+\.\w+\.c_(attn|proj|fc)\.weight")
+_SLIDING = "sliding_attention"
 
 
 # ---------------------------------------------------------------------- which format
@@ -54,7 +56,7 @@ _TRANSPOSED = re.compile(r"transformer\.h\.\d+\.\w+\.c_(attn|proj|fc)\.weight")
 def why_not(model: ModelConfig, chosen: Format) -> list[str]:
     """The settings that the format's class does not support, as ``field 'value' (needed)``; empty if it fits.
 
-    That llama needs padding where layers differ is no reason.
+    That llama and qwen3 need padding where layers differ is no reason.
     """
     if chosen == "native":
         return []
@@ -63,13 +65,18 @@ def why_not(model: ModelConfig, chosen: Format) -> list[str]:
     switches = defaults | BLOCKS[chosen]
     for name, theirs in SETTINGS.items():
         valid: list[Any] = list(dict.fromkeys(VALUES.get((name, chosen), {}).values()))
-        # No learned positions have a base; a Llama has both in its rope_parameters.
-        if theirs[chosen] is None and name != "rope_base" and (name, chosen) != ("rope_scaling", "llama"):
+        # No learned positions have a base; Llama and Qwen3 have the scaling in their rope_parameters.
+        held = name == "rope_base" or (name == "rope_scaling" and chosen != "gpt2")
+        if theirs[chosen] is None and not held:
             valid = [switches[name]]
         if valid and getattr(model, name) not in valid:
             problems.append(f"{name} {getattr(model, name)!r} ({' or '.join(map(repr, valid))})")
-    if any(window is not None for window in model.local_window or ()):
-        problems.append("local_window (no window)")
+    windows = {window for window in model.local_window or () if window is not None}
+    if len(windows) > (chosen == "qwen3"):
+        problems.append(f"local_window ({'one window' if chosen == 'qwen3' else 'no window'})")
+    # Norms of padded heads would be of other lengths.
+    if chosen == "qwen3" and len({model.layer_head_dim(layer) for layer in range(model.num_layers)}) > 1:
+        problems.append("head_dim (the same in every layer)")
     if chosen == "gpt2":
         if not is_uniform(model):
             problems.append("heads (the same in every layer)")
@@ -86,24 +93,23 @@ def is_uniform(model: ModelConfig) -> bool:
     return len({(model.heads[i], model.layer_kv_heads(i), model.layer_head_dim(i)) for i in layers}) == 1
 
 
-def choose_format(model: ModelConfig, wanted: str) -> Format:
-    """Choose native, llama or gpt2 as the user asked (or auto: llama or gpt2 where nothing needs padding).
+def choose_format(model: ModelConfig, wanted: Format | Literal["auto"]) -> Format:
+    """Choose the format that the user asked for (or auto: a plain one where nothing needs padding).
 
     Raises:
         UserError: the format cannot hold the model.
     """
-    if wanted == "native":
-        return "native"
-    if wanted == "llama":
-        if problems := why_not(model, "llama"):
+    if wanted != "auto":
+        if problems := why_not(model, wanted):
             raise UserError(
-                f"format: 'llama' cannot hold this model: {', '.join(problems)}; valid: native or auto"
+                f"format: {wanted!r} cannot hold this model: {', '.join(problems)}; valid: native or auto"
             )
-        return "llama"
-    if not why_not(model, "gpt2"):
-        return "gpt2"
-    plain = is_uniform(model) and not why_not(model, "llama") and model.d_model % model.heads[0] == 0
-    return "llama" if plain else "native"
+        return wanted
+    for plain in FORMATS[1:]:
+        divides = plain != "llama" or model.d_model % model.heads[0] == 0
+        if is_uniform(model) and divides and not why_not(model, plain):
+            return plain
+    return "native"
 
 
 # ---------------------------------------------------------------------- tensors
@@ -161,7 +167,7 @@ def folder_weights(model: ModelConfig, chosen: Format, parameters: Mapping[str, 
     weights = {}
     for name, sources in folder_tensors(model, chosen).items():
         parts = [parameters[source] for source in sources]
-        if chosen == "llama":
+        if chosen in ("llama", "qwen3"):
             parts = [padded(model, sources[0], parts[0])]
         tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
         weights[name] = tensor.t().contiguous() if is_transposed(name) else tensor
@@ -172,9 +178,9 @@ def folder_config(model: ModelConfig, chosen: Format, extra: dict[str, Any]) -> 
     """The transformers configuration of *model* in the format; *extra*: more of its fields.
 
     Raises:
-        UserError: llama, and no uniform shape holds the layers.
+        UserError: llama or qwen3, and no uniform shape holds the layers.
     """
-    from transformers import GPT2Config, LlamaConfig
+    from transformers import GPT2Config, LlamaConfig, Qwen3Config
 
     settings: dict[str, Any] = {**extra, "architectures": [ARCHITECTURES[chosen]]}
     for name, names in SETTINGS.items():
@@ -197,27 +203,31 @@ def folder_config(model: ModelConfig, chosen: Format, extra: dict[str, Any]) -> 
             **settings | {"n_ctx": model.context_length},
         )
     settings["rope_theta"] = float(model.rope_base)
-    if chosen == "llama":
+    windows = [model.layer_window(layer) for layer in layers]
+    usual = mode(window for window in windows[::-1] if window) if any(windows) else None
+    kinds = [_SLIDING if window else "full_attention" for window in windows]
+    if chosen in ("llama", "qwen3"):
         if model.rope_scaling is not None:
             named = {theirs: getattr(model.rope_scaling, ours) for ours, theirs in LLAMA3.items()}
             rope = {"rope_type": "llama3", "rope_theta": settings.pop("rope_theta"), **named}
             settings["rope_parameters"] = rope
         padding = padding_for(model)
-        return LlamaConfig(
+        if chosen == "qwen3":
+            settings |= {"use_sliding_window": usual is not None, "sliding_window": usual}
+            settings |= {"layer_types": kinds, "max_window_layers": [*kinds, _SLIDING].index(_SLIDING)}
+        return (Qwen3Config if chosen == "qwen3" else LlamaConfig)(
             num_hidden_layers=model.num_layers,
             num_attention_heads=padding.heads,
             num_key_value_heads=padding.kv_heads,
             head_dim=padding.head_dim,
             **settings,
         )
-    windows = [model.layer_window(layer) for layer in layers]
     schedules: dict[str, list[Any]] = {
         "num_attention_heads": list(model.heads),
         "num_key_value_heads": [model.layer_kv_heads(layer) for layer in layers],
         "head_dim": [model.layer_head_dim(layer) for layer in layers],
     }
     if any(windows):  # layers of full attention do not read theirs
-        usual = mode(window for window in windows[::-1] if window)
         schedules["sliding_window"] = [window or usual for window in windows]
     if any(len(set(values)) > 1 for values in schedules.values()):
         # transformers leaves out what equals the common values.
@@ -226,7 +236,7 @@ def folder_config(model: ModelConfig, chosen: Format, extra: dict[str, Any]) -> 
         }
     config = HeadScheduleConfig(
         num_hidden_layers=model.num_layers,
-        layer_types=["sliding_attention" if window else "full_attention" for window in windows],
+        layer_types=kinds,
         **{name: mode(values[::-1]) for name, values in schedules.items()},
         **settings,
     )

@@ -1,4 +1,4 @@
-"""Imports a Llama, GPT-2 or native Hugging Face folder as a run to continue pretraining from.
+"""Imports a Llama, Qwen3, GPT-2 or native Hugging Face folder as a run to continue pretraining from.
 
 The run holds one checkpoint, of step 0, unsharded: weights without optimizer state.
 """

@@ -1,8 +1,8 @@
-"""Zero-pads layers of different attention shapes to one shape, so that plain LlamaForCausalLM holds the
-model.
+"""Zero-pads layers of different attention shapes to one shape, so that plain LlamaForCausalLM or
+Qwen3ForCausalLM holds the model.
 
 Added heads have zero rows in o, so they change nothing; added columns of a head stand at rotary frequencies
-that its own pairs do not have.
+that its own pairs do not have. A Qwen3's heads have no such columns, over which its norms would be taken.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ def padding_for(model: ModelConfig) -> Padding:
     head_dim = math.lcm(*(model.layer_head_dim(layer) for layer in layers))
     group = max(model.heads[layer] // model.layer_kv_heads(layer) for layer in layers)
     needed = max(model.layer_kv_heads(layer) for layer in layers)
+    if model.qk_norm != "none":  # a Qwen3
+        return Padding(needed * group, needed, head_dim)
     for kv_heads in range(needed, model.d_model // group + 1):
         if model.d_model % (kv_heads * group) == 0:
             return Padding(kv_heads * group, kv_heads, head_dim)
@@ -57,7 +59,7 @@ def padding_for(model: ModelConfig) -> Padding:
 def padded(model: ModelConfig, name: str, value: Tensor) -> Tensor:
     """Our parameter *name*, of an attention in the shape of padding_for; any other unchanged."""
     parts, padding = name.split("."), padding_for(model)
-    if parts[0] != "layers" or parts[2] != "attention" or name.endswith(".o.bias"):
+    if parts[0] != "layers" or parts[2] != "attention" or name.endswith((".o.bias", "_norm.weight")):
         return value
     layer, part = int(parts[1]), parts[3]
     heads, kv_heads, head_dim = model.heads[layer], model.layer_kv_heads(layer), model.layer_head_dim(layer)

@@ -144,9 +144,9 @@ def task_names(study: Study, folder: Path) -> list[str]:
 
 
 def _text(path: Path) -> str:
-    """What a file holds, without spaces around it; empty if it cannot be read."""
+    """What a file of a line or two holds, without spaces around it; empty if it cannot be read."""
     try:
-        return read_regular(path).decode("utf-8", "replace").strip()
+        return read_regular(path, 10_000).decode("utf-8", "replace").strip()
     except OSError:
         return ""
 

@@ -22,6 +22,12 @@ CONFIGS: dict[str, ModelConfig] = {
     "descending": block("llama", **LLAMA, heads=(6, 4, 3, 2)),
     "grouped": block("llama", **LLAMA, heads=(4, 4, 8), kv_heads=(2, 4, 2)),
     "head_dim": block("llama", **LLAMA, heads=(2, 3, 4), head_dim=(8, 8, 16)),
+    "qwen3": block(
+        "qwen3", **LLAMA, heads=(6,) * 3, kv_heads=(3,) * 3, head_dim=(16,) * 3, local_window=(None, 16, 16)
+    ),
+    "qwen3_padded": block(
+        "qwen3", **LLAMA, heads=(2, 5, 4), kv_heads=(1, 5, 2), head_dim=(8,) * 3, attention_bias="all"
+    ),
     "gpt2": block("gpt2", **PLAIN, heads=(4, 4)),
     "gpt2_prism": block("gpt2", **PLAIN, heads=(2, 3, 4)),
     "gptneo": block("gptneo", **PLAIN, heads=(4, 4, 4), local_window=(None, 16, None)),

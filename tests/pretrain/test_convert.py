@@ -11,9 +11,16 @@ import sys
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen3ForCausalLM,
+)
 
 from model.config import ModelConfig, block
+from model.sampling import cached, sample
 from pretrain import convert, generate
 from pretrain.data.sequences import ValidationSequences
 from pretrain.hf import export_folder
@@ -134,39 +141,51 @@ def edit_json(name, **changes):
     return edit
 
 
-def llama_of_transformers(folder, tied, safe):
-    """A Llama made and saved by transformers, with grouped queries, and a byte-level tokenizer of as many
-    entries."""
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+SWITCHES = {"rope_theta": 5e4, "rms_norm_eps": 1e-6, "initializer_range": 0.2}
 
-    sizes = {"vocab_size": 300, "hidden_size": 48, "intermediate_size": 80, "max_position_embeddings": 64}
-    layers = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    config = LlamaConfig(
-        **sizes, **layers, rope_theta=5e4, rms_norm_eps=1e-6, tie_word_embeddings=tied, initializer_range=0.2
-    )
+
+def of_transformers(folder, kind, tied, safe, vocab_size=300):
+    """A Llama or Qwen3 made and saved by transformers, with grouped queries."""
+    sizes = {
+        "vocab_size": vocab_size,
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "max_position_embeddings": 64,
+    }
+    layers = {"num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 3}
+    more = {"head_dim": 12} if kind is Qwen3ForCausalLM else {}
+    config = kind.config_class(**sizes, **layers, **SWITCHES, **more, tie_word_embeddings=tied)
     torch.manual_seed(3)
-    model = LlamaForCausalLM(config).eval()
+    model = kind(config).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("norm.weight"):  # which transformers begins with 1
+                weight.uniform_(0.5, 1.5)
     if safe:
         model.save_pretrained(folder, max_shard_size="100KB")  # several files and an index
     else:
         config.save_pretrained(folder)
-        edit_json("config.json", architectures=["LlamaForCausalLM"])(folder)
+        edit_json("config.json", architectures=[kind.__name__])(folder)
         torch.save(model.state_dict(), folder / "pytorch_model.bin")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level(300), eos_token="<|endoftext|>")
-    tokenizer.save_pretrained(folder)
     return model
 
 
+@pytest.mark.parametrize("kind", [LlamaForCausalLM, Qwen3ForCausalLM])
 @pytest.mark.parametrize(("tied", "safe"), [(False, True), (True, False)], ids=["untied", "tied-bin"])
-def test_a_llama_folder_of_transformers_comes_in(tied, safe, tmp_path):
-    folder, back = tmp_path / "llama", tmp_path / "runs" / "back"
+def test_a_plain_folder_of_transformers_comes_in(tied, safe, kind, tmp_path):
+    """With a byte-level tokenizer of as many entries."""
+    folder, back = tmp_path / "plain", tmp_path / "runs" / "back"
     folder.mkdir()
-    theirs = llama_of_transformers(folder, tied, safe)
+    theirs = of_transformers(folder, kind, tied, safe)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level(300), eos_token="<|endoftext|>")
+    tokenizer.save_pretrained(folder)
     assert convert.main(["--from_hf", str(folder), "--out", str(back)]) == 0
     run = SavedRun.open(back)
     sizes = {"vocab_size": 300, "context_length": 64, "d_model": 48, "ffn_width": 80}
     switches = {"rope_base": 5e4, "norm_eps": 1e-6, "tie_embeddings": tied, "init_std": 0.2}
-    assert run.model == block("llama", **sizes, **switches, heads=(4, 4), kv_heads=(2, 2))
+    heads = {"heads": (6, 6), "kv_heads": (3, 3)}
+    heads |= {"head_dim": (12, 12)} if kind is Qwen3ForCausalLM else {}
+    assert run.model == block(theirs.config.model_type, **sizes, **switches, **heads)
     ids = tokens(2, 64)
     with torch.no_grad():
         assert relative(run.load_model()(ids)[..., :300], theirs(ids).logits) <= 1e-5
@@ -205,6 +224,34 @@ def test_an_imported_run_continues(native, small_folder, tmp_path):
     rows = read_metrics(run.folder)
     assert rows[0]["train_loss"] < math.log(600) - 0.1
     assert SavedRun.open(run.folder).state.step == 2  # its tokenizer's files are those that its hash names
+
+
+@pytest.mark.parametrize("kind", [LlamaForCausalLM, Qwen3ForCausalLM])
+def test_a_plain_folder_is_trained_further_and_goes_out_again(kind, native, small_folder, tmp_path):
+    """Two steps, alone and by two tensor-parallel ranks that share the middle one of three key/value heads;
+    1e-6 of the loss, as for every degree."""
+    folder, out, losses = tmp_path / "plain", tmp_path / "out", []
+    folder.mkdir()
+    theirs = of_transformers(folder, kind, False, True, vocab_size=600)
+    AutoTokenizer.from_pretrained(native, trust_remote_code=True).save_pretrained(folder)
+    for ranks in (1, 2):
+        run = tmp_path / "runs" / f"run{ranks}"
+        assert convert.main(["--from_hf", str(folder), "--out", str(run)]) == 0
+        more = ["--model", str(run / "model.json"), "--steps", "2", "--logging.every", "1"]
+        more += ["--tensor_parallel", str(ranks), "--precision", "fp32"]
+        run = trained(small_folder, run.parent, run.name, *more, ranks=ranks, stage=1).folder
+        losses.append([row["train_loss"] for row in read_metrics(run)])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6) and len(losses[0]) == 2
+    assert convert.main([str(run), "--out", str(out)]) == 0
+    again, ours = AutoModelForCausalLM.from_pretrained(out).eval(), SavedRun.open(run).load_model()
+    assert type(again) is kind and type(ours) is not kind
+    ids = tokens(2, 64)
+    with torch.no_grad():
+        logits = again(ids).logits
+        assert relative(ours(ids)[..., :600], logits) <= 1e-5
+        assert 1e-3 < relative(theirs(ids).logits, logits) < 0.5  # it has learned something, from there on
+    written = again.generate(ids[:1, :7], max_new_tokens=40, do_sample=False, eos_token_id=-1)
+    assert written[0, 7:].tolist() == list(sample(cached(ours), ids[0, :7].tolist(), 40, 0, 1, 0))
 
 
 @pytest.mark.slow
@@ -338,7 +385,7 @@ REFUSED = {
     "{tmp} --out x": "is not a run's folder",
     "{run}": "out: missing",
     "{run} --out x --step 7": "no checkpoint of step 7",
-    "{run} --out x --format onnx": "format: 'onnx' is not valid; give one of auto, native, llama",
+    "{run} --out x --format onnx": "format: 'onnx' is not valid; give one of auto, native, llama, qwen3",
     "{run} --from_hf {tmp} --out x": "and not both",
     "--from_hf {tmp} --out x": "has no config.json",
 }

@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from model.transformer import Transformer
 from pretrain.hf.config_file import read_model
@@ -21,7 +21,7 @@ from tests.helpers.exports import write_folder
 from tests.helpers.networks import CONFIGS, network
 from tests.helpers.refusals import refused
 
-FORMATS = {"native": "gptneo_windows", "llama": "uniform", "gpt2": "gpt2"}
+FORMATS = {"native": "gptneo_windows", "llama": "uniform", "qwen3": "qwen3", "gpt2": "gpt2"}
 KINDS: dict[str, object] = {
     "null": None,
     "true": True,
@@ -47,15 +47,17 @@ SWITCHES = "attention_scale_base base_width final_logit_softcapping rotary_scali
 TAKEN = {
     "null": SCHEDULES + SWITCHES + "n_inner n_ctx rope_parameters " + NOTES + IDS + GPT2_ONLY,
     "true": "tie_word_embeddings attention_bias mlp_bias norm_bias scale_attn_weights use_cache "
-    "reorder_and_upcast_attn",
+    "reorder_and_upcast_attn use_sliding_window",
     "text": "dtype transformers_version",
     "negative": IDS,
-    "zero": DROPOUTS + IDS + GPT2_ONLY,
-    "billion": NUMBERS + DROPOUTS + IDS + "n_ctx sliding_window final_logit_softcapping",
+    "zero": DROPOUTS + IDS + GPT2_ONLY + "max_window_layers",
+    "billion": NUMBERS + DROPOUTS + IDS + "n_ctx sliding_window final_logit_softcapping max_window_layers",
     "fraction": NUMBERS + DROPOUTS + "final_logit_softcapping",
     "empty list": "architectures eos_token_id",
     "mapping": "auto_map rope_parameters",
 }
+NEEDED = {("true", "attention_bias", "native")}
+NEEDED |= {("null", "head_dim", "qwen3"), ("null", "sliding_window", "qwen3")}
 
 
 @pytest.fixture(scope="module", params=FORMATS)
@@ -81,7 +83,7 @@ def test_each_field_is_checked_for_each_kind_of_value(exported, kind):
     folder, config = exported
     for name in [name for name in config if not name.startswith("summary_")]:
         text = json.dumps(config | {name: KINDS[kind]})
-        if name in TAKEN.get(kind, "").split() and (name, folder.name) != ("attention_bias", "native"):
+        if name in TAKEN.get(kind, "").split() and (kind, name, folder.name) not in NEEDED:
             checked(folder, text)
             continue
         with refused(begins=f"model: {folder}/config.json"):
@@ -101,7 +103,7 @@ def test_what_is_no_configuration_is_refused(exported, text):
 @pytest.mark.parametrize("name", [*CONFIGS])
 def test_what_is_read_is_what_transformers_reads(name, tmp_path):
     """The configuration made from ours is the one that transformers makes of the file."""
-    classes = {"native": HeadScheduleConfig, "llama": LlamaConfig, "gpt2": GPT2Config}
+    classes = {"native": HeadScheduleConfig, "llama": LlamaConfig, "qwen3": Qwen3Config, "gpt2": GPT2Config}
     for chosen in ["native", *(kind for kind, of in FORMATS.items() if of == name)]:
         folder = write_folder(network(name), tmp_path / chosen, chosen)
         described = read_model(folder)
@@ -111,13 +113,14 @@ def test_what_is_read_is_what_transformers_reads(name, tmp_path):
         assert ours.to_json_string() == theirs.to_json_string()
 
 
-def test_llama_3s_wavelengths_come_in_and_go_out(tmp_path):
+@pytest.mark.parametrize("kind", [LlamaForCausalLM, Qwen3ForCausalLM])
+def test_llama_3s_wavelengths_come_in_and_go_out(kind, tmp_path):
     scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     rope = {"rope_type": "llama3", "rope_theta": 5e5, **scaling, "original_max_position_embeddings": 32}
     sizes = {"vocab_size": 260, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2}
-    config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, rope_parameters=rope)
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12}
     torch.manual_seed(0)
-    theirs = LlamaForCausalLM(config).eval()
+    theirs = kind(kind.config_class(**sizes, **heads, rope_parameters=rope)).eval()
     theirs.save_pretrained(tmp_path / "in")
     described = read_model(tmp_path / "in")
     assert described.model.rope_scaling is not None and described.model.rope_base == 5e5
@@ -129,31 +132,64 @@ def test_llama_3s_wavelengths_come_in_and_go_out(tmp_path):
             parameter.zero_()[: len(values[name])] = values[name]
         expected = theirs(ids).logits
         assert (ours(ids) - expected).abs().max() < 1e-5
-        for chosen in ("llama", "native"):
+        for chosen in (theirs.config.model_type, "native"):
             write_folder(ours, tmp_path / chosen, chosen)
             assert read_model(tmp_path / chosen).model == described.model
             assert (load_exported(tmp_path / chosen)(ids).logits - expected).abs().max() < 1e-5
-        again = LlamaForCausalLM.from_pretrained(tmp_path / "llama").eval()
+        again = kind.from_pretrained(tmp_path / theirs.config.model_type).eval()
         assert (again(ids).logits - expected).abs().max() < 1e-5
 
 
-LEFT_OUT = """rope_parameters head_dim num_key_value_heads mlp_bias attention_bias hidden_act rope_theta
-    n_inner scale_attn_weights activation_function dtype"""
+LEFT_OUT = """rope_parameters layer_types head_dim num_key_value_heads mlp_bias attention_bias hidden_act
+    rope_theta n_inner scale_attn_weights activation_function dtype"""
 
 
 @pytest.mark.parametrize("older", [{}, {"rope_theta": 10000.0, "rope_scaling": None}])
 def test_older_names_and_what_older_folders_leave_out(exported, older, tmp_path):
-    left_out = [] if exported[0].name == "native" else LEFT_OUT.split()
+    kept = {"native": LEFT_OUT, "qwen3": "head_dim num_key_value_heads"}.get(exported[0].name, "").split()
+    left_out = set(LEFT_OUT.split()) - set(kept)
     config = {name: value for name, value in exported[1].items() if name not in left_out}
     (tmp_path / "config.json").write_text(json.dumps(config | older))
     assert read_model(tmp_path).model == CONFIGS[FORMATS[exported[0].name]]
+
+
+QWEN3: dict[str, object] = {"vocab_size": 260, "hidden_size": 48, "intermediate_size": 96}
+QWEN3 |= {"model_type": "qwen3", "max_position_embeddings": 64}
+QWEN3 |= {"num_hidden_layers": 3, "num_attention_heads": 64}
+WINDOWS = [
+    {},
+    {"use_sliding_window": True},
+    {"use_sliding_window": True, "max_window_layers": 1},
+    {"use_sliding_window": True, "max_window_layers": 0, "sliding_window": 8, "num_key_value_heads": 4},
+    {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 1, "head_dim": 24},
+    {"sliding_window": 8, "max_window_layers": 1, "attention_bias": True, "rope_theta": 1e6},
+    {"use_sliding_window": True, "layer_types": ["sliding_attention"] + ["full_attention"] * 2},
+]
+
+
+@pytest.mark.parametrize("change", WINDOWS)
+def test_a_qwen3s_windows_and_defaults_are_those_of_transformers(change, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3 | change))
+    model, theirs = read_model(tmp_path).model, Qwen3Config.from_pretrained(tmp_path)
+    windows = [theirs.sliding_window if kind[0] == "s" else None for kind in theirs.layer_types]
+    assert [model.layer_window(layer) for layer in range(3)] == windows
+    ours = folder_config(model, "qwen3", {"architectures": None}).to_dict()
+    derived = ("sliding_window", "use_sliding_window", "max_window_layers", "architectures")
+    expected = theirs.to_dict()
+    assert {name for name in expected if expected[name] != ours[name]} <= {*derived, "_name_or_path"}
+
+
+def test_a_window_that_is_not_given_is_missed(tmp_path):
+    kinds = {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3 | kinds))
+    with refused("layer_types: 'sliding_attention' has no window; set use_sliding_window"):
+        read_model(tmp_path)
 
 
 LACKING = {
     "RoPE scaling": {"rope_scaling": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5}},
     "RoPE scaling;": {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
     "quantised weights": {"quantization_config": {"quant_method": "fp8"}},
-    "(qk-norm)": {"model_type": "qwen3"},
     "without one of the output projection": {"model_type": "qwen2"},
     "sliding window": {"model_type": "mistral"},
     "scaled by the root": {"model_type": "gemma"},
@@ -161,9 +197,10 @@ LACKING = {
 }
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
 @pytest.mark.parametrize(("words", "change"), LACKING.items())
-def test_what_is_missing_is_named(words, change, tmp_path):
-    config = folder_config(CONFIGS["uniform"], "llama", {}).to_dict() | change
+def test_what_is_missing_is_named(words, change, kind, tmp_path):
+    config = folder_config(CONFIGS[FORMATS[kind]], kind, {}).to_dict() | change
     (tmp_path / "config.json").write_text(json.dumps(config))
     with refused("what is missing here:", words, begins=f"model: {tmp_path}/config.json"):
         read_model(tmp_path)

@@ -8,20 +8,20 @@ from transformers import AutoModelForCausalLM
 
 from model.config import block
 from model.errors import UserError
-from pretrain.hf.formats import choose_format
+from pretrain.hf.formats import ARCHITECTURES, choose_format
 from pretrain.hf.padding import Padding, padding_for
 from tests.helpers.exports import write_folder
 from tests.helpers.networks import CONFIGS, LLAMA, network, relative, tokens
 
-ROPE = ["uniform", "prism", "ablation", "descending", "grouped", "head_dim"]
+PLAIN = dict.fromkeys(["uniform", "prism", "ablation", "descending", "grouped", "head_dim"], "llama")
+PLAIN |= {"qwen3": "qwen3", "qwen3_padded": "qwen3", "gpt2": "gpt2"}
 
 
-@pytest.mark.parametrize("name", [*ROPE, "gpt2"])
-def test_plain_formats_have_our_logits(name, tmp_path):
+@pytest.mark.parametrize(("name", "chosen"), PLAIN.items())
+def test_plain_formats_have_our_logits(name, chosen, tmp_path):
     """1e-5 of the largest logit: q is rescaled by sqrt(D / d_h), which rounds once more."""
-    chosen, kind = ("llama", "LlamaForCausalLM") if name in ROPE else ("gpt2", "GPT2LMHeadModel")
     theirs = AutoModelForCausalLM.from_pretrained(write_folder(network(name), tmp_path / "hf", chosen)).eval()
-    assert type(theirs).__name__ == kind
+    assert type(theirs).__name__ == ARCHITECTURES[chosen]
     if chosen == "gpt2":  # llama.cpp's converter reads the old name
         assert json.loads((tmp_path / "hf" / "config.json").read_text())["n_ctx"] == 64
     ids = tokens(2, 64)
@@ -30,14 +30,17 @@ def test_plain_formats_have_our_logits(name, tmp_path):
 
 
 def test_auto_is_plain_where_nothing_is_padded():
-    plain = {"uniform": "llama", "gpt2": "gpt2"}
-    for name in ("uniform", "gpt2", "prism", "grouped", "head_dim", "gpt2_prism", "gptneo", "biases"):
+    plain = {"uniform": "llama", "gpt2": "gpt2", "qwen3": "qwen3"}
+    others = ("qwen3_padded", "prism", "grouped", "head_dim", "gpt2_prism", "gptneo", "biases")
+    for name in (*plain, *others):
         assert choose_format(CONFIGS[name], "auto") == plain.get(name, "native"), name
 
 
-def test_uniform_fixed_head_dim_and_grouped_queries_are_plain_llama():
-    wide = block("llama", **LLAMA, heads=(4, 4), kv_heads=(2, 2), head_dim=(16, 16))
-    assert choose_format(wide, "auto") == "llama"
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_uniform_fixed_head_dim_grouped_queries_and_llama_3s_wavelengths_are_plain(kind):
+    shape = {"heads": (4, 4), "kv_heads": (2, 2), "head_dim": (16, 16)}
+    wide = block(kind, **LLAMA, **shape).replace(rope_scaling=CONFIGS["modern"].to_json()["rope_scaling"])
+    assert choose_format(wide, "auto") == choose_format(wide, kind) == kind
 
 
 def test_padding_is_the_smallest_that_fits():
@@ -45,6 +48,7 @@ def test_padding_is_the_smallest_that_fits():
     assert padding_for(CONFIGS["head_dim"]) == Padding(4, 4, 16)
     # Groups of 2, 1 and 4 queries; 4 key/value heads of 4: 16 heads divide 48.
     assert padding_for(CONFIGS["grouped"]) == Padding(16, 4, 12)
+    assert padding_for(CONFIGS["qwen3_padded"]) == Padding(10, 5, 8)  # 10 need not divide 48
 
 
 def test_heads_are_raised_to_a_divisor_of_the_width():
@@ -53,11 +57,21 @@ def test_heads_are_raised_to_a_divisor_of_the_width():
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("gpt2", "positions 'learned'"), ("gptneo", "local_window"), ("biases", "norm_bias")]
+    ("name", "chosen", "words"),
+    [
+        ("gpt2", "llama", "positions 'learned'"),
+        ("gptneo", "llama", r"local_window \(no window\)"),
+        ("biases", "llama", "norm_bias"),
+        ("qwen3", "llama", r"qk_norm 'weighted' \('none'\)"),
+        ("uniform", "qwen3", r"qk_norm 'none' \('weighted'\)"),
+        ("plain_norm", "qwen3", r"qk_norm 'plain' .*attention_scale 'constant' .*head_dim \(the same"),
+        ("gptneo_windows", "qwen3", r"local_window \(one window\)"),
+        ("biases", "qwen3", r"ffn_bias True \(False\)"),
+    ],
 )
-def test_llama_refuses_what_it_cannot_hold(name, words):
-    with pytest.raises(UserError, match=words):
-        choose_format(CONFIGS[name], "llama")
+def test_a_plain_format_refuses_what_it_cannot_hold(name, chosen, words):
+    with pytest.raises(UserError, match=f"format: '{chosen}' cannot hold this model: .*{words}"):
+        choose_format(CONFIGS[name], chosen)
 
 
 def test_no_head_count_that_fits():
