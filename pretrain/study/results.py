@@ -120,7 +120,7 @@ def run_state(study: Study, planned: PlannedRun, folder: Path) -> tuple[State, l
     if not path.is_dir():
         return ("failed" if failure(planned, folder) else "missing"), []
     rows = read_metrics(path)
-    newest, steps = _text(path / "latest"), planned.run.steps
+    newest, steps = _text(path / "latest", 1000), planned.run.steps
     measured = any(row["step"] == steps and study.file.measure in row for row in rows[-1:])
     if measured and newest == f"step_{steps:06d}":
         return "finished", rows
@@ -143,10 +143,10 @@ def task_names(study: Study, folder: Path) -> list[str]:
     return names + [planned.name for planned in study.runs if planned.name not in known]
 
 
-def _text(path: Path) -> str:
-    """What a file of a line or two holds, without spaces around it; empty if it cannot be read."""
+def _text(path: Path, most_bytes: int = 1 << 26) -> str:
+    """What a file holds, without spaces around it; empty if it cannot be read or is longer."""
     try:
-        return read_regular(path, 10_000).decode("utf-8", "replace").strip()
+        return read_regular(path, most_bytes).decode("utf-8", "replace").strip()
     except OSError:
         return ""
 
