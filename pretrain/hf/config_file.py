@@ -48,8 +48,8 @@ SETTINGS: dict[str, dict[Format, str | None]] = {
         "attention_scale": ("attention_scale", None, "scale_attn_weights"),
         "attention_scale_base": ("attention_scale_base", None, None),
         "logit_softcap": ("final_logit_softcapping", None, None),
-        "parametrization": ("parametrization", None, None, None),
-        "base_width": ("base_width", None, None, None),
+        "parametrization": ("parametrization", None, None),
+        "base_width": ("base_width", None, None),
         "tie_embeddings": ("tie_word_embeddings", "tie_word_embeddings", "tie_word_embeddings"),
         "init_std": ("initializer_range", "initializer_range", "initializer_range"),
     }.items()

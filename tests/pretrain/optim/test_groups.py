@@ -79,7 +79,7 @@ WIDE = "--architecture.parametrization mup --architecture.base_width 12 --archit
     ],
 )
 def test_rates_of_a_wide_model(flags, group, rate):
-    given = f"--model gpt2-nano --steps 10 --schedule.warmup 0 --schedule.kind wsd --schedule.decay 1 {flags}"
+    given = f"--model gpt2-nano --steps 9 --schedule.kind wsd --schedule.warmup 0 --schedule.decay 3 {flags}"
     run = parse_command_line(f"{given} {WIDE} --architecture.tie_embeddings false".split()).run
     config = run.build_model_config(300)
     groups = run_groups(run, config)
