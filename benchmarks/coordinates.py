@@ -180,7 +180,7 @@ def _draw(path: Path, widths: Sequence[int], measured: dict[str, list[Changes]])
             row[0].set_ylabel("RMS change")
         for axis in axes[-1]:
             axis.set_xlabel("d_model")
-        axes[0][-1].legend(fontsize=5)
+        axes[0][0].legend(fontsize=4, ncols=2, loc="upper left")
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@
     python benchmarks/speedrun.py RECIPE RECIPE … [--seeds 1 2 3 4] [--target 3.9] [FLAGS of main.py]
 
 A recipe is a name (python pretrain/main.py --help) or a YAML file. Each seed trains all of them, one after
-the other. A finished run is not repeated. The target is a validation loss; by default the
-highest at the end of the first recipe's runs, which all of them reach. Between two validations the loss is taken as a straight line over tokens, so validate
-often (--validation.every). Seconds are those of training alone: tokens divided by the speed that was logged.
-A run that ends above the target counts as not reached, and its seed has no ratio.
+the other. A finished run is not repeated. The target is a validation loss; by default the highest at the end
+of the first recipe's runs, which all of them reach. Between two validations the loss is taken as a straight
+line over tokens, so validate often (--validation.every). Seconds are those of training alone: tokens divided
+by the speed that was logged. A run that ends above the target counts as not reached, and its seed has no ratio.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def table(curves: dict[str, list[Curve]], target: float) -> list[str]:
             for x in ratios(curves, recipe, target)
         ]
         final = f"{fmean(run.losses[-1] for run in runs):.4f}"
-        rows.append((recipe, f"{len(reached)} of {len(runs)}", *amounts, *shown, final))
+        rows.append((Path(recipe).stem, f"{len(reached)} of {len(runs)}", *amounts, *shown, final))
     return aligned(rows, left=(0,))
 
 
@@ -179,7 +179,7 @@ def _draw(path: Path, curves: dict[str, list[Curve]], target: float) -> None:
     with saved_figure(path, "plot", 1, 2, size=(9.0, 3.6), dpi=150, sharey=True) as (_, axes):
         for color, (recipe, runs) in enumerate(curves.items()):
             for number, run in enumerate(runs):
-                label = recipe if number == 0 else None
+                label = Path(recipe).stem if number == 0 else None
                 axes[0].plot([t / 1e6 for t in run.tokens], run.losses, f"C{color}", label=label)
                 axes[1].plot(run.seconds, run.losses, f"C{color}")
         for axis, label in zip(axes, ("tokens (millions)", "seconds of training"), strict=True):
