@@ -6,7 +6,8 @@ A recipe is a name (python pretrain/main.py --help) or a YAML file. Each seed tr
 the other. A finished run is not repeated. The target is a validation loss; by default the highest at the end
 of the first recipe's runs, which all of them reach. Between two validations the loss is taken as a straight
 line over tokens, so validate often (--validation.every). Seconds are those of training alone: tokens divided
-by the speed that was logged. A run that ends above the target counts as not reached, and its seed has no ratio.
+by the speed that was logged. A run that ends above the target counts as not reached, and its seed has no
+ratio.
 """
 
 from __future__ import annotations
