@@ -27,7 +27,7 @@ from model.parameters import parameter_specs  # noqa: E402
 from model.transformer import Transformer  # noqa: E402
 from pretrain.config.command_line import parse_command_line  # noqa: E402
 from pretrain.config.run_config import RunConfig  # noqa: E402
-from pretrain.engine.matrix_exchange import matrix_of  # noqa: E402
+from pretrain.engine.matrix_exchange import Matrix, matrix_of  # noqa: E402
 from pretrain.optim.groups import GroupRates, build_optimizer, parameter_groups, run_groups  # noqa: E402
 from pretrain.optim.muon import MuonAndAdamW  # noqa: E402
 from pretrain.optim.orthogonal import matrix_update  # noqa: E402
@@ -87,7 +87,7 @@ def activations(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:
 def updates_of(network: Transformer, run: RunConfig) -> Any:
     """What makes Muon's updates orthogonal where each parameter is its own master."""
     specs = parameter_specs(network.config)
-    matrices = {
+    matrices: dict[Tensor, Matrix] = {
         parameter: matrix_of(specs[name], network.config, run.muon)
         for name, parameter in network.named_parameters()
         if specs[name].shard_dimension is not None and specs[name].role.layer is not None
