@@ -15,7 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.loss import IGNORED_LABEL, row_chunks, soft_capped
+from model.loss import (
+    IGNORED_LABEL,
+    before_softcap,
+    row_chunks,
+    softmax_with_z_loss,
+    widen,
+    with_z_loss,
+)
 
 CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**27}
 """Logits made at a time, by device type: 8 MiB of bf16 on a CPU, so that they stay in its cache; 256 MiB on a
@@ -158,21 +165,15 @@ def _in_one_kernel(
     z_loss: float = 0.0,
 ) -> Tensor:
     columns = torch.arange(logits.shape[1], device=logits.device)
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    slope = None
-    if softcap is not None:
-        wide = soft_capped(wide, softcap)
-        slope = 1 - (wide / softcap).square()
-    wide = wide.masked_fill(columns >= vocab_size, -math.inf)
+    capped = widen(logits, softcap)
+    wide = capped.masked_fill(columns >= vocab_size, -math.inf)
     normalizers = wide.logsumexp(dim=1)
     losses = normalizers - wide.gather(1, targets[:, None]).squeeze(1)
     if wanted:
-        shares = (wide - normalizers[:, None]).exp()
-        if z_loss:
-            shares = shares * (1 + 2 * z_loss * normalizers[:, None])
+        shares = softmax_with_z_loss(wide, normalizers[:, None], z_loss)
         residual = shares - (columns == targets[:, None]).to(wide.dtype)
-        logits.copy_(residual if slope is None else residual * slope)
-    return losses + z_loss * normalizers.square() if z_loss else losses
+        logits.copy_(before_softcap(residual, capped, softcap))
+    return with_z_loss(losses, normalizers, z_loss)
 
 
 def token_chunks(tokens: int, columns: int, device_type: str) -> list[slice]:

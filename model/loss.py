@@ -53,7 +53,7 @@ class _CrossEntropy(torch.autograd.Function):
         targets = labels.where(counted, 0)  # any valid column: what it yields is masked out
         normalizers, losses = [], []
         for rows in _chunks(logits):
-            chunk = _widen(logits[rows, :vocab_size], softcap)
+            chunk = widen(logits[rows, :vocab_size], softcap)
             normalizer = chunk.logsumexp(dim=-1)  # [n]
             losses.append(normalizer - chunk.gather(1, targets[rows, None]).squeeze(1))
             normalizers.append(normalizer)
@@ -61,7 +61,7 @@ class _CrossEntropy(torch.autograd.Function):
         count = counted.sum().clamp(min=1)
         ctx.save_for_backward(logits, targets, counted, torch.cat(normalizers), count)
         ctx.vocab_size, ctx.softcap, ctx.z_loss = vocab_size, softcap, z_loss
-        return _with_z_loss(torch.cat(losses), torch.cat(normalizers), z_loss).where(counted, 0).sum() / count
+        return with_z_loss(torch.cat(losses), torch.cat(normalizers), z_loss).where(counted, 0).sum() / count
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -71,11 +71,11 @@ class _CrossEntropy(torch.autograd.Function):
         result[:, ctx.vocab_size :] = 0
         for rows in _chunks(logits):
             # d loss / d logits = (softmax - one hot) * weight
-            wide = _widen(logits[rows, : ctx.vocab_size], ctx.softcap)
-            chunk = _softmax_with_z_loss(wide, normalizers[rows, None], ctx.z_loss)
+            wide = widen(logits[rows, : ctx.vocab_size], ctx.softcap)
+            chunk = softmax_with_z_loss(wide, normalizers[rows, None], ctx.z_loss)
             index = targets[rows, None]
             chunk.scatter_(1, index, chunk.gather(1, index) - 1)
-            result[rows, : ctx.vocab_size] = _before_softcap(
+            result[rows, : ctx.vocab_size] = before_softcap(
                 chunk.mul_(weights[rows, None]), wide, ctx.softcap
             )
         return result, None, None, None, None
@@ -128,7 +128,7 @@ class _ParallelCrossEntropy(torch.autograd.Function):
         local_target = torch.zeros_like(local_normalizers)
         if real:
             for rows in _chunks(logits):
-                chunk = _widen(logits[rows, :real], softcap)
+                chunk = widen(logits[rows, :real], softcap)
                 local_normalizers[rows] = chunk.logsumexp(dim=-1)
                 local_target[rows] = chunk.gather(1, targets[rows, None]).squeeze(1).where(owned[rows], 0)
         largest = local_normalizers.clone()
@@ -139,7 +139,7 @@ class _ParallelCrossEntropy(torch.autograd.Function):
         count = counted.sum().clamp(min=1)
         ctx.save_for_backward(logits, targets, owned, counted, normalizers, count)
         ctx.real, ctx.softcap, ctx.z_loss = real, softcap, z_loss
-        return _with_z_loss(normalizers - sums[1], normalizers, z_loss).where(counted, 0).sum() / count
+        return with_z_loss(normalizers - sums[1], normalizers, z_loss).where(counted, 0).sum() / count
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -149,24 +149,25 @@ class _ParallelCrossEntropy(torch.autograd.Function):
         result[:, ctx.real :] = 0
         if ctx.real:
             for rows in _chunks(logits):
-                wide = _widen(logits[rows, : ctx.real], ctx.softcap)
-                chunk = _softmax_with_z_loss(wide, normalizers[rows, None], ctx.z_loss)
+                wide = widen(logits[rows, : ctx.real], ctx.softcap)
+                chunk = softmax_with_z_loss(wide, normalizers[rows, None], ctx.z_loss)
                 chunk.scatter_add_(1, targets[rows, None], -owned[rows, None].to(chunk.dtype))
-                result[rows, : ctx.real] = _before_softcap(chunk.mul_(weights[rows, None]), wide, ctx.softcap)
+                result[rows, : ctx.real] = before_softcap(chunk.mul_(weights[rows, None]), wide, ctx.softcap)
         return result, None, None, None, None, None
 
 
-def _with_z_loss(losses: Tensor, normalizers: Tensor, z_loss: float) -> Tensor:
+def with_z_loss(losses: Tensor, normalizers: Tensor, z_loss: float) -> Tensor:
+    """Losses [n] and what z_loss adds to them, from the log-sum-exp of their logits [n]."""
     return losses + z_loss * normalizers.square() if z_loss else losses
 
 
-def _softmax_with_z_loss(logits: Tensor, normalizers: Tensor, z_loss: float) -> Tensor:
+def softmax_with_z_loss(logits: Tensor, normalizers: Tensor, z_loss: float) -> Tensor:
     """The gradient of the log-sum-exp of logits [n, columns], and of z_loss times its square."""
     softmax = (logits - normalizers).exp_()
     return softmax.mul_(1 + 2 * z_loss * normalizers) if z_loss else softmax
 
 
-def _before_softcap(gradient: Tensor, capped: Tensor, softcap: float | None) -> Tensor:
+def before_softcap(gradient: Tensor, capped: Tensor, softcap: float | None) -> Tensor:
     """The gradient of the logits that soft_capped got, from that of those it gave; overwrites *gradient*."""
     return gradient if softcap is None else gradient.mul_(1 - (capped / softcap).square())
 
@@ -188,6 +189,7 @@ def row_chunks(rows: int, columns: int, limits: Mapping[str, int], device_type: 
     return [slice(start, min(start + each, rows)) for start in range(0, rows, each)]
 
 
-def _widen(logits: Tensor, softcap: float | None) -> Tensor:
+def widen(logits: Tensor, softcap: float | None) -> Tensor:
+    """Logits in fp32 (fp64 stays), soft-capped where there is a cap."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
     return wide if softcap is None else soft_capped(wide, softcap)
