@@ -23,7 +23,7 @@ import torch  # noqa: E402
 from benchmarks.helpers import MAIN_FLAGS, parser_of, say, write  # noqa: E402
 from model.config import ModelConfig, block  # noqa: E402
 from model.initialization import initialize  # noqa: E402
-from model.parameters import parameter_specs  # noqa: E402
+from model.parameters import is_hidden, parameter_specs  # noqa: E402
 from model.transformer import Transformer  # noqa: E402
 from pretrain.config.command_line import parse_command_line  # noqa: E402
 from pretrain.config.run_config import RunConfig  # noqa: E402
@@ -90,7 +90,7 @@ def updates_of(network: Transformer, run: RunConfig) -> Any:
     matrices: dict[Tensor, Matrix] = {
         parameter: matrix_of(specs[name], network.config, run.muon)
         for name, parameter in network.named_parameters()
-        if specs[name].shard_dimension is not None and specs[name].role.layer is not None
+        if is_hidden(specs[name].role)
     }
 
     def update(master: Tensor, values: Tensor) -> None:

@@ -24,12 +24,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
 
+import numpy as np  # noqa: E402
+
 from benchmarks.helpers import MAIN_FLAGS, parser_of, say, write  # noqa: E402
 from model.config import ModelConfig  # noqa: E402
 from model.errors import UserError, run_command  # noqa: E402
 from pretrain.config.command_line import find_recipe, parse_command_line  # noqa: E402
 from pretrain.metrics.file import read_metrics  # noqa: E402
-from pretrain.study.statistics import Interval, paired_interval  # noqa: E402
+from pretrain.study.statistics import Interval, paired_interval, tokens_to_reach  # noqa: E402
 from pretrain.utils.parsing import read_json_object  # noqa: E402
 from pretrain.utils.plotting import saved_figure  # noqa: E402
 from pretrain.utils.tables import aligned  # noqa: E402
@@ -48,19 +50,11 @@ class Curve:
 
     def until(self, target: float) -> tuple[float, float, float] | None:
         """Tokens, FLOPs and seconds until the loss first is at most *target*; None if it never is."""
-        for place, loss in enumerate(self.losses):
-            if loss > target:
-                continue
-            share = 1.0
-            if place:
-                before = self.losses[place - 1]
-                share = (before - target) / (before - loss)
-            tokens, seconds = (
-                axis[place] if not place else axis[place - 1] + share * (axis[place] - axis[place - 1])
-                for axis in (self.tokens, self.seconds)
-            )
-            return tokens, tokens * self.flops_per_token, seconds
-        return None
+        tokens = tokens_to_reach(list(zip(self.tokens, self.losses, strict=True)), target)
+        if tokens is None:
+            return None
+        seconds = float(np.interp(tokens, self.tokens, self.seconds))
+        return tokens, tokens * self.flops_per_token, seconds
 
 
 def curve_of(folder: Path) -> Curve:

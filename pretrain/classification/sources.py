@@ -97,7 +97,7 @@ def kind_of(path: Path) -> str:
 
 def _lines(path: Path, file: TextIO) -> Iterator[str]:
     """The lines of a file, none of which may be longer than a document can be in JSON."""
-    most = 6 * MAX_DOCUMENT_BYTES  # written as \\uXXXX
+    most = 6 * MAX_DOCUMENT_BYTES  # a character may be written as \uXXXX
     for number in itertools.count(1):
         line = file.readline(most + 1)
         if len(line) > most:

@@ -22,6 +22,8 @@ from pretrain.utils.parsing import read_json_object
 
 Format = Literal["native", "llama", "qwen3", "gpt2"]
 FORMATS = get_args(Format)
+LLAMA_LIKE = ("llama", "qwen3")
+"""Formats that are padded where layers differ, and have the rotary scaling in their rope_parameters."""
 MODEL_TYPES: dict[str, Format] = {"head_schedule": "native", **{name: name for name in FORMATS[1:]}}
 """The format of a folder by the model_type in its config.json."""
 
@@ -217,7 +219,7 @@ def read_model(folder: str | Path) -> FolderModel:
             scaling = rope.get("rope_type", rope.get("type"))
             kept = written.get("rope_type") if scaling in (None, "default") else scaling
             written = written | rope | {"rope_type": kept}
-    if scaled := chosen in ("llama", "qwen3") and written.get("rope_type") == "llama3":
+    if scaled := chosen in LLAMA_LIKE and written.get("rope_type") == "llama3":
         written = written | {"rope_type": None}
     for name, (only, lacking) in _ONLY.items():
         if written.get(name) not in (only, None):

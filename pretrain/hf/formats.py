@@ -20,7 +20,7 @@ from model.config import BLOCKS, ModelConfig
 from model.declared import to_plain
 from model.errors import UserError
 from model.parameters import parameter_specs
-from pretrain.hf.config_file import FORMATS, LLAMA3, SETTINGS, VALUES, Format
+from pretrain.hf.config_file import FORMATS, LLAMA3, LLAMA_LIKE, SETTINGS, VALUES, Format
 from pretrain.hf.configuration_head_schedule import HeadScheduleConfig
 from pretrain.hf.padding import padded, padding_for
 
@@ -167,7 +167,7 @@ def folder_weights(model: ModelConfig, chosen: Format, parameters: Mapping[str, 
     weights = {}
     for name, sources in folder_tensors(model, chosen).items():
         parts = [parameters[source] for source in sources]
-        if chosen in ("llama", "qwen3"):
+        if chosen in LLAMA_LIKE:
             parts = [padded(model, sources[0], parts[0])]
         tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
         weights[name] = tensor.t().contiguous() if is_transposed(name) else tensor
@@ -206,7 +206,7 @@ def folder_config(model: ModelConfig, chosen: Format, extra: dict[str, Any]) -> 
     windows = [model.layer_window(layer) for layer in layers]
     usual = mode(window for window in windows[::-1] if window) if any(windows) else None
     kinds = [_SLIDING if window else "full_attention" for window in windows]
-    if chosen in ("llama", "qwen3"):
+    if chosen in LLAMA_LIKE:
         if model.rope_scaling is not None:
             named = {theirs: getattr(model.rope_scaling, ours) for ours, theirs in LLAMA3.items()}
             rope = {"rope_type": "llama3", "rope_theta": settings.pop("rope_theta"), **named}

@@ -71,7 +71,6 @@ class Group:
     """With depth_decay: how many layers above the rule's lowest one; else 0."""
     parameters: tuple[str, ...]
     """Names, in the model's order."""
-
     width_factor: float = 1.0
     """Factor of the learning rate, see width_factor; not of the decay."""
 

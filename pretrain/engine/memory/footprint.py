@@ -119,13 +119,12 @@ class _Pass:
         packed = mask and self.takes_offsets(layer)
         if self.device == "cuda" and not packed and (windowed or mask or not flash):
             kv = q  # only flash takes grouped queries, and without a mask
-        attention = 2 * q + 2 * kv * (ranks if form == "query" else 1) + (q if form != "none" else 0)
+        held = kv * (ranks if form == "query" else 1)  # of keys, and as many of values
+        attention = 2 * q + 2 * held + (q if form != "none" else 0)
         hidden = (4 if config.ffn == "swiglu" else 2) * config.ffn_width // t
         normed = 0
         if config.qk_norm != "none":  # what goes into the norms of q and k, as in norm()
-            normed = (q + kv * (ranks if form == "query" else 1)) * (
-                2 * FP32_BYTES if self.device == "cpu" else self.element
-            )
+            normed = (q + held) * (2 * FP32_BYTES if self.device == "cpu" else self.element)
         total = self.tokens * (
             self.element * (attention + hidden) + normed + FP32_BYTES * config.heads[layer] // t
         )
