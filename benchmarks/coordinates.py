@@ -56,14 +56,14 @@ def model_of(width: int, base: int, parametrization: str, **changes: Any) -> Mod
     return block("llama", **{**sizes, "heads": HEADS, **switches, **changes})
 
 
-def batches(count: int) -> Iterator[Tensor]:
-    """Bytes of this project's code, int64 [ROWS, LENGTH + 1]."""
+def batches(count: int, length: int = LENGTH) -> Iterator[Tensor]:
+    """Bytes of this project's code, int64 [ROWS, length + 1]."""
     files = sorted((ROOT / "model").glob("*.py")) + sorted((ROOT / "pretrain").rglob("*.py"))
     text = torch.frombuffer(bytearray(b"".join(path.read_bytes() for path in files)), dtype=torch.uint8)
     generator = torch.Generator().manual_seed(0)
     for _ in range(count):
-        starts = torch.randint(len(text) - LENGTH, (ROWS, 1), generator=generator)
-        yield text[starts + torch.arange(LENGTH + 1)].long()
+        starts = torch.randint(len(text) - length, (ROWS, 1), generator=generator)
+        yield text[starts + torch.arange(length + 1)].long()
 
 
 def activations(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:

@@ -21,9 +21,13 @@ MAIN_FLAGS = "Flags of pretrain/main.py may follow (python pretrain/main.py --he
 """Under the help of benchmarks that hand on what they do not know."""
 
 
-def parser_of(description: str | None, epilog: str | None = None) -> argparse.ArgumentParser:
+def parser_of(
+    description: str | None,
+    epilog: str | None = None,
+    kind: type[argparse.ArgumentParser] = argparse.ArgumentParser,
+) -> argparse.ArgumentParser:
     """A parser with the flag --out; the program's docstring is its help."""
-    parser = argparse.ArgumentParser(
+    parser = kind(
         description=description,
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,

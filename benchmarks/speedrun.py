@@ -1,188 +1,272 @@
-"""Tokens, FLOPs and seconds until a target loss, recipe against recipe, on the same text and seeds.
+"""Tokens, FLOPs and training seconds until a target loss: recipe against recipe, paired by seed.
 
-    python benchmarks/speedrun.py RECIPE RECIPE … [--seeds 1 2 3 4] [--target 3.9] [FLAGS of main.py]
+    python benchmarks/speedrun.py micro modern-micro --seeds 1 2 3 4 --out FILE.json --plot FILE.png
+    python benchmarks/speedrun.py micro "micro --optimizer.kind muon --muon.learning_rate 0.01" --steps 600
 
-A recipe is a name (python pretrain/main.py --help) or a YAML file. Each seed trains all of them, one after
-the other. A finished run is not repeated. The target is a validation loss; by default the highest at the end
-of the first recipe's runs, which all of them reach. Between two validations the loss is taken as a straight
-line over tokens, so validate often (--validation.every). Seconds are those of training alone: tokens divided
-by the speed that was logged. A run that ends above the target counts as not reached, and its seed has no
-ratio.
+A recipe may carry flags of its own, in quotes; flags for all runs come last. The runs are those of a study
+(docs/studies.md) in the folder --runs: recipe after recipe within each seed, so that all see the same
+machine. The same command with the same --runs goes on after a stop, trains nothing that is finished, and
+reads it anew for another target.
+
+--target is a validation loss in nats per token (bits per byte where tokenizers differ); 'mean', the first
+recipe's mean final loss, which about half of its own runs do not reach; or 'own', its final loss with the
+same seed. A run reaches it at its first validation at or below it, or, where there is one before, on the
+straight line between the two over tokens. A curve that flattens lies below such lines: validate often
+(--validation.every 50).
+
+FLOPs are tokens x the model's training FLOPs per token, without the optimizer's. Seconds are those of
+training in metrics.jsonl: compilation is in them, validations and checkpoints are not. A run that does not
+reach the target is named as censored, and is in no mean, ratio or interval of what reaching it takes. Ratios
+are geometric means over seeds with a 95 % t-interval on the log ratio.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import math
-import subprocess
+import re
+import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[0] = str(ROOT)
+import numpy as np
+import yaml
 
-import numpy as np  # noqa: E402
+ROOT = Path(__file__).resolve().parents[1]
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)
 
 from benchmarks.helpers import MAIN_FLAGS, parser_of, say, write  # noqa: E402
-from model.config import ModelConfig  # noqa: E402
-from model.errors import UserError, run_command  # noqa: E402
-from pretrain.config.command_line import find_recipe, parse_command_line  # noqa: E402
-from pretrain.metrics.file import read_metrics  # noqa: E402
-from pretrain.study.statistics import Interval, paired_interval, tokens_to_reach  # noqa: E402
-from pretrain.utils.parsing import read_json_object  # noqa: E402
-from pretrain.utils.plotting import saved_figure  # noqa: E402
+from model.errors import UserError, run_command, shown  # noqa: E402
+from pretrain.config.command_line import CommandParser, parse_command_line  # noqa: E402
+from pretrain.metrics.file import encoded  # noqa: E402
+from pretrain.study.command import run_study  # noqa: E402
+from pretrain.study.results import STUDY_FILE, RunResult, check_settings, load_results  # noqa: E402
+from pretrain.study.statistics import mean_of, tokens_to_reach  # noqa: E402
+from pretrain.study.study_file import OF_A_STUDY, Study, parse_study  # noqa: E402
+from pretrain.study.summaries import Sample, View, view_of  # noqa: E402
+from pretrain.utils.files import write_atomically  # noqa: E402
+from pretrain.utils.plotting import count_axis, saved_figure  # noqa: E402
 from pretrain.utils.tables import aligned  # noqa: E402
+from pretrain.utils.text import human_number  # noqa: E402
 
-AMOUNTS = ("tokens", "FLOPs", "seconds")
-
-
-@dataclass(frozen=True)
-class Curve:
-    """The validations of one run."""
-
-    tokens: list[float]
-    seconds: list[float]
-    losses: list[float]
-    flops_per_token: float
-
-    def until(self, target: float) -> tuple[float, float, float] | None:
-        """Tokens, FLOPs and seconds until the loss first is at most *target*; None if it never is."""
-        tokens = tokens_to_reach(list(zip(self.tokens, self.losses, strict=True)), target)
-        if tokens is None:
-            return None
-        seconds = float(np.interp(tokens, self.tokens, self.seconds))
-        return tokens, tokens * self.flops_per_token, seconds
+COSTS = ("tokens", "FLOPs", "seconds")
+NOT_HERE = re.compile(rf"--({'|'.join([*sorted(OF_A_STUDY), 'config', 'print_config', 'plot_lr'])})(=|$)")
 
 
-def curve_of(folder: Path) -> Curve:
-    """Read a finished run's folder.
+def speedrun(arguments: list[str]) -> int:
+    """Train what is missing, then print what the runs show; the exit code.
 
     Raises:
-        UserError: a figure is not a number, or there is no validation.
+        UserError: bad input, runs that cannot be compared, or ones of the folder with other settings.
     """
-    tokens: list[float] = []
-    seconds: list[float] = []
-    losses: list[float] = []
-    spent = done = 0.0
-    for row in read_metrics(folder):
-        if "tokens_per_second" in row:
-            spent += (row["tokens"] - done) / row["tokens_per_second"]
-            done = row["tokens"]
-        if "val_loss" in row and row["tokens"] > 0:
-            tokens.append(row["tokens"])
-            seconds.append(spent)
-            losses.append(row["val_loss"])
-    if not losses:
-        raise UserError(f"validation.every: {folder} has no validation loss; give a number of steps")
-    newest = (folder / "latest").read_text().strip()
-    state = read_json_object(folder / "checkpoints" / newest / "state.json", "runs")
-    return Curve(tokens, seconds, losses, ModelConfig.from_json(state["model"]).flops_per_token())
-
-
-def train(recipe: str, seed: int, runs: Path, flags: Sequence[str]) -> Curve:
-    """Train one recipe with one seed, unless that is done.
-
-    Raises:
-        UserError: the run failed; its log is named.
-    """
-    name = f"{Path(recipe).stem}-s{seed}"
-    folder, log = runs / name, runs / f"{name}.log"
-    arguments = ["--config", recipe, *flags, "--seed", str(seed), "--runs_dir", str(runs), "--name", name]
-    steps = parse_command_line(arguments).run.steps
-    rows = read_metrics(folder)
-    if not rows or rows[-1]["step"] < steps or not (folder / "latest").exists():
-        say(f"training {name}: {steps:,} steps")
-        runs.mkdir(parents=True, exist_ok=True)
-        with log.open("w") as output:
-            command = [sys.executable, str(ROOT / "pretrain" / "main.py"), *arguments]
-            code = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT).returncode
-        if code:
-            raise UserError(f"runs: {name} ended with exit code {code}; {log} says why")
-    curve = curve_of(folder)
-    say(f"finished {name}: validation loss {curve.losses[-1]:.4f}")
-    return curve
-
-
-def ratios(curves: dict[str, list[Curve]], recipe: str, target: float) -> list[Interval]:
-    """Tokens, FLOPs and seconds of a recipe's runs over those of the first recipe with the same seed: the
-    logarithm's mean and interval, over the seeds with which both reach *target*."""
-    first = next(iter(curves))
-    found = [(a.until(target), b.until(target)) for a, b in zip(curves[recipe], curves[first], strict=True)]
-    both = [(a, b) for a, b in found if a is not None and b is not None]
-    return [paired_interval([math.log(a[k] / b[k]) for a, b in both]) for k in range(len(AMOUNTS))]
-
-
-def table(curves: dict[str, list[Curve]], target: float) -> list[str]:
-    """Lines with one row a recipe."""
-    header = ("recipe", "reached", *AMOUNTS, *(f"ratio of {name}" for name in AMOUNTS), "final loss")
-    rows: list[tuple[str, ...]] = [header]
-    for recipe, runs in curves.items():
-        reached = [found for run in runs if (found := run.until(target))]
-        amounts = [f"{fmean(run[k] for run in reached):.3g}" if reached else "-" for k in range(3)]
-        shown = [
-            f"{math.exp(x.mean):.3f} [{math.exp(x.low):.3f}, {math.exp(x.high):.3f}]" if x.count else "-"
-            for x in ratios(curves, recipe, target)
-        ]
-        final = f"{fmean(run.losses[-1] for run in runs):.4f}"
-        rows.append((Path(recipe).stem, f"{len(reached)} of {len(runs)}", *amounts, *shown, final))
-    return aligned(rows, left=(0,))
-
-
-def main(arguments: list[str]) -> None:
-    """Train what is missing, compare and print."""
-    parser = parser_of(__doc__, MAIN_FLAGS)
-    parser.add_argument("recipes", nargs="+", metavar="RECIPE")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4])
-    parser.add_argument("--target", type=float, help="validation loss, in nats per token")
-    parser.add_argument("--runs", type=Path, default=Path("runs/speedrun"), help="folder of the runs")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw loss over tokens and seconds")
-    options, flags = parser.parse_known_args(arguments)
-    if options.target is not None and not math.isfinite(options.target):
-        raise UserError(f"target: {options.target} is not a loss; give a number, such as 3.9")
-    for name in ("recipes", "seeds"):
-        given = getattr(options, name)
-        if len(set(given)) < len(given):
-            raise UserError(f"{name}: one is given twice; give each once")
-    for recipe in options.recipes:
-        find_recipe(recipe, "recipes")
-    curves: dict[str, list[Curve]] = {recipe: [] for recipe in options.recipes}
-    for seed in options.seeds:
-        for recipe in options.recipes:
-            curves[recipe].append(train(recipe, seed, options.runs, flags))
-    target = options.target
-    if target is None:
-        target = max(run.losses[-1] for run in curves[options.recipes[0]])
-    print(f"target: a validation loss of {target:.4f}; intervals of 95 %, paired by seed")
-    print("\n".join(table(curves, target)))
+    options, flags = _parser().parse_known_args(arguments)
+    if options.plot and options.plot.suffix != ".png":
+        raise UserError(f"plot: {shown(str(options.plot))} is not valid; give a file that ends with .png")
+    target = _target(options.target)
+    folder = options.runs or Path("runs") / f"speedrun-{time.strftime('%Y%m%d-%H%M%S')}"
+    study = study_of_recipes(options.recipes, options.seeds, flags, folder)
+    try:
+        check_settings(study, folder)
+    except UserError as error:
+        raise UserError(str(error).replace("--out", "--runs")) from None
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / STUDY_FILE, study.text)
+    with contextlib.redirect_stdout(sys.stderr):
+        if code := run_study(["run", str(folder)]):
+            return code
+    view = view_of(study, load_results(study, folder), folder)
+    figures = read(view, targets_of(view, target))
+    print("\n".join(lines(figures, target)))
+    write(options.out, encoded(figures))
     if options.plot:
-        _draw(options.plot, curves, target)
-    figures: dict[str, Any] = {
-        recipe: [
-            {"seed": seed, "losses": run.losses, "tokens": run.tokens, "until": run.until(target)}
-            | {"seconds": run.seconds}
-            for seed, run in zip(options.seeds, runs, strict=True)
-        ]
-        for recipe, runs in curves.items()
+        draw(figures, options.plot)
+        say(f"wrote {options.plot}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = parser_of(__doc__, MAIN_FLAGS, CommandParser)
+    add = parser.add_argument
+    add("recipes", nargs="+", metavar="RECIPE", help="a recipe, or one with flags of its own in quotes")
+    add("--seeds", nargs="+", type=int, default=[1, 2, 3, 4], metavar="N", help="default: 1 2 3 4")
+    add("--target", default="mean", metavar="LOSS", help="a loss, 'mean' (default) or 'own': see above")
+    add("--runs", type=Path, metavar="FOLDER", help="of the runs (default: runs/speedrun-TIME)")
+    add("--plot", type=Path, metavar="FILE.png", help="draw loss against tokens and against seconds")
+    return parser
+
+
+def _target(text: str) -> float | str:
+    """A loss, or a word that stands for one."""
+    if text in ("mean", "own"):
+        return text
+    with contextlib.suppress(ValueError):
+        if 0 < (number := float(text)) < math.inf:
+            return number
+    raise UserError(f"target: {shown(text)} is not valid; give a loss above 0 such as 3.9, 'mean' or 'own'")
+
+
+def study_of_recipes(recipes: Sequence[str], seeds: list[int], flags: list[str], folder: Path) -> Study:
+    """The study that trains every recipe with every seed in *folder*; the first is the baseline.
+
+    Raises:
+        UserError: an unknown recipe, flag or value, a recipe or seed given twice.
+    """
+    variants: dict[str, Any] = {}
+    ds_configs = set()
+    for text in recipes:
+        try:
+            recipe, *own = shlex.split(text)
+        except ValueError:  # a quotation mark without its second, or nothing
+            raise UserError(f"recipe: {shown(text)} is not valid; give a name, then flags") from None
+        if found := next(filter(NOT_HERE.match, [*own, *flags]), None):
+            raise UserError(f"{found.split('=')[0]}: not a flag of these runs; leave it out")
+        command = parse_command_line(["--config", recipe, *flags, *own])
+        name = re.sub(r"[^\w.=+-]+", "_", " ".join([Path(recipe).stem, *own]).replace(" --", " "))
+        if name in variants:
+            raise UserError(f"recipe: {shown(text)} is given twice; give each once")
+        settings = command.run.to_dict().items()
+        variants[name] = {key: value for key, value in settings if key not in OF_A_STUDY}
+        ds_configs.add(command.ds_config)
+    if len(ds_configs) > 1:
+        raise UserError(f"ds_config: {', '.join(sorted(ds_configs))}; give one, for all recipes")
+    file = {
+        "title": "Speedrun",
+        "seeds": seeds,
+        "ds_config": ds_configs.pop(),
+        "baseline": next(iter(variants)),
+        "variants": variants,
     }
-    write(options.out, {"target": target, "flags": flags, "recipes": figures})
+    study = parse_study(yaml.safe_dump(file, sort_keys=False), folder.name, folder)
+    if growing := next((run.variant for run in study.of_first_seed if run.grows), None):
+        raise UserError(f"recipe: {growing}: its heads grow, so FLOPs per token change; give another")
+    return study
 
 
-def _draw(path: Path, curves: dict[str, list[Curve]], target: float) -> None:
-    with saved_figure(path, "plot", 1, 2, size=(9.0, 3.6), dpi=150, sharey=True) as (_, axes):
-        for color, (recipe, runs) in enumerate(curves.items()):
-            for number, run in enumerate(runs):
-                label = Path(recipe).stem if number == 0 else None
-                axes[0].plot([t / 1e6 for t in run.tokens], run.losses, f"C{color}", label=label)
-                axes[1].plot(run.seconds, run.losses, f"C{color}")
-        for axis, label in zip(axes, ("tokens (millions)", "seconds of training"), strict=True):
-            axis.axhline(target, color="gray", linewidth=0.8, linestyle=":")
-            axis.set_xlabel(label)
-        axes[0].set_ylabel("validation loss (nats)")
+def targets_of(view: View, target: float | str) -> dict[int, float]:
+    """The loss to be reached with each seed."""
+    finals = view.every[0].values
+    losses = dict(finals)
+    if target != "own":
+        losses = dict.fromkeys(finals, mean_of(finals.values()) if isinstance(target, str) else target)
+    if not all(map(math.isfinite, losses.values())):
+        raise UserError(
+            f"target: {target!r} is {min(losses.values())}: a run of {view.every[0].variant} diverged; give "
+            "a loss"
+        )
+    return losses
+
+
+def validations(run: RunResult, loss: str) -> list[tuple[int, float, float]]:
+    """Tokens, training seconds and loss of each validation."""
+    clock = run.series("seconds")
+    return [(tokens, clock[tokens], value) for tokens, value in run.series(loss).items()]
+
+
+def cost(run: RunResult, loss: str, target: float) -> dict[str, float] | None:
+    """Tokens, FLOPs and training seconds until the *loss* of a run is at *target*; None: not reached."""
+    tokens = tokens_to_reach(list(run.series(loss).items()), target)
+    if tokens is None:
+        return None
+    assert run.model_config is not None, "a finished run has a checkpoint"
+    clock = run.series("seconds")
+    seconds = float(np.interp(tokens, [0, *clock], [0.0, *clock.values()]))
+    return {"tokens": tokens, "FLOPs": tokens * run.model_config.flops_per_token(), "seconds": seconds}
+
+
+def read(view: View, targets: Mapping[int, float]) -> dict[str, Any]:
+    """Every figure, as written to --out; what is not known or not reached is None."""
+    recipes: dict[str, Any] = {}
+    base: dict[str, Sample] = {}
+    """Logarithms of the first recipe's costs."""
+    for summary in view.every:
+        runs: dict[int, dict[str, Any]] = {}
+        for run in summary.finished:
+            seed = run.planned.seed
+            reached = cost(run, view.loss, targets[seed])
+            curve = {"final_loss": summary.values[seed], "validations": validations(run, view.loss)}
+            runs[seed] = {"reached": bool(reached), **(reached or dict.fromkeys(COSTS)), **curve}
+        found: dict[str, Any] = {"runs": runs}
+        for key in COSTS:
+            values = Sample({seed: run[key] for seed, run in runs.items() if run["reached"]})
+            logarithms = Sample({seed: math.log(value) for seed, value in values.items()})
+            ratio = logarithms.less(base.setdefault(key, logarithms))
+            found[key] = {"mean": values.mean, "count": len(values), "log_ratio": ratio.numbers()}
+        difference = summary.differences.numbers()
+        found["final_loss"] = {"mean": summary.values.mean, "count": len(runs), "difference": difference}
+        recipes[summary.variant] = found
+    return {"loss": view.loss, "targets": dict(targets), "notes": view.caveats, "recipes": recipes}
+
+
+def lines(figures: Mapping[str, Any], target: float | str) -> list[str]:
+    """The target, the table, and every run that did not reach the target."""
+    recipes, losses = figures["recipes"], sorted(set(figures["targets"].values()))
+    first = next(iter(recipes))
+    meant = {"mean": f": the mean final loss of {first}", "own": f": the final losses of {first}, by seed"}
+    shown_losses = " to ".join(f"{loss:.4f}" for loss in dict.fromkeys((losses[0], losses[-1])))
+    rows = [("", "recipe", "runs", "mean", f"against {first} [95 %]", "pairs")]
+    for key in (*COSTS, "final_loss"):
+        for name, found in recipes.items():
+            mean = found[key]["mean"]
+            number = "not reached" if mean is None else human_number(mean) if key in COSTS else f"{mean:.4f}"
+            against, pairs = _against(found[key]) if name != first else ("", "")
+            count = f"{found[key]['count']}/{len(found['runs'])}"
+            rows.append((key.replace("_", " "), name, count, number, against, pairs))
+    told = [f"note     {note}" for note in figures["notes"]]
+    for name, found in recipes.items():
+        for seed, run in found["runs"].items():
+            curve, what = run["validations"], f"{name}, seed {seed}:"
+            if not run["reached"]:
+                lowest = min(loss for *_, loss in curve)
+                told.append(
+                    f"censored {what} not reached in {curve[-1][0]:,} tokens (lowest {lowest:.4f}); the "
+                    "recipe's means and ratios leave it out, which favours it"
+                )
+            elif run["tokens"] == curve[0][0]:
+                told.append(f"early    {what} reached by its first validation, perhaps before")
+    head = f"target   {figures['loss']} {shown_losses}{meant.get(str(target), '')}"
+    return [head, *aligned(rows, {0, 1, 4}), *told]
+
+
+def _against(found: Mapping[str, Any]) -> tuple[str, str]:
+    """The ratio or difference with its interval, as far as known, and the number of pairs."""
+    is_ratio = "log_ratio" in found
+    compared = found["log_ratio" if is_ratio else "difference"]
+    if not compared["values"]:
+        return "", "0"
+    interval = compared["interval"] or {}
+    numbers = [compared["mean"], *(interval[key] for key in ("low", "high") if interval)]
+    mean, *bounds = (f"{math.exp(number):.3f}" if is_ratio else f"{number:+.4f}" for number in numbers)
+    between = f" [{', '.join(bounds)}]" if bounds else ""
+    return f"{'x ' if is_ratio else ''}{mean}{between}", str(len(compared["values"]))
+
+
+def draw(figures: Mapping[str, Any], path: Path) -> None:
+    """Draw the validation loss of every run against tokens and against seconds, and the targets."""
+    with saved_figure(path, "plot", 1, 2, size=(11, 4.5), dpi=120, sharey=True) as (_, axes):
+        for index, (name, found) in enumerate(figures["recipes"].items()):
+            for number, run in enumerate(found["runs"].values()):
+                *places, losses = zip(*run["validations"], strict=True)
+                for axis, place in zip(axes, places, strict=True):
+                    axis.plot(place, losses, f"C{index}.-", linewidth=1, label="" if number else name)
+        for axis in axes:
+            for target in set(figures["targets"].values()):
+                axis.axhline(target, color="grey", linestyle="--", linewidth=0.8)
+        axes[0].set(xlabel="tokens", ylabel=figures["loss"])
+        axes[1].set(xlabel="seconds of training")
         axes[0].legend()
+        count_axis(axes[0].xaxis)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; 1 if a run failed, 75 or 130 after a request to stop, else as run_command."""
+    codes = [0]
+    return run_command(lambda given: codes.append(speedrun(given)), arguments) or codes[-1]
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, None))
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""How large Muon's updates of q, k, v and o are by layer and scale, for whole matrices and head by head.
+
+    python benchmarks/update_sizes.py --plot update_sizes.png [--after 50] [FLAGS of main.py]
+
+The model of the recipe learns the bytes of this project's code with Muon for --after steps. Its momentum is
+then given every size that muon.scale and muon.heads offer. Printed, and for q and o drawn, are the root mean
+square of the entries and the spectral norm of the whole matrix, both at a rate of 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[0] = str(ROOT)
+
+import torch  # noqa: E402
+
+from benchmarks.coordinates import batches, updates_of  # noqa: E402
+from benchmarks.helpers import MAIN_FLAGS, parser_of, write  # noqa: E402
+from model.initialization import initialize  # noqa: E402
+from model.parameters import parameter_specs  # noqa: E402
+from model.transformer import Transformer  # noqa: E402
+from pretrain.config.command_line import parse_command_line  # noqa: E402
+from pretrain.config.run_config import RunConfig  # noqa: E402
+from pretrain.engine.matrix_exchange import matrix_of  # noqa: E402
+from pretrain.optim.groups import GroupRates, build_optimizer, parameter_groups, run_groups  # noqa: E402
+from pretrain.optim.muon import MuonAndAdamW  # noqa: E402
+from pretrain.optim.orthogonal import matrix_update  # noqa: E402
+from pretrain.utils.plotting import saved_figure  # noqa: E402
+from pretrain.utils.tables import aligned  # noqa: E402
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SCALES, HEADS = ("rms", "spectral", "unit"), ("whole", "each")
+PARTS, DRAWN = ("q", "k", "v", "o"), ("q", "o")
+MEASURES = ("RMS", "spectral norm")
+
+
+def momenta(run: RunConfig, steps: int, seed: int = 0) -> tuple[Transformer, dict[str, Tensor]]:
+    """Train with Muon; the model and the momentum of PARTS in each layer, by parameter."""
+    network = Transformer(run.build_model_config(vocab_size=256))
+    initialize(network, seed)
+    optimizer = build_optimizer(parameter_groups(network, run.optimizer), run.optimizer, False, run.muon)
+    assert isinstance(optimizer, MuonAndAdamW)
+    optimizer.updates = updates_of(network, run)
+    rates = GroupRates(run_groups(run, network.config), run)
+    for step, tokens in enumerate(batches(steps, network.config.context_length)):
+        rates.write(optimizer, step)
+        network(tokens[:, :-1], tokens[:, 1:]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    specs = parameter_specs(network.config)
+    return network, {
+        name: optimizer.state[parameter]["exp_avg"]
+        for name, parameter in network.named_parameters()
+        if specs[name].role.part in PARTS and parameter.ndim == 2
+    }
+
+
+def sizes(run: RunConfig, steps: int) -> list[dict[str, Any]]:
+    """One row for every layer, part, scale and kind of block: what MEASURES name, at a rate of 1."""
+    network, found = momenta(run, steps)
+    specs = parameter_specs(network.config)
+    rows = []
+    for (name, momentum), scale, heads in itertools.product(found.items(), SCALES, HEADS):
+        settings = dataclasses.replace(run.muon, scale=scale, heads=heads)
+        update = matrix_update(momentum, settings, matrix_of(specs[name], network.config, settings).head)
+        role = specs[name].role
+        assert role.layer is not None
+        row = {"layer": role.layer, "heads": network.config.heads[role.layer], "part": role.part}
+        row |= {"scale": scale, "blocks": heads}
+        row["RMS"] = update.square().mean().sqrt().item()
+        row["spectral norm"] = torch.linalg.matrix_norm(update.double(), 2).item()
+        rows.append(row)
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print and draw."""
+    parser = parser_of(__doc__, MAIN_FLAGS)
+    parser.add_argument("--after", type=int, default=50, metavar="STEPS", help="default: 50")
+    parser.add_argument("--plot", metavar="FILE.png", default="update_sizes.png")
+    options, flags = parser.parse_known_args(arguments)
+    constant = "--schedule.kind wsd --schedule.warmup 0 --schedule.decay 0 --optimizer.kind muon"
+    run = parse_command_line([*constant.split(), "--steps", str(options.after), *flags]).run
+    rows = sizes(run, options.after)
+    header = ("part", "layer", "heads", "blocks", *(f"{m}, {s}" for m in MEASURES for s in SCALES))
+    table: dict[tuple[str, ...], list[str]] = {}
+    for measure, row in itertools.product(MEASURES, rows):
+        key = (row["part"], *(str(row[name]) for name in ("layer", "heads", "blocks")))
+        table.setdefault(key, []).append(f"{row[measure]:.3f}")
+    lines = sorted((*key, *values) for key, values in table.items())
+    print("\n".join(aligned([header, *lines], left=(0, 3))))
+    _draw(Path(options.plot), rows)
+    write(options.out, {"after": options.after, "flags": flags, "rows": rows})
+
+
+def _draw(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    with saved_figure(path, "plot", 2, 2, size=(9.0, 6.0), dpi=150, sharex=True) as (_, axes):
+        for (measure, line), (part, column) in itertools.product(
+            zip(MEASURES, axes, strict=True), zip(DRAWN, range(2), strict=True)
+        ):
+            axis = line[column]
+            for (color, scale), (style, blocks) in itertools.product(
+                enumerate(SCALES), (("-", "whole"), ("--", "each"))
+            ):
+                shown = [
+                    row for row in rows if (row["part"], row["scale"], row["blocks"]) == (part, scale, blocks)
+                ]
+                layers = [row["layer"] for row in shown]
+                axis.semilogy(
+                    layers,
+                    [row[measure] for row in shown],
+                    f"C{color}.{style}",
+                    label=f"{scale}, {'whole' if blocks == 'whole' else 'by head'}",
+                )
+                axis.set_xticks(layers, [f"{row['layer']}\n{row['heads']} heads" for row in shown])
+            axis.set_title(f"{measure} of {part}'s update")
+        for axis in axes[-1]:
+            axis.set_xlabel("layer")
+        axes[0][0].legend(fontsize=7)
+
+
+if __name__ == "__main__":
+    main()
