@@ -70,11 +70,16 @@ def sizes(run: RunConfig, steps: int) -> list[dict[str, Any]]:
     specs = parameter_specs(network.config)
     rows = []
     for (name, momentum), scale, heads in itertools.product(found.items(), SCALES, HEADS):
-        settings = dataclasses.replace(run.muon, scale=scale, heads=heads)
+        choice: dict[str, Any] = {"scale": scale, "heads": heads}
+        settings = dataclasses.replace(run.muon, **choice)
         update = matrix_update(momentum, settings, matrix_of(specs[name], network.config, settings).head)
         role = specs[name].role
         assert role.layer is not None
-        row = {"layer": role.layer, "heads": network.config.heads[role.layer], "part": role.part}
+        row: dict[str, Any] = {
+            "layer": role.layer,
+            "heads": network.config.heads[role.layer],
+            "part": role.part,
+        }
         row |= {"scale": scale, "blocks": heads}
         row["RMS"] = update.square().mean().sqrt().item()
         row["spectral norm"] = torch.linalg.matrix_norm(update.double(), 2).item()

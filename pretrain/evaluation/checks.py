@@ -13,7 +13,7 @@ from pathlib import Path
 
 from model.errors import UserError, closest, shown
 from pretrain.utils.files import read_regular
-from pretrain.utils.parsing import check_nesting
+from pretrain.utils.parsing import MOST_BYTES, check_nesting
 
 # The six tasks of the Prism paper (arXiv 2606.27449).
 GROUPS = {"papers": ("hellaswag", "piqa", "winogrande", "arc_easy", "blimp", "wikitext")}
@@ -104,10 +104,11 @@ def _names_in(files: Iterable[str], field: str | None = None) -> set[str]:
     words: set[bytes] = set()
     for path in files:
         try:
-            data = read_regular(path)
+            data = read_regular(path, MOST_BYTES)
         except OSError as error:
-            # lm-eval would wait for a pipe; it passes over what cannot be read.
-            if field and error.errno == errno.EINVAL and not os.path.isdir(path):  # noqa: PTH112
+            # lm-eval would wait for a pipe, and hold a long file; it passes over what cannot be read.
+            unwanted = error.errno in (errno.EINVAL, errno.EFBIG)
+            if field and unwanted and not os.path.isdir(path):  # noqa: PTH112
                 raise UserError(f"{field}: {shown(path)} {error.strerror}") from None
             continue
         if field:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -23,6 +24,8 @@ from model.errors import UserError, shown
 FAILED = 1
 """Exit code after an error that the user's input did not cause."""
 BAD_INPUT = 2
+NOTHING_MORE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Errors of a file system that is full, or read only."""
 KEY = "head_schedules/first_failure"
 DONE_KEY = "head_schedules/rank_0_is_done"
 # Rank 0 gives wandb up to a minute; no rank waits longer than this for a rank 0 that hangs.
@@ -37,10 +40,13 @@ STORE_TIMEOUT = timedelta(seconds=5)
 def end_after(error: BaseException, rank: int, wait: float = WAIT_SECONDS) -> NoReturn:
     """Print how this rank failed, if it is the first, and end the process.
 
-    Bad input (UserError) is one line and exit code BAD_INPUT; anything else is this rank's traceback and
-    FAILED. Lines of ranks other than 0 name the rank and its host. A rank that is not the first ends with the
-    first one's code.
+    Bad input (UserError) and a file system that takes nothing more are one line and exit code BAD_INPUT;
+    anything else is this rank's traceback and FAILED. Lines of ranks other than 0 name the rank and its host.
+    A rank that is not the first ends with the first one's code.
     """
+    if isinstance(error, OSError) and error.errno in NOTHING_MORE:
+        where = f"cannot write {error.filename}" if error.filename else "a file cannot be written"
+        error = UserError(f"{where}: {error.strerror}; the same command goes on when it can")
     code = BAD_INPUT if isinstance(error, UserError) else FAILED
     store = _store()
     if store is None:

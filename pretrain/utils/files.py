@@ -94,7 +94,7 @@ def _refuse_other_kind(status: os.stat_result, path: Path | str) -> None:
         raise OSError(errno.EINVAL, OTHER_KINDS.get(kind, "is not a file"), os.fspath(path))
 
 
-def read_regular(path: Path | str, most_bytes: int | None = None) -> bytes:
+def read_regular(path: Path | str, most_bytes: int) -> bytes:
     """The content of a file that open_regular opens.
 
     Raises:
@@ -102,7 +102,7 @@ def read_regular(path: Path | str, most_bytes: int | None = None) -> bytes:
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        if most_bytes is not None and size > most_bytes:
+        if size > most_bytes:
             raise OSError(
                 errno.EFBIG, f"has {size:,} bytes, more than the {most_bytes:,} allowed", os.fspath(path)
             )

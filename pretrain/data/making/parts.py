@@ -89,7 +89,7 @@ def finished_parts(folder: Path, key: str, known: Sequence[Part] = ()) -> list[P
     while not is_complete(parts):
         prefix = folder / f"{key}-{len(parts):04d}"
         try:
-            marker = from_plain(Marker, json.loads(read_regular(prefix.with_suffix(".json"))))
+            marker = from_plain(Marker, json.loads(read_regular(prefix.with_suffix(".json"), 1 << 20)))
             sizes = [prefix.with_suffix(end).stat().st_size for end in (".bin", ".docs")]
         except (OSError, ValueError, RecursionError):
             break

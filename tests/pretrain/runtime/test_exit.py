@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import socket
 import subprocess
@@ -11,7 +12,7 @@ import time
 import pytest
 import torch.distributed as dist
 
-from pretrain.runtime.exit import leave_after_rank_0
+from pretrain.runtime.exit import end_after, leave_after_rank_0
 from tests.helpers.distributed import run_distributed
 from tests.helpers.launch import ROOT, start
 from tests.helpers.training import nano_arguments
@@ -101,6 +102,14 @@ def test_a_rank_that_the_launcher_ends_while_it_waits_adds_nothing():
     process.send_signal(signal.SIGTERM)
     rest, _ = process.communicate(timeout=10)
     assert process.returncode == 2 and rest == ""
+
+
+def test_a_full_disk_is_one_line(capsys):
+    with pytest.raises(SystemExit) as ended:
+        end_after(OSError(errno.ENOSPC, "No space left on device", "runs/a/metrics.jsonl"), 0)
+    assert ended.value.code == 2
+    line = "error: cannot write runs/a/metrics.jsonl: No space left on device; the same command goes on when "
+    assert capsys.readouterr().err == line + "it can\n"
 
 
 def seconds_to_leave():
