@@ -15,11 +15,13 @@ from unittest import mock
 
 import datasets
 
-from model.errors import UserError
+from model.errors import UserError, shown
 from pretrain.utils.files import atomic_folder
 from pretrain.utils.text import labelled
 
 DEFAULT = "default"
+MOST_BYTES = 1 << 32
+"""Of one file of a data set, which is held in memory."""
 READERS = {".jsonl": datasets.Dataset.from_json, ".parquet": datasets.Dataset.from_parquet}
 
 
@@ -55,10 +57,15 @@ def read_data_set(folder: Path) -> Any:
     """Read the splits in *folder* into memory as a DatasetDict (the folder may be read-only).
 
     Raises:
-        UserError: there are none.
+        UserError: there are none, or a file has more than MOST_BYTES.
     """
     splits = {}
     for entry in sorted(folder.iterdir()) if folder.is_dir() else []:
+        for path in entry.iterdir() if entry.is_dir() else [entry]:
+            if (size := path.stat().st_size) > MOST_BYTES:
+                raise UserError(
+                    f"data_dir: {shown(str(path))} has {size:,} bytes, more than the {MOST_BYTES:,} allowed"
+                )
         if (entry / "dataset_info.json").is_file():
             splits[entry.name] = datasets.load_from_disk(str(entry), keep_in_memory=True)
         elif entry.suffix in READERS:

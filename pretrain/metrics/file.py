@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any, Literal, Required, cast
@@ -25,6 +25,8 @@ from pretrain.utils.files import atomic_file, open_regular
 FILE_NAME = "metrics.jsonl"
 TAIL = 1 << 16
 """Bytes at the end of a file that hold at least one whole row."""
+MOST_BYTES = 1 << 24
+"""Of a line; a row of a thousand layers has a hundredth of that."""
 CHUNK = 1 << 10
 """Rows that are held as objects at a time while columns are made of them."""
 # JSON has no word for these; as strings, float() reads them back and so does every data frame library.
@@ -178,9 +180,9 @@ class Columns:
     def __init__(self, path: Path) -> None:
         self._parts: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
         rows = _rows(path)
-        while chunk := list(islice(rows, CHUNK)):
+        while chunk := list(itertools.islice(rows, CHUNK)):
             steps = np.array([row["step"] for row in chunk])
-            for name in dict.fromkeys(chain.from_iterable(chunk)):
+            for name in dict.fromkeys(itertools.chain.from_iterable(chunk)):
                 with contextlib.suppress(TypeError, ValueError):  # no figure, but a list or text
                     try:
                         at, values = steps, np.array([*map(itemgetter(name), chunk)], np.float64)
@@ -228,11 +230,22 @@ def _file_of(path: Path) -> Path:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """The lines that the file has now, each with its end; a run may go on appending."""
+    """The lines that the file has now, each with its end; a run may go on appending.
+
+    Raises:
+        UserError: a line is longer than any row, and so may be all that follows.
+    """
     with open_metrics(path) or io.BytesIO() as file:
         left = file.seek(0, os.SEEK_END)
         file.seek(0)
-        while left > 0 and (line := file.readline()):
+        for number in itertools.count(1):
+            if left <= 0 or not (line := file.readline(MOST_BYTES + 1)):
+                return
+            if len(line) > MOST_BYTES:
+                raise UserError(
+                    f"metrics: {_file_of(path)}, line {number} has more than {MOST_BYTES:,} bytes and is no "
+                    "row; remove what follows the last row"
+                )
             left -= len(line)
             yield line.removesuffix(b"\n") + b"\n"
 

@@ -3,9 +3,8 @@
     python -m tests.bad_inputs --count 2000 --seed 1 [--only main] [--verbose]
 
 A case is refused (one line, exit code 2), accepted (exit code 0) or failed: a traceback, more lines, another
-exit code, or no end within HANG_SECONDS (STREAM_SECONDS for a huge text). The exit code is 1 if one failed,
-or was accepted for no known reason. Heavy libraries are imported once; each case runs in a fork. Training
-stops where it would begin.
+exit code, or no end within HANG_SECONDS. The exit code is 1 if one failed, or was accepted for no known
+reason. Heavy libraries are imported once; each case runs in a fork. Training stops where it would begin.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ ROOT = Path(__file__).resolve().parents[2]
 VALID = Path(__file__).with_name("valid")
 """A recipe, a study and a task that are valid."""
 HANG_SECONDS = 20.0
-STREAM_SECONDS = 180.0  # a text of HUGE_BYTES is read to its end
 MOST_BYTES = 6 << 30
 HEAVY = """
 datasets matplotlib.pyplot transformers transformers.models.llama.modeling_llama wandb
@@ -201,9 +199,7 @@ def run_cases(
                 os.chdir(ROOT)
             command = command_of(case.command.module, case.arguments)
             process = in_fork(command, place, folder / f"case{number}.log", case.environment)
-            streamed = case.kind == "huge" and case.file == "rows.jsonl"
-            limit = STREAM_SECONDS if streamed else HANG_SECONDS
-            running[process] = case, place, time.monotonic() + limit
+            running[process] = case, place, time.monotonic() + HANG_SECONDS
         process, code = wait({process: until for process, (*_, until) in running.items()})
         case, place, _ = running.pop(process)
         log = place.with_suffix(".log")

@@ -27,3 +27,13 @@ def test_a_task_file_of_gigabytes_is_refused_unread(tmp_path):
     os.truncate(path, 1 << 34)  # sparse
     with pytest.raises(UserError, match=r"include_path: '.*task.yaml' has 17,179,869,184 bytes, more than"):
         checks.check_tasks("piqa", str(tmp_path))
+
+
+def test_a_data_set_of_gigabytes_is_refused_unread(tmp_path):
+    from pretrain.evaluation.data_sets import read_data_set
+
+    path = tmp_path / "validation.jsonl"
+    path.touch()
+    os.truncate(path, 1 << 34)  # sparse
+    with pytest.raises(UserError, match=r"data_dir: '.*validation.jsonl' has 17,179,869,184 bytes"):
+        read_data_set(tmp_path)

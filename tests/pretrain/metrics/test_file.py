@@ -17,6 +17,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from model.errors import UserError
 from pretrain.metrics.file import FILE_NAME, Columns, MetricsFile, _lines, encoded, last_step, read_metrics
 from pretrain.plots.command import run_plots
 from tests.helpers.refusals import refused
@@ -184,6 +185,16 @@ def test_a_million_rows_take_little(tmp_path: Path) -> None:
     )
     megabytes, seconds = map(float, done.stdout.splitlines()[-1].split())
     assert megabytes < 300 and seconds < 10  # on two cores that others use; 5 when they are idle
+
+
+def test_what_is_longer_than_any_row_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / FILE_NAME
+    path.write_text('{"step": 1}\n')
+    os.truncate(path, 1 << 34)  # sparse
+    for read in (read_metrics, lambda path: MetricsFile(path).truncate_after(1)):
+        with pytest.raises(UserError, match=r"metrics.jsonl, line 2 has more than 16,777,216 bytes"):
+            read(path)
+    assert path.stat().st_size == 1 << 34
 
 
 def test_full_disk_is_said_once() -> None:
