@@ -6,6 +6,7 @@ import functools
 import logging
 import random
 import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,10 +21,11 @@ from lm_eval import evaluate
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
-from model.errors import UserError
+from model.errors import UserError, shown
 from pretrain.evaluation.data_sets import data_sets_in
 
 SEED = 1234
+OWN_FOLDER = Path(__file__).parent
 
 
 @functools.cache
@@ -79,6 +81,9 @@ def score(
 
     Returns:
         lm-eval's results, the same on every rank.
+
+    Raises:
+        UserError: lm-eval cannot make questions or answers of an item.
     """
     with _random_state_kept():
         _seed()
@@ -90,10 +95,22 @@ def score(
                 task.set_config(key="num_fewshot", value=0)
             task.set_fewshot_seed(seed=SEED)
         # Not simple_evaluate: it returns nothing where LOCAL_RANK > 0, and describes the machine for seconds.
-        results = evaluate(lm, loaded, limit=limit, bootstrap_iters=bootstrap, log_samples=False)
+        try:
+            results = evaluate(lm, loaded, limit=limit, bootstrap_iters=bootstrap, log_samples=False)
+        except Exception as error:
+            if any(Path(frame.filename).parent == OWN_FOLDER for frame in _frames(error)[1:]):
+                raise  # of the model
+            raise UserError(
+                f"tasks: an item of {','.join(loaded['tasks']):.200} cannot be scored "
+                f"({type(error).__name__}: {shown(error, 120, plain=True)}); check the data set"
+            ) from error
         for task in loaded["tasks"].values():
             task._instances = None  # every request and answer
     return results or {}
+
+
+def _frames(error: Exception) -> list[traceback.FrameSummary]:
+    return traceback.extract_tb(error.__traceback__)
 
 
 def _seed() -> None:

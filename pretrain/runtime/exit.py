@@ -40,13 +40,12 @@ STORE_TIMEOUT = timedelta(seconds=5)
 def end_after(error: BaseException, rank: int, wait: float = WAIT_SECONDS) -> NoReturn:
     """Print how this rank failed, if it is the first, and end the process.
 
-    Bad input (UserError) and a file system that takes nothing more are one line and exit code BAD_INPUT;
-    anything else is this rank's traceback and FAILED. Lines of ranks other than 0 name the rank and its host.
-    A rank that is not the first ends with the first one's code.
+    Bad input (UserError) and a file that cannot be read or written are one line and exit code BAD_INPUT, as
+    of the other commands (run_command); anything else is this rank's traceback and FAILED. Lines of ranks
+    other than 0 name the rank and its host. A rank that is not the first ends with the first one's code.
     """
-    if isinstance(error, OSError) and error.errno in NOTHING_MORE:
-        where = f"cannot write {error.filename}" if error.filename else "a file cannot be written"
-        error = UserError(f"{where}: {error.strerror}; the same command goes on when it can")
+    if isinstance(error, OSError) and (error.filename or error.errno in NOTHING_MORE):
+        error = UserError(f"{shown(str(error.filename or 'a file'), 200, plain=True)}: {error.strerror}")
     code = BAD_INPUT if isinstance(error, UserError) else FAILED
     store = _store()
     if store is None:

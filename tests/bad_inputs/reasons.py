@@ -31,6 +31,7 @@ REASONS: tuple[tuple[str, str, str, str], ...] = (
     ("*", "*.yaml", "truncated", "its first half is a whole file with fewer fields"),
     ("*", "*.yaml", "byte", "another letter in a name or a comment"),
     ("*", "recipe.yaml", "empty", "a recipe may leave every field out"),
+    ("study task", "0", "*", "the number of one of its tasks"),
     ("evaluation", "*", "*", "a value in its range, or a file that these tasks do not need"),
     ("*", "--*", "*", "a value in its range: free text, a number, or a name that can be made"),
     ("*", "*", "missing", "the command does without it"),

@@ -218,11 +218,16 @@ def _row_groups(path: Path, groups: range, column: str, longest: int) -> Iterato
     with _opened(path, column) as (file, _):
         if not file.metadata.num_rows:
             yield None, "empty"
-        batches = file.iter_batches(ROWS, row_groups=groups, columns=[column], use_threads=False)
-        # What is decoded is let go before its documents are tokenized: it may be long.
-        while (values := next((plain_values(batch.column(0)) for batch in batches), None)) is not None:
-            while values:
-                yield check_text(values.pop(0), longest)
+        for group in groups:
+            left = file.metadata.row_group(group).num_rows
+            batches = file.iter_batches(ROWS, row_groups=[group], columns=[column], use_threads=False)
+            # What is decoded is let go before its documents are tokenized: it may be long.
+            while values := next((plain_values(batch.column(0)) for batch in batches), None):
+                left -= len(values)
+                if not left:
+                    batches.close()  # which holds the page of the last rows
+                while values:
+                    yield check_text(values.pop(0), longest)
 
 
 def plain_values(values: Any) -> list[Any]:

@@ -3,6 +3,7 @@ code."""
 
 import json
 import logging
+import shutil
 import sys
 
 import pytest
@@ -186,6 +187,10 @@ def test_damaged_data_sets_and_missing_splits(folders, tmp_path, capsys):
     assert "piqa cannot be loaded (KeyError: 'train')" in refusal(capsys, evaluation.main, *arguments)
     (folder / "train.jsonl").write_text("{ not json")
     assert "piqa cannot be loaded" in refusal(capsys, evaluation.main, *arguments)
+    shutil.rmtree(folder)
+    write(folder, [{**piqa_items(1)[0], "label": 1.5}], ["train", "validation"])
+    said = "an item of piqa cannot be scored (TypeError: "
+    assert said in refusal(capsys, evaluation.main, *arguments)
 
 
 @pytest.mark.slow
