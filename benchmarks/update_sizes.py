@@ -108,29 +108,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _draw(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    with saved_figure(path, "plot", 2, 2, size=(9.0, 6.0), dpi=150, sharex=True) as (_, axes):
-        for (measure, line), (part, column) in itertools.product(
-            zip(MEASURES, axes, strict=True), zip(DRAWN, range(2), strict=True)
-        ):
-            axis = line[column]
-            for (color, scale), (style, blocks) in itertools.product(
-                enumerate(SCALES), (("-", "whole"), ("--", "each"))
-            ):
-                shown = [
-                    row for row in rows if (row["part"], row["scale"], row["blocks"]) == (part, scale, blocks)
-                ]
-                layers = [row["layer"] for row in shown]
-                axis.semilogy(
+    lines = list(itertools.product(enumerate(SCALES), (("-", "whole"), ("--", "each"))))
+    with saved_figure(path, "plot", 2, 2, size=(9.0, 6.5), dpi=150, sharex=True, sharey="row") as (
+        figure,
+        axes,
+    ):
+        for (place, measure), (column, part) in itertools.product(enumerate(MEASURES), enumerate(DRAWN)):
+            axis = axes[place][column]
+            for (color, scale), (style, blocks) in lines:
+                key = (part, scale, blocks)
+                drawn = [found for found in rows if (found["part"], found["scale"], found["blocks"]) == key]
+                layers = [found["layer"] for found in drawn]
+                axis.plot(
                     layers,
-                    [row[measure] for row in shown],
-                    f"C{color}.{style}",
-                    label=f"{scale}, {'whole' if blocks == 'whole' else 'by head'}",
+                    [found[measure] for found in drawn],
+                    f"C{color}o{style}",
+                    markersize=3,
+                    linewidth=4 if (scale, blocks) == ("spectral", "whole") else 1.5,  # seen below unit's
+                    label=f"{scale}, {'whole' if blocks == 'whole' else 'head by head'}",
                 )
-                axis.set_xticks(layers, [f"{row['layer']}\n{row['heads']} heads" for row in shown])
-            axis.set_title(f"{measure} of {part}'s update")
+            axis.set_xticks(layers, [f"{found['layer']}\n{found['heads']} heads" for found in drawn])
+            axis.set_title(f"{part}: {measure} of the update")
+        for row in axes:
+            row[0].set_ylim(bottom=0)
         for axis in axes[-1]:
             axis.set_xlabel("layer")
-        axes[0][0].legend(fontsize=7)
+        handles, labels = axes[0][0].get_legend_handles_labels()
+        figure.legend(handles, labels, ncols=3, fontsize=8, loc="outside lower center")
 
 
 if __name__ == "__main__":
