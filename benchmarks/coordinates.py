@@ -11,7 +11,7 @@ logarithm over that of the width: 0 is the same at every width (arXiv 2203.03466
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,22 +99,28 @@ def updates_of(network: Transformer, run: RunConfig) -> Any:
     return update
 
 
+def training(network: Transformer, run: RunConfig, data: Iterable[Tensor]) -> Iterator[torch.optim.Optimizer]:
+    """Train in this process; yield the optimizer after each step."""
+    optimizer = build_optimizer(parameter_groups(network, run.optimizer), run.optimizer, False, run.muon)
+    if isinstance(optimizer, MuonAndAdamW):
+        optimizer.updates = updates_of(network, run)
+    rates = GroupRates(run_groups(run, network.config), run)
+    for step, tokens in enumerate(data):
+        rates.write(optimizer, step)
+        network(tokens[:, :-1], tokens[:, 1:]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield optimizer
+
+
 def changes_of(model: ModelConfig, run: RunConfig, seed: int = 0) -> Changes:
     """Train a model for the last of STEPS and measure after each of them."""
     network = Transformer(model)
     initialize(network, seed)
-    optimizer = build_optimizer(parameter_groups(network, run.optimizer), run.optimizer, False, run.muon)
-    if isinstance(optimizer, MuonAndAdamW):
-        optimizer.updates = updates_of(network, run)
-    rates = GroupRates(run_groups(run, model), run)
     fixed, *trained = batches(1 + STEPS[-1])
     before = activations(network, fixed[:, :-1])
     changes: Changes = {name: [] for name in before}
-    for step, tokens in enumerate(trained, start=1):
-        rates.write(optimizer, step - 1)
-        network(tokens[:, :-1], tokens[:, 1:]).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    for step, _ in enumerate(training(network, run, trained), start=1):
         if step in STEPS:
             for name, value in activations(network, fixed[:, :-1]).items():
                 changes[name].append((value - before[name]).square().mean().sqrt().item())

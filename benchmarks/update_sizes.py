@@ -21,7 +21,7 @@ sys.path[0] = str(ROOT)
 
 import torch  # noqa: E402
 
-from benchmarks.coordinates import batches, updates_of  # noqa: E402
+from benchmarks.coordinates import batches, training  # noqa: E402
 from benchmarks.helpers import MAIN_FLAGS, parser_of, write  # noqa: E402
 from model.initialization import initialize  # noqa: E402
 from model.parameters import parameter_specs  # noqa: E402
@@ -29,8 +29,6 @@ from model.transformer import Transformer  # noqa: E402
 from pretrain.config.command_line import parse_command_line  # noqa: E402
 from pretrain.config.run_config import RunConfig  # noqa: E402
 from pretrain.engine.matrix_exchange import matrix_of  # noqa: E402
-from pretrain.optim.groups import GroupRates, build_optimizer, parameter_groups, run_groups  # noqa: E402
-from pretrain.optim.muon import MuonAndAdamW  # noqa: E402
 from pretrain.optim.orthogonal import matrix_update  # noqa: E402
 from pretrain.utils.plotting import saved_figure  # noqa: E402
 from pretrain.utils.tables import aligned  # noqa: E402
@@ -47,15 +45,7 @@ def momenta(run: RunConfig, steps: int, seed: int = 0) -> tuple[Transformer, dic
     """Train with Muon; the model and the momentum of PARTS in each layer, by parameter."""
     network = Transformer(run.build_model_config(vocab_size=256))
     initialize(network, seed)
-    optimizer = build_optimizer(parameter_groups(network, run.optimizer), run.optimizer, False, run.muon)
-    assert isinstance(optimizer, MuonAndAdamW)
-    optimizer.updates = updates_of(network, run)
-    rates = GroupRates(run_groups(run, network.config), run)
-    for step, tokens in enumerate(batches(steps, network.config.context_length)):
-        rates.write(optimizer, step)
-        network(tokens[:, :-1], tokens[:, 1:]).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    *_, optimizer = training(network, run, batches(steps, network.config.context_length))
     specs = parameter_specs(network.config)
     return network, {
         name: optimizer.state[parameter]["exp_avg"]
