@@ -16,7 +16,7 @@ from unittest import mock
 import datasets
 
 from model.errors import UserError, shown
-from pretrain.utils.files import atomic_folder
+from pretrain.utils.files import atomic_folder, refuse_longer
 from pretrain.utils.text import labelled
 
 DEFAULT = "default"
@@ -62,10 +62,10 @@ def read_data_set(folder: Path) -> Any:
     splits = {}
     for entry in sorted(folder.iterdir()) if folder.is_dir() else []:
         for path in entry.iterdir() if entry.is_dir() else [entry]:
-            if (size := path.stat().st_size) > MOST_BYTES:
-                raise UserError(
-                    f"data_dir: {shown(str(path))} has {size:,} bytes, more than the {MOST_BYTES:,} allowed"
-                )
+            try:
+                refuse_longer(path.stat(), path, MOST_BYTES)
+            except OSError as error:
+                raise UserError(f"data_dir: {shown(str(path))} {error.strerror}") from None
         if (entry / "dataset_info.json").is_file():
             splits[entry.name] = datasets.load_from_disk(str(entry), keep_in_memory=True)
         elif entry.suffix in READERS:

@@ -98,7 +98,8 @@ def score(
         try:
             results = evaluate(lm, loaded, limit=limit, bootstrap_iters=bootstrap, log_samples=False)
         except Exception as error:
-            if any(Path(frame.filename).parent == OWN_FOLDER for frame in _frames(error)[1:]):
+            _, *frames = traceback.extract_tb(error.__traceback__)
+            if any(Path(frame.filename).parent == OWN_FOLDER for frame in frames):
                 raise  # of the model
             raise UserError(
                 f"tasks: an item of {','.join(loaded['tasks']):.200} cannot be scored "
@@ -107,10 +108,6 @@ def score(
         for task in loaded["tasks"].values():
             task._instances = None  # every request and answer
     return results or {}
-
-
-def _frames(error: Exception) -> list[traceback.FrameSummary]:
-    return traceback.extract_tb(error.__traceback__)
 
 
 def _seed() -> None:

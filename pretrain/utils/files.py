@@ -101,12 +101,15 @@ def read_regular(path: Path | str, most_bytes: int) -> bytes:
         OSError: as open_regular, or it has more than *most_bytes*.
     """
     with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > most_bytes:
-            raise OSError(
-                errno.EFBIG, f"has {size:,} bytes, more than the {most_bytes:,} allowed", os.fspath(path)
-            )
+        refuse_longer(os.fstat(file.fileno()), path, most_bytes)
         return file.read()
+
+
+def refuse_longer(status: os.stat_result, path: Path | str, most_bytes: int) -> None:
+    """Raise OSError where a file has more than *most_bytes*."""
+    if status.st_size > most_bytes:
+        what = f"has {status.st_size:,} bytes, more than the {most_bytes:,} allowed"
+        raise OSError(errno.EFBIG, what, os.fspath(path))
 
 
 def read_tail(path: Path, size: int) -> bytes:
