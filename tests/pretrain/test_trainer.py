@@ -82,7 +82,7 @@ def test_curve_is_the_same_under_1_and_2_ranks_and_every_stage(small_folder, tmp
 
 @pytest.mark.slow
 def test_it_learns(small_folder, tmp_path):
-    settings = "--steps 250 --optimizer.learning_rate 1e-2 --validation.every 250 --schedule.minimum 0.1"
+    settings = "--steps 250 --optimizer.learning_rate 4e-3 --validation.every 250 --schedule.minimum 0.1"
     run = nano_run(small_folder, tmp_path, settings, "--checkpoint.every 0")
     run_distributed(session, 1, run, timeout=120)
     last = curve(run.folder)[-1]
