@@ -38,8 +38,10 @@ class Parameter:
     elements: int
     decayed: bool
     """Which of the optimizer's groups it is in when embeddings are not decayed."""
-    of_muon: bool
-    """Whether Muon steps it, in a run with Muon."""
+    hidden: bool
+    """Whether it is a matrix of the blocks, which Muon steps in a run with Muon."""
+    by_width: bool
+    """Whether the model has parametrization mup, whose hidden matrices have a rate of their own."""
 
 
 @functools.lru_cache(maxsize=256)  # a plan tries many micro-batches and degrees
@@ -52,7 +54,8 @@ def rank_parameters(config: ModelConfig, tensor_parallel: int = 1) -> tuple[Para
             shape = (config.padded_vocab_size(tensor_parallel), *shape[1:])
         ranks = 1 if spec.shard_dimension is None else tensor_parallel
         elements = math.prod(shape) // ranks
-        parameters.append(Parameter(name, elements, spec.role.kind == "matrix", is_hidden(spec.role)))
+        decayed, by_width = spec.role.kind == "matrix", config.parametrization == "mup"
+        parameters.append(Parameter(name, elements, decayed, is_hidden(spec.role), by_width))
     return tuple(parameters)
 
 

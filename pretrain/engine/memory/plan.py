@@ -79,14 +79,14 @@ def states(parameters: tuple[Parameter, ...], settings: EngineSettings, data_par
 
 def muon_elements(parameters: tuple[Parameter, ...], settings: EngineSettings) -> int:
     """Elements of the matrices that Muon steps, on one tensor rank."""
-    return sum(p.elements for p in parameters if p.of_muon) if settings.muon else 0
+    return sum(p.elements for p in parameters if p.hidden) if settings.muon else 0
 
 
-def _largest_group(parameters: tuple[Parameter, ...], settings: EngineSettings) -> int:
+def largest_group(parameters: tuple[Parameter, ...], settings: EngineSettings) -> int:
     """Elements of the largest group of the optimizer, without rules."""
     groups: dict[tuple[bool, bool], int] = {}
     for p in parameters:
-        key = (p.decayed, settings.muon and p.of_muon)
+        key = (p.decayed, p.hidden and (settings.muon or p.by_width))
         groups[key] = groups.get(key, 0) + p.elements
     return max(groups.values())
 
@@ -104,7 +104,7 @@ def _muon_bytes(
         return 0
     elements = -(-muon_elements(parameters, settings) // data_parallel)
     copies = 1 if data_parallel * tensor_parallel == 1 else 2
-    largest = tensor_parallel * max(p.elements for p in parameters if p.of_muon)
+    largest = tensor_parallel * max(p.elements for p in parameters if p.hidden)
     compute = FP32_BYTES if device == "cpu" else 2
     return copies * FP32_BYTES * elements + largest * (3 * FP32_BYTES + 3 * compute)
 
@@ -268,7 +268,7 @@ def _gradients(
     s = settings.compute_bytes
     # Except where they are flat already, the gradients of one group at a time are flattened for the
     # optimizer.
-    flattened = FP32_BYTES * -(-_largest_group(parameters, settings) // data_parallel)
+    flattened = FP32_BYTES * -(-largest_group(parameters, settings) // data_parallel)
     accumulates = accumulation > 1
     if settings.stage == 3:
         return Gradients(0, 0, 0, 0 if settings.offload_optimizer else flattened)
@@ -301,7 +301,7 @@ def _buffers(
     largest = max(p.elements for p in parameters)
     s, communication = settings.compute_bytes, settings.communication_bytes
     if settings.whole_gradients:  # reduced by the engine, all groups in one copy unless they are large
-        group = _largest_group(parameters, settings)
+        group = largest_group(parameters, settings)
         copied = total if data_parallel > 1 and group <= ENGINE_BUCKET else 0
         # In fp32; for a reduction in bf16 narrowed once more, one group at a time where they are large.
         narrows = data_parallel > 1 and communication != FP32_BYTES

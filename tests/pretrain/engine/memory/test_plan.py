@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from model.config import block
+from model.parameters import parameter_specs
 from model.presets import preset
+from pretrain.config.run_config import OptimizerConfig
 from pretrain.engine.ds_config import EngineSettings
 from pretrain.engine.memory.footprint import activations, rank_parameters
-from pretrain.engine.memory.plan import memory_plan, states
+from pretrain.engine.memory.plan import largest_group, memory_plan, states
+from pretrain.optim.groups import plan_groups
 
 GIB = 1 << 30
 PRISM = preset("prism-757m")
@@ -119,6 +124,20 @@ def test_a_bucket_that_cannot_fill_takes_no_memory_on_a_cpu():
     settings = EngineSettings(stage=2, bf16=False, reduce_bucket=500_000_000)
     gpu, cpu = (memory_plan(tiny, settings, 1, 1, device=device).buffers.bucket for device in ("cuda", "cpu"))
     assert gpu == 4 * 500_000_000 and cpu == 4 * tiny.num_parameters(padded=True)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+@pytest.mark.parametrize("parametrization", ["standard", "mup"])
+def test_largest_group_is_that_of_the_optimizer(kind: Literal["adamw", "muon"], parametrization: str):
+    model = dataclasses.replace(preset("prism-micro"), tie_embeddings=False, attention_scale="none")
+    if parametrization == "mup":
+        model = dataclasses.replace(model, parametrization="mup", base_width=64)
+    optimizer = OptimizerConfig(kind=kind, decay_embeddings=False)
+    specs = parameter_specs(model)
+    groups = plan_groups({name: spec.role for name, spec in specs.items()}, optimizer, [], model)
+    sizes = [sum(math.prod(specs[name].shape) for name in group.parameters) for group in groups]
+    settings = EngineSettings(muon=kind == "muon")
+    assert largest_group(rank_parameters(model), settings) == max(sizes)
 
 
 def test_plan_is_a_plain_record():
