@@ -196,6 +196,7 @@ def _opening(study: Study, folder: Path, todo: Sequence[PlannedRun]) -> list[str
     return [
         f"study    {study.name}: {study.title}",
         f"runs     {len(study.runs)}: {variants}, in {folder}",
+        *(f"design   {each.design.described}" for each in study.comparisons if each.design),
         f"to do    {len(todo)} runs, {sum(planned.flops for planned in todo):.2e} FLOPs",
     ]
 

@@ -14,10 +14,12 @@ from pydantic import BeforeValidator, Field
 
 from model.declared import Count, Positive, PositiveNumber, declared, from_plain
 from model.errors import UserError, closest, shown
+from model.heads import HeadSchedule
 from pretrain.config.command_line import find_recipe, read_recipe, run_of_recipe
 from pretrain.config.run_config import DEFAULT_RECIPE, RunConfig, is_folder_name
 from pretrain.growth.settings import GrowthConfig
 from pretrain.study.contrasts import Contrast, Sides, Text, full_name, parse_contrasts, refuse
+from pretrain.study.design.factors import Design, DesignFile, read_design
 from pretrain.utils.parsing import parse_yaml, read_text
 
 STUDIES = Path(__file__).resolve().parents[1] / "studies"
@@ -48,9 +50,11 @@ Variants = Annotated[dict[Text, Settings | None], Field(min_length=1)]
 class ComparisonFile:
     """One of a study file's comparisons; a study of one has these keys at its top."""
 
-    variants: Variants
+    variants: Variants | None = None
     """Settings by name, and ``against`` and ``seed_shift`` beside them (Variant)."""
-    baseline: Text
+    baseline: Text | None = None
+    design: DesignFile | None = None
+    """In place of variants and baseline."""
     recipe: Text | None = None
     settings: Settings | None = None
 
@@ -65,6 +69,7 @@ class StudyFile:
     settings: Settings | None = None
     baseline: Text | None = None
     variants: Variants | None = None
+    design: DesignFile | None = None
     comparisons: Annotated[dict[Text, ComparisonFile], Field(min_length=1)] | None = None
     contrasts: dict[Text, Sides] | None = None
     """What is compared beside the differences from baselines."""
@@ -112,12 +117,16 @@ class Comparison:
     name: str
     """Empty in a study of one comparison."""
     variants: dict[str, Variant]
-    baseline: str
-    """The name of one of the variants."""
+    baseline: str | None
+    """The name of one of the variants; None with a design."""
+    design: Design | None = None
+    """What made the variants, if not the file."""
 
     def baseline_of(self, variant: str) -> str:
         """The name of the variant that *variant* is compared with; its own if with none."""
-        return variant if variant == self.baseline else self.variants[variant].against or self.baseline
+        if self.baseline in (None, variant):
+            return variant
+        return self.variants[variant].against or self.baseline or variant
 
 
 @dataclass(frozen=True)
@@ -248,16 +257,16 @@ def parse_study(text: str, name: str, out: Path, where: str = "study", check_run
 
 def _comparisons(file: StudyFile) -> Iterator[Comparison]:
     read = functools.cache(_recipe)
-    alone = file.variants is not None and file.baseline is not None
-    if alone == (file.comparisons is not None) or (not alone and (file.variants or file.baseline)):
+    alone = ComparisonFile(file.variants, file.baseline, file.design)
+    if (file.comparisons is None) == (alone == ComparisonFile()):
         raise UserError(
-            "study: give either variants and a baseline, which is one of them, or comparisons that have both"
+            "study: give either variants and a baseline, which is one of them, or a design, or comparisons "
+            "that have these"
         )
-    if file.comparisons is not None:
-        for name, own in file.comparisons.items():
-            yield _comparison(_folder_part(name, "comparisons"), own, file, read(own.recipe or file.recipe))
-    elif file.variants is not None and file.baseline is not None:
-        yield _comparison("", ComparisonFile(file.variants, file.baseline), file, read(file.recipe))
+    if file.comparisons is None:
+        yield _comparison("", alone, file, read(file.recipe))
+    for name, own in (file.comparisons or {}).items():
+        yield _comparison(_folder_part(name, "comparisons"), own, file, read(own.recipe or file.recipe))
 
 
 def _recipe(name: str) -> dict[str, Any]:
@@ -267,34 +276,57 @@ def _recipe(name: str) -> dict[str, Any]:
 
 def _comparison(name: str, own: ComparisonFile, file: StudyFile, recipe: Mapping[str, Any]) -> Comparison:
     where = f"comparisons.{name}." if name else ""
-    for variant in own.variants:
-        _folder_part(variant, f"{where}variants")
-    if own.baseline not in own.variants:
-        valid = (
-            f"it must be one of the variants: {', '.join(own.variants)}{closest(own.baseline, own.variants)}"
-        )
-        refuse(f"{where}baseline", own.baseline, valid)
     common = merge(file.settings or {}, own.settings or {})
     settings = merge(recipe, common)
-    variants = {}
-    for variant, given in own.variants.items():
-        at = f"{where}variants.{variant}"
-        given = dict(given or {})
-        keys = {key: given.pop(key) for key in ("seed_shift", "against") if key in given}
-        for key in {*given, *common} & OF_A_STUDY:
-            raise UserError(f"study: {at}.{key}: not a setting of a study's runs; leave it out")
-        try:
-            made = Variant(full_name((name, variant)), merge(settings, given), **keys)
-        except UserError as error:
-            raise UserError(f"study: {at}.{error}") from None
-        variants[variant] = made
+    design = None
+    if own.design is not None and own.variants is None and own.baseline is None:
+        given: Mapping[str, Settings | None]
+        design, given = read_design(own.design, _heads(settings, name))
+    elif own.variants is not None and own.baseline is not None and own.design is None:
+        given = own.variants
+    else:
+        raise UserError(
+            f"study: {where}variants: give either variants and a baseline, which is one of them, or a design"
+        )
+    for variant in given:
+        _folder_part(variant, f"{where}variants")
+    if own.baseline is not None and own.baseline not in given:
+        valid = f"it must be one of the variants: {', '.join(given)}{closest(own.baseline, given)}"
+        refuse(f"{where}baseline", own.baseline, valid)
+    variants = {
+        variant: _variant(name, variant, fields or {}, common, settings) for variant, fields in given.items()
+    }
+    for variant, made in variants.items():
         if made.against is not None and (
-            made.against not in own.variants or made.against == variant or variant == own.baseline
+            made.against not in variants or made.against == variant or variant == own.baseline
         ):
-            others = ", ".join(each for each in own.variants if each != variant)
+            others = ", ".join(each for each in variants if each != variant)
             valid = f"give another variant ({others}), and none for the baseline"
-            refuse(f"{at}.against", made.against, valid)
-    return Comparison(name, variants, own.baseline)
+            refuse(f"{where}variants.{variant}.against", made.against, valid)
+    return Comparison(name, variants, own.baseline, design)
+
+
+def _variant(
+    comparison: str, name: str, given: Settings, common: Mapping[str, Any], settings: Mapping[str, Any]
+) -> Variant:
+    where = f"comparisons.{comparison}." if comparison else ""
+    at = f"{where}variants.{name}"
+    given = dict(given)
+    keys = {key: given.pop(key) for key in ("seed_shift", "against") if key in given}
+    for key in {*given, *common} & OF_A_STUDY:
+        raise UserError(f"study: {at}.{key}: not a setting of a study's runs; leave it out")
+    try:
+        return Variant(full_name((comparison, name)), merge(settings, given), **keys)
+    except UserError as error:
+        raise UserError(f"study: {at}.{error}") from None
+
+
+def _heads(settings: Settings, name: str) -> HeadSchedule:
+    """The head schedule that a design begins from."""
+    try:
+        return run_of_recipe(settings, "it").build_model_config().heads
+    except UserError as error:
+        raise UserError(f"study: comparison {name}: {error}" if name else f"study: {error}") from None
 
 
 def merge(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from model.errors import UserError
 from pretrain.study.comparable import listed, notes_on, tokenizer, validation_text
 from pretrain.study.contrasts import Contrast
 from pretrain.study.costs import training_flops
+from pretrain.study.design.effects import Effects
 from pretrain.study.results import RunResult
 from pretrain.study.statistics import Interval, detectable_effect, mean_of, paired_interval, sd_of
 from pretrain.study.study_file import Comparison, Study
@@ -139,7 +140,7 @@ class Summary:
         """The variant's name, and what is special about its differences."""
         own = not self.is_baseline and self.baseline != self.comparison.baseline
         marks = {
-            "baseline": self.is_baseline,
+            "baseline": self.variant == self.comparison.baseline,
             f"against {self.baseline}": own,
             "other seeds": self.other_seeds,
         }
@@ -242,6 +243,22 @@ class View:
                 summary = Summary(comparison, name, own, controls, self.result)
                 found.setdefault(comparison.name, []).append(summary)
         return found
+
+    @cached_property
+    def effects(self) -> dict[str, Effects]:
+        """By comparison that has a design: the analysis of its finished runs."""
+        designs = {each.name: each.design for each in self.study.comparisons if each.design is not None}
+        return {
+            name: Effects(
+                design, {each.variant: each.values for each in self.summaries[name]}, self.better == "higher"
+            )
+            for name, design in designs.items()
+        }
+
+    @property
+    def listed(self) -> dict[str, list[Summary]]:
+        """``summaries`` without those of designs, whose variants are too many to be told apart one by one."""
+        return {name: each for name, each in self.summaries.items() if name not in self.effects}
 
     @property
     def every(self) -> list[Summary]:

@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader
 
 from pretrain.metrics.file import encoded
+from pretrain.study.report import design
 from pretrain.study.report.pictures import draw_all
 from pretrain.study.report.tables import Section, sections
 from pretrain.study.results import unnamed_line, unnamed_runs
@@ -19,6 +20,7 @@ from pretrain.utils.files import write_atomically
 from pretrain.utils.tables import aligned
 
 FOLDER = "report"
+ON_A_TERMINAL = {*design.SECTIONS, "results", "contrasts"}
 TEMPLATE = "page.html.j2"
 
 
@@ -36,7 +38,7 @@ def write_report(view: View, folder: Path) -> list[Path]:
     """
     out = folder / FOLDER
     out.mkdir(parents=True, exist_ok=True)
-    tables, pictures = sections(view), draw_all(view, out)
+    tables, pictures = sections(view), design.draw(view, out) | draw_all(view, out)
     drawn = {name: path for name, path in pictures.items() if path}
     templates = Environment(
         loader=PackageLoader("pretrain.study.report", ""),
@@ -83,12 +85,16 @@ def numbers(view: View, tables: dict[str, Section]) -> dict[str, Any]:
 
 
 def terminal_lines(view: View) -> Iterator[str]:
-    """What the report begins with, and its first tables: the results and the study's contrasts."""
+    """What the report begins with, and its first tables: a design's effects, results and contrasts."""
     yield view.study.title
     for heading, lines in opening(view).items():
         yield from ["", heading, *(f"  {line}" for line in lines)] if lines else []
-    for section in list(sections(view).values())[:2]:
+    for name, section in sections(view).items():
+        if name not in ON_A_TERMINAL:
+            continue
         for title, table in section.tables.items():
+            if name == "results" and title in view.effects:
+                continue
             yield from ["", section.title + f", {title}" * bool(title), *aligned(table, left={0, 1})]
 
 
@@ -96,8 +102,11 @@ def opening(view: View) -> dict[str, list[str]]:
     """What is compared, how much of it there is, and what to know first: headings with their lines."""
     study, compared = view.study, []
     for comparison in study.comparisons:
-        others = ", ".join(name for name in comparison.variants if name != comparison.baseline)
         where = f"{comparison.name}: " * bool(comparison.name)
+        if comparison.design is not None:
+            compared.append(f"{where}{comparison.design.described}")
+            continue
+        others = ", ".join(name for name in comparison.variants if name != comparison.baseline)
         compared.append(f"{where}{others or 'nothing'} with {comparison.baseline}")
     compared += [f"contrast {contrast.name}: {contrast.formula}" for contrast in study.contrasts]
     missing = [
@@ -114,8 +123,9 @@ def opening(view: View) -> dict[str, list[str]]:
         "What is compared": [*compared, f"By {view.described(view.measure)}; {view.better} is better."],
         "Status": runs,
         "Not finished": [f"{line}." for line in missing],
+        "Designs": list(design.said(view)),
         "Caveats": [f"{note}." for note in view.caveats],
-        "What the intervals say": [intervals_say(view)],
+        "What the intervals say": [intervals_say(view)] if view.listed else [],
     }
 
 

@@ -65,9 +65,14 @@ def draw_all(view: View, folder: Path) -> dict[str, Path | None]:
     return {name: file if drawn[name] else None for name, file in files.items()}
 
 
+def of_listed(view: View) -> list[Summary]:
+    """The variants that are told apart one by one."""
+    return [summary for summaries in view.listed.values() for summary in summaries]
+
+
 def _style(view: View, summary: Summary) -> dict[str, Any]:
     """Of a variant, the same in all pictures."""
-    names = list(dict.fromkeys(each.variant for each in view.every))
+    names = list(dict.fromkeys(each.variant for each in of_listed(view)))
     return line_style(names.index(summary.variant), len(names))
 
 
@@ -85,7 +90,7 @@ def line_style(place: int, count: int) -> dict[str, Any]:
 def _lines(view: View, curves: Callable[[Summary], Curves]) -> Panels:
     return {
         name: [(each.label, _style(view, each), found) for each in summaries if (found := curves(each))]
-        for name, summaries in view.summaries.items()
+        for name, summaries in view.listed.items()
     }
 
 
@@ -103,7 +108,7 @@ def _distances(summary: Summary) -> Curves:
 def _growing(view: View) -> Panels:
     """Heads by layer over steps, at every step at which one of the runs shows heads."""
     panels: Panels = {}
-    for summary in view.every:
+    for summary in of_listed(view):
         histories = [head_history(run) for run in summary.finished if run.planned.grows and run.saved]
         steps = sorted({step for history in histories for step, _ in history})
         layers = len(histories[0][0][1]) if histories else 0
@@ -130,13 +135,13 @@ def _by_scale(view: View) -> Panels:
         for each in view.compared
         if each.parameters
     ]
-    return {"": lines if len(view.summaries) > 1 and _differ(lines) else []}
+    return {"": lines if len(view.listed) > 1 and _differ(lines) else []}
 
 
 def _by_cost(view: View, cost: Callable[[RunResult], float | None]) -> Panels:
     """Results over what the runs have cost, for comparisons whose runs differ in it."""
     panels: Panels = {}
-    for name, summaries in view.summaries.items():
+    for name, summaries in view.listed.items():
         lines = []
         for each in summaries:
             pairs = [(cost(each.runs[seed]), value) for seed, value in each.values.items()]
@@ -156,7 +161,7 @@ def _draw(path: Path, panels: Panels, x: str, y: str, draw: Callable[..., None])
     shown = {title: lines for title, lines in panels.items() if lines}
     if not shown:
         return False
-    with _panels(path, list(shown), min(4, math.ceil(math.sqrt(len(shown))))) as axes:
+    with panel_axes(path, list(shown), min(4, math.ceil(math.sqrt(len(shown))))) as axes:
         for axis, lines in zip(axes, shown.values(), strict=True):
             for label, style, values in lines:
                 draw(axis, values, label=label, **style)
@@ -189,14 +194,14 @@ def _draw_points(axis: Any, points: Points, **style: Any) -> None:
 
 def draw_results(view: View, path: Path) -> bool:
     """Draw results and their mean, and beside them Δ with its 95 % interval, a row for each variant."""
-    if not any(summary.values for summary in view.every):
+    if not any(summary.values for summary in of_listed(view)):
         return False
-    value, titles = view.described(view.measure), [name for name in view.summaries for _ in range(2)]
+    value, titles = view.described(view.measure), [name for name in view.listed for _ in range(2)]
     # Its unit is that of the study's measure.
     effect = view.study.file.effect if view.measure == view.study.file.measure else None
-    height = 0.9 + 0.3 * max(map(len, view.summaries.values()))
-    with _panels(path, titles, columns=2, height=height) as axes:
-        for summaries, values, gaps in zip(view.summaries.values(), axes[::2], axes[1::2], strict=True):
+    height = 0.9 + 0.3 * max(map(len, view.listed.values()))
+    with panel_axes(path, titles, columns=2, height=height) as axes:
+        for summaries, values, gaps in zip(view.listed.values(), axes[::2], axes[1::2], strict=True):
             gaps.axvline(0, color="gray", linewidth=0.8)
             if effect:
                 gaps.axvspan(
@@ -219,20 +224,28 @@ def draw_results(view: View, path: Path) -> bool:
 
 
 @contextmanager
-def _panels(path: Path, titles: Sequence[str], columns: int, height: float = 3.1) -> Iterator[list[Any]]:
+def panel_axes(
+    path: Path, titles: Sequence[str], columns: int, height: float = 3.1, legend: bool = True, **subplots: Any
+) -> Iterator[list[Any]]:
     """Axes with these titles in so many columns, and one legend below, each name once.
 
     Args:
         height: of a panel, in inches.
+        subplots: further arguments of matplotlib's subplots.
     """
     rows = math.ceil(len(titles) / columns)
     size = (max(8.0, 4.6 * columns), 0.9 + height * rows)
-    with saved_figure(path, "out", rows, columns, size=size, dpi=110, squeeze=False) as (figure, axes):
+    with saved_figure(path, "out", rows, columns, size=size, dpi=110, squeeze=False, **subplots) as (
+        figure,
+        axes,
+    ):
         for axis in axes.flat[len(titles) :]:
             axis.set_axis_off()
         for axis, title in zip(axes.flat, titles, strict=False):
             axis.set_title(title, fontsize="small")
         yield list(axes.flat[: len(titles)])
+        if not legend:
+            return
         entries: dict[str, Any] = {}
         for axis in axes.flat:
             entries |= {

@@ -9,6 +9,7 @@ from typing import Any
 
 from model.heads import format_heads
 from pretrain.study.contrasts import full_name
+from pretrain.study.report import design
 from pretrain.study.report.figures import distance_differences, gap_over_tokens, halves, scores, tokens_saved
 from pretrain.study.statistics import mean_of
 from pretrain.study.summaries import Contrasted, Sample, Summary, View
@@ -52,7 +53,13 @@ def sections(view: View) -> dict[str, Section]:
         "diagnostics": lambda summaries: list(halves(summaries)),
         "runs": lambda summaries: [row for summary in summaries for row in _runs(summary)],
     }
-    found = {name: {title: of(each) for title, each in view.summaries.items()} for name, of in rows.items()}
+    found = {
+        name: {
+            title: of(each) for title, each in (view.summaries if name in OF_DESIGNS else view.listed).items()
+        }
+        for name, of in rows.items()
+    }
+    found |= design.rows(view)
     found["contrasts"] = {"": [_contrast(view, contrasted) for contrasted in view.contrasted]}
     return {name: Section(title, columns, found[name]) for name, (title, columns) in SECTIONS.items()}
 
@@ -185,6 +192,7 @@ RUNS: Columns = {
     "Δ": lambda row: _number(row["difference"], "+.6f"),
 }
 SECTIONS: dict[str, tuple[str, Columns]] = {
+    **design.SECTIONS,
     "results": ("Results", RESULTS),
     "contrasts": ("Contrasts", CONTRASTS),
     "tokens_saved": ("Tokens saved to reach the baseline's final loss", TOKENS),
@@ -193,3 +201,5 @@ SECTIONS: dict[str, tuple[str, Columns]] = {
     "runs": ("Runs", RUNS),
 }
 """Titles and columns, in the page's order."""
+OF_DESIGNS = {"results", "runs"}
+"""Tables that list a design's variants, too."""

@@ -1,0 +1,324 @@
+"""What a designed experiment shows: effects of levels, shares of the variance, and predicted schedules.
+
+Additive models with the seeds as blocks, by least squares and by Huber's M-estimate (statsmodels).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from pretrain.study.design.factors import Design
+from pretrain.study.design.linear_model import Estimate, Fit, Levels, Matrix, Terms
+
+FEWEST_DEGREES = 10
+"""Interactions are in the model if so many degrees of freedom are left for the error."""
+
+
+@dataclass(frozen=True)
+class LevelEffect:
+    """How a level of a factor differs from the mean of the factor's levels."""
+
+    factor: str
+    level: str
+    runs: int
+    least_squares: Estimate
+    robust: Estimate | None
+    """None where the fit did not converge, or left no error."""
+
+
+@dataclass(frozen=True)
+class TermVariance:
+    """A line of the analysis of variance."""
+
+    term: str
+    degrees: int
+    share: float
+    """Of the sum of squares of all terms and the error."""
+    f: float
+    p: float
+
+
+@dataclass(frozen=True)
+class Primary:
+    """A contrast that was stated with the design."""
+
+    name: str
+    estimate: Estimate
+    robust: Estimate | None
+    adjusted: float
+    """p after Holm's adjustment for the number of the design's contrasts."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The loss that the additive model predicts."""
+
+    name: str
+    levels: tuple[str, ...]
+    """Of each factor."""
+    estimate: Estimate
+    measured: float | None
+    """The mean of the runs of that combination, if it was trained."""
+
+
+@dataclass(frozen=True)
+class Effects:
+    """The analysis of a design's finished runs.
+
+    Args:
+        values: the result by variant and seed.
+        higher_is_better: of the measure.
+    """
+
+    design: Design
+    values: Mapping[str, Mapping[int, float]]
+    higher_is_better: bool = False
+
+    @cached_property
+    def data(self) -> list[tuple[str, int, float]]:
+        """Variant, number of the seed and value of every finite run."""
+        return [
+            (variant, self.seeds.index(seed), value)
+            for variant, by_seed in self.values.items()
+            for seed, value in by_seed.items()
+            if math.isfinite(value)
+        ]
+
+    @cached_property
+    def seeds(self) -> list[int]:
+        """Those that have a finite value."""
+        return sorted(
+            {seed for by in self.values.values() for seed, value in by.items() if math.isfinite(value)}
+        )
+
+    @cached_property
+    def left_out(self) -> int:
+        """Runs whose value is not finite."""
+        return sum(len(by_seed) for by_seed in self.values.values()) - len(self.data)
+
+    @cached_property
+    def response(self) -> Matrix:
+        """The values."""
+        return np.array([value for _, _, value in self.data])
+
+    def matrix(self, terms: Terms) -> Matrix:
+        """A row of the model's columns for each run: (runs, width)."""
+        return np.array([terms.row(self.design.rows[variant], seed) for variant, seed, _ in self.data])
+
+    def terms(self, interactions: bool) -> Terms:
+        """The columns with or without interactions of two factors."""
+        counts = [len(factor.levels) for factor in self.design.factors]
+        pairs = list(itertools.combinations(range(len(counts)), 2)) if interactions else []
+        return Terms(counts, max(1, len(self.seeds)), pairs)
+
+    @cached_property
+    def unknown(self) -> str:
+        """Why there is no analysis; empty if there is."""
+        terms = self.terms(False)
+        if len(self.data) < terms.width + 1:
+            return (
+                f"{len(self.data)} finished runs for {terms.width} coefficients; at least one more is needed"
+            )
+        if np.linalg.matrix_rank(self.matrix(terms)) < terms.width:
+            return "the finished runs do not tell all effects apart"
+        return ""
+
+    @cached_property
+    def model(self) -> Terms:
+        """The columns that are fitted: with interactions of two factors where these can be told apart."""
+        terms = self.terms(True)
+        enough = len(self.data) >= terms.width + FEWEST_DEGREES
+        if enough and np.linalg.matrix_rank(self.matrix(terms)) == terms.width:
+            return terms
+        return self.terms(False)
+
+    @cached_property
+    def least_squares(self) -> Fit:
+        """The model by least squares."""
+        return Fit.least_squares(self.matrix(self.model), self.response)
+
+    @cached_property
+    def robust(self) -> Fit | None:
+        """The model by Huber's M-estimate; None where it does not converge."""
+        return Fit.robust(self.matrix(self.model), self.response)
+
+    @cached_property
+    def additive(self) -> Fit:
+        """The model without interactions, which predicts."""
+        return Fit.least_squares(self.matrix(self.terms(False)), self.response)
+
+    @cached_property
+    def levels(self) -> list[LevelEffect]:
+        """The effect of every level of every factor."""
+        found = []
+        for place, factor in enumerate(self.design.factors):
+            weights = self.model.effects(place)
+            fits = [self.least_squares.of(weights), self.robust.of(weights) if self.robust else None]
+            of_level = [self.design.rows[variant][place] for variant, _, _ in self.data]
+            for level, name in enumerate(factor.levels):
+                plain, robust = (fit[level] if fit else None for fit in fits)
+                assert plain is not None
+                found.append(LevelEffect(factor.name, name, of_level.count(level), plain, robust))
+        return found
+
+    @cached_property
+    def variance(self) -> list[TermVariance]:
+        """The analysis of variance: each term's sum of squares given all others (of type III), and the error.
+
+        With all runs of a balanced array these add up to that of the values."""
+        from scipy.stats import f as f_distribution
+
+        fit, lines = self.least_squares, []
+        for name, place in self.model.slices.items():
+            degrees = place.stop - place.start
+            if name == "mean" or not degrees:
+                continue
+            own = fit.coefficients[place]
+            squares = float(own @ np.linalg.solve(fit.inverse[place, place], own))
+            f = squares / degrees / fit.variance
+            p = float(f_distribution.sf(f, degrees, fit.degrees))
+            lines.append((self.called(name), degrees, squares, f, p))
+        lines.append(("error", fit.degrees, fit.variance * fit.degrees, math.nan, math.nan))
+        total = sum(squares for _, _, squares, _, _ in lines)
+        return [TermVariance(term, n, squares / total, f, p) for term, n, squares, f, p in lines]
+
+    def called(self, term: Any) -> str:
+        """A term's name: seeds, a factor, or two factors with a colon."""
+        names = [factor.name for factor in self.design.factors]
+        if isinstance(term, tuple):
+            return ":".join(names[place] for place in term)
+        return names[term] if isinstance(term, int) else str(term)
+
+    @cached_property
+    def mixed(self) -> dict[str, list[str]]:
+        """What the array does not tell apart: by main effect the interactions of two factors that it is mixed
+        with, and at strength 3 by interaction the others. Empty where all can be told apart."""
+        terms = self.terms(True)
+        rows = np.array([terms.row(levels) for levels in self.design.rows.values()])
+        products = np.abs(rows.T @ rows)
+        pairs = terms.interactions
+        mains: list[Any] = list(range(len(terms.counts)))
+        found = {}
+        for term in mains if self.design.strength < 3 else pairs if self.design.strength == 3 else []:
+            own = {term} if isinstance(term, int) else set(term)
+            others = [
+                self.called(pair)
+                for pair in pairs
+                if not own & set(pair) and products[terms.slices[term], terms.slices[pair]].max() > 1e-9
+            ]
+            if others:
+                found[self.called(term)] = others
+        return found
+
+    @cached_property
+    def interactions(self) -> dict[tuple[int, int], Matrix]:
+        """Means of the runs at each pair of levels, by pair of factors, if interactions are in the model.
+
+        The pair with the largest share of the variance is the first."""
+        shares = {line.term: line.share for line in self.variance}
+        found = {}
+        for pair in sorted(self.model.interactions, key=lambda pair: -shares[self.called(pair)]):
+            cells: dict[tuple[int, int], list[float]] = {}
+            for variant, _, value in self.data:
+                levels = self.design.rows[variant]
+                cells.setdefault((levels[pair[0]], levels[pair[1]]), []).append(value)
+            shape = (self.model.counts[pair[0]], self.model.counts[pair[1]])
+            found[pair] = np.array(
+                [[np.mean(cells.get((a, b), [math.nan])) for b in range(shape[1])] for a in range(shape[0])]
+            )
+        return found
+
+    @cached_property
+    def lack_of_fit(self) -> tuple[float, float] | None:
+        """F and p of what combinations differ in beyond the model, against how a combination's runs differ.
+
+        None with one seed, or if the model leaves nothing over."""
+        from scipy.stats import f as f_distribution
+
+        variants = list(dict.fromkeys(variant for variant, _, _ in self.data))
+        saturated = np.zeros((len(self.data), len(variants) + len(self.seeds)))
+        for row, (variant, seed, _) in enumerate(self.data):
+            saturated[row, [variants.index(variant), len(variants) + seed]] = 1
+        fitted, _, rank, _ = np.linalg.lstsq(saturated, self.response)
+        pure_degrees = len(self.data) - int(rank)
+        fit = self.least_squares
+        degrees = fit.degrees - pure_degrees
+        if pure_degrees < 1 or degrees < 1:
+            return None
+        pure = float(np.sum((self.response - saturated @ fitted) ** 2))
+        f = (fit.variance * fit.degrees - pure) / degrees / (pure / pure_degrees)
+        return f, float(f_distribution.sf(f, degrees, pure_degrees))
+
+    @cached_property
+    def primary(self) -> list[Primary]:
+        """The design's contrasts, with Holm's adjustment."""
+        from statsmodels.stats.multitest import multipletests
+
+        found: list[tuple[str, Estimate, Estimate | None]] = []
+        for name, contrast in self.design.contrasts.items():
+            names = [factor.name for factor in self.design.factors]
+            place = names.index(contrast.factor)
+            levels = self.design.factors[place].levels
+            of_level = self.model.effects(place)
+            plus, minus = (
+                np.mean([of_level[levels.index(level)] for level in side], axis=0)
+                for side in (contrast.plus, contrast.minus)
+            )
+            weights = (plus - minus)[None]
+            robust = self.robust.of(weights)[0] if self.robust else None
+            found.append((name, self.least_squares.of(weights)[0], robust))
+        if not found:
+            return []
+        adjusted = multipletests([plain.p for _, plain, _ in found], method="holm")[1]
+        return [Primary(*each, float(p)) for each, p in zip(found, adjusted, strict=True)]
+
+    @cached_property
+    def best(self) -> Levels:
+        """The level of each factor that the additive model finds best."""
+        sign = -1 if self.higher_is_better else 1
+        terms, fit = self.terms(False), self.additive
+        return tuple(
+            int(np.argmin(sign * terms.effects(place) @ fit.coefficients))
+            for place in range(len(self.design.factors))
+        )
+
+    @cached_property
+    def predictions(self) -> list[Prediction]:
+        """What the additive model predicts for the best combination and the design's schedules.
+
+        Factors that a schedule does not state have their best level. The best is the lowest of many
+        estimates, so its own is too good (the winner's curse)."""
+        named = {"best": self.best}
+        for name, stated in self.design.predict.items():
+            named[name] = tuple(
+                factor.levels.index(stated[factor.name]) if factor.name in stated else self.best[place]
+                for place, factor in enumerate(self.design.factors)
+            )
+        return [self._predicted(name, levels) for name, levels in named.items()]
+
+    def _predicted(self, name: str, levels: Levels) -> Prediction:
+        estimate = self.additive.of(self.terms(False).row(levels)[None])[0]
+        labels = tuple(
+            factor.levels[level] for factor, level in zip(self.design.factors, levels, strict=True)
+        )
+        measured = [value for variant, _, value in self.data if self.design.rows[variant] == levels]
+        return Prediction(name, labels, estimate, float(np.mean(measured)) if measured else None)
+
+    @cached_property
+    def fitted(self) -> dict[str, tuple[float, float]]:
+        """By variant: the additive model's prediction, and the mean of its runs."""
+        of_variant: dict[str, list[float]] = {}
+        for variant, _, value in self.data:
+            of_variant.setdefault(variant, []).append(value)
+        terms, coefficients = self.terms(False), self.additive.coefficients
+        return {
+            variant: (float(terms.row(self.design.rows[variant]) @ coefficients), float(np.mean(values)))
+            for variant, values in of_variant.items()
+        }

@@ -1,0 +1,244 @@
+"""Designed experiments: factors with levels, and the combinations of levels that are trained.
+
+A study file's ``design`` stands in place of its variants. See docs/studies.md.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from model.declared import Positive, declared
+from model.errors import UserError, closest, shown
+from model.heads import format_heads, parse_heads
+from pretrain.config.run_config import is_folder_name
+from pretrain.study.contrasts import Names, Text, refuse
+from pretrain.study.design.arrays import MOST_RUNS, full_factorial, orthogonal_array, strength_of
+
+Settings = dict[str, Any]
+MOST_PRIMARY = 3
+_LAYERS = re.compile(r"layers?_(\d{1,4})(?:-(\d{1,4}))?")
+
+
+@declared()
+class LevelContrast:
+    """A contrast of levels of one factor: the mean effect of some less that of others."""
+
+    factor: Text
+    plus: Names
+    minus: Names
+
+
+@declared()
+class DesignFile:
+    """The design of a study file as it is written."""
+
+    factors: Annotated[dict[Text, list[Any] | dict[Text, Settings]], Field(min_length=2)]
+    """``layer_3`` or ``layers_3-5``: head counts; a field's name, as ``optimizer.learning_rate``: its values;
+    any other name: the settings of each named level."""
+    kind: Literal["full", "orthogonal", "fractional"]
+    runs: Positive | None = None
+    """Combinations that are trained; all of them with kind full."""
+    contrasts: Annotated[dict[Text, LevelContrast], Field(max_length=MOST_PRIMARY)] | None = None
+    """The primary ones, which are adjusted for their number (Holm)."""
+    predict: dict[Text, Text | dict[Text, Text]] | None = None
+    """Schedules whose loss is predicted beside that of the best."""
+
+
+@dataclass(frozen=True)
+class Factor:
+    """What is varied."""
+
+    name: str
+    levels: tuple[str, ...]
+    """As parts of the variants' names."""
+    settings: tuple[Settings, ...]
+    """Of each level; none for layers."""
+    layers: tuple[int, ...] = ()
+    """Whose head counts the levels are."""
+
+
+@dataclass(frozen=True)
+class Design:
+    """Factors, and the combinations of their levels that are trained."""
+
+    kind: str
+    factors: tuple[Factor, ...]
+    strength: int
+    """Any so many factors have every combination of levels equally often (at most 4 are looked at)."""
+    rows: dict[str, tuple[int, ...]]
+    """The level of each factor, from 0, by variant."""
+    contrasts: Mapping[str, LevelContrast]
+    predict: Mapping[str, dict[str, str]]
+    """Schedules by name: the level of each factor that is stated."""
+
+    @property
+    def described(self) -> str:
+        """Its size and what it can tell apart."""
+        counts = " x ".join(str(len(factor.levels)) for factor in self.factors)
+        return f"{len(self.rows)} of {counts} combinations; {SEEN[min(self.strength, 4)]}"
+
+    def factor(self, name: str, where: str) -> Factor:
+        """The factor of that name; UserError without one."""
+        names = [factor.name for factor in self.factors]
+        if name not in names:
+            refuse(where, name, f"factors are {', '.join(names)}{closest(name, names)}")
+        return self.factors[names.index(name)]
+
+
+SEEN = {
+    1: "main effects are mixed",
+    2: "main effects are balanced, and each is mixed with interactions of two other factors",
+    3: "interactions of two factors do not disturb main effects, and are mixed with each other",
+    4: "main effects and interactions of two factors can be told apart",
+}
+"""What can be estimated, by strength."""
+
+
+def read_design(file: DesignFile, heads: Sequence[int]) -> tuple[Design, dict[str, Settings]]:
+    """The design, and the settings of every combination by the variant's name.
+
+    Args:
+        heads: of the model, layer by layer, for layers that no factor has.
+
+    Raises:
+        UserError: it names the field, the value and what would be valid.
+    """
+    factors = tuple(_factor(name, given, len(heads)) for name, given in file.factors.items())
+    taken: dict[int, str] = {}
+    for factor in factors:
+        for layer in factor.layers:
+            if layer in taken:
+                refuse("design.factors", factor.name, f"layer {layer} is in {taken[layer]} already")
+            taken[layer] = factor.name
+    counts = [len(factor.levels) for factor in factors]
+    if file.kind == "full":
+        combinations = math.prod(counts)
+        if file.runs not in (None, combinations) or combinations > MOST_RUNS:
+            valid = f"kind full takes all {combinations:,} combinations; at most {MOST_RUNS:,} are possible"
+            refuse("design.runs", file.runs, valid)
+        array = full_factorial(counts)
+    elif file.runs is None:
+        raise UserError(f"study: design.runs: missing; kind {file.kind} needs it")
+    else:
+        array = orthogonal_array(counts, file.runs, 3 if file.kind == "fractional" else 2)
+    rows: dict[str, tuple[int, ...]] = {}
+    settings: dict[str, Settings] = {}
+    for row in array.tolist():
+        name = "-".join(factor.levels[level] for factor, level in zip(factors, row, strict=True))
+        if not is_folder_name(name) or name in rows:
+            refuse(
+                "design.factors", name, "levels make up the names of folders; give short names that differ"
+            )
+        rows[name] = tuple(row)
+        settings[name] = _combined(factors, row, heads)
+    design = Design(file.kind, factors, strength_of(array, counts), rows, file.contrasts or {}, {})
+    _check_contrasts(design)
+    named = {name: _levels(design, name, given) for name, given in (file.predict or {}).items()}
+    return Design(design.kind, factors, design.strength, rows, design.contrasts, named), settings
+
+
+def _factor(name: str, given: list[Any] | dict[str, Settings], layers: int) -> Factor:
+    where = f"design.factors.{shown(name, plain=True)}"
+    if len(given) < 2 or len(given) > 16:
+        refuse(where, given, "give from 2 to 16 levels")
+    found = _LAYERS.fullmatch(name)
+    if isinstance(given, dict):
+        if found:
+            refuse(where, given, "give a list of head counts")
+        return Factor(name, _labels(where, list(given)), tuple(given.values()))
+    labels = _labels(where, given)
+    if not found:
+        return Factor(name, labels, tuple(_nested(name, value) for value in given))
+    first, last = int(found[1]), int(found[2] or found[1])
+    if not first <= last < layers:
+        refuse("design.factors", name, f"the model has layers 0 to {layers - 1}")
+    if not all(type(value) is int and value > 0 for value in given):
+        refuse(where, given, "give head counts")
+    return Factor(name, labels, tuple({} for _ in given), tuple(range(first, last + 1)))
+
+
+def _labels(where: str, values: Sequence[Any]) -> tuple[str, ...]:
+    labels = [f"{value:g}" if type(value) is float else str(value) for value in values]
+    for label in labels:
+        if (
+            not is_folder_name(label)
+            or " " in label
+            or "-" in label.replace("e-", "")
+            or labels.count(label) > 1
+        ):
+            valid = "each once, as names that can be part of a folder's, without spaces and dashes"
+            refuse(where, values, f"give {valid}, or settings by such names")
+    return tuple(labels)
+
+
+def _nested(name: str, value: Any) -> Settings:
+    """The settings of a field's name with dots."""
+    for part in reversed(name.split(".")):
+        value = {part: value}
+    settings: Settings = value
+    return settings
+
+
+def _combined(factors: Sequence[Factor], row: Sequence[int], heads: Sequence[int]) -> Settings:
+    """The settings of a row. Two factors may set fields of one section."""
+    schedule = list(heads)
+    settings: Settings = {}
+    for factor, level in zip(factors, row, strict=True):
+        for layer in factor.layers:
+            schedule[layer] = int(factor.levels[level])
+        settings = _joined(settings, factor.settings[level], factor.name)
+    if any(factor.layers for factor in factors):
+        if "heads" in settings:
+            refuse("design.factors", "heads", "layers have factors of their own")
+        settings["heads"] = format_heads(schedule)
+    return settings
+
+
+def _joined(settings: Settings, own: Settings, factor: str) -> Settings:
+    joined = dict(settings)
+    for key, value in own.items():
+        if key in joined and isinstance(joined[key], dict) and isinstance(value, dict):
+            joined[key] = _joined(joined[key], value, factor)
+        elif key in joined:
+            refuse("design.factors", factor, f"another factor sets {key}, too; vary each field by one")
+        else:
+            joined[key] = value
+    return joined
+
+
+def _check_contrasts(design: Design) -> None:
+    for name, contrast in design.contrasts.items():
+        where = f"design.contrasts.{shown(name, plain=True)}"
+        factor = design.factor(contrast.factor, f"{where}.factor")
+        named = [*contrast.plus, *contrast.minus]
+        for level in named:
+            if level not in factor.levels or named.count(level) > 1:
+                refuse(
+                    where, level, f"levels of {factor.name} are {', '.join(factor.levels)}; name each once"
+                )
+
+
+def _levels(design: Design, name: str, given: str | dict[str, str]) -> dict[str, str]:
+    """The levels that a schedule to be predicted states: a head schedule, or levels by factor."""
+    where = f"design.predict.{shown(name, plain=True)}"
+    if isinstance(given, str):
+        heads = parse_heads(given)
+        by_factor: dict[str, str] = {}
+        for factor in design.factors:
+            counts = [heads[layer] if layer < len(heads) else 0 for layer in factor.layers]
+            if len(set(counts)) > 1:
+                refuse(where, given, f"layers of {factor.name} have one head count")
+            if counts:
+                by_factor[factor.name] = str(counts[0])
+        given = by_factor
+    for factor_name, level in given.items():
+        factor = design.factor(factor_name, where)
+        if level not in factor.levels:
+            refuse(where, level, f"levels of {factor.name} are {', '.join(factor.levels)}")
+    return dict(given)

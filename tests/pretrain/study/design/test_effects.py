@@ -1,0 +1,293 @@
+"""The analysis against numpy, scipy and planted effects."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from scipy import stats
+
+from pretrain.study.design.effects import Effects
+from pretrain.study.design.linear_model import Fit
+from pretrain.study.study_file import read_study
+
+LAYERS = {f"layer_{layer}": [2, 4, 8, 16] for layer in range(4)}
+RATES = {"optimizer.learning_rate": [1e-3, 2e-3, 4e-3, 8e-3]}
+
+
+def design(tmp_path, kind, runs, factors=None, **more):
+    path = tmp_path / "it.yaml"
+    values = {"kind": kind, "runs": runs, "factors": factors or LAYERS, **more}
+    path.write_text(yaml.safe_dump({"seeds": 1, "settings": {}, "design": values}, sort_keys=False))
+    (comparison,) = read_study(path, Path("runs/it"), check_runs=False).comparisons
+    return comparison.design
+
+
+def planted(found, seeds, noise, effects=None, block=0.05, extra=lambda levels: 0.0):
+    """Values by variant and seed: effects of levels that add up, a block for each seed, and noise().
+
+    Args:
+        effects: by factor, of each level.
+        extra: more, by the levels of a row.
+    """
+    effects = effects or [[0.0] * len(factor.levels) for factor in found.factors]
+    values = {}
+    for variant, row in found.rows.items():
+        value = 4 + sum(of[level] for of, level in zip(effects, row, strict=True)) + extra(row)
+        values[variant] = {seed: value + block * seed + noise() for seed in seeds}
+    return values
+
+
+def normal(seed, sd=0.01):
+    generator = np.random.default_rng(seed)
+    return lambda: float(generator.normal(scale=sd))
+
+
+def by_hand(found, values):
+    """Coefficients, standard errors and degrees from numpy's least squares with dummy variables."""
+    rows, response = [], []
+    seeds = sorted({seed for of in values.values() for seed in of})
+    for variant, of_seed in values.items():
+        for seed, value in of_seed.items():
+            dummies = [float(seed == other) for other in seeds[1:]]
+            for factor, level in zip(found.factors, found.rows[variant], strict=True):
+                dummies += [float(level == other) for other in range(1, len(factor.levels))]
+            rows.append([1.0, *dummies])
+            response.append(value)
+    matrix, y = np.array(rows), np.array(response)
+    solved = np.linalg.lstsq(matrix, y, rcond=None)[0]
+    degrees = len(y) - matrix.shape[1]
+    variance = np.sum((y - matrix @ solved) ** 2) / degrees
+    return solved, variance * np.linalg.inv(matrix.T @ matrix), degrees, len(seeds)
+
+
+@pytest.mark.parametrize("missing", [0, 3])
+def test_effects_and_intervals_agree_with_numpy(tmp_path, missing):
+    found = design(tmp_path, "orthogonal", 16)
+    values = planted(found, (1, 2, 3), normal(0), [[0.02, 0, -0.01, -0.01]] * 4)
+    for variant in list(values)[:missing]:
+        del values[variant][2]
+    effects = Effects(found, values)
+    solved, covariance, degrees, seeds = by_hand(found, values)
+    quantile = stats.t.ppf(0.975, degrees)
+    for place, line in enumerate(effects.levels):
+        factor, level = divmod(place, 4)
+        start = seeds + 3 * factor  # after the mean and the seeds
+        weights = np.zeros(len(solved))
+        weights[start : start + 3] = -1 / 4
+        if level:
+            weights[start + level - 1] += 1
+        error = math.sqrt(weights @ covariance @ weights)
+        expected = weights @ solved
+        plain = line.least_squares
+        assert plain.value == pytest.approx(expected, abs=1e-10)
+        assert (plain.low, plain.high) == pytest.approx(
+            (expected - quantile * error, expected + quantile * error), abs=1e-10
+        )
+        assert plain.p == pytest.approx(2 * stats.t.sf(abs(expected / error), degrees))
+
+
+def test_balanced_effects_are_differences_of_means(tmp_path):
+    found = design(tmp_path, "fractional", 64)
+    values = planted(found, (1,), normal(1))
+    every = np.mean([v for of in values.values() for v in of.values()])
+    for line in Effects(found, values).levels:
+        place = [factor.name for factor in found.factors].index(line.factor)
+        level = found.factors[place].levels.index(line.level)
+        own = np.mean([values[variant][1] for variant, row in found.rows.items() if row[place] == level])
+        assert line.least_squares.value == pytest.approx(own - every, abs=1e-12)
+        assert line.runs == 16
+
+
+def test_shares_of_the_variance_add_up_to_one_and_are_sums_of_squares(tmp_path):
+    found = design(tmp_path, "orthogonal", 16)
+    values = planted(found, (1, 2), normal(2), [[0.02, 0, -0.02, 0], [0] * 4, [0] * 4, [0.05, 0, 0, -0.05]])
+    effects = Effects(found, values)
+    lines = {line.term: line for line in effects.variance}
+    assert list(lines) == ["seeds", *LAYERS, "error"]
+    assert sum(line.share for line in lines.values()) == pytest.approx(1)
+    numbers = np.array([v for of in values.values() for v in of.values()])
+    total = np.sum((numbers - numbers.mean()) ** 2)
+    squares = sum(8 * line.least_squares.value**2 for line in effects.levels if line.factor == "layer_3")
+    assert lines["layer_3"].share == pytest.approx(squares / total)
+    error = lines["error"].share * total / 18
+    assert (lines["error"].degrees, lines["layer_3"].degrees) == (18, 3)
+    assert lines["layer_3"].f == pytest.approx(squares / 3 / error)
+    assert lines["layer_3"].p == pytest.approx(stats.f.sf(squares / 3 / error, 3, 18))
+
+
+def test_interactions_are_seen_where_they_can_be(tmp_path):
+    planted_one = {"extra": lambda row: 0.05 * (row[0] == 0 and row[3] == 0)}
+    seen = Effects(*seeds_of(design(tmp_path, "full", 256), (1,), **planted_one))
+    shares = {line.term: line for line in seen.variance}
+    assert len(shares) == 4 + 6 + 1
+    assert shares["layer_0:layer_3"].p < 1e-6
+    assert min(shares[term].p for term in shares if ":" in term and term != "layer_0:layer_3") > 0.001
+    assert next(iter(seen.interactions)) == (0, 3)
+    cells = [seen.values[v][1] for v, row in seen.design.rows.items() if (row[0], row[3]) == (1, 2)]
+    assert seen.interactions[0, 3][1, 2] == pytest.approx(np.mean(cells))
+    unseen = Effects(*seeds_of(design(tmp_path, "fractional", 64), (1,), **planted_one))
+    assert [line.term for line in unseen.variance] == [*LAYERS, "error"]
+    assert unseen.interactions == {}
+
+
+def seeds_of(found, seeds, noise=None, **options):
+    return found, planted(found, seeds, noise or normal(3), **options)
+
+
+def test_what_is_mixed_is_said(tmp_path):
+    sixteen = Effects(*seeds_of(design(tmp_path, "orthogonal", 16), (1,)))
+    pairs = {name: set(itertools.combinations([n for n in LAYERS if n != name], 2)) for name in LAYERS}
+    assert {name: set(map(":".join, of)) for name, of in pairs.items()} == {
+        name: set(of) for name, of in sixteen.mixed.items()
+    }
+    fraction = Effects(*seeds_of(design(tmp_path, "fractional", 64), (1,)))
+    assert fraction.mixed["layer_0:layer_1"] == ["layer_2:layer_3"]
+    assert Effects(*seeds_of(design(tmp_path, "full", 256), (1,))).mixed == {}
+    factors = {name: [0, 1] for name in ("steps", "data_seed", "seed_of")}
+    half = design(tmp_path, "orthogonal", 4, factors)
+    assert Effects(half, {}).mixed["steps"] == ["data_seed:seed_of"]
+
+
+def test_lack_of_fit_is_seen_against_the_spread_of_seeds(tmp_path):
+    found = design(tmp_path, "orthogonal", 16)
+    fits = Effects(*seeds_of(found, (1, 2, 3)))
+    values = np.array([list(of.values()) for of in fits.values.values()])
+    pure = values - values.mean(1, keepdims=True) - values.mean(0) + values.mean()
+    error = np.sum(pure**2) / 30
+    lines = {line.term: line for line in fits.variance}
+    left = np.sum((values - values.mean()) ** 2) * lines["error"].share - np.sum(pure**2)
+    f, p = fits.lack_of_fit
+    assert f == pytest.approx(left / 3 / error)
+    assert p == pytest.approx(stats.f.sf(f, 3, 30))
+    assert p > 0.01
+    bent = Effects(*seeds_of(found, (1, 2, 3), extra=lambda row: 0.1 * (sum(row) == 6)))
+    assert bent.lack_of_fit[1] < 1e-6
+    assert Effects(*seeds_of(found, (1,))).lack_of_fit is None
+
+
+def test_one_run_far_off_moves_the_robust_fit_less(tmp_path):
+    found = design(tmp_path, "fractional", 64)
+    values = planted(found, (1,), normal(4))
+    values[next(iter(values))][1] += 1.0
+    effects = Effects(found, values)
+    first = next(line for line in effects.levels if (line.factor, line.level) == ("layer_0", "2"))
+    assert first.least_squares.value > 0.03
+    assert abs(first.robust.value) < 0.006
+    # Huber's condition holds at the fit: residuals cut at 1.345 scales are orthogonal to the columns.
+    matrix = effects.matrix(effects.model)
+    residuals = effects.response - matrix @ effects.robust.coefficients
+    scale = effects.robust.variance
+    assert np.abs(matrix.T @ np.clip(residuals / scale, -1.345, 1.345)).max() < 1e-3
+
+
+def test_contrasts_are_adjusted_by_holm(tmp_path):
+    contrasts = {
+        "late": {"factor": "layer_3", "plus": 2, "minus": [8, 16]},
+        "early": {"factor": "layer_0", "plus": 2, "minus": 16},
+        "middle": {"factor": "layer_1", "plus": 2, "minus": 16},
+    }
+    found = design(tmp_path, "fractional", 64, contrasts=contrasts)
+    values = planted(found, (1,), normal(5), [[0.004, 0, 0, 0], [0] * 4, [0] * 4, [0.02, 0, 0, 0]])
+    primary = {each.name: each for each in Effects(found, values).primary}
+    means = [
+        np.mean([values[v][1] for v, row in found.rows.items() if row[3] == level]) for level in range(4)
+    ]
+    assert primary["late"].estimate.value == pytest.approx(means[0] - (means[2] + means[3]) / 2)
+    order = sorted(primary.values(), key=lambda each: each.estimate.p)
+    worst = 0.0
+    for left, each in zip((3, 2, 1), order, strict=True):
+        worst = max(worst, min(1.0, left * each.estimate.p))
+        assert each.adjusted == pytest.approx(worst)
+
+
+def test_the_best_and_stated_schedules_are_predicted(tmp_path):
+    predict = {"rising": "2,4,8,16", "first": {"layer_0": 2}}
+    found = design(tmp_path, "fractional", 64, predict=predict)
+    of_layers = [
+        [0.03, 0.02, 0.01, 0],
+        [0, 0.01, 0.02, 0.03],
+        [0.02, 0, 0.02, 0.02],
+        [0.01, 0.01, 0, 0.01],
+    ]
+    effects = Effects(found, planted(found, (1, 2), normal(6, 1e-4), of_layers))
+    best, rising, first = effects.predictions
+    assert best.levels == ("16", "2", "4", "8")
+    assert best.estimate.value == pytest.approx(4.075, abs=1e-3)  # blocks of 0.05 and 0.10
+    assert rising.estimate.value == pytest.approx(4.075 + 0.03 + 0.01 + 0.02 + 0.01, abs=1e-3)
+    assert rising.estimate.low < rising.estimate.value < rising.estimate.high
+    assert first.levels == ("2", "2", "4", "8")
+    trained = {"-".join(each.levels): each.measured for each in effects.predictions}
+    for name, measured in trained.items():
+        own = effects.values.get(name)
+        assert measured == (pytest.approx(np.mean(list(own.values()))) if own else None)
+    higher = Effects(found, effects.values, higher_is_better=True)
+    assert higher.predictions[0].levels[:2] == ("2", "16")
+
+
+def test_too_few_runs_are_said(tmp_path):
+    found = design(tmp_path, "orthogonal", 16)
+    values = planted(found, (1,), normal(7))
+    assert Effects(found, values).unknown == ""
+    fewer = dict(list(values.items())[:13])
+    assert "13 finished runs for 13 coefficients" in Effects(found, fewer).unknown
+    no_two = {v: of for v, of in planted(found, (1, 2), normal(7)).items() if found.rows[v][0]}
+    assert Effects(found, no_two).unknown == "the finished runs do not tell all effects apart"
+    assert "0 finished runs" in Effects(found, {}).unknown
+    values[next(iter(values))][1] = math.nan
+    assert (Effects(found, values).left_out, len(Effects(found, values).data)) == (1, 15)
+
+
+HEAVY = stats.t(3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["fractional", "full"])
+def test_intervals_cover_planted_effects_in_95_of_100(tmp_path, kind):
+    """2,000 simulated studies; in the full design with an interaction of two layers. Least squares under
+    normal noise; under the tails of a t with 3 degrees of freedom both fits stay above 93 %."""
+    found = design(tmp_path, kind, 64 if kind == "fractional" else 256)
+    generator = np.random.default_rng(11)
+    matrices = Effects(found, planted(found, (1,), normal(0)))
+    matrix, terms = matrices.matrix(matrices.model), matrices.model
+    truth = np.zeros(terms.width)
+    truth[: terms.width] = generator.normal(scale=0.02, size=terms.width)
+    weights = np.vstack([terms.effects(factor) for factor in range(4)])
+    expected = weights @ truth
+
+    def coverage(fit, draw, studies):
+        hits = []
+        for _ in range(studies):
+            fitted = fit(matrix, matrix @ truth + 0.01 * draw(len(matrix)))
+            hits.append([e.low <= t <= e.high for e, t in zip(fitted.of(weights), expected, strict=True)])
+        return np.mean(hits)
+
+    def normal_noise(count):
+        return generator.normal(size=count)
+
+    def heavy_noise(count):
+        return HEAVY.rvs(size=count, random_state=generator)
+
+    assert coverage(Fit.least_squares, normal_noise, 2000) == pytest.approx(0.95, abs=0.015)
+    for fit in (Fit.least_squares, Fit.robust):
+        assert coverage(fit, heavy_noise, 100) > 0.93
+
+
+@pytest.mark.slow
+def test_primary_contrasts_of_nothing_are_rarely_found(tmp_path):
+    contrasts = {f"layer {n}": {"factor": f"layer_{n}", "plus": 2, "minus": 16} for n in (0, 1, 3)}
+    found = design(tmp_path, "fractional", 64, contrasts=contrasts)
+    noise = normal(12)
+    studies = 2000
+    gc.freeze()  # multipletests collects garbage every time
+    errors = sum(
+        any(each.adjusted < 0.05 for each in Effects(found, planted(found, (1,), noise)).primary)
+        for _ in range(studies)
+    )
+    gc.unfreeze()
+    assert errors / studies <= 0.06

@@ -1,0 +1,78 @@
+"""The tables, pictures and sentences of a designed experiment, of planted runs."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from pretrain.study.report.page import terminal_lines, write_report
+from tests.helpers.planted_runs import planned_study
+from tests.pretrain.study.report.conftest import SETTINGS, planted, rows_of, table_of, view_of
+
+LAYERS = {f"layer_{layer}": [2, 4, 8, 16] for layer in range(4)}
+OF_LAST = {"2": 0.06, "4": 0.02, "8": 0.0, "16": 0.0}
+
+
+def study_in(folder, seeds=2, **design):
+    values = {"kind": "orthogonal", "runs": 16, "factors": LAYERS} | design
+    return planned_study(folder, recipe="micro", seeds=seeds, settings=SETTINGS, design=values)
+
+
+def loss(run):
+    """Only the last layer matters; runs of a seed differ by a hash of their levels."""
+    *others, last = run.variant.split("-")
+    noise = np.random.default_rng([run.seed, *map(int, others), int(last)]).normal(scale=1e-3)
+    return 4.0 + 0.1 * run.seed + OF_LAST[last] + noise
+
+
+def test_a_report_has_effects_and_pictures(tmp_path):
+    contrasts = {"few late": {"factor": "layer_3", "plus": 2, "minus": [8, 16]}}
+    study = study_in(tmp_path, contrasts=contrasts, predict={"rising": "2,4,8,16"})
+    view = view_of(study, planted(study, loss))
+    files = {path.name for path in write_report(view, tmp_path)}
+    assert files == {"index.html", "results.json", "effects.png", "predicted.png"}
+    effects = {(row["factor"], row["level"]): row for row in table_of(view, "effects")}
+    assert len(effects) == 16
+    shown = effects["layer_3", "2"]
+    assert shown["runs"] == "8"
+    assert shown["effect [95 % interval]"].startswith("+0.04")
+    assert abs(float(effects["layer_0", "2"]["effect [95 % interval]"].split()[0])) < 0.002
+    assert rows_of(view, "variance")["layer_3"]["share"] > rows_of(view, "variance")["layer_0"]["share"]
+    contrast = rows_of(view, "primary")["few late"]
+    assert contrast["of"] == "layer_3: 2 − 8, 16"
+    assert contrast["difference [95 % interval]"].startswith("+0.0")
+    assert rows_of(view, "predictions")["rising"]["levels"] == "2, 4, 8, 16"
+    numbers = json.loads((tmp_path / "report" / "results.json").read_text(encoding="utf-8"))
+    (saved,) = (row for row in numbers["effects"][""] if (row["factor"], row["level"]) == ("layer_3", "2"))
+    assert saved["least_squares"]["value"] == view.effects[""].levels[12].least_squares.value
+    printed = "\n".join(terminal_lines(view))
+    assert "Effects of levels" in printed
+    assert "2-2-2-2 " not in printed  # sixteen results would hide what matters
+    assert "Each main effect is mixed with the interactions of any two other factors." in printed
+    assert "Lack of fit: F = " in printed
+    assert "16 level effects" in printed
+    assert "adjusted (Holm)" in printed
+
+
+def test_interactions_are_drawn_where_they_are_seen(tmp_path):
+    study = study_in(tmp_path, seeds=1, kind="full", runs=None)
+    view = view_of(study, planted(study, loss))
+    assert "interactions.png" in {path.name for path in write_report(view, tmp_path)}
+    assert not any("Mixed with" in line or "is mixed" in line for line in terminal_lines(view))
+
+
+def test_too_few_runs_give_a_sentence_and_no_table(tmp_path):
+    study = study_in(tmp_path, seeds=1)
+    few = {run.name: loss(run) for run in study.runs[:5]}
+    view = view_of(study, planted(study, few))
+    assert {path.name for path in write_report(view, tmp_path)} == {"index.html", "results.json"}
+    assert table_of(view, "effects") == []
+    said = "No analysis yet: 5 finished runs for 13 coefficients; at least one more is needed."
+    assert any(said in line for line in terminal_lines(view))
+
+
+def test_a_fraction_names_what_it_mixes(tmp_path):
+    study = study_in(tmp_path, seeds=1, kind="fractional", runs=64)
+    view = view_of(study, planted(study, loss))
+    assert any("Mixed with layer_0:layer_1: layer_2:layer_3." in line for line in terminal_lines(view))
