@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Annotated
 
+import numpy as np
 from pydantic import Field
 
 from model.declared import Positive, PositiveNumber, declared
 from model.errors import UserError
 from pretrain.study.contrasts import full_name
+from pretrain.study.ranks import MOST_PAIRS as MOST_RANKED
+from pretrain.study.ranks import signed_rank_pairs, smallest_p
 from pretrain.study.statistics import (
     MOST_PAIRS,
     detectable_effect,
@@ -56,6 +59,8 @@ class Spread:
     high: float = math.nan
     pairs: int = 0
     source: str = "as stated"
+    tails: tuple[float, ...] = ()
+    """The differences, less the median of their variant's."""
     notes: tuple[str, ...] = ()
     """What was left out, a sentence each, without its full stop."""
 
@@ -110,16 +115,38 @@ def power_lines(study: Study, question: Question, pilot: View | None = None) -> 
         lines.append(f"needed   {needed(spread.sd)} seeds{span} to find {effect:g} {test}")
         if count := pairs_needed(effect, spread.sd, question.power):
             lines.append(size("", count))
+        lines.append(_by_ranks(effect, spread, question.power))
+    compared = [
+        name
+        for comparison in study.comparisons
+        for name in comparison.variants
+        if comparison.baseline_of(name) != name
+    ]
+    tests = len(compared) + len(study.contrasts)
     growing = any(planned.grows for planned in study.runs)
     bound = "; runs grow, so this is an upper bound: the largest model they may become" if growing else ""
     return [
         *lines,
         size("study", planned_seeds),
+        f"least p  {planned_seeds:,} seeds reach {smallest_p(planned_seeds):.2g} by the signed-rank test, "
+        f"and {smallest_p(planned_seeds, max(1, tests)):.2g} adjusted for {tests} comparisons",
         f"cost     {_range(flops)} FLOPs a run{bound}",
         f"speed    {rate:.2e} FLOP/s a run, {source}; runs at a time, each as fast: {at_a_time}; without "
         "validation, diagnostics and checkpoints",
         *notes,
     ]
+
+
+def _by_ranks(effect: float, spread: Spread, power: float) -> str:
+    """How many seeds the signed-rank test needs, by simulation."""
+    from scipy.stats import norm
+
+    tails, source = spread.tails, "with tails as the pilot's"
+    if not tails:
+        tails, source = tuple(spread.sd * norm.ppf((np.arange(999) + 0.5) / 999)), "with normal tails"
+    count = signed_rank_pairs(effect, tails, power)
+    seeds = f"more than {MOST_RANKED:,}" if count is None else f"{count:,}"
+    return f"ranks    {seeds} seeds to find it by the signed-rank test, {source} (simulated)"
 
 
 def pilot_spread(pilot: View) -> Spread:
@@ -147,7 +174,8 @@ def pilot_spread(pilot: View) -> Spread:
     low, high = sd_interval(sd, effective_degrees(pairs))
     count, variants = sum(map(len, groups)), sum(map(bool, groups))
     source = f"from {count} pairs of {variants} variants in {pilot.folder}"
-    return Spread(sd, low, high, count, source, tuple(notes))
+    tails = [value - median(group) for group in groups if len(group) > 1 for value in group]
+    return Spread(sd, low, high, count, source, tuple(tails), tuple(notes))
 
 
 def speed(pilot: View | None, parallel: int) -> tuple[float, str, int]:

@@ -16,6 +16,7 @@ from pretrain.study.comparable import listed, notes_on, tokenizer, validation_te
 from pretrain.study.contrasts import Contrast
 from pretrain.study.costs import training_flops
 from pretrain.study.design.effects import Effects
+from pretrain.study.ranks import RankInterval, fell_behind, signed_rank
 from pretrain.study.results import RunResult
 from pretrain.study.statistics import Interval, detectable_effect, mean_of, paired_interval, sd_of
 from pretrain.study.study_file import Comparison, Study
@@ -50,6 +51,11 @@ class Sample(dict[int, float]):
         known = len(self) > 1 and all(map(math.isfinite, self.values()))
         return paired_interval(list(self.values()), CONFIDENCE) if known else None
 
+    @cached_property
+    def ranks(self) -> RankInterval | None:
+        """The Hodges-Lehmann estimate, its exact interval and test; None as for ``interval``."""
+        return signed_rank(list(self.values()), CONFIDENCE) if self.interval else None
+
     @property
     def detectable(self) -> float | None:
         """The smallest true mean that so many values with this spread find with a power of 80 %."""
@@ -67,6 +73,7 @@ class Sample(dict[int, float]):
             "mean": self.mean,
             "sd": self.sd,
             "interval": asdict(found) if found else None,
+            "ranks": asdict(self.ranks) if self.ranks else None,
             "excludes_zero": found.excludes_zero if found else None,
             "detectable_difference": self.detectable,
         }
@@ -292,6 +299,26 @@ class View:
             if all(seed in each for each in (*plus, *minus))
         }
         return Contrasted(contrast, Sample(values), other_seeds(every))
+
+    @cached_property
+    def behind(self) -> set[str]:
+        """Names of the runs that fell behind the others of their variant; see ranks.fell_behind. In a design,
+        whose variants have few runs, behind the robust fit."""
+        found = set()
+        for name, summaries in self.summaries.items():
+            if name in self.effects:
+                found |= {self._name(name, *run) for run in self.effects[name].behind}
+                continue
+            values = {each.variant: each.values for each in summaries}
+            found |= {self._name(name, *run) for run in fell_behind(values, self.better == "higher")}
+        return found
+
+    def _name(self, comparison: str, variant: str, seed: int) -> str:
+        return next(
+            run.planned.name
+            for run in self.results
+            if (run.planned.comparison, run.planned.variant, run.planned.seed) == (comparison, variant, seed)
+        )
 
     @property
     def caveats(self) -> list[str]:

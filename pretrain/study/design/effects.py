@@ -16,6 +16,7 @@ import numpy as np
 
 from pretrain.study.design.factors import Design
 from pretrain.study.design.linear_model import Estimate, Fit, Levels, Matrix, Terms
+from pretrain.study.ranks import FAR
 
 FEWEST_DEGREES = 10
 """Interactions are in the model if so many degrees of freedom are left for the error."""
@@ -150,6 +151,25 @@ class Effects:
         return Fit.robust(self.matrix(self.model), self.response)
 
     @cached_property
+    def behind(self) -> list[tuple[str, int]]:
+        """Variant and seed of the runs that are worse than the robust fit by more than FAR of its standard
+        deviations, and of those that are not finite."""
+        far = []
+        if not self.unknown and self.robust is not None:
+            residuals = self.response - self.matrix(self.model) @ self.robust.coefficients
+            sign = -1 if self.higher_is_better else 1
+            limit = FAR * self.robust.sd
+            for (variant, seed, _), residual in zip(self.data, residuals, strict=True):
+                if sign * residual > limit:
+                    far.append((variant, self.seeds[seed]))
+        return far + [
+            (variant, seed)
+            for variant, of in self.values.items()
+            for seed, value in of.items()
+            if not math.isfinite(value)
+        ]
+
+    @cached_property
     def additive(self) -> Fit:
         """The model without interactions, which predicts."""
         return Fit.least_squares(self.matrix(self.terms(False)), self.response)
@@ -182,10 +202,10 @@ class Effects:
                 continue
             own = fit.coefficients[place]
             squares = float(own @ np.linalg.solve(fit.inverse[place, place], own))
-            f = squares / degrees / fit.variance
+            f = squares / degrees / fit.sd**2
             p = float(f_distribution.sf(f, degrees, fit.degrees))
             lines.append((self.called(name), degrees, squares, f, p))
-        lines.append(("error", fit.degrees, fit.variance * fit.degrees, math.nan, math.nan))
+        lines.append(("error", fit.degrees, fit.sd**2 * fit.degrees, math.nan, math.nan))
         total = sum(squares for _, _, squares, _, _ in lines)
         return [TermVariance(term, n, squares / total, f, p) for term, n, squares, f, p in lines]
 
@@ -253,7 +273,7 @@ class Effects:
         if pure_degrees < 1 or degrees < 1:
             return None
         pure = float(np.sum((self.response - saturated @ fitted) ** 2))
-        f = (fit.variance * fit.degrees - pure) / degrees / (pure / pure_degrees)
+        f = (fit.sd**2 * fit.degrees - pure) / degrees / (pure / pure_degrees)
         return f, float(f_distribution.sf(f, degrees, pure_degrees))
 
     @cached_property

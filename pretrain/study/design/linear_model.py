@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -83,8 +84,8 @@ class Fit:
     covariance: Matrix
     inverse: Matrix
     """Of X'X."""
-    variance: float
-    """Of the error."""
+    sd: float
+    """Of the error, by the fit's own estimate."""
     degrees: int
     """Of freedom, of the error."""
 
@@ -93,7 +94,8 @@ class Fit:
         """By ordinary least squares."""
         from statsmodels.api import OLS
 
-        return cls._of(OLS(response, matrix).fit())
+        fitted = OLS(response, matrix).fit()
+        return cls._of(fitted, math.sqrt(fitted.scale))
 
     @classmethod
     def robust(cls, matrix: Matrix, response: Matrix) -> Fit | None:
@@ -104,15 +106,15 @@ class Fit:
         fitted = sm.RLM(response, matrix, M=sm.robust.norms.HuberT()).fit(maxiter=MOST_ITERATIONS)
         converged = fitted.fit_history["iteration"] < MOST_ITERATIONS
         good = converged and fitted.scale > 0 and np.isfinite(fitted.cov_params()).all()
-        return cls._of(fitted) if good else None
+        return cls._of(fitted, fitted.scale) if good else None
 
     @classmethod
-    def _of(cls, fitted: Any) -> Fit:
+    def _of(cls, fitted: Any, sd: float) -> Fit:
         return cls(
             np.asarray(fitted.params),
             np.asarray(fitted.cov_params()),
             np.asarray(fitted.model.normalized_cov_params),
-            float(fitted.scale),
+            float(sd),
             int(fitted.df_resid),
         )
 

@@ -42,7 +42,7 @@ def said(view: View) -> Iterator[str]:
             f"mattered, {levels * 0.05:.2g} would exclude zero by chance, on average{primary}."
         )
         fit = effects.least_squares
-        yield f"{where}Residual sd {math.sqrt(fit.variance):.4f} on {fit.degrees} degrees of freedom."
+        yield f"{where}Residual sd {fit.sd:.4f} on {fit.degrees} degrees of freedom."
         if effects.lack_of_fit is None:
             yield f"{where}Lack of fit cannot be tested: that takes two seeds, and more runs than terms."
         else:

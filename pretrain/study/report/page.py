@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader
 
 from pretrain.metrics.file import encoded
+from pretrain.study.ranks import FAR
 from pretrain.study.report import design
 from pretrain.study.report.pictures import draw_all
 from pretrain.study.report.tables import Section, sections
@@ -123,10 +124,23 @@ def opening(view: View) -> dict[str, list[str]]:
         "What is compared": [*compared, f"By {view.described(view.measure)}; {view.better} is better."],
         "Status": runs,
         "Not finished": [f"{line}." for line in missing],
+        "Runs that fell behind": behind_say(view),
         "Designs": list(design.said(view)),
         "Caveats": [f"{note}." for note in view.caveats],
         "What the intervals say": [intervals_say(view)] if view.listed else [],
     }
+
+
+def behind_say(view: View) -> list[str]:
+    """Which runs fell behind, by the rule that is stated; none is dropped."""
+    if not view.behind:
+        return []
+    rule = f"more than {FAR:g} robust standard deviations worse than the median of their variant"
+    if view.effects:
+        rule += ", in a design than the robust fit"
+    of_all = len([run for each in view.every for run in each.values])
+    names = ", ".join(sorted(view.behind))
+    return [f"{len(view.behind)} of {of_all} ({rule}; they are in every figure): {names}."]
 
 
 def intervals_say(view: View) -> str:

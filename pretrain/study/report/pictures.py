@@ -210,6 +210,14 @@ def draw_results(view: View, path: Path) -> bool:
             for row, summary in enumerate(summaries):
                 for axis, sample in ((values, summary.values), (gaps, summary.differences)):
                     axis.plot(list(sample.values()), [row] * len(sample), **SINGLE, color="black")
+                behind = [
+                    value
+                    for seed, value in summary.values.items()
+                    if summary.runs[seed].planned.name in view.behind
+                ]
+                if behind:
+                    far = {"linestyle": "none", "color": "tab:red", "label": "fell behind"}
+                    values.plot(behind, [row] * len(behind), "x", **far)
                 if summary.values:
                     values.plot([summary.values.mean], [row], "|", color="tab:blue", markersize=15)
                 if found := summary.differences.interval:

@@ -51,7 +51,7 @@ def sections(view: View) -> dict[str, Section]:
         ],
         "scores": lambda summaries: list(scores(summaries)),
         "diagnostics": lambda summaries: list(halves(summaries)),
-        "runs": lambda summaries: [row for summary in summaries for row in _runs(summary)],
+        "runs": lambda summaries: [row for summary in summaries for row in _runs(view, summary)],
     }
     found = {
         name: {
@@ -92,7 +92,7 @@ def _contrast(view: View, found: Contrasted) -> Row:
     }
 
 
-def _runs(summary: Summary) -> list[Row]:
+def _runs(view: View, summary: Summary) -> list[Row]:
     return [
         {
             "name": run.planned.name,
@@ -104,6 +104,7 @@ def _runs(summary: Summary) -> list[Row]:
             "steps": run.planned.run.steps,
             "result": summary.values.get(seed),
             "difference": summary.differences.get(seed),
+            "fell_behind": run.planned.name in view.behind,
             "heads": run.model_config and run.model_config.heads,
             "code": run.world and run.world.code,
         }
@@ -120,6 +121,18 @@ def _difference(values: Sample) -> str:
 
 def _excludes_zero(values: Sample) -> str:
     return NOTHING if not values.interval else "yes" if values.interval.excludes_zero else "no"
+
+
+def _typical(values: Sample) -> str:
+    """The Hodges-Lehmann estimate with its interval and the interval's level."""
+    found = values.ranks
+    if found is None:
+        return NOTHING
+    return f"{found.estimate:+.4f} [{found.low:+.4f}, {found.high:+.4f}] {found.level:.1%}"
+
+
+def _rank_p(values: Sample) -> str:
+    return NOTHING if values.ranks is None else f"{values.ranks.p:.3g}"
 
 
 def _spread(values: Sample) -> str:
@@ -151,6 +164,8 @@ RESULTS: Columns = {
     "mean ± sd": lambda row: _spread(row["values"]),
     "Δ [95 % interval]": lambda row: _difference(row["differences"]),
     "excludes 0": lambda row: _excludes_zero(row["differences"]),
+    "typical Δ [exact interval, its level]": lambda row: _typical(row["differences"]),
+    "signed-rank p": lambda row: _rank_p(row["differences"]),
     "pairs": lambda row: str(len(row["differences"])) if row["baseline"] else NOTHING,
     "detectable Δ": lambda row: _number(row["differences"].detectable, ".4f"),
     "tokens/s": lambda row: _number(row["tokens_per_second"], ",.0f"),
@@ -162,6 +177,8 @@ CONTRASTS: Columns = {
     "of": lambda row: row["formula"],
     "mean [95 % interval]": lambda row: _difference(row["values"]),
     "excludes 0": lambda row: _excludes_zero(row["values"]),
+    "typical [exact interval, its level]": lambda row: _typical(row["values"]),
+    "signed-rank p": lambda row: _rank_p(row["values"]),
     "detectable": lambda row: _number(row["values"].detectable, ".4f"),
     "seeds": lambda row: f"{len(row['values'])} of {row['seeds']}",
 }
@@ -190,6 +207,7 @@ RUNS: Columns = {
     "step": lambda row: f"{row['step']:,} of {row['steps']:,}",
     "result": lambda row: _number(row["result"], ".6f"),
     "Δ": lambda row: _number(row["difference"], "+.6f"),
+    "fell behind": lambda row: "yes" if row["fell_behind"] else "",
 }
 SECTIONS: dict[str, tuple[str, Columns]] = {
     **design.SECTIONS,

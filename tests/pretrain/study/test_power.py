@@ -158,13 +158,15 @@ def test_growth_is_an_upper_bound(pilot):
 def test_the_lines(pilot):
     lines = asked(pilot)
     total = sum(run.flops for run in pilot.study.runs)  # 12 runs of 30 s
-    assert lines[:4] == [
+    assert lines[:6] == [
         "spread   sd 0.0129 (95 % interval 0.00741 to 0.0451) of paired differences of val_loss, from 6 "
         f"pairs of 2 variants in {pilot.folder}",
         "needed   6 seeds (4 to 42 over the interval of the spread) to find 0.02 with a power of 80%, by a "
         "two-sided paired t-test at 5 %",
         f"         6 seeds find 0.0185, and cost {2 * total:.2e} FLOPs, 12m00s here",
+        "ranks    7 seeds to find it by the signed-rank test, with tails as the pilot's (simulated)",
         f"study    3 seeds find 0.0421, and cost {total:.2e} FLOPs, 6m00s here",
+        "least p  3 seeds reach 0.25 by the signed-rank test, and 0.75 adjusted for 3 comparisons",
     ]
     assert any(line.startswith("cost     4.23e+11 FLOPs a run") for line in lines)
 

@@ -182,7 +182,7 @@ def test_one_run_far_off_moves_the_robust_fit_less(tmp_path):
     # Huber's condition holds at the fit: residuals cut at 1.345 scales are orthogonal to the columns.
     matrix = effects.matrix(effects.model)
     residuals = effects.response - matrix @ effects.robust.coefficients
-    scale = effects.robust.variance
+    scale = effects.robust.sd
     assert np.abs(matrix.T @ np.clip(residuals / scale, -1.345, 1.345)).max() < 1e-3
 
 
