@@ -18,7 +18,7 @@ from pretrain.study.design.factors import Design
 from pretrain.study.design.linear_model import Estimate, Fit, Levels, Matrix, Terms
 from pretrain.study.ranks import FAR
 
-FEWEST_DEGREES = 10
+FEWEST_DEGREES = 5
 """Interactions are in the model if so many degrees of freedom are left for the error."""
 
 

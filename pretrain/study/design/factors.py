@@ -81,7 +81,8 @@ class Design:
     def described(self) -> str:
         """Its size and what it can tell apart."""
         counts = " x ".join(str(len(factor.levels)) for factor in self.factors)
-        return f"{len(self.rows)} of {counts} combinations; {SEEN[min(self.strength, 4)]}"
+        strength = 4 if self.strength == len(self.factors) else self.strength
+        return f"{len(self.rows)} of {counts} combinations; {SEEN[strength]}"
 
     def factor(self, name: str, where: str) -> Factor:
         """The factor of that name; UserError without one."""
@@ -92,7 +93,6 @@ class Design:
 
 
 SEEN = {
-    1: "main effects are mixed",
     2: "main effects are balanced, and each is mixed with interactions of two other factors",
     3: "interactions of two factors do not disturb main effects, and are mixed with each other",
     4: "main effects and interactions of two factors can be told apart",

@@ -190,7 +190,9 @@ def test_an_unknown_study_names_the_closest():
 @pytest.mark.parametrize("name", study_names())
 def test_every_study_that_comes_along_is_valid(name):
     found = read_study(find_study(name))
-    assert found.title != name and found.file.machine and len(found.file.seeds) >= 3
+    assert found.title != name and found.file.machine
+    # A level of a design is in many runs of each seed.
+    assert len(found.file.seeds) >= 3 or all(comparison.design for comparison in found.comparisons)
     if name.endswith("-small"):
         assert found.file.hours and all(planned.run.data == "builtin" for planned in found.runs)
 

@@ -65,6 +65,17 @@ def test_kinds():
         assert len(comparison.variants) == (runs or 256)
 
 
+def test_what_can_be_told_apart_is_said():
+    (comparison,) = study().comparisons
+    assert comparison.design.described == (
+        "16 of 4 x 4 x 4 x 2 combinations; main effects are balanced, and each is mixed with interactions of "
+        "two other factors"
+    )
+    factors = {"steps": [10, 20], "precision": ["fp32", "bf16"], "layer_0": [2, 4]}
+    (comparison,) = study(kind="full", runs=None, factors=factors, contrasts={}, predict={}).comparisons
+    assert comparison.design.described.endswith("interactions of two factors can be told apart")
+
+
 def test_two_factors_may_set_fields_of_one_section():
     factors = {"optimizer.learning_rate": [1e-3, 2e-3], "optimizer.weight_decay": [0.0, 0.1]}
     (comparison,) = study(kind="full", runs=4, factors=factors, contrasts={}, predict={}).comparisons
