@@ -40,7 +40,16 @@ from pretrain.study.scheduler import (
     write_study,
 )
 from pretrain.study.slurm import run_of_task, sbatch_commands, submit
-from pretrain.study.study_file import PlannedRun, Study, find_study, parse_study, read_study, study_names
+from pretrain.study.study_file import (
+    PlannedRun,
+    Study,
+    find_study,
+    parse_study,
+    pilot_of,
+    read_study,
+    study_names,
+)
+from pretrain.study.tuning import PILOT, choose_all, label, write_tuned
 from pretrain.utils.tables import aligned
 from pretrain.utils.text import say
 
@@ -143,6 +152,11 @@ def _run(study: Study, folder: Path, options: argparse.Namespace) -> int:
         raise UserError(f"parallel: {options.parallel} is not valid; give a positive number")
     if options.sbatch and not options.slurm:
         raise UserError("sbatch: options of sbatch without --slurm; give both or neither")
+    if study.untuned:
+        code, tuned = _tune(study, folder, options)
+        if not tuned:
+            return code
+        study = parse_study(study.text, study.name, folder)
     check_settings(study, folder)
     todo = unfinished(study, folder)
     say(*_opening(study, folder, todo))
@@ -183,6 +197,42 @@ def _run(study: Study, folder: Path, options: argparse.Namespace) -> int:
     return SOME_FAILED if failed else 0
 
 
+def _tune(study: Study, folder: Path, options: argparse.Namespace) -> tuple[int, bool]:
+    """Train the pilots that are missing, and choose each variant's value when all have been tried.
+
+    Returns:
+        The exit code, and whether the values are chosen.
+    """
+    pilot = pilot_of(study, folder)
+    if any(state in ("missing", "unfinished") for state in _pilot_states(pilot, folder)):
+        say(
+            f"pilots   {', '.join(study.untuned[:4])}{' …' * (len(study.untuned) > 4)}: values of one setting"
+        )
+        code = _run(pilot, folder / PILOT, options)
+        states = _pilot_states(pilot, folder)
+        if options.dry_run or options.slurm or any(each in ("missing", "unfinished") for each in states):
+            say(f"then     {_python('run', study.name)} again, when the pilots are finished")
+            return code, False
+    results: dict[str, dict[int, float]] = {}
+    for run in load_results(pilot, folder / PILOT):
+        value = run.result(study.file.measure, study.file.last_validations)
+        if value is not None:
+            results.setdefault(run.planned.full_name, {})[run.planned.seed] = value
+    tried = {name: study.tried[name] for name in study.untuned}
+    higher = study.file.measure == "val_accuracy"
+    tuned = choose_all(tried, study.file.pilot_seeds or [], results, higher)
+    for name, found in tuned.items():
+        edge = ", an edge of the values that were tried" * found.at_edge
+        say(f"tuned    {name}: {found.field} {label(found.value)}{edge}")
+    if not options.dry_run:
+        write_tuned(folder, {**study.tuned, **tuned})
+    return 0, not options.dry_run
+
+
+def _pilot_states(pilot: Study, folder: Path) -> list[str]:
+    return [run_state(pilot, planned, folder / PILOT)[0] for planned in pilot.runs]
+
+
 def _as_jobs_read_it(study: Study, folder: Path) -> Study:
     """The study as read in the working directory, that of a job."""
     try:
@@ -205,10 +255,12 @@ def _studies() -> list[str]:
     rows = [("study", "runs", "FLOPs", "sized for", "title")]
     for name in study_names():
         study = read_study(find_study(name))
-        flops = sum(planned.flops for planned in study.runs)
+        pilots = pilot_of(study, study.runs[0].out).runs if study.tried else ()
+        runs = [*pilots, *study.runs]
+        flops = sum(planned.flops for planned in runs)
         hours, machine = study.file.hours, study.file.machine
         sized = f"{hours:g} h on {machine}" if hours else machine
-        rows.append((name, str(len(study.runs)), f"{flops:.1e}", sized, study.title))
+        rows.append((name, str(len(runs)), f"{flops:.1e}", sized, study.title))
     return aligned(rows, left={0, 3, 4})
 
 
@@ -221,7 +273,14 @@ def _states(study: Study, folder: Path) -> list[str]:
         step = f"{metrics[-1]['step']:,}" if metrics else "0"
         text = f"{state} ({failure(planned, folder)})" if state == "failed" else state
         rows.append((str(numbers[planned.name]), planned.name, text, f"{step}/{planned.run.steps:,}"))
-    return [*aligned(rows, left={1, 2}), *filter(None, [unnamed_line(unnamed_runs(study, folder))])]
+    notes = []
+    if study.untuned:
+        states = _pilot_states(pilot_of(study, folder), folder)
+        finished = f"{states.count('finished')} of {len(states)} pilots are finished"
+        notes.append(f"not tuned yet: {finished} ({_python('list', folder / PILOT)})")
+    if unnamed := unnamed_line(unnamed_runs(study, folder)):
+        notes.append(unnamed)
+    return [*aligned(rows, left={1, 2}), *notes]
 
 
 def _task(study: Study, folder: Path, number: str, ranks: int | None) -> None:
@@ -230,6 +289,8 @@ def _task(study: Study, folder: Path, number: str, ranks: int | None) -> None:
 
     A failure of an earlier attempt is forgotten: this one begins.
     """
+    if study.untuned:
+        raise UserError(f"study: {study.untuned[0]} is not tuned yet; {_python('run', study.name)}")
     planned = run_of_task(study, folder, number)
     written, config = folder / STUDY_FILE, folder / CONFIGS / f"{planned.name}.yaml"
     there = all(path.is_file() for path in (written, config, folder / TASKS_FILE))

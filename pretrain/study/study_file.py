@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,6 +20,7 @@ from pretrain.config.run_config import DEFAULT_RECIPE, RunConfig, is_folder_name
 from pretrain.growth.settings import GrowthConfig
 from pretrain.study.contrasts import Contrast, Sides, Text, full_name, parse_contrasts, refuse
 from pretrain.study.design.factors import Design, DesignFile, read_design
+from pretrain.study.tuning import PILOT, RATES, Tune, Tuned, nested, pilot_text, read_tuned
 from pretrain.utils.parsing import parse_yaml, read_text
 
 STUDIES = Path(__file__).resolve().parents[1] / "studies"
@@ -73,6 +74,12 @@ class StudyFile:
     comparisons: Annotated[dict[Text, ComparisonFile], Field(min_length=1)] | None = None
     contrasts: dict[Text, Sides] | None = None
     """What is compared beside the differences from baselines."""
+    tune: Tune | None = None
+    """A field of which every variant takes its own best value, and the values that are tried."""
+    rates: Annotated[list[PositiveNumber], Field(min_length=2, max_length=32)] | None = None
+    """The same of the learning rate: Muon's for variants with Muon."""
+    pilot_seeds: Annotated[list[Count], BeforeValidator(_seeds)] | None = None
+    """What the values are tried with; the study's own seeds are not among them."""
     ds_config: Text = "ds_configs/zero2.json"
     measure: Literal["val_loss", "val_bpb", "val_accuracy", "train_loss"] = "val_loss"
     """What is compared: a key of metrics.jsonl."""
@@ -184,6 +191,24 @@ class Study:
     """What is compared beside the differences from baselines."""
     text: str
     """The file's contents."""
+    tuned: Mapping[str, Tuned] = field(default_factory=dict)
+    """What pilots chose, by the variant's full name."""
+
+    @cached_property
+    def tried(self) -> dict[str, tuple[str, list[Any]]]:
+        """Field and values to be tried of every variant, by full name; none without tune and rates."""
+        variants = [variant for comparison in self.comparisons for variant in comparison.variants.values()]
+        if self.file.rates:
+            kinds = {
+                variant.name: (variant.settings.get("optimizer") or {}).get("kind") for variant in variants
+            }
+            return {name: (RATES[kind or "adamw"], list(self.file.rates)) for name, kind in kinds.items()}
+        return {variant.name: next(iter(self.file.tune.items())) for variant in variants if self.file.tune}
+
+    @property
+    def untuned(self) -> list[str]:
+        """Full names of the variants for which nothing is chosen yet."""
+        return [name for name in self.tried if name not in self.tuned]
 
     @property
     def title(self) -> str:
@@ -243,19 +268,42 @@ def parse_study(text: str, name: str, out: Path, where: str = "study", check_run
     file = from_plain(StudyFile, parse_yaml(text, where), "study")
     if not is_folder_name(name):
         raise UserError(f"study: {shown(name)} is not the name of a folder; call the file otherwise")
-    comparisons = tuple(_comparisons(file))
+    _check_tuning(file)
+    tuned = read_tuned(out) if file.tune or file.rates else {}
+    comparisons = tuple(_comparisons(file, tuned))
     runs = tuple(_runs(comparisons, file.seeds, out))
     for planned in runs if check_runs else ():
         _ = planned.run
     names = list(dict.fromkeys((planned.comparison, planned.variant) for planned in runs))
-    study = Study(name, file, comparisons, runs, tuple(parse_contrasts(file.contrasts or {}, names)), text)
+    contrasts = tuple(parse_contrasts(file.contrasts or {}, names))
+    study = Study(name, file, comparisons, runs, contrasts, text, tuned)
     _refuse_doubles(study.of_first_seed)
     for planned in study.of_first_seed if check_runs else ():
         _refuse_unmeasured(file, planned)
     return study
 
 
-def _comparisons(file: StudyFile) -> Iterator[Comparison]:
+def pilot_of(study: Study, folder: Path) -> Study:
+    """The study of the pilots of the variants of *study*, which has tune or rates, in its folder."""
+    text = pilot_text(study.text, study.file.pilot_seeds or [], study.tried)
+    return parse_study(text, PILOT, folder / PILOT)
+
+
+def _check_tuning(file: StudyFile) -> None:
+    """Refuse pilots without seeds of their own, and seeds without pilots."""
+    if file.tune and file.rates:
+        refuse("rates", file.rates, "give either tune or rates")
+    if (file.tune or file.rates) and not file.pilot_seeds:
+        raise UserError(
+            "study: pilot_seeds: missing; tune and rates need seeds that the study does not report"
+        )
+    if file.pilot_seeds and not (file.tune or file.rates):
+        refuse("pilot_seeds", file.pilot_seeds, "nothing is tuned; give tune or rates, or leave them out")
+    if shared := set(file.seeds) & set(file.pilot_seeds or ()):
+        refuse("pilot_seeds", file.pilot_seeds, f"seed {min(shared)} is one of the study's; give others")
+
+
+def _comparisons(file: StudyFile, tuned: Mapping[str, Tuned]) -> Iterator[Comparison]:
     read = functools.cache(_recipe)
     alone = ComparisonFile(file.variants, file.baseline, file.design)
     if (file.comparisons is None) == (alone == ComparisonFile()):
@@ -264,9 +312,10 @@ def _comparisons(file: StudyFile) -> Iterator[Comparison]:
             "that have these"
         )
     if file.comparisons is None:
-        yield _comparison("", alone, file, read(file.recipe))
+        yield _comparison("", alone, file, read(file.recipe), tuned)
     for name, own in (file.comparisons or {}).items():
-        yield _comparison(_folder_part(name, "comparisons"), own, file, read(own.recipe or file.recipe))
+        recipe = read(own.recipe or file.recipe)
+        yield _comparison(_folder_part(name, "comparisons"), own, file, recipe, tuned)
 
 
 def _recipe(name: str) -> dict[str, Any]:
@@ -274,11 +323,19 @@ def _recipe(name: str) -> dict[str, Any]:
     return {"recipe": path.stem} | read_recipe(path, "study: recipe")
 
 
-def _comparison(name: str, own: ComparisonFile, file: StudyFile, recipe: Mapping[str, Any]) -> Comparison:
+def _comparison(
+    name: str,
+    own: ComparisonFile,
+    file: StudyFile,
+    recipe: Mapping[str, Any],
+    tuned: Mapping[str, Tuned],
+) -> Comparison:
     where = f"comparisons.{name}." if name else ""
     common = merge(file.settings or {}, own.settings or {})
     settings = merge(recipe, common)
     design = None
+    if own.design is not None and (file.tune or file.rates):
+        refuse("tune", file.tune or file.rates, "in a design give the field as a factor")
     if own.design is not None and own.variants is None and own.baseline is None:
         given: Mapping[str, Settings | None]
         design, given = read_design(own.design, _heads(settings, name))
@@ -294,7 +351,8 @@ def _comparison(name: str, own: ComparisonFile, file: StudyFile, recipe: Mapping
         valid = f"it must be one of the variants: {', '.join(given)}{closest(own.baseline, given)}"
         refuse(f"{where}baseline", own.baseline, valid)
     variants = {
-        variant: _variant(name, variant, fields or {}, common, settings) for variant, fields in given.items()
+        variant: _variant(name, variant, fields or {}, common, settings, tuned)
+        for variant, fields in given.items()
     }
     for variant, made in variants.items():
         if made.against is not None and (
@@ -307,7 +365,12 @@ def _comparison(name: str, own: ComparisonFile, file: StudyFile, recipe: Mapping
 
 
 def _variant(
-    comparison: str, name: str, given: Settings, common: Mapping[str, Any], settings: Mapping[str, Any]
+    comparison: str,
+    name: str,
+    given: Settings,
+    common: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    tuned: Mapping[str, Tuned],
 ) -> Variant:
     where = f"comparisons.{comparison}." if comparison else ""
     at = f"{where}variants.{name}"
@@ -315,8 +378,12 @@ def _variant(
     keys = {key: given.pop(key) for key in ("seed_shift", "against") if key in given}
     for key in {*given, *common} & OF_A_STUDY:
         raise UserError(f"study: {at}.{key}: not a setting of a study's runs; leave it out")
+    full = full_name((comparison, name))
+    own = merge(settings, given)
+    if full in tuned:
+        own = merge(own, nested(tuned[full].field, tuned[full].value))
     try:
-        return Variant(full_name((comparison, name)), merge(settings, given), **keys)
+        return Variant(full, own, **keys)
     except UserError as error:
         raise UserError(f"study: {at}.{error}") from None
 
@@ -340,7 +407,7 @@ def merge(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]
 
 
 _SECTIONS = {
-    field.name for field in dataclasses.fields(RunConfig) if dataclasses.is_dataclass(field.default_factory)
+    each.name for each in dataclasses.fields(RunConfig) if dataclasses.is_dataclass(each.default_factory)
 } | {"architecture"}
 
 

@@ -19,6 +19,7 @@ from model.heads import format_heads, parse_heads
 from pretrain.config.run_config import is_folder_name
 from pretrain.study.contrasts import Names, Text, refuse
 from pretrain.study.design.arrays import MOST_RUNS, full_factorial, orthogonal_array, strength_of
+from pretrain.study.tuning import label, nested
 
 Settings = dict[str, Any]
 MOST_PRIMARY = 3
@@ -154,7 +155,7 @@ def _factor(name: str, given: list[Any] | dict[str, Settings], layers: int) -> F
         return Factor(name, _labels(where, list(given)), tuple(given.values()))
     labels = _labels(where, given)
     if not found:
-        return Factor(name, labels, tuple(_nested(name, value) for value in given))
+        return Factor(name, labels, tuple(nested(name, value) for value in given))
     first, last = int(found[1]), int(found[2] or found[1])
     if not first <= last < layers:
         refuse("design.factors", name, f"the model has layers 0 to {layers - 1}")
@@ -164,25 +165,12 @@ def _factor(name: str, given: list[Any] | dict[str, Settings], layers: int) -> F
 
 
 def _labels(where: str, values: Sequence[Any]) -> tuple[str, ...]:
-    labels = [f"{value:g}" if type(value) is float else str(value) for value in values]
-    for label in labels:
-        if (
-            not is_folder_name(label)
-            or " " in label
-            or "-" in label.replace("e-", "")
-            or labels.count(label) > 1
-        ):
+    labels = list(map(label, values))
+    for each in labels:
+        if not is_folder_name(each) or " " in each or "-" in each.replace("e-", "") or labels.count(each) > 1:
             valid = "each once, as names that can be part of a folder's, without spaces and dashes"
             refuse(where, values, f"give {valid}, or settings by such names")
     return tuple(labels)
-
-
-def _nested(name: str, value: Any) -> Settings:
-    """The settings of a field's name with dots."""
-    for part in reversed(name.split(".")):
-        value = {part: value}
-    settings: Settings = value
-    return settings
 
 
 def _combined(factors: Sequence[Factor], row: Sequence[int], heads: Sequence[int]) -> Settings:

@@ -8,11 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pretrain.study.contrasts import full_name
 from pretrain.study.costs import History, head_history, parameters, total_heads, training_flops
 from pretrain.study.report.figures import Curves, by_place, distance_differences, distances, gap_over_tokens
 from pretrain.study.results import RunResult
 from pretrain.study.statistics import mean_of, sd_of
 from pretrain.study.summaries import Summary, View
+from pretrain.study.tuning import Tuned
 from pretrain.utils.plotting import count_axis, saved_figure, whole_numbers
 
 LINE_STYLES = ("-", "--", "-.", ":")
@@ -54,8 +56,11 @@ def draw_all(view: View, folder: Path) -> dict[str, Path | None]:
         "training_flops": (_by_cost(view, training_flops), "training FLOPs", value),
         "parameters": (_by_cost(view, parameters), "parameters at the end", value),
     }
-    files = {name: folder / f"{name}.png" for name in ("results", *curves, *points)}
-    drawn = {"results": draw_results(view, files["results"])}
+    files = {name: folder / f"{name}.png" for name in ("results", "tuned", *curves, *points)}
+    drawn = {
+        "results": draw_results(view, files["results"]),
+        "tuned": _draw_tuned(view, files["tuned"], value),
+    }
     for draw, pictures in ((_draw_curves, curves), (_draw_points, points)):
         for name, (panels, x, y) in pictures.items():
             drawn[name] = _draw(files[name], panels, x, y, draw)
@@ -228,6 +233,29 @@ def draw_results(view: View, path: Path) -> bool:
                 axis.set_ylim(len(summaries) - 0.4, -0.6)
             values.set_xlabel(value)
             gaps.set_xlabel(f"Δ {value}; {view.better} is better")
+    return True
+
+
+def _draw_tuned(view: View, path: Path, value: str) -> bool:
+    """Results of the pilots by the value that was tried, where values are numbers."""
+    shown: dict[str, list[tuple[Summary, Tuned]]] = {}
+    for name, summaries in view.listed.items():
+        for summary in summaries:
+            tuned = view.study.tuned.get(full_name((name, summary.variant)))
+            if tuned and all(type(tried) in (int, float) for tried, _ in tuned.tried):
+                shown.setdefault(name, []).append((summary, tuned))
+    if not shown:
+        return False
+    with panel_axes(path, list(shown), min(3, len(shown)), height=3.6) as axes:
+        for axis, variants in zip(axes, shown.values(), strict=True):
+            for summary, tuned in variants:
+                style = _style(view, summary)
+                points = [(tried, mean) for tried, mean in tuned.tried if mean is not None]
+                axis.plot(*zip(*points, strict=True), label=summary.variant, **style)
+                axis.axvline(tuned.value, color=style["color"], linestyle=":", linewidth=0.8)
+            if all(tried > 0 for _, tuned in variants for tried, _ in tuned.tried):
+                axis.set_xscale("log")
+            axis.set(xlabel=" or ".join(dict.fromkeys(tuned.field for _, tuned in variants)), ylabel=value)
     return True
 
 

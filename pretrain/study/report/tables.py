@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from model.declared import to_plain
 from model.heads import format_heads
 from pretrain.study.contrasts import full_name
 from pretrain.study.report import design
 from pretrain.study.report.figures import distance_differences, gap_over_tokens, halves, scores, tokens_saved
 from pretrain.study.statistics import mean_of
 from pretrain.study.summaries import Contrasted, Sample, Summary, View
+from pretrain.study.tuning import Tuned, label
 
 NOTHING = "—"
 
@@ -60,6 +62,7 @@ def sections(view: View) -> dict[str, Section]:
         for name, of in rows.items()
     }
     found |= design.rows(view)
+    found["tuned"] = {"": [_tuned(name, tuned) for name, tuned in view.study.tuned.items()]}
     found["contrasts"] = {"": [_contrast(view, contrasted) for contrasted in view.contrasted]}
     return {name: Section(title, columns, found[name]) for name, (title, columns) in SECTIONS.items()}
 
@@ -90,6 +93,10 @@ def _contrast(view: View, found: Contrasted) -> Row:
         "values": found.values,
         "seeds": len(view.study.file.seeds),
     }
+
+
+def _tuned(name: str, tuned: Tuned) -> Row:
+    return {"variant": name, **to_plain(tuned)}
 
 
 def _runs(view: View, summary: Summary) -> list[Row]:
@@ -196,6 +203,15 @@ MEASURED: Columns = {
     "mean ± sd": lambda row: _spread(row["values"]),
     "Δ [95 % interval]": lambda row: _difference(row["differences"]),
 }
+TUNED: Columns = {
+    "variant": lambda row: row["variant"],
+    "setting": lambda row: row["field"],
+    "chosen": lambda row: label(row["value"]) + " (an edge)" * row["at_edge"],
+    "mean of the pilots": lambda row: ", ".join(
+        f"{label(value)}: {_number(mean, '.4f')}" for value, mean in row["tried"]
+    ),
+    "pilot seeds": lambda row: ", ".join(map(str, row["seeds"])),
+}
 SCORES: Columns = {"task/metric": lambda row: row["task"]} | MEASURED
 HALVES: Columns = {"figure": lambda row: row["figure"], "step": lambda row: f"{row['step']:,}"} | MEASURED
 RUNS: Columns = {
@@ -213,6 +229,7 @@ SECTIONS: dict[str, tuple[str, Columns]] = {
     **design.SECTIONS,
     "results": ("Results", RESULTS),
     "contrasts": ("Contrasts", CONTRASTS),
+    "tuned": ("Tuned with pilot seeds", TUNED),
     "tokens_saved": ("Tokens saved to reach the baseline's final loss", TOKENS),
     "scores": ("Zero-shot scores", SCORES),
     "diagnostics": ("Diagnostics by half of the layers", HALVES),

@@ -12,6 +12,7 @@ from model.errors import UserError
 from pretrain.study.costs import head_history, training_flops
 from pretrain.study.report import pictures
 from pretrain.study.report.pictures import draw_all
+from pretrain.study.tuning import Tuned, write_tuned
 from tests.helpers.planted_runs import result
 from tests.pretrain.study.report.conftest import growing_view, small_study, view
 
@@ -88,8 +89,9 @@ def places(line):
 
 def test_every_picture_is_drawn_and_is_a_png(drawn):
     folder, found, _ = drawn
-    # No heads grow, and all variants of a comparison cost the same.
+    # No heads grow, all variants of a comparison cost the same, and nothing was tuned.
     assert {name for name, path in found.items() if not path} == {
+        "tuned",
         "growing_heads",
         "training_flops",
         "parameters",
@@ -195,3 +197,22 @@ def test_costs_of_every_run_and_every_mean_are_drawn(grown, name):
     assert [len(line) for line in lines] == [2, 1, 2, 1]  # the runs of each variant and their mean
     assert [y for _, y in lines[2]] == pytest.approx([3.51, 3.52]) and lines[3][0][1] == pytest.approx(3.515)
     assert lines[2][0][0] < lines[0][0][0]
+
+
+def test_curves_of_pilots_and_what_they_chose(tmp_path):
+    settings = {"steps": 80, "global_batch_tokens": 512}
+    variants = {"uniform": {"heads": "8x4"}, "rising": {"heads": "2,4,8,8"}}
+    values = {"settings": settings, "baseline": "uniform", "variants": variants, "pilot_seeds": [9]}
+    values["rates"] = [1e-3, 2e-3, 4e-3]
+    tried = [[1e-3, 4.1], [2e-3, 4.0], [4e-3, None]]
+    tuned = {name: Tuned("optimizer.learning_rate", 2e-3, False, tried, [9]) for name in variants}
+    write_tuned(tmp_path, tuned)
+    study = small_study(tmp_path, **values)
+    with keeping_figures() as made:
+        found = draw_all(view(study, {}), tmp_path)
+    assert found["tuned"] is not None
+    (axis,) = made["tuned"].axes
+    curve, chosen = axis.lines[:2]
+    assert places(curve) == {1e-3: 4.1, 2e-3: 4.0}  # the failed one is left out
+    assert list(chosen.get_xdata()) == [2e-3, 2e-3]
+    assert axis.get_xscale() == "log"

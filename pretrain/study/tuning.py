@@ -1,0 +1,205 @@
+"""Each variant's own best value of one setting, found with pilot seeds before the study's seeds are run.
+
+The pilots are a study of their own, in the folder ``pilot`` of the study's. What they choose is written into
+``tuned.json`` beside it, once: later runs of the study read it from there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import Field
+
+from model.declared import Count, declared, from_plain, to_plain
+from model.errors import UserError, shown
+from pretrain.utils.files import read_regular, write_atomically
+from pretrain.utils.parsing import parse_yaml
+
+PILOT = "pilot"
+TUNED_FILE = "tuned.json"
+MOST_BYTES = 1 << 24
+RATES = {"adamw": "optimizer.learning_rate", "muon": "muon.learning_rate"}
+"""What ``rates`` sets, by the variant's optimizer.kind."""
+
+Settings = dict[str, Any]
+Tune = Annotated[dict[str, Annotated[list[Any], Field(min_length=2, max_length=32)]], Field(max_length=1)]
+"""One field of the settings, with dots, and its values."""
+
+
+@declared()
+class Tuned:
+    """What was chosen for a variant."""
+
+    field: str
+    value: Any
+    at_edge: bool
+    """Whether the best value is the first or the last that was tried."""
+    tried: list[list[Any]]
+    """Value and mean result of the pilots, in order; no result where a run failed."""
+    seeds: list[Count]
+
+
+def nested(field: str, value: Any) -> Settings:
+    """The settings of a field's name with dots."""
+    for part in reversed(field.split(".")):
+        value = {part: value}
+    settings: Settings = value
+    return settings
+
+
+def label(value: Any) -> str:
+    """A value as part of a run's name."""
+    return f"{value:g}" if type(value) is float else str(value)
+
+
+# ---------------------------------------------------------------------- choice
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The best of several values."""
+
+    value: Any
+    at_edge: bool
+
+
+def choose(values: Sequence[Any], results: Sequence[float], higher_is_better: bool = False) -> Choice:
+    """The best value by its results: between numbers above 0 the vertex of the parabola, in the logarithm of
+    the value, through the best and its two neighbours; at an edge, and for anything else, the best itself.
+
+    Args:
+        values: numbers in any order, or anything else.
+        results: of each; NaN where there is none.
+
+    Raises:
+        ValueError: no result is finite.
+    """
+    losses = [-result if higher_is_better else result for result in results]
+    losses = [loss if math.isfinite(loss) else math.inf for loss in losses]
+    if not any(map(math.isfinite, losses)):
+        raise ValueError("no finite result")
+    numbers = all(type(value) in (int, float) and value > 0 for value in values)
+    order = (
+        sorted(range(len(values)), key=lambda place: values[place]) if numbers else list(range(len(values)))
+    )
+    best = min(range(len(order)), key=lambda place: losses[order[place]])
+    value, at_edge = values[order[best]], numbers and best in (0, len(order) - 1)
+    around = order[best - 1 : best + 2] if 0 < best < len(order) - 1 else []
+    if not numbers or any(type(each) is int for each in values) or not around:
+        return Choice(value, at_edge)
+    if not all(math.isfinite(losses[place]) for place in around):
+        return Choice(value, at_edge)
+    (x0, x1, x2), (y0, y1, y2) = (
+        [math.log(values[place]) for place in around],
+        [losses[place] for place in around],
+    )
+    left, right = (y1 - y0) / (x1 - x0), (y2 - y1) / (x2 - x1)
+    curvature = (right - left) / (x2 - x0)
+    vertex = (x0 + x1) / 2 - left / (2 * curvature) if curvature > 0 else x1
+    return Choice(float(f"{math.exp(vertex):.4g}"), at_edge)
+
+
+# ---------------------------------------------------------------------- files
+
+
+def pilot_text(text: str, seeds: Sequence[int], tried: Mapping[str, tuple[str, Sequence[Any]]]) -> str:
+    """The study file of the pilots: every variant with every value, as ``NAME@VALUE``.
+
+    Args:
+        text: the study's file.
+        tried: field and values by the variant's name, with the comparison's.
+    """
+    values = parse_yaml(text, "study")
+    comparisons = values.pop("comparisons", None)
+    named = comparisons or {"": values}
+    for name, own in named.items():
+        variants = {}
+        for variant, given in own["variants"].items():
+            field, tried_values = tried[".".join(filter(None, (str(name), str(variant))))]
+            for value in tried_values:
+                settings = {
+                    key: of for key, of in (given or {}).items() if key not in ("against", "seed_shift")
+                }
+                settings = _deep(settings, nested(field, value))
+                variants[f"{variant}@{label(value)}"] = settings
+        own |= {"variants": variants, "baseline": next(iter(variants))}
+    for key in ("tune", "rates", "pilot_seeds", "contrasts", "hours"):
+        values.pop(key, None)
+    values |= {"seeds": list(seeds), "title": f"Pilots: {values.get('title', 'values to choose from')}"}
+    if comparisons:
+        values["comparisons"] = comparisons
+    return yaml.safe_dump(values, sort_keys=False)
+
+
+def _deep(settings: Settings, own: Settings) -> Settings:
+    """*settings* with the one field of *own* in place."""
+    ((key, value),) = own.items()
+    inner = settings.get(key)
+    if isinstance(value, dict):
+        value = _deep(inner if isinstance(inner, dict) else {}, value)
+    return settings | {key: value}
+
+
+def read_tuned(folder: Path) -> dict[str, Tuned]:
+    """What was chosen, by the variant's name with the comparison's; empty before the pilots are finished.
+
+    Raises:
+        UserError: the file is not one of these.
+    """
+    path = folder / TUNED_FILE
+    if not path.exists():
+        return {}
+    try:
+        values = json.loads(read_regular(path, MOST_BYTES))
+    except (OSError, ValueError) as error:
+        raise UserError(f"study: {path}: {shown(error, plain=True)}") from None
+    return from_plain(dict[str, Tuned], values, f"study: {path}")
+
+
+def write_tuned(folder: Path, tuned: Mapping[str, Tuned]) -> None:
+    """Write what was chosen, whole or not at all."""
+    plain = {name: to_plain(each) for name, each in tuned.items()}
+    write_atomically(folder / TUNED_FILE, json.dumps(plain, indent=1) + "\n")
+
+
+def choose_all(
+    tried: Mapping[str, tuple[str, Sequence[Any]]],
+    seeds: Sequence[int],
+    results: Mapping[str, Mapping[int, float]],
+    higher_is_better: bool = False,
+) -> dict[str, Tuned]:
+    """What the pilots' results choose for every variant.
+
+    Args:
+        tried: field and values by full name.
+        results: of the finished pilots by the name of the pilot's variant, ``NAME@VALUE``, and seed. A value
+            counts if all its seeds are finished.
+
+    Raises:
+        UserError: a variant has no value of which all pilots are finished.
+    """
+    found = {}
+    for name, (field, values) in tried.items():
+        means = []
+        for value in values:
+            of_value = results.get(f"{name}@{label(value)}", {})
+            complete = all(seed in of_value for seed in seeds)
+            means.append(sum(of_value.values()) / len(of_value) if complete else math.nan)
+        try:
+            choice = choose(values, means, higher_is_better)
+        except ValueError:
+            raise UserError(
+                f"study: {name}: no value of {field} has a finite result of all its pilots; see the folder "
+                f"{PILOT} of the study's, and give other values"
+            ) from None
+        tried_values = [
+            [value, mean if math.isfinite(mean) else None] for value, mean in zip(values, means, strict=True)
+        ]
+        found[name] = Tuned(field, choice.value, choice.at_edge, tried_values, list(seeds))
+    return found

@@ -1,0 +1,204 @@
+"""The value that pilots choose, the pilots' study, and the values in place."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from pretrain.study.command import run_study
+from pretrain.study.scheduler import Scheduler
+from pretrain.study.study_file import parse_study, pilot_of
+from pretrain.study.summaries import view_of
+from pretrain.study.tuning import TUNED_FILE, choose, choose_all, read_tuned, write_tuned
+from tests.helpers.planted_runs import plant, result
+from tests.helpers.refusals import refused
+from tests.pretrain.study.report.conftest import table_of
+
+STUDY = """
+title: Each at its best
+seeds: [1, 2]
+pilot_seeds: [11, 12]
+rates: [1.0e-3, 2.0e-3, 4.0e-3]
+settings: {steps: 80, global_batch_tokens: 512, optimizer: {weight_decay: 0.3}}
+baseline: plain
+variants:
+  plain: {}
+  muon: {optimizer: {kind: muon}, seed_shift: 100}
+  slow: {against: muon, optimizer: {kind: muon}}
+contrasts: {"muon − plain": {plus: muon, minus: plain}}
+"""
+
+
+def study(folder=Path("runs/it"), **changes):
+    values = yaml.safe_load(STUDY) | changes
+    values = {key: value for key, value in values.items() if value is not None}
+    return parse_study(yaml.safe_dump(values, sort_keys=False), "it", folder)
+
+
+def test_the_vertex_of_a_parabola_in_the_logarithm():
+    values = [1e-3, 2e-3, 4e-3, 8e-3]
+    best = 2.7e-3
+    losses = [4 + 0.1 * math.log(value / best) ** 2 for value in values]
+    for order in ([0, 1, 2, 3], [3, 1, 0, 2]):
+        found = choose([values[place] for place in order], [losses[place] for place in order])
+        assert (found.value, found.at_edge) == (pytest.approx(best, rel=1e-3), False)
+    # Against numpy's fit through the three.
+    uneven = [4.05, 4.0, 4.02]
+    a, b, _ = np.polyfit(np.log([1.0, 2.0, 8.0]), uneven, 2)
+    assert choose([1.0, 2.0, 8.0], uneven).value == pytest.approx(math.exp(-b / (2 * a)), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("values", "results", "value", "at_edge"),
+    [
+        ([1.0, 2.0, 4.0], [3.0, 4.0, 5.0], 1.0, True),
+        ([1.0, 2.0, 4.0], [5.0, 4.0, math.nan], 2.0, False),  # the neighbour has none
+        ([1.0, 2.0, 4.0], [math.nan, math.inf, 5.0], 4.0, True),
+        ([0.0, 0.1, 0.2], [5.0, 4.0, 5.0], 0.1, False),
+        (["a", "b"], [5.0, 4.0], "b", False),
+        ([4, 8, 16], [5.0, 4.0, 4.5], 8, False),  # a count stays one of those tried
+    ],
+)
+def test_where_there_is_no_parabola(values, results, value, at_edge):
+    found = choose(values, results)
+    assert (found.value, found.at_edge) == (value, at_edge)
+
+
+def test_higher_may_be_better():
+    assert choose(["a", "b", "c"], [0.1, 0.3, 0.2], higher_is_better=True).value == "b"
+
+
+def test_the_pilots_are_a_study_of_every_value():
+    found = pilot_of(study(), Path("runs/it"))
+    assert [planned.name for planned in found.runs][:4] == [
+        "plain@0.001-s11",
+        "plain@0.002-s11",
+        "plain@0.004-s11",
+        "muon@0.001-s11",
+    ]
+    assert len(found.runs) == 18
+    assert {planned.run.seed for planned in found.runs} == {11, 12}  # no seed_shift
+    for planned in found.runs:
+        run = planned.run
+        value = float(planned.variant.split("@")[1])
+        own = run.muon.learning_rate if run.optimizer.kind == "muon" else run.optimizer.learning_rate
+        assert (own, run.optimizer.weight_decay, run.runs_dir) == (value, 0.3, "runs/it/pilot")
+
+
+def test_any_one_field_is_tuned():
+    changes = {"rates": None, "tune": {"architecture.qk_norm": ["none", "weighted"]}, "contrasts": None}
+    found = pilot_of(study(**changes), Path("runs/it"))
+    norms = {planned.variant: planned.run.build_model_config().qk_norm for planned in found.runs}
+    assert norms["muon@weighted"] == "weighted"
+    assert norms["plain@none"] == "none"
+
+
+def test_comparisons_are_tuned_each_in_its_own(tmp_path):
+    values = yaml.safe_load(STUDY)
+    variants = {key: values.pop(key) for key in ("variants", "baseline")}
+    values |= {"comparisons": {"one": variants, "two": {"baseline": "a", "variants": {"a": None}}}}
+    values.pop("contrasts")
+    found = parse_study(yaml.safe_dump(values, sort_keys=False), "it", tmp_path)
+    assert found.tried["two.a"] == ("optimizer.learning_rate", [1e-3, 2e-3, 4e-3])
+    assert found.tried["one.slow"][0] == "muon.learning_rate"
+    names = {planned.full_name for planned in pilot_of(found, tmp_path).runs}
+    assert {"two.a@0.001", "one.slow@0.004"} <= names
+    assert len(names) == 12
+
+
+def chosen(found, best):
+    """Results of pilots whose best value is *best* by variant."""
+    return {
+        f"{name}@{value:g}": dict.fromkeys((11, 12), 4 + math.log(value / best[name]) ** 2)
+        for name, (_, values) in found.tried.items()
+        for value in values
+    }
+
+
+def test_what_is_chosen_is_in_place(tmp_path):
+    before = study(tmp_path)
+    assert before.untuned == ["plain", "muon", "slow"]
+    best = {"plain": 1.5e-3, "muon": 2.5e-3, "slow": 6e-3}
+    tuned = choose_all(before.tried, [11, 12], chosen(before, best))
+    assert [tuned[name].at_edge for name in best] == [False, False, True]
+    write_tuned(tmp_path, tuned)
+    assert read_tuned(tmp_path) == tuned
+    after = study(tmp_path)
+    assert after.untuned == []
+    runs = {planned.variant: planned.run for planned in after.runs}
+    assert runs["plain"].optimizer.learning_rate == pytest.approx(1.5e-3, rel=1e-3)
+    assert runs["muon"].muon.learning_rate == pytest.approx(2.5e-3, rel=1e-3)
+    assert runs["slow"].muon.learning_rate == 4e-3
+    assert runs["muon"].optimizer.weight_decay == 0.3
+
+
+def test_a_value_counts_if_all_its_pilots_are_finished():
+    found = study()
+    results = chosen(found, dict.fromkeys(found.tried, 2e-3))
+    del results["plain@0.002"][12]
+    tuned = choose_all(found.tried, [11, 12], results)
+    assert tuned["plain"].tried[1] == [2e-3, None]
+    assert tuned["muon"].value == pytest.approx(2e-3)
+    for value in (0.001, 0.002, 0.004):
+        results.pop(f"plain@{value}", None)
+    with refused("study: plain: no value of optimizer.learning_rate has a finite result"):
+        choose_all(found.tried, [11, 12], results)
+
+
+def test_run_chooses_from_finished_pilots_and_reports_them(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "it.yaml"
+    path.write_text(STUDY, encoding="utf-8")
+    folder = tmp_path / "out"
+    before = study(folder)
+    pilot = pilot_of(before, folder)
+    results = chosen(before, {"plain": 1.5e-3, "muon": 2.5e-3, "slow": 6e-3})
+    for planned in pilot.runs:
+        loss = results[planned.variant][planned.seed]
+        plant(result(planned, [{"step": 80, "tokens": 80 * 512, "val_loss": loss}]))
+    assert run_study(["list", str(path), "--out", str(folder)]) == 0
+    assert "not tuned yet: 18 of 18 pilots are finished" in capsys.readouterr().out
+    with refused("plain is not tuned yet"):
+        run_study(["task", str(path), "0", "--out", str(folder)])
+    assert run_study(["run", str(path), "--out", str(folder), "--dry_run"]) == 0
+    printed = capsys.readouterr().out
+    assert "tuned    plain: optimizer.learning_rate 0.0015" in printed
+    assert "tuned    slow: muon.learning_rate 0.004, an edge of the values that were tried" in printed
+    assert not (folder / TUNED_FILE).exists()
+    started = []
+    monkeypatch.setattr(Scheduler, "run", lambda self: started.append(self.study) or {})
+    assert run_study(["run", str(path), "--out", str(folder)]) == 0
+    (trained,) = started
+    assert trained.untuned == []
+    assert json.loads((folder / TUNED_FILE).read_text())["slow"]["at_edge"] is True
+    rows = table_of(view_of(study(folder), [], folder), "tuned")
+    assert rows[2]["chosen"] == "0.004 (an edge)"
+    assert rows[0]["mean of the pilots"].startswith("0.001: 4.1644, 0.002: 4.0828")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"pilot_seeds": None}, "pilot_seeds: missing"),
+        ({"pilot_seeds": [2, 3]}, "pilot_seeds: [2, 3] is not valid; seed 2 is one of the study's"),
+        ({"rates": None}, "pilot_seeds: [11, 12] is not valid; nothing is tuned"),
+        ({"rates": [1e-3]}, "rates"),
+        ({"rates": [1e-3, -1.0]}, "rates.1: -1.0 is not valid"),
+        ({"tune": {"steps": [1, 2]}}, "rates: [0.001, 0.002, 0.004] is not valid; give either tune or rates"),
+        ({"rates": None, "tune": {"steps": [1, 2], "a": [1, 2]}}, "tune"),
+    ],
+)
+def test_bad_values_are_one_line(changes, said):
+    with refused(said, begins="study: "):
+        study(**changes)
+
+
+def test_a_damaged_choice_is_one_line(tmp_path):
+    for text in ("{", "[]", '{"plain": {"field": "a"}}'):
+        (tmp_path / TUNED_FILE).write_text(text, encoding="utf-8")
+        with refused(str(tmp_path / TUNED_FILE), begins="study: "):
+            study(tmp_path)
