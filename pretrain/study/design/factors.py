@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -81,7 +82,8 @@ class Design:
     @property
     def described(self) -> str:
         """Its size and what it can tell apart."""
-        counts = " x ".join(str(len(factor.levels)) for factor in self.factors)
+        sizes = Counter(len(factor.levels) for factor in self.factors)
+        counts = " x ".join(f"{size}^{number}" if number > 1 else str(size) for size, number in sizes.items())
         strength = 4 if self.strength == len(self.factors) else self.strength
         return f"{len(self.rows)} of {counts} combinations; {SEEN[strength]}"
 

@@ -68,7 +68,7 @@ def test_kinds():
 def test_what_can_be_told_apart_is_said():
     (comparison,) = study().comparisons
     assert comparison.design.described == (
-        "16 of 4 x 4 x 4 x 2 combinations; main effects are balanced, and each is mixed with interactions of "
+        "16 of 4^3 x 2 combinations; main effects are balanced, and each is mixed with interactions of "
         "two other factors"
     )
     factors = {"steps": [10, 20], "precision": ["fp32", "bf16"], "layer_0": [2, 4]}
