@@ -45,9 +45,10 @@ from model.errors import UserError, run_command, shown  # noqa: E402
 from pretrain.config.command_line import CommandParser, parse_command_line  # noqa: E402
 from pretrain.metrics.file import encoded  # noqa: E402
 from pretrain.study.command import run_study  # noqa: E402
+from pretrain.study.planned import Study  # noqa: E402
 from pretrain.study.results import STUDY_FILE, RunResult, check_settings, load_results  # noqa: E402
-from pretrain.study.statistics import mean_of, tokens_to_reach  # noqa: E402
-from pretrain.study.study_file import OF_A_STUDY, Study, parse_study  # noqa: E402
+from pretrain.study.statistics.paired import mean_of, tokens_to_reach  # noqa: E402
+from pretrain.study.study_file import OF_A_STUDY, parse_study  # noqa: E402
 from pretrain.study.summaries import Sample, View, view_of  # noqa: E402
 from pretrain.utils.files import write_atomically  # noqa: E402
 from pretrain.utils.plotting import count_axis, saved_figure  # noqa: E402

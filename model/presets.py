@@ -151,6 +151,7 @@ def _tiny_presets() -> dict[str, ModelConfig]:
         "prism-micro": MICRO_PRISM,
         "uniform-micro": uniform(8, 4),
         "descending-micro": descending(MICRO_PRISM),
+        "uniform-micro8": uniform(8, 8),  # of eight layers
     }
     presets |= {name: block("llama", **MICRO, ffn_width=384, heads=heads) for name, heads in micro.items()}
     windows = [64 if layer % 2 else None for layer in range(6)]

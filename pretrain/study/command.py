@@ -14,6 +14,7 @@ from model.errors import INTERRUPTED, UserError, run_command, shown
 from pretrain.config.command_line import CommandParser as Parser
 from pretrain.config.run_config import is_folder_name
 from pretrain.runtime.signals import STOPPED
+from pretrain.study.planned import PlannedRun, Study
 from pretrain.study.results import (
     CONFIGS,
     STUDY_FILE,
@@ -40,15 +41,7 @@ from pretrain.study.scheduler import (
     write_study,
 )
 from pretrain.study.slurm import run_of_task, sbatch_commands, submit
-from pretrain.study.study_file import (
-    PlannedRun,
-    Study,
-    find_study,
-    parse_study,
-    pilot_of,
-    read_study,
-    study_names,
-)
+from pretrain.study.study_file import find_study, parse_study, pilot_of, read_study, study_names
 from pretrain.study.tuning import PILOT, choose_all, label, write_tuned
 from pretrain.utils.tables import aligned
 from pretrain.utils.text import say

@@ -14,9 +14,8 @@ from pydantic import Field
 from model.declared import Positive, PositiveNumber, declared
 from model.errors import UserError
 from pretrain.study.contrasts import full_name
-from pretrain.study.ranks import MOST_PAIRS as MOST_RANKED
-from pretrain.study.ranks import signed_rank_pairs, smallest_p
-from pretrain.study.statistics import (
+from pretrain.study.planned import Study
+from pretrain.study.statistics.paired import (
     MOST_PAIRS,
     detectable_effect,
     effective_degrees,
@@ -24,7 +23,8 @@ from pretrain.study.statistics import (
     pooled_sd,
     sd_interval,
 )
-from pretrain.study.study_file import Study
+from pretrain.study.statistics.ranks import MOST_PAIRS as MOST_RANKED
+from pretrain.study.statistics.ranks import signed_rank_pairs, smallest_p
 from pretrain.study.summaries import View
 from pretrain.utils.text import human_seconds
 

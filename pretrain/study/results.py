@@ -14,7 +14,8 @@ from model.config import ModelConfig
 from model.errors import UserError, shown
 from pretrain.config.command_line import load_run_config
 from pretrain.metrics.file import read_metrics
-from pretrain.study.study_file import PlannedRun, Study, differing_fields, read_study
+from pretrain.study.planned import PlannedRun, Study
+from pretrain.study.study_file import differing_fields, read_study
 from pretrain.utils.files import read_regular
 
 if TYPE_CHECKING:

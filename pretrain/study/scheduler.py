@@ -21,6 +21,7 @@ from pretrain.config.run_config import RunConfig
 from pretrain.engine.batch import share_batch, valid_micro_batches
 from pretrain.metrics.file import FILE_NAME, last_step
 from pretrain.runtime.signals import STOPPED
+from pretrain.study.planned import PlannedRun, Study
 from pretrain.study.results import (
     CONFIGS,
     LOGS,
@@ -31,7 +32,6 @@ from pretrain.study.results import (
     task_names,
     unfinished,
 )
-from pretrain.study.study_file import PlannedRun, Study
 from pretrain.utils.files import read_tail, write_atomically
 from pretrain.utils.text import human_seconds, say
 

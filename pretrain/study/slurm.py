@@ -15,9 +15,9 @@ from itertools import groupby
 from pathlib import Path
 
 from model.errors import UserError, shown
+from pretrain.study.planned import PlannedRun, Study
 from pretrain.study.results import task_names
 from pretrain.study.scheduler import ROOT, most_ranks
-from pretrain.study.study_file import PlannedRun, Study
 
 SCRIPT = "slurm/study.sh"
 RANKS = re.compile(r"-n|-G|--ntasks|--gres|--gpus")

@@ -16,10 +16,10 @@ from pretrain.study.comparable import listed, notes_on, tokenizer, validation_te
 from pretrain.study.contrasts import Contrast
 from pretrain.study.costs import training_flops
 from pretrain.study.design.effects import Effects
-from pretrain.study.ranks import RankInterval, fell_behind, signed_rank
+from pretrain.study.planned import Comparison, Study
 from pretrain.study.results import RunResult
-from pretrain.study.statistics import Interval, detectable_effect, mean_of, paired_interval, sd_of
-from pretrain.study.study_file import Comparison, Study
+from pretrain.study.statistics.paired import Interval, detectable_effect, mean_of, paired_interval, sd_of
+from pretrain.study.statistics.ranks import RankInterval, fell_behind, signed_rank
 
 POWER = 0.8
 CONFIDENCE = 0.95

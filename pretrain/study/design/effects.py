@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from pretrain.study.design.factors import Design
-from pretrain.study.design.linear_model import Estimate, Fit, Levels, Matrix, Terms
-from pretrain.study.ranks import FAR
+from pretrain.study.statistics.linear_model import Estimate, Fit, Levels, Matrix, Terms
+from pretrain.study.statistics.ranks import FAR
 
 FEWEST_DEGREES = 5
 """Interactions are in the model if so many degrees of freedom are left for the error."""

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.study.design.effects import Effects
-from pretrain.study.design.linear_model import Estimate
 from pretrain.study.report.pictures import line_style, panel_axes
+from pretrain.study.statistics.linear_model import Estimate
 from pretrain.study.summaries import View
 
 Row = dict[str, Any]

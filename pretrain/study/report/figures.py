@@ -10,7 +10,7 @@ from typing import Any
 
 from pretrain.diagnostics.comparison import BY_LAYER, TITLES, layer_values
 from pretrain.study.results import RunResult
-from pretrain.study.statistics import tokens_to_reach
+from pretrain.study.statistics.paired import tokens_to_reach
 from pretrain.study.summaries import Figure, Summary, View, values_of
 
 EVALUATION = "evaluation/"

@@ -11,11 +11,11 @@ from typing import Any
 from jinja2 import Environment, PackageLoader
 
 from pretrain.metrics.file import encoded
-from pretrain.study.ranks import FAR
 from pretrain.study.report import design
 from pretrain.study.report.pictures import draw_all
 from pretrain.study.report.tables import Section, sections
 from pretrain.study.results import unnamed_line, unnamed_runs
+from pretrain.study.statistics.ranks import FAR
 from pretrain.study.summaries import CONFIDENCE, POWER, Sample, View
 from pretrain.utils.files import write_atomically
 from pretrain.utils.tables import aligned

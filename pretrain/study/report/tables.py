@@ -12,7 +12,7 @@ from model.heads import format_heads
 from pretrain.study.contrasts import full_name
 from pretrain.study.report import design
 from pretrain.study.report.figures import distance_differences, gap_over_tokens, halves, scores, tokens_saved
-from pretrain.study.statistics import mean_of
+from pretrain.study.statistics.paired import mean_of
 from pretrain.study.summaries import Contrasted, Sample, Summary, View
 from pretrain.study.tuning import Tuned, label
 

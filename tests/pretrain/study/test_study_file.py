@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from model.errors import UserError
 from model.heads import parse_heads
-from pretrain.study.study_file import StudyFile, find_study, parse_study, read_study, study_names
+from pretrain.study.planned import StudyFile
+from pretrain.study.study_file import find_study, parse_study, read_study, study_names
 from tests.helpers.refusals import refused
 
 SMALL = """

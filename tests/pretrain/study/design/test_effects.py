@@ -13,7 +13,7 @@ import yaml
 from scipy import stats
 
 from pretrain.study.design.effects import Effects
-from pretrain.study.design.linear_model import Fit
+from pretrain.study.statistics.linear_model import Fit
 from pretrain.study.study_file import read_study
 
 LAYERS = {f"layer_{layer}": [2, 4, 8, 16] for layer in range(4)}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pretrain.study.ranks import (
+from pretrain.study.statistics.ranks import (
     fell_behind,
     robust_sd,
     signed_rank,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pretrain.study.statistics import (
+from pretrain.study.statistics.paired import (
     MOST_PAIRS,
     detectable_effect,
     effective_degrees,
