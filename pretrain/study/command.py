@@ -14,6 +14,9 @@ from model.errors import INTERRUPTED, UserError, run_command, shown
 from pretrain.config.command_line import CommandParser as Parser
 from pretrain.config.run_config import is_folder_name
 from pretrain.runtime.signals import STOPPED
+from pretrain.study.contrasts import full_name
+from pretrain.study.pilots.halving import RungResult, drop, rung_folder, write_kept
+from pretrain.study.pilots.tuning import PILOT, choose_all, label, write_tuned
 from pretrain.study.planned import PlannedRun, Study
 from pretrain.study.results import (
     CONFIGS,
@@ -24,6 +27,7 @@ from pretrain.study.results import (
     failure,
     load_results,
     run_state,
+    some_names,
     study_of,
     task_names,
     unfinished,
@@ -41,8 +45,7 @@ from pretrain.study.scheduler import (
     write_study,
 )
 from pretrain.study.slurm import run_of_task, sbatch_commands, submit
-from pretrain.study.study_file import find_study, parse_study, pilot_of, read_study, study_names
-from pretrain.study.tuning import PILOT, choose_all, label, write_tuned
+from pretrain.study.study_file import find_study, parse_study, pilot_of, read_study, rung_of, study_names
 from pretrain.utils.tables import aligned
 from pretrain.utils.text import say
 
@@ -150,6 +153,11 @@ def _run(study: Study, folder: Path, options: argparse.Namespace) -> int:
         if not tuned:
             return code
         study = parse_study(study.text, study.name, folder)
+    while study.next_rung:
+        code, done = _halve(study, folder, options)
+        if not done:
+            return code
+        study = parse_study(study.text, study.name, folder)
     check_settings(study, folder)
     todo = unfinished(study, folder)
     say(*_opening(study, folder, todo))
@@ -196,24 +204,13 @@ def _tune(study: Study, folder: Path, options: argparse.Namespace) -> tuple[int,
     Returns:
         The exit code, and whether the values are chosen.
     """
+    say(f"pilots   of {some_names(study.untuned)}: values of one setting")
     pilot = pilot_of(study, folder)
-    if any(state in ("missing", "unfinished") for state in _pilot_states(pilot, folder)):
-        say(
-            f"pilots   {', '.join(study.untuned[:4])}{' …' * (len(study.untuned) > 4)}: values of one setting"
-        )
-        code = _run(pilot, folder / PILOT, options)
-        states = _pilot_states(pilot, folder)
-        if options.dry_run or options.slurm or any(each in ("missing", "unfinished") for each in states):
-            say(f"then     {_python('run', study.name)} again, when the pilots are finished")
-            return code, False
-    results: dict[str, dict[int, float]] = {}
-    for run in load_results(pilot, folder / PILOT):
-        value = run.result(study.file.measure, study.file.last_validations)
-        if value is not None:
-            results.setdefault(run.planned.full_name, {})[run.planned.seed] = value
+    code, results = _run_pilots(pilot, study, folder / PILOT, options)
+    if results is None:
+        return code, False
     tried = {name: study.tried[name] for name in study.untuned}
-    higher = study.file.measure == "val_accuracy"
-    tuned = choose_all(tried, study.file.pilot_seeds or [], results, higher)
+    tuned = choose_all(tried, study.file.pilot_seeds or [], results, higher_is_better(study))
     for name, found in tuned.items():
         edge = ", an edge of the values that were tried" * found.at_edge
         say(f"tuned    {name}: {found.field} {label(found.value)}{edge}")
@@ -222,8 +219,65 @@ def _tune(study: Study, folder: Path, options: argparse.Namespace) -> tuple[int,
     return 0, not options.dry_run
 
 
-def _pilot_states(pilot: Study, folder: Path) -> list[str]:
-    return [run_state(pilot, planned, folder / PILOT)[0] for planned in pilot.runs]
+def _halve(study: Study, folder: Path, options: argparse.Namespace) -> tuple[int, bool]:
+    """Train what is missing of the next rung, and drop variants when all its runs have been tried.
+
+    Returns:
+        The exit code, and whether the rung is finished.
+    """
+    rung, halving = study.next_rung, study.file.halving
+    assert rung is not None and halving is not None
+    say(f"rung     {rung} of {len(halving.rungs)}: {halving.rungs[rung - 1]:.4g} of the steps")
+    short = rung_of(study, folder)
+    code, results = _run_pilots(short, study, folder / rung_folder(rung), options)
+    if results is None:
+        return code, False
+    found: list[RungResult] = []
+    for comparison in short.comparisons:
+        names = [full_name((comparison.name, variant)) for variant in comparison.variants]
+        baseline = full_name((comparison.name, comparison.baseline or ""))
+        own = {name: results.get(name, {}) for name in names}
+        found += drop(rung, own, baseline, halving.keep, higher_is_better(study))
+    for each in found:
+        if not each.kept:
+            missed = ", and may be no worse than one that is kept" * each.may_be_missed
+            say(f"dropped  {each.variant}{missed}")
+    if not options.dry_run:
+        write_kept(folder, [*study.rungs, *found])
+    return 0, not options.dry_run
+
+
+def _run_pilots(
+    pilot: Study, study: Study, folder: Path, options: argparse.Namespace
+) -> tuple[int, dict[str, dict[int, float]] | None]:
+    """Train what a study of pilots lacks.
+
+    Returns:
+        The exit code, and the results by full name and seed; None while a run has not been tried.
+    """
+    code = 0
+    if _untried(pilot, folder):
+        code = _run(pilot, folder, options)
+        if options.dry_run or options.slurm or _untried(pilot, folder):
+            say(f"then     {_python('run', study.name)} again, when these runs are finished")
+            return code, None
+    results: dict[str, dict[int, float]] = {}
+    for run in load_results(pilot, folder):
+        value = run.result(study.file.measure, study.file.last_validations)
+        if value is not None:
+            results.setdefault(run.planned.full_name, {})[run.planned.seed] = value
+    return code, results
+
+
+def higher_is_better(study: Study) -> bool:
+    """Of what the study compares."""
+    return study.file.measure == "val_accuracy"
+
+
+def _untried(pilot: Study, folder: Path) -> list[str]:
+    """The runs that have neither finished nor failed."""
+    states = {planned.name: run_state(pilot, planned, folder)[0] for planned in pilot.runs}
+    return [name for name, state in states.items() if state in ("missing", "unfinished")]
 
 
 def _as_jobs_read_it(study: Study, folder: Path) -> Study:
@@ -268,9 +322,13 @@ def _states(study: Study, folder: Path) -> list[str]:
         rows.append((str(numbers[planned.name]), planned.name, text, f"{step}/{planned.run.steps:,}"))
     notes = []
     if study.untuned:
-        states = _pilot_states(pilot_of(study, folder), folder)
-        finished = f"{states.count('finished')} of {len(states)} pilots are finished"
-        notes.append(f"not tuned yet: {finished} ({_python('list', folder / PILOT)})")
+        pilot = pilot_of(study, folder)
+        left = f"{len(_untried(pilot, folder / PILOT))} of {len(pilot.runs)} pilots are left"
+        notes.append(f"not tuned yet: {left} ({_python('list', folder / PILOT)})")
+    if rung := study.next_rung:
+        short = rung_of(study, folder)
+        left = f"{len(_untried(short, folder / short.name))} of {len(short.runs)} runs are left"
+        notes.append(f"rung {rung}: {left} ({_python('list', folder / short.name)})")
     if unnamed := unnamed_line(unnamed_runs(study, folder)):
         notes.append(unnamed)
     return [*aligned(rows, left={1, 2}), *notes]
@@ -282,8 +340,11 @@ def _task(study: Study, folder: Path, number: str, ranks: int | None) -> None:
 
     A failure of an earlier attempt is forgotten: this one begins.
     """
-    if study.untuned:
-        raise UserError(f"study: {study.untuned[0]} is not tuned yet; {_python('run', study.name)}")
+    if study.untuned or study.next_rung:
+        what = (
+            f"{study.untuned[0]} is not tuned" if study.untuned else f"rung {study.next_rung} is not finished"
+        )
+        raise UserError(f"study: {what} yet; {_python('run', study.name)}")
     planned = run_of_task(study, folder, number)
     written, config = folder / STUDY_FILE, folder / CONFIGS / f"{planned.name}.yaml"
     there = all(path.is_file() for path in (written, config, folder / TASKS_FILE))

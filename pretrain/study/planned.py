@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,8 @@ from pretrain.config.run_config import DEFAULT_RECIPE, RunConfig
 from pretrain.growth.settings import GrowthConfig
 from pretrain.study.contrasts import Contrast, Sides, Text, full_name
 from pretrain.study.design.factors import Design, DesignFile
-from pretrain.study.tuning import RATES, Tune, Tuned
+from pretrain.study.pilots.halving import Halving, RungResult
+from pretrain.study.pilots.tuning import RATES, Tune, Tuned
 
 MOST_SEEDS = 1000
 
@@ -70,8 +71,10 @@ class StudyFile:
     """A field of which every variant takes its own best value, and the values that are tried."""
     rates: Annotated[list[PositiveNumber], Field(min_length=2, max_length=32)] | None = None
     """The same of the learning rate: Muon's for variants with Muon."""
+    halving: Halving | None = None
+    """Short runs that drop variants first."""
     pilot_seeds: Annotated[list[Count], BeforeValidator(_seeds)] | None = None
-    """What the values are tried with; the study's own seeds are not among them."""
+    """What values are tried with and variants dropped by; the study's own seeds are not among them."""
     ds_config: Text = "ds_configs/zero2.json"
     measure: Literal["val_loss", "val_bpb", "val_accuracy", "train_loss"] = "val_loss"
     """What is compared: a key of metrics.jsonl."""
@@ -185,6 +188,15 @@ class Study:
     """The file's contents."""
     tuned: Mapping[str, Tuned] = field(default_factory=dict)
     """What pilots chose, by the variant's full name."""
+
+    rungs: Sequence[RungResult] = ()
+    """What halving has found so far."""
+
+    @property
+    def next_rung(self) -> int | None:
+        """The rung that is not finished, from 1; None without halving, or after its last rung."""
+        done = max((each.rung for each in self.rungs), default=0)
+        return done + 1 if self.file.halving and done < len(self.file.halving.rungs) else None
 
     @cached_property
     def tried(self) -> dict[str, tuple[str, list[Any]]]:

@@ -8,15 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from model.declared import from_plain
+from model.declared import from_plain, to_plain
 from model.errors import UserError, closest, shown
 from model.heads import HeadSchedule
 from pretrain.config.command_line import find_recipe, read_recipe, run_of_recipe
 from pretrain.config.run_config import RunConfig, is_folder_name
 from pretrain.study.contrasts import full_name, parse_contrasts, refuse
 from pretrain.study.design.factors import read_design
+from pretrain.study.pilots.halving import Halving, read_kept, rung_folder, rung_text, still_in
+from pretrain.study.pilots.tuning import PILOT, Tuned, nested, pilot_text, read_tuned
 from pretrain.study.planned import Comparison, ComparisonFile, PlannedRun, Settings, Study, StudyFile, Variant
-from pretrain.study.tuning import PILOT, Tuned, nested, pilot_text, read_tuned
 from pretrain.utils.parsing import parse_yaml, read_text
 
 STUDIES = Path(__file__).resolve().parents[1] / "studies"
@@ -76,12 +77,15 @@ def parse_study(text: str, name: str, out: Path, where: str = "study", check_run
     _check_tuning(file)
     tuned = read_tuned(out) if file.tune or file.rates else {}
     comparisons = tuple(_comparisons(file, tuned))
-    runs = tuple(_runs(comparisons, file.seeds, out))
+    names = [(each.name, variant) for each in comparisons for variant in each.variants]
+    rungs = read_kept(out) if file.halving else []
+    going = set(still_in(list(map(full_name, names)), rungs))
+    every = _runs(comparisons, file.seeds, out)
+    runs = tuple(planned for planned in every if planned.full_name in going)
     for planned in runs if check_runs else ():
         _ = planned.run
-    names = list(dict.fromkeys((planned.comparison, planned.variant) for planned in runs))
     contrasts = tuple(parse_contrasts(file.contrasts or {}, names))
-    study = Study(name, file, comparisons, runs, contrasts, text, tuned)
+    study = Study(name, file, comparisons, runs, contrasts, text, tuned, rungs)
     _refuse_doubles(study.of_first_seed)
     for planned in study.of_first_seed if check_runs else ():
         _refuse_unmeasured(file, planned)
@@ -94,16 +98,27 @@ def pilot_of(study: Study, folder: Path) -> Study:
     return parse_study(text, PILOT, folder / PILOT)
 
 
+def rung_of(study: Study, folder: Path) -> Study:
+    """The study of the next rung of *study*, which has halving, in its folder."""
+    rung, halving = study.next_rung or 1, study.file.halving or Halving([0.5])
+    steps = {planned.full_name: planned.run.steps for planned in study.of_first_seed}
+    text = rung_text(study.text, halving, rung, study.file.pilot_seeds or [], steps)
+    return parse_study(text, rung_folder(rung), folder / rung_folder(rung))
+
+
 def _check_tuning(file: StudyFile) -> None:
     """Refuse pilots without seeds of their own, and seeds without pilots."""
+    if file.halving and (file.tune or file.rates):
+        refuse("halving", to_plain(file.halving), "tune what is left in a study of its own")
     if file.tune and file.rates:
         refuse("rates", file.rates, "give either tune or rates")
-    if (file.tune or file.rates) and not file.pilot_seeds:
+    pilots = file.tune or file.rates or file.halving
+    if pilots and not file.pilot_seeds:
         raise UserError(
-            "study: pilot_seeds: missing; tune and rates need seeds that the study does not report"
+            "study: pilot_seeds: missing; tune, rates and halving need seeds that the study does not report"
         )
-    if file.pilot_seeds and not (file.tune or file.rates):
-        refuse("pilot_seeds", file.pilot_seeds, "nothing is tuned; give tune or rates, or leave them out")
+    if file.pilot_seeds and not pilots:
+        refuse("pilot_seeds", file.pilot_seeds, "give tune, rates or halving, or leave them out")
     if shared := set(file.seeds) & set(file.pilot_seeds or ()):
         refuse("pilot_seeds", file.pilot_seeds, f"seed {min(shared)} is one of the study's; give others")
 
@@ -141,6 +156,8 @@ def _comparison(
     design = None
     if own.design is not None and (file.tune or file.rates):
         refuse("tune", file.tune or file.rates, "in a design give the field as a factor")
+    if own.design is not None and file.halving:
+        refuse("halving", to_plain(file.halving), "a design needs all its runs")
     if own.design is not None and own.variants is None and own.baseline is None:
         given: Mapping[str, Settings | None]
         design, given = read_design(own.design, _heads(settings, name))
@@ -160,6 +177,8 @@ def _comparison(
         for variant, fields in given.items()
     }
     for variant, made in variants.items():
+        if made.against is not None and file.halving:
+            refuse(f"{where}variants.{variant}.against", made.against, "with halving all have the baseline")
         if made.against is not None and (
             made.against not in variants or made.against == variant or variant == own.baseline
         ):

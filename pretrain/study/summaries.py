@@ -13,7 +13,7 @@ from typing import Any
 
 from model.errors import UserError
 from pretrain.study.comparable import listed, notes_on, tokenizer, validation_text
-from pretrain.study.contrasts import Contrast
+from pretrain.study.contrasts import Contrast, full_name
 from pretrain.study.costs import training_flops
 from pretrain.study.design.effects import Effects
 from pretrain.study.planned import Comparison, Study
@@ -241,9 +241,12 @@ class View:
         for run in self.results:
             planned = run.planned
             runs.setdefault((planned.comparison, planned.variant), {})[planned.seed] = run
+        dropped = {each.variant for each in self.study.rungs if not each.kept}
         found: dict[str, list[Summary]] = {}
         for comparison in self.study.comparisons:
             for name in comparison.variants:
+                if full_name((comparison.name, name)) in dropped:
+                    continue
                 against = comparison.baseline_of(name)
                 own, controls = (runs.get((comparison.name, each), {}) for each in (name, against))
                 controls = {} if against == name else controls
@@ -284,7 +287,7 @@ class View:
 
     def _contrasted(self, contrast: Contrast) -> Contrasted:
         runs = {(s.comparison.name, s.variant): s.runs for s in self.every}
-        sides = [[runs[name] for name in side] for side in (contrast.plus, contrast.minus)]
+        sides = [[runs.get(name, {}) for name in side] for side in (contrast.plus, contrast.minus)]
         every = [*sides[0], *sides[1]]
         results = [run for each in every for run in each.values()]
         differing = listed(results, validation_text)

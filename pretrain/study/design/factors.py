@@ -20,7 +20,7 @@ from model.heads import format_heads, parse_heads
 from pretrain.config.run_config import is_folder_name
 from pretrain.study.contrasts import Names, Text, refuse
 from pretrain.study.design.arrays import MOST_RUNS, full_factorial, orthogonal_array, strength_of
-from pretrain.study.tuning import label, nested
+from pretrain.study.pilots.tuning import label, nested
 
 Settings = dict[str, Any]
 MOST_PRIMARY = 3

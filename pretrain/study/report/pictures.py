@@ -10,11 +10,11 @@ from typing import Any
 
 from pretrain.study.contrasts import full_name
 from pretrain.study.costs import History, head_history, parameters, total_heads, training_flops
+from pretrain.study.pilots.tuning import Tuned
 from pretrain.study.report.figures import Curves, by_place, distance_differences, distances, gap_over_tokens
 from pretrain.study.results import RunResult
 from pretrain.study.statistics.paired import mean_of, sd_of
 from pretrain.study.summaries import Summary, View
-from pretrain.study.tuning import Tuned
 from pretrain.utils.plotting import count_axis, saved_figure, whole_numbers
 
 LINE_STYLES = ("-", "--", "-.", ":")

@@ -10,11 +10,11 @@ from typing import Any
 from model.declared import to_plain
 from model.heads import format_heads
 from pretrain.study.contrasts import full_name
+from pretrain.study.pilots.tuning import Tuned, label
 from pretrain.study.report import design
 from pretrain.study.report.figures import distance_differences, gap_over_tokens, halves, scores, tokens_saved
 from pretrain.study.statistics.paired import mean_of
 from pretrain.study.summaries import Contrasted, Sample, Summary, View
-from pretrain.study.tuning import Tuned, label
 
 NOTHING = "—"
 
@@ -63,6 +63,7 @@ def sections(view: View) -> dict[str, Section]:
     }
     found |= design.rows(view)
     found["tuned"] = {"": [_tuned(name, tuned) for name, tuned in view.study.tuned.items()]}
+    found["halving"] = {"": [{**to_plain(each), "missed": each.may_be_missed} for each in view.study.rungs]}
     found["contrasts"] = {"": [_contrast(view, contrasted) for contrasted in view.contrasted]}
     return {name: Section(title, columns, found[name]) for name, (title, columns) in SECTIONS.items()}
 
@@ -212,6 +213,15 @@ TUNED: Columns = {
     ),
     "pilot seeds": lambda row: ", ".join(map(str, row["seeds"])),
 }
+HALVING: Columns = {
+    "rung": lambda row: str(row["rung"]),
+    "variant": lambda row: row["variant"],
+    "mean": lambda row: _number(row["mean"], ".4f"),
+    "goes on": lambda row: "yes" if row["kept"] else "no",
+    "behind the last that goes on": lambda row: _number(row["behind"], "+.4f"),
+    "lower end of 95 %": lambda row: _number(row["low"], "+.4f"),
+    "may be missed": lambda row: "yes" if row["missed"] else "",
+}
 SCORES: Columns = {"task/metric": lambda row: row["task"]} | MEASURED
 HALVES: Columns = {"figure": lambda row: row["figure"], "step": lambda row: f"{row['step']:,}"} | MEASURED
 RUNS: Columns = {
@@ -230,6 +240,7 @@ SECTIONS: dict[str, tuple[str, Columns]] = {
     "results": ("Results", RESULTS),
     "contrasts": ("Contrasts", CONTRASTS),
     "tuned": ("Tuned with pilot seeds", TUNED),
+    "halving": ("Dropped by halving", HALVING),
     "tokens_saved": ("Tokens saved to reach the baseline's final loss", TOKENS),
     "scores": ("Zero-shot scores", SCORES),
     "diagnostics": ("Diagnostics by half of the layers", HALVES),

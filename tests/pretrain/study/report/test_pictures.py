@@ -10,9 +10,9 @@ from PIL import Image
 
 from model.errors import UserError
 from pretrain.study.costs import head_history, training_flops
+from pretrain.study.pilots.tuning import Tuned, write_tuned
 from pretrain.study.report import pictures
 from pretrain.study.report.pictures import draw_all
-from pretrain.study.tuning import Tuned, write_tuned
 from tests.helpers.planted_runs import result
 from tests.pretrain.study.report.conftest import growing_view, small_study, view
 

@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from pretrain.study.command import run_study
+from pretrain.study.pilots.tuning import TUNED_FILE, choose, choose_all, read_tuned, write_tuned
 from pretrain.study.scheduler import Scheduler
 from pretrain.study.study_file import parse_study, pilot_of
 from pretrain.study.summaries import view_of
-from pretrain.study.tuning import TUNED_FILE, choose, choose_all, read_tuned, write_tuned
 from tests.helpers.planted_runs import plant, result
 from tests.helpers.refusals import refused
 from tests.pretrain.study.report.conftest import table_of
@@ -161,7 +161,7 @@ def test_run_chooses_from_finished_pilots_and_reports_them(tmp_path, capsys, mon
         loss = results[planned.variant][planned.seed]
         plant(result(planned, [{"step": 80, "tokens": 80 * 512, "val_loss": loss}]))
     assert run_study(["list", str(path), "--out", str(folder)]) == 0
-    assert "not tuned yet: 18 of 18 pilots are finished" in capsys.readouterr().out
+    assert "not tuned yet: 0 of 18 pilots are left" in capsys.readouterr().out
     with refused("plain is not tuned yet"):
         run_study(["task", str(path), "0", "--out", str(folder)])
     assert run_study(["run", str(path), "--out", str(folder), "--dry_run"]) == 0
@@ -185,7 +185,7 @@ def test_run_chooses_from_finished_pilots_and_reports_them(tmp_path, capsys, mon
     [
         ({"pilot_seeds": None}, "pilot_seeds: missing"),
         ({"pilot_seeds": [2, 3]}, "pilot_seeds: [2, 3] is not valid; seed 2 is one of the study's"),
-        ({"rates": None}, "pilot_seeds: [11, 12] is not valid; nothing is tuned"),
+        ({"rates": None}, "pilot_seeds: [11, 12] is not valid; give tune, rates or halving"),
         ({"rates": [1e-3]}, "rates"),
         ({"rates": [1e-3, -1.0]}, "rates.1: -1.0 is not valid"),
         ({"tune": {"steps": [1, 2]}}, "rates: [0.001, 0.002, 0.004] is not valid; give either tune or rates"),
