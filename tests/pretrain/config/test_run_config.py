@@ -7,6 +7,7 @@ import yaml
 
 from pretrain.config.command_line import RECIPES, load_run_config, parse_command_line
 from pretrain.config.run_config import RunConfig
+from pretrain.optim.groups import GroupRates, run_groups
 from pretrain.optim.schedule import LearningRateSchedule
 from tests.helpers.launch import ROOT
 
@@ -48,6 +49,24 @@ def test_paper_recipes(name):
     assert run.optimizer.betas == (0.9, 0.95) and run.optimizer.weight_decay == 0.1
     assert run.schedule.kind == "cosine" and run.schedule.warmup == 0.025
     assert run.build_model_config().context_length == 1024
+
+
+@pytest.mark.parametrize(("size", "width"), [("124m", 768), ("354m", 1024), ("757m", 1536)])
+def test_modern_recipes_are_the_small_one_at_another_width(size, width):
+    small, run, paper = (
+        parse("--config", "modern-micro"),
+        parse("--config", f"modern-{size}"),
+        parse("--config", size),
+    )
+    assert (run.optimizer, run.muon) == (small.optimizer, small.muon)
+    transfer = {"parametrization": "mup", "base_width": small.build_model_config().d_model}
+    assert run.architecture == small.architecture | transfer
+    kept = ("model", "data", "steps", "global_batch_tokens")
+    assert [getattr(run, name) for name in kept] == [getattr(paper, name) for name in kept]
+    rates = GroupRates(run_groups(run, run.build_model_config()), run)
+    step = run.steps // 2
+    assert rates.at("base/muon", step)[0] == pytest.approx(small.muon.learning_rate / (width / 128) ** 0.5)
+    assert rates.at("base/no_decay", step)[0] == small.optimizer.learning_rate
 
 
 def test_head_progression_recipe():
