@@ -33,6 +33,8 @@ class Listed:
     """Extensions that it imports, each with the reason."""
     launcher: str | None = None
     """The module whose process starts runs and ends with them, if it has one."""
+    commands: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Module with a ``main`` and description of each command, by its name under ``head-schedules``."""
 
 
 EXTENSIONS = (
@@ -43,17 +45,24 @@ EXTENSIONS = (
         settings="pretrain.classification.settings:ClassificationSettings",
         in_run="pretrain.classification.extension:Classification",
     ),
-    Listed("hf", files=("hf", "convert.py"), in_run="pretrain.hf.extension:HuggingFace"),
+    Listed(
+        "hf",
+        files=("hf", "convert.py"),
+        in_run="pretrain.hf.extension:HuggingFace",
+        commands={"convert": ("pretrain.convert", "checkpoints to Hugging Face format, and back")},
+    ),
     Listed(
         "evaluation",
         settings="pretrain.evaluation.settings:EvaluationSettings",
         in_run="pretrain.evaluation.extension:Evaluation",
         builds_on={"hf": "scores exported models, too"},
+        commands={"evaluate": ("pretrain.evaluation.command", "zero-shot scores, with lm-eval")},
     ),
     Listed(
         "diagnostics",
         settings="pretrain.diagnostics.settings:DiagnosticsSettings",
         in_run="pretrain.diagnostics.extension:Diagnosing",
+        commands={"diagnose": ("pretrain.diagnostics.command", "attention and more of runs, by layer")},
     ),
     Listed(
         "growth",
@@ -63,12 +72,33 @@ EXTENSIONS = (
             "diagnostics": "measures q and k as they do",
             "classification": "the worth of a classifier's heads is read from its examples",
         },
+        commands={"growth": ("pretrain.growth.__main__", "what grew, and what each head is worth")},
     ),
-    Listed("plots", in_run="pretrain.plots.extension:Plotting"),
-    Listed("presets", files=("presets.py",)),
-    Listed("prepare", builds_on={"classification": "its command labelled prepares examples of classes"}),
-    Listed("plan"),
-    Listed("generate", files=("generate.py",), builds_on={"hf": "continues text with exported models, too"}),
+    Listed(
+        "plots",
+        in_run="pretrain.plots.extension:Plotting",
+        commands={"plot": ("pretrain.plots.command", "curves of runs, side by side")},
+    ),
+    Listed(
+        "presets",
+        files=("presets.py",),
+        commands={"presets": ("pretrain.presets", "the models that there are, and pictures of them")},
+    ),
+    Listed(
+        "prepare",
+        builds_on={"classification": "its command labelled prepares examples of classes"},
+        commands={"prepare": ("pretrain.prepare.command", "a corpus from your text, or from the hub")},
+    ),
+    Listed(
+        "plan",
+        commands={"plan": ("pretrain.plan.command", "memory, communication and time of a run")},
+    ),
+    Listed(
+        "generate",
+        files=("generate.py",),
+        builds_on={"hf": "continues text with exported models, too"},
+        commands={"generate": ("pretrain.generate", "continue a text with a trained model")},
+    ),
     Listed(
         "study",
         launcher="pretrain.study",
@@ -76,6 +106,7 @@ EXTENSIONS = (
             "diagnostics": "their figures by layer",
             "growth": "with it a run's heads, costs and parameters are those of its end",
         },
+        commands={"study": ("pretrain.study.command", "variants over seeds: run, report, how many")},
     ),
 )
 

@@ -187,6 +187,7 @@ def build_metrics(session: Session) -> Metrics:
         flops_per_token=flops,
         peak_flops=peak,
         every_seconds=run.logging.seconds,
+        tensorboard=run.logging.tensorboard,
         mode=run.logging.wandb,
         project=run.logging.wandb_project,
         config={

@@ -227,6 +227,7 @@ def test_console_commands_exist():
     """Each is the main() of a module that python -m runs, too; but for the one that trains."""
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     assert scripts.pop("pretrain-train") == "pretrain.main:start"
+    assert scripts.pop("head-schedules") == "pretrain.cli:main"
     for name, target in scripts.items():
         module, function = target.split(":")
         assert (ROOT / (module.replace(".", "/") + ".py")).is_file() and function == "main", name

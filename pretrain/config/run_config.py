@@ -149,6 +149,8 @@ class LoggingConfig:
     """auto: as WANDB_MODE says; without it online when logged in, else offline. Never asks."""
     wandb_project: str = "head-schedules"
     """Project that runs are filed under."""
+    tensorboard: bool = False
+    """Whether event files for TensorBoard are written into the run's folder."""
 
 
 @declared()

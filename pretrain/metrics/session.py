@@ -1,4 +1,4 @@
-"""Sends a session's figures to the console, metrics.jsonl and wandb."""
+"""Sends a session's figures to the console, metrics.jsonl, wandb and TensorBoard."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from pretrain.metrics.console import Console
 from pretrain.metrics.file import FILE_NAME, MetricsFile, plain
+from pretrain.metrics.tensorboard import TensorBoardLogger
 from pretrain.metrics.throughput import Throughput
 from pretrain.metrics.tracking import CLOSE_SECONDS, WandbLogger
 from pretrain.utils.output import shielded
@@ -27,6 +28,7 @@ class Metrics:
         flops_per_token: training FLOPs per token, for MFU.
         peak_flops: peak of all the run's devices together in FLOP/s, for MFU; None leaves MFU out.
         every_seconds: shortest time between two lines of a log.
+        tensorboard: whether event files are written, too.
         wandb: further arguments of WandbLogger: mode, project, config, group, tags.
     """
 
@@ -40,6 +42,7 @@ class Metrics:
         flops_per_token: float | None = None,
         peak_flops: float | None = None,
         every_seconds: float = 5.0,
+        tensorboard: bool = False,
         **wandb: Any,
     ) -> None:
         self.throughput = Throughput(flops_per_token, peak_flops)
@@ -50,6 +53,7 @@ class Metrics:
         self._file = MetricsFile(folder / FILE_NAME, report=self.message)
         self._file.truncate_after(start_step)
         self._wandb = WandbLogger(folder, newest_step=start_step, report=self.message, **wandb)
+        self._tensorboard = TensorBoardLogger(folder, start_step + 1, self.message) if tensorboard else None
 
     def log(self, step: int, row: Mapping[str, Any]) -> None:
         """Record what was measured at *step*; what is measured later at the same step is added to its row."""
@@ -58,6 +62,8 @@ class Metrics:
             self._file.append(step, row)
             self._console.update(step, row)
             self._wandb.log(step, row)
+            if self._tensorboard is not None:
+                self._tensorboard.log(step, row)
 
     def message(self, text: str) -> None:
         """Print *text* on the main rank, above the bar if there is one."""
@@ -77,6 +83,8 @@ class Metrics:
             with shielded("last line", print):
                 self._console.close()
             self._file.close()
+            if self._tensorboard is not None:
+                self._tensorboard.close()
             with shielded("end of wandb's run", print):
                 self._wandb.close(seconds)
 

@@ -12,6 +12,7 @@ from pretrain.config.run_config import RunConfig
 from pretrain.data.blend import parse_blend
 from pretrain.data.megatron import is_prefix
 from pretrain.engine.batch import share_batch
+from pretrain.metrics.tensorboard import check_installed
 from pretrain.runtime.environment import check_threads, read_environment
 from pretrain.utils.variables import check_variables
 
@@ -27,6 +28,8 @@ def check_start(run: RunConfig) -> None:
     check_threads(run.threads)
     if run.logging.wandb != "disabled":
         check_variables("wandb")
+    if run.logging.tensorboard:
+        check_installed()
     if run.data == "builtin":
         _check_data_root(Path(run.data_root))
     else:

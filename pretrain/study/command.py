@@ -46,6 +46,7 @@ from pretrain.study.scheduler import (
 )
 from pretrain.study.slurm import run_of_task, sbatch_commands, submit
 from pretrain.study.study_file import find_study, parse_study, pilot_of, read_study, rung_of, study_names
+from pretrain.utils.files import write_atomically
 from pretrain.utils.tables import aligned
 from pretrain.utils.text import say
 
@@ -257,6 +258,9 @@ def _run_pilots(
     """
     code = 0
     if _untried(pilot, folder):
+        if not options.dry_run:  # so that the study's folder can be named from now on
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder.parent / STUDY_FILE, study.text)
         code = _run(pilot, folder, options)
         if options.dry_run or options.slurm or _untried(pilot, folder):
             say(f"then     {_python('run', study.name)} again, when these runs are finished")

@@ -22,6 +22,7 @@ from pretrain.study.pilots.halving import Halving, RungResult
 from pretrain.study.pilots.tuning import RATES, Tune, Tuned
 
 MOST_SEEDS = 1000
+Rates = Annotated[list[PositiveNumber], Field(min_length=2, max_length=32)]
 
 
 def _seeds(value: Any) -> Any:
@@ -69,7 +70,7 @@ class StudyFile:
     """What is compared beside the differences from baselines."""
     tune: Tune | None = None
     """A field of which every variant takes its own best value, and the values that are tried."""
-    rates: Annotated[list[PositiveNumber], Field(min_length=2, max_length=32)] | None = None
+    rates: Rates | None = None
     """The same of the learning rate: Muon's for variants with Muon."""
     halving: Halving | None = None
     """Short runs that drop variants first."""
@@ -100,6 +101,8 @@ class Variant:
     """Its runs take seed + so much. Their pairs have nothing in common, as a check on the intervals."""
     against: Text | None = None
     """The variant that it is compared with; None: the comparison's baseline."""
+    rates: Rates | None = None
+    """Values that pilots try, in place of the study's."""
 
     @cached_property
     def run(self) -> RunConfig:
@@ -203,10 +206,11 @@ class Study:
         """Field and values to be tried of every variant, by full name; none without tune and rates."""
         variants = [variant for comparison in self.comparisons for variant in comparison.variants.values()]
         if self.file.rates:
+            tried = {variant.name: variant.rates or self.file.rates for variant in variants}
             kinds = {
                 variant.name: (variant.settings.get("optimizer") or {}).get("kind") for variant in variants
             }
-            return {name: (RATES[kind or "adamw"], list(self.file.rates)) for name, kind in kinds.items()}
+            return {name: (RATES[kind or "adamw"], list(tried[name])) for name, kind in kinds.items()}
         return {variant.name: next(iter(self.file.tune.items())) for variant in variants if self.file.tune}
 
     @property

@@ -177,6 +177,8 @@ def _comparison(
         for variant, fields in given.items()
     }
     for variant, made in variants.items():
+        if made.rates is not None and not file.rates:
+            refuse(f"{where}variants.{variant}.rates", made.rates, "give rates for the whole study, too")
         if made.against is not None and file.halving:
             refuse(f"{where}variants.{variant}.against", made.against, "with halving all have the baseline")
         if made.against is not None and (
@@ -199,7 +201,7 @@ def _variant(
     where = f"comparisons.{comparison}." if comparison else ""
     at = f"{where}variants.{name}"
     given = dict(given)
-    keys = {key: given.pop(key) for key in ("seed_shift", "against") if key in given}
+    keys = {key: given.pop(key) for key in ("seed_shift", "against", "rates") if key in given}
     for key in {*given, *common} & OF_A_STUDY:
         raise UserError(f"study: {at}.{key}: not a setting of a study's runs; leave it out")
     full = full_name((comparison, name))

@@ -22,6 +22,8 @@ from pretrain.utils.files import read_regular, write_atomically
 from pretrain.utils.parsing import parse_yaml
 
 PILOT = "pilot"
+OF_A_VARIANT = {"against", "seed_shift", "rates"}
+"""What a variant has beside settings; pilots have none of it."""
 TUNED_FILE = "tuned.json"
 MOST_BYTES = 1 << 24
 RATES = {"adamw": "optimizer.learning_rate", "muon": "muon.learning_rate"}
@@ -124,7 +126,9 @@ def pilot_text(text: str, seeds: Sequence[int], tried: Mapping[str, tuple[str, S
             field, tried_values = tried[".".join(filter(None, (str(name), str(variant))))]
             for value in tried_values:
                 settings = {
-                    key: of for key, of in (given or {}).items() if key not in ("against", "seed_shift")
+                    key: of
+                    for key, of in (given or {}).items()
+                    if key not in ("against", "seed_shift", "rates")
                 }
                 settings = _deep(settings, nested(field, value))
                 variants[f"{variant}@{label(value)}"] = settings

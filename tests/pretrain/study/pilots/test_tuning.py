@@ -90,6 +90,15 @@ def test_the_pilots_are_a_study_of_every_value():
         assert (own, run.optimizer.weight_decay, run.runs_dir) == (value, 0.3, "runs/it/pilot")
 
 
+def test_a_variant_may_have_rates_of_its_own():
+    variants = {"plain": {"rates": [5e-4, 7e-4]}, "muon": {}}
+    found = pilot_of(study(variants=variants, contrasts=None), Path("runs/it"))
+    names = list(dict.fromkeys(planned.variant for planned in found.runs))
+    assert names == ["plain@0.0005", "plain@0.0007", "muon@0.001", "muon@0.002", "muon@0.004"]
+    with refused("variants.plain.rates: [0.0005, 0.0007] is not valid; give rates for the whole study, too"):
+        study(variants=variants, contrasts=None, rates=None, pilot_seeds=None)
+
+
 def test_any_one_field_is_tuned():
     changes = {"rates": None, "tune": {"architecture.qk_norm": ["none", "weighted"]}, "contrasts": None}
     found = pilot_of(study(**changes), Path("runs/it"))

@@ -1,0 +1,159 @@
+"""``head-schedules``: every command of the project under one name.
+
+    head-schedules train --config micro --name first
+    head-schedules study run direction-small --parallel 2
+
+``head-schedules plan`` is ``python -m pretrain.plan``, and so on. The commands of extensions are named in
+pretrain/extensions.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import importlib
+import importlib.metadata
+import io
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NoReturn
+
+from model.errors import UserError, closest, run_command, shown
+from pretrain.config.command_line import CommandParser
+from pretrain.extensions import EXTENSIONS
+
+PROGRAM = "head-schedules"
+TRAIN = "train a model, or go on with a run, on one process"
+COMPLETION = "print a script for the shell's completion"
+SHELLS = {
+    "bash": f"{PROGRAM} completion bash > ~/.local/share/bash-completion/completions/{PROGRAM}",
+    "zsh": f"{PROGRAM} completion zsh > ~/.{PROGRAM}.zsh, and source it in ~/.zshrc",
+}
+FLAG = re.compile(r"(?<![\w-])--[a-z][\w.]*")
+WORDS = re.compile(r"^    ([a-z]\w*)  ", re.MULTILINE)
+"""Subcommands, as argparse lists them."""
+
+
+def commands() -> Mapping[str, tuple[str, str]]:
+    """Module and description of each extension's command, by name."""
+    return {name: found for listed in EXTENSIONS for name, found in listed.commands.items()}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command that is named first; its exit code is its own."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    name = given[0] if given else "--help"
+    if name == "train":
+        _train(given[1:])
+    if name in commands():
+        return _command(name)(given[1:] if arguments is not None else None)
+    return run_command(_own, arguments)
+
+
+def _own(arguments: list[str]) -> None:
+    """What is not handed on: help, the version, completion, and unknown commands."""
+    parser = CommandParser(
+        prog=PROGRAM,
+        description="Pretrain decoders with any number of attention heads in each layer.",
+        epilog=f"{PROGRAM} COMMAND --help says more.",
+        allow_abbrev=False,
+        formatter_class=functools.partial(argparse.HelpFormatter, max_help_position=20),
+    )
+    version = importlib.metadata.version("head-schedules")
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {version}")
+    every = {"train": TRAIN} | {name: text for name, (_, text) in commands().items()}
+    every["completion"] = COMPLETION
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in every:
+        valid = ", ".join(every) + closest(arguments[0], every)
+        raise UserError(f"command: {shown(arguments[0])} is not valid; commands are {valid}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=CommandParser)
+    for name, text in every.items():
+        made = subparsers.add_parser(name, help=text, description=text, allow_abbrev=False)
+        if name == "completion":
+            made.add_argument("shell", choices=list(SHELLS), help="; ".join(SHELLS.values()))
+    options = parser.parse_args(arguments)
+    if options.command == "completion":
+        print(completion(options.shell), end="")
+    else:
+        parser.print_help()
+
+
+def _train(arguments: list[str]) -> NoReturn:
+    from pretrain.main import start
+
+    sys.argv[1:] = arguments
+    start()
+
+
+def _command(name: str) -> Callable[[list[str] | None], int]:
+    """The main function of an extension's command."""
+    module, _ = commands()[name]
+    run: Callable[[list[str] | None], int] = importlib.import_module(module).main
+
+    def started(arguments: list[str] | None) -> int:
+        if arguments is None:
+            del sys.argv[1]
+        return run(arguments)
+
+    return started
+
+
+# ---------------------------------------------------------------------- completion
+
+
+def completion(shell: str) -> str:
+    """A script that completes commands, their subcommands and their flags; files elsewhere.
+
+    It holds the names that there are now: print it anew after an update.
+    """
+    names = ["train", *commands(), "completion"]
+    cases = [f"    {name}) words={_quoted(_words(name))} ;;" for name in names if name != "completion"]
+    cases.append(f"    completion) words={_quoted(SHELLS)} ;;")
+    lines = [
+        *(["autoload -U +X bashcompinit && bashcompinit"] if shell == "zsh" else []),
+        "_head_schedules() {",
+        '  local words="" current="${COMP_WORDS[COMP_CWORD]}"',
+        '  if [ "$COMP_CWORD" = 1 ]; then',
+        f"    words={_quoted(names)}",
+        "  else",
+        '    case "${COMP_WORDS[1]}" in',
+        *(f"  {case}" for case in cases),
+        "    esac",
+        "  fi",
+        '  COMPREPLY=($(compgen -W "$words" -- "$current"))',
+        "}",
+        f"complete -o default -F _head_schedules {PROGRAM}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(words: Iterable[str]) -> str:
+    return '"' + " ".join(words) + '"'
+
+
+def _words(name: str) -> list[str]:
+    """Subcommands and flags of a command, from its help texts."""
+    text = _help(name, [])
+    subcommands = WORDS.findall(text)
+    texts = [text, *(_help(name, [subcommand]) for subcommand in subcommands)]
+    return list(dict.fromkeys([*subcommands, *(flag for each in texts for flag in FLAG.findall(each))]))
+
+
+def _help(name: str, arguments: list[str]) -> str:
+    """What a command prints for --help."""
+    with _kept_output() as text, contextlib.suppress(SystemExit):
+        if name == "train":
+            from pretrain.config.command_line import parse_command_line
+
+            parse_command_line([*arguments, "--help"])
+        else:
+            importlib.import_module(commands()[name][0]).main([*arguments, "--help"])
+    return text.getvalue()
+
+
+@contextlib.contextmanager
+def _kept_output() -> Iterator[io.StringIO]:
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        yield text
