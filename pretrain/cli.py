@@ -9,9 +9,7 @@ pretrain/extensions.py.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import functools
 import importlib
 import importlib.metadata
 import io
@@ -56,10 +54,8 @@ def _own(arguments: list[str]) -> None:
     """What is not handed on: help, the version, completion, and unknown commands."""
     parser = CommandParser(
         prog=PROGRAM,
-        description="Pretrain decoders with any number of attention heads in each layer.",
-        epilog=f"{PROGRAM} COMMAND --help says more.",
+        description="Pretrain decoders with any number of heads in each layer. COMMAND --help says more.",
         allow_abbrev=False,
-        formatter_class=functools.partial(argparse.HelpFormatter, max_help_position=20),
     )
     version = importlib.metadata.version("head-schedules")
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {version}")
