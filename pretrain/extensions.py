@@ -75,6 +75,11 @@ EXTENSIONS = (
         commands={"growth": ("pretrain.growth.__main__", "what grew, and what each head is worth")},
     ),
     Listed(
+        "profiling",
+        settings="pretrain.profiling.settings:ProfilingSettings",
+        in_run="pretrain.profiling.extension:Profiling",
+    ),
+    Listed(
         "plots",
         in_run="pretrain.plots.extension:Plotting",
         commands={"plot": ("pretrain.plots.command", "curves of runs, side by side")},

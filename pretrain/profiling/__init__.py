@@ -1,0 +1,1 @@
+"""Traces of steps, with torch.profiler, and of GPU memory."""

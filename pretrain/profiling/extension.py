@@ -1,0 +1,91 @@
+"""Profiling as an extension of a run: a hook that traces some of its steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from pretrain.checkpoint.state import TrainingState
+from pretrain.profiling.settings import steps_of
+from pretrain.run.extension import Extension
+from pretrain.run.hooks import Hook, HookResult
+from pretrain.run.session import Session
+from pretrain.utils.text import labelled
+
+FOLDER = "profile"
+MOST_ALLOCATIONS = 100_000
+"""Of GPU memory, that a snapshot remembers."""
+ROWS = 30
+"""Of the table of operations."""
+
+
+class Profiler(Hook):
+    """Traces the steps from *first* to *last*, counted from 1.
+
+    The traced steps are slower; their numbers are the same. In a session that begins between the two, the
+    trace begins with it.
+
+    Args:
+        folder: where traces are written.
+        rank: of this process, in their names.
+        device: whose work is traced beside the CPU's.
+    """
+
+    name = "profile"
+
+    def __init__(self, first: int, last: int, folder: Path, rank: int, device: torch.device) -> None:
+        self.first, self.last = first, last
+        self.folder, self.rank = folder, rank
+        self.cuda = device.type == "cuda"
+        self.running: profile | None = None
+
+    def before_step(self, engine: Any, state: TrainingState) -> HookResult:
+        """Begin the trace at its first step."""
+        if self.running is None and self.first <= state.step + 1 <= self.last:
+            activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.cuda else [])]
+            if self.cuda:
+                torch.cuda.memory._record_memory_history(max_entries=MOST_ALLOCATIONS)
+            self.running = profile(activities=activities, record_shapes=True, profile_memory=True)
+            self.running.start()
+        return HookResult()
+
+    def due(self, step: int) -> bool:
+        """At the last traced step."""
+        return step == self.last
+
+    def run(self, engine: Any, state: TrainingState) -> HookResult:
+        """End the trace and write it."""
+        if self.running is None:  # the session began after the trace
+            return HookResult()
+        tracer, self.running = self.running, None
+        tracer.stop()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        trace = self.folder / f"trace-rank{self.rank}.json.gz"
+        tracer.export_chrome_trace(str(trace))
+        by = "self_cuda_time_total" if self.cuda else "self_cpu_time_total"
+        table = tracer.key_averages().table(sort_by=by, row_limit=ROWS)
+        (self.folder / f"operations-rank{self.rank}.txt").write_text(table + "\n", encoding="utf-8")
+        lines = [labelled("profile", f"{trace}: open it at https://ui.perfetto.dev, or in chrome://tracing")]
+        if self.cuda:
+            snapshot = self.folder / f"memory-rank{self.rank}.pickle"
+            torch.cuda.memory._dump_snapshot(str(snapshot))
+            torch.cuda.memory._record_memory_history(enabled=None)
+            lines.append(labelled("profile", f"{snapshot}: open it at https://pytorch.org/memory_viz"))
+        return HookResult(lines=lines)
+
+
+class Profiling(Extension):
+    """What profiling brings to a run."""
+
+    name = "profiling"
+
+    def hooks(self, session: Session) -> list[Hook]:
+        """The hook that traces, if it is asked for."""
+        run, world = session.run, session.world
+        if run.profile is None:
+            return []
+        first, last = steps_of(run.profile, run.steps)
+        return [Profiler(first, last, run.folder / FOLDER, world.rank, world.device)]
