@@ -253,7 +253,9 @@ def draw(edges: Edges, path: Path) -> None:
     from matplotlib.path import Path as Curve
 
     places, arrows = routes(edges)
-    figure, axes = plt.subplots(figsize=(9, 1 + 0.9 * len(layers(edges))))
+    rows = layers(edges)
+    width = max(9, 1.5 * max(map(len, rows)))
+    figure, axes = plt.subplots(figsize=(width, 1 + 0.9 * len(rows)))
     half = 0.2  # of a box's height
     for stops in arrows:
         points = [(stops[0][0], stops[0][1] - half), *stops[1:-1], (stops[-1][0], stops[-1][1] + half)]
