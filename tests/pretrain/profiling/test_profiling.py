@@ -41,6 +41,7 @@ def test_two_of_four_steps_are_traced_and_the_numbers_stay(small_folder, tmp_pat
     assert "Self CPU" in (traced.folder / "profile/operations-rank0.txt").read_text()
 
 
+@pytest.mark.slow
 def test_every_rank_has_a_trace(small_folder, tmp_path):
     run = nano_run(small_folder, tmp_path, "--steps 2 --checkpoint.every 0 --profile 1:1")
     assert run_distributed(session, 2, run, timeout=120)[0] == ([], None)
