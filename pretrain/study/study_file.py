@@ -16,7 +16,7 @@ from pretrain.config.run_config import RunConfig, is_folder_name
 from pretrain.study.contrasts import full_name, parse_contrasts, refuse
 from pretrain.study.design.factors import read_design
 from pretrain.study.pilots.halving import Halving, read_kept, rung_folder, rung_text, still_in
-from pretrain.study.pilots.tuning import PILOT, Tuned, nested, pilot_text, read_tuned
+from pretrain.study.pilots.tuning import PILOT, Tuned, label, nested, pilot_text, read_tuned
 from pretrain.study.planned import Comparison, ComparisonFile, PlannedRun, Settings, Study, StudyFile, Variant
 from pretrain.utils.parsing import parse_yaml, read_text
 
@@ -112,6 +112,13 @@ def _check_tuning(file: StudyFile) -> None:
         refuse("halving", to_plain(file.halving), "tune what is left in a study of its own")
     if file.tune and file.rates:
         refuse("rates", file.rates, "give either tune or rates")
+    for key, values in {"rates": file.rates, **(file.tune or {})}.items():
+        names = list(map(label, values or ()))
+        if len(set(names)) < len(names) or not all(
+            is_folder_name(name) and " " not in name for name in names
+        ):
+            valid = "give values, each once, whose texts can be part of a folder's name, without spaces"
+            refuse(key if key == "rates" else f"tune.{shown(key, plain=True)}", values, valid)
     pilots = file.tune or file.rates or file.halving
     if pilots and not file.pilot_seeds:
         raise UserError(

@@ -218,7 +218,10 @@ def _levels(design: Design, name: str, given: str | dict[str, str]) -> dict[str,
     """The levels that a schedule to be predicted states: a head schedule, or levels by factor."""
     where = f"design.predict.{shown(name, plain=True)}"
     if isinstance(given, str):
-        heads = parse_heads(given)
+        try:
+            heads = parse_heads(given)
+        except UserError as error:
+            raise UserError(f"study: {where}: {error}") from None
         by_factor: dict[str, str] = {}
         for factor in design.factors:
             counts = [heads[layer] if layer < len(heads) else 0 for layer in factor.layers]

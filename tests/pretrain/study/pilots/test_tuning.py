@@ -199,6 +199,8 @@ def test_run_chooses_from_finished_pilots_and_reports_them(tmp_path, capsys, mon
         ({"rates": [1e-3, -1.0]}, "rates.1: -1.0 is not valid"),
         ({"tune": {"steps": [1, 2]}}, "rates: [0.001, 0.002, 0.004] is not valid; give either tune or rates"),
         ({"rates": None, "tune": {"steps": [1, 2], "a": [1, 2]}}, "tune"),
+        ({"rates": [1e-3, 1e-3]}, "rates: [0.001, 0.001] is not valid; give values, each once"),
+        ({"rates": None, "tune": {"heads": ["2,4", "a/b"]}}, "tune.heads: ['2,4', 'a/b'] is not valid"),
     ],
 )
 def test_bad_values_are_one_line(changes, said):
