@@ -15,7 +15,7 @@ import importlib.metadata
 import io
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn
 
 from model.errors import UserError, closest, run_command, shown
@@ -46,7 +46,11 @@ def main(arguments: list[str] | None = None) -> int:
     if name == "train":
         _train(given[1:])
     if name in commands():
-        return _command(name)(given[1:] if arguments is not None else None)
+        run: Callable[[list[str] | None], int] = importlib.import_module(commands()[name][0]).main
+        if arguments is not None:
+            return run(given[1:])
+        del sys.argv[1]
+        return run(None)
     return run_command(_own, arguments)
 
 
@@ -81,19 +85,6 @@ def _train(arguments: list[str]) -> NoReturn:
 
     sys.argv[1:] = arguments
     start()
-
-
-def _command(name: str) -> Callable[[list[str] | None], int]:
-    """The main function of an extension's command."""
-    module, _ = commands()[name]
-    run: Callable[[list[str] | None], int] = importlib.import_module(module).main
-
-    def started(arguments: list[str] | None) -> int:
-        if arguments is None:
-            del sys.argv[1]
-        return run(arguments)
-
-    return started
 
 
 # ---------------------------------------------------------------------- completion
@@ -139,7 +130,7 @@ def _words(name: str) -> list[str]:
 
 def _help(name: str, arguments: list[str]) -> str:
     """What a command prints for --help."""
-    with _kept_output() as text, contextlib.suppress(SystemExit):
+    with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
         if name == "train":
             from pretrain.config.command_line import parse_command_line
 
@@ -147,9 +138,3 @@ def _help(name: str, arguments: list[str]) -> str:
         else:
             importlib.import_module(commands()[name][0]).main([*arguments, "--help"])
     return text.getvalue()
-
-
-@contextlib.contextmanager
-def _kept_output() -> Iterator[io.StringIO]:
-    with contextlib.redirect_stdout(io.StringIO()) as text:
-        yield text

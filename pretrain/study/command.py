@@ -15,9 +15,9 @@ from pretrain.config.command_line import CommandParser as Parser
 from pretrain.config.run_config import is_folder_name
 from pretrain.runtime.signals import STOPPED
 from pretrain.study.contrasts import full_name
-from pretrain.study.pilots.halving import RungResult, drop, rung_folder, write_kept
-from pretrain.study.pilots.tuning import PILOT, choose_all, label, write_tuned
-from pretrain.study.planned import PlannedRun, Study
+from pretrain.study.pilots.halving import RungResult, drop, write_kept
+from pretrain.study.pilots.tuning import choose_all, write_tuned
+from pretrain.study.planned import HIGHER_IS_BETTER, PlannedRun, Study
 from pretrain.study.results import (
     CONFIGS,
     STUDY_FILE,
@@ -44,6 +44,7 @@ from pretrain.study.scheduler import (
     slots,
     write_study,
 )
+from pretrain.study.settings import label
 from pretrain.study.slurm import run_of_task, sbatch_commands, submit
 from pretrain.study.study_file import find_study, parse_study, pilot_of, read_study, rung_of, study_names
 from pretrain.utils.files import write_atomically
@@ -206,12 +207,11 @@ def _tune(study: Study, folder: Path, options: argparse.Namespace) -> tuple[int,
         The exit code, and whether the values are chosen.
     """
     say(f"pilots   of {some_names(study.untuned)}: values of one setting")
-    pilot = pilot_of(study, folder)
-    code, results = _run_pilots(pilot, study, folder / PILOT, options)
+    code, results = _run_pilots(pilot_of(study, folder), study, folder, options)
     if results is None:
         return code, False
     tried = {name: study.tried[name] for name in study.untuned}
-    tuned = choose_all(tried, study.file.pilot_seeds or [], results, higher_is_better(study))
+    tuned = choose_all(tried, study.file.pilot_seeds or [], results, study.file.measure in HIGHER_IS_BETTER)
     for name, found in tuned.items():
         edge = ", an edge of the values that were tried" * found.at_edge
         say(f"tuned    {name}: {found.field} {label(found.value)}{edge}")
@@ -230,7 +230,7 @@ def _halve(study: Study, folder: Path, options: argparse.Namespace) -> tuple[int
     assert rung is not None and halving is not None
     say(f"rung     {rung} of {len(halving.rungs)}: {halving.rungs[rung - 1]:.4g} of the steps")
     short = rung_of(study, folder)
-    code, results = _run_pilots(short, study, folder / rung_folder(rung), options)
+    code, results = _run_pilots(short, study, folder, options)
     if results is None:
         return code, False
     found: list[RungResult] = []
@@ -238,7 +238,7 @@ def _halve(study: Study, folder: Path, options: argparse.Namespace) -> tuple[int
         names = [full_name((comparison.name, variant)) for variant in comparison.variants]
         baseline = full_name((comparison.name, comparison.baseline or ""))
         own = {name: results.get(name, {}) for name in names}
-        found += drop(rung, own, baseline, halving.keep, higher_is_better(study))
+        found += drop(rung, own, baseline, halving.keep, study.file.measure in HIGHER_IS_BETTER)
     for each in found:
         if not each.kept:
             missed = ", and may be no worse than one that is kept" * each.may_be_missed
@@ -251,37 +251,31 @@ def _halve(study: Study, folder: Path, options: argparse.Namespace) -> tuple[int
 def _run_pilots(
     pilot: Study, study: Study, folder: Path, options: argparse.Namespace
 ) -> tuple[int, dict[str, dict[int, float]] | None]:
-    """Train what a study of pilots lacks.
+    """Train what a study of pilots, in the folder of its name in the study's *folder*, lacks.
 
     Returns:
         The exit code, and the results by full name and seed; None while a run has not been tried.
     """
-    code = 0
-    if _untried(pilot, folder):
+    code, own = 0, folder / pilot.name
+    if _untried(pilot):
         if not options.dry_run:  # so that the study's folder can be named from now on
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(folder.parent / STUDY_FILE, study.text)
-        code = _run(pilot, folder, options)
-        if options.dry_run or options.slurm or _untried(pilot, folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / STUDY_FILE, study.text)
+        code = _run(pilot, own, options)
+        if options.dry_run or options.slurm or _untried(pilot):
             say(f"then     {_python('run', study.name)} again, when these runs are finished")
             return code, None
     results: dict[str, dict[int, float]] = {}
-    for run in load_results(pilot, folder):
+    for run in load_results(pilot, own):
         value = run.result(study.file.measure, study.file.last_validations)
         if value is not None:
             results.setdefault(run.planned.full_name, {})[run.planned.seed] = value
     return code, results
 
 
-def higher_is_better(study: Study) -> bool:
-    """Of what the study compares."""
-    return study.file.measure == "val_accuracy"
-
-
-def _untried(pilot: Study, folder: Path) -> list[str]:
+def _untried(pilot: Study) -> list[PlannedRun]:
     """The runs that have neither finished nor failed."""
-    states = {planned.name: run_state(pilot, planned, folder)[0] for planned in pilot.runs}
-    return [name for name, state in states.items() if state in ("missing", "unfinished")]
+    return [run for run in pilot.runs if run_state(pilot, run, run.out)[0] in ("missing", "unfinished")]
 
 
 def _as_jobs_read_it(study: Study, folder: Path) -> Study:
@@ -327,11 +321,11 @@ def _states(study: Study, folder: Path) -> list[str]:
     notes = []
     if study.untuned:
         pilot = pilot_of(study, folder)
-        left = f"{len(_untried(pilot, folder / PILOT))} of {len(pilot.runs)} pilots are left"
-        notes.append(f"not tuned yet: {left} ({_python('list', folder / PILOT)})")
+        left = f"{len(_untried(pilot))} of {len(pilot.runs)} pilots are left"
+        notes.append(f"not tuned yet: {left} ({_python('list', folder / pilot.name)})")
     if rung := study.next_rung:
         short = rung_of(study, folder)
-        left = f"{len(_untried(short, folder / short.name))} of {len(short.runs)} runs are left"
+        left = f"{len(_untried(short))} of {len(short.runs)} runs are left"
         notes.append(f"rung {rung}: {left} ({_python('list', folder / short.name)})")
     if unnamed := unnamed_line(unnamed_runs(study, folder)):
         notes.append(unnamed)

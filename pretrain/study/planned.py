@@ -20,8 +20,11 @@ from pretrain.study.contrasts import Contrast, Sides, Text, full_name
 from pretrain.study.design.factors import Design, DesignFile
 from pretrain.study.pilots.halving import Halving, RungResult
 from pretrain.study.pilots.tuning import RATES, Tune, Tuned
+from pretrain.study.settings import Settings
 
 MOST_SEEDS = 1000
+HIGHER_IS_BETTER = {"val_accuracy"}
+"""Measures; of the others lower values are better."""
 Rates = Annotated[list[PositiveNumber], Field(min_length=2, max_length=32)]
 
 
@@ -37,7 +40,6 @@ def _seeds(value: Any) -> Any:
     return value
 
 
-Settings = dict[str, Any]
 Variants = Annotated[dict[Text, Settings | None], Field(min_length=1)]
 
 

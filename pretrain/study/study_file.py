@@ -16,8 +16,9 @@ from pretrain.config.run_config import RunConfig, is_folder_name
 from pretrain.study.contrasts import full_name, parse_contrasts, refuse
 from pretrain.study.design.factors import read_design
 from pretrain.study.pilots.halving import Halving, read_kept, rung_folder, rung_text, still_in
-from pretrain.study.pilots.tuning import PILOT, Tuned, label, nested, pilot_text, read_tuned
-from pretrain.study.planned import Comparison, ComparisonFile, PlannedRun, Settings, Study, StudyFile, Variant
+from pretrain.study.pilots.tuning import PILOT, Tuned, pilot_text, read_tuned
+from pretrain.study.planned import Comparison, ComparisonFile, PlannedRun, Study, StudyFile, Variant
+from pretrain.study.settings import OF_A_VARIANT, Settings, is_name_part, label, nested
 from pretrain.utils.parsing import parse_yaml, read_text
 
 STUDIES = Path(__file__).resolve().parents[1] / "studies"
@@ -94,7 +95,7 @@ def parse_study(text: str, name: str, out: Path, where: str = "study", check_run
 
 def pilot_of(study: Study, folder: Path) -> Study:
     """The study of the pilots of the variants of *study*, which has tune or rates, in its folder."""
-    text = pilot_text(study.text, study.file.pilot_seeds or [], study.tried)
+    text = pilot_text(to_plain(study.file), study.file.pilot_seeds or [], study.tried)
     return parse_study(text, PILOT, folder / PILOT)
 
 
@@ -102,7 +103,7 @@ def rung_of(study: Study, folder: Path) -> Study:
     """The study of the next rung of *study*, which has halving, in its folder."""
     rung, halving = study.next_rung or 1, study.file.halving or Halving([0.5])
     steps = {planned.full_name: planned.run.steps for planned in study.of_first_seed}
-    text = rung_text(study.text, halving, rung, study.file.pilot_seeds or [], steps)
+    text = rung_text(to_plain(study.file), halving, rung, study.file.pilot_seeds or [], steps)
     return parse_study(text, rung_folder(rung), folder / rung_folder(rung))
 
 
@@ -114,9 +115,7 @@ def _check_tuning(file: StudyFile) -> None:
         refuse("rates", file.rates, "give either tune or rates")
     for key, values in {"rates": file.rates, **(file.tune or {})}.items():
         names = list(map(label, values or ()))
-        if len(set(names)) < len(names) or not all(
-            is_folder_name(name) and " " not in name for name in names
-        ):
+        if len(set(names)) < len(names) or not all(map(is_name_part, names)):
             valid = "give values, each once, whose texts can be part of a folder's name, without spaces"
             refuse(key if key == "rates" else f"tune.{shown(key, plain=True)}", values, valid)
     pilots = file.tune or file.rates or file.halving
@@ -208,7 +207,7 @@ def _variant(
     where = f"comparisons.{comparison}." if comparison else ""
     at = f"{where}variants.{name}"
     given = dict(given)
-    keys = {key: given.pop(key) for key in ("seed_shift", "against", "rates") if key in given}
+    keys = {key: given.pop(key) for key in OF_A_VARIANT if key in given}
     for key in {*given, *common} & OF_A_STUDY:
         raise UserError(f"study: {at}.{key}: not a setting of a study's runs; leave it out")
     full = full_name((comparison, name))
@@ -293,6 +292,6 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _folder_part(name: str, where: str) -> str:
-    if not is_folder_name(name) or " " in name:
+    if not is_name_part(name):
         refuse(where, name, "give names that can be part of a folder's, without spaces")
     return name

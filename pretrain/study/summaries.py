@@ -16,13 +16,19 @@ from pretrain.study.comparable import listed, notes_on, tokenizer, validation_te
 from pretrain.study.contrasts import Contrast, full_name
 from pretrain.study.costs import training_flops
 from pretrain.study.design.effects import Effects
-from pretrain.study.planned import Comparison, Study
+from pretrain.study.planned import HIGHER_IS_BETTER, Comparison, Study
 from pretrain.study.results import RunResult
-from pretrain.study.statistics.paired import Interval, detectable_effect, mean_of, paired_interval, sd_of
+from pretrain.study.statistics.paired import (
+    CONFIDENCE,
+    Interval,
+    detectable_effect,
+    mean_of,
+    paired_interval,
+    sd_of,
+)
 from pretrain.study.statistics.ranks import RankInterval, fell_behind, signed_rank
 
 POWER = 0.8
-CONFIDENCE = 0.95
 MEASURES = {
     "val_loss": "validation loss (nats)",
     "val_bpb": "validation loss (bits per byte)",
@@ -228,7 +234,7 @@ class View:
     @property
     def better(self) -> str:
         """Whether lower or higher values of the measure are better."""
-        return "higher" if self.measure == "val_accuracy" else "lower"
+        return "higher" if self.measure in HIGHER_IS_BETTER else "lower"
 
     def described(self, measure: str) -> str:
         """A measure with its unit in parentheses."""
@@ -309,19 +315,14 @@ class View:
         whose variants have few runs, behind the robust fit."""
         found = set()
         for name, summaries in self.summaries.items():
+            variants = {each.variant: each for each in summaries}
             if name in self.effects:
-                found |= {self._name(name, *run) for run in self.effects[name].behind}
-                continue
-            values = {each.variant: each.values for each in summaries}
-            found |= {self._name(name, *run) for run in fell_behind(values, self.better == "higher")}
+                behind = self.effects[name].behind
+            else:
+                values = {variant: each.values for variant, each in variants.items()}
+                behind = fell_behind(values, self.better == "higher")
+            found |= {variants[variant].runs[seed].planned.name for variant, seed in behind}
         return found
-
-    def _name(self, comparison: str, variant: str, seed: int) -> str:
-        return next(
-            run.planned.name
-            for run in self.results
-            if (run.planned.comparison, run.planned.variant, run.planned.seed) == (comparison, variant, seed)
-        )
 
     @property
     def caveats(self) -> list[str]:

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+NOTHING = "—"
+"""A cell without a value."""
+
+
+def interval_text(value: float, low: float, high: float, form: str = "+.4f") -> str:
+    """A value with the ends of its interval: +0.0310 [+0.0080, +0.0540]."""
+    return f"{value:{form}} [{low:{form}}, {high:{form}}]"
+
 
 def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = ()) -> list[str]:
     """Lines with the cells of a table in columns, two spaces apart, without spaces at their ends.

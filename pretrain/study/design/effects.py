@@ -120,9 +120,14 @@ class Effects:
         return Terms(counts, max(1, len(self.seeds)), pairs)
 
     @cached_property
+    def main(self) -> Terms:
+        """The columns without interactions."""
+        return self.terms(False)
+
+    @cached_property
     def unknown(self) -> str:
         """Why there is no analysis; empty if there is."""
-        terms = self.terms(False)
+        terms = self.main
         if len(self.data) < terms.width + 1:
             return (
                 f"{len(self.data)} finished runs for {terms.width} coefficients; at least one more is needed"
@@ -138,7 +143,7 @@ class Effects:
         enough = len(self.data) >= terms.width + FEWEST_DEGREES
         if enough and np.linalg.matrix_rank(self.matrix(terms)) == terms.width:
             return terms
-        return self.terms(False)
+        return self.main
 
     @cached_property
     def least_squares(self) -> Fit:
@@ -172,7 +177,7 @@ class Effects:
     @cached_property
     def additive(self) -> Fit:
         """The model without interactions, which predicts."""
-        return Fit.least_squares(self.matrix(self.terms(False)), self.response)
+        return Fit.least_squares(self.matrix(self.main), self.response)
 
     @cached_property
     def levels(self) -> list[LevelEffect]:
@@ -303,7 +308,7 @@ class Effects:
     def best(self) -> Levels:
         """The level of each factor that the additive model finds best."""
         sign = -1 if self.higher_is_better else 1
-        terms, fit = self.terms(False), self.additive
+        terms, fit = self.main, self.additive
         return tuple(
             int(np.argmin(sign * terms.effects(place) @ fit.coefficients))
             for place in range(len(self.design.factors))
@@ -324,7 +329,7 @@ class Effects:
         return [self._predicted(name, levels) for name, levels in named.items()]
 
     def _predicted(self, name: str, levels: Levels) -> Prediction:
-        estimate = self.additive.of(self.terms(False).row(levels)[None])[0]
+        estimate = self.additive.of(self.main.row(levels)[None])[0]
         labels = tuple(
             factor.levels[level] for factor, level in zip(self.design.factors, levels, strict=True)
         )
@@ -337,7 +342,7 @@ class Effects:
         of_variant: dict[str, list[float]] = {}
         for variant, _, value in self.data:
             of_variant.setdefault(variant, []).append(value)
-        terms, coefficients = self.terms(False), self.additive.coefficients
+        terms, coefficients = self.main, self.additive.coefficients
         return {
             variant: (float(terms.row(self.design.rows[variant]) @ coefficients), float(np.mean(values)))
             for variant, values in of_variant.items()

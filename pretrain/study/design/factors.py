@@ -20,9 +20,8 @@ from model.heads import format_heads, parse_heads
 from pretrain.config.run_config import is_folder_name
 from pretrain.study.contrasts import Names, Text, refuse
 from pretrain.study.design.arrays import MOST_RUNS, full_factorial, orthogonal_array, strength_of
-from pretrain.study.pilots.tuning import label, nested
+from pretrain.study.settings import Settings, is_name_part, label, nested
 
-Settings = dict[str, Any]
 MOST_PRIMARY = 3
 _LAYERS = re.compile(r"layers?_(\d{1,4})(?:-(\d{1,4}))?")
 
@@ -69,7 +68,6 @@ class Factor:
 class Design:
     """Factors, and the combinations of their levels that are trained."""
 
-    kind: str
     factors: tuple[Factor, ...]
     strength: int
     """Any so many factors have every combination of levels equally often (at most 4 are looked at)."""
@@ -86,13 +84,6 @@ class Design:
         counts = " x ".join(f"{size}^{number}" if number > 1 else str(size) for size, number in sizes.items())
         strength = 4 if self.strength == len(self.factors) else self.strength
         return f"{len(self.rows)} of {counts} combinations; {SEEN[strength]}"
-
-    def factor(self, name: str, where: str) -> Factor:
-        """The factor of that name; UserError without one."""
-        names = [factor.name for factor in self.factors]
-        if name not in names:
-            refuse(where, name, f"factors are {', '.join(names)}{closest(name, names)}")
-        return self.factors[names.index(name)]
 
 
 SEEN = {
@@ -140,10 +131,20 @@ def read_design(file: DesignFile, heads: Sequence[int]) -> tuple[Design, dict[st
             )
         rows[name] = tuple(row)
         settings[name] = _combined(factors, row, heads)
-    design = Design(file.kind, factors, strength_of(array, counts), rows, file.contrasts or {}, {})
-    _check_contrasts(design)
-    named = {name: _levels(design, name, given) for name, given in (file.predict or {}).items()}
-    return Design(design.kind, factors, design.strength, rows, design.contrasts, named), settings
+    contrasts = file.contrasts or {}
+    _check_contrasts(contrasts, factors)
+    predict = {name: _levels(factors, name, given) for name, given in (file.predict or {}).items()}
+    # Of all combinations any columns hold every one equally often; there is nothing to count.
+    strength = min(4, len(factors)) if file.kind == "full" else strength_of(array, counts)
+    return Design(factors, strength, rows, contrasts, predict), settings
+
+
+def _named(factors: Sequence[Factor], name: str, where: str) -> Factor:
+    """The factor of that name; UserError without one."""
+    names = [factor.name for factor in factors]
+    if name not in names:
+        refuse(where, name, f"factors are {', '.join(names)}{closest(name, names)}")
+    return factors[names.index(name)]
 
 
 def _factor(name: str, given: list[Any] | dict[str, Settings], layers: int) -> Factor:
@@ -169,7 +170,7 @@ def _factor(name: str, given: list[Any] | dict[str, Settings], layers: int) -> F
 def _labels(where: str, values: Sequence[Any]) -> tuple[str, ...]:
     labels = list(map(label, values))
     for each in labels:
-        if not is_folder_name(each) or " " in each or "-" in each.replace("e-", "") or labels.count(each) > 1:
+        if not is_name_part(each) or "-" in each.replace("e-", "") or labels.count(each) > 1:
             valid = "each once, as names that can be part of a folder's, without spaces and dashes"
             refuse(where, values, f"give {valid}, or settings by such names")
     return tuple(labels)
@@ -202,10 +203,10 @@ def _joined(settings: Settings, own: Settings, factor: str) -> Settings:
     return joined
 
 
-def _check_contrasts(design: Design) -> None:
-    for name, contrast in design.contrasts.items():
+def _check_contrasts(contrasts: Mapping[str, LevelContrast], factors: Sequence[Factor]) -> None:
+    for name, contrast in contrasts.items():
         where = f"design.contrasts.{shown(name, plain=True)}"
-        factor = design.factor(contrast.factor, f"{where}.factor")
+        factor = _named(factors, contrast.factor, f"{where}.factor")
         named = [*contrast.plus, *contrast.minus]
         for level in named:
             if level not in factor.levels or named.count(level) > 1:
@@ -214,7 +215,7 @@ def _check_contrasts(design: Design) -> None:
                 )
 
 
-def _levels(design: Design, name: str, given: str | dict[str, str]) -> dict[str, str]:
+def _levels(factors: Sequence[Factor], name: str, given: str | dict[str, str]) -> dict[str, str]:
     """The levels that a schedule to be predicted states: a head schedule, or levels by factor."""
     where = f"design.predict.{shown(name, plain=True)}"
     if isinstance(given, str):
@@ -223,7 +224,7 @@ def _levels(design: Design, name: str, given: str | dict[str, str]) -> dict[str,
         except UserError as error:
             raise UserError(f"study: {where}: {error}") from None
         by_factor: dict[str, str] = {}
-        for factor in design.factors:
+        for factor in factors:
             counts = [heads[layer] if layer < len(heads) else 0 for layer in factor.layers]
             if len(set(counts)) > 1:
                 refuse(where, given, f"layers of {factor.name} have one head count")
@@ -231,7 +232,7 @@ def _levels(design: Design, name: str, given: str | dict[str, str]) -> dict[str,
                 by_factor[factor.name] = str(counts[0])
         given = by_factor
     for factor_name, level in given.items():
-        factor = design.factor(factor_name, where)
+        factor = _named(factors, factor_name, where)
         if level not in factor.levels:
             refuse(where, level, f"levels of {factor.name} are {', '.join(factor.levels)}")
     return dict(given)

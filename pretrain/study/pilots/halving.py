@@ -8,23 +8,20 @@ compared. What is kept is written into ``kept.json``, once (Karnin, Koren and So
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import Field
 
-from model.declared import Positive, declared, from_plain, to_plain
+from model.declared import Positive, declared, to_plain
 from model.errors import UserError, shown
+from pretrain.study.pilots.files import pilot_file, read_record, write_record
+from pretrain.study.settings import Settings
 from pretrain.study.statistics.paired import mean_of, paired_interval
-from pretrain.utils.files import read_regular, write_atomically
-from pretrain.utils.parsing import parse_yaml
 
 KEPT_FILE = "kept.json"
-MOST_BYTES = 1 << 24
 
 
 @declared()
@@ -69,38 +66,23 @@ def rung_folder(rung: int) -> str:
 
 
 def rung_text(
-    text: str,
-    halving: Halving,
-    rung: int,
-    seeds: Sequence[int],
-    steps: Mapping[str, int],
+    file: Mapping[str, Any], halving: Halving, rung: int, seeds: Sequence[int], steps: Mapping[str, int]
 ) -> str:
     """The study file of a rung.
 
     Args:
-        text: the study's file.
+        file: the study's, in plain values.
         rung: counted from 1.
         seeds: the pilot seeds.
         steps: of the whole run of each variant that has come so far, by full name.
     """
-    values = parse_yaml(text, "study")
-    comparisons = values.pop("comparisons", None)
-    for name, own in (comparisons or {"": values}).items():
-        variants = {}
-        for variant, given in own["variants"].items():
-            full = ".".join(filter(None, (str(name), str(variant))))
-            if full in steps:
-                settings = {key: of for key, of in (given or {}).items() if key != "seed_shift"}
-                length = max(1, round(halving.rungs[rung - 1] * steps[full]))
-                variants[variant] = settings | {"steps": length}
-        own["variants"] = variants
-    for key in ("halving", "pilot_seeds", "contrasts", "hours"):
-        values.pop(key, None)
-    title = f"{values.get('title', 'Variants')}: {halving.rungs[rung - 1]:.4g} of the steps"
-    values |= {"seeds": list(seeds), "title": title}
-    if comparisons:
-        values["comparisons"] = comparisons
-    return yaml.safe_dump(values, sort_keys=False)
+    share = halving.rungs[rung - 1]
+
+    def variants_of(full: str, name: str, settings: Settings) -> dict[str, Settings]:
+        return {name: settings | {"steps": max(1, round(share * steps[full]))}} if full in steps else {}
+
+    title = f"{file['title'] or 'Variants'}: {share:.4g} of the steps"
+    return pilot_file(file, seeds, title, variants_of)
 
 
 def drop(
@@ -147,20 +129,12 @@ def read_kept(folder: Path) -> list[RungResult]:
     Raises:
         UserError: the file is not one of these.
     """
-    path = folder / KEPT_FILE
-    if not path.exists():
-        return []
-    try:
-        values = json.loads(read_regular(path, MOST_BYTES))
-    except (OSError, ValueError) as error:
-        raise UserError(f"study: {path}: {shown(error, plain=True)}") from None
-    return from_plain(list[RungResult], values, f"study: {path}")
+    return read_record(folder / KEPT_FILE, list[RungResult], [])
 
 
 def write_kept(folder: Path, found: Sequence[RungResult]) -> None:
     """Write what the rungs found, whole or not at all."""
-    plain: list[Any] = [to_plain(each) for each in found]
-    write_atomically(folder / KEPT_FILE, json.dumps(plain, indent=1) + "\n")
+    write_record(folder / KEPT_FILE, [to_plain(each) for each in found])
 
 
 def still_in(names: Sequence[str], found: Sequence[RungResult]) -> list[str]:

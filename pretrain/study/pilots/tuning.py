@@ -6,30 +6,24 @@ The pilots are a study of their own, in the folder ``pilot`` of the study's. Wha
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import Field
 
-from model.declared import Count, declared, from_plain, to_plain
-from model.errors import UserError, shown
-from pretrain.utils.files import read_regular, write_atomically
-from pretrain.utils.parsing import parse_yaml
+from model.declared import Count, declared, to_plain
+from model.errors import UserError
+from pretrain.study.pilots.files import pilot_file, read_record, write_record
+from pretrain.study.settings import Settings, label, nested
 
 PILOT = "pilot"
-OF_A_VARIANT = {"against", "seed_shift", "rates"}
-"""What a variant has beside settings; pilots have none of it."""
 TUNED_FILE = "tuned.json"
-MOST_BYTES = 1 << 24
 RATES = {"adamw": "optimizer.learning_rate", "muon": "muon.learning_rate"}
 """What ``rates`` sets, by the variant's optimizer.kind."""
 
-Settings = dict[str, Any]
 Tune = Annotated[dict[str, Annotated[list[Any], Field(min_length=2, max_length=32)]], Field(max_length=1)]
 """One field of the settings, with dots, and its values."""
 
@@ -45,19 +39,6 @@ class Tuned:
     tried: list[list[Any]]
     """Value and mean result of the pilots, in order; no result where a run failed."""
     seeds: list[Count]
-
-
-def nested(field: str, value: Any) -> Settings:
-    """The settings of a field's name with dots."""
-    for part in reversed(field.split(".")):
-        value = {part: value}
-    settings: Settings = value
-    return settings
-
-
-def label(value: Any) -> str:
-    """A value as part of a run's name."""
-    return f"{value:g}" if type(value) is float else str(value)
 
 
 # ---------------------------------------------------------------------- choice
@@ -110,35 +91,22 @@ def choose(values: Sequence[Any], results: Sequence[float], higher_is_better: bo
 # ---------------------------------------------------------------------- files
 
 
-def pilot_text(text: str, seeds: Sequence[int], tried: Mapping[str, tuple[str, Sequence[Any]]]) -> str:
+def pilot_text(
+    file: Mapping[str, Any], seeds: Sequence[int], tried: Mapping[str, tuple[str, Sequence[Any]]]
+) -> str:
     """The study file of the pilots: every variant with every value, as ``NAME@VALUE``.
 
     Args:
-        text: the study's file.
-        tried: field and values by the variant's name, with the comparison's.
+        file: the study's, in plain values.
+        tried: field and values by the variant's full name.
     """
-    values = parse_yaml(text, "study")
-    comparisons = values.pop("comparisons", None)
-    named = comparisons or {"": values}
-    for name, own in named.items():
-        variants = {}
-        for variant, given in own["variants"].items():
-            field, tried_values = tried[".".join(filter(None, (str(name), str(variant))))]
-            for value in tried_values:
-                settings = {
-                    key: of
-                    for key, of in (given or {}).items()
-                    if key not in ("against", "seed_shift", "rates")
-                }
-                settings = _deep(settings, nested(field, value))
-                variants[f"{variant}@{label(value)}"] = settings
-        own |= {"variants": variants, "baseline": next(iter(variants))}
-    for key in ("tune", "rates", "pilot_seeds", "contrasts", "hours"):
-        values.pop(key, None)
-    values |= {"seeds": list(seeds), "title": f"Pilots: {values.get('title', 'values to choose from')}"}
-    if comparisons:
-        values["comparisons"] = comparisons
-    return yaml.safe_dump(values, sort_keys=False)
+
+    def variants_of(full: str, name: str, settings: Settings) -> dict[str, Settings]:
+        field, values = tried[full]
+        return {f"{name}@{label(value)}": _deep(settings, nested(field, value)) for value in values}
+
+    title = f"Pilots: {file['title'] or 'values to choose from'}"
+    return pilot_file(file, seeds, title, variants_of)
 
 
 def _deep(settings: Settings, own: Settings) -> Settings:
@@ -151,25 +119,17 @@ def _deep(settings: Settings, own: Settings) -> Settings:
 
 
 def read_tuned(folder: Path) -> dict[str, Tuned]:
-    """What was chosen, by the variant's name with the comparison's; empty before the pilots are finished.
+    """What was chosen, by the variant's full name; empty before the pilots are finished.
 
     Raises:
         UserError: the file is not one of these.
     """
-    path = folder / TUNED_FILE
-    if not path.exists():
-        return {}
-    try:
-        values = json.loads(read_regular(path, MOST_BYTES))
-    except (OSError, ValueError) as error:
-        raise UserError(f"study: {path}: {shown(error, plain=True)}") from None
-    return from_plain(dict[str, Tuned], values, f"study: {path}")
+    return read_record(folder / TUNED_FILE, dict[str, Tuned], {})
 
 
 def write_tuned(folder: Path, tuned: Mapping[str, Tuned]) -> None:
     """Write what was chosen, whole or not at all."""
-    plain = {name: to_plain(each) for name, each in tuned.items()}
-    write_atomically(folder / TUNED_FILE, json.dumps(plain, indent=1) + "\n")
+    write_record(folder / TUNED_FILE, {name: to_plain(each) for name, each in tuned.items()})
 
 
 def choose_all(

@@ -11,10 +11,11 @@ from typing import Any
 from pretrain.study.design.effects import Effects
 from pretrain.study.report.pictures import line_style, panel_axes
 from pretrain.study.statistics.linear_model import Estimate
+from pretrain.study.statistics.paired import CONFIDENCE
 from pretrain.study.summaries import View
+from pretrain.utils.tables import NOTHING, interval_text
 
 Row = dict[str, Any]
-NOTHING = "—"
 MOST_INTERACTIONS = 9
 """Of which a panel is drawn."""
 MOST_MIXED = 6
@@ -39,7 +40,7 @@ def said(view: View) -> Iterator[str]:
         primary = f"; {len(effects.primary)} primary contrasts, adjusted (Holm)" * bool(effects.primary)
         yield (
             f"{where}{levels} level effects, each with a 95 % interval that is not adjusted: if nothing "
-            f"mattered, {levels * 0.05:.2g} would exclude zero by chance, on average{primary}."
+            f"mattered, {levels * (1 - CONFIDENCE):.2g} would exclude zero by chance, on average{primary}."
         )
         fit = effects.least_squares
         yield f"{where}Residual sd {fit.sd:.4f} on {fit.degrees} degrees of freedom."
@@ -85,10 +86,7 @@ def _primary(effects: Effects, found: Any) -> Row:
 
 
 def _interval(found: Row | None, form: str = "+.4f") -> str:
-    if found is None:
-        return NOTHING
-    value, low, high = (format(found[key], form) for key in ("value", "low", "high"))
-    return f"{value} [{low}, {high}]"
+    return NOTHING if found is None else interval_text(found["value"], found["low"], found["high"], form)
 
 
 def _p(value: float) -> str:

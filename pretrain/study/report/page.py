@@ -15,8 +15,9 @@ from pretrain.study.report import design
 from pretrain.study.report.pictures import draw_all
 from pretrain.study.report.tables import Section, sections
 from pretrain.study.results import unnamed_line, unnamed_runs
+from pretrain.study.statistics.paired import CONFIDENCE
 from pretrain.study.statistics.ranks import FAR
-from pretrain.study.summaries import CONFIDENCE, POWER, Sample, View
+from pretrain.study.summaries import POWER, Sample, View
 from pretrain.utils.files import write_atomically
 from pretrain.utils.tables import aligned
 

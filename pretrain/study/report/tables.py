@@ -10,13 +10,13 @@ from typing import Any
 from model.declared import to_plain
 from model.heads import format_heads
 from pretrain.study.contrasts import full_name
-from pretrain.study.pilots.tuning import Tuned, label
+from pretrain.study.pilots.tuning import Tuned
 from pretrain.study.report import design
 from pretrain.study.report.figures import distance_differences, gap_over_tokens, halves, scores, tokens_saved
+from pretrain.study.settings import label
 from pretrain.study.statistics.paired import mean_of
 from pretrain.study.summaries import Contrasted, Sample, Summary, View
-
-NOTHING = "—"
+from pretrain.utils.tables import NOTHING, interval_text
 
 Row = dict[str, Any]
 Columns = dict[str, Callable[[Row], str]]
@@ -123,8 +123,7 @@ def _runs(view: View, summary: Summary) -> list[Row]:
 def _difference(values: Sample) -> str:
     """A mean difference with its interval."""
     found = values.interval
-    text = _number(values.mean, "+.4f")
-    return f"{text} [{found.low:+.4f}, {found.high:+.4f}]" if found else text
+    return interval_text(found.mean, found.low, found.high) if found else _number(values.mean, "+.4f")
 
 
 def _excludes_zero(values: Sample) -> str:
@@ -136,7 +135,7 @@ def _typical(values: Sample) -> str:
     found = values.ranks
     if found is None:
         return NOTHING
-    return f"{found.estimate:+.4f} [{found.low:+.4f}, {found.high:+.4f}] {found.level:.1%}"
+    return f"{interval_text(found.estimate, found.low, found.high)} {found.level:.1%}"
 
 
 def _rank_p(values: Sample) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-CONFIDENCE = 0.95
+from pretrain.study.statistics.paired import CONFIDENCE, t_quantile
+
 MOST_ITERATIONS = 200
 """Of reweighted least squares."""
 
@@ -124,7 +125,7 @@ class Fit:
 
         values = weights @ self.coefficients
         errors = np.sqrt(np.maximum(np.einsum("iw,wv,iv->i", weights, self.covariance, weights), 0))
-        quantile = float(t_distribution.ppf((1 + CONFIDENCE) / 2, self.degrees))
+        quantile = t_quantile(self.degrees, CONFIDENCE)
         with np.errstate(divide="ignore", invalid="ignore"):
             p = 2 * t_distribution.sf(np.abs(values / errors), self.degrees)
         return [

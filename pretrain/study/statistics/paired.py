@@ -14,6 +14,8 @@ from statistics import fmean, stdev
 
 import numpy as np
 
+CONFIDENCE = 0.95
+"""Of the intervals of reports."""
 MOST_PAIRS = 100_000
 """Above so many, pairs_needed gives up."""
 
@@ -36,7 +38,7 @@ class Interval:
         return self.low > 0 or self.high < 0
 
 
-def paired_interval(differences: Sequence[float], confidence: float = 0.95) -> Interval:
+def paired_interval(differences: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
     """Student's t-interval of the mean of paired differences (two-sided), in their unit.
 
     It covers the true mean with probability *confidence* if the differences are independent and normal.
@@ -46,12 +48,12 @@ def paired_interval(differences: Sequence[float], confidence: float = 0.95) -> I
     if count < 2:
         return Interval(mean, math.nan, math.nan, math.nan, count)
     sd = stdev(differences)
-    half = _quantile(count - 1, confidence) * sd / math.sqrt(count)
+    half = t_quantile(count - 1, confidence) * sd / math.sqrt(count)
     return Interval(mean, mean - half, mean + half, sd, count)
 
 
 @lru_cache
-def _quantile(degrees: int, confidence: float) -> float:
+def t_quantile(degrees: int, confidence: float) -> float:
     """What |t| exceeds with probability 1 - confidence."""
     from scipy.stats import t
 
@@ -61,7 +63,7 @@ def _quantile(degrees: int, confidence: float) -> float:
 # ---------------------------------------------------------------------- power
 
 
-def paired_power(effect: float, sd: float, pairs: float, confidence: float = 0.95) -> float:
+def paired_power(effect: float, sd: float, pairs: float, confidence: float = CONFIDENCE) -> float:
     """Probability that a two-sided paired t-test finds a true mean difference.
 
     With n pairs, t² has the noncentral F distribution with 1 and n - 1 degrees of freedom and noncentrality
@@ -80,7 +82,7 @@ def paired_power(effect: float, sd: float, pairs: float, confidence: float = 0.9
     return float(ncf.sf(f.ppf(confidence, 1, pairs - 1), 1, pairs - 1, pairs * size**2))
 
 
-def pairs_needed(effect: float, sd: float, power: float = 0.8, confidence: float = 0.95) -> int | None:
+def pairs_needed(effect: float, sd: float, power: float = 0.8, confidence: float = CONFIDENCE) -> int | None:
     """Fewest pairs, at least 2, with which a two-sided paired t-test finds *effect* with this power.
 
     Args:
@@ -103,7 +105,7 @@ def pairs_needed(effect: float, sd: float, power: float = 0.8, confidence: float
     return None if missing(MOST_PAIRS) > 0 else math.ceil(brentq(missing, 2, MOST_PAIRS))
 
 
-def detectable_effect(sd: float, pairs: int, power: float = 0.8, confidence: float = 0.95) -> float:
+def detectable_effect(sd: float, pairs: int, power: float = 0.8, confidence: float = CONFIDENCE) -> float:
     """Smallest true mean difference that so many pairs find with this power, in the unit of *sd*.
 
     The inverse of pairs_needed. NaN below two pairs.
@@ -188,7 +190,7 @@ def effective_degrees(groups: Sequence[Sequence[tuple[Hashable, Hashable]]]) -> 
     return float(moments.trace() ** 2 / moments.power(2).sum()) if max(sizes, default=0) > 1 else math.nan
 
 
-def sd_interval(sd: float, degrees: float, confidence: float = 0.95) -> tuple[float, float]:
+def sd_interval(sd: float, degrees: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """Confidence interval of the sd of normal values, sd √(degrees / χ²); NaN for NaN degrees."""
     from scipy.stats import chi2
 

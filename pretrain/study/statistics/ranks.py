@@ -16,6 +16,8 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
+from pretrain.study.statistics.paired import CONFIDENCE
+
 FAR = 4.0
 """In robust standard deviations: a run that is worse than its variant's median by more fell behind."""
 TO_SD = 1 / (math.sqrt(2) * 0.6744897501960817)
@@ -41,7 +43,7 @@ class RankInterval:
     """Of Wilcoxon's signed-rank test of zero, two-sided; exact without zeros and ties."""
 
 
-def signed_rank(differences: Sequence[float], confidence: float = 0.95) -> RankInterval:
+def signed_rank(differences: Sequence[float], confidence: float = CONFIDENCE) -> RankInterval:
     """The Hodges-Lehmann estimate of finite differences (Annals of Mathematical Statistics 34, 1963).
 
     The interval and the test hold for independent differences of one symmetric distribution, with any tails.

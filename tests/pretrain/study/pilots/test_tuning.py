@@ -99,6 +99,12 @@ def test_a_variant_may_have_rates_of_its_own():
         study(variants=variants, contrasts=None, rates=None, pilot_seeds=None)
 
 
+def test_variants_may_have_names_that_yaml_reads_as_values():
+    found = study(variants={True: {}, 8: {}, 0.5: {}}, baseline=8, contrasts=None)
+    names = {planned.variant for planned in pilot_of(found, Path("runs/it")).runs}
+    assert {"true@0.001", "8@0.002", "0.5@0.004"} <= names
+
+
 def test_any_one_field_is_tuned():
     changes = {"rates": None, "tune": {"architecture.qk_norm": ["none", "weighted"]}, "contrasts": None}
     found = pilot_of(study(**changes), Path("runs/it"))
