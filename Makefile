@@ -10,6 +10,8 @@
 #                      other process and load no heavy library; the first time mypy takes
 #                      a minute more
 #   make lint          ruff and mypy
+#   make release-check wheel and sdist, each in an empty environment: trains, converts, generates; ten minutes
+#   make docs          the documentation site into build/site/; a warning or a dead link is an error
 #   make constraints   write constraints.txt again from the newest versions that pyproject.toml allows
 #   make clean         remove .venv and caches; data/, runs/ and hf/ stay
 
@@ -27,7 +29,7 @@ ACTIVATE := . $(VENV)/bin/activate
 # fresh checkout) installs nothing, and a moved or copied folder does not use another folder's environment.
 STAMP := $(VENV)/.setup-$(shell { cat pyproject.toml constraints.txt; pwd; } | cksum | cut -d ' ' -f 1)
 
-.PHONY: setup train quick test test-all test-slow lint constraints clean
+.PHONY: setup train quick test test-all test-slow lint docs release-check constraints clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
@@ -88,6 +90,13 @@ quick: lint
 
 lint: setup
 	$(ACTIVATE) && ruff check . && ruff format --check . && mypy
+
+docs: setup
+	$(ACTIVATE) && python -m sphinx -W --keep-going -q -c docs . build/site
+	@echo "open build/site/index.html"
+
+release-check:
+	PYTHON=$(PYTHON) .ci/release-check
 
 # In an environment of its own, so that only what the project asks for is listed. Left out: the project
 # itself, torch's build suffix (+cpu, +cu130), and the CUDA libraries, which torch pins and only some machines

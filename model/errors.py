@@ -31,6 +31,27 @@ class UserError(ValueError):
         return _shortened(printable(super().__str__()), LONGEST_LINE)
 
 
+EXTRAS = {
+    "accelerate": "eval",
+    "datasets": "data",
+    "jinja2": "study",
+    "lm_eval": "eval",
+    "statsmodels": "study",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+}
+"""Packages that a bare install lacks, each with the extra of this project that brings it."""
+
+
+def not_installed(error: BaseException | str) -> UserError | None:
+    """What to install, for the import of a package in EXTRAS that failed, or for its name; else None."""
+    name = error if isinstance(error, str) else getattr(error, "name", None) or ""
+    package = name.partition(".")[0]
+    if package not in EXTRAS or not isinstance(error, str | ModuleNotFoundError):
+        return None
+    return UserError(f"{package}: not installed; pip install 'head-schedules[{EXTRAS[package]}]'")
+
+
 def run_command(
     command: Callable[[list[str]], object],
     arguments: Sequence[str] | None,
@@ -44,7 +65,8 @@ def run_command(
         interrupted: printed after Ctrl-C.
 
     Returns:
-        The exit code: 0; 2 for bad input, and for files that cannot be read or written; 130 after Ctrl-C; 141
+        The exit code: 0; 2 for bad input, files that cannot be read or written, and packages of EXTRAS that
+        are missing; 130 after Ctrl-C; 141
         when the reader of the output has closed it (``| head``).
     """
     if arguments is None:
@@ -55,6 +77,10 @@ def run_command(
         return 0
     except UserError as error:
         code, line = 2, f"error: {error}"
+    except ModuleNotFoundError as error:
+        if (missing := not_installed(error)) is None:
+            raise
+        code, line = 2, f"error: {missing}"
     except BrokenPipeError:
         # Python flushes once more when it ends, and would complain again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from model.errors import UserError, shown
+from model.errors import shown
 from pretrain.utils.text import labelled
 
 FOLDER = "tensorboard"
-
-
-def check_installed() -> None:
-    """Refuse --logging.tensorboard where the library is missing, before anything is loaded.
-
-    Raises:
-        UserError: it says what to install.
-    """
-    if importlib.util.find_spec("tensorboard") is None:
-        raise UserError(
-            "logging.tensorboard: true is not valid here: tensorboard is not installed; pip install "
-            "tensorboard, or leave it out"
-        )
 
 
 class TensorBoardLogger:
