@@ -83,10 +83,12 @@ def open_session(run: RunConfig, ds_config: dict[str, Any], listener: StopListen
 
         with listener.at_once():
             exists = world.broadcast(os.path.isdir(run.folder))  # noqa: PTH112 — a name may be too long
-            if exists:  # nothing in it may be read while another job writes
+            # Nothing in it may be read while another job writes, nor fetched from a mirror by two.
+            taken = exists or run.checkpoint.mirror is not None
+            if taken:
                 world.once(take)
             session = build_session(run, ds_config, open_data(run, world.say, world), world)
-            if not (exists or session.finished):
+            if not (taken or session.finished):
                 world.once(take)
         yield session
 
@@ -103,6 +105,7 @@ def build_session(run: RunConfig, ds_config: dict[str, Any], data: RunData, worl
             written then.
     """
     store = CheckpointStore(run.folder, run.checkpoint, world)
+    fetched = store.restore_lost() if run.resume == "auto" else []
     folder, saved, damaged = store.newest_valid() or (None, TrainingState(), [])
     if folder and run.resume == "never":
         raise UserError(
@@ -127,7 +130,7 @@ def build_session(run: RunConfig, ds_config: dict[str, Any], data: RunData, worl
     notes, reshape, anew = [], False, False
     if folder:
         notes = [f"{line}; continuing from {folder.name}" for line in damaged]
-        notes += check_resume(saved, state, run, held, (folder / "tokenizer", data.tokenizer))
+        notes += fetched + check_resume(saved, state, run, held, (folder / "tokenizer", data.tokenizer))
         other_shape = shape_change(saved.world, state.world) or regrouped(saved, run, model.value)
         reshape = other_shape is not None or not has_engine_files(folder) or model.value != held
         anew = begins_optimizer_anew(saved, run)

@@ -68,6 +68,7 @@ class Trainer:
         """
         session, run, state, control = self.session, self.run, self.state, self.control
         self.engine = self._build()
+        self.store.start_mirror(self.metrics.message)
         first_sequence = state.sequences
         with (
             BatchPrefetcher(lambda index: session.micro_batch(first_sequence, index), start=0) as batches,
@@ -100,6 +101,9 @@ class Trainer:
             self.data_share = batches.wait_seconds / max(self.metrics.throughput.seconds, 1e-9)
             control.heartbeat("finishing the last checkpoint")
             self._finish_checkpoint()
+            control.heartbeat("copying the last checkpoints to the mirror")
+            if left := self.store.stop_mirror(wait=stop is None):
+                self.metrics.message(labelled("mirror", left))
             if stop:
                 raise stop
         return self.engine
@@ -188,7 +192,9 @@ class Trainer:
         total = torch.zeros((), device=world.device)
         for micro in range(accumulation):
             batch = next(batches)
-            loss = engine(*(tensor.to(world.device, non_blocking=True) for tensor in batch))
+            tensors = [tensor.to(world.device, non_blocking=True) for tensor in batch]
+            with self.log.forward.measured():
+                loss = engine(*tensors)
             total += loss.detach().float()
             # 1 + 0 * loss is exactly 1 for a finite loss and NaN for any other: a bad loss makes every
             # gradient NaN, and DeepSpeed skips the update on all ranks, without this rank having to look at

@@ -29,6 +29,13 @@ settings() {
     # Warnings of NCCL name the network interface and the peer that failed; INFO is for looking into a slow
     # start.
     export NCCL_DEBUG="${NCCL_DEBUG:-WARN}"
+    # NCCL's flight recorder: each rank keeps its last collectives, and writes them when one of them times out
+    # (here) or when the run's watchdog ends it (into the run's folder). torchfrtrace reads both.
+    export TORCH_FR_BUFFER_SIZE="${TORCH_FR_BUFFER_SIZE:-2000}" TORCH_NCCL_DUMP_ON_TIMEOUT=1
+    if [ -n "${SLURM_JOB_ID:-}" ]; then
+        mkdir -p "$PWD/.slurm"
+        export TORCH_FR_DUMP_TEMP_FILE="${TORCH_FR_DUMP_TEMP_FILE:-$PWD/.slurm/$(job_name).nccl_rank_}"
+    fi
     # A switch that is busy for half a minute must not end a run of days (InfiniBand retries 2^22 x 4 us
     # = 17 s each).
     export NCCL_IB_TIMEOUT="${NCCL_IB_TIMEOUT:-22}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from torch import Tensor
 from model.errors import UserError
 from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps, claimed, newest_valid
 from pretrain.checkpoint.manifest import verify, write_manifest
+from pretrain.checkpoint.mirror import Mirror, has_room, restore_lost
 from pretrain.checkpoint.state import ENGINE_FOLDER, FEATURES, TrainingState, read_state, understood
 from pretrain.checkpoint.writer import RecordingCheckpointEngine
 from pretrain.config.run_config import CheckpointConfig
@@ -37,6 +39,7 @@ from pretrain.utils.files import (
     sync_tree,
     write_atomically,
 )
+from pretrain.utils.text import labelled
 
 RANDOM_STATES = "random_states.pt"  # of every rank, in rank order
 
@@ -68,6 +71,7 @@ class CheckpointStore:
         self.config = config
         self.world = world
         self._under_way: _UnderWay | None = None
+        self._mirror: Mirror | None = None
 
     def steps(self) -> list[int]:
         """Steps that have a finished checkpoint, ascending."""
@@ -76,6 +80,29 @@ class CheckpointStore:
     def path(self, step: int) -> Path:
         """Folder of the checkpoint of *step*."""
         return checkpoint_path(self.run_folder, step)
+
+    def restore_lost(self) -> list[str]:
+        """If there is no checkpoint at all, fetch the newest one from the mirror; lines about it.
+
+        Raises:
+            UserError: see pretrain.checkpoint.mirror.restore_lost.
+        """
+        mirror = self.config.mirror
+        if mirror is None:
+            return []
+        return self.world.once(lambda: [] if self.steps() else restore_lost(mirror, self.run_folder))
+
+    def start_mirror(self, report: Callable[[str], object]) -> None:
+        """Copy to the mirror what earlier sessions have not, and from now on every checkpoint."""
+        if self.config.mirror is not None and self.world.is_main:
+            self._mirror = Mirror(self.config.mirror, self.run_folder, report)
+
+    def stop_mirror(self, wait: bool) -> str | None:
+        """End copying; with *wait* when everything is copied, or the store fails. A line on what is not."""
+        if self._mirror is None:
+            return None
+        mirror, self._mirror = self._mirror, None
+        return mirror.close() if wait else mirror.close(0)
 
     def begin(
         self,
@@ -142,6 +169,8 @@ class CheckpointStore:
         written = self.world.gather(checkpoint.writer.written)
         problem = self._finish(checkpoint, written) if self.world.is_main else None
         self._stop_on(problem, partial)
+        if self._mirror is not None:
+            self._mirror.add(checkpoint.target)
         if self.world.is_main and checkpoint.prune:
             self._prune(checkpoint.step)
 
@@ -252,9 +281,27 @@ class CheckpointStore:
         for step in self.steps():
             if step in keep:
                 continue
+            if step in steps and not self._may_go(step, steps[-2:]):
+                continue
             with claimed(self.path(step)) as free:
                 if free:  # one that is being read goes with a later checkpoint
                     remove(self.path(step))
+
+    def _may_go(self, step: int, newest: list[int]) -> bool:
+        """Whether a checkpoint is in the mirror, or must make room: not one of the *newest*."""
+        path = self.path(step)
+        if self._mirror is None or self._mirror.is_safe(path):
+            return True
+        if step in newest or has_room(self.folder, self.config.mirror_reserve * 2**30):
+            return False
+        self._mirror.report(
+            labelled(
+                "mirror",
+                f"{path.name} is deleted before it was copied: less than {self.config.mirror_reserve:g} GiB "
+                "are left here (checkpoint.mirror_reserve)",
+            )
+        )
+        return True
 
 
 def remove(folder: Path) -> None:

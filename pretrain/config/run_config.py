@@ -29,7 +29,7 @@ from pretrain.extensions import sections
 from pretrain.utils.files import read_regular
 from pretrain.utils.parsing import read_json_object
 
-DEFAULT_RECIPE = "micro"
+DEFAULT_RECIPE = "modern-micro"
 MOST_BATCH_TOKENS = 10**12
 Beta = Annotated[float, Field(ge=0, lt=1)]
 MAX_NAME_BYTES = 200  # file systems take 255; checkpoints and locks add to it
@@ -121,6 +121,13 @@ class CheckpointConfig:
     background: bool = True
     """Write beside the training: it stops only while tensors are copied to the host's memory, which must have
     room for a rank's share of the checkpoint."""
+    mirror: str | None = None
+    """Copy checkpoints to a store beside the training: s3://bucket/folder, gs://bucket/folder or
+    file:///folder. A local one is deleted only after its copy was verified, and a run whose folder is lost
+    goes on from there."""
+    mirror_reserve: FromZero = 10.0
+    """GiB. With less left on the disk, the oldest checkpoint that is not copied yet is deleted all the same;
+    the newest two stay."""
 
 
 @declared("interruption")
@@ -254,7 +261,7 @@ class CoreSettings:
         if self.optimizer.kind != "muon" and self.muon != MuonConfig():
             raise UserError(
                 f"muon: given with optimizer.kind: {self.optimizer.kind}, which does not read it; leave "
-                "muon.* out, or give --optimizer.kind muon"
+                "muon.* out (--config micro is a recipe of AdamW), or give --optimizer.kind muon"
             )
         for name, instead in (("classes", "--task classification"), ("vocab_size", "--vocab_size")):
             if name in self.architecture:

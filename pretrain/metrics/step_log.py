@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pretrain.metrics.rank_times import ForwardClock, rank_figures
 from pretrain.metrics.session import Metrics
 from pretrain.runtime.world import World
 
@@ -32,6 +33,7 @@ class StepLog:
         self.world = world
         self.tokens_per_step = tokens_per_step
         self.seconds_before = seconds_before
+        self.forward = ForwardClock(world.device)
         self._step = step
         self._rows: list[tuple[int, dict[str, Any]]] = []
         """Rows that are not written yet; those at the end still lack loss and norm, which are on the
@@ -76,7 +78,9 @@ class StepLog:
             if extra:
                 self.metrics.log(self._step, extra)
             return
-        last = {"seconds": round(self.seconds, 3), **self.metrics.throughput.rates(), **(extra or {})}
+        rates = self.metrics.throughput.rates()
+        ranks = rank_figures(self.forward, self.world, rates)
+        last = {"seconds": round(self.seconds, 3), **rates, **ranks, **(extra or {})}
         self._rows[-1][1].update(last)
         for step, row in self._rows:
             self.metrics.log(step, row)

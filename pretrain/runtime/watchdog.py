@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib
 import os
 import sys
 import threading
@@ -18,6 +19,8 @@ HUNG = 76
 GRACE_SECONDS = 10.0
 # The interpreter's own watchdog, which needs no Python, ends a process in which no Python thread gets to run.
 LAST_RESORT_SECONDS = 60.0
+COLLECTIVES = "nccl_rank_"
+"""What NCCL's flight recorder held, in files of this name and the rank: those that torchfrtrace expects."""
 
 
 class Watchdog:
@@ -90,12 +93,24 @@ class Watchdog:
                 file.write(f"rank {self.rank} after {self.seconds:g} s without progress, while {doing}\n\n")
                 file.flush()
                 faulthandler.dump_traceback(file, all_threads=True)
+        recorded = self._write_collectives()
         text = (
             f"error: watchdog: rank {self.rank} made no progress for {self.seconds:g} s while {doing}; the "
             "stacks of "
-            f"every rank are in {self.path.parent}; the run continues from its newest checkpoint\n"
+            f"every rank are in {self.path.parent}{recorded}; the run continues from its newest checkpoint\n"
         )
         with contextlib.suppress(OSError):
             os.write(sys.stderr.fileno(), text.encode())  # not print(): its lock may be held
         if not self._stop.wait(self._grace):
             self._end(HUNG)
+
+    def _write_collectives(self) -> str:
+        """Write what NCCL's flight recorder holds beside the stacks; how to read it, for the message."""
+        if not os.environ.get("TORCH_FR_BUFFER_SIZE", "0").strip("0"):
+            return ""
+        try:
+            recorded = importlib.import_module("torch._C._distributed_c10d")._dump_nccl_trace()
+            (self.path.parent / f"{COLLECTIVES}{self.rank}").write_bytes(recorded)
+        except Exception:  # no NCCL in this build of torch, or nothing recorded: the stacks are there
+            return ""
+        return f", and their collectives (torchfrtrace {self.path.parent} --prefix {COLLECTIVES})"

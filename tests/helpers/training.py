@@ -29,13 +29,14 @@ TIMES = {"seconds", "tokens_per_second", "mfu"}
 
 
 def nano_arguments(data: Path, runs: Path, *more: str) -> list[str]:
-    """Arguments of a run of a few seconds: 8 sequences of 64 tokens a step, 12 steps.
+    """Arguments of a run of a few seconds with AdamW: 8 sequences of 64 tokens a step, 12 steps.
 
     Args:
         more: further flags and values, one by one or as a line: "--steps 3 --precision bf16".
     """
     given = [part for text in more for part in (shlex.split(text) if text.startswith("--") else [text])]
     defaults = {
+        "config": "micro",
         "model": "prism-nano",
         "data": data,
         "runs_dir": runs,
@@ -117,7 +118,10 @@ def interrupted(session_run: RunConfig, steps: int, ranks: int, stage: int) -> s
 
 def curve(folder: Path) -> list[dict[str, Any]]:
     """The rows of a run's metrics without the times: equal rows mean bit-identical numbers."""
-    return [{key: value for key, value in row.items() if key not in TIMES} for row in read_metrics(folder)]
+    return [
+        {key: value for key, value in row.items() if key not in TIMES and not key.startswith("ranks/")}
+        for row in read_metrics(folder)
+    ]
 
 
 def alone() -> World:

@@ -42,6 +42,24 @@ with Watchdog(0.5, folder / "stacks", 3, grace=0.2) as dog:
     assert "hang_here" in text and "while step 7" in text
 
 
+def test_what_nccl_recorded_is_written_beside_the_stacks(tmp_path):
+    """Builds of torch without NCCL have no recorder: a stand-in answers."""
+    body = """
+import os, torch
+torch._C._distributed_c10d._dump_nccl_trace = lambda: b"recorded"
+with Watchdog(0.5, folder / "stacks", 3, grace=0.2) as dog:
+    ctypes.CDLL(None).sleep(60)
+"""
+    for recorder, found in (("os.environ['TORCH_FR_BUFFER_SIZE'] = '2000'", True), ("", False)):
+        done = run(f"import os\n{recorder}\n{body}", tmp_path)
+        assert done.returncode == HUNG, done.stderr
+        assert (f"(torchfrtrace {tmp_path}/stacks --prefix nccl_rank_)" in done.stderr) == found
+        assert (tmp_path / "stacks/nccl_rank_3").exists() == found
+        if found:
+            assert (tmp_path / "stacks/nccl_rank_3").read_bytes() == b"recorded"
+            (tmp_path / "stacks/nccl_rank_3").unlink()
+
+
 def test_beats_keep_it_quiet(tmp_path):
     ended: list[int] = []
     with Watchdog(0.4, tmp_path, 0, end=ended.append, grace=0) as dog:

@@ -1,0 +1,267 @@
+"""Copies of checkpoints in a store: whole and verified or not there, and the way back."""
+
+import json
+import random
+import shutil
+import time
+
+import pytest
+
+from model.errors import UserError
+from pretrain.checkpoint import store as store_module
+from pretrain.checkpoint.manifest import MANIFEST, verify, write_manifest
+from pretrain.checkpoint.mirror import RECORD, Mirror, Store, check_mirror, restore_lost
+from pretrain.checkpoint.store import CheckpointStore
+from pretrain.config.run_config import CheckpointConfig
+from pretrain.utils.files import file_entry
+from tests.helpers.training import alone
+
+SOON = (0.01, 0.02)
+
+
+def write_checkpoint(run, step, seed=0):
+    """A checkpoint as far as copying needs it."""
+    folder = run / "checkpoints" / f"step_{step:06d}"
+    contents = random.Random(f"{step} {seed}")
+    files = {}
+    for name in ("state.json", "deepspeed/rank_0.pt", "deepspeed/rank_1.pt", "tokenizer/tokenizer.model"):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(contents.randbytes(contents.randint(0, 20_000)))
+        files[name] = file_entry(path)
+    write_manifest(folder, files)
+    (run / "config.yaml").write_text(f"steps: {step}\n")
+    (run / "metrics.jsonl").write_text("".join(f'{{"step": {n}}}\n' for n in range(1, step + 1)))
+    return folder
+
+
+def contents(folder):
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = tmp_path / "runs" / "one"
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"file://{tmp_path}/mirror"
+
+
+def test_copies_are_whole_and_named(run, url, tmp_path):
+    write_checkpoint(run, 2)
+    said = []
+    mirror = Mirror(url, run, said.append, SOON)  # the first was left by an earlier session
+    mirror.add(write_checkpoint(run, 4))
+    assert mirror.close() is None and said == []
+    copy = tmp_path / "mirror/one"
+    for step in ("step_000002", "step_000004"):
+        here, there = (contents(root / "checkpoints" / step) for root in (run, copy))
+        manifest = json.loads(there.pop(MANIFEST))
+        assert manifest.pop("mirror") == url and manifest == json.loads(here.pop(MANIFEST))
+        assert there == here and mirror.is_safe(run / "checkpoints" / step)
+    assert (copy / "latest").read_text() == "step_000004\n"
+    assert (copy / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
+    assert json.loads((run / RECORD).read_text()) == {"url": url, "safe": ["step_000002", "step_000004"]}
+    again = Mirror(url, run, said.append, SOON, open_store=None)  # nothing is copied twice
+    assert again.close() is None and again.is_safe(run / "checkpoints/step_000002")
+    other = Mirror(f"{url}2", run, said.append, SOON)  # another store has nothing yet
+    assert other.close() is None and (tmp_path / "mirror2/one/latest").exists()
+
+
+class Faulty(Store):
+    """A store that fails, or keeps other bytes than it was given, at random."""
+
+    chance = random.Random(0)
+    likely = 0.4
+    failed = 0
+
+    def put(self, local, name):
+        fault = self.chance.choice(["away", "full", "other bytes", "short"])
+        if self.chance.random() > self.likely:
+            return super().put(local, name)
+        type(self).failed += 1
+        if fault in ("away", "full"):
+            raise ConnectionError("away") if fault == "away" else OSError(28, "No space left on device")
+        if not local.stat().st_size:
+            raise ConnectionError("away")
+        made = self.files.open
+
+        def spoiling(path, mode):
+            file = made(path, mode)
+            if mode == "wb":
+                write = file.write
+                file.write = lambda data: write(
+                    data[:-1] if fault == "short" else bytes([data[0] ^ 1]) + data[1:]
+                )
+            return file
+
+        self.files.open = spoiling
+        try:
+            return super().put(local, name)
+        finally:
+            self.files.open = made
+
+
+def test_a_copy_is_safe_only_when_it_reads_back_as_it_was_written(run, url, tmp_path):
+    Faulty.failed = 0
+    said = []
+    mirror = Mirror(url, run, said.append, (0.001, 0.002), Faulty)
+    for step in range(1, 7):
+        mirror.add(write_checkpoint(run, step))
+    deadline = time.monotonic() + 60
+    while any(not mirror.is_safe(folder) for folder in (run / "checkpoints").iterdir()):
+        assert time.monotonic() < deadline, said
+        for name in mirror._safe.copy():  # at any time
+            copied = tmp_path / "mirror/one/checkpoints" / name
+            assert contents(copied).keys() == contents(run / "checkpoints" / name).keys()
+        time.sleep(0.005)
+    assert mirror.close() is None and Faulty.failed > 15
+    # Each failure once, until it works again.
+    assert [("cannot be written" in line) for line in said] == [True, False] * (len(said) // 2)
+    for folder in (run / "checkpoints").iterdir():
+        here, there = contents(folder), contents(tmp_path / "mirror/one/checkpoints" / folder.name)
+        assert {**there, MANIFEST: b""} == {**here, MANIFEST: b""}
+
+
+def test_a_store_that_stays_away_is_said_once_and_waited_for_by_nobody(run, url):
+    def away(url, name):
+        raise ConnectionError("nobody answers\nat all")
+
+    said = []
+    mirror = Mirror(url, run, said.append, SOON, away)
+    mirror.add(write_checkpoint(run, 3))
+    time.sleep(0.3)
+    began = time.monotonic()
+    left = mirror.close(60)
+    assert time.monotonic() - began < 5
+    assert left == f"step_000003 not copied to {url}; the next session of the run does it"
+    assert len(said) == 1 and f"{url} cannot be written (nobody answers" in said[0] and "\n" not in said[0]
+
+
+def test_one_that_is_deleted_meanwhile_is_passed_over(run, url, tmp_path):
+    first = write_checkpoint(run, 1)
+
+    class Deleting(Store):
+        def put(self, local, name):
+            shutil.rmtree(first, ignore_errors=True)
+            return super().put(local, name)
+
+    mirror = Mirror(url, run, print, SOON, Deleting)
+    mirror.add(write_checkpoint(run, 2))
+    assert mirror.close() is None and (tmp_path / "mirror/one/latest").read_text() == "step_000002\n"
+
+
+def copied(run, url, *steps):
+    for step in steps:
+        write_checkpoint(run, step)
+    mirror = Mirror(url, run, print, SOON)
+    assert mirror.close() is None
+
+
+def test_a_lost_run_comes_back(run, url, tmp_path):
+    copied(run, url, 1, 2, 3)
+    before = contents(run)
+    shutil.rmtree(run)
+    assert restore_lost(url, run) == [
+        f"step_000003 was fetched from {url}: the run's folder held no checkpoint"
+    ]
+    after = contents(run)
+    assert after.pop("latest") == b"step_000003\n"
+    assert json.loads(after.pop(f"checkpoints/step_000003/{MANIFEST}"))["files"]
+    assert after.items() <= before.items() and verify(run / "checkpoints/step_000003") is None
+    assert restore_lost(url, tmp_path / "runs/other") == []  # nothing is known of it
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda copy: (copy / MANIFEST).unlink(), "manifest.json is missing"),
+        (lambda copy: (copy / "state.json").unlink(), "state.json"),
+        (lambda copy: (copy / "state.json").write_bytes(b"x" * 9), "state.json has 9 bytes"),
+        (lambda copy: (copy / MANIFEST).write_text("[]"), "object has no attribute"),
+        (
+            lambda copy: (copy / MANIFEST).write_text(
+                json.dumps({"files": {"../../x": {"bytes": 1, "xxh3_128": "a"}}})
+            ),
+            "give a name inside the folder",
+        ),
+    ],
+    ids=["no manifest", "no file", "other bytes", "no manifest's contents", "a name outside"],
+)
+def test_what_is_not_whole_is_passed_over(run, url, tmp_path, damage, reason):
+    copied(run, url, 1, 2)
+    shutil.rmtree(run)
+    damage(tmp_path / "mirror/one/checkpoints/step_000002")
+    passed_over, fetched = restore_lost(url, run)
+    assert "step_000002" in passed_over and reason in passed_over and "step_000001 was fetched" in fetched
+    assert not (run / "checkpoints/step_000002").exists()
+    shutil.rmtree(run)
+    (tmp_path / "mirror/one/checkpoints/step_000001" / MANIFEST).unlink()
+    with pytest.raises(UserError, match="holds no checkpoint; give another --name to begin anew"):
+        restore_lost(url, run)
+
+
+def test_steps_of_a_curve_that_was_left_do_not_come_back(run, url, tmp_path):
+    copied(run, url, 1, 9)
+    (tmp_path / "mirror/one/latest").write_text("step_000001\n")
+    shutil.rmtree(run)
+    assert "step_000001 was fetched" in restore_lost(url, run)[0]
+
+
+def test_a_store_that_cannot_be_read_begins_nothing_anew(run, url):
+    def away(url, name):
+        raise ConnectionError("nobody answers")
+
+    with pytest.raises(UserError, match=r"cannot be read \(nobody answers\), and .* holds no checkpoint"):
+        restore_lost(url, run, away)
+
+
+@pytest.mark.parametrize("url", ["", "bucket/folder", "s4://bucket", "s3://", "file://", "http://a/b"])
+def test_urls_that_are_refused(url):
+    with pytest.raises(UserError, match=r"^checkpoint\.mirror: .* is not valid; give a URL such as s3://"):
+        check_mirror(url)
+
+
+class Known:
+    """A mirror in which some checkpoints are safe."""
+
+    def __init__(self, *safe):
+        self.safe, self.lines, self.report = safe, [], lambda line: self.lines.append(line)
+
+    def is_safe(self, folder):
+        return int(folder.name[5:]) in self.safe
+
+
+@pytest.mark.parametrize(
+    ("safe", "free", "kept"),
+    [
+        ((1, 2, 3, 4), 1, [4, 5]),  # all copied: as without a mirror
+        ((), 1, [1, 2, 3, 4, 5]),
+        ((1, 3), 1, [2, 4, 5]),
+        ((), 0, [4, 5]),  # no room: the newest two stay
+        ((1,), 0, [4, 5]),
+    ],
+)
+def test_a_checkpoint_goes_when_its_copy_is_safe(run, monkeypatch, safe, free, kept):
+    for step in range(1, 6):
+        write_checkpoint(run, step)
+    store = CheckpointStore(run, CheckpointConfig(keep_last=1 if not free else 2), alone())
+    store._mirror = mirror = Known(*safe)
+    monkeypatch.setattr(store_module, "has_room", lambda folder, reserve: reserve == 10 * 2**30 and free)
+    store._prune(5)
+    assert store.steps() == kept
+    assert len(mirror.lines) == (0 if free else 3 - len(safe))
+
+
+def test_only_as_many_go_as_make_room(run, monkeypatch):
+    for step in range(1, 6):
+        write_checkpoint(run, step)
+    store = CheckpointStore(run, CheckpointConfig(keep_last=1), alone())
+    store._mirror = Known()
+    monkeypatch.setattr(store_module, "has_room", lambda folder, reserve: len(store.steps()) < 5)
+    store._prune(5)
+    assert store.steps() == [2, 3, 4, 5]
